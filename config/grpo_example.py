@@ -1,0 +1,11 @@
+dataset = "char_diffusion"
+dataset_recipe = "data/char_diffusion/prepare.py"
+generator_checkpoint = "data/char_diffusion/pretrained/generator.safetensors"
+judge_checkpoint = "data/char_diffusion/pretrained/judge.safetensors"
+gold_judge_checkpoint = "data/char_diffusion/pretrained/gold_judge.safetensors"
+max_iters = 200
+learning_rate = 3e-4
+min_lr = 3e-5
+kl_beta = 0.05
+temperature = 1.0
+top_p = 1.0

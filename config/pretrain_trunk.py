@@ -1,0 +1,10 @@
+dataset = "char_diffusion"
+mode = "masked_fill"
+tied = False
+n_layer = 6
+n_head = 6
+n_embd = 192
+max_iters = 2000
+learning_rate = 3e-3
+min_lr = 5e-5
+out_dir = "out-trunk"

@@ -1,0 +1,87 @@
+"""Data without state: a batch depends on (seed, rank, step) and nothing else, so there is nothing to checkpoint."""
+
+import json
+import os
+
+import numpy as np
+
+from core.masking import draw_mask
+from core.model import LANGUAGE_MODEL
+from core.tokenizer import load_meta
+
+SPLITS = ("train", "val")
+
+
+def write_dataset(folder, tokens, tokenizer, **facts):
+    """Writes train.bin, val.bin (uint16) and, last, meta.json; each appears whole or not at all.
+
+    tokens: {"train": ids, "val": ids}; facts: counts worth keeping, printed and written to meta.json.
+    """
+    os.makedirs(folder, exist_ok=True)
+    facts |= {f"{split}_tokens": len(tokens[split]) for split in SPLITS}
+    meta = json.dumps({"tokenizer": tokenizer.description(), **facts}, indent=1).encode()
+    files = {f"{split}.bin": np.array(tokens[split], dtype=np.uint16).tobytes() for split in SPLITS}
+    for name, content in (files | {"meta.json": meta}).items():
+        path = os.path.join(folder, name)
+        with open(path + ".tmp", "wb") as f:
+            f.write(content)
+        os.replace(path + ".tmp", path)
+    print(f"{folder}: " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()))
+
+
+def dataset_folder(dataset):
+    """A name under data/, or a folder of your own."""
+    return dataset if os.path.isdir(dataset) else os.path.join("data", dataset)
+
+
+class DatasetConsumer:
+    """Windows of a token file as training problems.
+
+    batch(split, step) is {"input", "target", "mask"}, each (batch_size, block_size), and "number", (batch_size,).
+    MASKED_FILL hides target's tokens behind MASK in input where mask is True; LANGUAGE_MODEL shifts by one.
+    Problem i of a step is drawn from (seed, step, its number in the step), so the same problems are drawn however a step
+    is cut into ranks and micro-batches.
+    """
+
+    def __init__(self, dataset, mode, block_size, batch_size, seed=1337, rank=0, world=1, masks=None, mask_low=0.2,
+                 mask_high=0.5):
+        self.folder = dataset_folder(dataset)
+        self.meta, self.tokenizer = load_meta(self.folder)
+        self.mode, self.block_size, self.batch_size = mode, block_size, batch_size
+        self.seed, self.rank, self.world = seed, rank, world
+        self.masks, self.mask_low, self.mask_high = masks or {"random": 1.0}, mask_low, mask_high
+        self.newline = self.tokenizer.ids.get("\n", -1)
+        self.tokens = {split: self._read(split) for split in SPLITS}
+
+    def _read(self, split):
+        path = os.path.join(self.folder, f"{split}.bin")
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"dataset not prepared: {path} is missing; run python {self.folder}/prepare.py")
+        tokens = np.fromfile(path, dtype=np.uint16)
+        if len(tokens) <= self.block_size + 1:
+            raise ValueError(f"{path} has {len(tokens)} tokens, fewer than one window of block_size={self.block_size} + 1; "
+                             "use a longer text or a smaller block_size")
+        return tokens
+
+    def batch(self, split, step, micro=0):
+        """Micro-batch `micro` of `step` as numpy arrays; this rank's share of it."""
+        first = (micro * self.world + self.rank) * self.batch_size
+        problems = [self._problem(split, step, first + i) for i in range(self.batch_size)]
+        return {key: np.stack([p[key] for p in problems]) for key in problems[0]}
+
+    def _problem(self, split, step, number):
+        rng = np.random.default_rng([self.seed, SPLITS.index(split), step, number])
+        tokens = self.tokens[split]
+        start = int(rng.integers(len(tokens) - self.block_size))
+        window = tokens[start : start + self.block_size + 1].astype(np.int64)        # (T + 1,)
+        if self.mode == LANGUAGE_MODEL:
+            return {"input": window[:-1], "target": window[1:], "mask": np.ones(self.block_size, dtype=bool),
+                    "number": np.int64(number)}
+        target = window[:-1]                                                         # (T,)
+        mask = draw_mask(rng, target, self.masks, self.mask_low, self.mask_high, self.newline)
+        return {"input": np.where(mask, self.tokenizer.mask_token_id, target), "target": target, "mask": mask,
+                "number": np.int64(number)}
+
+    def train_text(self):
+        """The whole training text, decoded."""
+        return self.tokenizer.decode(self.tokens["train"])

@@ -1,0 +1,86 @@
+"""Devices and ranks: the only file that knows how many processes there are."""
+
+import contextlib
+import os
+
+import torch
+import torch.distributed as dist
+
+
+def detect_device(name="auto", local_rank=0):
+    """The device that `name` asks for: 'auto' takes cuda, then mps, then cpu."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device={name!r} is not a device; try auto, cpu, cuda, cuda:0 or mps") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={name!r}, but torch sees no CUDA GPU; use device='auto'")
+    return torch.device("cuda", local_rank) if device.type == "cuda" and device.index is None else device
+
+
+def detect_dtype(name, device):
+    """'auto' is bfloat16 on a GPU that has it and float32 elsewhere."""
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    if name not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype={name!r} is not one of auto, float32, bfloat16")
+    return getattr(torch, name)
+
+
+class Distributed:
+    """One process, or one of several under torchrun (nccl on CUDA, gloo elsewhere).
+
+    Gradients are summed over ranks by one explicit all-reduce per optimizer step. The losses here carry their
+    normalisation in their weights (see grpo/objectives.py), so the sum over ranks is the gradient, and a rank whose
+    share of a step needs no backward simply adds zeros.
+    """
+
+    def __init__(self, device="auto"):
+        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.device = detect_device(device, int(os.environ.get("LOCAL_RANK", 0)))
+        self.is_main = self.rank == 0
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if self.world > 1:
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+
+    def total(self, x):
+        """The sum of tensor x over ranks; x itself is left alone."""
+        if self.world > 1:
+            x = x.clone()
+            dist.all_reduce(x)
+        return x
+
+    def sum_gradients(self, model):
+        """Replaces every gradient by its sum over ranks; a parameter without one counts as zero."""
+        for p in model.parameters():
+            if p.grad is None and p.requires_grad:
+                p.grad = torch.zeros_like(p)
+        if self.world > 1:
+            gradients = [p.grad for p in model.parameters() if p.requires_grad]
+            flat = torch.cat([g.flatten() for g in gradients])
+            dist.all_reduce(flat)
+            for g, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+                g.copy_(summed.view_as(g))
+
+    def broadcast(self, model):
+        """Gives every rank the parameters of rank 0."""
+        if self.world > 1:
+            for p in model.parameters():
+                dist.broadcast(p.data, src=0)
+
+    def barrier(self):
+        if self.world > 1:
+            dist.barrier()
+
+    def autocast(self, dtype):
+        """Matrix products in `dtype`; a no-op for float32."""
+        if dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype)
+
+    def close(self):
+        if self.world > 1:
+            dist.destroy_process_group()

@@ -1,0 +1,98 @@
+"""The judge: how real a text looks, what it learns from, and how well it tells."""
+
+import numpy as np
+import torch
+
+from core.batch import unpack_batch
+from core.sampling import draw_uniforms, fill_once
+
+CHUNK = 64  # texts per forward: what a CPU cache likes, and a bound on memory
+
+
+@torch.no_grad()
+def calculate_judge_scores(judge, text, cls_token_id):
+    """Score of each text in [0, 1]; 1 looks written by a human.
+
+    text: (N, T) completed tokens. A realness judge gives the mean probability over positions that the token is the true
+    one; a cls judge reads CLS + text and gives 1 - the regressed replaced share.
+    Returns (N,) float32
+    """
+    if judge.config.judge_head == "cls":
+        text = torch.cat((torch.full_like(text[:, :1], cls_token_id), text), dim=1)  # (N, 1 + T)
+        return torch.cat([1 - judge(part).sigmoid() for part in text.split(CHUNK)])
+    return torch.cat([judge(part).sigmoid().mean(1) for part in text.split(CHUNK)])
+
+
+class FilledText:
+    """Batches for a judge: windows of the corpus whose masked tokens were filled in by one of several frozen generators.
+
+    batch(split, step, micro) is (input, target, mask): the filled text (after CLS for a cls judge), the true one, and
+    what was filled. A share of the rows is left clean. Pure in (seed, rank, step) as the data underneath is.
+    """
+
+    def __init__(self, data, fillers, device, judge_head="realness", clean_share=0.1, temperature_low=0.7,
+                 temperature_high=1.0, noise_seed=1):
+        self.data, self.fillers, self.device, self.judge_head = data, fillers, device, judge_head
+        self.clean_share, self.noise_seed = clean_share, noise_seed
+        self.temperature_low, self.temperature_high = temperature_low, temperature_high
+
+    @torch.no_grad()
+    def batch(self, split, step, micro=0):
+        batch = self.data.batch(split, step, micro)
+        input, target, mask = unpack_batch(batch, self.device)                       # (B, T)
+        noise = draw_uniforms(self.data.seed + self.noise_seed, step, batch["number"], (1, input.shape[1] + 3))
+        which = (noise[:, 0, -1] * len(self.fillers)).long()                         # (B,) which generator fills the row
+        clean = (noise[:, 0, -2] < self.clean_share).to(self.device)                 # (B,)
+        span = self.temperature_high - self.temperature_low
+        temperature = (self.temperature_low + span * noise[:, 0, -3]).float()        # (B,)
+        filled = target.clone()
+        for i, filler in enumerate(self.fillers):
+            rows = (which == i).nonzero().squeeze(1)
+            if len(rows):
+                filled[rows] = fill_once(filler, input[rows.to(self.device)], mask[rows], noise[rows, :, :-3],
+                                         temperature[rows, None, None].to(self.device))[:, 0]
+        filled = torch.where(clean[:, None], target, filled)
+        if self.judge_head == "cls":
+            filled = torch.cat((torch.full_like(filled[:, :1], self.data.tokenizer.cls_token_id), filled), dim=1)
+        return filled, target, mask
+
+
+def average_ranks(x):
+    """Rank of each value, ties sharing their mean rank."""
+    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[inverse]
+
+
+def auc(positive, negative):
+    """The chance that a positive score lies above a negative one, ties counting half (Mann-Whitney)."""
+    ranks = average_ranks(np.concatenate((positive, negative)))
+    n = len(positive)
+    return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * len(negative)))
+
+
+def judge_report(judge, data, filler, device, batches=8, temperature=0.8):
+    """How well the judge tells fills of one generator from the truth, on validation windows.
+
+    data: a DatasetConsumer with masks from light to heavy
+    Returns {"pearson", "spearman": correlation of 1 - score with the replaced share, "auc": clean against filled with
+    30% masked, "mean_score"}
+    """
+    shares, scores, clean, filled_30 = [], [], [], []
+    cls = data.tokenizer.cls_token_id
+    for step in range(batches):
+        batch = data.batch("val", step)
+        input, target, mask = unpack_batch(batch, device)
+        noise = draw_uniforms(data.seed + 7, step, batch["number"], (1, input.shape[1]))
+        text = fill_once(filler, input, mask, noise, temperature)[:, 0]
+        shares.append((text != target).float().mean(1).cpu())
+        scores.append(calculate_judge_scores(judge, text, cls).cpu())
+        thirty = noise[:, 0].argsort(1).argsort(1) < round(0.3 * input.shape[1])     # (B, T) 30% of the places at random
+        text = fill_once(filler, target.masked_fill(thirty.to(device), data.tokenizer.mask_token_id), thirty, 1 - noise,
+                         temperature)
+        filled_30.append(calculate_judge_scores(judge, text[:, 0], cls).cpu())
+        clean.append(calculate_judge_scores(judge, target, cls).cpu())
+    shares, scores, clean, filled_30 = (torch.cat(x).double().numpy() for x in (shares, scores, clean, filled_30))
+    return {"pearson": float(np.corrcoef(shares, 1 - scores)[0, 1]),
+            "spearman": float(np.corrcoef(average_ranks(shares), average_ranks(1 - scores))[0, 1]),
+            "auc": auc(clean, filled_30), "mean_score": float(scores.mean())}

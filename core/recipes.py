@@ -1,0 +1,33 @@
+"""What is missing and has a recipe is built: a dataset by its prepare.py, a checkpoint by core/pretrain.py."""
+
+import os
+import subprocess
+import sys
+
+from core.config import ROOT, run_config_file
+
+NOT_FOR_CHILDREN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def build_missing(path, recipe, key, command, say):
+    """Runs `command` if the file `path`, named by the setting `key`, is missing and there is a recipe for it."""
+    if path is None or recipe is None or os.path.exists(path):
+        return
+    say(f"{key}: {path} is missing; building it with {recipe} (interrupt it and it goes on from there next time)")
+    environment = {name: value for name, value in os.environ.items() if name not in NOT_FOR_CHILDREN}
+    if subprocess.run([sys.executable, *command], env=environment).returncode:
+        raise ValueError(f"{key}: building {path} with {recipe} failed, see above")
+
+
+def build_missing_dataset(folder, recipe, say):
+    """meta.json is what a prepare.py writes last."""
+    build_missing(os.path.join(folder, "meta.json"), recipe, "dataset", [recipe, f"--out={folder}"], say)
+
+
+def build_missing_checkpoint(path, recipe, key, say):
+    """Pretrains to `path`; a run of the recipe that was interrupted is resumed."""
+    if recipe is None:
+        return
+    started = os.path.join(run_config_file(recipe).get("out_dir", "out-pretrain"), "state.pt")
+    command = [os.path.join(ROOT, "core", "pretrain.py"), recipe, f"--export={path}", f"--resume={os.path.exists(started)}"]
+    build_missing(path, recipe, key, command, say)

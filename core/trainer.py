@@ -1,0 +1,90 @@
+"""The supervised loop: schedule, step, evaluate, log, save."""
+
+import time
+
+from core.checkpoint_manager import CheckpointManager, save_model
+from core.scheduler import CosineLRScheduler
+from core.training_step import build_optimizers, training_step
+
+import torch
+
+COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_steps")
+
+
+class BadSteps:
+    """Counts optimizer steps skipped in a row and stops a run that no longer trains."""
+
+    def __init__(self, limit, last_good):
+        self.limit, self.last_good, self.in_a_row = limit, last_good, 0
+
+    def check(self, skipped):
+        self.in_a_row = self.in_a_row + 1 if skipped else 0
+        if self.in_a_row >= self.limit:
+            raise ValueError(f"{self.in_a_row} steps in a row had a loss or gradient that is not finite (max_bad_steps="
+                             f"{self.limit}); lower learning_rate and go on with resume=True from {self.last_good}")
+
+
+class Trainer:
+    """Trains any GPT on batches(split, step, micro) -> (input, target, mask).
+
+    evaluate: model -> {metric: number}, called every eval_interval steps and at the end, on rank 0
+    """
+
+    def __init__(self, model, config, batches, evaluate, tokenizer, logger, dist, dtype):
+        self.model, self.config, self.batches, self.evaluate = model, config, batches, evaluate
+        self.tokenizer, self.logger, self.dist, self.dtype = tokenizer, logger, dist, dtype
+        self.optimizers = build_optimizers(model, config, dist.device.type)
+        self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
+                                          config.lr_decay_iters or config.max_iters)
+        self.checkpoints = CheckpointManager(config.out_dir, config.keep_checkpoints)
+        self.step, self.facts = 0, {}
+
+    def resume(self):
+        state = self.checkpoints.load(self.model)
+        self.step = state["step"]
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
+    def save(self):
+        if self.dist.is_main:
+            self.checkpoints.save(self.step, self.model, self.tokenizer, self.facts,
+                                  optimizers=[optimizer.state_dict() for optimizer in self.optimizers])
+
+    def run(self):
+        c, bad = self.config, BadSteps(self.config.max_bad_steps, self.checkpoints.path("state.pt"))
+        self.dist.broadcast(self.model)
+        self.logger.start(self.step)
+        since, tokens = time.time(), 0
+        while self.step < c.max_iters:
+            self.model.train()
+            batches = [self.batches("train", self.step, micro) for micro in range(c.gradient_accumulation_steps)]
+            lr = self.schedule.lr(self.step)
+            metrics = training_step(self.model, batches, self.optimizers, lr, c.grad_clip, self.dist, self.dtype)
+            self.step += 1
+            bad.check(metrics["skipped_steps"])
+            tokens += sum(input.numel() for input, _, _ in batches) * self.dist.world
+            last = self.step == c.max_iters
+            if self.step % c.log_interval == 0 or last:
+                metrics |= {"lr": lr, "tokens_per_second": tokens / (time.time() - since)}
+                self.logger.log(self.step, metrics)
+                since, tokens = time.time(), 0
+            if self.step % c.eval_interval == 0 or last:
+                self.facts = self.evaluation()
+            if self.step % c.save_interval == 0 or last:
+                self.save()
+            self.logger.tick()
+        self.logger.close()
+        if c.export and self.dist.is_main:
+            save_model(c.export, self.model, self.tokenizer, torch.float16, step=self.step, **self.facts)
+        self.dist.barrier()
+
+    @torch.no_grad()
+    def evaluation(self):
+        if not self.dist.is_main:
+            return {}
+        self.model.eval()
+        with self.dist.autocast(self.dtype):
+            facts = self.evaluate(self.model)
+        self.logger.log(self.step, facts, show=False)
+        self.logger.say("  validation: " + ", ".join(f"{name} {value:.4f}" for name, value in facts.items()))
+        return facts

@@ -1,0 +1,124 @@
+"""Character-level English text for fill-in: writes train.bin, val.bin and meta.json beside this file.
+
+python data/char_diffusion/prepare.py                        the prose of Python's own documentation, no download
+python data/char_diffusion/prepare.py --source=shakespeare   nanoGPT's Tiny Shakespeare, downloaded once
+python data/char_diffusion/prepare.py --input=FILE           any text of yours
+Either way --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
+
+A paragraph is on the side that a hash of its own text says: nothing of the validation text is in training, whatever
+the Python version or the source, so one pretrained checkpoint can be evaluated on any of them.
+"""
+
+import ast
+import hashlib
+import os
+import pathlib
+import re
+import sys
+import sysconfig
+import urllib.error
+import urllib.request
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from core.config import UsageError, run_script
+from core.dataset_consumer import write_dataset
+from core.tokenizer import CharTokenizer, fold_to_ascii
+
+HERE = os.path.dirname(os.path.relpath(__file__))
+SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+VALIDATION_PERCENT = 10
+
+
+def docstrings(source):
+    """Every docstring of a Python source text, in order of appearance; none if it does not parse."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # lib2to3 and friends keep files in other dialects
+        return []
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [text for node in ast.walk(tree) if isinstance(node, kinds) and (text := ast.get_docstring(node))]
+
+
+def python_documentation():
+    """The texts: the language reference that `help()` shows, then every docstring of the standard library."""
+    from pydoc_data import topics
+    texts = [topics.topics[name] for name in sorted(topics.topics)]
+    library = pathlib.Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(library.rglob("*.py")):
+        parts = path.relative_to(library).parts
+        if not {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data"} & set(parts):
+            texts += docstrings(path.read_text(encoding="utf-8", errors="replace"))
+    return texts
+
+
+def prose(text, shortest=60, letters=0.9):
+    """Its paragraphs that read as prose, one line each: long enough, nine characters in ten a letter or a space."""
+    for paragraph in re.split(r"\n\s*\n", text):
+        line = " ".join(paragraph.split())
+        if len(line) >= shortest and sum(c.isalpha() or c == " " for c in line) >= letters * len(line):
+            yield line + "\n"
+
+
+def blocks(text):
+    """Any text cut at its blank lines, line breaks inside kept; a text without blank lines is cut at every line."""
+    parts = re.split(r"\n\s*\n", text)
+    if len(parts) < 20:
+        return [line + "\n" for line in text.split("\n") if line.strip()]
+    return [part.strip("\n") + "\n\n" for part in parts if part.strip()]
+
+
+def is_validation(paragraph):
+    """The same answer for the same words, however they are wrapped and wherever they came from."""
+    words = " ".join(paragraph.split()).lower()
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4], "big") % 100 < VALIDATION_PERCENT
+
+
+def download(url):
+    try:
+        with urllib.request.urlopen(url, timeout=30) as response:
+            return response.read().decode("utf-8")
+    except (urllib.error.URLError, TimeoutError) as error:
+        raise ValueError(f"could not download {url} ({error}); get the file by other means and pass --input=FILE") from None
+
+
+def read_source(options):
+    """(name of the source, its paragraphs)"""
+    if "input" in options:
+        path = pathlib.Path(options["input"])
+        if not path.is_file():
+            raise FileNotFoundError(f"--input={path} does not exist")
+        return path.name, blocks(path.read_text(encoding="utf-8", errors="replace"))
+    if options.get("source", "python") == "shakespeare":
+        return "shakespeare", blocks(download(SHAKESPEARE))
+    if options.get("source", "python") == "python":
+        return "python", [paragraph for text in python_documentation() for paragraph in prose(text)]
+    raise UsageError(f"--source={options['source']} is not one of python, shakespeare; for your own text pass --input=FILE")
+
+
+def main(argv):
+    options = {}
+    for argument in argv:
+        key, _, value = argument.removeprefix("--").partition("=")
+        if not argument.startswith("--") or key not in ("source", "input", "out") or not value:
+            raise UsageError(f"{argument}: known are --source=python|shakespeare, --input=FILE, --out=FOLDER")
+        options[key] = value
+    source, paragraphs = read_source(options)
+    seen, sides, folded, dropped = set(), {"train": [], "val": []}, 0, 0
+    for paragraph in paragraphs:
+        text, f, d = fold_to_ascii(paragraph)
+        folded, dropped = folded + f, dropped + d
+        if text.strip() and text not in seen:
+            seen.add(text)
+            sides["val" if is_validation(text) else "train"].append(text)
+    if not seen:
+        raise ValueError(f"{source}: no usable characters (the vocabulary is printable ASCII and newline)")
+    tokenizer = CharTokenizer()
+    counts = {"paragraphs_read": len(paragraphs), "paragraphs_kept": len(seen),
+              "characters_folded": folded, "characters_dropped": dropped}
+    tokens = {side: tokenizer.encode("".join(texts)) for side, texts in sides.items()}
+    write_dataset(options.get("out", HERE), tokens, tokenizer, source=source, **counts)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,5 @@
+from grpo.grpo_config import GRPOConfig
+from grpo.grpo_trainer import GRPOTrainer
+from grpo.grpo_training_step import grpo_training_step
+
+__all__ = ["GRPOConfig", "GRPOTrainer", "grpo_training_step"]

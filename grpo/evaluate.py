@@ -1,0 +1,99 @@
+"""Held-out evaluation on a fixed set of validation problems: what the judge sees, and what it does not."""
+
+import re
+
+import torch
+
+from core.batch import masked_positions, unpack_batch
+from core.judge import calculate_judge_scores
+from core.losses import entropy, exact_kl, sampling_logp
+from core.sampling import draw_uniforms, fill_in, predict_and_sample_tokens
+from grpo.grpo_training_step import unique_completions
+
+WORD = re.compile("[A-Za-z]+")
+CHUNK = 16  # problems per forward
+
+
+def lexicon(text):
+    """The words of a text, in lower case."""
+    return {word.lower() for word in WORD.findall(text)}
+
+
+def touched_words(truth, mask):
+    """(start, end) of the words of the true text that a mask touches; words cut by the window's edge do not count.
+
+    truth: str; mask: (T,) bool
+    """
+    spans = (match.span() for match in WORD.finditer(truth))
+    return [(a, b) for a, b in spans if a > 0 and b < len(truth) and mask[a:b].any()]
+
+
+class Evaluation:
+    """Fixed problems and fixed noise, so that two policies are compared on the same draws.
+
+    evaluate(policy) returns, each a mean over all completions of all problems:
+      judge, gold_judge     score of the completed text
+      word_validity         of the words of the true text that a mask touches, the share whose filled span is one word of
+                            the training text: spaces cannot cut a gap into one-letter words
+      words_recovered       ... whose filled span is the true word
+      token_accuracy        hidden tokens that equal the true ones
+      kl                    exact KL to the reference per hidden token, in nats, at the sampling temperature
+      entropy               of the policy per hidden token, likewise
+      unique_completions    distinct completions of a group
+    """
+
+    def __init__(self, data, reference, judge, gold_judge, problems, group_size, top_p, dist, dtype):
+        self.reference, self.judge, self.gold_judge = reference, judge, gold_judge
+        self.group_size, self.top_p, self.dist, self.dtype = group_size, top_p, dist, dtype
+        self.tokenizer, self.words = data.tokenizer, lexicon(data.train_text())
+        self.problems = []
+        for step in range(-(-problems // data.batch_size)):
+            batch = data.batch("val", step)
+            noise = draw_uniforms(data.seed + 99, step, batch["number"], (group_size, data.block_size))
+            self.problems += list(zip(*unpack_batch(batch, dist.device), noise, strict=True))
+        self.problems = self.problems[:problems]
+
+    @torch.no_grad()
+    def __call__(self, policy, temperature):
+        sums, texts = {}, []
+        for i in range(0, len(self.problems), CHUNK):
+            input, target, mask, noise = (torch.stack(x) for x in zip(*self.problems[i : i + CHUNK], strict=True))
+            with self.dist.autocast(self.dtype):
+                part, text = self._forward(policy, input, target, mask, noise, temperature)
+            for name, value in (part | self._words(target, mask, text)).items():
+                sums[name] = sums.get(name, 0.0) + value
+            texts.append(text.cpu())
+        N = len(self.problems) * self.group_size
+        per = {"judge": N, "gold_judge": N, "word_validity": sums["words"], "words_recovered": sums["words"],
+               "token_accuracy": sums["tokens"] * self.group_size, "kl": sums["tokens"], "entropy": sums["tokens"],
+               "unique_completions": len(self.problems)}
+        return {name: float(sums[name] / per[name]) for name in per if name in sums}, torch.cat(texts)
+
+    def _forward(self, policy, input, target, mask, noise, temperature):
+        position, chosen = masked_positions(mask, input.device)                      # (P, M)
+        tokens, _ = predict_and_sample_tokens(policy, input, position, noise, temperature, self.top_p)  # (P, G, M)
+        text = fill_in(input, position, chosen, tokens)                              # (P, G, T)
+        logp = sampling_logp(policy(input, position), temperature)                   # (P, M, V)
+        truth = target.gather(1, position)[:, None]                                  # (P, 1, M)
+        repeated = chosen.repeat_interleave(self.group_size, 0)                      # (N, M)
+        sums = {"tokens": chosen.sum(), "entropy": (entropy(logp) * chosen).sum(),
+                "token_accuracy": ((tokens == truth) * chosen[:, None]).sum(),
+                "unique_completions": unique_completions(tokens.flatten(0, 1), repeated, self.group_size).sum()}
+        if self.reference is not None:
+            ref_logp = sampling_logp(self.reference(input, position), temperature)
+            sums["kl"] = (exact_kl(logp, ref_logp) * chosen).sum()
+        for name, judge in (("judge", self.judge), ("gold_judge", self.gold_judge)):
+            if judge is not None:
+                sums[name] = calculate_judge_scores(judge, text.flatten(0, 1), self.tokenizer.cls_token_id).sum()
+        return sums, text
+
+    def _words(self, target, mask, text):
+        words = valid = recovered = 0
+        for truth, hidden, completions in zip(target.tolist(), mask.numpy(), text.tolist(), strict=True):
+            truth = self.tokenizer.decode(truth)
+            spans = touched_words(truth, hidden)
+            for completion in map(self.tokenizer.decode, completions):
+                words += len(spans)
+                valid += sum(completion[a:b].lower() in self.words for a, b in spans)
+                recovered += sum(completion[a:b] == truth[a:b] for a, b in spans)
+        return {"words": words, "word_validity": valid, "words_recovered": recovered}

@@ -1,0 +1,98 @@
+"""The loop: collect, reward, advantage, step, evaluate, save."""
+
+import sys
+import time
+
+from core.checkpoint_manager import CheckpointManager
+from core.judge import calculate_judge_scores
+from core.logger import read_records
+from core.scheduler import CosineLRScheduler
+from core.trainer import BadSteps
+from core.training_step import build_optimizers
+from grpo.grpo_training_step import grpo_training_step
+from grpo.plots import draw_curves
+from grpo.rollout import join
+from grpo.samples import append_samples, best_and_worst, comparison_table, format_samples
+
+COLUMNS = ("mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "unique_completions", "grad_norm", "lr",
+           "tokens_per_second")
+SHOWN_SAMPLES = 3
+
+
+class GRPOTrainer:
+    """Trains `policy` against `judge`, near `reference`. evaluation: an Evaluation, run on rank 0."""
+
+    def __init__(self, policy, reference, judge, data, evaluation, config, logger, dist, dtype):
+        self.policy, self.reference, self.judge, self.data = policy.eval(), reference, judge, data
+        self.evaluation, self.config, self.logger, self.dist, self.dtype = evaluation, config, logger, dist, dtype
+        self.optimizers = build_optimizers(policy, config, dist.device.type)
+        self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
+                                          config.lr_decay_iters or config.max_iters)
+        self.checkpoints = CheckpointManager(config.out_dir, config.keep_checkpoints)
+        self.step, self.skipped_steps, self.before, self.after = 0, 0, {}, {}
+
+    def resume(self):
+        state = self.checkpoints.load(self.policy)
+        self.step, self.skipped_steps, self.before = state["step"], state["skipped_steps"], state["before"]
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        if self.reference is not None:
+            self.reference.load_state_dict(state["reference"])
+
+    def save(self):
+        if self.dist.is_main:
+            reference = {} if self.reference is None else {"reference": self.reference.state_dict()}
+            self.checkpoints.save(self.step, self.policy, self.data.tokenizer, self.after, before=self.before,
+                                  skipped_steps=self.skipped_steps, optimizers=[o.state_dict() for o in self.optimizers],
+                                  **reference)
+
+    def run(self):
+        c = self.config
+        bad = BadSteps(c.max_bad_steps, self.checkpoints.path("state.pt"))
+        self.dist.broadcast(self.policy)
+        self.logger.start(self.step)
+        if self.step == 0:
+            self.before = self.evaluate()
+        while self.step < c.max_iters:
+            started = time.perf_counter()
+            batch = join([self.data.batch("train", self.step, micro) for micro in range(c.gradient_accumulation_steps)])
+            metrics = grpo_training_step(self.policy, self.reference, self.judge, batch, self.optimizers,
+                                         self.schedule.lr(self.step), self.step, c, self.data.tokenizer, self.dist, self.dtype)
+            self.step += 1
+            self.skipped_steps += metrics["skipped_steps"]
+            bad.check(metrics["skipped_steps"])
+            metrics["skipped_steps"] = self.skipped_steps
+            scored = len(batch["input"]) * c.group_size * c.block_size * self.dist.world
+            metrics["tokens_per_second"] = scored / (time.perf_counter() - started)
+            last = self.step == c.max_iters
+            self.logger.log(self.step, metrics, show=self.step % c.log_interval == 0 or self.step == 1 or last)
+            if self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0 or last:
+                self.after = self.evaluate()
+            if self.step % c.save_interval == 0 or last:
+                self.save()
+            self.logger.tick()
+        self.finish()
+
+    def evaluate(self):
+        """Held-out metrics on rank 0; a few samples every sample_interval."""
+        if not self.dist.is_main:
+            return {}
+        metrics, text = self.evaluation(self.policy, self.config.temperature)
+        metrics = {f"eval/{name}": value for name, value in metrics.items()}
+        self.logger.log(self.step, metrics, show=False)
+        self.logger.say("  held out | " + " | ".join(f"{k.removeprefix('eval/')} {v:.4f}" for k, v in metrics.items()))
+        if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
+            shown = text[:SHOWN_SAMPLES].to(self.dist.device)
+            scores = calculate_judge_scores(self.judge, shown.flatten(0, 1), self.data.tokenizer.cls_token_id)
+            records = best_and_worst(shown, scores.view(shown.shape[:2]), self.evaluation.problems, self.data.tokenizer)
+            append_samples(self.config.out_dir, self.step, records)
+            self.logger.say(format_samples(records, sys.stdout.isatty()))
+        return metrics
+
+    def finish(self):
+        self.logger.close()
+        if self.dist.is_main:
+            draw_curves({"": read_records(self.logger.path)}, self.checkpoints.path("curves.png"))
+            self.logger.say(comparison_table(self.before, self.after))
+            self.logger.say(f"{self.config.out_dir}: model.safetensors, state.pt, metrics.jsonl, samples.jsonl, curves.png")
+        self.dist.barrier()

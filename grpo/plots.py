@@ -1,0 +1,47 @@
+"""Pictures of runs, drawn with matplotlib."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+PANELS = ("judge", "gold_judge", "word_validity", "token_accuracy", "kl", "entropy")
+
+
+def draw_curves(runs, path):
+    """runs: {label: records of metrics.jsonl}. A panel per held-out metric over steps, a line per run."""
+    figure, axes = plt.subplots(2, 3, figsize=(12, 6), sharex=True)
+    for axis, name in zip(axes.flat, PANELS, strict=True):
+        for label, records in runs.items():
+            points = [(r["step"], r[f"eval/{name}"]) for r in records if f"eval/{name}" in r]
+            if points:
+                axis.plot(*zip(*points, strict=True), marker=".", label=label)
+        axis.set_title(name.replace("_", " "))
+        axis.grid(alpha=0.3)
+    for axis in axes[1]:
+        axis.set_xlabel("optimizer step")
+    if len(runs) > 1:
+        axes[0, 0].legend(fontsize=8)
+    save(figure, path)
+
+
+def draw_temperatures(curves, path):
+    """curves: {label: [(temperature, metrics)]}. Each quality against its price in diversity, along temperature."""
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4))
+    pairs = (("token_accuracy", "word_validity"), ("entropy", "word_validity"), ("entropy", "token_accuracy"))
+    for axis, (x, y) in zip(axes, pairs, strict=True):
+        for label, points in curves.items():
+            axis.plot([m[x] for _, m in points], [m[y] for _, m in points], marker=".", label=label)
+            for temperature, m in points:
+                axis.annotate(f"{temperature:g}", (m[x], m[y]), fontsize=7, xytext=(3, 3), textcoords="offset points")
+        axis.set_xlabel(x.replace("_", " "))
+        axis.set_ylabel(y.replace("_", " "))
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    save(figure, path)
+
+
+def save(figure, path):
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+    plt.close(figure)

@@ -1,0 +1,110 @@
+"""Group-relative policy optimization of a fill-in generator against a frozen judge.
+
+python grpo/train_grpo.py config/grpo_example.py
+python grpo/train_grpo.py config/grpo_example.py --learning_rate=1e-4 --seed=2
+torchrun --nproc_per_node=2 grpo/train_grpo.py config/grpo_example.py
+"""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import torch
+
+from core.checkpoint_manager import freeze, load_model
+from core.config import describe, load_config, run_script, save_config
+from core.dataset_consumer import DatasetConsumer, dataset_folder
+from core.distributed import Distributed, detect_dtype
+from core.logger import create_logger
+from core.model import MASKED_FILL, SEQUENCE_SCORER
+from core.recipes import build_missing_checkpoint, build_missing_dataset
+from grpo.evaluate import Evaluation
+from grpo.grpo_config import GRPOConfig
+from grpo.grpo_trainer import COLUMNS, GRPOTrainer
+from grpo.reference import build_reference
+
+
+def build_what_is_missing(config, dist):
+    if dist.is_main:
+        build_missing_dataset(dataset_folder(config.dataset), config.dataset_recipe, print)
+        for kind in ("generator", "judge", "gold_judge"):
+            key = f"{kind}_checkpoint"
+            build_missing_checkpoint(getattr(config, key), getattr(config, f"{kind}_recipe"), key, print)
+    dist.barrier()
+
+
+def load_models(config, tokenizer, device):
+    """(policy, reference, judge, gold judge), checked against each other."""
+    for key in ("generator_checkpoint", "judge_checkpoint"):
+        if getattr(config, key) is None:
+            raise ValueError(f"{key} is not set; name a checkpoint in the config or with --{key}=FILE")
+    policy, _ = load_model(config.generator_checkpoint, device, MASKED_FILL, tokenizer, "generator_checkpoint")
+    if config.block_size > policy.config.block_size:
+        raise ValueError(f"block_size={config.block_size} is larger than the {policy.config.block_size} of "
+                         f"generator_checkpoint={config.generator_checkpoint}")
+    judges = []
+    for key in ("judge_checkpoint", "gold_judge_checkpoint"):
+        path, judge = getattr(config, key), None
+        if path is not None:
+            judge = freeze(load_model(path, device, SEQUENCE_SCORER, tokenizer, key)[0])
+            needed = config.block_size + (judge.config.judge_head == "cls")
+            if judge.config.block_size < needed:
+                raise ValueError(f"{key}={path} has block_size={judge.config.block_size}, but needs {needed} for texts of "
+                                 f"block_size={config.block_size}" + (" and CLS" if needed > config.block_size else ""))
+        judges.append(judge)
+    return policy, build_reference(policy, config, tokenizer, device), *judges
+
+
+def plan(config, origin, models, data, dist, dtype):
+    """What is about to happen, for people."""
+    problems = config.batch_size * config.gradient_accumulation_steps * dist.world
+    yield from describe(config, origin)
+    yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
+           f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {problems * config.group_size} completions")
+    for name, model in models.items():
+        if model is not None:
+            yield (f"{name:<10} {model.config.mode}, {model.config.n_layer} layers x {model.config.n_embd}, "
+                   f"{model.num_parameters() / 1e6:.2f} M parameters{'' if name == 'generator' else ', frozen'}")
+    yield (f"data: {data.folder}, {len(data.tokens['train'])} training and {len(data.tokens['val'])} validation tokens, windows "
+           f"of {config.block_size}, {config.mask_low:.0%} to {config.mask_high:.0%} hidden ({', '.join(config.masks)})")
+    generator = models["generator"].num_parameters()
+    weights = 4 * sum(model.num_parameters() for model in models.values() if model is not None) + 12 * generator
+    wide = max(model.config.n_embd * (12 + 2 * model.config.n_layer) for model in models.values() if model is not None)
+    activations = 4 * config.block_size * 64 * wide
+    yield (f"on {dist.device} in {dtype}; about {(weights + activations) / 1e6:.0f} MB for weights, optimizer and activations")
+
+
+def main(argv):
+    config, origin = load_config(GRPOConfig, argv)
+    dist = Distributed(config.device)
+    dtype = detect_dtype(config.dtype, dist.device)
+    build_what_is_missing(config, dist)
+    data = DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, config.batch_size, config.seed, dist.rank,
+                           dist.world, config.masks, config.mask_low, config.mask_high)
+    held_out = DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, 16, masks=config.masks,
+                               mask_low=config.mask_low, mask_high=config.mask_high)
+    policy, reference, judge, gold_judge = load_models(config, data.tokenizer, dist.device)
+    models = {"generator": policy, "reference": reference, "judge": judge, "gold judge": gold_judge}
+    lines = list(plan(config, origin, models, data, dist, dtype))
+    if config.dry_run:
+        if dist.is_main:
+            print("\n".join(lines), "\ndry run: everything is in place, nothing was trained", sep="")
+        return dist.close()
+    if dist.is_main:
+        os.makedirs(config.out_dir, exist_ok=True)
+        save_config(config, os.path.join(config.out_dir, "config.json"))
+    logger = create_logger(config, dist, config.max_iters, COLUMNS)
+    logger.say("\n".join(lines))
+    evaluation = Evaluation(held_out, reference, judge, gold_judge, config.eval_problems, config.eval_completions, config.top_p,
+                            dist, dtype)
+    policy = torch.compile(policy, dynamic=True) if config.compile else policy
+    trainer = GRPOTrainer(policy, reference, judge, data, evaluation, config, logger, dist, dtype)
+    if config.resume:
+        trainer.resume()
+    trainer.run()
+    dist.close()
+
+
+if __name__ == "__main__":
+    run_script(main)

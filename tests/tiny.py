@@ -1,0 +1,70 @@
+"""Small data sets, models and batches that the tests share."""
+
+import os
+import subprocess
+import sys
+
+import torch
+
+from core.checkpoint_manager import freeze, save_model
+from core.dataset_consumer import DatasetConsumer, write_dataset
+from core.distributed import Distributed
+from core.model import GPT, MASKED_FILL, SEQUENCE_SCORER, GPTConfig
+from core.tokenizer import CharTokenizer
+from grpo.grpo_config import GRPOConfig
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+WORDS = "the quick brown fox jumps over a lazy dog while seven wise owls watch from their old oak tree".split()
+TEXT = "".join(" ".join(WORDS[(i * j + j) % len(WORDS)] for j in range(9)) + "\n" for i in range(120))
+TOKENIZER = CharTokenizer()
+
+
+def write_text_dataset(folder, text):
+    cut = len(text) * 4 // 5
+    write_dataset(str(folder), {"train": TOKENIZER.encode(text[:cut]), "val": TOKENIZER.encode(text[cut:])}, TOKENIZER)
+
+
+def model(mode=MASKED_FILL, seed=0, scale=8.0, **settings):
+    """A tiny model; `scale` enlarges its weights, so that its distributions are far from uniform."""
+    torch.manual_seed(seed)
+    settings = {"n_layer": 1, "n_head": 2, "n_embd": 16, "block_size": 33, "tied": False} | settings
+    net = GPT(GPTConfig(mode=mode, vocab_size=TOKENIZER.vocab_size, base_vocab_size=TOKENIZER.base_vocab_size, **settings))
+    with torch.no_grad():
+        for p in net.parameters():
+            if p.dim() == 2:
+                p.mul_(scale)
+    return net.eval()
+
+
+def judge(seed=5, **settings):
+    return freeze(model(SEQUENCE_SCORER, seed, **settings))
+
+
+def save(path, net):
+    save_model(str(path), net, TOKENIZER)
+    return str(path)
+
+
+def config(**settings):
+    settings = {"block_size": 32, "batch_size": 4, "group_size": 4, "temperature": 1.0, "top_p": 1.0, "learning_rate": 1e-2,
+                "min_lr": 1e-2, "warmup_iters": 0, "max_iters": 4, "device": "cpu"} | settings
+    return GRPOConfig(**settings)
+
+
+def consumer(dataset, c, **settings):
+    return DatasetConsumer(dataset, MASKED_FILL, c.block_size, c.batch_size, c.seed, masks=c.masks, mask_low=c.mask_low,
+                           mask_high=c.mask_high, **settings)
+
+
+def one_process():
+    return Distributed("cpu")
+
+
+def run_script(*arguments, ranks=1, cwd=ROOT, threads=None, **environment):
+    """Runs a script of the repository as a user would. Returns the finished process with its output."""
+    command = [sys.executable]
+    if ranks > 1:
+        command += ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--master_port=0", "--rdzv_backend=c10d",
+                    "--rdzv_endpoint=localhost:0"]
+    env = os.environ | {"OMP_NUM_THREADS": str(threads or (1 if ranks > 1 else 2))} | environment
+    return subprocess.run([*command, *map(str, arguments)], cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
