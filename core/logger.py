@@ -26,7 +26,7 @@ def create_logger(config, dist, total_steps, columns):
 
 
 def format_number(value):
-    if isinstance(value, int) or value == int(value) and abs(value) >= 1000:
+    if isinstance(value, int) or abs(value) >= 1000:
         return f"{int(value)}"
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
 
@@ -96,3 +96,14 @@ def read_records(path):
     with open(path) as f:
         lines = f.read().split("\n")
     return [json.loads(line) for line in lines[:-1] if line]  # what follows the last newline was never finished
+
+
+def highlight(text, filled, color):
+    """A text on one line, newlines as arrows, the characters where `filled` is true coloured if the terminal can."""
+    out, on = [], False
+    for c, this in zip(text, filled, strict=True):
+        if color and bool(this) != on:
+            on = bool(this)
+            out.append("\033[1;32m" if on else "\033[0m")
+        out.append("\u21b5" if c == "\n" else c)
+    return "".join(out) + ("\033[0m" if on else "")

@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F
 
 from core.batch import masked_positions
-from core.model import SEQUENCE_SCORER
+from core.model import SEQUENCE_SCORER, at_least_float32
 
 
 def sampling_logp(logits, temperature=1.0, top_p=1.0):
@@ -13,7 +13,7 @@ def sampling_logp(logits, temperature=1.0, top_p=1.0):
     logits: (..., V); temperature: a number, or a tensor that broadcasts against logits
     Returns (..., V): log-softmax of logits / temperature, renormalised over the nucleus, -inf outside it.
     """
-    logp = (logits.float() / temperature).log_softmax(-1)                            # (..., V)
+    logp = (at_least_float32(logits) / temperature).log_softmax(-1)                  # (..., V)
     if top_p < 1:
         logp = logp.masked_fill(~nucleus(logp.detach(), top_p), -torch.inf).log_softmax(-1)
     return logp

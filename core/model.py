@@ -36,6 +36,11 @@ class GPTConfig:
             raise ValueError(f"base_vocab_size={self.base_vocab_size} must lie in 1..vocab_size={self.vocab_size}")
 
 
+def at_least_float32(x):
+    """bfloat16 becomes float32; float64, where gradients are checked, stays."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def rotary_table(length, head_size, base=10000.0):
     """cos and sin of RoPE (arXiv 2104.09864), each (length, head_size / 2)."""
     frequency = base ** (-torch.arange(0, head_size, 2).float() / head_size)         # (D/2,)
@@ -62,7 +67,7 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # (B, H, T, D) each
         q, k = (F.rms_norm(z, z.shape[-1:]) for z in (q, k))  # bounded logits: a high learning rate stays stable
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        q, k, v = (z.float() if x.device.type == "cpu" else z.to(v.dtype) for z in (q, k, v))
+        q, k, v = (at_least_float32(z) if x.device.type == "cpu" else z.to(v.dtype) for z in (q, k, v))
         # On a CPU the bfloat16 kernel is slower than the float32 one
         with torch.autocast(x.device.type, enabled=x.device.type != "cpu"):
             y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, dropout_p=self.dropout * self.training)
@@ -128,13 +133,13 @@ class GPT(nn.Module):
         """
         h = self.hidden(tokens)                                                      # (B, T, C)
         if self.scores and self.config.judge_head == "cls":
-            return self.head(h[:, 0]).squeeze(-1).float()
+            return at_least_float32(self.head(h[:, 0]).squeeze(-1))
         if position is not None:
             h = h.gather(1, position[..., None].expand(-1, -1, h.shape[-1]))         # (B, M, C)
         if self.scores:
-            return self.head(h).squeeze(-1).float()
+            return at_least_float32(self.head(h).squeeze(-1))
         weight = self.embed.weight[: self.config.base_vocab_size] if self.config.tied else self.head.weight
-        return F.linear(h, weight).float()
+        return at_least_float32(F.linear(h, weight))
 
     def num_parameters(self):
         return sum(p.numel() for p in self.parameters())

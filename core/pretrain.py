@@ -21,6 +21,7 @@ from core.logger import create_logger
 from core.losses import supervised_sums
 from core.model import GPT, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, bare
 from core.pretrain_config import PretrainConfig
+from core.recipes import build_missing_checkpoint
 from core.trainer import COLUMNS, Trainer
 
 
@@ -72,6 +73,9 @@ def main(argv):
     data = DatasetConsumer(config.dataset, config.mode if config.mode != SEQUENCE_SCORER else MASKED_FILL,
                            config.block_size, config.batch_size, config.seed, dist.rank, dist.world, config.masks,
                            config.mask_low, config.mask_high)
+    if dist.is_main:
+        build_missing_checkpoint(config.init_from, config.init_recipe, "init_from", config.dataset, print)
+    dist.barrier()
     model = build_model(config, data).to(dist.device)
     batches, evaluate = build_batches(config, data, dist)
     logger = create_logger(config, dist, config.max_iters, COLUMNS)

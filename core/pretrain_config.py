@@ -24,6 +24,7 @@ class PretrainConfig:
     dropout: float = 0.0
     tied: bool = True                      # one matrix for reading and writing tokens
     init_from: str | None = None           # start from this checkpoint's weights; a judge takes any trunk of its size
+    init_recipe: str | None = None         # the config that builds init_from if it is missing
     # judge (mode='sequence_scorer')
     judge_head: str = "realness"           # per position: is this the true token? or "cls": regress the replaced share
     fill_checkpoints: tuple = ()           # generators whose fills the judge learns from, each equally often

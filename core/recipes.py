@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from core.config import ROOT, run_config_file
+from core.config import ROOT
 
 NOT_FOR_CHILDREN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -24,10 +24,11 @@ def build_missing_dataset(folder, recipe, say):
     build_missing(os.path.join(folder, "meta.json"), recipe, "dataset", [recipe, f"--out={folder}"], say)
 
 
-def build_missing_checkpoint(path, recipe, key, say):
-    """Pretrains to `path`; a run of the recipe that was interrupted is resumed."""
-    if recipe is None:
+def build_missing_checkpoint(path, recipe, key, dataset, say):
+    """Pretrains to `path` on `dataset`, in a folder of its own beside it, where an interrupted run is resumed."""
+    if path is None:
         return
-    started = os.path.join(run_config_file(recipe).get("out_dir", "out-pretrain"), "state.pt")
-    command = [os.path.join(ROOT, "core", "pretrain.py"), recipe, f"--export={path}", f"--resume={os.path.exists(started)}"]
+    out_dir = os.path.splitext(path)[0] + "-run"
+    command = [os.path.join(ROOT, "core", "pretrain.py"), str(recipe), f"--dataset={dataset}", f"--out_dir={out_dir}",
+               f"--export={path}", f"--resume={os.path.exists(os.path.join(out_dir, 'state.pt'))}"]
     build_missing(path, recipe, key, command, say)

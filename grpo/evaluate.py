@@ -5,8 +5,10 @@ import re
 import torch
 
 from core.batch import masked_positions, unpack_batch
+from core.dataset_consumer import DatasetConsumer
 from core.judge import calculate_judge_scores
 from core.losses import entropy, exact_kl, sampling_logp
+from core.model import MASKED_FILL
 from core.sampling import draw_uniforms, fill_in, predict_and_sample_tokens
 from grpo.grpo_training_step import unique_completions
 
@@ -97,3 +99,11 @@ class Evaluation:
                 valid += sum(completion[a:b].lower() in self.words for a, b in spans)
                 recovered += sum(completion[a:b] == truth[a:b] for a, b in spans)
         return {"words": words, "word_validity": valid, "words_recovered": recovered}
+
+
+def build_evaluation(config, reference, judge, gold_judge, dist, dtype):
+    """The evaluation of a run: validation problems of its mask settings, the same for every seed and batch size."""
+    data = DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, CHUNK, masks=config.masks,
+                           mask_low=config.mask_low, mask_high=config.mask_high)
+    return Evaluation(data, reference, judge, gold_judge, config.eval_problems, config.eval_completions, config.top_p, dist,
+                      dtype)

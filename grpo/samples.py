@@ -3,19 +3,7 @@
 import json
 import os
 
-HIGHLIGHT, PLAIN = "\033[1;32m", "\033[0m"
-
-
-def show(text, mask, color):
-    """text: str; mask: which of its characters were filled in. Newlines are shown as spaces of one line."""
-    out, on = [], False
-    for c, hidden in zip(text, mask, strict=True):
-        if color and bool(hidden) != on:
-            on = bool(hidden)
-            out.append(HIGHLIGHT if on else PLAIN)
-        out.append("\u21b5" if c == "\n" else c)
-    return "".join(out) + (PLAIN if on else "")
-
+from core.logger import highlight
 
 def best_and_worst(text, scores, problems, tokenizer):
     """The first few problems of an evaluation with their best and worst completion.
@@ -36,9 +24,9 @@ def best_and_worst(text, scores, problems, tokenizer):
 def format_samples(records, color):
     lines = []
     for r in records:
-        lines.append(f"  masked       | {show(r['masked'], r['mask'], False)}")
-        lines.append(f"  best   {r['best_score']:.3f} | {show(r['best'], r['mask'], color)}")
-        lines.append(f"  worst  {r['worst_score']:.3f} | {show(r['worst'], r['mask'], color)}")
+        lines.append(f"  masked       | {highlight(r['masked'], r['mask'], False)}")
+        lines.append(f"  best   {r['best_score']:.3f} | {highlight(r['best'], r['mask'], color)}")
+        lines.append(f"  worst  {r['worst_score']:.3f} | {highlight(r['worst'], r['mask'], color)}")
     return "\n".join(lines)
 
 

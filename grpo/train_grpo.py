@@ -12,17 +12,16 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
 
-from core.checkpoint_manager import freeze, load_model
 from core.config import describe, load_config, run_script, save_config
 from core.dataset_consumer import DatasetConsumer, dataset_folder
 from core.distributed import Distributed, detect_dtype
 from core.logger import create_logger
-from core.model import MASKED_FILL, SEQUENCE_SCORER
+from core.model import MASKED_FILL
 from core.recipes import build_missing_checkpoint, build_missing_dataset
-from grpo.evaluate import Evaluation
+from grpo.evaluate import build_evaluation
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import COLUMNS, GRPOTrainer
-from grpo.reference import build_reference
+from grpo.models import load_models
 
 
 def build_what_is_missing(config, dist):
@@ -30,30 +29,8 @@ def build_what_is_missing(config, dist):
         build_missing_dataset(dataset_folder(config.dataset), config.dataset_recipe, print)
         for kind in ("generator", "judge", "gold_judge"):
             key = f"{kind}_checkpoint"
-            build_missing_checkpoint(getattr(config, key), getattr(config, f"{kind}_recipe"), key, print)
+            build_missing_checkpoint(getattr(config, key), getattr(config, f"{kind}_recipe"), key, config.dataset, print)
     dist.barrier()
-
-
-def load_models(config, tokenizer, device):
-    """(policy, reference, judge, gold judge), checked against each other."""
-    for key in ("generator_checkpoint", "judge_checkpoint"):
-        if getattr(config, key) is None:
-            raise ValueError(f"{key} is not set; name a checkpoint in the config or with --{key}=FILE")
-    policy, _ = load_model(config.generator_checkpoint, device, MASKED_FILL, tokenizer, "generator_checkpoint")
-    if config.block_size > policy.config.block_size:
-        raise ValueError(f"block_size={config.block_size} is larger than the {policy.config.block_size} of "
-                         f"generator_checkpoint={config.generator_checkpoint}")
-    judges = []
-    for key in ("judge_checkpoint", "gold_judge_checkpoint"):
-        path, judge = getattr(config, key), None
-        if path is not None:
-            judge = freeze(load_model(path, device, SEQUENCE_SCORER, tokenizer, key)[0])
-            needed = config.block_size + (judge.config.judge_head == "cls")
-            if judge.config.block_size < needed:
-                raise ValueError(f"{key}={path} has block_size={judge.config.block_size}, but needs {needed} for texts of "
-                                 f"block_size={config.block_size}" + (" and CLS" if needed > config.block_size else ""))
-        judges.append(judge)
-    return policy, build_reference(policy, config, tokenizer, device), *judges
 
 
 def plan(config, origin, models, data, dist, dtype):
@@ -82,8 +59,6 @@ def main(argv):
     build_what_is_missing(config, dist)
     data = DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, config.batch_size, config.seed, dist.rank,
                            dist.world, config.masks, config.mask_low, config.mask_high)
-    held_out = DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, 16, masks=config.masks,
-                               mask_low=config.mask_low, mask_high=config.mask_high)
     policy, reference, judge, gold_judge = load_models(config, data.tokenizer, dist.device)
     models = {"generator": policy, "reference": reference, "judge": judge, "gold judge": gold_judge}
     lines = list(plan(config, origin, models, data, dist, dtype))
@@ -96,8 +71,7 @@ def main(argv):
         save_config(config, os.path.join(config.out_dir, "config.json"))
     logger = create_logger(config, dist, config.max_iters, COLUMNS)
     logger.say("\n".join(lines))
-    evaluation = Evaluation(held_out, reference, judge, gold_judge, config.eval_problems, config.eval_completions, config.top_p,
-                            dist, dtype)
+    evaluation = build_evaluation(config, reference, judge, gold_judge, dist, dtype)
     policy = torch.compile(policy, dynamic=True) if config.compile else policy
     trainer = GRPOTrainer(policy, reference, judge, data, evaluation, config, logger, dist, dtype)
     if config.resume:

@@ -13,7 +13,7 @@ ORDER = {
     "core": ["config", "distributed", "logger", "scheduler", "tokenizer", "masking", "model", "batch", "dataset_consumer",
              "losses", "sampling", "judge", "checkpoint_manager", "training_step", "trainer", "recipes", "pretrain_config",
              "pretrain", "sample"],
-    "grpo": ["advantages", "objectives", "grpo_config", "rollout", "rewards", "reference", "grpo_training_step", "evaluate",
+    "grpo": ["advantages", "objectives", "grpo_config", "rollout", "rewards", "models", "grpo_training_step", "evaluate",
              "samples", "plots", "grpo_trainer", "train_grpo", "report", "bench"],
 }
 FILES = sorted(p for folder in ("core", "grpo", "config", "data") for p in pathlib.Path(ROOT, folder).rglob("*.py"))

@@ -47,7 +47,7 @@ def save(path, net):
 
 def config(**settings):
     settings = {"block_size": 32, "batch_size": 4, "group_size": 4, "temperature": 1.0, "top_p": 1.0, "learning_rate": 1e-2,
-                "min_lr": 1e-2, "warmup_iters": 0, "max_iters": 4, "device": "cpu"} | settings
+                "min_lr": 1e-2, "grad_clip": 0.0, "warmup_iters": 0, "max_iters": 4, "device": "cpu"} | settings
     return GRPOConfig(**settings)
 
 

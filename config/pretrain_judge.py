@@ -1,0 +1,16 @@
+dataset = "char_diffusion"
+mode = "sequence_scorer"
+tied = False
+n_layer = 6
+n_head = 6
+n_embd = 192
+init_from = "out-trunk/model.safetensors"
+init_recipe = "config/pretrain_trunk.py"
+fill_checkpoints = ("data/char_diffusion/pretrained/generator.safetensors",)
+mask_low = 0.05
+mask_high = 0.6
+max_iters = 500
+learning_rate = 1e-3
+min_lr = 5e-5
+warmup_iters = 30
+out_dir = "out-judge-0"

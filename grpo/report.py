@@ -1,0 +1,81 @@
+"""What runs achieved: a table of mean and standard deviation over seeds, and the comparison with sampling colder.
+
+python grpo/report.py seeds out-seed-1 out-seed-2 out-seed-3 out-seed-4 out-seed-5 --picture=docs/curves.png
+python grpo/report.py temperatures config/grpo_example.py --picture=docs/temperatures.png
+"""
+
+import os
+import statistics
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from core.checkpoint_manager import load_model
+from core.config import UsageError, load_config, run_script
+from core.distributed import Distributed, detect_dtype
+from core.logger import read_records
+from core.model import MASKED_FILL
+from core.tokenizer import load_meta
+from core.dataset_consumer import dataset_folder
+from grpo.evaluate import build_evaluation
+from grpo.grpo_config import GRPOConfig
+from grpo.models import load_models
+from grpo.plots import draw_curves, draw_temperatures
+
+TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+def held_out(folder):
+    """(records, first evaluation, last evaluation) of a run."""
+    records = read_records(os.path.join(folder, "metrics.jsonl"))
+    evaluations = [r for r in records if "eval/judge" in r]
+    if len(evaluations) < 2:
+        raise ValueError(f"{folder}/metrics.jsonl does not hold a finished run of grpo/train_grpo.py")
+    return records, evaluations[0], evaluations[-1]
+
+
+def report_seeds(folders, picture):
+    runs = {folder: held_out(folder) for folder in folders}
+    print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |\n|---|---|---|---|---|---|")
+    names = [name for name in next(iter(runs.values()))[1] if name.startswith("eval/")]
+    for name in names:
+        before, after = ([run[i][name] for run in runs.values()] for i in (1, 2))
+        change = [b - a for a, b in zip(before, after, strict=True)]
+        sd = statistics.stdev(change) if len(change) > 1 else 0.0
+        print(f"| {name.removeprefix('eval/')} | {statistics.mean(before):.4f} | {statistics.mean(after):.4f} | "
+              f"{statistics.mean(change):+.4f} ± {sd:.4f} | {min(change):+.4f} | {sum(x > 0 for x in change)}/{len(change)} |")
+    if picture:
+        draw_curves({folder: run[0] for folder, run in runs.items()}, picture)
+
+
+def report_temperatures(argv, trained, picture):
+    config, _ = load_config(GRPOConfig, argv)
+    dist = Distributed(config.device)
+    _, tokenizer = load_meta(dataset_folder(config.dataset))
+    policy, reference, judge, gold_judge = load_models(config, tokenizer, dist.device)
+    after, _ = load_model(trained or os.path.join(config.out_dir, "model.safetensors"), dist.device, MASKED_FILL, tokenizer)
+    evaluation = build_evaluation(config, reference, judge, gold_judge, dist, detect_dtype(config.dtype, dist.device))
+    curves = {}
+    for label, model in (("before GRPO", policy), ("after GRPO", after)):
+        curves[label] = [(t, evaluation(model, t)[0]) for t in TEMPERATURES]
+        names = list(curves[label][0][1])
+        print(f"{label}\n| temperature | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
+        for t, metrics in curves[label]:
+            print(f"| {t:g} | " + " | ".join(f"{metrics[name]:.4f}" for name in names) + " |")
+    if picture:
+        draw_temperatures(curves, picture)
+
+
+def main(argv):
+    options = dict(a.removeprefix("--").split("=", 1) for a in argv if a.startswith(("--picture=", "--trained=")))
+    rest = [a for a in argv[1:] if not a.startswith(("--picture=", "--trained="))]
+    if not rest or argv[0] not in ("seeds", "temperatures"):
+        raise UsageError("python grpo/report.py seeds FOLDER... or temperatures CONFIG [--trained=FILE], and --picture=FILE")
+    if argv[0] == "seeds":
+        report_seeds(rest, options.get("picture"))
+    else:
+        report_temperatures(rest, options.get("trained"), options.get("picture"))
+
+
+if __name__ == "__main__":
+    run_script(main)

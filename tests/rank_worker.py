@@ -1,0 +1,54 @@
+"""Run by test_distributed.py, alone or under torchrun: ten steps of every objective x advantage, weights to a file.
+
+python tests/rank_worker.py DATASET OUT BATCH_SIZE ACCUMULATION
+"""
+
+import copy
+import itertools
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import torch
+
+from core.checkpoint_manager import freeze
+from core.training_step import build_optimizers, training_step
+from core.batch import unpack_batch
+from core.distributed import Distributed
+from core.pretrain_config import PretrainConfig
+from grpo.advantages import ADVANTAGES
+from grpo.grpo_training_step import grpo_training_step
+from grpo.objectives import OBJECTIVES
+from grpo.rollout import join
+from tests.tiny import TOKENIZER, config, consumer, judge, model
+
+dataset, out, batch_size, accumulation = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+dist = Distributed("cpu")
+result = {}
+for objective, advantage in itertools.product(OBJECTIVES, ADVANTAGES):
+    c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective=objective, advantage=advantage,
+               learning_rate=1e-3, grad_clip=1.0)
+    policy = model(seed=1 + dist.rank, scale=3.0)
+    dist.broadcast(policy)
+    reference = freeze(copy.deepcopy(policy))
+    data = consumer(dataset, c, rank=dist.rank, world=dist.world)
+    optimizers = build_optimizers(policy, c)
+    for step in range(10):
+        batch = join([data.batch("train", step, micro) for micro in range(accumulation)])
+        metrics = grpo_training_step(policy, reference, judge(), batch, optimizers, 1e-3, step, c, TOKENIZER, dist)
+        if step == 0:
+            result[f"{objective}/{advantage}/first"] = torch.cat([p.flatten() for p in policy.parameters()]).detach()
+            result[f"{objective}/{advantage}/metrics"] = torch.tensor(
+                [metrics[k] for k in ("loss", "mean_reward", "std_reward", "entropy", "grad_norm", "unique_completions")])
+    result[f"{objective}/{advantage}/last"] = torch.cat([p.flatten() for p in policy.parameters()]).detach()
+
+policy = model(seed=1, scale=1.0)
+optimizers = build_optimizers(policy, PretrainConfig())
+data = consumer(dataset, config(batch_size=batch_size), rank=dist.rank, world=dist.world)
+for step in range(10):
+    batches = [unpack_batch(data.batch("train", step, micro), "cpu") for micro in range(accumulation)]
+    training_step(policy, batches, optimizers, 1e-3, 1.0, dist)
+result["supervised"] = torch.cat([p.flatten() for p in policy.parameters()]).detach()
+torch.save(result, f"{out}-{dist.rank}.pt")
+dist.close()

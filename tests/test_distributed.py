@@ -1,0 +1,52 @@
+"""Two ranks are one rank with twice the batch, or with twice the accumulation."""
+
+import pytest
+import torch
+
+from core.distributed import detect_device, detect_dtype
+from tests.tiny import ROOT, run_script
+
+
+@pytest.fixture(scope="module")
+def layouts(dataset, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    for name, ranks, batch_size, accumulation in (("two", 2, 4, 1), ("wide", 1, 8, 1), ("long", 1, 4, 2)):
+        done = run_script("tests/rank_worker.py", dataset, folder / name, batch_size, accumulation, ranks=ranks, threads=1)
+        assert done.returncode == 0, done.stderr
+    return {name: torch.load(folder / f"{name}.pt") for name in ("two-0", "two-1", "wide-0", "long-0")}
+
+
+def test_both_ranks_hold_the_same_weights(layouts):
+    for name, weights in layouts["two-0"].items():
+        assert torch.equal(weights, layouts["two-1"][name]), name
+
+
+@pytest.mark.parametrize("other", ["wide-0", "long-0"])
+def test_two_ranks_equal_one(layouts, other):
+    assert len(layouts["two-0"]) == 3 * 4 * 3 + 1, "objectives x advantages x (first step, its metrics, tenth step)"
+    for name, weights in layouts["two-0"].items():
+        torch.testing.assert_close(weights, layouts[other][name], rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_ten_steps_went_somewhere(layouts):
+    for name, weights in layouts["wide-0"].items():
+        if name.endswith("last"):
+            assert (weights - layouts["wide-0"][name.replace("last", "first")]).abs().max() > 1e-3
+
+
+def test_devices_and_types():
+    assert detect_device("cpu") == torch.device("cpu")
+    assert detect_dtype("auto", torch.device("cpu")) == torch.float32
+    for call in (lambda: detect_device("gpu"), lambda: detect_dtype("float16", torch.device("cpu"))):
+        with pytest.raises(ValueError):
+            call()
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="device='auto'"):
+            detect_device("cuda")
+
+
+def test_there_is_one_device_detection():
+    import pathlib
+    users = [p.name for folder in ("core", "grpo") for p in pathlib.Path(ROOT, folder).glob("*.py")
+             if "cuda.is_available" in p.read_text()]
+    assert users == ["distributed.py"]
