@@ -2,11 +2,11 @@
 
 import time
 
+import torch
+
 from core.checkpoint_manager import CheckpointManager, save_model
 from core.scheduler import CosineLRScheduler
 from core.training_step import build_optimizers, training_step
-
-import torch
 
 COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_steps")
 

@@ -12,11 +12,11 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from core.checkpoint_manager import load_model
 from core.config import UsageError, load_config, run_script
+from core.dataset_consumer import dataset_folder
 from core.distributed import Distributed, detect_dtype
 from core.logger import read_records
 from core.model import MASKED_FILL
 from core.tokenizer import load_meta
-from core.dataset_consumer import dataset_folder
 from grpo.evaluate import build_evaluation
 from grpo.grpo_config import GRPOConfig
 from grpo.models import load_models

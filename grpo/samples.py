@@ -5,6 +5,7 @@ import os
 
 from core.logger import highlight
 
+
 def best_and_worst(text, scores, problems, tokenizer):
     """The first few problems of an evaluation with their best and worst completion.
 

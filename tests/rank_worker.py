@@ -12,11 +12,11 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
 
-from core.checkpoint_manager import freeze
-from core.training_step import build_optimizers, training_step
 from core.batch import unpack_batch
+from core.checkpoint_manager import freeze
 from core.distributed import Distributed
 from core.pretrain_config import PretrainConfig
+from core.training_step import build_optimizers, training_step
 from grpo.advantages import ADVANTAGES
 from grpo.grpo_training_step import grpo_training_step
 from grpo.objectives import OBJECTIVES

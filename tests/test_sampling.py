@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from core.batch import masked_positions
 from core.losses import entropy, exact_kl, nucleus, sampling_logp, token_logp
 from core.sampling import draw_uniforms, fill_in, fill_once, predict_and_sample_tokens, sample_from
-from core.batch import masked_positions
 from tests.tiny import TOKENIZER, model
 
 

@@ -12,8 +12,8 @@ from core.training_step import build_optimizers
 from grpo.advantages import ADVANTAGES, compute_advantages
 from grpo.grpo_training_step import grpo_training_step, rollout_loss, unique_completions
 from grpo.objectives import OBJECTIVES, token_weights
-from grpo.rollout import collect, join
 from grpo.rewards import compute_rewards
+from grpo.rollout import collect, join
 from tests.tiny import TOKENIZER, config, consumer, judge, model, one_process
 
 STEP = importlib.import_module("grpo.grpo_training_step")  # the package exports the function under the same name
@@ -115,7 +115,7 @@ def test_gradient_does_not_depend_on_the_micro_batch(dataset, objective, advanta
 
 def test_gradient_passes_finite_differences(dataset):
     c = config(kl_beta=0.2, objective="plain")
-    policy, reference, scorer = model(seed=1, scale=4.0).double(), freeze(model(seed=2)).double(), judge()
+    policy, reference = model(seed=1, scale=4.0).double(), freeze(model(seed=2)).double()
     rollouts = collect(policy, reference, consumer(dataset, c).batch("train", 0), 0, c, "cpu", NO_CAST)
     rollouts.mask, advantage = rollouts.mask.double(), torch.randn(len(rollouts.row), dtype=torch.float64)
     value = lambda: rollout_loss(policy, rollouts, advantage, token_weights(rollouts.mask, "sum", 1), c)[0]
