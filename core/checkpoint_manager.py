@@ -32,7 +32,8 @@ def save_model(path, model, tokenizer, dtype=torch.float32, **facts):
 def read_header(path, key="checkpoint"):
     """The header of a model file. `key` is the setting that named it, for the error."""
     if not os.path.exists(path):
-        raise FileNotFoundError(f"{key}={path} does not exist; train it (README.md, 'Your own text') or correct the path")
+        raise FileNotFoundError(f"{key}={path} does not exist; train it (README.md, 'Your own text') or correct the "
+                                "path")
     try:
         with safetensors.safe_open(path, "pt") as f:
             return json.loads(f.metadata()["nano_grpo"])
@@ -53,8 +54,9 @@ def load_model(path, device="cpu", mode=None, tokenizer=None, key="checkpoint"):
     if mode is not None and config.mode != mode:
         raise ValueError(f"{key}={path} has mode {config.mode}, but {mode} is needed here")
     if tokenizer is not None and header["tokenizer"] != tokenizer.description():
-        raise ValueError(f"{key}={path} has another vocabulary ({header['tokenizer'].get('vocab_size')} tokens) than the "
-                         f"dataset or generator ({tokenizer.vocab_size}); use models trained on the same vocabulary")
+        raise ValueError(f"{key}={path} has another vocabulary ({header['tokenizer'].get('vocab_size')} tokens) than "
+                         f"the dataset or generator ({tokenizer.vocab_size}); "
+                         "use models trained on the same vocabulary")
     model = GPT(config)
     with safetensors.safe_open(path, "pt") as f:
         model.load_state_dict({name: f.get_tensor(name).float() for name in f.keys()})
@@ -71,7 +73,7 @@ def freeze(model):
 
 
 class CheckpointManager:
-    """<out_dir>/state.pt to resume from and <out_dir>/model.safetensors to use; with keep, also the last `keep` models."""
+    """<out_dir>/state.pt to resume from, <out_dir>/model.safetensors to use; with keep, also the last `keep` models."""
 
     def __init__(self, out_dir, keep=0):
         self.out_dir, self.keep = out_dir, keep
@@ -100,7 +102,8 @@ class CheckpointManager:
             raise FileNotFoundError(f"resume=True, but {path} does not exist; start without resume or correct out_dir")
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise ValueError(f"{path} is damaged or cut short ({str(error).splitlines()[0]}); start without resume") from None
+        except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+            raise ValueError(f"{path} is damaged or cut short ({str(error).splitlines()[0]}); "
+                             "start without resume") from None
         bare(model).load_state_dict(state.pop("model"))
         return state

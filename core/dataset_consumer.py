@@ -39,8 +39,8 @@ class DatasetConsumer:
 
     batch(split, step) is {"input", "target", "mask"}, each (batch_size, block_size), and "number", (batch_size,).
     MASKED_FILL hides target's tokens behind MASK in input where mask is True; LANGUAGE_MODEL shifts by one.
-    Problem i of a step is drawn from (seed, step, its number in the step), so the same problems are drawn however a step
-    is cut into ranks and micro-batches.
+    Problem i of a step is drawn from (seed, step, its number in the step), so the same problems are drawn however a
+    step is cut into ranks and micro-batches.
     """
 
     def __init__(self, dataset, mode, block_size, batch_size, seed=1337, rank=0, world=1, masks=None, mask_low=0.2,
@@ -59,8 +59,8 @@ class DatasetConsumer:
             raise FileNotFoundError(f"dataset not prepared: {path} is missing; run python {self.folder}/prepare.py")
         tokens = np.fromfile(path, dtype=np.uint16)
         if len(tokens) <= self.block_size + 1:
-            raise ValueError(f"{path} has {len(tokens)} tokens, fewer than one window of block_size={self.block_size} + 1; "
-                             "use a longer text or a smaller block_size")
+            raise ValueError(f"{path} has {len(tokens)} tokens, fewer than one window of "
+                             f"block_size={self.block_size} + 1; use a longer text or a smaller block_size")
         return tokens
 
     def batch(self, split, step, micro=0):

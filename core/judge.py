@@ -10,6 +10,12 @@ CHUNK = 64  # texts per forward: what a CPU cache likes, and a bound on memory
 
 
 @torch.no_grad()
+def calculate_realness(judge, text):
+    """text: (N, T) completed tokens. Returns (N, T): the judge's probability that each token is the true one."""
+    return torch.cat([judge(part).sigmoid() for part in text.split(CHUNK)])
+
+
+@torch.no_grad()
 def calculate_judge_scores(judge, text, cls_token_id):
     """Score of each text in [0, 1]; 1 looks written by a human.
 
@@ -20,11 +26,11 @@ def calculate_judge_scores(judge, text, cls_token_id):
     if judge.config.judge_head == "cls":
         text = torch.cat((torch.full_like(text[:, :1], cls_token_id), text), dim=1)  # (N, 1 + T)
         return torch.cat([1 - judge(part).sigmoid() for part in text.split(CHUNK)])
-    return torch.cat([judge(part).sigmoid().mean(1) for part in text.split(CHUNK)])
+    return calculate_realness(judge, text).mean(1)
 
 
 class FilledText:
-    """Batches for a judge: windows of the corpus whose masked tokens were filled in by one of several frozen generators.
+    """Batches for a judge: corpus windows whose masked tokens were filled in by one of several frozen generators.
 
     batch(split, step, micro) is (input, target, mask): the filled text (after CLS for a cls judge), the true one, and
     what was filled. A share of the rows is left clean. Pure in (seed, rank, step) as the data underneath is.
@@ -41,7 +47,7 @@ class FilledText:
         batch = self.data.batch(split, step, micro)
         input, target, mask = unpack_batch(batch, self.device)                       # (B, T)
         noise = draw_uniforms(self.data.seed + self.noise_seed, step, batch["number"], (1, input.shape[1] + 3))
-        which = (noise[:, 0, -1] * len(self.fillers)).long()                         # (B,) which generator fills the row
+        which = (noise[:, 0, -1] * len(self.fillers)).long()                         # (B,) the generator of each row
         clean = (noise[:, 0, -2] < self.clean_share).to(self.device)                 # (B,)
         span = self.temperature_high - self.temperature_low
         temperature = (self.temperature_low + span * noise[:, 0, -3]).float()        # (B,)
@@ -87,7 +93,7 @@ def judge_report(judge, data, filler, device, batches=8, temperature=0.8):
         text = fill_once(filler, input, mask, noise, temperature)[:, 0]
         shares.append((text != target).float().mean(1).cpu())
         scores.append(calculate_judge_scores(judge, text, cls).cpu())
-        thirty = noise[:, 0].argsort(1).argsort(1) < round(0.3 * input.shape[1])     # (B, T) 30% of the places at random
+        thirty = noise[:, 0].argsort(1).argsort(1) < round(0.3 * input.shape[1])     # (B, T) a random 30%
         text = fill_once(filler, target.masked_fill(thirty.to(device), data.tokenizer.mask_token_id), thirty, 1 - noise,
                          temperature)
         filled_30.append(calculate_judge_scores(judge, text[:, 0], cls).cpu())

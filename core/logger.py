@@ -35,11 +35,13 @@ class Logger:
     """log(step, metrics) writes a record; say(text) prints without breaking the progress bar."""
 
     def __init__(self, out_dir, total_steps, columns, wandb_run=None, silent=False):
-        self.path, self.columns, self.wandb_run, self.silent = os.path.join(out_dir, "metrics.jsonl"), columns, wandb_run, silent
+        self.path, self.columns = os.path.join(out_dir, "metrics.jsonl"), columns
+        self.wandb_run, self.silent = wandb_run, silent
         self.total_steps, self.bar, self.started, self.first_step = total_steps, None, time.time(), 0
         if not silent:
             os.makedirs(out_dir, exist_ok=True)
-            self.bar = tqdm(total=total_steps, disable=not sys.stderr.isatty(), dynamic_ncols=True, unit="step", leave=False)
+            self.bar = tqdm(total=total_steps, disable=not sys.stderr.isatty(), dynamic_ncols=True, unit="step",
+                            leave=False)
 
     def start(self, step=0):
         """Drops the records of steps that are about to run again, and a line that a crash cut short."""

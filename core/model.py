@@ -15,9 +15,11 @@ JUDGE_HEADS = ("realness", "cls")
 
 @dataclass(frozen=True)
 class GPTConfig:
+    """The shape of a model, checked, and what it is for; it is stored in the model's file."""
+
     mode: str = LANGUAGE_MODEL
     vocab_size: int = 100         # ids the model can read: the base vocabulary and the special tokens behind it
-    base_vocab_size: int = 97     # ids 0 .. base_vocab_size-1 are the ones it can write: a special token is never sampled
+    base_vocab_size: int = 97     # ids 0 .. base_vocab_size-1 are those it can write: a special token is never sampled
     block_size: int = 128         # longest input
     n_layer: int = 4
     n_head: int = 4
@@ -55,6 +57,8 @@ def rotate(x, cos, sin):
 
 
 class Attention(nn.Module):
+    """Self-attention: each position reads from all others; in a language model, only from itself and those before."""
+
     def __init__(self, config):
         super().__init__()
         self.n_head, self.dropout = config.n_head, config.dropout
@@ -75,6 +79,8 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
+    """One layer: attention, then a small network on each position, both added to x."""
+
     def __init__(self, config):
         super().__init__()
         self.norm_1 = nn.RMSNorm(config.n_embd, eps=1e-5)

@@ -67,6 +67,7 @@ def build_batches(config, data, dist):
 
 
 def main(argv):
+    """Trains the model that the config files and --key=value settings in argv describe."""
     config, origin = load_config(PretrainConfig, argv)
     dist = Distributed(config.device)
     dtype = detect_dtype(config.dtype, dist.device)
@@ -81,8 +82,9 @@ def main(argv):
     logger = create_logger(config, dist, config.max_iters, COLUMNS)
     logger.say("\n".join(describe(config, origin)))
     logger.say(f"{config.mode}: {model.num_parameters() / 1e6:.2f} M parameters on {dist.device}, {dtype}; "
-               f"{len(data.tokens['train'])} training tokens; {config.batch_size} windows x {config.gradient_accumulation_steps} "
-               f"accumulation x {dist.world} ranks = {config.batch_size * config.gradient_accumulation_steps * dist.world} per step")
+               f"{len(data.tokens['train'])} training tokens; {config.batch_size} windows x "
+               f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = "
+               f"{config.batch_size * config.gradient_accumulation_steps * dist.world} per step")
     if dist.is_main:
         save_config(config, os.path.join(config.out_dir, "config.json"))
     model = torch.compile(model) if config.compile else model

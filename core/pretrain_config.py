@@ -8,6 +8,8 @@ from core.model import JUDGE_HEADS, MASKED_FILL, MODES
 
 @dataclass(frozen=True)
 class PretrainConfig:
+    """The settings of core/pretrain.py with their defaults; values that cannot work are refused."""
+
     # data
     dataset: str = "char_diffusion"        # a folder under data/, or a folder of your own
     block_size: int = 128                  # tokens per window
@@ -69,8 +71,8 @@ class PretrainConfig:
         if self.judge_head not in JUDGE_HEADS:
             raise ValueError(f"judge_head={self.judge_head!r} is not one of {', '.join(JUDGE_HEADS)}")
         check_masks(self)
-        for key in ("block_size", "batch_size", "gradient_accumulation_steps", "max_iters", "eval_batches", "log_interval",
-                    "eval_interval", "save_interval", "max_bad_steps"):
+        for key in ("block_size", "batch_size", "gradient_accumulation_steps", "max_iters", "eval_batches",
+                    "log_interval", "eval_interval", "save_interval", "max_bad_steps"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key}={getattr(self, key)} must be at least 1")
 

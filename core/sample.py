@@ -21,6 +21,8 @@ from core.sampling import draw_uniforms, fill_once
 
 @dataclass(frozen=True)
 class SampleConfig:
+    """Which generator fills which text, how often and how boldly."""
+
     checkpoint: str = "out-grpo/model.safetensors"
     text: str = ""
     mask_character: str = "_"
@@ -34,8 +36,8 @@ class SampleConfig:
         if len(self.mask_character) != 1:
             raise ValueError(f"mask_character={self.mask_character!r} must be one character")
         if self.num_samples < 1 or self.temperature <= 0 or not 0 < self.top_p <= 1:
-            raise ValueError(f"num_samples={self.num_samples} must be at least 1, temperature={self.temperature} above 0, "
-                             f"top_p={self.top_p} in (0, 1]")
+            raise ValueError(f"num_samples={self.num_samples} must be at least 1, "
+                             f"temperature={self.temperature} above 0, top_p={self.top_p} in (0, 1]")
 
 
 def encode_with_masks(text, mask_character, tokenizer):
@@ -53,6 +55,7 @@ def encode_with_masks(text, mask_character, tokenizer):
 
 
 def main(argv):
+    """Prints num_samples completions of the text; on a terminal, what was filled in is highlighted."""
     config, _ = load_config(SampleConfig, argv)
     device = detect_device(config.device)
     model, _ = load_model(config.checkpoint, device, MASKED_FILL)

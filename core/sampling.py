@@ -21,7 +21,7 @@ def sample_from(logp, uniform):
     """Inverse-CDF sampling. logp: (P, M, V) log-probabilities; uniform: (P, G, M) in [0, 1). Returns ids (P, G, M)."""
     cdf = logp.double().exp().cumsum(-1)                                             # (P, M, V)
     u = uniform.to(logp.device).transpose(1, 2).contiguous() * cdf[..., -1:]         # (P, M, G)
-    ids = torch.searchsorted(cdf, u, right=True)                                     # (P, M, G) skips zero probabilities
+    ids = torch.searchsorted(cdf, u, right=True)                                     # (P, M, G) skips probability 0
     last = (logp > -torch.inf).int().cumsum(-1).argmax(-1, keepdim=True)             # (P, M, 1) last possible token
     return torch.minimum(ids, last).transpose(1, 2)
 
@@ -48,7 +48,7 @@ def fill_in(input, position, chosen, target):
     G = target.shape[1]
     text = input[:, None].expand(-1, G, -1)                                          # (P, G, T)
     where = position[:, None].expand(-1, G, -1)                                      # (P, G, M)
-    kept = torch.where(chosen[:, None] > 0, target, text.gather(2, where))           # padding writes back what was there
+    kept = torch.where(chosen[:, None] > 0, target, text.gather(2, where))           # padding rewrites what was there
     return text.scatter(2, where, kept)
 
 

@@ -4,7 +4,7 @@ import math
 
 
 class CosineLRScheduler:
-    """lr(step) for step 0, 1, ...: up to learning_rate over warmup_iters, then a half cosine to min_lr at lr_decay_iters."""
+    """lr(step) from step 0: up to learning_rate over warmup_iters, then a half cosine to min_lr at lr_decay_iters."""
 
     def __init__(self, learning_rate, min_lr, warmup_iters, lr_decay_iters):
         self.learning_rate, self.min_lr = learning_rate, min_lr

@@ -7,7 +7,8 @@ import unicodedata
 
 SPECIALS = ("mask", "pad", "cls")  # they follow the base vocabulary, in this order
 ASCII = "\n" + "".join(c for c in map(chr, range(32, 127)))
-PLAIN = {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-", "\u2026": "...", "\t": " "}
+PLAIN = {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-", "\u2026": "...",
+         "\t": " "}
 
 
 def fold_to_ascii(text):
@@ -33,8 +34,8 @@ class CharTokenizer:
         self.characters = characters
         self.ids = {c: i for i, c in enumerate(characters)}
         self.base_vocab_size = len(characters)
-        self.mask_token_id, self.pad_token_id, self.cls_token_id = range(len(characters), len(characters) + len(SPECIALS))
         self.vocab_size = len(characters) + len(SPECIALS)
+        self.mask_token_id, self.pad_token_id, self.cls_token_id = range(self.base_vocab_size, self.vocab_size)
 
     def encode(self, text):
         """Ids of the characters; one outside the vocabulary is folded to ASCII or left out."""
@@ -60,7 +61,8 @@ def from_description(description, where):
         raise ValueError(f"{where}: kind={description['kind']!r} of tokenizer is not known (known: char)")
     tokenizer = CharTokenizer(description["characters"])
     if tokenizer.description() != description:
-        raise ValueError(f"{where}: its vocabulary sizes and special ids do not agree with its characters; prepare it again")
+        raise ValueError(f"{where}: its vocabulary sizes and special ids do not agree with its characters; "
+                         "prepare it again")
     return tokenizer
 
 
@@ -68,7 +70,8 @@ def load_meta(folder):
     """meta.json of a prepared dataset, checked, and its tokenizer."""
     path = os.path.join(folder, "meta.json")
     if not os.path.exists(path):
-        raise FileNotFoundError(f"dataset not prepared: {path} is missing; run python {os.path.join(folder, 'prepare.py')}")
+        raise FileNotFoundError(f"dataset not prepared: {path} is missing; "
+                                f"run python {os.path.join(folder, 'prepare.py')}")
     with open(path) as f:
         meta = json.load(f)
     return meta, from_description(meta.get("tokenizer", {}), path)

@@ -70,7 +70,7 @@ class Setup:
                       "number": np.arange(c.batch_size)}
         self.completions = self.collect()
         reward = torch.rand(c.batch_size, c.group_size, device=self.dist.device)
-        self.advantage = compute_advantages(reward, "group_std").flatten()
+        self.advantage = compute_advantages(reward, "group_std").view(-1, 1)
 
     def collect(self):
         return collect(self.policy, self.reference, self.batch, 0, self.config, self.dist.device, self.autocast)
@@ -99,7 +99,7 @@ class Setup:
                     self.judge(done.text).sigmoid().mean(1)
             logp = self.policy(inputs).log_softmax(-1)                               # (N, T, V)
         chosen = logp.gather(-1, done.text[..., None]).squeeze(-1)                   # (N, T)
-        term = -torch.exp(chosen - chosen.detach()) * self.advantage[:, None]        # (N, T)
+        term = -torch.exp(chosen - chosen.detach()) * self.advantage                 # (N, T)
         term = term + c.kl_beta * (logp.exp() * (logp - ref_logp)).sum(-1)
         ((term * hidden).sum(1) / hidden.sum(1)).mean().backward()
 
@@ -151,7 +151,8 @@ def main(argv):
     for judged, key in ((True, "time_ratio"), (False, "time_ratio_without_judge")):
         naive, shared = setup.seconds(setup.naive, judged), setup.seconds(setup.shared, judged)
         result[key] = round(naive / shared, 2)
-        print(f"{'seconds, judge' if judged else 'seconds, no judge':<24}{naive:>12.3f}{shared:>12.3f}{naive / shared:>8.2f}")
+        name = "seconds, judge" if judged else "seconds, no judge"
+        print(f"{name:<24}{naive:>12.3f}{shared:>12.3f}{naive / shared:>8.2f}")
     naive, shared = (peak_memory(argv[1:], side) for side in ("naive", "shared"))
     result |= {"memory_ratio": round(naive / shared, 2), "gradient_difference": difference}
     print(f"{'peak MB':<24}{naive:>12.0f}{shared:>12.0f}{naive / shared:>8.2f}")

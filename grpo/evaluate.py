@@ -35,8 +35,8 @@ class Evaluation:
 
     evaluate(policy) returns, each a mean over all completions of all problems:
       judge, gold_judge     score of the completed text
-      word_validity         of the words of the true text that a mask touches, the share whose filled span is one word of
-                            the training text: spaces cannot cut a gap into one-letter words
+      word_validity         of the words of the true text that a mask touches, the share whose filled span is one word
+                            of the training text: spaces cannot cut a gap into one-letter words
       words_recovered       ... whose filled span is the true word
       token_accuracy        hidden tokens that equal the true ones
       kl                    exact KL to the reference per hidden token, in nats, at the sampling temperature
@@ -105,5 +105,5 @@ def build_evaluation(config, reference, judge, gold_judge, dist, dtype):
     """The evaluation of a run: validation problems of its mask settings, the same for every seed and batch size."""
     data = DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, CHUNK, masks=config.masks,
                            mask_low=config.mask_low, mask_high=config.mask_high)
-    return Evaluation(data, reference, judge, gold_judge, config.eval_problems, config.eval_completions, config.top_p, dist,
-                      dtype)
+    return Evaluation(data, reference, judge, gold_judge, config.eval_problems, config.eval_completions, config.top_p,
+                      dist, dtype)

@@ -33,7 +33,8 @@ class GRPOConfig:
     top_p: float = 0.95
     # objective
     objective: str = "grpo"                   # a row of OBJECTIVES: grpo, dr_grpo, plain
-    advantage: str | None = None              # None: the objective's own; else group_std, group_mean, leave_one_out, batch_std
+    advantage: str | None = None              # None: the objective's own; else a name in ADVANTAGES
+    credit_window: int | None = None          # a token answers for the text this near to it; None: for all of it
     kl_beta: float = 0.1                      # weight of the KL penalty to the reference
     kl_estimator: str = "exact"               # over the whole vocabulary, with its gradient
     clip_low: float = 0.2                     # the ratio is clipped to 1 - clip_low .. 1 + clip_high
@@ -73,7 +74,7 @@ class GRPOConfig:
     def __post_init__(self):
         check_masks(self)
         if self.group_size < 2:
-            raise ValueError(f"group_size={self.group_size} must be at least 2: a completion is compared with its group")
+            raise ValueError(f"group_size={self.group_size} must be at least 2: a group is compared with itself")
         if self.temperature <= 0 or not 0 < self.top_p <= 1:
             raise ValueError(f"temperature={self.temperature} must be above 0 and top_p={self.top_p} in (0, 1]")
         if self.objective not in OBJECTIVES:
@@ -84,11 +85,12 @@ class GRPOConfig:
             raise ValueError("kl_estimator='k1' is refused: the gradient of mean(logp - ref_logp) does not contain the "
                              "reference; use kl_estimator='exact'")
         if self.kl_estimator != "exact":
-            raise ValueError(f"kl_estimator={self.kl_estimator!r}: fill-in has the whole distribution at hand, use 'exact'")
+            raise ValueError(f"kl_estimator={self.kl_estimator!r}: fill-in knows the whole distribution, use 'exact'")
         if self.kl_beta < 0:
             raise ValueError(f"kl_beta={self.kl_beta} must not be negative")
-        for key in ("block_size", "batch_size", "gradient_accumulation_steps", "max_iters", "eval_problems", "eval_completions", "log_interval",
-                    "eval_interval", "sample_interval", "save_interval", "max_bad_steps"):
+        for key in ("block_size", "batch_size", "gradient_accumulation_steps", "max_iters", "eval_problems",
+                    "eval_completions", "log_interval", "eval_interval", "sample_interval", "save_interval",
+                    "max_bad_steps"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key}={getattr(self, key)} must be at least 1")
 

@@ -14,8 +14,8 @@ from grpo.plots import draw_curves
 from grpo.rollout import join
 from grpo.samples import append_samples, best_and_worst, comparison_table, format_samples
 
-COLUMNS = ("mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "unique_completions", "grad_norm", "lr",
-           "tokens_per_second")
+COLUMNS = ("mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "unique_completions", "grad_norm",
+           "lr", "tokens_per_second")
 SHOWN_SAMPLES = 3
 
 
@@ -43,8 +43,8 @@ class GRPOTrainer:
         if self.dist.is_main:
             reference = {} if self.reference is None else {"reference": self.reference.state_dict()}
             self.checkpoints.save(self.step, self.policy, self.data.tokenizer, self.after, before=self.before,
-                                  skipped_steps=self.skipped_steps, optimizers=[o.state_dict() for o in self.optimizers],
-                                  **reference)
+                                  optimizers=[optimizer.state_dict() for optimizer in self.optimizers],
+                                  skipped_steps=self.skipped_steps, **reference)
 
     def run(self):
         c = self.config
@@ -57,7 +57,8 @@ class GRPOTrainer:
             started = time.perf_counter()
             batch = join([self.data.batch("train", self.step, micro) for micro in range(c.gradient_accumulation_steps)])
             metrics = grpo_training_step(self.policy, self.reference, self.judge, batch, self.optimizers,
-                                         self.schedule.lr(self.step), self.step, c, self.data.tokenizer, self.dist, self.dtype)
+                                         self.schedule.lr(self.step), self.step, c, self.data.tokenizer, self.dist,
+                                         self.dtype)
             self.step += 1
             self.skipped_steps += metrics["skipped_steps"]
             bad.check(metrics["skipped_steps"])
@@ -94,5 +95,6 @@ class GRPOTrainer:
         if self.dist.is_main:
             draw_curves({"": read_records(self.logger.path)}, self.checkpoints.path("curves.png"))
             self.logger.say(comparison_table(self.before, self.after))
-            self.logger.say(f"{self.config.out_dir}: model.safetensors, state.pt, metrics.jsonl, samples.jsonl, curves.png")
+            self.logger.say(f"{self.config.out_dir}: model.safetensors, state.pt, metrics.jsonl, samples.jsonl, "
+                            "curves.png")
         self.dist.barrier()

@@ -15,8 +15,9 @@ from grpo.rollout import collect
 def rollout_loss(policy, rollouts, advantage, weight, config):
     """Loss of some rollouts of a step, and metrics as sums, so that both add up over micro-batches and ranks.
 
-    advantage: (N,); weight: (N, M) from token_weights over the whole step
-    Logits are computed once per distinct input and chosen position, so KL and entropy are exact sums over the vocabulary.
+    advantage: (N, 1) or (N, M); weight: (N, M) from token_weights over the whole step
+    Logits are computed once per distinct input and chosen position, so KL and entropy are exact sums over the
+    vocabulary.
     """
     logits = policy(rollouts.inputs, rollouts.position)                              # (R, M, V)
     full = sampling_logp(logits, config.temperature)                                 # (R, M, V)
@@ -25,7 +26,7 @@ def rollout_loss(policy, rollouts, advantage, weight, config):
     logp = drawn[rollouts.row[:, None], column, rollouts.target]                     # (N, M)
     loss, sums = policy_loss(logp, rollouts.old_logp, advantage, weight, config.clip_low, config.clip_high)
     sums |= {"pg_loss": loss.detach(), "trained_tokens": rollouts.mask.sum()}
-    by_input = torch.zeros_like(full[..., 0]).index_add_(0, rollouts.row, weight)    # (R, M) a group's weight on its input
+    by_input = torch.zeros_like(full[..., 0]).index_add_(0, rollouts.row, weight)    # (R, M) a group's weight
     tokens = torch.zeros_like(by_input).index_add_(0, rollouts.row, rollouts.mask)   # (R, M)
     sums["entropy"] = (entropy(full.detach()) * tokens).sum()
     if rollouts.ref_logp is not None:
@@ -43,15 +44,14 @@ def unique_completions(target, mask, G):
     return (~same.tril(-1).any(-1)).sum(1)                                           # first of its kind
 
 
-def rollout_sums(rollouts, rewards, reward):
+def rollout_sums(rollouts, reward):
     """What a step's rollouts look like before training on them, as sums. reward: (P, G)."""
     spread = reward.std(1)                                                           # (P,)
     correct = ((rollouts.target == rollouts.truth) * rollouts.mask).sum()
     return {"completions": torch.tensor(float(reward.numel())), "problems": torch.tensor(float(len(reward))),
-            "tokens": rollouts.mask.sum(), "log_prob": (rollouts.old_logp * rollouts.mask).sum(), "reward": reward.sum(), "std_reward": spread.sum(),
-            "frac_reward_zero_std": (spread == 0).sum(), "correct": correct,
-            "unique_completions": unique_completions(rollouts.target, rollouts.mask, reward.shape[1]).sum(),
-            **{f"reward/{name}": x.sum() for name, x in rewards.items()}}
+            "tokens": rollouts.mask.sum(), "log_prob": (rollouts.old_logp * rollouts.mask).sum(), "correct": correct,
+            "reward": reward.sum(), "std_reward": spread.sum(), "frac_reward_zero_std": (spread == 0).sum(),
+            "unique_completions": unique_completions(rollouts.target, rollouts.mask, reward.shape[1]).sum()}
 
 
 def finish_metrics(out, config):
@@ -60,16 +60,18 @@ def finish_metrics(out, config):
     metrics = {"loss": out["loss"], "pg_loss": out["pg_loss"]}
     if "kl" in out:
         metrics |= {"kl_penalty": out["kl_penalty"], "mean_kl": out["kl"] / trained}
-    per = {"mean_reward": ("reward", N), "std_reward": ("std_reward", P), "mean_advantage": ("advantage", N),
-           "mean_log_prob": ("log_prob", tokens), "entropy": ("entropy", trained), "clip_fraction": ("clip_fraction", trained),
+    per = {"mean_reward": ("reward", N), "std_reward": ("std_reward", P), "mean_advantage": ("advantage", 1),
+           "mean_log_prob": ("log_prob", tokens), "mean_token_accuracy": ("correct", tokens),
+           "entropy": ("entropy", trained), "clip_fraction": ("clip_fraction", trained),
            "ratio_minus_one": ("ratio_minus_one", trained), "frac_reward_zero_std": ("frac_reward_zero_std", P),
-           "unique_completions": ("unique_completions", P), "mean_token_accuracy": ("correct", tokens)}
+           "unique_completions": ("unique_completions", P)}
     metrics |= {name: out[key] / count for name, (key, count) in per.items()}
-    metrics |= {name: value / N for name, value in out.items() if name.startswith("reward/")}
-    return metrics | {"grad_norm": out["grad_norm"], "skipped_steps": out["skipped_steps"]}
+    return metrics | {"reward/judge": metrics["mean_reward"], "grad_norm": out["grad_norm"],
+                      "skipped_steps": out["skipped_steps"]}
 
 
-def grpo_training_step(policy, reference, judge, batch, optimizers, lr, step, config, tokenizer, dist, dtype=torch.float32):
+def grpo_training_step(policy, reference, judge, batch, optimizers, lr, step, config, tokenizer, dist,
+                       dtype=torch.float32):
     """One optimizer step of GRPO (arXiv 2402.03300) on the problems of `batch`, this rank's whole share of the step.
 
     policy, reference (or None), judge: models in eval mode; batch: of DatasetConsumer, joined over micro-batches
@@ -83,16 +85,17 @@ def grpo_training_step(policy, reference, judge, batch, optimizers, lr, step, co
     rollouts = collect(policy, reference, batch, step, config, dist.device, autocast, config.batch_size)
     clock.append(time.perf_counter())
     with autocast:
-        rewards = compute_rewards(rollouts, judge, tokenizer, config.group_size)     # {name: (P, G)}
+        reward, credit = compute_rewards(rollouts, judge, tokenizer, config.group_size, config.credit_window)
     clock.append(time.perf_counter())
-    reward = sum(rewards.values())                                                   # (P, G)
-    advantage = compute_advantages(reward, config.advantage or objective.advantage, dist.total).flatten()
+    mask = rollouts.mask.view(*credit.shape[:2], -1) if config.credit_window is not None else None
+    name = config.advantage or objective.advantage
+    advantage = compute_advantages(credit, name, mask, dist.total).flatten(0, 1)     # (N, 1) or (N, M)
     weight = token_weights(rollouts.mask, objective.average, config.block_size, dist.total)
-    sums = rollout_sums(rollouts, rewards, reward) | {"advantage": advantage.sum()}
+    sums = rollout_sums(rollouts, reward) | {"advantage": (advantage * weight).sum()}
 
     inputs = torch.arange(len(rollouts.inputs), device=dist.device)
     if rollouts.ref_logp is None:  # an all-zero advantage and no KL: nothing to learn, no backward
-        inputs = inputs[(advantage.view(len(inputs), -1) != 0).any(1)]
+        inputs = inputs[(advantage.reshape(len(inputs), -1) != 0).any(1)]
     names = ("loss", "pg_loss", "trained_tokens", "entropy", "clip_fraction", "ratio_minus_one")
     trained = dict.fromkeys(names + (("kl", "kl_penalty") if rollouts.ref_logp is not None else ()), 0.0)
     for part in inputs.split(config.batch_size):
@@ -103,5 +106,6 @@ def grpo_training_step(policy, reference, judge, batch, optimizers, lr, step, co
         trained = {name: trained[name] + parts[name] for name in trained}
     out = apply_gradients(policy, optimizers, lr, config.grad_clip, sums | trained, dist)
     clock.append(time.perf_counter())
-    times = {f"time/{name}": b - a for name, a, b in zip(("collect", "reward", "train"), clock, clock[1:], strict=False)}
+    phases = zip(("collect", "reward", "train"), clock[:-1], clock[1:], strict=True)
+    times = {f"time/{name}": b - a for name, a, b in phases}
     return finish_metrics(out, config) | {"lr": lr} | times

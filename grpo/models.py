@@ -22,8 +22,9 @@ def load_models(config, tokenizer, device):
             judge = freeze(load_model(path, device, SEQUENCE_SCORER, tokenizer, key)[0])
             needed = config.block_size + (judge.config.judge_head == "cls")
             if judge.config.block_size < needed:
-                raise ValueError(f"{key}={path} has block_size={judge.config.block_size}, but needs {needed} for texts of "
-                                 f"block_size={config.block_size}" + (" and CLS" if needed > config.block_size else ""))
+                raise ValueError(f"{key}={path} has block_size={judge.config.block_size}, but needs {needed} for texts "
+                                 f"of block_size={config.block_size}"
+                                 + (" and CLS" if needed > config.block_size else ""))
         judges.append(judge)
     return policy, build_reference(policy, config, tokenizer, device), *judges
 
@@ -31,5 +32,6 @@ def load_models(config, tokenizer, device):
 def build_reference(policy, config, tokenizer, device):
     """A frozen copy of the policy at step 0, or reference_checkpoint; None if kl_beta is 0 and none was named."""
     if config.reference_checkpoint is not None:
-        return freeze(load_model(config.reference_checkpoint, device, MASKED_FILL, tokenizer, "reference_checkpoint")[0])
+        path = config.reference_checkpoint
+        return freeze(load_model(path, device, MASKED_FILL, tokenizer, "reference_checkpoint")[0])
     return freeze(copy.deepcopy(policy)) if config.kl_beta > 0 else None

@@ -12,9 +12,9 @@ class Objective:
 
 
 OBJECTIVES = {
-    "grpo": Objective(advantage="group_std", average="sequence"),     # arXiv 2402.03300: mean over tokens, then completions
+    "grpo": Objective(advantage="group_std", average="sequence"),      # arXiv 2402.03300: mean over tokens, then texts
     "dr_grpo": Objective(advantage="group_mean", average="constant"),  # arXiv 2503.20783: no length and no std bias
-    "plain": Objective(advantage="batch_std", average="sum"),         # REINFORCE: summed log-probabilities, mean over completions
+    "plain": Objective(advantage="batch_std", average="sum"),          # REINFORCE: log-probabilities are summed
 }
 
 
@@ -39,14 +39,13 @@ def policy_loss(logp, old_logp, advantage, weight, clip_low=0.2, clip_high=0.2):
     """The clipped surrogate -min(r A, clip(r) A) of PPO (arXiv 1707.06347): one scalar and its metrics.
 
     logp, old_logp: (N, M) log-probability of each chosen token, now and when it was chosen
-    advantage:      (N,)   of each completion
+    advantage:      (N, 1) of each completion, or (N, M) of each token
     weight:         (N, M) from token_weights, zero on padding
     """
     log_ratio = ((logp - old_logp) * (weight > 0)).clamp(-20, 20)                    # (N, M)
     r = log_ratio.exp()                                                              # (N, M)
     clipped = r.clamp(1 - clip_low, 1 + clip_high)                                   # (N, M)
-    A = advantage[:, None]                                                           # (N, 1)
-    loss = -(torch.min(r * A, clipped * A) * weight).sum()                           # ()
+    loss = -(torch.min(r * advantage, clipped * advantage) * weight).sum()           # ()
     with torch.no_grad():
         chosen = (weight > 0).float()
         metrics = {"clip_fraction": ((r != clipped) * chosen).sum(), "ratio_minus_one": ((r - 1).abs() * chosen).sum()}

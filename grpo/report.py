@@ -36,14 +36,16 @@ def held_out(folder):
 
 def report_seeds(folders, picture):
     runs = {folder: held_out(folder) for folder in folders}
-    print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |\n|---|---|---|---|---|---|")
+    print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
+    print("|---|---|---|---|---|---|")
     names = [name for name in next(iter(runs.values()))[1] if name.startswith("eval/")]
     for name in names:
         before, after = ([run[i][name] for run in runs.values()] for i in (1, 2))
         change = [b - a for a, b in zip(before, after, strict=True)]
         sd = statistics.stdev(change) if len(change) > 1 else 0.0
         print(f"| {name.removeprefix('eval/')} | {statistics.mean(before):.4f} | {statistics.mean(after):.4f} | "
-              f"{statistics.mean(change):+.4f} ± {sd:.4f} | {min(change):+.4f} | {sum(x > 0 for x in change)}/{len(change)} |")
+              f"{statistics.mean(change):+.4f} ± {sd:.4f} | {min(change):+.4f} | "
+              f"{sum(x > 0 for x in change)}/{len(change)} |")
     if picture:
         draw_curves({folder: run[0] for folder, run in runs.items()}, picture)
 
@@ -53,7 +55,8 @@ def report_temperatures(argv, trained, picture):
     dist = Distributed(config.device)
     _, tokenizer = load_meta(dataset_folder(config.dataset))
     policy, reference, judge, gold_judge = load_models(config, tokenizer, dist.device)
-    after, _ = load_model(trained or os.path.join(config.out_dir, "model.safetensors"), dist.device, MASKED_FILL, tokenizer)
+    trained = trained or os.path.join(config.out_dir, "model.safetensors")
+    after, _ = load_model(trained, dist.device, MASKED_FILL, tokenizer, "--trained")
     evaluation = build_evaluation(config, reference, judge, gold_judge, dist, detect_dtype(config.dtype, dist.device))
     curves = {}
     for label, model in (("before GRPO", policy), ("after GRPO", after)):
@@ -70,7 +73,8 @@ def main(argv):
     options = dict(a.removeprefix("--").split("=", 1) for a in argv if a.startswith(("--picture=", "--trained=")))
     rest = [a for a in argv[1:] if not a.startswith(("--picture=", "--trained="))]
     if not rest or argv[0] not in ("seeds", "temperatures"):
-        raise UsageError("python grpo/report.py seeds FOLDER... or temperatures CONFIG [--trained=FILE], and --picture=FILE")
+        raise UsageError("python grpo/report.py seeds FOLDER... [--picture=FILE], "
+                         "or temperatures CONFIG [--trained=FILE] [--picture=FILE]")
     if argv[0] == "seeds":
         report_seeds(rest, options.get("picture"))
     else:

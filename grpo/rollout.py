@@ -27,7 +27,7 @@ class Rollouts:
     truth: torch.Tensor             # (N, M) the true text's tokens at the chosen positions
 
     def select(self, inputs):
-        """(the rollouts of some inputs, given by their indices, with all their completions; those completions' indices)"""
+        """The rollouts of some inputs, given by their indices, with all their completions, and those's indices."""
         G = len(self.row) // len(self.inputs)                                        # completions per input
         completions = (inputs[:, None] * G + torch.arange(G, device=inputs.device)).flatten()
         by_input = ("inputs", "position", "ref_logp")
@@ -58,8 +58,8 @@ def collect(policy, reference, batch, step, config, device, autocast, micro_batc
     tokens, logp, ref_logp = [], [], []
     for part in torch.arange(P, device=device).split(micro_batch or P):
         with autocast:
-            sampled = predict_and_sample_tokens(policy, input[part], position[part], noise[part.cpu()], config.temperature,
-                                                config.top_p)
+            sampled = predict_and_sample_tokens(policy, input[part], position[part], noise[part.cpu()],
+                                                config.temperature, config.top_p)
             if reference is not None:
                 ref_logp.append(sampling_logp(reference(input[part], position[part]), config.temperature))
         tokens.append(sampled[0])

@@ -15,10 +15,10 @@ def best_and_worst(text, scores, problems, tokenizer):
     records = []
     for i, (input, target, mask, _) in enumerate(problems[: len(scores)]):
         best, worst = int(scores[i].argmax()), int(scores[i].argmin())
-        records.append({"masked": tokenizer.decode(input.tolist()), "truth": tokenizer.decode(target.tolist()),
-                        "best": tokenizer.decode(text[i, best].tolist()), "best_score": round(float(scores[i, best]), 4),
-                        "worst": tokenizer.decode(text[i, worst].tolist()), "worst_score": round(float(scores[i, worst]), 4),
-                        "mask": mask.int().tolist()})
+        texts = {"masked": input, "truth": target, "best": text[i, best], "worst": text[i, worst]}
+        records.append({name: tokenizer.decode(ids.tolist()) for name, ids in texts.items()}
+                       | {"best_score": round(float(scores[i, best]), 4), "mask": mask.int().tolist(),
+                          "worst_score": round(float(scores[i, worst]), 4)})
     return records
 
 

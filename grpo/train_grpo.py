@@ -29,7 +29,8 @@ def build_what_is_missing(config, dist):
         build_missing_dataset(dataset_folder(config.dataset), config.dataset_recipe, print)
         for kind in ("generator", "judge", "gold_judge"):
             key = f"{kind}_checkpoint"
-            build_missing_checkpoint(getattr(config, key), getattr(config, f"{kind}_recipe"), key, config.dataset, print)
+            path, recipe = getattr(config, key), getattr(config, f"{kind}_recipe")
+            build_missing_checkpoint(path, recipe, key, config.dataset, print)
     dist.barrier()
 
 
@@ -38,18 +39,22 @@ def plan(config, origin, models, data, dist, dtype):
     problems = config.batch_size * config.gradient_accumulation_steps * dist.world
     yield from describe(config, origin)
     yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
-           f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {problems * config.group_size} completions")
+           f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {problems * config.group_size} "
+           "completions")
     for name, model in models.items():
         if model is not None:
             yield (f"{name:<10} {model.config.mode}, {model.config.n_layer} layers x {model.config.n_embd}, "
                    f"{model.num_parameters() / 1e6:.2f} M parameters{'' if name == 'generator' else ', frozen'}")
-    yield (f"data: {data.folder}, {len(data.tokens['train'])} training and {len(data.tokens['val'])} validation tokens, windows "
-           f"of {config.block_size}, {config.mask_low:.0%} to {config.mask_high:.0%} hidden ({', '.join(config.masks)})")
+    tokens = {split: len(ids) for split, ids in data.tokens.items()}
+    yield (f"data: {data.folder}, {tokens['train']} training and {tokens['val']} validation tokens, "
+           f"windows of {config.block_size}, {config.mask_low:.0%} to {config.mask_high:.0%} hidden "
+           f"({', '.join(config.masks)})")
     generator = models["generator"].num_parameters()
     weights = 4 * sum(model.num_parameters() for model in models.values() if model is not None) + 12 * generator
     wide = max(model.config.n_embd * (12 + 2 * model.config.n_layer) for model in models.values() if model is not None)
     activations = 4 * config.block_size * 64 * wide
-    yield (f"on {dist.device} in {dtype}; about {(weights + activations) / 1e6:.0f} MB for weights, optimizer and activations")
+    yield (f"on {dist.device} in {dtype}; about {(weights + activations) / 1e6:.0f} MB for weights, optimizer and "
+           "activations")
 
 
 def main(argv):

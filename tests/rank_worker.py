@@ -27,8 +27,8 @@ dataset, out, batch_size, accumulation = sys.argv[1], sys.argv[2], int(sys.argv[
 dist = Distributed("cpu")
 result = {}
 for objective, advantage in itertools.product(OBJECTIVES, ADVANTAGES):
-    c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective=objective, advantage=advantage,
-               learning_rate=1e-3, grad_clip=1.0)
+    c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective=objective,
+               advantage=advantage, learning_rate=1e-3, grad_clip=1.0)
     policy = model(seed=1 + dist.rank, scale=3.0)
     dist.broadcast(policy)
     reference = freeze(copy.deepcopy(policy))
@@ -40,7 +40,8 @@ for objective, advantage in itertools.product(OBJECTIVES, ADVANTAGES):
         if step == 0:
             result[f"{objective}/{advantage}/first"] = torch.cat([p.flatten() for p in policy.parameters()]).detach()
             result[f"{objective}/{advantage}/metrics"] = torch.tensor(
-                [metrics[k] for k in ("loss", "mean_reward", "std_reward", "entropy", "grad_norm", "unique_completions")])
+                [metrics[k] for k in ("loss", "mean_reward", "std_reward", "entropy", "grad_norm",
+                                      "unique_completions")])
     result[f"{objective}/{advantage}/last"] = torch.cat([p.flatten() for p in policy.parameters()]).detach()
 
 policy = model(seed=1, scale=1.0)

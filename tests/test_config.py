@@ -24,8 +24,10 @@ def test_later_arguments_win_and_arithmetic_is_allowed(tmp_path):
 
 
 def test_literals_and_bare_words():
-    c = load("--out_dir=a=b", "--generator_checkpoint=x.safetensors", "--kl_beta=1e-3", "--compile=True", "--dataset=123")
-    assert (c.out_dir, c.generator_checkpoint, c.kl_beta, c.compile, c.dataset) == ("a=b", "x.safetensors", 1e-3, True, "123")
+    c = load("--out_dir=a=b", "--generator_checkpoint=x.safetensors", "--kl_beta=1e-3", "--compile=True",
+             "--dataset=123")
+    assert (c.out_dir, c.generator_checkpoint, c.kl_beta, c.compile, c.dataset) == (
+        "a=b", "x.safetensors", 1e-3, True, "123")
     assert load("--generator_checkpoint=None").generator_checkpoint is None
     fills = load("--fill_checkpoints=['a', 'b']", cls=PretrainConfig).fill_checkpoints
     assert fills == ("a", "b")
@@ -80,5 +82,5 @@ def test_canonical_defaults():
     c = GRPOConfig()
     assert (c.group_size, c.kl_beta, c.learning_rate, c.min_lr, c.temperature, c.top_p, c.batch_size) == (
         8, 0.1, 1e-5, 1e-6, 0.8, 0.95, 16)
-    assert (c.gradient_accumulation_steps, c.weight_decay, c.beta1, c.beta2, c.grad_clip, c.seed, c.device, c.out_dir) == (
-        1, 0.1, 0.9, 0.95, 1.0, 1337, "auto", "out-grpo")
+    assert (c.gradient_accumulation_steps, c.weight_decay, c.beta1, c.beta2, c.grad_clip, c.seed, c.device,
+            c.out_dir) == (1, 0.1, 0.9, 0.95, 1.0, 1337, "auto", "out-grpo")

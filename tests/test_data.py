@@ -31,8 +31,10 @@ def test_tokenizer_round_trip_and_folding():
 
 
 def test_prose_keeps_prose():
-    text = "Short.\n\n" + "This is a paragraph of plain words that goes on for\n    more than one line of text.\n\n" + "x = {1: 2, 3: 4} " * 9
-    assert list(prepare.prose(text)) == ["This is a paragraph of plain words that goes on for more than one line of text.\n"]
+    text = ("Short.\n\n" + "This is a paragraph of plain words that goes on for\n    more than one line of text.\n\n"
+            + "x = {1: 2, 3: 4} " * 9)
+    assert list(prepare.prose(text)) == [
+        "This is a paragraph of plain words that goes on for more than one line of text.\n"]
 
 
 def test_docstrings_are_found_wherever_they_stand():
@@ -68,7 +70,8 @@ def test_prepare_says_what_is_wrong(tmp_path):
     (tmp_path / "empty.txt").write_text("\u4e2d\u6587\n\u4e2d\n")
     for arguments, code, message in ((["--input=nowhere.txt"], 1, "nowhere.txt does not exist"),
                                      ([f"--input={tmp_path}/empty.txt"], 1, "no usable characters"),
-                                     (["--source=wikipedia"], 2, "python, shakespeare"), (["--colour=red"], 2, "--input=FILE")):
+                                     (["--source=wikipedia"], 2, "python, shakespeare"),
+                                     (["--colour=red"], 2, "--input=FILE")):
         done = run_script(PREPARE, *arguments, f"--out={tmp_path}/x")
         assert done.returncode == code and message in done.stderr and "Traceback" not in done.stderr
         assert len(done.stderr.strip().split("\n")) == 1 and not (tmp_path / "x").exists()

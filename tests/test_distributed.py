@@ -11,7 +11,8 @@ from tests.tiny import ROOT, run_script
 def layouts(dataset, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     for name, ranks, batch_size, accumulation in (("two", 2, 4, 1), ("wide", 1, 8, 1), ("long", 1, 4, 2)):
-        done = run_script("tests/rank_worker.py", dataset, folder / name, batch_size, accumulation, ranks=ranks, threads=1)
+        done = run_script("tests/rank_worker.py", dataset, folder / name, batch_size, accumulation, ranks=ranks,
+                          threads=1)
         assert done.returncode == 0, done.stderr
     return {name: torch.load(folder / f"{name}.pt") for name in ("two-0", "two-1", "wide-0", "long-0")}
 
@@ -25,7 +26,8 @@ def test_both_ranks_hold_the_same_weights(layouts):
 def test_two_ranks_equal_one(layouts, other):
     assert len(layouts["two-0"]) == 3 * 4 * 3 + 1, "objectives x advantages x (first step, its metrics, tenth step)"
     for name, weights in layouts["two-0"].items():
-        torch.testing.assert_close(weights, layouts[other][name], rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(weights, layouts[other][name], rtol=1e-4, atol=2e-5,
+                                   msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_ten_steps_went_somewhere(layouts):

@@ -10,11 +10,11 @@ import pytest
 from tests.tiny import ROOT
 
 ORDER = {
-    "core": ["config", "distributed", "logger", "scheduler", "tokenizer", "masking", "model", "batch", "dataset_consumer",
-             "losses", "sampling", "judge", "checkpoint_manager", "training_step", "trainer", "recipes", "pretrain_config",
-             "pretrain", "sample"],
-    "grpo": ["advantages", "objectives", "grpo_config", "rollout", "rewards", "models", "grpo_training_step", "evaluate",
-             "samples", "plots", "grpo_trainer", "train_grpo", "report", "bench"],
+    "core": ["config", "distributed", "logger", "scheduler", "tokenizer", "masking", "model", "batch",
+             "dataset_consumer", "losses", "sampling", "judge", "checkpoint_manager", "training_step", "trainer",
+             "recipes", "pretrain_config", "pretrain", "sample"],
+    "grpo": ["advantages", "objectives", "grpo_config", "rollout", "rewards", "models", "grpo_training_step",
+             "evaluate", "samples", "plots", "grpo_trainer", "train_grpo", "report", "bench"],
 }
 FILES = sorted(p for folder in ("core", "grpo", "config", "data") for p in pathlib.Path(ROOT, folder).rglob("*.py"))
 
@@ -31,13 +31,14 @@ def imports(path):
 def test_a_file_imports_only_what_stands_above_it(package):
     found = {p.stem for p in pathlib.Path(ROOT, package).glob("*.py")} - {"__init__"}
     assert found == set(ORDER[package]), "ORDER lists every file of the package"
-    scripts = {p.stem for p in pathlib.Path(ROOT, package).glob("*.py") if "run_script(main)" in p.read_text()}
+    scripts = {p.stem for p in pathlib.Path(ROOT, package).glob("*.py") if "__main__" in p.read_text()}
     for place, name in enumerate(ORDER[package]):
         for module in imports(pathlib.Path(ROOT, package, name + ".py")):
             parent, _, child = module.partition(".")
             assert not (package == "core" and parent == "grpo"), f"core/{name}.py imports grpo"
             if parent == package and child:
-                assert ORDER[package].index(child) < place, f"{package}/{name}.py imports {module}, which stands below it"
+                assert ORDER[package].index(child) < place, (
+                    f"{package}/{name}.py imports {module}, which stands below it")
                 assert child not in scripts, f"{package}/{name}.py imports the script {module}"
 
 

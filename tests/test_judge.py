@@ -24,7 +24,8 @@ def test_scores_are_mean_realness_or_one_minus_the_regressed_share():
 
 
 def test_auc_and_ranks_against_loops():
-    a, b = np.round(np.random.default_rng(0).normal(1, 1, 40), 1), np.round(np.random.default_rng(1).normal(0, 1, 30), 1)
+    a = np.round(np.random.default_rng(0).normal(1, 1, 40), 1)
+    b = np.round(np.random.default_rng(1).normal(0, 1, 30), 1)
     by_hand = np.mean([1.0 if x > y else 0.5 if x == y else 0.0 for x in a for y in b])
     assert abs(auc(a, b) - by_hand) < 1e-12
     assert average_ranks(np.array([3, 1, 3, 2])).tolist() == [3.5, 1, 3.5, 2]
@@ -56,7 +57,7 @@ def test_the_report_of_a_judge_that_knows_the_truth(dataset):
         config = judge().config
 
         def __call__(self, text):
-            known = (text[:, None] == truths).float()                                 # compared with the nearest true text
+            known = (text[:, None] == truths).float()                                 # against the nearest true text
             return 20 * known[torch.arange(len(text)), known.mean(2).argmax(1)] - 10
 
     report = judge_report(Oracle(), data, model(scale=1.0), "cpu", batches=2)
@@ -67,7 +68,8 @@ def test_words_are_those_of_the_true_text_that_a_mask_touches():
     truth = "ar the quick fox, go"
     mask = np.zeros(20, dtype=bool)
     mask[[0, 8, 9, 16, 19]] = True
-    assert [truth[a:b] for a, b in touched_words(truth, mask)] == ["quick"], "words cut by the window's edge do not count"
+    words = [truth[a:b] for a, b in touched_words(truth, mask)]
+    assert words == ["quick"], "words cut by the window's edge do not count"
     assert lexicon("The quick, the_Dead 42") == {"the", "quick", "dead"}
 
 
@@ -87,9 +89,11 @@ def test_evaluation_of_a_policy_that_knows_the_truth(dataset):
     metrics, text = evaluation(Oracle(), 1.0)
     assert len(evaluation.problems) == 6 and text.shape == (6, 3, 32)
     assert metrics["token_accuracy"] == 1 and metrics["words_recovered"] == 1 and metrics["unique_completions"] == 1
-    assert metrics["word_validity"] == 1 and metrics["kl"] == 0 and metrics["entropy"] < 1e-6 and "gold_judge" not in metrics
+    assert metrics["word_validity"] == 1 and metrics["kl"] == 0 and metrics["entropy"] < 1e-6
+    assert "gold_judge" not in metrics
     noisy, _ = evaluation(model(scale=1.0), 1.0)
-    assert noisy["token_accuracy"] < 0.2 and noisy["word_validity"] < 0.2 and noisy["unique_completions"] > 2 and noisy["kl"] > 1
+    assert noisy["token_accuracy"] < 0.2 and noisy["word_validity"] < 0.2
+    assert noisy["unique_completions"] > 2 and noisy["kl"] > 1
     assert abs(noisy["entropy"] - np.log(96)) < 0.1
     assert evaluation(model(scale=1.0), 1.0)[0] == noisy, "the same problems and the same noise every time"
 

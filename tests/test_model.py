@@ -47,8 +47,8 @@ def test_scorer_shapes():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="block_size=33"):
         model()(torch.zeros(1, 34, dtype=torch.long))
-    for settings, message in (({"mode": "x"}, "mode='x'"), ({"judge_head": "x"}, "judge_head='x'"), ({"n_head": 3}, "n_head"),
-                              ({"base_vocab_size": 101}, "base_vocab_size")):
+    for settings, message in (({"mode": "x"}, "mode='x'"), ({"judge_head": "x"}, "judge_head='x'"),
+                              ({"n_head": 3}, "n_head"), ({"base_vocab_size": 101}, "base_vocab_size")):
         with pytest.raises(ValueError, match=message):
             GPT(GPTConfig(**settings))
 

@@ -28,8 +28,8 @@ def advantage_by_hand(name, reward):
         std = math.sqrt(sum(x * x for x in c) / (G - 1))
         for i, r in enumerate(row):
             others = [x for j, x in enumerate(row) if j != i]
-            out.append({"group_std": c[i] / (std + 1e-4), "group_mean": c[i], "leave_one_out": r - sum(others) / (G - 1),
-                        "batch_std": c[i] / (step_std + 1e-4)}[name])
+            out.append({"group_std": c[i] / (std + 1e-4), "group_mean": c[i],
+                        "leave_one_out": r - sum(others) / (G - 1), "batch_std": c[i] / (step_std + 1e-4)}[name])
     return out
 
 
@@ -52,7 +52,7 @@ def test_loss_and_gradient_equal_the_papers_sum(objective):
     row = OBJECTIVES[objective]
     advantage = torch.tensor(advantage_by_hand(row.advantage, reward), dtype=torch.float64)
     weight = token_weights(mask, row.average, BUDGET)
-    loss, metrics = policy_loss(logp, old, advantage, weight)
+    loss, metrics = policy_loss(logp, old, advantage[:, None], weight)
     loss.backward()
 
     by_hand, N = 0.0, P * G
@@ -81,7 +81,7 @@ def test_padding_changes_nothing():
     logp, old, mask, reward = example()
     pad = lambda x, value: torch.cat((x, torch.full((len(x), 3), value, dtype=x.dtype)), 1)
     for row in OBJECTIVES.values():
-        advantage = compute_advantages(reward, row.advantage).flatten()
+        advantage = compute_advantages(reward, row.advantage).view(-1, 1)
         bare = policy_loss(logp, old, advantage, token_weights(mask, row.average, BUDGET))[0]
         wide = token_weights(pad(mask, 0.0), row.average, BUDGET)
         padded = policy_loss(pad(logp, -3.0), pad(old, 50.0), advantage, wide)[0]
@@ -89,5 +89,5 @@ def test_padding_changes_nothing():
 
 
 def test_a_huge_ratio_stays_finite():
-    loss, _ = policy_loss(torch.zeros(1, 1), torch.full((1, 1), -1e4), torch.tensor([-1.0]), torch.ones(1, 1))
+    loss, _ = policy_loss(torch.zeros(1, 1), torch.full((1, 1), -1e4), torch.tensor([[-1.0]]), torch.ones(1, 1))
     assert torch.isfinite(loss)

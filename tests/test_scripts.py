@@ -36,7 +36,8 @@ def test_the_main_job_from_start_to_finish(world):
     folder, _, base = world
     done = run(base)
     assert done.returncode == 0, done.stderr
-    for expected in ("group_size = 3", "default 8; command line", "4 problems x 3 completions x 1 accumulation x 1 ranks = 12",
+    for expected in ("group_size = 3", "default 8; command line",
+                     "4 problems x 3 completions x 1 accumulation x 1 ranks = 12",
                      "judge      sequence_scorer", "frozen", "masked       |", "best", "held out | judge", "gold_judge",
                      "word_validity", "step 3 | mean_reward", "before", "change", "curves.png"):
         assert expected in done.stdout, expected
@@ -49,7 +50,8 @@ def test_the_main_job_from_start_to_finish(world):
     done = run_script("grpo/report.py", "seeds", folder / "out", folder / "out", f"--picture={picture}")
     assert done.returncode == 0 and "| word_validity |" in done.stdout and picture.exists(), done.stderr
     picture = folder / "temperatures.png"
-    done = run_script("grpo/report.py", "temperatures", *(f"--{k}={v}" for k, v in base.items()), f"--picture={picture}")
+    done = run_script("grpo/report.py", "temperatures", *(f"--{k}={v}" for k, v in base.items()),
+                      f"--picture={picture}")
     assert done.returncode == 0 and done.stdout.count("| 0.2 |") == 2 and picture.exists(), done.stderr
 
 
@@ -89,10 +91,12 @@ def broken(world, name):
         "unknown key": ({"grup_size": 4}, 2, "did you mean group_size"),
         "synonym": ({"kl_coef": 0.1}, 2, "did you mean kl_beta"),
         "wrong type": ({"batch_size": "many"}, 2, "batch_size='many' must be int"),
-        "missing checkpoint": ({"generator_checkpoint": "gone.safetensors"}, 1, "generator_checkpoint=gone.safetensors"),
+        "missing checkpoint": ({"generator_checkpoint": "gone.safetensors"}, 1,
+                               "generator_checkpoint=gone.safetensors"),
         "no checkpoint": ({"judge_checkpoint": None}, 1, "judge_checkpoint is not set"),
         "truncated": ({"generator_checkpoint": folder / "cut.safetensors"}, 1, "damaged or cut short"),
-        "generator as judge": ({"judge_checkpoint": paths["generator"]}, 1, "has mode masked_fill, but sequence_scorer"),
+        "generator as judge": ({"judge_checkpoint": paths["generator"]}, 1,
+                               "has mode masked_fill, but sequence_scorer"),
         "other vocabulary": ({"judge_checkpoint": folder / "other.safetensors"}, 1, "another vocabulary"),
         "long block": ({"block_size": 40}, 1, "block_size=40 is larger than the 33"),
         "small judge": ({"judge_checkpoint": paths["small"]}, 1, "block_size=16, but needs 32"),
@@ -125,8 +129,9 @@ def test_what_is_missing_is_built_from_its_recipe(world):
         "pathlib.Path(__file__).resolve().parents[2]", repr(ROOT)).replace(
         'options = {}', f'argv, options = [*argv, "--input={folder}/text.txt"], {{}}'))
     (folder / "text.txt").write_text(TEXT)
-    (folder / "recipe.py").write_text(f"dataset = {str(folder / 'built')!r}\nblock_size = 32\nn_layer = 1\nn_embd = 16\n"
-                                      f"n_head = 2\nmax_iters = 3\neval_batches = 1\nout_dir = {str(folder / 'recipe-out')!r}\n")
+    (folder / "recipe.py").write_text(
+        f"dataset = {str(folder / 'built')!r}\nblock_size = 32\nn_layer = 1\nn_embd = 16\n"
+        f"n_head = 2\nmax_iters = 3\neval_batches = 1\nout_dir = {str(folder / 'recipe-out')!r}\n")
     done = run(base, dataset=folder / "built", dataset_recipe=folder / "prepare.py", out_dir=folder / "out-built",
                generator_checkpoint=folder / "made" / "g.safetensors", generator_recipe=folder / "recipe.py")
     assert done.returncode == 0, done.stderr
@@ -143,12 +148,13 @@ def test_two_ranks_run_the_main_job(world):
 
 def test_sample_fills_your_text(world):
     _, paths, _ = world
-    done = run_script("core/sample.py", f"--checkpoint={paths['generator']}", "--text=the qu__k = fox", "--num_samples=3")
+    done = run_script("core/sample.py", f"--checkpoint={paths['generator']}", "--text=the qu__k = fox",
+                      "--num_samples=3")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.split("\n")[:-1]
     assert len(lines) == 3 and all(len(x) == 14 and x.startswith("the qu") and x.endswith("k = fox") for x in lines)
-    for text, message in (("no gaps", "nothing to fill in"), ("____", "no usable characters"), ("", "no usable characters"),
-                          ("a" * 40 + "_", "does not fit")):
+    for text, message in (("no gaps", "nothing to fill in"), ("____", "no usable characters"),
+                          ("", "no usable characters"), ("a" * 40 + "_", "does not fit")):
         done = run_script("core/sample.py", f"--checkpoint={paths['generator']}", f"--text={text}")
         assert done.returncode == 1 and message in done.stderr and len(done.stderr.strip().split("\n")) == 1
     done = run_script("core/sample.py", f"--checkpoint={paths['judge']}", "--text=a_b")

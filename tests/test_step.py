@@ -20,6 +20,11 @@ STEP = importlib.import_module("grpo.grpo_training_step")  # the package exports
 NO_CAST = torch.autocast("cpu", enabled=False)
 
 
+def whole(reward):
+    """A reward of whole completions as compute_rewards returns it. reward: (P, G)."""
+    return reward, reward[..., None]
+
+
 class CountingModel(torch.nn.Module):
     """Counts the input rows that a model reads."""
 
@@ -36,7 +41,8 @@ def step(policy, reference, scorer, dataset, c, number=0, accumulate=1, optimize
     data = consumer(dataset, c)
     batch = join([data.batch("train", number, micro) for micro in range(accumulate)])
     optimizers = optimizers or build_optimizers(policy, c)
-    return grpo_training_step(policy, reference, scorer, batch, optimizers, c.learning_rate, number, c, TOKENIZER, one_process())
+    return grpo_training_step(policy, reference, scorer, batch, optimizers, c.learning_rate, number, c, TOKENIZER,
+                              one_process())
 
 
 def gradient(policy, reference, scorer, dataset, c, accumulate=1):
@@ -82,7 +88,7 @@ def test_gradient_equals_that_of_every_completion_forwarded_on_its_own(dataset, 
     shared = gradient(policy, reference, scorer, dataset, c)
 
     rollouts = collect(policy, reference, consumer(dataset, c).batch("train", 0), 0, c, "cpu", NO_CAST)
-    reward = compute_rewards(rollouts, scorer, TOKENIZER, c.group_size)["judge"]
+    reward, _ = compute_rewards(rollouts, scorer, TOKENIZER, c.group_size)
     advantage = compute_advantages(reward, OBJECTIVES[objective].advantage).flatten()
     N, loss = len(advantage), 0.0
     for n in range(N):
@@ -93,7 +99,8 @@ def test_gradient_equals_that_of_every_completion_forwarded_on_its_own(dataset, 
         for m in masked:
             where = rollouts.position[i, m]
             drawn = sampling_logp(policy_logits[where], c.temperature, c.top_p)[rollouts.target[n, m]]
-            p, q = (policy_logits[where] / c.temperature).log_softmax(-1), (ref_logits[where] / c.temperature).log_softmax(-1)
+            p = (policy_logits[where] / c.temperature).log_softmax(-1)
+            q = (ref_logits[where] / c.temperature).log_softmax(-1)
             kl = (p.exp() * (p - q)).sum()
             loss = loss + share * (-advantage[n] * torch.exp(drawn - drawn.detach()) + c.kl_beta * kl)
     policy.zero_grad()
@@ -117,7 +124,7 @@ def test_gradient_passes_finite_differences(dataset):
     c = config(kl_beta=0.2, objective="plain")
     policy, reference = model(seed=1, scale=4.0).double(), freeze(model(seed=2)).double()
     rollouts = collect(policy, reference, consumer(dataset, c).batch("train", 0), 0, c, "cpu", NO_CAST)
-    rollouts.mask, advantage = rollouts.mask.double(), torch.randn(len(rollouts.row), dtype=torch.float64)
+    rollouts.mask, advantage = rollouts.mask.double(), torch.randn(len(rollouts.row), 1, dtype=torch.float64)
     value = lambda: rollout_loss(policy, rollouts, advantage, token_weights(rollouts.mask, "sum", 1), c)[0]
     value().backward()
     for name, p in policy.named_parameters():
@@ -135,7 +142,7 @@ def test_gradient_passes_finite_differences(dataset):
 def test_kl_gradient_depends_on_the_reference(dataset, monkeypatch):
     c = config(kl_beta=1.0)
     policy, scorer = model(seed=1), judge()
-    monkeypatch.setattr(STEP, "compute_rewards", lambda *_: {"judge": torch.zeros(c.batch_size, c.group_size)})
+    monkeypatch.setattr(STEP, "compute_rewards", lambda *_: whole(torch.zeros(c.batch_size, c.group_size)))
     itself = gradient(policy, freeze(copy.deepcopy(policy)), scorer, dataset, c)
     one = gradient(policy, freeze(model(seed=2)), scorer, dataset, c)
     other = gradient(policy, freeze(model(seed=3)), scorer, dataset, c)
@@ -173,7 +180,7 @@ def test_groups_of_equal_rewards_are_counted_and_cost_no_backward(dataset, monke
     policy = CountingModel(model())
     fixed = torch.rand(c.batch_size, c.group_size)
     fixed[0], fixed[2] = 0.5, 0.25
-    monkeypatch.setattr(STEP, "compute_rewards", lambda *_: {"judge": fixed})
+    monkeypatch.setattr(STEP, "compute_rewards", lambda *_: whole(fixed))
     metrics = step(policy, None, judge(), dataset, c)
     assert metrics["frac_reward_zero_std"] == 0.5
     assert policy.rows == c.batch_size + c.batch_size // 2, "sampling reads all inputs, training the other half"
@@ -191,7 +198,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(dataset, monke
     before = copy.deepcopy(policy.state_dict())
     bad = torch.full((c.batch_size, c.group_size), 0.5)
     bad[0, 0] = float("nan")
-    monkeypatch.setattr(STEP, "compute_rewards", lambda *_: {"judge": bad})
+    monkeypatch.setattr(STEP, "compute_rewards", lambda *_: whole(bad))
     assert step(policy, freeze(copy.deepcopy(policy)), judge(), dataset, c)["skipped_steps"] == 1
     assert all(torch.equal(x, y) for x, y in zip(policy.state_dict().values(), before.values(), strict=True))
 
@@ -200,8 +207,8 @@ def test_a_bandit_with_a_known_optimum_is_solved(dataset, monkeypatch):
     """The reward is the share of hidden places filled with 'e': the best policy writes nothing else."""
     e = TOKENIZER.encode("e")[0]
 
-    def share_of_e(rollouts, scorer, tokenizer, G):
-        return {"judge": (((rollouts.target == e) * rollouts.mask).sum(1) / rollouts.mask.sum(1)).view(-1, G)}
+    def share_of_e(rollouts, scorer, tokenizer, G, _):
+        return whole((((rollouts.target == e) * rollouts.mask).sum(1) / rollouts.mask.sum(1)).view(-1, G))
 
     monkeypatch.setattr(STEP, "compute_rewards", share_of_e)
     for objective in OBJECTIVES:

@@ -16,8 +16,9 @@ from tests.tiny import TOKENIZER, config, consumer, judge, model, one_process, r
 
 
 def train(dataset, out_dir, resume=False, **settings):
-    c = config(dataset=dataset, out_dir=str(out_dir), eval_problems=4, eval_completions=2, grad_clip=1.0, learning_rate=1e-3,
-               lr_decay_iters=6, log_interval=1, eval_interval=3, sample_interval=3, save_interval=3, **settings)
+    c = config(dataset=dataset, out_dir=str(out_dir), eval_problems=4, eval_completions=2, grad_clip=1.0,
+               learning_rate=1e-3, lr_decay_iters=6, log_interval=1, eval_interval=3, sample_interval=3,
+               save_interval=3, **settings)
     dist, policy = one_process(), model(seed=1, scale=3.0)
     reference, scorer = build_reference(policy, c, TOKENIZER, dist.device), judge()
     trainer = GRPOTrainer(policy, reference, scorer, consumer(dataset, c),
@@ -55,15 +56,16 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
     trainer = train(dataset, tmp_path, max_iters=5)
     counts = {int(s["step"]) for o in trainer.optimizers for s in o.state_dict()["state"].values()}
     assert counts == {5}
-    assert sorted(os.listdir(tmp_path)) == ["curves.png", "metrics.jsonl", "model.safetensors", "samples.jsonl", "state.pt"]
+    assert sorted(os.listdir(tmp_path)) == ["curves.png", "metrics.jsonl", "model.safetensors", "samples.jsonl",
+                                            "state.pt"]
     final, facts = load_model(str(tmp_path / "model.safetensors"))
     assert same(final, trainer.policy) and facts["step"] == 5 and "eval/judge" in facts
     training = [r for r in read_records(tmp_path / "metrics.jsonl") if "loss" in r]
     assert [r["step"] for r in training] == [1, 2, 3, 4, 5]
-    canonical = {"loss", "pg_loss", "kl_penalty", "mean_reward", "std_reward", "mean_advantage", "mean_kl", "mean_log_prob",
-                 "entropy", "clip_fraction", "grad_norm", "lr", "frac_reward_zero_std", "unique_completions",
-                 "mean_token_accuracy", "reward/judge", "tokens_per_second", "time/collect", "time/reward", "time/train",
-                 "skipped_steps"}
+    canonical = {"loss", "pg_loss", "kl_penalty", "mean_reward", "std_reward", "mean_advantage", "mean_kl",
+                 "mean_log_prob", "entropy", "clip_fraction", "grad_norm", "lr", "frac_reward_zero_std",
+                 "unique_completions", "mean_token_accuracy", "reward/judge", "tokens_per_second", "time/collect",
+                 "time/reward", "time/train", "skipped_steps"}
     assert canonical <= set(training[0])
     assert json.loads(open(tmp_path / "samples.jsonl").readline())["best_score"] > 0
     shown = capsys.readouterr().out
@@ -84,9 +86,10 @@ def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_checkpoint():
 
 
 def pretrain(dataset, out_dir, *arguments):
-    done = run_script("core/pretrain.py", f"--dataset={dataset}", f"--out_dir={out_dir}", "--block_size=32", "--n_layer=1",
-                      "--n_embd=16", "--n_head=2", "--batch_size=8", "--lr_decay_iters=20", "--log_interval=5",
-                      "--eval_interval=10", "--save_interval=10", "--eval_batches=2", "--device=cpu", *arguments)
+    done = run_script("core/pretrain.py", f"--dataset={dataset}", f"--out_dir={out_dir}", "--block_size=32",
+                      "--n_layer=1", "--n_embd=16", "--n_head=2", "--batch_size=8", "--lr_decay_iters=20",
+                      "--log_interval=5", "--eval_interval=10", "--save_interval=10", "--eval_batches=2",
+                      "--device=cpu", *arguments)
     assert done.returncode == 0, done.stderr
     return read_records(os.path.join(out_dir, "metrics.jsonl"))
 

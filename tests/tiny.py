@@ -28,7 +28,8 @@ def model(mode=MASKED_FILL, seed=0, scale=8.0, **settings):
     """A tiny model; `scale` enlarges its weights, so that its distributions are far from uniform."""
     torch.manual_seed(seed)
     settings = {"n_layer": 1, "n_head": 2, "n_embd": 16, "block_size": 33, "tied": False} | settings
-    net = GPT(GPTConfig(mode=mode, vocab_size=TOKENIZER.vocab_size, base_vocab_size=TOKENIZER.base_vocab_size, **settings))
+    net = GPT(GPTConfig(mode=mode, vocab_size=TOKENIZER.vocab_size, base_vocab_size=TOKENIZER.base_vocab_size,
+                        **settings))
     with torch.no_grad():
         for p in net.parameters():
             if p.dim() == 2:
@@ -46,8 +47,9 @@ def save(path, net):
 
 
 def config(**settings):
-    settings = {"block_size": 32, "batch_size": 4, "group_size": 4, "temperature": 1.0, "top_p": 1.0, "learning_rate": 1e-2,
-                "min_lr": 1e-2, "grad_clip": 0.0, "warmup_iters": 0, "max_iters": 4, "device": "cpu"} | settings
+    settings = {"block_size": 32, "batch_size": 4, "group_size": 4, "temperature": 1.0, "top_p": 1.0,
+                "learning_rate": 1e-2, "min_lr": 1e-2, "grad_clip": 0.0, "warmup_iters": 0, "max_iters": 4,
+                "device": "cpu"} | settings
     return GRPOConfig(**settings)
 
 
@@ -64,7 +66,8 @@ def run_script(*arguments, ranks=1, cwd=ROOT, threads=None, **environment):
     """Runs a script of the repository as a user would. Returns the finished process with its output."""
     command = [sys.executable]
     if ranks > 1:
-        command += ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--master_port=0", "--rdzv_backend=c10d",
-                    "--rdzv_endpoint=localhost:0"]
+        command += ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--master_port=0",
+                    "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]
     env = os.environ | {"OMP_NUM_THREADS": str(threads or (1 if ranks > 1 else 2))} | environment
-    return subprocess.run([*command, *map(str, arguments)], cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
+    return subprocess.run([*command, *map(str, arguments)], cwd=cwd, env=env, capture_output=True, text=True,
+                          timeout=600)

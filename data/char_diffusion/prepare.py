@@ -79,7 +79,8 @@ def download(url):
         with urllib.request.urlopen(url, timeout=30) as response:
             return response.read().decode("utf-8")
     except (urllib.error.URLError, TimeoutError) as error:
-        raise ValueError(f"could not download {url} ({error}); get the file by other means and pass --input=FILE") from None
+        raise ValueError(f"could not download {url} ({error}); "
+                         "get the file by other means and pass --input=FILE") from None
 
 
 def read_source(options):
@@ -93,7 +94,8 @@ def read_source(options):
         return "shakespeare", blocks(download(SHAKESPEARE))
     if options.get("source", "python") == "python":
         return "python", [paragraph for text in python_documentation() for paragraph in prose(text)]
-    raise UsageError(f"--source={options['source']} is not one of python, shakespeare; for your own text pass --input=FILE")
+    raise UsageError(f"--source={options['source']} is not one of python, shakespeare; "
+                     "for your own text pass --input=FILE")
 
 
 def main(argv):
