@@ -1,5 +1,6 @@
 """Where numbers go: one aligned console line, metrics.jsonl as it happens, wandb if asked."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -13,16 +14,23 @@ def create_logger(config, dist, total_steps, columns):
 
     config: has out_dir, wandb_log, wandb_project, wandb_run_name; columns: metrics of the console line, in order
     """
-    wandb_run = None
-    if dist.is_main and config.wandb_log:
-        try:
-            import wandb
-        except ImportError:
-            raise ValueError("wandb_log=True, but wandb is not installed: pip install wandb") from None
-        from dataclasses import asdict
-        wandb_run = wandb.init(project=config.wandb_project, name=config.wandb_run_name, dir=config.out_dir,
-                               config=asdict(config))
-    return Logger(config.out_dir, total_steps, columns, wandb_run, silent=not dist.is_main)
+    if not dist.is_main:
+        return Logger(config.out_dir, total_steps, columns, silent=True)
+    os.makedirs(config.out_dir, exist_ok=True)
+    return Logger(config.out_dir, total_steps, columns, start_wandb(config) if config.wandb_log else None)
+
+
+def start_wandb(config):
+    try:
+        import wandb
+    except ImportError:
+        raise ValueError("wandb_log=True, but wandb is not installed: pip install wandb") from None
+    try:
+        return wandb.init(project=config.wandb_project, name=config.wandb_run_name, dir=config.out_dir,
+                          config=dataclasses.asdict(config))
+    except wandb.Error as error:
+        raise ValueError(f"wandb_log=True, but wandb did not start ({error}); run wandb login, set WANDB_MODE=offline "
+                         "or wandb_log=False") from None
 
 
 def format_number(value):
@@ -34,25 +42,24 @@ def format_number(value):
 class Logger:
     """log(step, metrics) writes a record; say(text) prints without breaking the progress bar."""
 
+    HEADER_EVERY = 10  # console lines between two rows of column names
+
     def __init__(self, out_dir, total_steps, columns, wandb_run=None, silent=False):
         self.path, self.columns = os.path.join(out_dir, "metrics.jsonl"), columns
         self.wandb_run, self.silent = wandb_run, silent
         self.total_steps, self.bar, self.started, self.first_step = total_steps, None, time.time(), 0
+        self.lines = 0
         if not silent:
             os.makedirs(out_dir, exist_ok=True)
             self.bar = tqdm(total=total_steps, disable=not sys.stderr.isatty(), dynamic_ncols=True, unit="step",
                             leave=False)
 
     def start(self, step=0):
-        """Drops the records of steps that are about to run again, and a line that a crash cut short."""
+        """A run begins or goes on at `step`: the records of later steps are about to be written again."""
         self.started, self.first_step = time.time(), step
-        if self.silent:
-            return
-        self.bar.update(step)
-        kept = [r for r in read_records(self.path) if r["step"] <= step] if step else []
-        with open(self.path + ".tmp", "w") as f:
-            f.writelines(json.dumps(record) + "\n" for record in kept)
-        os.replace(self.path + ".tmp", self.path)
+        if not self.silent:
+            self.bar.update(step)
+            keep_records(self.path, step)
 
     def tick(self):
         if not self.silent:
@@ -75,8 +82,7 @@ class Logger:
         with open(self.path, "a") as f:
             f.write(json.dumps({"step": step, **metrics}) + "\n")
         if show:
-            shown = [f"{name} {format_number(metrics[name]):>7}" for name in self.columns if name in metrics]
-            self.say(f"step {step:>{len(str(self.total_steps))}} | " + " | ".join(shown) + f" | eta {self.eta(step)}")
+            self._show(step, metrics)
         if self.wandb_run is not None:
             try:
                 self.wandb_run.log(metrics, step=step)
@@ -84,11 +90,29 @@ class Logger:
                 self.say(f"wandb failed ({error}); metrics go on in {self.path}")
                 self.wandb_run = None
 
+    def _show(self, step, metrics):
+        """One aligned line, under a line of names every now and then."""
+        width = {name: max(len(name), 8) for name in self.columns}
+        if self.lines % self.HEADER_EVERY == 0:
+            self.say("  ".join([f"{'step':>6}", *(f"{name:>{w}}" for name, w in width.items()), f"{'eta':>6}"]))
+        self.lines += 1
+        values = (format_number(metrics[name]) if name in metrics else "-" for name in width)
+        cells = [f"{value:>{w}}" for value, w in zip(values, width.values(), strict=True)]
+        self.say("  ".join([f"{step:>6}", *cells, f"{self.eta(step):>6}"]))
+
     def close(self):
         if self.bar is not None:
             self.bar.close()
         if self.wandb_run is not None:
             self.wandb_run.finish()
+
+
+def keep_records(path, step):
+    """Drops a file's records of steps after `step`, all of them at step 0, and a line that a crash cut short."""
+    kept = [record for record in read_records(path) if step and record["step"] <= step]
+    with open(path + ".tmp", "w") as f:
+        f.writelines(json.dumps(record) + "\n" for record in kept)
+    os.replace(path + ".tmp", path)
 
 
 def read_records(path):

@@ -51,6 +51,7 @@ class Trainer:
                                   optimizers=[optimizer.state_dict() for optimizer in self.optimizers])
 
     def run(self):
+        """Trains to max_iters optimizer steps, evaluating, logging and saving on the way."""
         c, bad = self.config, BadSteps(self.config.max_bad_steps, self.checkpoints.path("state.pt"))
         self.dist.broadcast(self.model)
         self.logger.start(self.step)

@@ -135,6 +135,7 @@ def one_side(setup, side):
 
 
 def main(argv):
+    """Both sides' time, with and without the judge, their peak memory, and the difference of their gradients."""
     if not argv or argv[0] != "fill":
         raise UsageError("python grpo/bench.py fill [--key=value]: fill is the benchmark there is")
     c, _ = load_config(BenchConfig, argv[1:])

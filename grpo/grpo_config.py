@@ -9,6 +9,8 @@ from grpo.objectives import OBJECTIVES
 
 @dataclass(frozen=True)
 class GRPOConfig:
+    """The settings of grpo/train_grpo.py and their defaults."""
+
     # data
     dataset: str = "char_diffusion"           # a folder under data/, or a folder of your own
     dataset_recipe: str | None = None         # the prepare.py that builds the dataset if it is missing

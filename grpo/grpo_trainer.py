@@ -5,7 +5,7 @@ import time
 
 from core.checkpoint_manager import CheckpointManager
 from core.judge import calculate_judge_scores
-from core.logger import read_records
+from core.logger import keep_records, read_records
 from core.scheduler import CosineLRScheduler
 from core.trainer import BadSteps
 from core.training_step import build_optimizers
@@ -14,8 +14,8 @@ from grpo.plots import draw_curves
 from grpo.rollout import join
 from grpo.samples import append_samples, best_and_worst, comparison_table, format_samples
 
-COLUMNS = ("mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "unique_completions", "grad_norm",
-           "lr", "tokens_per_second")
+COLUMNS = ("mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "grad_norm", "lr",
+           "tokens_per_second")
 SHOWN_SAMPLES = 3
 
 
@@ -47,10 +47,16 @@ class GRPOTrainer:
                                   skipped_steps=self.skipped_steps, **reference)
 
     def run(self):
+        """Trains to max_iters optimizer steps, evaluating, logging and saving on the way."""
         c = self.config
+        if self.step == 0 and self.checkpoints.exists():
+            self.logger.say(f"{c.out_dir} holds an earlier run, which this one replaces (resume=True goes on with it, "
+                            "another out_dir keeps it)")
         bad = BadSteps(c.max_bad_steps, self.checkpoints.path("state.pt"))
         self.dist.broadcast(self.policy)
         self.logger.start(self.step)
+        if self.dist.is_main:
+            keep_records(self.checkpoints.path("samples.jsonl"), self.step)
         if self.step == 0:
             self.before = self.evaluate()
         while self.step < c.max_iters:

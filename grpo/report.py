@@ -35,6 +35,7 @@ def held_out(folder):
 
 
 def report_seeds(folders, picture):
+    """Prints a row per held-out metric over the runs, and draws their curves."""
     runs = {folder: held_out(folder) for folder in folders}
     print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
     print("|---|---|---|---|---|---|")
@@ -51,6 +52,7 @@ def report_seeds(folders, picture):
 
 
 def report_temperatures(argv, trained, picture):
+    """Prints the held-out metrics at several temperatures, before and after GRPO, and draws them."""
     config, _ = load_config(GRPOConfig, argv)
     dist = Distributed(config.device)
     _, tokenizer = load_meta(dataset_folder(config.dataset))

@@ -58,6 +58,7 @@ def plan(config, origin, models, data, dist, dtype):
 
 
 def main(argv):
+    """Config, device, data, models, evaluation, trainer; then run."""
     config, origin = load_config(GRPOConfig, argv)
     dist = Distributed(config.device)
     dtype = detect_dtype(config.dtype, dist.device)

@@ -1,4 +1,4 @@
-"""Run by test_distributed.py, alone or under torchrun: ten steps of every objective x advantage, weights to a file.
+"""Run by test_distributed.py, alone or under torchrun: ten steps of every objective x advantage x credit window, weights to a file.
 
 python tests/rank_worker.py DATASET OUT BATCH_SIZE ACCUMULATION
 """
@@ -26,9 +26,9 @@ from tests.tiny import TOKENIZER, config, consumer, judge, model
 dataset, out, batch_size, accumulation = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 dist = Distributed("cpu")
 result = {}
-for objective, advantage in itertools.product(OBJECTIVES, ADVANTAGES):
+for objective, advantage, window in itertools.product(OBJECTIVES, ADVANTAGES, (None, 3)):
     c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective=objective,
-               advantage=advantage, learning_rate=1e-3, grad_clip=1.0)
+               advantage=advantage, credit_window=window, learning_rate=1e-3, grad_clip=1.0)
     policy = model(seed=1 + dist.rank, scale=3.0)
     dist.broadcast(policy)
     reference = freeze(copy.deepcopy(policy))
@@ -38,11 +38,11 @@ for objective, advantage in itertools.product(OBJECTIVES, ADVANTAGES):
         batch = join([data.batch("train", step, micro) for micro in range(accumulation)])
         metrics = grpo_training_step(policy, reference, judge(), batch, optimizers, 1e-3, step, c, TOKENIZER, dist)
         if step == 0:
-            result[f"{objective}/{advantage}/first"] = torch.cat([p.flatten() for p in policy.parameters()]).detach()
-            result[f"{objective}/{advantage}/metrics"] = torch.tensor(
+            result[f"{objective}/{advantage}/{window}/first"] = torch.cat([p.flatten() for p in policy.parameters()]).detach()
+            result[f"{objective}/{advantage}/{window}/metrics"] = torch.tensor(
                 [metrics[k] for k in ("loss", "mean_reward", "std_reward", "entropy", "grad_norm",
                                       "unique_completions")])
-    result[f"{objective}/{advantage}/last"] = torch.cat([p.flatten() for p in policy.parameters()]).detach()
+    result[f"{objective}/{advantage}/{window}/last"] = torch.cat([p.flatten() for p in policy.parameters()]).detach()
 
 policy = model(seed=1, scale=1.0)
 optimizers = build_optimizers(policy, PretrainConfig())

@@ -101,8 +101,9 @@ def test_metrics_survive_a_crash_and_a_resume(tmp_path, capsys):
     logger.log(3, {"loss": 0.5})
     assert [json.loads(x) for x in open(logger.path)] == [
         {"step": 1, "loss": 0.125, "other": 5}, {"step": 2, "loss": 0.25, "other": 5}, {"step": 3, "loss": 0.5}]
-    lines = capsys.readouterr().out.strip().split("\n")
-    assert "loss  0.1250" in lines[0] and "eta" in lines[0] and len({len(x.split(" | eta")[0]) for x in lines}) == 1
+    lines = capsys.readouterr().out.rstrip().split("\n")
+    assert lines[0].split() == ["step", "loss", "eta"] and lines[1].split()[:2] == ["1", "0.1250"]
+    assert len(lines) == 5 and len(set(map(len, lines))) == 1, "one line of names, then aligned numbers"
 
 
 def test_a_failing_dashboard_does_not_stop_the_run(tmp_path, capsys):

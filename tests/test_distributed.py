@@ -24,7 +24,7 @@ def test_both_ranks_hold_the_same_weights(layouts):
 
 @pytest.mark.parametrize("other", ["wide-0", "long-0"])
 def test_two_ranks_equal_one(layouts, other):
-    assert len(layouts["two-0"]) == 3 * 4 * 3 + 1, "objectives x advantages x (first step, its metrics, tenth step)"
+    assert len(layouts["two-0"]) == 3 * 4 * 2 * 3 + 1, "objectives x advantages x windows x (first, its metrics, tenth)"
     for name, weights in layouts["two-0"].items():
         torch.testing.assert_close(weights, layouts[other][name], rtol=1e-4, atol=2e-5,
                                    msg=lambda m, n=name: f"{n}: {m}")

@@ -111,9 +111,11 @@ def test_gradient_equals_that_of_every_completion_forwarded_on_its_own(dataset, 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("advantage", ADVANTAGES)
-def test_gradient_does_not_depend_on_the_micro_batch(dataset, objective, advantage):
-    whole = config(batch_size=8, objective=objective, advantage=advantage)
-    cut = config(batch_size=2, gradient_accumulation_steps=4, objective=objective, advantage=advantage)
+@pytest.mark.parametrize("credit_window", [None, 3])
+def test_gradient_does_not_depend_on_the_micro_batch(dataset, objective, advantage, credit_window):
+    same = {"objective": objective, "advantage": advantage, "credit_window": credit_window}
+    whole = config(batch_size=8, **same)
+    cut = config(batch_size=2, gradient_accumulation_steps=4, **same)
     policy, reference, scorer = model(seed=1), freeze(model(seed=2)), judge()
     a = gradient(policy, reference, scorer, dataset, whole)
     b = gradient(policy, reference, scorer, dataset, cut, accumulate=4)
@@ -218,6 +220,21 @@ def test_a_bandit_with_a_known_optimum_is_solved(dataset, monkeypatch):
         for number in range(80):
             metrics = step(policy, None, None, dataset, c, number, optimizers=optimizers)
         assert metrics["mean_reward"] > 0.95, objective
+
+
+def test_credit_of_a_token_is_the_realness_near_it(dataset):
+    c, scorer = config(), judge()
+    rollouts = collect(model(), None, consumer(dataset, c).batch("train", 0), 0, c, "cpu", NO_CAST)
+    reward, credit = compute_rewards(rollouts, scorer, TOKENIZER, c.group_size, credit_window=3)
+    realness = scorer(rollouts.text).sigmoid()
+    torch.testing.assert_close(reward.flatten(), realness.mean(1))
+    for n in range(len(rollouts.row)):
+        for m in range(credit.shape[2]):
+            t = int(rollouts.position[n // c.group_size, m])
+            near = realness[n, max(0, t - 3) : t + 4]
+            torch.testing.assert_close(credit.flatten(0, 1)[n, m], near.mean(), rtol=1e-4, atol=1e-5)
+    everywhere = compute_rewards(rollouts, scorer, TOKENIZER, c.group_size, credit_window=c.block_size)[1]
+    torch.testing.assert_close(everywhere, reward[..., None].expand_as(everywhere))
 
 
 def test_unique_completions_by_hand():
