@@ -17,6 +17,7 @@ from core.model import GPT, GPTConfig, bare
 from core.tokenizer import from_description
 
 STATE, MODEL = "state.pt", "model.safetensors"
+RECIPES = {"judge_checkpoint": "judge", "gold_judge_checkpoint": "gold_judge", "init_from": "trunk"}
 
 
 def save_model(path, model, tokenizer, dtype=torch.float32, **facts):
@@ -31,9 +32,12 @@ def save_model(path, model, tokenizer, dtype=torch.float32, **facts):
 
 def read_header(path, key="checkpoint"):
     """The header of a model file. `key` is the setting that named it, for the error."""
+    if os.path.isdir(path):
+        raise ValueError(f"{key}={path} is a folder; name the file in it, {os.path.join(path, MODEL)}")
     if not os.path.exists(path):
-        raise FileNotFoundError(f"{key}={path} does not exist; train it (README.md, 'Your own text') or correct the "
-                                "path")
+        kind = RECIPES.get(key, "generator")
+        raise FileNotFoundError(f"{key}={path} does not exist; correct the path, or train it with "
+                                f"python core/pretrain.py config/pretrain_{kind}.py --export={path}")
     try:
         with safetensors.safe_open(path, "pt") as f:
             return json.loads(f.metadata()["nano_grpo"])
@@ -72,6 +76,25 @@ def freeze(model):
     return model.requires_grad_(False).eval()
 
 
+def set_aside(out_dir):
+    """Moves the files of an earlier run in this folder to <out_dir>/previous; those of the run before it are given up.
+
+    Returns whether there was one.
+    """
+    inside = os.listdir(out_dir) if os.path.isdir(out_dir) else []
+    files = [name for name in inside if os.path.isfile(os.path.join(out_dir, name))]
+    for name in files:
+        os.makedirs(os.path.join(out_dir, "previous"), exist_ok=True)
+        os.replace(os.path.join(out_dir, name), os.path.join(out_dir, "previous", name))
+    return bool(files)
+
+
+def layout(model, optimizers):
+    """What has to be equal for a saved state to fit: names and shapes of the weights, kinds of the optimizers."""
+    shapes = {name: list(p.shape) for name, p in bare(model).state_dict().items()}
+    return {"weights": shapes, "optimizers": [type(optimizer).__name__ for optimizer in optimizers]}
+
+
 class CheckpointManager:
     """<out_dir>/state.pt to resume from, <out_dir>/model.safetensors to use; with keep, also the last `keep` models."""
 
@@ -81,10 +104,12 @@ class CheckpointManager:
     def path(self, name):
         return os.path.join(self.out_dir, name)
 
-    def save(self, step, model, tokenizer, facts, **state):
-        """state: plain values and state dicts, whatever `load` should give back."""
+    def save(self, step, model, optimizers, tokenizer, facts, **state):
+        """facts: plain values that describe the model; state: whatever else `load` should give back."""
         os.makedirs(self.out_dir, exist_ok=True)
-        torch.save({"step": step, "model": bare(model).state_dict(), **state}, self.path(STATE + ".tmp"))
+        state |= {"step": step, "facts": facts, "layout": layout(model, optimizers), "model": bare(model).state_dict(),
+                  "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
+        torch.save(state, self.path(STATE + ".tmp"))
         os.replace(self.path(STATE + ".tmp"), self.path(STATE))
         save_model(self.path(MODEL), model, tokenizer, step=step, **facts)
         if self.keep:
@@ -95,8 +120,8 @@ class CheckpointManager:
     def exists(self):
         return os.path.exists(self.path(STATE))
 
-    def load(self, model):
-        """Restores `model` in place and returns the rest of what was saved."""
+    def load(self, model, optimizers):
+        """Restores model and optimizers in place and returns the rest of what was saved."""
         path = self.path(STATE)
         if not self.exists():
             raise FileNotFoundError(f"resume=True, but {path} does not exist; start without resume or correct out_dir")
@@ -105,5 +130,10 @@ class CheckpointManager:
         except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
             raise ValueError(f"{path} is damaged or cut short ({str(error).splitlines()[0]}); "
                              "start without resume") from None
+        if state.pop("layout", None) != layout(model, optimizers):
+            raise ValueError(f"{path} is of a run with another model or optimizer; resume with the settings of "
+                             f"{self.path('config.json')} or choose another out_dir")
         bare(model).load_state_dict(state.pop("model"))
+        for optimizer, saved in zip(optimizers, state.pop("optimizers"), strict=True):
+            optimizer.load_state_dict(saved)
         return state

@@ -51,7 +51,11 @@ def run_config_file(path):
     """The public names that the file assigns; it runs in a namespace of its own."""
     if not os.path.exists(path):
         raise FileNotFoundError(f"config file {path} does not exist")
-    return {key: value for key, value in runpy.run_path(path).items() if not key.startswith("_")}
+    try:
+        names = runpy.run_path(path)
+    except SyntaxError as error:
+        raise UsageError(f"{path}, line {error.lineno}: {error.msg}") from None
+    return {key: value for key, value in names.items() if not key.startswith("_")}
 
 
 def literal(text, hint):
@@ -96,6 +100,12 @@ def describe(config, origin):
     return [f"{f'{k} = {v!r}':<{width}}  (default {default[k]!r}; {origin[k]})" for k, v in changed]
 
 
+def is_ours(filename):
+    """Whether a source file belongs to this repository, whatever links lead to it."""
+    path = os.path.realpath(filename)
+    return path.startswith(ROOT + os.sep) and "site-packages" not in path
+
+
 def run_script(main):
     """Runs main(argv): a mistake of the user's is one line and exit code 1 (2 for usage), never a traceback.
 
@@ -104,7 +114,7 @@ def run_script(main):
     try:
         main(sys.argv[1:])
     except (ValueError, FileNotFoundError) as error:
-        if not traceback.extract_tb(error.__traceback__)[-1].filename.startswith(ROOT):
+        if not is_ours(traceback.extract_tb(error.__traceback__)[-1].filename):
             raise
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2 if isinstance(error, UsageError) else 1) from None

@@ -10,6 +10,7 @@ from core.model import LANGUAGE_MODEL
 from core.tokenizer import load_meta
 
 SPLITS = ("train", "val")
+PROBLEMS = 0  # keeps this stream apart from the sampling noise (core/sampling.py)
 
 
 def write_dataset(folder, tokens, tokenizer, **facts):
@@ -70,7 +71,7 @@ class DatasetConsumer:
         return {key: np.stack([p[key] for p in problems]) for key in problems[0]}
 
     def _problem(self, split, step, number):
-        rng = np.random.default_rng([self.seed, SPLITS.index(split), step, number])
+        rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step, number])
         tokens = self.tokens[split]
         start = int(rng.integers(len(tokens) - self.block_size))
         window = tokens[start : start + self.block_size + 1].astype(np.int64)        # (T + 1,)

@@ -2,9 +2,13 @@
 
 import contextlib
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+
+LONGEST_WAIT = timedelta(hours=12)  # ranks wait while rank 0 evaluates, or builds a checkpoint from its recipe
 
 
 def detect_device(name="auto", local_rank=0):
@@ -17,7 +21,13 @@ def detect_device(name="auto", local_rank=0):
         raise ValueError(f"device={name!r} is not a device; try auto, cpu, cuda, cuda:0 or mps") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}, but torch sees no CUDA GPU; use device='auto'")
-    return torch.device("cuda", local_rank) if device.type == "cuda" and device.index is None else device
+    if device.type != "cuda":
+        return device
+    index = local_rank if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        raise ValueError(f"GPU {index} is asked for, but there are {torch.cuda.device_count()}; start fewer ranks or "
+                         "set device")
+    return torch.device("cuda", index)
 
 
 def detect_dtype(name, device):
@@ -44,7 +54,9 @@ class Distributed:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.world > 1:
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            on_gpu = self.device.type == "cuda"
+            dist.init_process_group("nccl" if on_gpu else "gloo", timeout=LONGEST_WAIT,
+                                    device_id=self.device if on_gpu else None)
 
     def total(self, x):
         """The sum of tensor x over ranks; x itself is left alone."""

@@ -89,13 +89,13 @@ def judge_report(judge, data, filler, device, batches=8, temperature=0.8):
     for step in range(batches):
         batch = data.batch("val", step)
         input, target, mask = unpack_batch(batch, device)
-        noise = draw_uniforms(data.seed + 7, step, batch["number"], (1, input.shape[1]))
-        text = fill_once(filler, input, mask, noise, temperature)[:, 0]
+        noise = draw_uniforms(data.seed + 7, step, batch["number"], (2, input.shape[1]))
+        text = fill_once(filler, input, mask, noise[:, :1], temperature)[:, 0]
         shares.append((text != target).float().mean(1).cpu())
         scores.append(calculate_judge_scores(judge, text, cls).cpu())
-        thirty = noise[:, 0].argsort(1).argsort(1) < round(0.3 * input.shape[1])     # (B, T) a random 30%
-        text = fill_once(filler, target.masked_fill(thirty.to(device), data.tokenizer.mask_token_id), thirty, 1 - noise,
-                         temperature)
+        thirty = noise[:, 1].argsort(1).argsort(1) < round(0.3 * input.shape[1])     # (B, T) a random 30%
+        hidden = target.masked_fill(thirty.to(device), data.tokenizer.mask_token_id)
+        text = fill_once(filler, hidden, thirty, noise[:, :1], temperature)
         filled_30.append(calculate_judge_scores(judge, text[:, 0], cls).cpu())
         clean.append(calculate_judge_scores(judge, target, cls).cpu())
     shares, scores, clean, filled_30 = (torch.cat(x).double().numpy() for x in (shares, scores, clean, filled_30))

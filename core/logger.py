@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import sys
 import time
@@ -17,23 +18,30 @@ def create_logger(config, dist, total_steps, columns):
     if not dist.is_main:
         return Logger(config.out_dir, total_steps, columns, silent=True)
     os.makedirs(config.out_dir, exist_ok=True)
-    return Logger(config.out_dir, total_steps, columns, start_wandb(config) if config.wandb_log else None)
+    logger = Logger(config.out_dir, total_steps, columns)
+    if config.wandb_log:
+        logger.wandb_run, logger.wandb_errors = start_wandb(config)
+    return logger
 
 
 def start_wandb(config):
+    """(a wandb run, the errors that wandb raises)"""
     try:
         import wandb
     except ImportError:
         raise ValueError("wandb_log=True, but wandb is not installed: pip install wandb") from None
     try:
-        return wandb.init(project=config.wandb_project, name=config.wandb_run_name, dir=config.out_dir,
-                          config=dataclasses.asdict(config))
+        run = wandb.init(project=config.wandb_project, name=config.wandb_run_name, dir=config.out_dir,
+                         config=dataclasses.asdict(config))
     except wandb.Error as error:
         raise ValueError(f"wandb_log=True, but wandb did not start ({error}); run wandb login, set WANDB_MODE=offline "
                          "or wandb_log=False") from None
+    return run, (wandb.Error,)
 
 
 def format_number(value):
+    if not math.isfinite(value):
+        return str(value)
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{int(value)}"
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
@@ -48,7 +56,7 @@ class Logger:
         self.path, self.columns = os.path.join(out_dir, "metrics.jsonl"), columns
         self.wandb_run, self.silent = wandb_run, silent
         self.total_steps, self.bar, self.started, self.first_step = total_steps, None, time.time(), 0
-        self.lines = 0
+        self.lines, self.wandb_errors = 0, ()
         if not silent:
             os.makedirs(out_dir, exist_ok=True)
             self.bar = tqdm(total=total_steps, disable=not sys.stderr.isatty(), dynamic_ncols=True, unit="step",
@@ -80,15 +88,12 @@ class Logger:
         if self.silent:
             return
         with open(self.path, "a") as f:
-            f.write(json.dumps({"step": step, **metrics}) + "\n")
+            finite = {name: x if math.isfinite(x) else None for name, x in metrics.items()}  # NaN is no JSON
+            f.write(json.dumps({"step": step, **finite}) + "\n")
         if show:
             self._show(step, metrics)
         if self.wandb_run is not None:
-            try:
-                self.wandb_run.log(metrics, step=step)
-            except (OSError, RuntimeError, ValueError) as error:  # a lost dashboard must not cost a training run
-                self.say(f"wandb failed ({error}); metrics go on in {self.path}")
-                self.wandb_run = None
+            self._dashboard(lambda run: run.log(metrics, step=step))
 
     def _show(self, step, metrics):
         """One aligned line, under a line of names every now and then."""
@@ -100,11 +105,24 @@ class Logger:
         cells = [f"{value:>{w}}" for value, w in zip(values, width.values(), strict=True)]
         self.say("  ".join([f"{step:>6}", *cells, f"{self.eta(step):>6}"]))
 
+    def _dashboard(self, call):
+        """A lost dashboard must not cost a training run."""
+        try:
+            call(self.wandb_run)
+        except (OSError, RuntimeError, ValueError, *self.wandb_errors) as error:
+            self.say(f"wandb failed ({error}); metrics go on in {self.path}")
+            self.wandb_run = None
+
+    def doing(self, what):
+        """What takes the time right now, beside the progress bar."""
+        if not self.silent:
+            self.bar.set_postfix_str(what)
+
     def close(self):
         if self.bar is not None:
             self.bar.close()
         if self.wandb_run is not None:
-            self.wandb_run.finish()
+            self._dashboard(lambda run: run.finish())
 
 
 def keep_records(path, step):

@@ -58,12 +58,13 @@ def supervised_sums(model, input, target, mask):
     if model.config.mode == SEQUENCE_SCORER and model.config.judge_head == "cls":
         share = (input[:, 1:] != target).float().mean(1)                             # (B,)
         error = model(input).sigmoid() - replacement_target(share)                   # (B,)
-        return {"loss": error.square().sum(), "correct": (error.abs() < 0.1).sum(), "count": torch.tensor(len(input))}
+        return {"loss": error.square().sum(), "correct": (error.abs() < 0.1).sum(),
+                "count": error.new_full((), len(input))}
     if model.config.mode == SEQUENCE_SCORER:
         real = input == target                                                       # (B, T)
         logits = model(input)                                                        # (B, T)
         loss = F.binary_cross_entropy_with_logits(logits, real.float(), reduction="sum")
-        return {"loss": loss, "correct": ((logits > 0) == real).sum(), "count": torch.tensor(real.numel())}
+        return {"loss": loss, "correct": ((logits > 0) == real).sum(), "count": logits.new_full((), real.numel())}
     position, chosen = masked_positions(mask, input.device)                          # (B, M)
     logp = model(input, position).log_softmax(-1)                                    # (B, M, V)
     target = target.gather(1, position)                                              # (B, M)

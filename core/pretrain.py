@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import torch
 
 from core.batch import unpack_batch
-from core.checkpoint_manager import freeze, load_model
+from core.checkpoint_manager import freeze, load_model, set_aside
 from core.config import describe, load_config, run_script, save_config
 from core.dataset_consumer import DatasetConsumer
 from core.distributed import Distributed, detect_dtype
@@ -33,11 +33,11 @@ def build_model(config, data):
                           config.n_layer, config.n_head, config.n_embd, config.dropout, config.tied, config.judge_head))
     if config.init_from:
         start, _ = load_model(config.init_from, tokenizer=tokenizer, key="init_from")
-        for key in ("n_layer", "n_head", "n_embd"):
+        same = start.config.mode == config.mode and start.config.judge_head == config.judge_head
+        for key in ("n_layer", "n_head", "n_embd", *(("tied",) if same else ())):
             if getattr(start.config, key) != getattr(config, key):
                 raise ValueError(f"init_from={config.init_from} has {key}={getattr(start.config, key)}, "
                                  f"the config {getattr(config, key)}; make them equal")
-        same = start.config.mode == config.mode and start.config.judge_head == config.judge_head
         model.load_state_dict({k: v for k, v in start.state_dict().items() if same or k != "head.weight"}, strict=False)
     return model
 
@@ -79,6 +79,8 @@ def main(argv):
     dist.barrier()
     model = build_model(config, data).to(dist.device)
     batches, evaluate = build_batches(config, data, dist)
+    if dist.is_main and not config.resume and set_aside(config.out_dir):
+        print(f"{config.out_dir} held an earlier run, which is now in {config.out_dir}/previous")
     logger = create_logger(config, dist, config.max_iters, COLUMNS)
     logger.say("\n".join(describe(config, origin)))
     logger.say(f"{config.mode}: {model.num_parameters() / 1e6:.2f} M parameters on {dist.device}, {dtype}; "

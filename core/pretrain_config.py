@@ -72,9 +72,11 @@ class PretrainConfig:
             raise ValueError(f"judge_head={self.judge_head!r} is not one of {', '.join(JUDGE_HEADS)}")
         check_masks(self)
         for key in ("block_size", "batch_size", "gradient_accumulation_steps", "max_iters", "eval_batches",
-                    "log_interval", "eval_interval", "save_interval", "max_bad_steps"):
+                    "log_interval", "eval_interval", "save_interval", "n_layer", "n_head", "n_embd", "max_bad_steps"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key}={getattr(self, key)} must be at least 1")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed} must not be negative")
 
     @property
     def masks(self):

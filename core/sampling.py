@@ -7,23 +7,26 @@ from core.batch import masked_positions
 from core.losses import sampling_logp, token_logp
 
 
+SAMPLING = 1  # keeps this noise apart from the stream that draws problems (core/dataset_consumer.py)
+
+
 def draw_uniforms(seed, step, numbers, shape):
     """Uniform noise in [0, 1), float64, (len(numbers), *shape), on the CPU.
 
     Row i depends on (seed, step, numbers[i]) alone: a problem's samples are the same on every device, in whatever
     batch, micro-batch or rank it is drawn.
     """
-    rows = [np.random.default_rng([seed, step, int(number)]).random(shape) for number in numbers]
+    rows = [np.random.default_rng([SAMPLING, seed, step, int(number)]).random(shape) for number in numbers]
     return torch.from_numpy(np.stack(rows))
 
 
 def sample_from(logp, uniform):
     """Inverse-CDF sampling. logp: (P, M, V) log-probabilities; uniform: (P, G, M) in [0, 1). Returns ids (P, G, M)."""
-    cdf = logp.double().exp().cumsum(-1)                                             # (P, M, V)
-    u = uniform.to(logp.device).transpose(1, 2).contiguous() * cdf[..., -1:]         # (P, M, G)
+    cdf = logp.to(uniform.device).double().exp().cumsum(-1)                          # (P, M, V)
+    u = uniform.transpose(1, 2).contiguous() * cdf[..., -1:]                         # (P, M, G)
     ids = torch.searchsorted(cdf, u, right=True)                                     # (P, M, G) skips probability 0
     last = (logp > -torch.inf).int().cumsum(-1).argmax(-1, keepdim=True)             # (P, M, 1) last possible token
-    return torch.minimum(ids, last).transpose(1, 2)
+    return torch.minimum(ids.to(logp.device), last).transpose(1, 2)
 
 
 def predict_and_sample_tokens(model, input, position, uniform, temperature=1.0, top_p=1.0):
@@ -34,7 +37,8 @@ def predict_and_sample_tokens(model, input, position, uniform, temperature=1.0, 
     """
     logp = sampling_logp(model(input, position), temperature, top_p)                 # (P, M, V)
     G = uniform.shape[1]
-    noise = uniform.to(input.device).gather(2, position[:, None].expand(-1, G, -1))  # (P, G, M)
+    noise = uniform.to("cpu" if input.device.type == "mps" else input.device)        # MPS has no float64
+    noise = noise.gather(2, position.to(noise.device)[:, None].expand(-1, G, -1))    # (P, G, M)
     target = sample_from(logp, noise)                                                # (P, G, M)
     return target, token_logp(logp[:, None].expand(-1, G, -1, -1), target)
 

@@ -2,11 +2,10 @@
 
 import json
 import os
-import string
 import unicodedata
 
 SPECIALS = ("mask", "pad", "cls")  # they follow the base vocabulary, in this order
-ASCII = "\n" + "".join(c for c in map(chr, range(32, 127)))
+ASCII = "\n" + "".join(map(chr, range(32, 127)))
 PLAIN = {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-", "\u2026": "...",
          "\t": " "}
 
@@ -70,11 +69,13 @@ def load_meta(folder):
     """meta.json of a prepared dataset, checked, and its tokenizer."""
     path = os.path.join(folder, "meta.json")
     if not os.path.exists(path):
-        raise FileNotFoundError(f"dataset not prepared: {path} is missing; "
-                                f"run python {os.path.join(folder, 'prepare.py')}")
-    with open(path) as f:
-        meta = json.load(f)
+        own = os.path.join(folder, "prepare.py")
+        command = own if os.path.exists(own) else f"data/char_diffusion/prepare.py --input=FILE --out={folder}"
+        raise FileNotFoundError(f"dataset not prepared: {path} is missing; run python {command}")
+    try:
+        with open(path) as f:
+            meta = json.load(f)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON ({error}); prepare the dataset again") from None
     return meta, from_description(meta.get("tokenizer", {}), path)
 
-
-WORD_CHARACTERS = frozenset(string.ascii_letters)

@@ -40,15 +40,12 @@ class Trainer:
         self.step, self.facts = 0, {}
 
     def resume(self):
-        state = self.checkpoints.load(self.model)
-        self.step = state["step"]
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        state = self.checkpoints.load(self.model, self.optimizers)
+        self.step, self.facts = state["step"], state["facts"]
 
     def save(self):
         if self.dist.is_main:
-            self.checkpoints.save(self.step, self.model, self.tokenizer, self.facts,
-                                  optimizers=[optimizer.state_dict() for optimizer in self.optimizers])
+            self.checkpoints.save(self.step, self.model, self.optimizers, self.tokenizer, self.facts)
 
     def run(self):
         """Trains to max_iters optimizer steps, evaluating, logging and saving on the way."""
@@ -58,6 +55,8 @@ class Trainer:
         since, tokens = time.time(), 0
         while self.step < c.max_iters:
             self.model.train()
+            if c.dropout > 0:  # masks that a resumed run draws again
+                torch.manual_seed(hash((c.seed, self.dist.rank, self.step)))
             batches = [self.batches("train", self.step, micro) for micro in range(c.gradient_accumulation_steps)]
             lr = self.schedule.lr(self.step)
             metrics = training_step(self.model, batches, self.optimizers, lr, c.grad_clip, self.dist, self.dtype)

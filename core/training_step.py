@@ -39,8 +39,8 @@ def apply_gradients(model, optimizers, lr, grad_clip, sums, dist, divide_by=None
     Returns {name: float} with grad_norm and skipped_steps (0 or 1) added
     """
     dist.sum_gradients(model)
-    totals = dist.total(torch.stack([torch.as_tensor(x, dtype=torch.float32, device=dist.device)
-                                     for x in sums.values()]))
+    as_scalar = lambda x: x.float() if torch.is_tensor(x) else torch.full((), float(x), device=dist.device)
+    totals = dist.total(torch.stack([as_scalar(x) for x in sums.values()]))
     if divide_by is not None:
         torch._foreach_div_([p.grad for p in model.parameters()], totals[list(sums).index(divide_by)])
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip if grad_clip > 0 else math.inf)

@@ -46,7 +46,7 @@ class BenchConfig:
     masked: float = 0.3
     repeats: int = 3
     device: str = "auto"
-    dtype: str = "auto"
+    dtype: str = "float32"
     side: str = "both"     # naive or shared: one step of that side alone, for its peak memory
 
 

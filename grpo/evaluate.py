@@ -66,7 +66,8 @@ class Evaluation:
                 sums[name] = sums.get(name, 0.0) + value
             texts.append(text.cpu())
         N = len(self.problems) * self.group_size
-        per = {"judge": N, "gold_judge": N, "word_validity": sums["words"], "words_recovered": sums["words"],
+        words = max(1, sums["words"])
+        per = {"judge": N, "gold_judge": N, "word_validity": words, "words_recovered": words,
                "token_accuracy": sums["tokens"] * self.group_size, "kl": sums["tokens"], "entropy": sums["tokens"],
                "unique_completions": len(self.problems)}
         return {name: float(sums[name] / per[name]) for name in per if name in sums}, torch.cat(texts)

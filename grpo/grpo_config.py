@@ -95,6 +95,10 @@ class GRPOConfig:
                     "max_bad_steps"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key}={getattr(self, key)} must be at least 1")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed} must not be negative")
+        if self.credit_window is not None and self.credit_window < 0:
+            raise ValueError(f"credit_window={self.credit_window} must be None, or 0 or more positions")
 
     @property
     def masks(self):

@@ -32,26 +32,24 @@ class GRPOTrainer:
         self.step, self.skipped_steps, self.before, self.after = 0, 0, {}, {}
 
     def resume(self):
-        state = self.checkpoints.load(self.policy)
-        self.step, self.skipped_steps, self.before = state["step"], state["skipped_steps"], state["before"]
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        state = self.checkpoints.load(self.policy, self.optimizers)
+        self.step, self.skipped_steps = state["step"], state["skipped_steps"]
+        self.before, self.after = state["before"], state["facts"]
         if self.reference is not None:
+            if "reference" not in state:
+                raise ValueError(f"{self.checkpoints.path('state.pt')} is of a run without a reference; resume it with "
+                                 "kl_beta=0.0")
             self.reference.load_state_dict(state["reference"])
 
     def save(self):
         if self.dist.is_main:
             reference = {} if self.reference is None else {"reference": self.reference.state_dict()}
-            self.checkpoints.save(self.step, self.policy, self.data.tokenizer, self.after, before=self.before,
-                                  optimizers=[optimizer.state_dict() for optimizer in self.optimizers],
-                                  skipped_steps=self.skipped_steps, **reference)
+            self.checkpoints.save(self.step, self.policy, self.optimizers, self.data.tokenizer, self.after,
+                                  before=self.before, skipped_steps=self.skipped_steps, **reference)
 
     def run(self):
         """Trains to max_iters optimizer steps, evaluating, logging and saving on the way."""
         c = self.config
-        if self.step == 0 and self.checkpoints.exists():
-            self.logger.say(f"{c.out_dir} holds an earlier run, which this one replaces (resume=True goes on with it, "
-                            "another out_dir keeps it)")
         bad = BadSteps(c.max_bad_steps, self.checkpoints.path("state.pt"))
         self.dist.broadcast(self.policy)
         self.logger.start(self.step)
@@ -90,7 +88,8 @@ class GRPOTrainer:
         self.logger.say("  held out | " + " | ".join(f"{k.removeprefix('eval/')} {v:.4f}" for k, v in metrics.items()))
         if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
             shown = text[:SHOWN_SAMPLES].to(self.dist.device)
-            scores = calculate_judge_scores(self.judge, shown.flatten(0, 1), self.data.tokenizer.cls_token_id)
+            with self.dist.autocast(self.dtype):
+                scores = calculate_judge_scores(self.judge, shown.flatten(0, 1), self.data.tokenizer.cls_token_id)
             records = best_and_worst(shown, scores.view(shown.shape[:2]), self.evaluation.problems, self.data.tokenizer)
             append_samples(self.config.out_dir, self.step, records)
             self.logger.say(format_samples(records, sys.stdout.isatty()))

@@ -46,11 +46,11 @@ def unique_completions(target, mask, G):
 
 def rollout_sums(rollouts, reward):
     """What a step's rollouts look like before training on them, as sums. reward: (P, G)."""
-    spread = reward.std(1)                                                           # (P,)
     correct = ((rollouts.target == rollouts.truth) * rollouts.mask).sum()
-    return {"completions": torch.tensor(float(reward.numel())), "problems": torch.tensor(float(len(reward))),
+    return {"completions": float(reward.numel()), "problems": float(len(reward)),
             "tokens": rollouts.mask.sum(), "log_prob": (rollouts.old_logp * rollouts.mask).sum(), "correct": correct,
-            "reward": reward.sum(), "std_reward": spread.sum(), "frac_reward_zero_std": (spread == 0).sum(),
+            "reward": reward.sum(), "std_reward": reward.std(1).sum(),
+            "frac_reward_zero_std": (reward == reward[:, :1]).all(1).sum(),
             "unique_completions": unique_completions(rollouts.target, rollouts.mask, reward.shape[1]).sum()}
 
 
@@ -60,7 +60,7 @@ def finish_metrics(out, config):
     metrics = {"loss": out["loss"], "pg_loss": out["pg_loss"]}
     if "kl" in out:
         metrics |= {"kl_penalty": out["kl_penalty"], "mean_kl": out["kl"] / trained}
-    per = {"mean_reward": ("reward", N), "std_reward": ("std_reward", P), "mean_advantage": ("advantage", 1),
+    per = {"mean_reward": ("reward", N), "std_reward": ("std_reward", P), "mean_advantage": ("advantage", tokens),
            "mean_log_prob": ("log_prob", tokens), "mean_token_accuracy": ("correct", tokens),
            "entropy": ("entropy", trained), "clip_fraction": ("clip_fraction", trained),
            "ratio_minus_one": ("ratio_minus_one", trained), "frac_reward_zero_std": ("frac_reward_zero_std", P),
@@ -91,14 +91,14 @@ def grpo_training_step(policy, reference, judge, batch, optimizers, lr, step, co
     name = config.advantage or objective.advantage
     advantage = compute_advantages(credit, name, mask, dist.total).flatten(0, 1)     # (N, 1) or (N, M)
     weight = token_weights(rollouts.mask, objective.average, config.block_size, dist.total)
-    sums = rollout_sums(rollouts, reward) | {"advantage": (advantage * weight).sum()}
+    sums = rollout_sums(rollouts, reward) | {"advantage": (advantage * rollouts.mask).sum()}
 
     inputs = torch.arange(len(rollouts.inputs), device=dist.device)
     if rollouts.ref_logp is None:  # an all-zero advantage and no KL: nothing to learn, no backward
         inputs = inputs[(advantage.reshape(len(inputs), -1) != 0).any(1)]
     names = ("loss", "pg_loss", "trained_tokens", "entropy", "clip_fraction", "ratio_minus_one")
     trained = dict.fromkeys(names + (("kl", "kl_penalty") if rollouts.ref_logp is not None else ()), 0.0)
-    for part in inputs.split(config.batch_size):
+    for part in inputs.split(config.batch_size) if len(inputs) else ():
         some, kept = rollouts.select(part)
         with autocast:
             loss, parts = rollout_loss(policy, some, advantage[kept], weight[kept], config)

@@ -26,7 +26,15 @@ def load_models(config, tokenizer, device):
                                  f"of block_size={config.block_size}"
                                  + (" and CLS" if needed > config.block_size else ""))
         judges.append(judge)
-    return policy, build_reference(policy, config, tokenizer, device), *judges
+    if config.credit_window is not None and judges[0].config.judge_head != "realness":
+        raise ValueError(f"credit_window={config.credit_window} needs a judge that speaks of every position, but "
+                         f"judge_checkpoint={config.judge_checkpoint} has judge_head={judges[0].config.judge_head}; "
+                         "use credit_window=None")
+    reference = build_reference(policy, config, tokenizer, device)
+    if reference is not None and config.block_size > reference.config.block_size:
+        raise ValueError(f"block_size={config.block_size} is larger than the {reference.config.block_size} of "
+                         f"reference_checkpoint={config.reference_checkpoint}")
+    return policy, reference, *judges
 
 
 def build_reference(policy, config, tokenizer, device):

@@ -25,7 +25,7 @@ def token_weights(mask, average, max_new_tokens, total=lambda x: x):
     total: sums a tensor over ranks; on one rank, the identity
     Returns (N, M): zero wherever mask is
     """
-    N = total(torch.tensor(float(len(mask)), device=mask.device))
+    N = total(torch.full((), float(len(mask)), device=mask.device))
     if average == "sum":       # every completion's log-probability is a sum
         return mask / N
     if average == "sequence":  # every completion counts the same
@@ -42,7 +42,7 @@ def policy_loss(logp, old_logp, advantage, weight, clip_low=0.2, clip_high=0.2):
     advantage:      (N, 1) of each completion, or (N, M) of each token
     weight:         (N, M) from token_weights, zero on padding
     """
-    log_ratio = ((logp - old_logp) * (weight > 0)).clamp(-20, 20)                    # (N, M)
+    log_ratio = torch.where(weight > 0, logp - old_logp, 0.0).clamp(-20, 20)         # (N, M)
     r = log_ratio.exp()                                                              # (N, M)
     clipped = r.clamp(1 - clip_low, 1 + clip_high)                                   # (N, M)
     loss = -(torch.min(r * advantage, clipped * advantage) * weight).sum()           # ()

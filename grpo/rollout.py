@@ -55,10 +55,12 @@ def collect(policy, reference, batch, step, config, device, autocast, micro_batc
     G = config.group_size
     position, chosen = masked_positions(mask, device)                                # (P, M)
     noise = draw_uniforms(config.seed, step, batch["number"], (G, T))                # (P, G, T)
+    noise = noise if device.type == "mps" else noise.to(device, non_blocking=True)   # MPS has no float64
     tokens, logp, ref_logp = [], [], []
-    for part in torch.arange(P, device=device).split(micro_batch or P):
+    for start in range(0, P, micro_batch or P):
+        part = slice(start, start + (micro_batch or P))
         with autocast:
-            sampled = predict_and_sample_tokens(policy, input[part], position[part], noise[part.cpu()],
+            sampled = predict_and_sample_tokens(policy, input[part], position[part], noise[part],
                                                 config.temperature, config.top_p)
             if reference is not None:
                 ref_logp.append(sampling_logp(reference(input[part], position[part]), config.temperature))

@@ -7,11 +7,13 @@ torchrun --nproc_per_node=2 grpo/train_grpo.py config/grpo_example.py
 
 import os
 import sys
+from dataclasses import asdict
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
 
+from core.checkpoint_manager import set_aside
 from core.config import describe, load_config, run_script, save_config
 from core.dataset_consumer import DatasetConsumer, dataset_folder
 from core.distributed import Distributed, detect_dtype
@@ -24,13 +26,15 @@ from grpo.grpo_trainer import COLUMNS, GRPOTrainer
 from grpo.models import load_models
 
 
-def build_what_is_missing(config, dist):
+def build_what_is_missing(config, origin, dist):
+    """Recipes build what is missing; one applies only to a path set in the same place, so not to a typing error."""
     if dist.is_main:
-        build_missing_dataset(dataset_folder(config.dataset), config.dataset_recipe, print)
-        for kind in ("generator", "judge", "gold_judge"):
-            key = f"{kind}_checkpoint"
-            path, recipe = getattr(config, key), getattr(config, f"{kind}_recipe")
-            build_missing_checkpoint(path, recipe, key, config.dataset, print)
+        if origin.get("dataset") == origin.get("dataset_recipe"):
+            build_missing_dataset(dataset_folder(config.dataset), config.dataset_recipe, print)
+        for key in ("generator_checkpoint", "judge_checkpoint", "gold_judge_checkpoint"):
+            recipe = key.replace("checkpoint", "recipe")
+            if origin.get(key) == origin.get(recipe):
+                build_missing_checkpoint(getattr(config, key), getattr(config, recipe), key, config.dataset, print)
     dist.barrier()
 
 
@@ -62,7 +66,8 @@ def main(argv):
     config, origin = load_config(GRPOConfig, argv)
     dist = Distributed(config.device)
     dtype = detect_dtype(config.dtype, dist.device)
-    build_what_is_missing(config, dist)
+    if not config.dry_run:
+        build_what_is_missing(config, origin, dist)
     data = DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, config.batch_size, config.seed, dist.rank,
                            dist.world, config.masks, config.mask_low, config.mask_high)
     policy, reference, judge, gold_judge = load_models(config, data.tokenizer, dist.device)
@@ -70,9 +75,13 @@ def main(argv):
     lines = list(plan(config, origin, models, data, dist, dtype))
     if config.dry_run:
         if dist.is_main:
-            print("\n".join(lines), "\ndry run: everything is in place, nothing was trained", sep="")
+            print(*(f"{key} = {value!r}" for key, value in asdict(config).items()), "", *lines,
+                  "reward: the judge's score, in [0, 1]", "dry run: everything is in place, nothing was trained",
+                  sep="\n")
         return dist.close()
     if dist.is_main:
+        if not config.resume and set_aside(config.out_dir):
+            print(f"{config.out_dir} held an earlier run, which is now in {config.out_dir}/previous")
         os.makedirs(config.out_dir, exist_ok=True)
         save_config(config, os.path.join(config.out_dir, "config.json"))
     logger = create_logger(config, dist, config.max_iters, COLUMNS)

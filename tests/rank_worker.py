@@ -1,4 +1,4 @@
-"""Run by test_distributed.py, alone or under torchrun: ten steps of every objective x advantage x credit window, weights to a file.
+"""Run by test_distributed.py, alone or under torchrun: ten steps of every objective x advantage x credit window.
 
 python tests/rank_worker.py DATASET OUT BATCH_SIZE ACCUMULATION
 """
@@ -26,9 +26,11 @@ from tests.tiny import TOKENIZER, config, consumer, judge, model
 dataset, out, batch_size, accumulation = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 dist = Distributed("cpu")
 result = {}
+weights = lambda: torch.cat([p.flatten() for p in policy.parameters()]).detach()
 for objective, advantage, window in itertools.product(OBJECTIVES, ADVANTAGES, (None, 3)):
     c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective=objective,
                advantage=advantage, credit_window=window, learning_rate=1e-3, grad_clip=1.0)
+    name = f"{objective}/{advantage}/{window}"
     policy = model(seed=1 + dist.rank, scale=3.0)
     dist.broadcast(policy)
     reference = freeze(copy.deepcopy(policy))
@@ -38,11 +40,11 @@ for objective, advantage, window in itertools.product(OBJECTIVES, ADVANTAGES, (N
         batch = join([data.batch("train", step, micro) for micro in range(accumulation)])
         metrics = grpo_training_step(policy, reference, judge(), batch, optimizers, 1e-3, step, c, TOKENIZER, dist)
         if step == 0:
-            result[f"{objective}/{advantage}/{window}/first"] = torch.cat([p.flatten() for p in policy.parameters()]).detach()
-            result[f"{objective}/{advantage}/{window}/metrics"] = torch.tensor(
+            result[f"{name}/first"] = weights()
+            result[f"{name}/metrics"] = torch.tensor(
                 [metrics[k] for k in ("loss", "mean_reward", "std_reward", "entropy", "grad_norm",
                                       "unique_completions")])
-    result[f"{objective}/{advantage}/{window}/last"] = torch.cat([p.flatten() for p in policy.parameters()]).detach()
+    result[f"{name}/last"] = weights()
 
 policy = model(seed=1, scale=1.0)
 optimizers = build_optimizers(policy, PretrainConfig())
@@ -50,6 +52,6 @@ data = consumer(dataset, config(batch_size=batch_size), rank=dist.rank, world=di
 for step in range(10):
     batches = [unpack_batch(data.batch("train", step, micro), "cpu") for micro in range(accumulation)]
     training_step(policy, batches, optimizers, 1e-3, 1.0, dist)
-result["supervised"] = torch.cat([p.flatten() for p in policy.parameters()]).detach()
+result["supervised"] = weights()
 torch.save(result, f"{out}-{dist.rank}.pt")
 dist.close()

@@ -54,21 +54,23 @@ def test_state_round_trip_and_keep(tmp_path):
     net(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
     optimizer.step()
     for step in (1, 2, 3):
-        manager.save(step, net, TOKENIZER, {"val_loss": 1.5}, optimizers=[optimizer.state_dict()], before={"x": 0.5})
+        manager.save(step, net, [optimizer], TOKENIZER, {"val_loss": 1.5}, before={"x": 0.5})
     assert sorted(os.listdir(tmp_path / "out")) == ["model-000002.safetensors", "model-000003.safetensors",
                                                    "model.safetensors", "state.pt"]
     other = model(seed=2)
-    state = manager.load(other)
+    fresh = torch.optim.AdamW(other.parameters())
+    state = manager.load(other, [fresh])
+    assert torch.equal(fresh.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
     assert state["step"] == 3 and state["before"] == {"x": 0.5}
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), other.state_dict().values(), strict=True))
     assert load_model(str(tmp_path / "out" / "model.safetensors"))[1] == {"step": 3, "val_loss": 1.5}
     whole = (tmp_path / "out" / "state.pt").read_bytes()
     (tmp_path / "out" / "state.pt").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="state.pt is damaged or cut short"):
-        manager.load(other)
+        manager.load(other, [fresh])
     os.remove(tmp_path / "out" / "state.pt")
     with pytest.raises(FileNotFoundError, match="resume=True"):
-        manager.load(other)
+        manager.load(other, [fresh])
 
 
 def test_state_is_loaded_without_running_code(tmp_path):
@@ -79,7 +81,7 @@ def test_state_is_loaded_without_running_code(tmp_path):
     os.makedirs(tmp_path / "out")
     torch.save({"step": 1, "model": Bomb()}, tmp_path / "out" / "state.pt")
     with pytest.raises(ValueError, match="damaged"):
-        CheckpointManager(str(tmp_path / "out")).load(model())
+        CheckpointManager(str(tmp_path / "out")).load(model(), [])
     assert not (tmp_path / "boom").exists()
 
 

@@ -69,7 +69,7 @@ def test_first_ratio_is_exactly_one_and_kl_exactly_zero(dataset, top_p, accumula
     policy = model(dropout=0.5)  # a dropout that was left on would show
     metrics = step(policy, freeze(copy.deepcopy(policy)), judge(), dataset, c, accumulate=accumulate)
     assert metrics["ratio_minus_one"] == 0 and metrics["mean_kl"] == 0 and metrics["clip_fraction"] == 0
-    assert abs(metrics["mean_advantage"]) < 1e-6 and metrics["grad_norm"] > 0
+    assert abs(metrics["mean_advantage"]) < 1e-5 and metrics["grad_norm"] > 0
 
 
 def test_each_distinct_input_is_read_once(dataset):
@@ -87,7 +87,7 @@ def test_gradient_equals_that_of_every_completion_forwarded_on_its_own(dataset, 
     policy, reference, scorer = model(seed=1), freeze(model(seed=2)), judge()
     shared = gradient(policy, reference, scorer, dataset, c)
 
-    rollouts = collect(policy, reference, consumer(dataset, c).batch("train", 0), 0, c, "cpu", NO_CAST)
+    rollouts = collect(policy, reference, consumer(dataset, c).batch("train", 0), 0, c, torch.device("cpu"), NO_CAST)
     reward, _ = compute_rewards(rollouts, scorer, TOKENIZER, c.group_size)
     advantage = compute_advantages(reward, OBJECTIVES[objective].advantage).flatten()
     N, loss = len(advantage), 0.0
@@ -125,7 +125,7 @@ def test_gradient_does_not_depend_on_the_micro_batch(dataset, objective, advanta
 def test_gradient_passes_finite_differences(dataset):
     c = config(kl_beta=0.2, objective="plain")
     policy, reference = model(seed=1, scale=4.0).double(), freeze(model(seed=2)).double()
-    rollouts = collect(policy, reference, consumer(dataset, c).batch("train", 0), 0, c, "cpu", NO_CAST)
+    rollouts = collect(policy, reference, consumer(dataset, c).batch("train", 0), 0, c, torch.device("cpu"), NO_CAST)
     rollouts.mask, advantage = rollouts.mask.double(), torch.randn(len(rollouts.row), 1, dtype=torch.float64)
     value = lambda: rollout_loss(policy, rollouts, advantage, token_weights(rollouts.mask, "sum", 1), c)[0]
     value().backward()
@@ -224,7 +224,7 @@ def test_a_bandit_with_a_known_optimum_is_solved(dataset, monkeypatch):
 
 def test_credit_of_a_token_is_the_realness_near_it(dataset):
     c, scorer = config(), judge()
-    rollouts = collect(model(), None, consumer(dataset, c).batch("train", 0), 0, c, "cpu", NO_CAST)
+    rollouts = collect(model(), None, consumer(dataset, c).batch("train", 0), 0, c, torch.device("cpu"), NO_CAST)
     reward, credit = compute_rewards(rollouts, scorer, TOKENIZER, c.group_size, credit_window=3)
     realness = scorer(rollouts.text).sigmoid()
     torch.testing.assert_close(reward.flatten(), realness.mean(1))

@@ -1,7 +1,7 @@
 """Character-level English text for fill-in: writes train.bin, val.bin and meta.json beside this file.
 
 python data/char_diffusion/prepare.py                        the prose of Python's own documentation, no download
-python data/char_diffusion/prepare.py --source=shakespeare   nanoGPT's Tiny Shakespeare, downloaded once
+python data/char_diffusion/prepare.py --source=shakespeare   nanoGPT's Tiny Shakespeare, downloaded
 python data/char_diffusion/prepare.py --input=FILE           any text of yours
 Either way --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
 
@@ -11,6 +11,7 @@ the Python version or the source, so one pretrained checkpoint can be evaluated 
 
 import ast
 import hashlib
+import http.client
 import os
 import pathlib
 import re
@@ -78,7 +79,7 @@ def download(url):
     try:
         with urllib.request.urlopen(url, timeout=30) as response:
             return response.read().decode("utf-8")
-    except (urllib.error.URLError, TimeoutError) as error:
+    except (urllib.error.URLError, TimeoutError, http.client.HTTPException) as error:
         raise ValueError(f"could not download {url} ({error}); "
                          "get the file by other means and pass --input=FILE") from None
 
