@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from core.checkpoint_manager import CheckpointManager, save_model
+from core.checkpoint_manager import STATE, CheckpointManager, save_model
 from core.scheduler import CosineLRScheduler
 from core.training_step import build_optimizers, training_step
 
@@ -14,14 +14,16 @@ COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_
 class BadSteps:
     """Counts optimizer steps skipped in a row and stops a run that no longer trains."""
 
-    def __init__(self, limit, last_good):
-        self.limit, self.last_good, self.in_a_row = limit, last_good, 0
+    def __init__(self, limit, checkpoints):
+        self.limit, self.checkpoints, self.in_a_row = limit, checkpoints, 0
 
     def check(self, skipped):
         self.in_a_row = self.in_a_row + 1 if skipped else 0
         if self.in_a_row >= self.limit:
+            last_good = self.checkpoints.path(STATE)
+            way_on = f"go on with resume=True from {last_good}" if self.checkpoints.exists() else "start again"
             raise ValueError(f"{self.in_a_row} steps in a row had a loss or gradient that is not finite (max_bad_steps="
-                             f"{self.limit}); lower learning_rate and go on with resume=True from {self.last_good}")
+                             f"{self.limit}); lower learning_rate and {way_on}")
 
 
 class Trainer:
@@ -37,19 +39,20 @@ class Trainer:
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
         self.checkpoints = CheckpointManager(config.out_dir, config.keep_checkpoints)
-        self.step, self.facts = 0, {}
+        self.step, self.skipped_steps, self.facts = 0, 0, {}
 
     def resume(self):
         state = self.checkpoints.load(self.model, self.optimizers)
-        self.step, self.facts = state["step"], state["facts"]
+        self.step, self.skipped_steps, self.facts = state["step"], state["skipped_steps"], state["facts"]
 
     def save(self):
         if self.dist.is_main:
-            self.checkpoints.save(self.step, self.model, self.optimizers, self.tokenizer, self.facts)
+            self.checkpoints.save(self.step, self.model, self.optimizers, self.tokenizer, self.facts,
+                                  skipped_steps=self.skipped_steps)
 
     def run(self):
         """Trains to max_iters optimizer steps, evaluating, logging and saving on the way."""
-        c, bad = self.config, BadSteps(self.config.max_bad_steps, self.checkpoints.path("state.pt"))
+        c, bad = self.config, BadSteps(self.config.max_bad_steps, self.checkpoints)
         self.dist.broadcast(self.model)
         self.logger.start(self.step)
         since, tokens = time.time(), 0
@@ -62,10 +65,12 @@ class Trainer:
             metrics = training_step(self.model, batches, self.optimizers, lr, c.grad_clip, self.dist, self.dtype)
             self.step += 1
             bad.check(metrics["skipped_steps"])
+            self.skipped_steps += metrics["skipped_steps"]
             tokens += sum(input.numel() for input, _, _ in batches) * self.dist.world
             last = self.step == c.max_iters
             if self.step % c.log_interval == 0 or last:
-                metrics |= {"lr": lr, "tokens_per_second": tokens / (time.time() - since)}
+                metrics |= {"lr": lr, "tokens_per_second": tokens / (time.time() - since),
+                            "skipped_steps": self.skipped_steps}
                 self.logger.log(self.step, metrics)
                 since, tokens = time.time(), 0
             if self.step % c.eval_interval == 0 or last:

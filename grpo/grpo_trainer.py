@@ -14,7 +14,7 @@ from grpo.plots import draw_curves
 from grpo.rollout import join
 from grpo.samples import append_samples, best_and_worst, comparison_table, format_samples
 
-COLUMNS = ("mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "grad_norm", "lr",
+COLUMNS = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "grad_norm", "lr",
            "tokens_per_second")
 SHOWN_SAMPLES = 3
 
@@ -50,7 +50,7 @@ class GRPOTrainer:
     def run(self):
         """Trains to max_iters optimizer steps, evaluating, logging and saving on the way."""
         c = self.config
-        bad = BadSteps(c.max_bad_steps, self.checkpoints.path("state.pt"))
+        bad = BadSteps(c.max_bad_steps, self.checkpoints)
         self.dist.broadcast(self.policy)
         self.logger.start(self.step)
         if self.dist.is_main:
@@ -62,7 +62,7 @@ class GRPOTrainer:
             batch = join([self.data.batch("train", self.step, micro) for micro in range(c.gradient_accumulation_steps)])
             metrics = grpo_training_step(self.policy, self.reference, self.judge, batch, self.optimizers,
                                          self.schedule.lr(self.step), self.step, c, self.data.tokenizer, self.dist,
-                                         self.dtype)
+                                         self.dtype, self.logger.doing)
             self.step += 1
             self.skipped_steps += metrics["skipped_steps"]
             bad.check(metrics["skipped_steps"])
@@ -82,6 +82,7 @@ class GRPOTrainer:
         """Held-out metrics on rank 0; a few samples every sample_interval."""
         if not self.dist.is_main:
             return {}
+        self.logger.doing("evaluating")
         metrics, text = self.evaluation(self.policy, self.config.temperature)
         metrics = {f"eval/{name}": value for name, value in metrics.items()}
         self.logger.log(self.step, metrics, show=False)

@@ -71,22 +71,26 @@ def finish_metrics(out, config):
 
 
 def grpo_training_step(policy, reference, judge, batch, optimizers, lr, step, config, tokenizer, dist,
-                       dtype=torch.float32):
+                       dtype=torch.float32, doing=lambda what: None):
     """One optimizer step of GRPO (arXiv 2402.03300) on the problems of `batch`, this rank's whole share of the step.
 
     policy, reference (or None), judge: models in eval mode; batch: of DatasetConsumer, joined over micro-batches
     The backward pass runs in micro-batches of config.batch_size inputs; weights and advantages are those of the whole
     step over all ranks, so neither cut changes the gradient. One host sync, at the end; without a KL term one more, to
     leave out the groups whose rewards are all equal.
+    doing: is told what takes the time
     Returns the metrics of docs/metrics.md as floats
     """
+    doing(f"generating {len(batch['input']) * config.group_size} completions")
     autocast, clock = dist.autocast(dtype), [time.perf_counter()]
     objective = OBJECTIVES[config.objective]
     rollouts = collect(policy, reference, batch, step, config, dist.device, autocast, config.batch_size)
     clock.append(time.perf_counter())
+    doing("scoring")
     with autocast:
         reward, credit = compute_rewards(rollouts, judge, tokenizer, config.group_size, config.credit_window)
     clock.append(time.perf_counter())
+    doing("training")
     mask = rollouts.mask.view(*credit.shape[:2], -1) if config.credit_window is not None else None
     name = config.advantage or objective.advantage
     advantage = compute_advantages(credit, name, mask, dist.total).flatten(0, 1)     # (N, 1) or (N, M)

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from core.checkpoint_manager import CheckpointManager, load_model, load_tokenizer, save_model
+from core.checkpoint_manager import CheckpointManager, load_model, load_tokenizer, save_model, set_aside
 from core.logger import Logger, format_number, read_records
 from core.model import MASKED_FILL, SEQUENCE_SCORER
 from core.scheduler import CosineLRScheduler
@@ -108,16 +108,48 @@ def test_metrics_survive_a_crash_and_a_resume(tmp_path, capsys):
     assert len(lines) == 5 and len(set(map(len, lines))) == 1, "one line of names, then aligned numbers"
 
 
+def test_numbers_that_are_not_finite_are_logged_as_valid_json(tmp_path, capsys):
+    logger = Logger(str(tmp_path), 10, ("loss", "grad_norm"))
+    logger.start()
+    logger.log(1, {"loss": float("nan"), "grad_norm": float("inf")})
+    record = json.loads(open(logger.path).read(), parse_constant=pytest.fail)
+    assert record == {"step": 1, "loss": None, "grad_norm": None}
+    assert "nan" in (shown := capsys.readouterr().out) and "inf" in shown
+
+
+def test_an_earlier_run_is_set_aside_and_not_overwritten(tmp_path):
+    (tmp_path / "state.pt").write_text("old")
+    assert set_aside(str(tmp_path)) and os.listdir(tmp_path) == ["previous"]
+    assert (tmp_path / "previous" / "state.pt").read_text() == "old"
+    assert not set_aside(str(tmp_path)) and not set_aside(str(tmp_path / "nowhere"))
+
+
+def test_a_state_of_another_model_is_refused(tmp_path):
+    manager, net = CheckpointManager(str(tmp_path)), model()
+    manager.save(1, net, [torch.optim.AdamW(net.parameters())], TOKENIZER, {})
+    for other, kind in ((model(n_layer=2), torch.optim.AdamW), (model(), torch.optim.SGD)):
+        with pytest.raises(ValueError, match="another model or optimizer.*config.json"):
+            manager.load(other, [kind(other.parameters())])
+
+
 def test_a_failing_dashboard_does_not_stop_the_run(tmp_path, capsys):
     class Broken:
         def log(self, *_, **__):
-            raise OSError("connection lost")
+            raise DashboardError("connection lost")
+
+        finish = log
+
+    class DashboardError(Exception):
+        """As wandb.Error is: no OSError, no RuntimeError."""
 
     logger = Logger(str(tmp_path), 10, ("loss",), Broken())
+    logger.wandb_errors = (DashboardError,)
+    logger.close()
+    logger.wandb_run = Broken()
     logger.start()
     logger.log(1, {"loss": 1.0})
     logger.log(2, {"loss": 1.0})
-    assert len(read_records(logger.path)) == 2 and capsys.readouterr().out.count("wandb failed (connection lost)") == 1
+    assert len(read_records(logger.path)) == 2 and capsys.readouterr().out.count("wandb failed (connection lost)") == 2
 
 
 def test_numbers_are_short():

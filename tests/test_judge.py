@@ -64,6 +64,21 @@ def test_the_report_of_a_judge_that_knows_the_truth(dataset):
     assert report["auc"] == 1 and report["pearson"] > 0.99 and report["spearman"] > 0.99
 
 
+def test_the_report_fills_as_the_generator_would(dataset, monkeypatch):
+    """Every text that the judge is shown comes from the whole of the filler's distribution."""
+    data, seen = consumer(dataset, config(batch_size=16)), []
+    uniform = model()
+    with torch.no_grad():
+        uniform.head.weight.zero_()
+    score = lambda scorer, text, cls: seen.append(text) or torch.rand(len(text))
+    monkeypatch.setattr("core.judge.calculate_judge_scores", score)
+    judge_report(None, data, uniform, "cpu", batches=4)
+    for start in (0, 1):  # varied masks, then 30%
+        changed = torch.cat([(text - truth)[text != truth] + truth[text != truth]
+                             for text, truth in zip(seen[start::3], seen[2::3], strict=True)])
+        assert len(changed) > 500 and abs(changed.float().mean() - 47.5) < 4, "uniform over the 96 characters"
+
+
 def test_words_are_those_of_the_true_text_that_a_mask_touches():
     truth = "ar the quick fox, go"
     mask = np.zeros(20, dtype=bool)

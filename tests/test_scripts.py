@@ -19,7 +19,8 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     write_text_dataset(folder / "data", TEXT)
     files = {"generator": model(), "judge": judge(), "gold": judge(seed=6), "small": judge(block_size=16),
-             "cls": model(SEQUENCE_SCORER, judge_head="cls", block_size=32), "short": model(block_size=16)}
+             "cls": model(SEQUENCE_SCORER, judge_head="cls", block_size=32),
+             "wide cls": model(SEQUENCE_SCORER, judge_head="cls")}
     paths = {name: save(folder / f"{name}.safetensors", net) for name, net in files.items()}
     base = {"dataset": folder / "data", "generator_checkpoint": paths["generator"], "judge_checkpoint": paths["judge"],
             "gold_judge_checkpoint": paths["gold"], "block_size": 32, "batch_size": 4, "group_size": 3, "max_iters": 3,
@@ -76,8 +77,11 @@ def broken(world, name):
     if name == "truncated":
         whole = open(paths["generator"], "rb").read()
         (folder / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
-    if name in ("no mask id", "no binary"):
+    if name in ("no mask id", "no binary", "broken meta"):
         shutil.copytree(folder / "data", folder / name, dirs_exist_ok=True)
+        if name == "broken meta":
+            (folder / name / "meta.json").write_text("{")
+            return {"dataset": folder / name}, 1, "is not JSON"
         if name == "no binary":
             os.remove(folder / name / "train.bin")
         else:
@@ -108,19 +112,29 @@ def broken(world, name):
         "no masks": ({"mask_random": 0.0, "mask_span": 0.0}, 1, "a batch without masks"),
         "nothing to resume": ({"resume": True, "out_dir": folder / "empty"}, 1, "resume=True"),
         "bad device": ({"device": "gpu"}, 1, "device='gpu'"),
+        "folder as checkpoint": ({"generator_checkpoint": folder}, 1, "is a folder; name the file in it"),
+        "credit of cls": ({"judge_checkpoint": paths["wide cls"], "credit_window": 4}, 1, "use credit_window=None"),
     }[name]
 
 
 @pytest.mark.parametrize("name", [
     "unknown key", "synonym", "wrong type", "missing checkpoint", "no checkpoint", "truncated", "generator as judge",
     "other vocabulary", "long block", "small judge", "no room for cls", "not prepared", "no binary", "no mask id",
-    "group of one", "no masks", "nothing to resume", "bad device"])
+    "group of one", "no masks", "nothing to resume", "bad device",
+    "folder as checkpoint", "credit of cls", "broken meta"])
 def test_a_mistake_is_one_clear_line(world, name):
     changes, code, message = broken(world, name)
     done = run(world[2], **changes)
     errors = [line for line in done.stderr.strip().split("\n") if line]
     assert done.returncode == code, done.stderr
     assert len(errors) == 1 and errors[0].startswith("error: ") and message in errors[0], done.stderr
+
+
+def test_a_mistake_is_one_line_through_a_symbolic_link_too(world):
+    link = world[0] / "link"
+    link.symlink_to(ROOT)
+    done = run_script(link / "grpo" / "train_grpo.py", "--grup_size=4", cwd=link)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and "Traceback" not in done.stderr
 
 
 def test_what_is_missing_is_built_from_its_recipe(world):

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from core.checkpoint_manager import load_model
+from core.checkpoint_manager import CheckpointManager, load_model
 from core.logger import Logger, read_records
 from core.trainer import BadSteps
 from grpo.evaluate import build_evaluation
@@ -77,11 +77,14 @@ def test_another_seed_is_another_run(dataset, tmp_path):
     assert not same(a.policy, b.policy) and a.before == b.before, "the held-out problems are the same for every seed"
 
 
-def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_checkpoint():
-    bad = BadSteps(3, "out/state.pt")
+def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_checkpoint(tmp_path):
+    bad = BadSteps(3, CheckpointManager(str(tmp_path)))
     for skipped in (1, 1, 0, 1, 1):
         bad.check(skipped)
-    with pytest.raises(ValueError, match="3 steps in a row.*out/state.pt"):
+    with pytest.raises(ValueError, match="3 steps in a row.*start again"):
+        bad.check(1)
+    (tmp_path / "state.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match=f"resume=True from {tmp_path}/state.pt"):
         bad.check(1)
 
 
