@@ -1,13 +1,12 @@
+# python core/pretrain.py config/harden_judge.py --init_from=JUDGE "--fill_checkpoints=['GENERATOR', 'FOOLING POLICY', ...]"
+# One hardening round: a judge goes on learning, on fills of policies that fooled it (data/char_diffusion/pretrained/README.md)
 dataset = "char_diffusion"
 mode = "sequence_scorer"
 tied = False
 n_layer = 6
 n_head = 6
 n_embd = 192
-init_from = "out-judge-0/model.safetensors"
-fill_checkpoints = ("data/char_diffusion/pretrained/generator.safetensors", "out-fool-cls/model.safetensors",
-                    "out-fool-1/model.safetensors", "out-fool-2/model.safetensors")
-fill_temperature_low = 0.3
+fill_temperature_low = 0.3  # a sharpened policy writes like a cold one
 fill_temperature_high = 1.0
 mask_low = 0.05
 mask_high = 0.6
@@ -15,6 +14,5 @@ max_iters = 350
 learning_rate = 1e-3
 min_lr = 5e-5
 warmup_iters = 20
-eval_interval = 350
 seed = 11
 out_dir = "out-judge-1"

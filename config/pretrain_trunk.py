@@ -1,10 +1,13 @@
+# python core/pretrain.py config/pretrain_trunk.py
+# The judges' start: 2.7 M parameters, so that a judge knows more than the 0.8 M generator that it judges.
+# On 2 cores 31 minutes with --dtype=bfloat16 --compile=True: validation accuracy .567
 dataset = "char_diffusion"
 mode = "masked_fill"
 tied = False
 n_layer = 6
 n_head = 6
 n_embd = 192
-max_iters = 2000
+max_iters = 2600
 learning_rate = 3e-3
 min_lr = 5e-5
 out_dir = "out-trunk"
