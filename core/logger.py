@@ -69,6 +69,10 @@ class Logger:
             self.bar.update(step)
             keep_records(self.path, step)
 
+    def restart_clock(self):
+        """What came before shall not count in the estimated time."""
+        self.started = time.time()
+
     def tick(self):
         if not self.silent:
             self.bar.update(1)

@@ -57,6 +57,7 @@ class GRPOTrainer:
             keep_records(self.checkpoints.path("samples.jsonl"), self.step)
         if self.step == 0:
             self.before = self.evaluate()
+            self.logger.restart_clock()
         while self.step < c.max_iters:
             started = time.perf_counter()
             batch = join([self.data.batch("train", self.step, micro) for micro in range(c.gradient_accumulation_steps)])
