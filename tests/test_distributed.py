@@ -7,6 +7,9 @@ from core.distributed import detect_device, detect_dtype
 from tests.tiny import ROOT, run_script
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def layouts(dataset, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")

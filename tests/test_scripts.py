@@ -11,6 +11,7 @@ from core.model import SEQUENCE_SCORER
 from tests.tiny import ROOT, TEXT, judge, model, run_script, save, write_text_dataset
 
 TRAIN = "grpo/train_grpo.py"
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -184,14 +185,15 @@ def test_the_benchmark_prints_a_table_and_one_json_object():
     assert result["gradient_difference"] < 1e-5
 
 
-def test_the_shipped_config_is_in_place():
-    """The README's first command finds its three models, and they belong together."""
-    done = run_script(TRAIN, "config/grpo_example.py", "--dry_run=True")
+def test_the_shipped_config_and_models_belong_together(world):
+    """The README's first command, on the shipped models, cut to two steps."""
+    folder, _, _ = world
+    done = run_script(TRAIN, "config/grpo_example.py", f"--dataset={folder}/data", f"--out_dir={folder}/out-shipped",
+                      "--max_iters=2", "--eval_problems=4", "--batch_size=2", "--device=cpu")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("frozen") == 3
-    folder = os.path.join(ROOT, "data", "char_diffusion", "pretrained")
-    shipped = [os.path.join(folder, name) for name in os.listdir(folder)]
-    assert sum(map(os.path.getsize, shipped)) < 16e6
+    assert done.stdout.count("frozen") == 3 and "gold_judge" in done.stdout
+    pretrained = os.path.join(ROOT, "data", "char_diffusion", "pretrained")
+    assert sum(os.path.getsize(os.path.join(pretrained, name)) for name in os.listdir(pretrained)) < 16e6
 
 
 def test_help_lists_the_keys():
