@@ -1,5 +1,6 @@
-# python core/pretrain.py config/harden_judge.py --init_from=JUDGE "--fill_checkpoints=['GENERATOR', 'FOOLING POLICY', ...]"
-# One hardening round: a judge goes on learning, on fills of policies that fooled it (data/char_diffusion/pretrained/README.md)
+# python core/pretrain.py config/harden_judge.py --init_from=JUDGE "--fill_checkpoints=['GENERATOR', 'POLICY', ...]"
+# One hardening round, 5 minutes on 2 cores with --dtype=bfloat16 --compile=True: a judge goes on learning, on fills of
+# policies that fooled it (data/char_diffusion/pretrained/README.md)
 dataset = "char_diffusion"
 mode = "sequence_scorer"
 tied = False

@@ -3,7 +3,6 @@
 import ast
 import importlib
 import pathlib
-import re
 
 import pytest
 
@@ -25,6 +24,7 @@ def imports(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if "." not in node.module)
 
 
 @pytest.mark.parametrize("package", ORDER)
@@ -49,11 +49,12 @@ def test_a_file_is_one_idea(path):
     assert max(map(len, lines)) <= 120
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno - node.lineno <= 60, f"{node.name} is too long"
+            assert node.end_lineno - node.lineno <= 50, f"{node.name} is too long"
         if isinstance(node, ast.Call):
             assert getattr(node.func, "id", "") not in ("eval", "exec")
         if isinstance(node, ast.ExceptHandler):
-            assert node.type is not None and getattr(node.type, "id", "") not in ("Exception", "BaseException")
+            caught = {getattr(part, "id", "") for part in ast.walk(node.type)} if node.type else {"Exception"}
+            assert not caught & {"Exception", "BaseException"}
 
 
 def test_the_canonical_names_are_where_users_look_for_them():
@@ -77,13 +78,3 @@ def test_every_public_function_says_what_it_does():
                 if public and not ast.get_docstring(node) and node.end_lineno - node.lineno > 12:
                     silent.append(f"{path.name}:{node.name}")
     assert not silent
-
-
-def test_docs_name_every_metric():
-    text = pathlib.Path(ROOT, "docs", "metrics.md").read_text()
-    source = "".join(p.read_text() for p in pathlib.Path(ROOT, "grpo").glob("*.py"))
-    step = source[source.index("def finish_metrics"):source.index("def grpo_training_step")]
-    logged = set(re.findall(r'"([a-z_]+)"', step))
-    for name in logged - {"problems", "completions", "tokens", "reward", "correct", "kl", "log_prob", "advantage",
-                          "trained_tokens"}:
-        assert f"`{name}`" in text, name

@@ -12,7 +12,7 @@ from core.trainer import BadSteps
 from grpo.evaluate import build_evaluation
 from grpo.grpo_trainer import COLUMNS, GRPOTrainer
 from grpo.models import build_reference
-from tests.tiny import TOKENIZER, config, consumer, judge, model, one_process, run_script, save
+from tests.tiny import ROOT, TOKENIZER, config, consumer, judge, model, one_process, run_script, save
 
 
 def train(dataset, out_dir, resume=False, **settings):
@@ -67,6 +67,9 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
                  "unique_completions", "mean_token_accuracy", "reward/judge", "tokens_per_second", "time/collect",
                  "time/reward", "time/train", "skipped_steps"}
     assert canonical <= set(training[0])
+    documented = open(os.path.join(ROOT, "docs", "metrics.md")).read()
+    logged = {key for record in read_records(tmp_path / "metrics.jsonl") for key in record} - {"step"}
+    assert [key for key in logged if f"`{key}`" not in documented] == []
     assert json.loads(open(tmp_path / "samples.jsonl").readline())["best_score"] > 0
     shown = capsys.readouterr().out
     assert "held-out" in shown and "before" in shown and "change" in shown and "best" in shown
