@@ -12,10 +12,10 @@ def draw_curves(runs, path):
     """runs: {label: records of metrics.jsonl}. A panel per held-out metric over steps, a line per run."""
     figure, axes = plt.subplots(2, 3, figsize=(12, 6), sharex=True)
     for axis, name in zip(axes.flat, PANELS, strict=True):
-        for label, records in runs.items():
+        for i, (label, records) in enumerate(runs.items()):
             points = [(r["step"], r[f"eval/{name}"]) for r in records if f"eval/{name}" in r]
             if points:
-                axis.plot(*zip(*points, strict=True), marker=".", label=label)
+                axis.plot(*zip(*points, strict=True), marker=".", label=label, color=f"C{i}")
         axis.set_title(name.replace("_", " "))
         axis.grid(alpha=0.3)
     for axis in axes[1]:
