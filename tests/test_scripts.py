@@ -167,7 +167,7 @@ def test_sample_fills_your_text(world):
                       "--num_samples=3")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.split("\n")[:-1]
-    assert len(lines) == 3 and all(len(x) == 14 and x.startswith("the qu") and x.endswith("k = fox") for x in lines)
+    assert len(lines) == 3 and all(len(x) == 15 and x.startswith("the qu") and x.endswith("k = fox") for x in lines)
     for text, message in (("no gaps", "nothing to fill in"), ("____", "no usable characters"),
                           ("", "no usable characters"), ("a" * 40 + "_", "does not fit")):
         done = run_script("core/sample.py", f"--checkpoint={paths['generator']}", f"--text={text}")
