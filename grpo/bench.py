@@ -139,9 +139,10 @@ def main(argv):
     if not argv or argv[0] != "fill":
         raise UsageError("python grpo/bench.py fill [--key=value]: fill is the benchmark there is")
     c, _ = load_config(BenchConfig, argv[1:])
-    setup = Setup(c)
     if c.side != "both":
-        return one_side(setup, c.side)
+        return one_side(Setup(c), c.side)
+    peaks = [peak_memory(argv[1:], side) for side in ("naive", "shared")]  # first: a child inherits its parent's peak
+    setup = Setup(c)
     setup.shared(False)
     ours = setup.gradient()
     setup.naive(False)
@@ -154,7 +155,7 @@ def main(argv):
         result[key] = round(naive / shared, 2)
         name = "seconds, judge" if judged else "seconds, no judge"
         print(f"{name:<24}{naive:>12.3f}{shared:>12.3f}{naive / shared:>8.2f}")
-    naive, shared = (peak_memory(argv[1:], side) for side in ("naive", "shared"))
+    naive, shared = peaks
     result |= {"memory_ratio": round(naive / shared, 2), "gradient_difference": difference}
     print(f"{'peak MB':<24}{naive:>12.0f}{shared:>12.0f}{naive / shared:>8.2f}")
     print(f"relative difference of the gradients {difference:.1e}")
