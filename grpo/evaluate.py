@@ -74,9 +74,10 @@ class Evaluation:
 
     def _forward(self, policy, input, target, mask, noise, temperature):
         position, chosen = masked_positions(mask, input.device)                      # (P, M)
-        tokens, _ = predict_and_sample_tokens(policy, input, position, noise, temperature, self.top_p)  # (P, G, M)
+        logits = policy(input, position)                                             # (P, M, V) read once, used twice
+        tokens, _ = predict_and_sample_tokens(lambda *_: logits, input, position, noise, temperature, self.top_p)
         text = fill_in(input, position, chosen, tokens)                              # (P, G, T)
-        logp = sampling_logp(policy(input, position), temperature)                   # (P, M, V)
+        logp = sampling_logp(logits, temperature)                                    # (P, M, V)
         truth = target.gather(1, position)[:, None]                                  # (P, 1, M)
         repeated = chosen.repeat_interleave(self.group_size, 0)                      # (N, M)
         sums = {"tokens": chosen.sum(), "entropy": (entropy(logp) * chosen).sum(),
