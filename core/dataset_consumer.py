@@ -51,7 +51,6 @@ class DatasetConsumer:
         self.mode, self.block_size, self.batch_size = mode, block_size, batch_size
         self.seed, self.rank, self.world = seed, rank, world
         self.masks, self.mask_low, self.mask_high = masks or {"random": 1.0}, mask_low, mask_high
-        self.newline = self.tokenizer.ids.get("\n", -1)
         self.tokens = {split: self._read(split) for split in SPLITS}
 
     def _read(self, split):
@@ -70,6 +69,10 @@ class DatasetConsumer:
         problems = [self._problem(split, step, first + i) for i in range(self.batch_size)]
         return {key: np.stack([p[key] for p in problems]) for key in problems[0]}
 
+    def problems(self, split, step, micro=0):
+        """Problems for reinforcement learning: for fill-in the same as for supervised training."""
+        return self.batch(split, step, micro)
+
     def _problem(self, split, step, number):
         rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step, number])
         tokens = self.tokens[split]
@@ -79,9 +82,15 @@ class DatasetConsumer:
             return {"input": window[:-1], "target": window[1:], "mask": np.ones(self.block_size, dtype=bool),
                     "number": np.int64(number)}
         target = window[:-1]                                                         # (T,)
-        mask = draw_mask(rng, target, self.masks, self.mask_low, self.mask_high, self.newline)
+        mask = draw_mask(rng, target, self.masks, self.mask_low, self.mask_high, self.tokenizer.newline_token_id)
         return {"input": np.where(mask, self.tokenizer.mask_token_id, target), "target": target, "mask": mask,
                 "number": np.int64(number)}
+
+    def size(self):
+        """How much there is, in words."""
+        hidden = f", {self.mask_low:.0%} to {self.mask_high:.0%} hidden ({', '.join(self.masks)})"
+        return (f"{len(self.tokens['train'])} training and {len(self.tokens['val'])} validation tokens, windows of "
+                f"{self.block_size}{hidden if self.mode != LANGUAGE_MODEL else ''}")
 
     def train_text(self):
         """The whole training text, decoded."""

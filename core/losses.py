@@ -1,5 +1,7 @@
 """Distributions over tokens and the supervised loss of each mode. Everything in float32, in nats."""
 
+import math
+
 import torch
 from torch.nn import functional as F
 
@@ -7,16 +9,34 @@ from core.batch import masked_positions
 from core.model import SEQUENCE_SCORER, at_least_float32
 
 
-def sampling_logp(logits, temperature=1.0, top_p=1.0):
+def sampling_logp(logits, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0):
     """Log-probabilities of the distribution that is sampled from, so the one to score with too.
 
     logits: (..., V); temperature: a number, or a tensor that broadcasts against logits
-    Returns (..., V): log-softmax of logits / temperature, renormalised over the nucleus, -inf outside it.
+    Returns (..., V): log-softmax of logits / temperature, renormalised over the tokens kept, -inf elsewhere.
     """
     logp = (at_least_float32(logits) / temperature).log_softmax(-1)                  # (..., V)
-    if top_p < 1:
-        logp = logp.masked_fill(~nucleus(logp.detach(), top_p), -torch.inf).log_softmax(-1)
+    if top_p < 1 or top_k or min_p > 0:
+        logp = restrict(logp, kept_tokens(logp.detach(), top_p, top_k, min_p))
     return logp
+
+
+def restrict(logp, kept):
+    """logp (..., V) renormalised over the tokens where kept (..., V) is true, -inf elsewhere; kept=None keeps all."""
+    return logp if kept is None else logp.masked_fill(~kept, -torch.inf).log_softmax(-1)
+
+
+def kept_tokens(logp, top_p=1.0, top_k=0, min_p=0.0):
+    """Which tokens may be drawn: the top_k likeliest (0: all), of them the nucleus, of it those at least min_p times as
+    likely as the likeliest (arXiv 2407.01082). logp: (..., V). Returns (..., V) bool."""
+    kept = torch.ones_like(logp, dtype=torch.bool)
+    if 0 < top_k < logp.shape[-1]:
+        kept = torch.zeros_like(kept).scatter(-1, logp.topk(top_k, dim=-1).indices, True)
+    if top_p < 1:
+        kept = kept & nucleus(restrict(logp, kept), top_p)
+    if min_p > 0:
+        kept = kept & (logp >= logp.amax(-1, keepdim=True) + math.log(min_p))
+    return kept
 
 
 def nucleus(logp, top_p):
@@ -40,6 +60,17 @@ def entropy(logp):
 def exact_kl(logp, ref_logp):
     """KL(policy || reference) summed over the vocabulary, with its gradient. (..., V), (..., V) -> (...)."""
     return (logp.exp() * (logp - ref_logp)).sum(-1)
+
+
+def k2(logp, ref_logp):
+    """(log ratio)^2 / 2 of sampled tokens: its gradient is in expectation that of the KL on-policy. (...) -> (...)."""
+    return (logp - ref_logp).clamp(-20, 20).square() / 2
+
+
+def k3(logp, ref_logp):
+    """exp(x) - x - 1 with x = ref_logp - logp, never negative, unbiased as a value (arXiv 2402.03300 eq. 4)."""
+    x = (ref_logp - logp).clamp(-20, 20)
+    return x.exp() - x - 1
 
 
 def replacement_target(share):

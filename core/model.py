@@ -66,15 +66,18 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
         self.out = nn.Linear(config.n_embd, config.n_embd, bias=False)
 
-    def forward(self, x, cos, sin):
+    def forward(self, x, cos, sin, mask=None, past=None):
         B, T, C = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # (B, H, T, D) each
         q, k = (F.rms_norm(z, z.shape[-1:]) for z in (q, k))  # bounded logits: a high learning rate stays stable
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         q, k, v = (at_least_float32(z) if x.device.type == "cpu" else z.to(v.dtype) for z in (q, k, v))
+        if past is not None:
+            k, v = past(k, v)                                                        # (B, H, S, D) with those before
         # On a CPU the bfloat16 kernel is slower than the float32 one
         with torch.autocast(x.device.type, enabled=False):
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, dropout_p=self.dropout * self.training)
+            y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal and mask is None and T > 1,
+                                               dropout_p=self.dropout * self.training)
         return self.out(y.transpose(1, 2).reshape(B, T, C))
 
 
@@ -90,10 +93,63 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
         self.drop = nn.Dropout(config.dropout)
 
-    def forward(self, x, cos, sin):
-        x = x + self.drop(self.attention(self.norm_1(x), cos, sin))
+    def forward(self, x, cos, sin, mask=None, past=None):
+        x = x + self.drop(self.attention(self.norm_1(x), cos, sin, mask, past))
         h = F.relu(self.up(self.norm_2(x)))                                         # (B, T, 4C)
         return x + self.drop(self.down(h * h))
+
+
+def attention_mask(before, T, padding, causal, device):
+    """Which of the before + T columns each of T new positions reads; None if the kernel needs no telling.
+
+    padding: (B,) leading columns without a token, or None
+    Returns (1 or B, 1, T, before + T) bool or None. Every position reads itself, so that no softmax is empty.
+    """
+    if padding is None and (before == 0 or T == 1):
+        return None
+    column, here = torch.arange(before + T, device=device), torch.arange(before, before + T, device=device)[:, None]
+    seen = (column <= here if causal else torch.ones_like(column <= here))[None]     # (1, T, before + T)
+    if padding is not None:
+        seen = seen & (column >= padding[:, None, None]) | (column == here)          # (B, T, before + T)
+    return seen[:, None]
+
+
+class Cache:
+    """Keys and values of what the rows of a batch have read so far, so that nothing is read twice.
+
+    It serves generation, where it is written in place into room made once by `repeat`, and training, where the prompt
+    that a group shares is read once and gradients flow back through it.
+    """
+
+    def __init__(self):
+        self.layers, self.length, self.room = [], 0, 0
+
+    def layer(self, i):
+        """What layer i calls with the keys and values (B, H, T, D) of new tokens; it returns those of all tokens."""
+        def extend(k, v):
+            if i == len(self.layers):
+                self.layers.append((k, v))
+                return k, v
+            if self.room:
+                for whole, new in zip(self.layers[i], (k, v), strict=True):
+                    whole[:, :, self.length : self.length + new.shape[2]] = new
+                return tuple(x[:, :, : self.length + k.shape[2]] for x in self.layers[i])
+            self.layers[i] = tuple(torch.cat(pair, dim=2) for pair in zip(self.layers[i], (k, v), strict=True))
+            return self.layers[i]
+        return extend
+
+    def repeat(self, times, room=0):
+        """A Cache in which every row stands `times` times; with room, for so many more columns written in place."""
+        new = Cache()
+        new.length, new.room = self.length, room
+        for pair in self.layers:
+            pair = tuple(x.repeat_interleave(times, dim=0) for x in pair)
+            new.layers.append(tuple(F.pad(x, (0, 0, 0, room)) for x in pair) if room else pair)
+        return new
+
+    def keep(self, rows):
+        """Leaves only these rows."""
+        self.layers = [tuple(x[rows] for x in pair) for pair in self.layers]
 
 
 class GPT(nn.Module):
@@ -122,30 +178,40 @@ class GPT(nn.Module):
                 residual = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(p, std=0.02 / (2 * config.n_layer) ** 0.5 if residual else 0.02)
 
-    def hidden(self, tokens):
-        """tokens: (B, T) ids below vocab_size, T <= block_size. Returns the final states (B, T, C)."""
-        T = tokens.shape[1]
-        if T > self.config.block_size:
-            raise ValueError(f"an input of {T} tokens does not fit a model with block_size={self.config.block_size}")
-        x = self.drop(self.embed(tokens))                                            # (B, T, C)
-        for block in self.blocks:
-            x = block(x, self.cos[:T], self.sin[:T])
+    def states(self, tokens, position=None, past=None, padding=None):
+        """Final states. tokens: (B, T) ids below vocab_size; position: (B, M) those wanted, or None for all.
+
+        past: a Cache of what these rows read before, which these tokens are added to (LANGUAGE_MODEL)
+        padding: (B,) how many leading columns of past and tokens hold no token, or None for none
+        Returns (B, M or T, C)
+        """
+        T, before = tokens.shape[1], past.length if past is not None else 0
+        if before + T > self.config.block_size:
+            raise ValueError(f"an input of {before + T} tokens does not fit a model with "
+                             f"block_size={self.config.block_size}")
+        x, here = self.drop(self.embed(tokens)), slice(before, before + T)           # (B, T, C)
+        mask = attention_mask(before, T, padding, self.config.mode == LANGUAGE_MODEL, tokens.device)
+        for i, block in enumerate(self.blocks):
+            x = block(x, self.cos[here], self.sin[here], mask, past and past.layer(i))
+        if past is not None:
+            past.length += T
+        if position is not None:
+            x = x.gather(1, position[..., None].expand(-1, -1, x.shape[-1]))         # (B, M, C)
         return self.norm(x)
 
-    def forward(self, tokens, position=None):
-        """tokens: (B, T); position: (B, M) where to speak, or None for everywhere.
-
-        Returns float32 logits (B, M or T, base_vocab_size); of a scorer (B, M or T) for realness and (B,) for cls.
-        """
-        h = self.hidden(tokens)                                                      # (B, T, C)
-        if self.scores and self.config.judge_head == "cls":
-            return at_least_float32(self.head(h[:, 0]).squeeze(-1))
-        if position is not None:
-            h = h.gather(1, position[..., None].expand(-1, -1, h.shape[-1]))         # (B, M, C)
+    def project(self, h):
+        """States (..., C) to what they say, in float32: logits (..., base_vocab_size), of a scorer one number (...)."""
         if self.scores:
             return at_least_float32(self.head(h).squeeze(-1))
         weight = self.embed.weight[: self.config.base_vocab_size] if self.config.tied else self.head.weight
         return at_least_float32(F.linear(h, weight))
+
+    def forward(self, tokens, position=None, past=None, padding=None):
+        """The arguments of `states`; returns float32 logits (B, M or T, base_vocab_size); of a scorer (B, M or T) for
+        realness and (B,) for cls."""
+        if self.scores and self.config.judge_head == "cls":
+            return self.project(self.states(tokens)[:, 0])
+        return self.project(self.states(tokens, position, past, padding))
 
     def num_parameters(self):
         return sum(p.numel() for p in self.parameters())

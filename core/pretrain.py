@@ -19,10 +19,25 @@ from core.distributed import Distributed, detect_dtype
 from core.judge import FilledText, judge_report
 from core.logger import create_logger
 from core.losses import supervised_sums
-from core.model import GPT, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, bare
+from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, bare
 from core.pretrain_config import PretrainConfig
+from core.prompts import PromptConsumer, has_prompts
 from core.recipes import build_missing_checkpoint
 from core.trainer import COLUMNS, Trainer
+
+
+def build_data(config, dist):
+    """Windows of running text, or lessons in completing prompts if the dataset is one of prompts."""
+    if has_prompts(config.dataset):
+        if config.mode != LANGUAGE_MODEL:
+            raise ValueError(f"dataset={config.dataset} has prompts to complete: set mode='language_model'")
+        data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world,
+                              block_size=config.block_size)
+        data.require("completion", "supervised training")
+        return data
+    return DatasetConsumer(config.dataset, config.mode if config.mode != SEQUENCE_SCORER else MASKED_FILL,
+                           config.block_size, config.batch_size, config.seed, dist.rank, dist.world, config.masks,
+                           config.mask_low, config.mask_high)
 
 
 def build_model(config, data):
@@ -71,9 +86,7 @@ def main(argv):
     config, origin = load_config(PretrainConfig, argv)
     dist = Distributed(config.device)
     dtype = detect_dtype(config.dtype, dist.device)
-    data = DatasetConsumer(config.dataset, config.mode if config.mode != SEQUENCE_SCORER else MASKED_FILL,
-                           config.block_size, config.batch_size, config.seed, dist.rank, dist.world, config.masks,
-                           config.mask_low, config.mask_high)
+    data = build_data(config, dist)
     if dist.is_main:
         build_missing_checkpoint(config.init_from, config.init_recipe, "init_from", config.dataset, print)
     dist.barrier()
@@ -84,7 +97,7 @@ def main(argv):
     logger = create_logger(config, dist, config.max_iters, COLUMNS)
     logger.say("\n".join(describe(config, origin)))
     logger.say(f"{config.mode}: {model.num_parameters() / 1e6:.2f} M parameters on {dist.device}, {dtype}; "
-               f"{len(data.tokens['train'])} training tokens; {config.batch_size} windows x "
+               f"{data.size()}; {config.batch_size} windows x "
                f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = "
                f"{config.batch_size * config.gradient_accumulation_steps * dist.world} per step")
     if dist.is_main:

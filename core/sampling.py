@@ -1,11 +1,15 @@
 """Sampling: tokens and the log-probabilities of the distribution that they were drawn from."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
 from core.batch import masked_positions
-from core.losses import sampling_logp, token_logp
+from core.losses import kept_tokens, restrict, sampling_logp, token_logp
+from core.model import Cache
 
+CHECK_EVERY = 8  # tokens between two looks, on a GPU, at which rows have finished: each look waits for the device
 
 SAMPLING = 1  # keeps this noise apart from the stream that draws problems (core/dataset_consumer.py)
 
@@ -29,13 +33,13 @@ def sample_from(logp, uniform):
     return torch.minimum(ids.to(logp.device), last).transpose(1, 2)
 
 
-def predict_and_sample_tokens(model, input, position, uniform, temperature=1.0, top_p=1.0):
+def predict_and_sample_tokens(model, input, position, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0):
     """Fills the masked positions of every input G times in one forward per input.
 
     input: (P, T); position: (P, M) from masked_positions; uniform: (P, G, T) noise by place in the text
     Returns target (P, G, M) ids and logp (P, G, M), their log-probabilities under the distribution drawn from.
     """
-    logp = sampling_logp(model(input, position), temperature, top_p)                 # (P, M, V)
+    logp = sampling_logp(model(input, position), temperature, top_p, top_k, min_p)   # (P, M, V)
     G = uniform.shape[1]
     noise = uniform.to("cpu" if input.device.type == "mps" else input.device)        # MPS has no float64
     noise = noise.gather(2, position.to(noise.device)[:, None].expand(-1, G, -1))    # (P, G, M)
@@ -62,3 +66,84 @@ def fill_once(model, input, mask, uniform, temperature=1.0, top_p=1.0):
     position, chosen = masked_positions(mask, input.device)
     target, _ = predict_and_sample_tokens(model, input, position, uniform, temperature, top_p)
     return fill_in(input, position, chosen, target)
+
+
+@dataclass
+class Generation:
+    """What `generate` wrote for N = P * G rows; M is the length of the longest."""
+    target: torch.Tensor       # (N, M) tokens, the stop token included
+    mask: torch.Tensor         # (N, M) 1.0 where a token was written, 0.0 after the end
+    logp: torch.Tensor         # (N, M) log-probability under the distribution drawn from
+    kept: torch.Tensor | None  # (N, M, V) the tokens that could be drawn, None if all
+    truncated: torch.Tensor    # (N,) bool, on the CPU: ran out of room before its end
+
+
+@torch.no_grad()
+def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0):
+    """Writes G completions of every prompt: each prompt is read once, all rows are decoded together, and rows that
+    have finished leave the batch.
+
+    prompt: (P, T) tokens, padded on the left; padding: (P,) how much of it, or None
+    uniform: (P, G, L) noise in [0, 1) of each completion's tokens, at most L of them; temperature=0 takes the likeliest
+    stop: (rows of tokens (n, t)) -> (n,) bool, whether a row has just ended
+    """
+    P, G, L = uniform.shape
+    noise = uniform.flatten(0, 1).to("cpu" if prompt.device.type == "mps" else prompt.device)  # MPS has no float64
+    past, truncates = Cache(), top_p < 1 or top_k > 0 or min_p > 0
+    last = torch.full((P, 1), prompt.shape[1] - 1, device=prompt.device)
+    logits = model(prompt, last, past, padding).repeat_interleave(G, 0)              # (N, 1, V)
+    past = past.repeat(G, room=L)
+    padding = None if padding is None else padding.repeat_interleave(G, 0)
+    rows, V = torch.arange(P * G, device=prompt.device), logits.shape[-1]
+    out = Generation(torch.zeros(P * G, L, dtype=torch.long, device=prompt.device),
+                     torch.zeros(P * G, L, device=prompt.device), torch.zeros(P * G, L, device=prompt.device),
+                     torch.ones(P * G, L, V, dtype=torch.bool, device=prompt.device) if truncates else None, None)
+    live, open_rows = torch.ones_like(rows, dtype=torch.bool), torch.ones_like(rows, dtype=torch.bool)
+    for t in range(L):
+        full = sampling_logp(logits, temperature or 1.0)                             # (n, 1, V)
+        kept = kept_tokens(full, top_p, top_k, min_p) if truncates else None
+        drawn = restrict(full, kept)
+        token = drawn.argmax(-1) if temperature == 0 else sample_from(drawn, noise[rows, None, t : t + 1])[:, 0]
+        out.target[rows, t], out.mask[rows, t] = torch.where(live, token[:, 0], 0), live.float()
+        out.logp[rows, t] = token_logp(drawn, token)[:, 0] * live
+        if truncates:
+            out.kept[rows, t] = kept[:, 0]
+        live = live & ~stop(out.target[rows, : t + 1])
+        open_rows[rows] = live
+        if t + 1 < L and (prompt.device.type == "cpu" or t % CHECK_EVERY == 0):
+            left = int(live.sum())
+            if left == 0:
+                break
+            if left <= 0.75 * len(live):  # moving the rest together costs a copy of the cache
+                keep = live.nonzero().squeeze(1)
+                past.keep(keep)
+                rows, token, live = rows[keep], token[keep], live[keep]
+                padding = None if padding is None else padding[keep]
+        if t + 1 < L:
+            logits = model(token, None, past, padding)                               # (n, 1, V)
+    M = max(1, int(out.mask.sum(1).max()))
+    cut = {name: None if (x := getattr(out, name)) is None else x[:, :M] for name in ("target", "mask", "logp", "kept")}
+    return Generation(**cut, truncated=open_rows.cpu())
+
+
+class Stop:
+    """Ends a row at the stop token, or where its text has just come to contain one of the stop sequences."""
+
+    def __init__(self, tokenizer, sequences=()):
+        self.tokenizer, self.sequences = tokenizer, tuple(sequences)
+        self.window = max((len(s.encode()) for s in self.sequences), default=0)      # tokens that can hold a sequence
+
+    def __call__(self, written):
+        """written: (n, t) tokens so far. Returns (n,) bool."""
+        ended = written[:, -1] == self.tokenizer.stop_token_id
+        if self.sequences:
+            tails = (self.tokenizer.decode(ids) for ids in written[:, -self.window :].tolist())
+            found = [any(s in tail for s in self.sequences) for tail in tails]
+            ended = ended | torch.tensor(found, device=written.device)
+        return ended
+
+    def text(self, ids):
+        """A completion as its reader sees it: without the stop token, cut before the first stop sequence."""
+        text = self.tokenizer.decode(ids)
+        ends = [i for s in self.sequences if (i := text.find(s)) >= 0]
+        return text[: min(ends)] if ends else text

@@ -1,12 +1,14 @@
 """What sharing the forward buys: this step against one that forwards every completion on its own.
 
 python grpo/bench.py fill                    6 layers x 384, sequence 256, 16 inputs x 8 completions, 30% masked
+python grpo/bench.py causal                  prompts of 256 tokens read once or with each of their 64-token completions
 python grpo/bench.py fill --n_layer=4 --n_embd=128 --block_size=128 --batch_size=16
 
 Both sides train on the same completions. The last line is one JSON object.
 """
 
 import copy
+import dataclasses
 import json
 import os
 import resource
@@ -24,34 +26,56 @@ from core.checkpoint_manager import freeze
 from core.config import UsageError, load_config, run_script
 from core.distributed import Distributed, detect_dtype
 from core.judge import calculate_judge_scores
-from core.model import GPT, MASKED_FILL, SEQUENCE_SCORER, GPTConfig
+from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig
 from core.tokenizer import CharTokenizer
 from grpo.advantages import compute_advantages
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import rollout_loss
 from grpo.objectives import token_weights
 from grpo.rollout import collect
+from grpo.scoring import with_reference
 
-TOKENIZER = CharTokenizer()
+TOKENIZER = CharTokenizer(stop=True)
 
 
 @dataclass(frozen=True)
 class BenchConfig:
+    """Sizes of the models and of the one batch that both sides work on."""
+
     n_layer: int = 6
     n_head: int = 6
     n_embd: int = 384
     block_size: int = 256
     batch_size: int = 16
     group_size: int = 8
-    masked: float = 0.3
+    masked: float = 0.3         # fill: hidden share of a text
+    prompt_length: int = 256    # causal
+    completion_length: int = 64
     repeats: int = 3
     device: str = "auto"
     dtype: str = "float32"
     side: str = "both"     # naive or shared: one step of that side alone, for its peak memory
 
 
-class Setup:
-    """Models and one batch of problems, the same on both sides."""
+class Bench:
+    """What both benchmarks share: the clock."""
+
+    def gradient(self):
+        return torch.cat([p.grad.flatten() for p in self.policy.parameters()])
+
+    def seconds(self, step, *arguments):
+        times = []
+        for _ in range(self.c.repeats + 1):  # the first warms up
+            start = time.perf_counter()
+            step(*arguments)
+            if self.dist.device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        return min(times[1:])
+
+
+class Fill(Bench):
+    """Models and one batch of fill-in problems, the same on both sides."""
 
     def __init__(self, c):
         self.c, self.dist = c, Distributed(c.device)
@@ -73,7 +97,9 @@ class Setup:
         self.advantage = compute_advantages(reward, "group_std").view(-1, 1)
 
     def collect(self):
-        return collect(self.policy, self.reference, self.batch, 0, self.config, self.dist.device, self.autocast)
+        c, device = self.config, self.dist.device
+        rollouts = collect(self.policy, self.batch, 0, c, TOKENIZER, device, self.autocast)
+        return with_reference(rollouts, self.reference, c.temperature, c.batch_size, self.autocast)
 
     def shared(self, judged):
         """Our step up to the gradient: an input is read once per model."""
@@ -81,85 +107,128 @@ class Setup:
         rollouts = self.collect()
         with self.autocast:
             if judged:
-                calculate_judge_scores(self.judge, rollouts.text, TOKENIZER.cls_token_id)
+                calculate_judge_scores(self.judge, rollouts.tokens, TOKENIZER.cls_token_id)
             weight = token_weights(rollouts.mask, "sequence", self.c.block_size)
             rollout_loss(self.policy, rollouts, self.advantage, weight, self.config)[0].backward()
+
+    def report(self):
+        """Prints the table; returns the figures of the JSON object."""
+        result = {}
+        for judged, key in ((True, "time_ratio"), (False, "time_ratio_without_judge")):
+            naive, shared = self.seconds(self.naive, judged), self.seconds(self.shared, judged)
+            result[key] = round(naive / shared, 2)
+            row("seconds, judge" if judged else "seconds, no judge", naive, shared, 3)
+        return result
 
     def naive(self, judged):
         """The usual step: every completion a row of its own in every model, logits at every position."""
         self.policy.zero_grad()
         done, c = self.completions, self.config
-        inputs = done.inputs[done.row]                                               # (N, T)
+        inputs = done.inputs.repeat_interleave(c.group_size, 0)                       # (N, T)
         hidden = inputs == TOKENIZER.mask_token_id                                   # (N, T)
         with self.autocast:
             with torch.no_grad():
                 torch.multinomial(self.policy(inputs).softmax(-1).flatten(0, 1), 1)  # sampling
                 ref_logp = self.reference(inputs).log_softmax(-1)                    # (N, T, V)
                 if judged:
-                    self.judge(done.text).sigmoid().mean(1)
+                    self.judge(done.tokens).sigmoid().mean(1)
             logp = self.policy(inputs).log_softmax(-1)                               # (N, T, V)
-        chosen = logp.gather(-1, done.text[..., None]).squeeze(-1)                   # (N, T)
+        chosen = logp.gather(-1, done.tokens[..., None]).squeeze(-1)                   # (N, T)
         term = -torch.exp(chosen - chosen.detach()) * self.advantage                 # (N, T)
         term = term + c.kl_beta * (logp.exp() * (logp - ref_logp)).sum(-1)
         ((term * hidden).sum(1) / hidden.sum(1)).mean().backward()
 
-    def gradient(self):
-        return torch.cat([p.grad.flatten() for p in self.policy.parameters()])
 
-    def seconds(self, step, judged):
-        on_gpu = self.dist.device.type == "cuda"
-        times = []
-        for _ in range(self.c.repeats + 1):  # the first warms up
-            start = time.perf_counter()
-            step(judged)
-            if on_gpu:
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - start)
-        return min(times[1:])
+class Causal(Bench):
+    """A model and one batch of completions, read with their prompt repeated for each (naive), or read once (shared)."""
+
+    def __init__(self, c):
+        self.c, self.dist = c, Distributed(c.device)
+        torch.manual_seed(0)
+        length = c.prompt_length + c.completion_length
+        self.policy = GPT(GPTConfig(LANGUAGE_MODEL, TOKENIZER.vocab_size, TOKENIZER.base_vocab_size, length, c.n_layer,
+                                    c.n_head, c.n_embd)).to(self.dist.device).eval()
+        self.autocast = self.dist.autocast(detect_dtype(c.dtype, self.dist.device))
+        self.config = GRPOConfig(batch_size=c.batch_size, group_size=c.group_size, temperature=1.0, top_p=1.0,
+                                 kl_beta=0.0, max_new_tokens=c.completion_length)
+        prompts = np.random.default_rng(0).integers(96, size=(c.batch_size, c.prompt_length))
+        self.batch = {"input": prompts, "padding": np.zeros(c.batch_size, dtype=np.int64),
+                      "number": np.arange(c.batch_size), "record": np.array([None] * c.batch_size)}
+        self.rollouts = {"shared": self.collect(True), "naive": self.collect(False)}
+        reward = torch.rand(c.batch_size, c.group_size, 1, device=self.dist.device)
+        self.advantage = compute_advantages(reward, "group_std").view(-1, 1)
+
+    def collect(self, shared):
+        config = dataclasses.replace(self.config, shared_prompt=shared)
+        return collect(self.policy, self.batch, 0, config, TOKENIZER, self.dist.device, self.autocast)
+
+    def train(self, side):
+        """Forward and backward on the completions."""
+        self.policy.zero_grad()
+        rollouts = self.rollouts[side]
+        with self.autocast:
+            weight = token_weights(rollouts.mask, "sequence", self.c.completion_length)
+            rollout_loss(self.policy, rollouts, self.advantage, weight, self.config)[0].backward()
+
+    def naive(self, _):
+        self.train("naive")
+
+    def shared(self, _):
+        self.train("shared")
+
+    def report(self):
+        """Prints the table; returns the figures of the JSON object."""
+        naive, shared = self.seconds(self.train, "naive"), self.seconds(self.train, "shared")
+        writing, tokens = self.seconds(self.collect, True), float(self.rollouts["shared"].mask.sum())
+        row("seconds, training", naive, shared, 3)
+        row("tokens per second", tokens / naive, tokens / shared, 0)
+        print(f"{'generation':<24}{tokens / writing:>24.0f} tokens per second")
+        return {"time_ratio": round(naive / shared, 2)}
+
+
+def row(name, naive, shared, digits):
+    print(f"{name:<24}{naive:>12.{digits}f}{shared:>12.{digits}f}{max(naive, shared) / min(naive, shared):>8.2f}")
 
 
 def peak_memory(argv, side):
     """Peak megabytes of a process that runs one step of one side: on a CPU all of it, on a GPU what torch allocated."""
-    command = [sys.executable, __file__, "fill", *argv, f"--side={side}"]
+    command = [sys.executable, __file__, *argv, f"--side={side}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.strip().split("\n")[-1])["megabytes"]
 
 
-def one_side(setup, side):
-    step = setup.shared if side == "shared" else setup.naive
-    step(True)
-    if setup.dist.device.type == "cuda":
+def one_side(bench, side):
+    if bench.dist.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    (bench.shared if side == "shared" else bench.naive)(True)
+    if bench.dist.device.type == "cuda":
         print(json.dumps({"megabytes": torch.cuda.max_memory_allocated() / 2**20}))
     else:
         print(json.dumps({"megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
 
 
 def main(argv):
-    """Both sides' time, with and without the judge, their peak memory, and the difference of their gradients."""
-    if not argv or argv[0] != "fill":
-        raise UsageError("python grpo/bench.py fill [--key=value]: fill is the benchmark there is")
+    """Both sides' time, their peak memory, and the difference of their gradients."""
+    kinds = {"fill": Fill, "causal": Causal}
+    if not argv or argv[0] not in kinds:
+        raise UsageError("python grpo/bench.py fill [--key=value], or causal [--key=value]")
     c, _ = load_config(BenchConfig, argv[1:])
     if c.side != "both":
-        return one_side(Setup(c), c.side)
-    peaks = [peak_memory(argv[1:], side) for side in ("naive", "shared")]  # first: a child inherits its parent's peak
-    setup = Setup(c)
-    setup.shared(False)
-    ours = setup.gradient()
-    setup.naive(False)
-    difference = float((ours - setup.gradient()).norm() / setup.gradient().norm())
-    print(f"{c.n_layer} layers x {c.n_embd}, sequence {c.block_size}, {c.batch_size} inputs x {c.group_size}, "
-          f"{c.masked:.0%} masked, {setup.dist.device}\n{'':<24}{'naive':>12}{'shared':>12}{'ratio':>8}")
-    result = {}
-    for judged, key in ((True, "time_ratio"), (False, "time_ratio_without_judge")):
-        naive, shared = setup.seconds(setup.naive, judged), setup.seconds(setup.shared, judged)
-        result[key] = round(naive / shared, 2)
-        name = "seconds, judge" if judged else "seconds, no judge"
-        print(f"{name:<24}{naive:>12.3f}{shared:>12.3f}{naive / shared:>8.2f}")
-    naive, shared = peaks
-    result |= {"memory_ratio": round(naive / shared, 2), "gradient_difference": difference}
-    print(f"{'peak MB':<24}{naive:>12.0f}{shared:>12.0f}{naive / shared:>8.2f}")
+        return one_side(kinds[argv[0]](c), c.side)
+    peaks = [peak_memory(argv, side) for side in ("naive", "shared")]  # first: a child inherits its parent's peak
+    bench = kinds[argv[0]](c)
+    bench.shared(False)
+    ours = bench.gradient()
+    bench.naive(False)
+    difference = float((ours - bench.gradient()).norm() / bench.gradient().norm())
+    texts = (f"sequence {c.block_size}, {c.masked:.0%} masked" if argv[0] == "fill" else
+             f"prompt {c.prompt_length}, completion {c.completion_length}")
+    print(f"{c.n_layer} layers x {c.n_embd}, {texts}, {c.batch_size} x {c.group_size}, {bench.dist.device}")
+    print(f"{'':<24}{'naive':>12}{'shared':>12}{'ratio':>8}")
+    result = bench.report()
+    row("peak MB", *peaks, 0)
     print(f"relative difference of the gradients {difference:.1e}")
-    print(json.dumps(result))
+    print(json.dumps(result | {"memory_ratio": round(peaks[0] / peaks[1], 2), "gradient_difference": difference}))
 
 
 if __name__ == "__main__":

@@ -5,15 +5,14 @@ import re
 import torch
 
 from core.batch import masked_positions, unpack_batch
-from core.dataset_consumer import DatasetConsumer
 from core.judge import calculate_judge_scores
 from core.losses import entropy, exact_kl, sampling_logp
-from core.model import MASKED_FILL
 from core.sampling import draw_uniforms, fill_in, predict_and_sample_tokens
 from grpo.grpo_training_step import unique_completions
 
 WORD = re.compile("[A-Za-z]+")
 CHUNK = 16  # problems per forward
+SHOWN = 3   # samples for people
 
 
 def lexicon(text):
@@ -33,7 +32,7 @@ def touched_words(truth, mask):
 class Evaluation:
     """Fixed problems and fixed noise, so that two policies are compared on the same draws.
 
-    evaluate(policy) returns, each a mean over all completions of all problems:
+    evaluate(policy, temperature) returns a few samples to show and, each a mean over all completions of all problems:
       judge, gold_judge     score of the completed text
       word_validity         of the words of the true text that a mask touches, the share whose filled span is one word
                             of the training text: spaces cannot cut a gap into one-letter words
@@ -43,6 +42,9 @@ class Evaluation:
       entropy               of the policy per hidden token, likewise
       unique_completions    distinct completions of a group
     """
+
+    columns = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "grad_norm", "lr",
+               "tokens_per_second")  # of the console line
 
     def __init__(self, data, reference, judge, gold_judge, problems, group_size, top_p, dist, dtype):
         self.reference, self.judge, self.gold_judge = reference, judge, gold_judge
@@ -57,20 +59,21 @@ class Evaluation:
 
     @torch.no_grad()
     def __call__(self, policy, temperature):
-        sums, texts = {}, []
+        sums, shown = {}, []
         for i in range(0, len(self.problems), CHUNK):
             input, target, mask, noise = (torch.stack(x) for x in zip(*self.problems[i : i + CHUNK], strict=True))
             with self.dist.autocast(self.dtype):
-                part, text = self._forward(policy, input, target, mask, noise, temperature)
+                part, text, score = self._forward(policy, input, target, mask, noise, temperature)
             for name, value in (part | self._words(target, mask, text)).items():
                 sums[name] = sums.get(name, 0.0) + value
-            texts.append(text.cpu())
+            if i == 0:
+                shown = best_and_worst(input, target, mask, text, score, self.tokenizer)
         N = len(self.problems) * self.group_size
         words = max(1, sums["words"])
         per = {"judge": N, "gold_judge": N, "word_validity": words, "words_recovered": words,
                "token_accuracy": sums["tokens"] * self.group_size, "kl": sums["tokens"], "entropy": sums["tokens"],
                "unique_completions": len(self.problems)}
-        return {name: float(sums[name] / per[name]) for name in per if name in sums}, torch.cat(texts)
+        return {name: float(sums[name] / per[name]) for name in per if name in sums}, shown
 
     def _forward(self, policy, input, target, mask, noise, temperature):
         position, chosen = masked_positions(mask, input.device)                      # (P, M)
@@ -86,10 +89,10 @@ class Evaluation:
         if self.reference is not None:
             ref_logp = sampling_logp(self.reference(input, position), temperature)
             sums["kl"] = (exact_kl(logp, ref_logp) * chosen).sum()
-        for name, judge in (("judge", self.judge), ("gold_judge", self.gold_judge)):
-            if judge is not None:
-                sums[name] = calculate_judge_scores(judge, text.flatten(0, 1), self.tokenizer.cls_token_id).sum()
-        return sums, text
+        scores = {name: calculate_judge_scores(judge, text.flatten(0, 1), self.tokenizer.cls_token_id)
+                  for name, judge in (("judge", self.judge), ("gold_judge", self.gold_judge)) if judge is not None}
+        sums |= {name: score.sum() for name, score in scores.items()}
+        return sums, text, scores["judge"].view(text.shape[:2]) if "judge" in scores else None
 
     def _words(self, target, mask, text):
         words = valid = recovered = 0
@@ -103,9 +106,13 @@ class Evaluation:
         return {"words": words, "word_validity": valid, "words_recovered": recovered}
 
 
-def build_evaluation(config, reference, judge, gold_judge, dist, dtype):
-    """The evaluation of a run: validation problems of its mask settings, the same for every seed and batch size."""
-    data = DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, CHUNK, masks=config.masks,
-                           mask_low=config.mask_low, mask_high=config.mask_high)
-    return Evaluation(data, reference, judge, gold_judge, config.eval_problems, config.eval_completions, config.top_p,
-                      dist, dtype)
+def best_and_worst(input, target, mask, text, score, tokenizer):
+    """The first few problems with their best and worst completion by the judge, as plain records. score: (P, G)"""
+    records = []
+    for i in range(min(SHOWN, len(input))):
+        best, worst = (int(score[i].argmax()), int(score[i].argmin())) if score is not None else (0, -1)
+        texts = {"problem": input[i], "truth": target[i], "best": text[i, best], "worst": text[i, worst]}
+        records.append({name: tokenizer.decode(ids.tolist()) for name, ids in texts.items()}
+                       | {f"{name}_score": None if score is None else round(float(score[i, j]), 4)
+                          for name, j in (("best", best), ("worst", worst))} | {"mask": mask[i].int().tolist()})
+    return records

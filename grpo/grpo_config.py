@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from core.pretrain_config import check_masks, mask_weights
+from core.prompts import TEMPLATES
 from grpo.advantages import ADVANTAGES
-from grpo.objectives import OBJECTIVES
+from grpo.objectives import KL_ESTIMATORS, OBJECTIVES
+from grpo.rewards import PRESETS
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,13 @@ class GRPOConfig:
     mask_line: float = 0.0
     mask_low: float = 0.2                     # the hidden share of a text is drawn between these
     mask_high: float = 0.5
+    # prompts, for a causal generator
+    template: str = "plain"                   # how a prompt is put to the model: plain, chat, math, code
+    system_prompt: str | None = None
+    response_prefix: str = ""                 # what every answer begins with
+    max_prompt_length: int = 512              # longer prompts are dropped, as those beyond the 90th percentile are
+    max_new_tokens: int = 128                 # of a completion
+    stop_sequences: tuple = ()                # texts that end a completion, beside the stop token
     # models
     generator_checkpoint: str | None = None   # what is trained
     generator_recipe: str | None = None       # the config that builds it if it is missing
@@ -32,18 +41,35 @@ class GRPOConfig:
     batch_size: int = 16                      # distinct problems per micro-batch and rank
     group_size: int = 8                       # completions per problem
     temperature: float = 0.8
-    top_p: float = 0.95
+    top_p: float = 0.95                       # the nucleus; 1.0 for all
+    top_k: int = 0                            # the likeliest tokens; 0 for all
+    min_p: float = 0.0                        # at least so many times as likely as the likeliest
+    shared_prompt: bool = True                # a group's prompt is read once; False repeats it, to check or compare
+    # rewards: python grpo/rewards.py lists them
+    task_type: str = "fill_in"                # a preset of rewards: fill_in (the judge), math, code, general, reasoning
+    reward_functions: tuple = ()              # names; () takes the preset's
+    reward_weights: tuple = ()                # () weighs all 1.0
+    reward_file: str | None = None            # a Python file of yours that defines more with @reward
+    reward_workers: int = 0                   # processes for slow rewards; 0 runs them here
+    reward_timeout: float = 30.0              # seconds for a step's slow rewards; what is late is skipped and counted
+    length_min: int = 20                      # of length_penalty, in characters
+    length_max: int = 500
+    sandbox_seconds: float = 5.0              # of code_execution, per completion
+    sandbox_megabytes: int = 256
     # objective
     objective: str = "grpo"                   # a row of OBJECTIVES: grpo, dr_grpo, plain
     advantage: str | None = None              # None: the objective's own; else a name in ADVANTAGES
+    positive_scale: float = 1.0               # of advantages above 0; below 1 failures teach more (arXiv 2506.01347)
     credit_window: int | None = None          # a token answers for the text this near to it; None: for all of it
     kl_beta: float = 0.1                      # weight of the KL penalty to the reference
-    kl_estimator: str = "exact"               # over the whole vocabulary, with its gradient
+    kl_estimator: str | None = None           # exact (over the vocabulary), k2, k3; None: exact for fill-in, else k3
+    mask_truncated: bool = False              # whether completions that ran out of room are left out of the loss
     clip_low: float = 0.2                     # the ratio is clipped to 1 - clip_low .. 1 + clip_high
     clip_high: float = 0.2
     # optimization
     gradient_accumulation_steps: int = 1
     max_iters: int = 200
+    optimizer: str = "adamw"                  # or "muon" for the matrices of the blocks, AdamW for the rest
     learning_rate: float = 1e-5
     min_lr: float = 1e-6
     warmup_iters: int = 10
@@ -54,8 +80,10 @@ class GRPOConfig:
     grad_clip: float = 1.0
     max_bad_steps: int = 5                    # non-finite steps in a row before the run stops
     # evaluation, logging, checkpoints
-    eval_problems: int = 128                  # fixed validation texts
+    eval_problems: int = 128                  # fixed validation texts or prompts
     eval_completions: int = 4                 # ... completed this often each
+    pass_k: int = 4                           # causal: pass@k, for a k of at most eval_completions
+    success_reward: str | None = None         # causal: right is what gets the most of this reward; None: of the first
     log_interval: int = 10
     eval_interval: int = 50
     sample_interval: int = 50
@@ -77,22 +105,26 @@ class GRPOConfig:
         check_masks(self)
         if self.group_size < 2:
             raise ValueError(f"group_size={self.group_size} must be at least 2: a group is compared with itself")
-        if self.temperature <= 0 or not 0 < self.top_p <= 1:
-            raise ValueError(f"temperature={self.temperature} must be above 0 and top_p={self.top_p} in (0, 1]")
+        if self.temperature <= 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or not 0 <= self.min_p < 1:
+            raise ValueError(f"temperature={self.temperature} must be above 0, top_p={self.top_p} in (0, 1], "
+                             f"top_k={self.top_k} 0 or more, min_p={self.min_p} in [0, 1)")
+        for key, table in (("template", TEMPLATES), ("task_type", PRESETS)):
+            if getattr(self, key) not in table:
+                raise ValueError(f"{key}={getattr(self, key)!r} is not one of {', '.join(table)}")
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective={self.objective!r} is not one of {', '.join(OBJECTIVES)}")
         if self.advantage is not None and self.advantage not in ADVANTAGES:
             raise ValueError(f"advantage={self.advantage!r} is not one of {', '.join(ADVANTAGES)}")
         if self.kl_estimator == "k1":
             raise ValueError("kl_estimator='k1' is refused: the gradient of mean(logp - ref_logp) does not contain the "
-                             "reference; use kl_estimator='exact'")
-        if self.kl_estimator != "exact":
-            raise ValueError(f"kl_estimator={self.kl_estimator!r}: fill-in knows the whole distribution, use 'exact'")
-        if self.kl_beta < 0:
-            raise ValueError(f"kl_beta={self.kl_beta} must not be negative")
+                             "reference; use kl_estimator='exact' or 'k3'")
+        if self.kl_estimator not in (None, "exact", *KL_ESTIMATORS):
+            raise ValueError(f"kl_estimator={self.kl_estimator!r} is not one of exact, {', '.join(KL_ESTIMATORS)}")
+        if self.kl_beta < 0 or self.positive_scale < 0:
+            raise ValueError(f"kl_beta={self.kl_beta} and positive_scale={self.positive_scale} must not be negative")
         for key in ("block_size", "batch_size", "gradient_accumulation_steps", "max_iters", "eval_problems",
                     "eval_completions", "log_interval", "eval_interval", "sample_interval", "save_interval",
-                    "max_bad_steps"):
+                    "max_bad_steps", "max_prompt_length", "max_new_tokens", "pass_k"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key}={getattr(self, key)} must be at least 1")
         if self.seed < 0:
@@ -103,7 +135,3 @@ class GRPOConfig:
     @property
     def masks(self):
         return mask_weights(self)
-
-    @property
-    def optimizer(self):
-        return "adamw"

@@ -4,7 +4,6 @@ import sys
 import time
 
 from core.checkpoint_manager import CheckpointManager
-from core.judge import calculate_judge_scores
 from core.logger import keep_records, read_records
 from core.scheduler import CosineLRScheduler
 from core.trainer import BadSteps
@@ -12,18 +11,17 @@ from core.training_step import build_optimizers
 from grpo.grpo_training_step import grpo_training_step
 from grpo.plots import draw_curves
 from grpo.rollout import join
-from grpo.samples import append_samples, best_and_worst, comparison_table, format_samples
-
-COLUMNS = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "grad_norm", "lr",
-           "tokens_per_second")
-SHOWN_SAMPLES = 3
+from grpo.samples import append_samples, comparison_table, format_samples
 
 
 class GRPOTrainer:
-    """Trains `policy` against `judge`, near `reference`. evaluation: an Evaluation, run on rank 0."""
+    """Trains `policy` for `rewards`, near `reference`, on the problems of `data`.
 
-    def __init__(self, policy, reference, judge, data, evaluation, config, logger, dist, dtype):
-        self.policy, self.reference, self.judge, self.data = policy.eval(), reference, judge, data
+    evaluation: (policy, temperature) -> (metrics, samples), run on rank 0
+    """
+
+    def __init__(self, policy, reference, rewards, data, evaluation, config, logger, dist, dtype):
+        self.policy, self.reference, self.rewards, self.data = policy.eval(), reference, rewards, data
         self.evaluation, self.config, self.logger, self.dist, self.dtype = evaluation, config, logger, dist, dtype
         self.optimizers = build_optimizers(policy, config, dist.device.type)
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
@@ -60,16 +58,15 @@ class GRPOTrainer:
             self.logger.restart_clock()
         while self.step < c.max_iters:
             started = time.perf_counter()
-            batch = join([self.data.batch("train", self.step, micro) for micro in range(c.gradient_accumulation_steps)])
-            metrics = grpo_training_step(self.policy, self.reference, self.judge, batch, self.optimizers,
+            batch = join([self.data.problems("train", self.step, i) for i in range(c.gradient_accumulation_steps)])
+            metrics = grpo_training_step(self.policy, self.reference, self.rewards, batch, self.optimizers,
                                          self.schedule.lr(self.step), self.step, c, self.data.tokenizer, self.dist,
                                          self.dtype, self.logger.doing)
             self.step += 1
             self.skipped_steps += metrics["skipped_steps"]
             bad.check(metrics["skipped_steps"])
             metrics["skipped_steps"] = self.skipped_steps
-            scored = len(batch["input"]) * c.group_size * c.block_size * self.dist.world
-            metrics["tokens_per_second"] = scored / (time.perf_counter() - started)
+            metrics["tokens_per_second"] = metrics.pop("text_tokens") / (time.perf_counter() - started)
             last = self.step == c.max_iters
             self.logger.log(self.step, metrics, show=self.step % c.log_interval == 0 or self.step == 1 or last)
             if self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0 or last:
@@ -84,21 +81,18 @@ class GRPOTrainer:
         if not self.dist.is_main:
             return {}
         self.logger.doing("evaluating")
-        metrics, text = self.evaluation(self.policy, self.config.temperature)
+        metrics, samples = self.evaluation(self.policy, self.config.temperature)
         metrics = {f"eval/{name}": value for name, value in metrics.items()}
         self.logger.log(self.step, metrics, show=False)
         self.logger.say("  held out | " + " | ".join(f"{k.removeprefix('eval/')} {v:.4f}" for k, v in metrics.items()))
         if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
-            shown = text[:SHOWN_SAMPLES].to(self.dist.device)
-            with self.dist.autocast(self.dtype):
-                scores = calculate_judge_scores(self.judge, shown.flatten(0, 1), self.data.tokenizer.cls_token_id)
-            records = best_and_worst(shown, scores.view(shown.shape[:2]), self.evaluation.problems, self.data.tokenizer)
-            append_samples(self.config.out_dir, self.step, records)
-            self.logger.say(format_samples(records, sys.stdout.isatty()))
+            append_samples(self.config.out_dir, self.step, samples)
+            self.logger.say(format_samples(samples, sys.stdout.isatty()))
         return metrics
 
     def finish(self):
         self.logger.close()
+        self.rewards.close()
         if self.dist.is_main:
             draw_curves({"": read_records(self.logger.path)}, self.checkpoints.path("curves.png"))
             self.logger.say(comparison_table(self.before, self.after))

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from core.losses import k2, k3
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -16,6 +18,8 @@ OBJECTIVES = {
     "dr_grpo": Objective(advantage="group_mean", average="constant"),  # arXiv 2503.20783: no length and no std bias
     "plain": Objective(advantage="batch_std", average="sum"),          # REINFORCE: log-probabilities are summed
 }
+
+KL_ESTIMATORS = {"k2": k2, "k3": k3}  # from sampled tokens; "exact" is a sum over the vocabulary (core/losses.py)
 
 
 def token_weights(mask, average, max_new_tokens, total=lambda x: x):
@@ -48,5 +52,5 @@ def policy_loss(logp, old_logp, advantage, weight, clip_low=0.2, clip_high=0.2):
     loss = -(torch.min(r * advantage, clipped * advantage) * weight).sum()           # ()
     with torch.no_grad():
         chosen = (weight > 0).float()
-        metrics = {"clip_fraction": ((r != clipped) * chosen).sum(), "ratio_minus_one": ((r - 1).abs() * chosen).sum()}
+        metrics = {"clip_fraction": ((r != clipped) * chosen).sum()}
     return loss, metrics

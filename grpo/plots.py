@@ -5,13 +5,16 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-PANELS = ("judge", "gold_judge", "word_validity", "token_accuracy", "kl", "entropy")
+PANELS = ("judge", "gold_judge", "word_validity", "token_accuracy", "greedy_accuracy", "sampled_accuracy", "pass_at_k",
+          "completion_length", "kl", "entropy")  # the held-out metrics worth a picture, of either kind of generator
 
 
 def draw_curves(runs, path):
     """runs: {label: records of metrics.jsonl}. A panel per held-out metric over steps, a line per run."""
-    figure, axes = plt.subplots(2, 3, figsize=(12, 6), sharex=True)
-    for axis, name in zip(axes.flat, PANELS, strict=True):
+    logged = {name for records in runs.values() for record in records for name in record}
+    panels = [name for name in PANELS if f"eval/{name}" in logged]
+    figure, axes = plt.subplots(2, -(-len(panels) // 2), figsize=(12, 6), sharex=True, squeeze=False)
+    for axis, name in zip(axes.flat, panels):
         for i, (label, records) in enumerate(runs.items()):
             points = [(r["step"], r[f"eval/{name}"]) for r in records if f"eval/{name}" in r]
             if points:

@@ -17,10 +17,10 @@ from core.distributed import Distributed, detect_dtype
 from core.logger import read_records
 from core.model import MASKED_FILL
 from core.tokenizer import load_meta
-from grpo.evaluate import build_evaluation
 from grpo.grpo_config import GRPOConfig
 from grpo.models import load_models
 from grpo.plots import draw_curves, draw_temperatures
+from grpo.problems import fill_in_evaluation
 
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -28,7 +28,7 @@ TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
 def held_out(folder):
     """(records, first evaluation, last evaluation) of a run."""
     records = read_records(os.path.join(folder, "metrics.jsonl"))
-    evaluations = [r for r in records if "eval/judge" in r]
+    evaluations = [r for r in records if any(name.startswith("eval/") for name in r)]
     if len(evaluations) < 2:
         raise ValueError(f"{folder}/metrics.jsonl does not hold a finished run of grpo/train_grpo.py")
     return records, evaluations[0], evaluations[-1]
@@ -59,7 +59,7 @@ def report_temperatures(argv, trained, picture):
     policy, reference, judge, gold_judge = load_models(config, tokenizer, dist.device)
     trained = trained or os.path.join(config.out_dir, "model.safetensors")
     after, _ = load_model(trained, dist.device, MASKED_FILL, tokenizer, "--trained")
-    evaluation = build_evaluation(config, reference, judge, gold_judge, dist, detect_dtype(config.dtype, dist.device))
+    evaluation = fill_in_evaluation(config, reference, judge, gold_judge, dist, detect_dtype(config.dtype, dist.device))
     curves = {}
     for label, model in (("before GRPO", policy), ("after GRPO", after)):
         curves[label] = [(t, evaluation(model, t)[0]) for t in TEMPERATURES]

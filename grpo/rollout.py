@@ -1,40 +1,73 @@
 """Problems in, Rollouts out. What kind of generator it was is known here and nowhere after."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 
 from core.batch import masked_positions, unpack_batch
-from core.losses import sampling_logp
-from core.sampling import draw_uniforms, fill_in, predict_and_sample_tokens
+from core.losses import kept_tokens, sampling_logp
+from core.model import LANGUAGE_MODEL, Cache
+from core.sampling import Stop, draw_uniforms, fill_in, generate, predict_and_sample_tokens
 
 
 @dataclass
 class Rollouts:
     """N completions of P problems (rows i*G .. i*G+G-1 answer problem i) and what was known when they were sampled.
 
-    R distinct inputs were read: R = P for one-pass fill-in, where a whole group shares one input.
+    R distinct inputs were read: R = P for one-pass fill-in, where a whole group shares one input; R = N for causal
+    completions, which share their prompt.
     """
+    prompt: torch.Tensor | None     # (P, S) what the inputs of a problem go on from, read once; None: inputs are whole
+    padding: torch.Tensor | None    # (P or R,) leading columns of prompt, or else of inputs, that hold no token
     inputs: torch.Tensor            # (R, T) what the policy reads
     position: torch.Tensor          # (R, M) which output positions speak about the chosen tokens
-    ref_logp: torch.Tensor | None   # (R, M, V) the reference's log-probabilities there, untruncated
-    row: torch.Tensor               # (N,)   which input each completion belongs to
+    length: torch.Tensor | None     # (R,)   how many of them count, on the CPU; None: all, padding is masked alone
     target: torch.Tensor            # (N, M) the token chosen at each position
     mask: torch.Tensor              # (N, M) 1.0 where the policy chose, 0.0 where padded
     old_logp: torch.Tensor          # (N, M) its log-probability under the distribution it was drawn from
-    text: torch.Tensor              # (N, T) the completed texts
-    truth: torch.Tensor             # (N, M) the true text's tokens at the chosen positions
+    kept: torch.Tensor | None       # (R, M, V) the tokens that could be drawn there; None: all
+    ref_logp: torch.Tensor | None   # (N, M) log-probability of the token under the reference, on the same kept tokens
+    ref_full: torch.Tensor | None   # (R, M, V) the reference's whole distribution, untruncated, for the exact KL
+    truth: torch.Tensor | None      # (N, M) the true text's tokens, where there is one
+    truncated: torch.Tensor | None  # (N,) bool: ran out of room before its end
+    longest: int                    # tokens that a completion can have
+    kl_estimator: str               # config's, or what suits the kind of generator
+    tokens: torch.Tensor | None     # (N, T) completed texts of one length, as a judge reads them; None: read texts()
+    texts: Callable                 # () -> (prompts, completions, {field: values}), N each: what rewards read
+    problems: int                   # P
 
-    def select(self, inputs):
-        """The rollouts of some inputs, given by their indices, with all their completions, and those's indices."""
-        G = len(self.row) // len(self.inputs)                                        # completions per input
-        completions = (inputs[:, None] * G + torch.arange(G, device=inputs.device)).flatten()
-        by_input = ("inputs", "position", "ref_logp")
-        parts = {f.name: x if (x := getattr(self, f.name)) is None else x[inputs if f.name in by_input else completions]
-                 for f in fields(self)}
-        row = torch.arange(len(inputs), device=inputs.device).repeat_interleave(G)
-        return Rollouts(**parts | {"row": row}), completions
+    def select(self, problems):
+        """The rollouts of some problems, given by their indices, and the indices of their completions."""
+        G = len(self.target) // self.problems
+
+        def part(x):
+            if not torch.is_tensor(x):
+                return x
+            x = x.unflatten(0, (self.problems, -1))
+            return x[problems.to(x.device)].flatten(0, 1)
+
+        completions = (problems[:, None] * G + torch.arange(G, device=problems.device)).flatten()
+        parts = {f.name: part(getattr(self, f.name)) for f in fields(self)}
+        return Rollouts(**parts | {"problems": len(problems)}), completions
+
+    def read(self, model):
+        """The model's states at the chosen positions, (R, M, C): a prompt is read once, with gradients, for all of its
+        completions."""
+        if self.prompt is None:
+            return model.states(self.inputs, self.position, padding=self.padding)
+        past = Cache()
+        model.states(self.prompt, past=past, padding=self.padding)
+        times = len(self.inputs) // self.problems
+        padding = None if self.padding is None else self.padding.repeat_interleave(times)
+        return model.states(self.inputs, self.position, past.repeat(times), padding)
+
+
+def as_columns(records):
+    """(rendered prompts, {field: values}) of records of PromptConsumer: what rewards are called with."""
+    fields = {field for record in records for field in record} - {"prompt", "text", "tokens", "where", "split"}
+    return [r["text"] for r in records], {field: [r.get(field) for r in records] for field in fields}
 
 
 def join(batches):
@@ -43,32 +76,78 @@ def join(batches):
 
 
 @torch.no_grad()
-def collect(policy, reference, batch, step, config, device, autocast, micro_batch=None):
-    """Samples group_size completions of every fill-in problem, reading each input once per model.
+def collect(policy, batch, step, config, tokenizer, device, autocast, micro_batch=None):
+    """Samples group_size completions of every problem of `batch`, which is of DatasetConsumer or PromptConsumer.
 
-    batch: of DatasetConsumer, P problems; micro_batch: inputs per forward, so that the sampler reads them in the same
-    cut as the training forward and the first ratio is exactly 1
-    config: has group_size, temperature, top_p, seed
+    config: has group_size, seed, temperature, top_p, top_k, min_p and, for prompts, max_new_tokens, stop_sequences and
+    shared_prompt. micro_batch: fill-in inputs per forward, the cut of the training forward
     """
+    kind = collect_completions if policy.config.mode == LANGUAGE_MODEL else collect_fills
+    return kind(policy, batch, step, config, tokenizer, device, autocast, micro_batch)
+
+
+def collect_fills(policy, batch, step, config, tokenizer, device, autocast, micro_batch):
+    """One-pass fill-in: each input is read once, and sampler and scorer read it in the same cut, to the same bits."""
     input, target, mask = unpack_batch(batch, device)                                # (P, T)
     P, T = input.shape
-    G = config.group_size
+    G, truncation = config.group_size, (config.top_p, config.top_k, config.min_p)
     position, chosen = masked_positions(mask, device)                                # (P, M)
     noise = draw_uniforms(config.seed, step, batch["number"], (G, T))                # (P, G, T)
     noise = noise if device.type == "mps" else noise.to(device, non_blocking=True)   # MPS has no float64
-    tokens, logp, ref_logp = [], [], []
-    for start in range(0, P, micro_batch or P):
-        part = slice(start, start + (micro_batch or P))
+    sampled, kept = [], []
+    for part in torch.arange(P).split(micro_batch or P):
+        part = slice(int(part[0]), int(part[-1]) + 1)
         with autocast:
-            sampled = predict_and_sample_tokens(policy, input[part], position[part], noise[part],
-                                                config.temperature, config.top_p)
-            if reference is not None:
-                ref_logp.append(sampling_logp(reference(input[part], position[part]), config.temperature))
-        tokens.append(sampled[0])
-        logp.append(sampled[1])
-    tokens, logp = torch.cat(tokens), torch.cat(logp)                                # (P, G, M)
-    text = fill_in(input, position, chosen, tokens)                                  # (P, G, T)
+            logits = policy(input[part], position[part])                             # (p, M, V)
+            sampled.append(predict_and_sample_tokens(lambda *_: logits, input[part], position[part], noise[part],
+                                                     config.temperature, *truncation))
+            if truncation != (1.0, 0, 0.0):
+                kept.append(kept_tokens(sampling_logp(logits, config.temperature), *truncation))
+    tokens, logp = (torch.cat(x) for x in zip(*sampled, strict=True))                # (P, G, M)
+    text = fill_in(input, position, chosen, tokens).flatten(0, 1)                    # (N, T)
     row = torch.arange(P, device=device).repeat_interleave(G)                        # (N,)
-    return Rollouts(inputs=input, position=position, ref_logp=torch.cat(ref_logp) if ref_logp else None, row=row,
-                    target=tokens.flatten(0, 1), mask=chosen[row], old_logp=logp.flatten(0, 1), text=text.flatten(0, 1),
-                    truth=target.gather(1, position)[row])
+
+    def texts():
+        prompts, truths = ([tokenizer.decode(ids) for ids in x.tolist()] for x in (input, target))
+        repeated = lambda x: [text for text in x for _ in range(G)]
+        return repeated(prompts), [tokenizer.decode(ids) for ids in text.tolist()], {"answer": repeated(truths)}
+
+    return Rollouts(prompt=None, padding=None, inputs=input, position=position, length=None,
+                    target=tokens.flatten(0, 1), mask=chosen[row], old_logp=logp.flatten(0, 1),
+                    kept=torch.cat(kept) if kept else None, ref_logp=None, ref_full=None,
+                    truth=target.gather(1, position)[row], truncated=None, longest=config.block_size,
+                    kl_estimator=config.kl_estimator or "exact", tokens=text, texts=texts, problems=P)
+
+
+def collect_completions(policy, batch, step, config, tokenizer, device, autocast, micro_batch):
+    """Left-to-right completions of prompts, in a form in which a group's prompt is read once (shared_prompt), or
+    repeated for every completion."""
+    cut = int(batch["padding"].min())
+    move = lambda x: torch.from_numpy(x).to(device, non_blocking=True)
+    prompt, padding = move(batch["input"][:, cut:].copy()), move(batch["padding"] - cut)  # (P, S), (P,)
+    padding = padding if (batch["padding"] > cut).any() else None
+    P, S = prompt.shape
+    G, stop = config.group_size, Stop(tokenizer, config.stop_sequences)
+    noise = draw_uniforms(config.seed, step, batch["number"], (G, config.max_new_tokens))
+    with autocast:
+        out = generate(policy, prompt, padding, noise, stop, config.temperature, config.top_p, config.top_k,
+                       config.min_p)
+    M, length = out.target.shape[1], out.mask.sum(1).long().cpu()                    # (N,)
+    repeated = lambda x: x.repeat_interleave(G, 0)
+    if config.shared_prompt and S > 1:  # the last token of the prompt is read with the completion: it speaks first
+        inputs, first = torch.cat((repeated(prompt[:, -1:]), out.target[:, :-1]), 1), 0   # (N, M)
+        prompt = prompt[:, :-1]
+    else:
+        inputs, first = torch.cat((repeated(prompt), out.target[:, :-1]), 1), S - 1  # (N, S + M - 1)
+        prompt, padding = None, None if padding is None else repeated(padding)
+    position = torch.arange(first, first + M, device=device).expand(P * G, M)
+
+    def texts():
+        written = [stop.text(ids[:n]) for ids, n in zip(out.target.tolist(), length.tolist(), strict=True)]
+        prompts, columns = as_columns([record for record in batch["record"] for _ in range(G)])
+        return prompts, written, columns
+
+    return Rollouts(prompt=prompt, padding=padding, inputs=inputs, position=position, length=length, target=out.target,
+                    mask=out.mask, old_logp=out.logp, kept=out.kept, ref_logp=None, ref_full=None, truth=None,
+                    truncated=out.truncated.to(device), longest=config.max_new_tokens,
+                    kl_estimator=config.kl_estimator or "k3", tokens=None, texts=texts, problems=P)

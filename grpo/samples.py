@@ -6,28 +6,15 @@ import os
 from core.logger import highlight
 
 
-def best_and_worst(text, scores, problems, tokenizer):
-    """The first few problems of an evaluation with their best and worst completion.
-
-    text: (P, G, T); scores: (P, G); problems: [(input, target, mask, noise)]
-    Returns a list of plain records
-    """
-    records = []
-    for i, (input, target, mask, _) in enumerate(problems[: len(scores)]):
-        best, worst = int(scores[i].argmax()), int(scores[i].argmin())
-        texts = {"masked": input, "truth": target, "best": text[i, best], "worst": text[i, worst]}
-        records.append({name: tokenizer.decode(ids.tolist()) for name, ids in texts.items()}
-                       | {"best_score": round(float(scores[i, best]), 4), "mask": mask.int().tolist(),
-                          "worst_score": round(float(scores[i, worst]), 4)})
-    return records
-
-
 def format_samples(records, color):
+    """records: {"problem", "best", "worst", "best_score", "worst_score"} and, for texts filled in, "mask"."""
     lines = []
     for r in records:
-        lines.append(f"  masked       | {highlight(r['masked'], r['mask'], False)}")
-        lines.append(f"  best   {r['best_score']:.3f} | {highlight(r['best'], r['mask'], color)}")
-        lines.append(f"  worst  {r['worst_score']:.3f} | {highlight(r['worst'], r['mask'], color)}")
+        for name in ("problem", "best", "worst"):
+            score = r.get(f"{name}_score")
+            filled = r.get("mask") or [0] * len(r[name])
+            shown = highlight(r[name], filled, color and name != "problem")
+            lines.append(f"  {name:<8}{'' if score is None else f'{score:.3f}':>7} | {shown}")
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """Run by test_distributed.py, alone or under torchrun: ten steps of every objective x advantage x credit window.
 
-python tests/rank_worker.py DATASET OUT BATCH_SIZE ACCUMULATION
+python tests/rank_worker.py DATASET PROMPTS OUT BATCH_SIZE ACCUMULATION
 """
 
 import copy
@@ -21,9 +21,11 @@ from grpo.advantages import ADVANTAGES
 from grpo.grpo_training_step import grpo_training_step
 from grpo.objectives import OBJECTIVES
 from grpo.rollout import join
-from tests.tiny import TOKENIZER, config, consumer, judge, model
+from grpo.rewards import Rewards
+from tests.tiny import CAUSAL, TOKENIZER, causal_model, config, consumer, judge, model, prompt_consumer, rewards
 
-dataset, out, batch_size, accumulation = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+dataset, prompts, out = sys.argv[1:4]
+batch_size, accumulation = map(int, sys.argv[4:])
 dist = Distributed("cpu")
 result = {}
 weights = lambda: torch.cat([p.flatten() for p in policy.parameters()]).detach()
@@ -38,13 +40,27 @@ for objective, advantage, window in itertools.product(OBJECTIVES, ADVANTAGES, (N
     optimizers = build_optimizers(policy, c)
     for step in range(10):
         batch = join([data.batch("train", step, micro) for micro in range(accumulation)])
-        metrics = grpo_training_step(policy, reference, judge(), batch, optimizers, 1e-3, step, c, TOKENIZER, dist)
+        metrics = grpo_training_step(policy, reference, rewards(c, judge()), batch, optimizers, 1e-3, step, c,
+                                     TOKENIZER, dist)
         if step == 0:
             result[f"{name}/first"] = weights()
             result[f"{name}/metrics"] = torch.tensor(
                 [metrics[k] for k in ("loss", "mean_reward", "std_reward", "entropy", "grad_norm",
                                       "unique_completions")])
     result[f"{name}/last"] = weights()
+
+for objective, advantage in itertools.product(OBJECTIVES, ADVANTAGES):  # completions of prompts, of unequal lengths
+    c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective=objective,
+               advantage=advantage, learning_rate=1e-3, grad_clip=1.0, max_new_tokens=6, task_type="general",
+               length_min=1, length_max=6)
+    name = f"causal/{objective}/{advantage}"
+    policy = causal_model(seed=1 + dist.rank, scale=3.0)
+    dist.broadcast(policy)
+    reference, optimizers = freeze(causal_model(seed=9)), build_optimizers(policy, c)
+    data = prompt_consumer(prompts, c, rank=dist.rank, world=dist.world)
+    batch = join([data.problems("train", 0, micro) for micro in range(accumulation)])
+    grpo_training_step(policy, reference, Rewards(c), batch, optimizers, 1e-3, 0, c, CAUSAL, dist)
+    result[name] = weights()
 
 policy = model(seed=1, scale=1.0)
 optimizers = build_optimizers(policy, PretrainConfig())

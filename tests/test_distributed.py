@@ -11,11 +11,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def layouts(dataset, tmp_path_factory):
+def layouts(dataset, prompts, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     for name, ranks, batch_size, accumulation in (("two", 2, 4, 1), ("wide", 1, 8, 1), ("long", 1, 4, 2)):
-        done = run_script("tests/rank_worker.py", dataset, folder / name, batch_size, accumulation, ranks=ranks,
-                          threads=1)
+        done = run_script("tests/rank_worker.py", dataset, prompts, folder / name, batch_size, accumulation,
+                          ranks=ranks, threads=1)
         assert done.returncode == 0, done.stderr
     return {name: torch.load(folder / f"{name}.pt") for name in ("two-0", "two-1", "wide-0", "long-0")}
 
@@ -27,10 +27,10 @@ def test_both_ranks_hold_the_same_weights(layouts):
 
 @pytest.mark.parametrize("other", ["wide-0", "long-0"])
 def test_two_ranks_equal_one(layouts, other):
-    assert len(layouts["two-0"]) == 3 * 4 * 2 * 3 + 1, "objectives x advantages x windows x (first, its metrics, tenth)"
+    assert len(layouts["two-0"]) == 3 * 4 * 2 * 3 + 3 * 4 + 1, "objectives x advantages x windows x 3, causal"
     for name, weights in layouts["two-0"].items():
         same = layouts[other][name]
-        if name.endswith("last"):  # Adam makes a full step of a gradient that is rounding alone: compare with the way gone
+        if name.endswith("last"):  # Adam makes a full step of a gradient that is rounding alone: compare the way gone
             travelled = (same - layouts[other][name.replace("last", "first")]).norm()
             assert (weights - same).norm() < 0.02 * travelled, name
         else:

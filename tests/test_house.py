@@ -10,11 +10,13 @@ from tests.tiny import ROOT
 
 ORDER = {
     "core": ["config", "distributed", "logger", "scheduler", "tokenizer", "masking", "model", "batch",
-             "dataset_consumer", "losses", "sampling", "judge", "checkpoint_manager", "training_step", "trainer",
-             "recipes", "pretrain_config", "pretrain", "sample"],
-    "grpo": ["advantages", "objectives", "grpo_config", "rollout", "rewards", "models", "grpo_training_step",
-             "evaluate", "samples", "plots", "grpo_trainer", "train_grpo", "report", "bench"],
+             "dataset_consumer", "prompts", "losses", "sampling", "judge", "checkpoint_manager", "training_step",
+             "trainer", "recipes", "pretrain_config", "pretrain", "sample"],
+    "grpo": ["advantages", "objectives", "reward_registry", "sandbox_child", "sandbox", "text_rewards", "verifiers",
+             "rewards", "grpo_config", "rollout", "scoring", "models", "grpo_training_step", "evaluate",
+             "evaluate_prompts", "problems", "samples", "plots", "grpo_trainer", "train_grpo", "report", "bench"],
 }
+TABLES = {"rewards"}  # run alone, it prints what it holds
 FILES = sorted(p for folder in ("core", "grpo", "config", "data") for p in pathlib.Path(ROOT, folder).rglob("*.py"))
 
 
@@ -39,7 +41,7 @@ def test_a_file_imports_only_what_stands_above_it(package):
             if parent == package and child:
                 assert ORDER[package].index(child) < place, (
                     f"{package}/{name}.py imports {module}, which stands below it")
-                assert child not in scripts, f"{package}/{name}.py imports the script {module}"
+                assert child not in scripts - TABLES, f"{package}/{name}.py imports the script {module}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

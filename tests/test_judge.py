@@ -6,8 +6,8 @@ import torch
 
 from core.batch import unpack_batch
 from core.judge import CHUNK, FilledText, auc, average_ranks, calculate_judge_scores, judge_report
-from grpo.evaluate import Evaluation, lexicon, touched_words
-from grpo.samples import best_and_worst, format_samples
+from grpo.evaluate import Evaluation, best_and_worst, lexicon, touched_words
+from grpo.samples import format_samples
 from tests.tiny import TOKENIZER, config, consumer, judge, model, one_process
 
 
@@ -101,8 +101,8 @@ def test_evaluation_of_a_policy_that_knows_the_truth(dataset):
             return 50.0 * torch.nn.functional.one_hot(truth, 96)
 
     evaluation = Evaluation(data, Oracle(), judge(), None, 6, 3, 1.0, one_process(), torch.float32)
-    metrics, text = evaluation(Oracle(), 1.0)
-    assert len(evaluation.problems) == 6 and text.shape == (6, 3, 32)
+    metrics, shown = evaluation(Oracle(), 1.0)
+    assert len(evaluation.problems) == 6 and shown[0]["best"] == shown[0]["truth"] != shown[0]["problem"]
     assert metrics["token_accuracy"] == 1 and metrics["words_recovered"] == 1 and metrics["unique_completions"] == 1
     assert metrics["word_validity"] == 1 and metrics["kl"] == 0 and metrics["entropy"] < 1e-6
     assert "gold_judge" not in metrics
@@ -112,7 +112,8 @@ def test_evaluation_of_a_policy_that_knows_the_truth(dataset):
     assert abs(noisy["entropy"] - np.log(96)) < 0.1
     assert evaluation(model(scale=1.0), 1.0)[0] == noisy, "the same problems and the same noise every time"
 
-    scores = torch.tensor([[0.1, 0.9, 0.5]] * 6)
-    record = best_and_worst(text, scores, evaluation.problems, TOKENIZER)[0]
+    input, target, mask, _ = (x[None] if torch.is_tensor(x) else x for x in evaluation.problems[0])
+    text = torch.stack((input, target, input), 1)
+    record = best_and_worst(input, target, mask, text, torch.tensor([[0.5, 0.9, 0.1]]), TOKENIZER)[0]
     assert (record["best_score"], record["worst_score"], record["best"]) == (0.9, 0.1, record["truth"])
     assert "\033[" in format_samples([record], True) and "\033[" not in format_samples([record], False)

@@ -40,7 +40,7 @@ def test_the_main_job_from_start_to_finish(world):
     assert done.returncode == 0, done.stderr
     for expected in ("group_size = 3", "default 8; command line",
                      "4 problems x 3 completions x 1 accumulation x 1 ranks = 12",
-                     "judge      sequence_scorer", "frozen", "masked       |", "best", "held out | judge", "gold_judge",
+                     "judge      sequence_scorer", "frozen", "problem         |", "best", "held out | judge", "gold_judge",
                      "word_validity", "mean_reward", "eta", "before", "change", "curves.png"):
         assert expected in done.stdout, expected
     assert {"config.json", "metrics.jsonl", "samples.jsonl", "model.safetensors", "state.pt", "curves.png"} <= set(

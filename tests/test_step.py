@@ -1,7 +1,6 @@
 """The GRPO step: exact at the start, shared forwards, and a gradient that nothing but the mathematics decides."""
 
 import copy
-import importlib
 
 import pytest
 import torch
@@ -12,17 +11,16 @@ from core.training_step import build_optimizers
 from grpo.advantages import ADVANTAGES, compute_advantages
 from grpo.grpo_training_step import grpo_training_step, rollout_loss, unique_completions
 from grpo.objectives import OBJECTIVES, token_weights
-from grpo.rewards import compute_rewards
 from grpo.rollout import collect, join
-from tests.tiny import TOKENIZER, config, consumer, judge, model, one_process
+from grpo.scoring import with_reference
+from tests.tiny import TOKENIZER, config, consumer, judge, model, one_process, rewards
 
-STEP = importlib.import_module("grpo.grpo_training_step")  # the package exports the function under the same name
 NO_CAST = torch.autocast("cpu", enabled=False)
 
 
 def whole(reward):
-    """A reward of whole completions as compute_rewards returns it. reward: (P, G)."""
-    return reward, reward[..., None]
+    """A reward of whole completions as Rewards returns it. reward: (P, G)."""
+    return reward, reward[..., None], {"judge": reward.flatten()}
 
 
 class CountingModel(torch.nn.Module):
@@ -36,11 +34,23 @@ class CountingModel(torch.nn.Module):
         self.rows += len(tokens)
         return self.inner(tokens, *rest)
 
+    def states(self, tokens, *rest, **more):
+        self.rows += len(tokens)
+        return self.inner.states(tokens, *rest, **more)
+
+    def project(self, h):
+        return self.inner.project(h)
+
+
+def sampled(policy, dataset, c):
+    return collect(policy, consumer(dataset, c).problems("train", 0), 0, c, TOKENIZER, torch.device("cpu"), NO_CAST)
+
 
 def step(policy, reference, scorer, dataset, c, number=0, accumulate=1, optimizers=None):
     data = consumer(dataset, c)
     batch = join([data.batch("train", number, micro) for micro in range(accumulate)])
     optimizers = optimizers or build_optimizers(policy, c)
+    scorer = rewards(c, scorer) if isinstance(scorer, torch.nn.Module) else scorer
     return grpo_training_step(policy, reference, scorer, batch, optimizers, c.learning_rate, number, c, TOKENIZER,
                               one_process())
 
@@ -87,8 +97,8 @@ def test_gradient_equals_that_of_every_completion_forwarded_on_its_own(dataset, 
     policy, reference, scorer = model(seed=1), freeze(model(seed=2)), judge()
     shared = gradient(policy, reference, scorer, dataset, c)
 
-    rollouts = collect(policy, reference, consumer(dataset, c).batch("train", 0), 0, c, torch.device("cpu"), NO_CAST)
-    reward, _ = compute_rewards(rollouts, scorer, TOKENIZER, c.group_size)
+    rollouts = sampled(policy, dataset, c)
+    reward, _, _ = rewards(c, scorer)(rollouts)
     advantage = compute_advantages(reward, OBJECTIVES[objective].advantage).flatten()
     N, loss = len(advantage), 0.0
     for n in range(N):
@@ -125,9 +135,10 @@ def test_gradient_does_not_depend_on_the_micro_batch(dataset, objective, advanta
 def test_gradient_passes_finite_differences(dataset):
     c = config(kl_beta=0.2, objective="plain")
     policy, reference = model(seed=1, scale=4.0).double(), freeze(model(seed=2)).double()
-    rollouts = collect(policy, reference, consumer(dataset, c).batch("train", 0), 0, c, torch.device("cpu"), NO_CAST)
-    rollouts.mask, advantage = rollouts.mask.double(), torch.randn(len(rollouts.row), 1, dtype=torch.float64)
-    value = lambda: rollout_loss(policy, rollouts, advantage, token_weights(rollouts.mask, "sum", 1), c)[0]
+    rollouts = with_reference(sampled(policy, dataset, c), reference, c.temperature, 4, NO_CAST)
+    rollouts.mask, advantage = rollouts.mask.double(), torch.randn(len(rollouts.target), 1, dtype=torch.float64)
+    weight = token_weights(rollouts.mask, "sum", 1)
+    value = lambda: rollout_loss(policy, rollouts, advantage, weight, c, on_policy=False)[0]
     value().backward()
     for name, p in policy.named_parameters():
         direction, h = torch.randn_like(p), 1e-6
@@ -141,10 +152,9 @@ def test_gradient_passes_finite_differences(dataset):
         assert abs(claimed) > 1e-6 and abs(slope - claimed) < 1e-4 * abs(claimed) + 1e-7, name
 
 
-def test_kl_gradient_depends_on_the_reference(dataset, monkeypatch):
+def test_kl_gradient_depends_on_the_reference(dataset):
     c = config(kl_beta=1.0)
-    policy, scorer = model(seed=1), judge()
-    monkeypatch.setattr(STEP, "compute_rewards", lambda *_: whole(torch.zeros(c.batch_size, c.group_size)))
+    policy, scorer = model(seed=1), lambda _: whole(torch.zeros(c.batch_size, c.group_size))
     itself = gradient(policy, freeze(copy.deepcopy(policy)), scorer, dataset, c)
     one = gradient(policy, freeze(model(seed=2)), scorer, dataset, c)
     other = gradient(policy, freeze(model(seed=3)), scorer, dataset, c)
@@ -177,64 +187,61 @@ def test_reference_and_judge_are_bitwise_unchanged(dataset):
     assert changed == [True, False, False]
 
 
-def test_groups_of_equal_rewards_are_counted_and_cost_no_backward(dataset, monkeypatch):
+def test_groups_of_equal_rewards_are_counted_and_cost_no_backward(dataset):
     c = config(kl_beta=0.0)
     policy = CountingModel(model())
     fixed = torch.rand(c.batch_size, c.group_size)
     fixed[0], fixed[2] = 0.5, 0.25
-    monkeypatch.setattr(STEP, "compute_rewards", lambda *_: whole(fixed))
-    metrics = step(policy, None, judge(), dataset, c)
+    metrics = step(policy, None, lambda _: whole(fixed), dataset, c)
     assert metrics["frac_reward_zero_std"] == 0.5
     assert policy.rows == c.batch_size + c.batch_size // 2, "sampling reads all inputs, training the other half"
     assert "mean_kl" not in metrics
 
     fixed[:] = 1.0
     before = copy.deepcopy(policy.state_dict())
-    metrics = step(policy, None, judge(), dataset, config(kl_beta=0.0, weight_decay=0.0))
+    metrics = step(policy, None, lambda _: whole(fixed), dataset, config(kl_beta=0.0, weight_decay=0.0))
     assert metrics["frac_reward_zero_std"] == 1 and metrics["grad_norm"] == 0
     assert all(torch.equal(x, y) for x, y in zip(policy.state_dict().values(), before.values(), strict=True))
 
 
-def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(dataset, monkeypatch):
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(dataset):
     c, policy = config(), model()
     before = copy.deepcopy(policy.state_dict())
     bad = torch.full((c.batch_size, c.group_size), 0.5)
-    bad[0, 0] = float("nan")
-    monkeypatch.setattr(STEP, "compute_rewards", lambda *_: whole(bad))
-    assert step(policy, freeze(copy.deepcopy(policy)), judge(), dataset, c)["skipped_steps"] == 1
+    bad[0, 0] = float("inf")
+    assert step(policy, freeze(copy.deepcopy(policy)), lambda _: whole(bad), dataset, c)["skipped_steps"] == 1
     assert all(torch.equal(x, y) for x, y in zip(policy.state_dict().values(), before.values(), strict=True))
 
 
-def test_a_bandit_with_a_known_optimum_is_solved(dataset, monkeypatch):
+def test_a_bandit_with_a_known_optimum_is_solved(dataset):
     """The reward is the share of hidden places filled with 'e': the best policy writes nothing else."""
     e = TOKENIZER.encode("e")[0]
 
-    def share_of_e(rollouts, scorer, tokenizer, G, _):
-        return whole((((rollouts.target == e) * rollouts.mask).sum(1) / rollouts.mask.sum(1)).view(-1, G))
+    def share_of_e(rollouts):
+        return whole((((rollouts.target == e) * rollouts.mask).sum(1) / rollouts.mask.sum(1)).view(-1, 8))
 
-    monkeypatch.setattr(STEP, "compute_rewards", share_of_e)
     for objective in OBJECTIVES:
         c = config(objective=objective, kl_beta=0.0, learning_rate=3e-2, batch_size=8, group_size=8)
         policy = model(scale=1.0)
         optimizers = build_optimizers(policy, c)
         for number in range(80):
-            metrics = step(policy, None, None, dataset, c, number, optimizers=optimizers)
+            metrics = step(policy, None, share_of_e, dataset, c, number, optimizers=optimizers)
         assert metrics["mean_reward"] > 0.95, objective
 
 
-def test_credit_of_a_token_is_the_realness_near_it(dataset):
-    c, scorer = config(), judge()
-    rollouts = collect(model(), None, consumer(dataset, c).batch("train", 0), 0, c, torch.device("cpu"), NO_CAST)
-    reward, credit = compute_rewards(rollouts, scorer, TOKENIZER, c.group_size, credit_window=3)
-    realness = scorer(rollouts.text).sigmoid()
-    torch.testing.assert_close(reward.flatten(), realness.mean(1))
-    for n in range(len(rollouts.row)):
+def test_credit_of_a_token_is_the_log_odds_near_it(dataset):
+    c, scorer = config(credit_window=3), judge()
+    rollouts = sampled(model(), dataset, c)
+    reward, credit, _ = rewards(c, scorer)(rollouts)
+    odds = scorer(rollouts.tokens).clamp(-6.9, 6.9)
+    torch.testing.assert_close(reward.flatten(), odds.sigmoid().mean(1), rtol=1e-4, atol=1e-4)
+    for n in range(len(rollouts.target)):
         for m in range(credit.shape[2]):
             t = int(rollouts.position[n // c.group_size, m])
-            near = realness[n, max(0, t - 3) : t + 4]
-            torch.testing.assert_close(credit.flatten(0, 1)[n, m], near.mean(), rtol=1e-4, atol=1e-5)
-    everywhere = compute_rewards(rollouts, scorer, TOKENIZER, c.group_size, credit_window=c.block_size)[1]
-    torch.testing.assert_close(everywhere, reward[..., None].expand_as(everywhere))
+            near = odds[n, max(0, t - 3) : t + 4]
+            torch.testing.assert_close(credit.flatten(0, 1)[n, m], near.mean(), rtol=1e-2, atol=1e-2)
+    everywhere = rewards(config(credit_window=c.block_size), scorer)(rollouts)[1]
+    torch.testing.assert_close(everywhere, everywhere[..., :1].expand_as(everywhere))
 
 
 def test_unique_completions_by_hand():

@@ -9,10 +9,10 @@ import torch
 from core.checkpoint_manager import CheckpointManager, load_model
 from core.logger import Logger, read_records
 from core.trainer import BadSteps
-from grpo.evaluate import build_evaluation
-from grpo.grpo_trainer import COLUMNS, GRPOTrainer
+from grpo.grpo_trainer import GRPOTrainer
 from grpo.models import build_reference
-from tests.tiny import ROOT, TOKENIZER, config, consumer, judge, model, one_process, run_script, save
+from grpo.problems import fill_in_evaluation
+from tests.tiny import ROOT, TOKENIZER, config, consumer, judge, model, one_process, rewards, run_script, save
 
 
 def train(dataset, out_dir, resume=False, **settings):
@@ -21,9 +21,9 @@ def train(dataset, out_dir, resume=False, **settings):
                save_interval=3, **settings)
     dist, policy = one_process(), model(seed=1, scale=3.0)
     reference, scorer = build_reference(policy, c, TOKENIZER, dist.device), judge()
-    trainer = GRPOTrainer(policy, reference, scorer, consumer(dataset, c),
-                          build_evaluation(c, reference, scorer, None, dist, torch.float32), c,
-                          Logger(c.out_dir, c.max_iters, COLUMNS), dist, torch.float32)
+    evaluation = fill_in_evaluation(c, reference, scorer, None, dist, torch.float32)
+    trainer = GRPOTrainer(policy, reference, rewards(c, scorer), consumer(dataset, c), evaluation, c,
+                          Logger(c.out_dir, c.max_iters, evaluation.columns), dist, torch.float32)
     if resume:
         trainer.resume()
     trainer.run()

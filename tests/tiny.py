@@ -9,14 +9,16 @@ import torch
 from core.checkpoint_manager import freeze, save_model
 from core.dataset_consumer import DatasetConsumer, write_dataset
 from core.distributed import Distributed
-from core.model import GPT, MASKED_FILL, SEQUENCE_SCORER, GPTConfig
+from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig
+from core.prompts import PromptConsumer, write_prompts
 from core.tokenizer import CharTokenizer
 from grpo.grpo_config import GRPOConfig
+from grpo.rewards import Rewards
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORDS = "the quick brown fox jumps over a lazy dog while seven wise owls watch from their old oak tree".split()
 TEXT = "".join(" ".join(WORDS[(i * j + j) % len(WORDS)] for j in range(9)) + "\n" for i in range(120))
-TOKENIZER = CharTokenizer()
+TOKENIZER, CAUSAL = CharTokenizer(), CharTokenizer(stop=True)
 
 
 def write_text_dataset(folder, text):
@@ -24,17 +26,34 @@ def write_text_dataset(folder, text):
     write_dataset(str(folder), {"train": TOKENIZER.encode(text[:cut]), "val": TOKENIZER.encode(text[cut:])}, TOKENIZER)
 
 
-def model(mode=MASKED_FILL, seed=0, scale=8.0, **settings):
+def write_prompt_dataset(folder, count=60):
+    """Sums of small numbers: prompts of two lengths."""
+    pairs = [(a, b) for a in range(5, 13) for b in range(5, 13)][:count]
+    records = [{"prompt": f"{a}+{b}=", "answer": str(a + b), "completion": str(a + b)} for a, b in pairs]
+    write_prompts(str(folder), records, CAUSAL)
+    return str(folder)
+
+
+def model(mode=MASKED_FILL, seed=0, scale=8.0, tokenizer=TOKENIZER, **settings):
     """A tiny model; `scale` enlarges its weights, so that its distributions are far from uniform."""
     torch.manual_seed(seed)
     settings = {"n_layer": 1, "n_head": 2, "n_embd": 16, "block_size": 33, "tied": False} | settings
-    net = GPT(GPTConfig(mode=mode, vocab_size=TOKENIZER.vocab_size, base_vocab_size=TOKENIZER.base_vocab_size,
+    net = GPT(GPTConfig(mode=mode, vocab_size=tokenizer.vocab_size, base_vocab_size=tokenizer.base_vocab_size,
                         **settings))
     with torch.no_grad():
         for p in net.parameters():
             if p.dim() == 2:
                 p.mul_(scale)
     return net.eval()
+
+
+def causal_model(seed=0, scale=8.0, **settings):
+    """A tiny language model of CAUSAL's vocabulary."""
+    return model(LANGUAGE_MODEL, seed, scale, tokenizer=CAUSAL, **{"block_size": 64} | settings)
+
+
+def prompt_consumer(folder, c, **settings):
+    return PromptConsumer(folder, c.batch_size, c.seed, **settings)
 
 
 def judge(seed=5, **settings):
@@ -56,6 +75,10 @@ def config(**settings):
 def consumer(dataset, c, **settings):
     return DatasetConsumer(dataset, MASKED_FILL, c.block_size, c.batch_size, c.seed, masks=c.masks, mask_low=c.mask_low,
                            mask_high=c.mask_high, **settings)
+
+
+def rewards(c, scorer):
+    return Rewards(c, scorer, TOKENIZER)
 
 
 def one_process():

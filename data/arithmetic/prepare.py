@@ -1,0 +1,85 @@
+"""Arithmetic problems, made on the spot: prompts.jsonl and meta.json beside this file.
+
+python data/arithmetic/prepare.py                    2 numbers of up to 4 digits, + and -, with working-out
+python data/arithmetic/prepare.py --digits=2 --terms=3 --operators=+ --working=False --problems=20000
+--out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
+
+With working-out a completion to "347+85=" is
+
+    <start_working_out>7+5=12,4+8+1=13,3+0+1=4<end_working_out><SOLUTION>432</SOLUTION>
+
+column by column from the right, a carry or borrow as a third number; several operations are separated by ";".
+Without, it is the answer alone. No result on the way is negative.
+"""
+
+import os
+import pathlib
+import random
+import sys
+from dataclasses import dataclass
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from core.config import load_config, run_script
+from core.prompts import write_prompts
+from core.tokenizer import named_tokenizer
+
+HERE = os.path.dirname(os.path.relpath(__file__))
+TAGS = ("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>")
+
+
+@dataclass(frozen=True)
+class ArithmeticConfig:
+    digits: int = 4         # of each number, at most
+    terms: int = 2          # numbers in a problem
+    operators: str = "+-"   # + or - or both
+    working: bool = True    # whether a completion shows partial results between tags
+    problems: int = 100000
+    tokenizer: str = "char" # char (tags are one token each), gpt2, cl100k_base or a file of ranks
+    seed: int = 0
+    out: str = HERE
+
+    def __post_init__(self):
+        if not self.operators or set(self.operators) - set("+-"):
+            raise ValueError(f"operators={self.operators!r} must be +, - or +-")
+        if self.digits < 1 or self.terms < 2 or self.problems < 20:
+            raise ValueError(f"digits={self.digits} must be at least 1, terms={self.terms} at least 2, "
+                             f"problems={self.problems} at least 20")
+
+
+def columns(a, b, operator):
+    """The working-out of a + b or a - b, digit by digit from the right."""
+    steps, carry, sign = [], 0, 1 if operator == "+" else -1
+    for place in range(max(len(str(a)), len(str(b)))):
+        x, y = (n // 10**place % 10 for n in (a, b))
+        value = x + sign * y + carry
+        steps.append(f"{x}{operator}{y}{f'{carry:+d}' if carry else ''}={value}")
+        carry = value // 10
+    return ",".join(steps)
+
+
+def problem(rng, c):
+    """A record with a problem, its answer and a model completion."""
+    number = lambda: rng.randrange(10 ** rng.randint(1, c.digits))
+    value = number()
+    prompt, working = str(value), []
+    for _ in range(c.terms - 1):
+        operator, other = rng.choice(c.operators), number()
+        if operator == "-" and other > value:  # the smaller one is taken away
+            other = rng.randint(0, value)
+        working.append(columns(value, other, operator))
+        prompt, value = f"{prompt}{operator}{other}", value + other if operator == "+" else value - other
+    completion = f"<start_working_out>{';'.join(working)}<end_working_out><SOLUTION>{value}</SOLUTION>"
+    return {"prompt": f"{prompt}=", "answer": str(value), "completion": completion if c.working else str(value)}
+
+
+def main(argv):
+    config, _ = load_config(ArithmeticConfig, argv)
+    rng = random.Random(config.seed)
+    records = [problem(rng, config) for _ in range(config.problems)]
+    tokenizer = named_tokenizer(config.tokenizer, TAGS if config.working else ())
+    write_prompts(config.out, records, tokenizer, digits=config.digits, terms=config.terms, operators=config.operators)
+
+
+if __name__ == "__main__":
+    run_script(main)

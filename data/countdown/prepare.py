@@ -1,0 +1,89 @@
+"""Countdown, made on the spot: numbers and a target, to be reached with + - * / using every number exactly once.
+
+python data/countdown/prepare.py                     3 numbers of 1 to 50, targets of 1 to 100
+python data/countdown/prepare.py --numbers=4 --largest=20 --problems=20000
+--out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
+
+A prompt is "3 7 25:82=", a completion "25*3+7": any expression that does it is right, the record has the one that
+the problem was made from.
+"""
+
+import os
+import pathlib
+import random
+import sys
+from dataclasses import dataclass
+from fractions import Fraction
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from core.config import load_config, run_script
+from core.prompts import write_prompts
+from core.tokenizer import named_tokenizer
+
+HERE = os.path.dirname(os.path.relpath(__file__))
+STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
+
+
+@dataclass(frozen=True)
+class CountdownConfig:
+    numbers: int = 3
+    smallest: int = 1
+    largest: int = 50
+    target_largest: int = 100
+    problems: int = 100000
+    tokenizer: str = "char"  # char, gpt2, cl100k_base or a file of ranks
+    seed: int = 0
+    out: str = HERE
+
+    def __post_init__(self):
+        if not 2 <= self.numbers <= 6 or not 0 < self.smallest <= self.largest or self.problems < 20:
+            raise ValueError(f"numbers={self.numbers} must be 2 to 6, 0 < smallest={self.smallest} <= "
+                             f"largest={self.largest}, problems={self.problems} at least 20")
+
+
+def combine(a, b, operator):
+    """Two (value, text, strength) as one, with no more parentheses than needed; None if it divides by zero."""
+    (x, left, p), (y, right, q) = a, b
+    if operator == "/" and y == 0:
+        return None
+    mine = STRENGTH[operator]
+    left = f"({left})" if p < mine else left
+    right = f"({right})" if q < mine or (q == mine and operator in "-/") else right
+    value = {"+": x + y, "-": x - y, "*": x * y, "/": x / y if y else 0}[operator]
+    return value, f"{left}{operator}{right}", mine
+
+
+def random_expression(rng, numbers):
+    """(value, text) of one expression that uses every number once."""
+    parts = [(Fraction(n), str(n), 3) for n in numbers]
+    while len(parts) > 1:
+        a, b = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
+        joined = combine(a, b, rng.choice("+-*/"))
+        if joined is None:
+            return None, ""
+        parts.append(joined)
+    return parts[0][0], parts[0][1]
+
+
+def problem(rng, c):
+    """A record: a random expression whose value is a whole number in range, and that value as the target."""
+    while True:
+        numbers = [rng.randint(c.smallest, c.largest) for _ in range(c.numbers)]
+        value, text = random_expression(rng, numbers)
+        if value is not None and value.denominator == 1 and 1 <= value <= c.target_largest:
+            target = int(value)
+            return {"prompt": f"{' '.join(map(str, sorted(numbers)))}:{target}=", "numbers": sorted(numbers),
+                    "target": target, "answer": text, "completion": text}
+
+
+def main(argv):
+    config, _ = load_config(CountdownConfig, argv)
+    rng = random.Random(config.seed)
+    records = [problem(rng, config) for _ in range(config.problems)]
+    write_prompts(config.out, records, named_tokenizer(config.tokenizer), numbers=config.numbers,
+                  largest=config.largest, target_largest=config.target_largest)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,43 @@
+"""What a run works on: the problems it trains with and those it is evaluated on, of either kind."""
+
+from core.dataset_consumer import DatasetConsumer
+from core.model import LANGUAGE_MODEL, MASKED_FILL
+from core.prompts import PromptConsumer, has_prompts
+from grpo.evaluate import CHUNK, Evaluation
+from grpo.evaluate_prompts import PromptEvaluation
+
+
+def build_data(config, dist):
+    """Prompts, or windows of running text with hidden tokens, as the dataset has it."""
+    if has_prompts(config.dataset):
+        return PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world,
+                              config.max_prompt_length, config.template, config.system_prompt, config.response_prefix)
+    return DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, config.batch_size, config.seed, dist.rank,
+                           dist.world, config.masks, config.mask_low, config.mask_high)
+
+
+def build_evaluation(config, policy, reference, rewards, gold_judge, data, dist, dtype):
+    """The evaluation that suits the generator. Raises ValueError if generator and dataset are of two kinds, or a prompt
+    leaves no room for a completion."""
+    causal = policy.config.mode == LANGUAGE_MODEL
+    if causal != isinstance(data, PromptConsumer):
+        kind, example = ("prompts", "arithmetic") if causal else ("running text", "char_diffusion")
+        raise ValueError(f"generator_checkpoint={config.generator_checkpoint} has mode {policy.config.mode} and needs "
+                         f"a dataset of {kind}, such as data/{example}, which dataset={config.dataset} is not")
+    if not causal:
+        return fill_in_evaluation(config, reference, rewards.judge, gold_judge, dist, dtype)
+    room = policy.config.block_size - data.longest
+    if config.max_new_tokens > room:
+        raise ValueError(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens do not "
+                         f"fit the model's block_size={policy.config.block_size}; set max_new_tokens to at most "
+                         f"{room}, or max_prompt_length")
+    rewards.check(data.records["train"] + data.records["val"])
+    return PromptEvaluation(data, reference, rewards, config, dist, dtype)
+
+
+def fill_in_evaluation(config, reference, judge, gold_judge, dist, dtype):
+    """Validation problems of a run's masks, the same for every seed and batch size."""
+    data = DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, CHUNK, masks=config.masks,
+                           mask_low=config.mask_low, mask_high=config.mask_high)
+    return Evaluation(data, reference, judge, gold_judge, config.eval_problems, config.eval_completions, config.top_p,
+                      dist, dtype)

@@ -1,0 +1,129 @@
+"""Rewards that read a completion as text: its length, its form, its likeness to an answer or to its siblings."""
+
+import json
+import re
+from xml.etree import ElementTree
+
+from grpo.reward_registry import column, reward
+
+FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a block that was cut off runs to the end of the text
+
+
+@reward(-1, 1)
+def length_penalty(prompts, completions, *, length_min=20, length_max=500, **columns):
+    """-1 outside [length_min, length_max] characters; inside, a triangle: 0 at the ends, 1 at the middle."""
+    if not 0 <= length_min < length_max:
+        raise ValueError(f"reward length_penalty needs 0 <= length_min={length_min} < length_max={length_max}")
+    middle, half = (length_min + length_max) / 2, (length_max - length_min) / 2
+    return [1 - abs(len(text) - middle) / half if length_min <= len(text) <= length_max else -1.0
+            for text in completions]
+
+
+@reward(0, 1)
+def exact_match(prompts, completions, **columns):
+    """1 if the completion is the record's `answer`, white space around both aside; else 0."""
+    answers = column(exact_match, columns, "answer")
+    return [float(text.strip() == str(answer).strip()) for text, answer in zip(completions, answers, strict=True)]
+
+
+@reward(0, 1)
+def contains(prompts, completions, **columns):
+    """1 if the record's `answer` stands somewhere in the completion, else 0; nothing contains an empty answer."""
+    answers = [str(answer).strip() for answer in column(contains, columns, "answer")]
+    return [float(answer != "" and answer in text) for text, answer in zip(completions, answers, strict=True)]
+
+
+@reward(0, 1)
+def regex(prompts, completions, **columns):
+    """1 if the record's `pattern` (a Python regular expression) is found anywhere in the completion, else 0."""
+    scores = []
+    for text, pattern in zip(completions, column(regex, columns, "pattern"), strict=True):
+        try:
+            scores.append(float(re.search(pattern, text) is not None))
+        except re.error as error:
+            raise ValueError(f"reward regex: pattern {pattern!r} of a record: {error}") from None
+    return scores
+
+
+@reward(0, 1)
+def json_valid(prompts, completions, **columns):
+    """1 if the completion, or its only fenced block, is JSON (NaN and Infinity are not); else 0."""
+    return [float(is_json(document(text))) for text in completions]
+
+
+@reward(0, 1)
+def xml_valid(prompts, completions, **columns):
+    """1 if the completion, or its only fenced block, is well-formed XML without a DTD; else 0."""
+    return [float(is_xml(document(text))) for text in completions]
+
+
+@reward(-1, 0)
+def repetition(prompts, completions, **columns):
+    """Minus the share of word 4-grams that repeat an earlier one: 0 without repeats, towards -1 in a loop."""
+    scores = []
+    for text in completions:
+        grams = word_grams(text, 4)
+        scores.append(len(set(grams)) / len(grams) - 1 if grams else 0.0)
+    return scores
+
+
+@reward(0, 1, whole_group=True)
+def diversity_bonus(prompts, completions, *, group_size, **columns):
+    """Mean distance (1 - Jaccard of 3-grams) to the rest of the group: 0 if all are alike, 1 if nothing is shared.
+
+    3-grams are of words, of characters where a text has fewer than 3 words; a group of one gets 0.
+    completions: the group_size of the first problem, then those of the second, ...
+    """
+    if group_size < 1 or len(completions) % group_size:
+        raise ValueError(f"reward diversity_bonus: {len(completions)} completions are no groups of {group_size}")
+    scores = []
+    for start in range(0, len(completions), group_size):
+        group = [three_grams(text) for text in completions[start:start + group_size]]
+        for i, mine in enumerate(group):
+            distances = [1 - len(mine & its) / len(mine | its) for j, its in enumerate(group) if j != i]
+            scores.append(sum(distances) / max(len(distances), 1))
+    return scores
+
+
+def fenced_blocks(text):
+    """The contents of the ``` blocks, in order."""
+    return FENCE.findall(text)
+
+
+def document(text):
+    """The only fenced block of a text, or the text itself."""
+    blocks = fenced_blocks(text)
+    return blocks[0].strip() if len(blocks) == 1 else text.strip()
+
+
+def is_json(text):
+    try:
+        # numbers stay text: Python would refuse to convert a long one, and JSON does not
+        json.loads(text, parse_constant=no_such_number, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def no_such_number(name):
+    raise ValueError(f"{name} is not JSON")
+
+
+def is_xml(text):
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:  # a few nested entities expand to gigabytes
+        return False
+    try:
+        ElementTree.fromstring(text)
+    except (ElementTree.ParseError, ValueError):   # ValueError: text that no encoding can carry
+        return False
+    return True
+
+
+def word_grams(text, n):
+    words = text.split()
+    return [tuple(words[i:i + n]) for i in range(len(words) - n + 1)]
+
+
+def three_grams(text):
+    """Word 3-grams; of a text without any, character 3-grams; of less than 3 characters, the text. Never empty."""
+    return set(word_grams(text, 3)) or {text[i:i + 3] for i in range(max(len(text) - 2, 1))}

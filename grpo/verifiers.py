@@ -1,0 +1,222 @@
+"""Rewards that check whether a completion is right. No completion is ever evaluated in this process.
+
+Importing this file fills REWARDS with every built-in reward that needs no model.
+"""
+
+import ast
+import math
+import operator
+import re
+import warnings
+from fractions import Fraction
+
+from grpo.reward_registry import REWARDS, Reward, column, reward
+from grpo.sandbox import run_tests
+from grpo.text_rewards import fenced_blocks
+
+__all__ = ["REWARDS", "Reward", "reward"]
+
+END, OPEN, CLOSE = TAGS = ["<end_working_out>", "<SOLUTION>", "</SOLUTION>"]
+NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
+MAX_DIGITS = 100           # a longer number is no number: exact arithmetic on it would take the completion's time
+MAX_CODE = 100_000         # characters; longer code is not parsed
+EXPRESSION = re.compile(r"[0-9+\-*/() \t\n]+")
+MAX_EXPRESSION, MAX_NODES, MAX_DEPTH = 300, 200, 50  # characters, and size and height of the syntax tree
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+
+
+@reward(-3, 3)
+def math_format(prompts, completions, **columns):
+    """3 for text, <end_working_out>, <SOLUTION>..</SOLUTION> and no more; else per tag 0.5 if it occurs once or -1.
+
+    Text and solution are not blank; white space alone may stand between the tags and after the last.
+    """
+    return [3.0 if has_format(text) else sum(0.5 if text.count(tag) == 1 else -1.0 for tag in TAGS)
+            for text in completions]
+
+
+@reward(-4.5, 5)
+def math_answer(prompts, completions, **columns):
+    """Solution vs `answer`: 5 equal, 3.5 stripped, 2 in 10%, 1.5 in 20%, -2.5 further off, -4.5 no number, -2 no block.
+
+    The solution is the text of the only <SOLUTION>..</SOLUTION> block. 5 and 3.5 compare texts: numbers that are equal
+    but written otherwise (1,000 and 1000, 42.0 and 42) get 2. The bands include their ends and are shares of |answer|,
+    so that only 0 is near an answer of 0. An answer that is not a number has no bands.
+    """
+    answers = column(math_answer, columns, "answer")
+    return [score_answer(solution(text), str(answer)) for text, answer in zip(completions, answers, strict=True)]
+
+
+@reward(-2.5, 3.5)
+def math_number(prompts, completions, **columns):
+    """First number in the SOLUTION block against `answer`: 3.5 equal, -1.5 unequal, -2.5 no number or no block."""
+    scores = []
+    for text, answer in zip(completions, column(math_number, columns, "answer"), strict=True):
+        found = NUMBER.search((solution(text) or "").replace(",", ""))
+        guess = number(found.group()) if found else None
+        scores.append(-2.5 if guess is None else 3.5 if guess == number(str(answer)) else -1.5)
+    return scores
+
+
+@reward(0, 1)
+def math_working(prompts, completions, **columns):
+    """Share of the equations before <end_working_out>, such as 7+5=12, that are true; 0 if there is none."""
+    scores = []
+    for text in completions:
+        equations = [part for part in re.split("[,;\n]", text.partition(END)[0].partition(">")[2]) if "=" in part]
+        true = sum(is_true(equation) for equation in equations)
+        scores.append(true / len(equations) if equations and END in text else 0.0)
+    return scores
+
+
+@reward(0, 1)
+def countdown(prompts, completions, **columns):
+    """1 if the expression uses each of `numbers` exactly once and its value is exactly `target`; else 0.
+
+    The expression is the text of the single SOLUTION block, or the whole completion, up to a "=": integers, + - * /,
+    unary minus, parentheses.
+    """
+    scores = []
+    numbers, targets = column(countdown, columns, "numbers"), column(countdown, columns, "target")
+    for text, given, target in zip(completions, numbers, targets, strict=True):
+        block = solution(text)
+        used, value = arithmetic((text if block is None else block).partition("=")[0])
+        scores.append(float(used == sorted(map(Fraction, given)) and value == Fraction(target)))
+    return scores
+
+
+@reward(0, 2)
+def code_correctness(prompts, completions, **columns):
+    """+1 if the code parses, +0.5 if it is indented by 4s, +0.5 if it says def, class, import or return; empty 0.
+
+    The three are independent, and nothing is run. Indented by 4s: some line is indented, and every indent is of spaces,
+    in a multiple of 4.
+    """
+    return [score_code(extract_code(text)) for text in completions]
+
+
+@reward(0, 1, slow=True)
+def code_execution(prompts, completions, *, sandbox_seconds=5.0, sandbox_megabytes=256, **columns):
+    """1 if the code passes the record's `tests` (text, or a list of texts) in a limited child process; else 0.
+
+    Raises ValueError for a record whose tests are blank: any code would pass them.
+    """
+    scores = []
+    for text, tests in zip(completions, column(code_execution, columns, "tests"), strict=True):
+        code, tests = extract_code(text), tests if isinstance(tests, str) else "\n".join(tests)
+        if not tests.strip():
+            raise ValueError(f"reward code_execution needs the field 'tests' in every record, not {tests!r}")
+        verdict = run_tests(code, tests, sandbox_seconds, sandbox_megabytes) if code.strip() else "failed"
+        scores.append(float(verdict == "passed"))
+    return scores
+
+
+@reward(0, 1)
+def judge(prompts, completions, **columns):
+    """The frozen judge's score of prompt and completion together: 1 looks written by a human."""
+    raise ValueError("reward judge needs judge_checkpoint")  # grpo/rewards.py asks the loaded judge instead
+
+
+def has_format(text):
+    pieces = re.split("(" + "|".join(TAGS) + ")", text)
+    if pieces[1::2] != TAGS:
+        return False
+    working, between, inside, after = pieces[::2]
+    return bool(working.strip() and inside.strip()) and not (between.strip() or after.strip())
+
+
+def solution(text):
+    """The text of the only <SOLUTION>..</SOLUTION> block; None if there is none, or more than one."""
+    if text.count(OPEN) != 1 or text.count(CLOSE) != 1:
+        return None
+    inside, close, _ = text.partition(OPEN)[2].partition(CLOSE)
+    return inside if close else None
+
+
+def score_answer(block, answer):
+    """What math_answer gives for the text of a SOLUTION block, None if there was no single one."""
+    if block is None:
+        return -2.0
+    if block == answer:
+        return 5.0
+    if block.strip() == answer.strip():
+        return 3.5
+    guess, truth = number(block), number(answer)
+    if guess is None:
+        return -4.5
+    if truth is None:
+        return -2.5
+    off = abs(guess - truth)
+    return 2.0 if off <= abs(truth) / 10 else 1.5 if off <= abs(truth) / 5 else -2.5
+
+
+def number(text):
+    """The number that a text is, commas and white space around it aside, exactly; None if it is none, or not finite."""
+    text = text.replace(",", "").strip()
+    if len(text) > MAX_DIGITS or not NUMBER.fullmatch(text) or not math.isfinite(float(text)):
+        return None
+    return Fraction(text)
+
+
+def is_true(equation):
+    """Whether the left side of an equation, evaluated within bounds, is the number on its right."""
+    left, _, right = equation.partition("=")
+    value, claimed = arithmetic(left)[1], number(right)
+    return value is not None and value == claimed
+
+
+def arithmetic(text):
+    """The integers of an expression, sorted, and its exact value; (None, None) if it is none or beyond the bounds."""
+    tree = parse(text.strip(), "eval") if len(text) <= MAX_EXPRESSION and EXPRESSION.fullmatch(text) else None
+    if tree is None or not is_small(tree.body):
+        return None, None
+    nodes = list(ast.walk(tree.body))
+    if not all(isinstance(node, (ast.Constant, ast.BinOp, ast.UnaryOp, ast.USub, *OPERATORS)) for node in nodes):
+        return None, None
+    try:
+        return sorted(node.value for node in nodes if isinstance(node, ast.Constant)), value_of(tree.body)
+    except ZeroDivisionError:
+        return None, None
+
+
+def is_small(tree):
+    level, size = [tree], 0
+    for _ in range(MAX_DEPTH):
+        size += len(level)
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level or size > MAX_NODES:
+            break
+    return not level and size <= MAX_NODES
+
+
+def value_of(node):
+    if isinstance(node, ast.Constant):
+        return Fraction(node.value)
+    if isinstance(node, ast.UnaryOp):
+        return -value_of(node.operand)
+    return OPERATORS[type(node.op)](value_of(node.left), value_of(node.right))
+
+
+def parse(text, mode):
+    """The syntax tree of a model's text, or None."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the model's odd escapes are not the user's to read
+        try:
+            return ast.parse(text, mode=mode)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+
+def extract_code(text):
+    """The last fenced block, as the final answer usually is, or the whole text if there is none."""
+    return fenced_blocks(text)[-1] if fenced_blocks(text) else text
+
+
+def score_code(code):
+    if not code.strip():
+        return 0.0
+    indents = [re.match(r"[ \t]*", line).group() for line in code.splitlines() if line.strip()]
+    by_four = any(indents) and all("\t" not in indent and len(indent) % 4 == 0 for indent in indents)
+    says = re.search(r"\b(def|class|import|return)\b", code) is not None
+    parses = len(code) <= MAX_CODE and parse(code, "exec") is not None
+    return 1.0 * parses + 0.5 * by_four + 0.5 * says
