@@ -12,6 +12,7 @@ from core.tokenizer import load_meta
 PROMPTS = "prompts.jsonl"
 FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
           "answer": ("answer", "solution", "response", "output")}  # what other data sets call them, first one wins
+RESERVED = ("prompts", "completions", "text", "tokens", "where")  # what rewards are called with, and our own notes
 VALIDATION_PERCENT = 10
 
 
@@ -53,6 +54,9 @@ def check_record(record, where):
     if not isinstance(record, dict):
         raise ValueError(f"{where}: a record must be an object with a prompt, not {type(record).__name__}")
     record = dict(record)
+    for name in RESERVED:
+        if name in record:
+            raise ValueError(f"{where}: the field {name} has a meaning of its own here; give it another name")
     for field, names in FIELDS.items():
         found = next((name for name in names if name in record), None)
         if found is not None:
@@ -155,8 +159,8 @@ class PromptConsumer:
         self.block_size, self.batch_size, self.seed, self.rank, self.world = block_size, batch_size, seed, rank, world
         records = read_records(os.path.join(self.folder, PROMPTS))
         for record in records:
-            record["text"] = render(record["prompt"], template, system_prompt, response_prefix)
-            record["tokens"] = self.tokenizer.encode(record["text"])
+            record["text"] = render(record["prompt"], template, system_prompt)
+            record["tokens"] = self.tokenizer.encode(record["text"] + response_prefix)
         lengths = np.array([len(record["tokens"]) for record in records])
         if not lengths.all():
             raise ValueError(f"{self.folder}/{PROMPTS}: record {int(lengths.argmin()) + 1} has no usable characters in "
@@ -169,6 +173,9 @@ class PromptConsumer:
             if not self.records[split]:
                 raise ValueError(f"{self.folder}/{PROMPTS}: no {split} prompts of at most {longest} tokens; give more "
                                  "records, or set \"split\" in them")
+        if block_size and longest >= block_size:
+            raise ValueError(f"prompts of up to {longest} tokens leave no room for a completion in block_size="
+                             f"{block_size}: raise block_size or lower max_prompt_length")
         self.longest = max(len(r["tokens"]) for split in SPLITS for r in self.records[split])
         self.order = (None, None)
 
@@ -181,8 +188,13 @@ class PromptConsumer:
 
     def size(self):
         """How much there is, in words."""
+        cut = ""
+        if self.block_size:
+            cut = sum(len(r["tokens"]) + len(self.tokenizer.encode(str(r.get("completion", "")))) > self.block_size
+                      for split in SPLITS for r in self.records[split])
+            cut = f"; {cut} lessons are cut at block_size={self.block_size}" if cut else ""
         return (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
-                f"{self.longest} tokens, {self.dropped} longer ones dropped")
+                f"{self.longest} tokens, {self.dropped} longer ones dropped{cut}")
 
     def _drawn(self, split, step, micro):
         """(numbers, records) of this rank's share of a micro-batch."""

@@ -1,6 +1,7 @@
-"""Fills in a text of yours: every mask character is one hidden token.
+"""Fills in a text of yours, every mask character one hidden token, or completes it if the model is causal.
 
 python core/sample.py --checkpoint=data/char_diffusion/pretrained/generator.safetensors --text='The ____ of the ____'
+python core/sample.py --checkpoint=data/arithmetic/pretrained/generator.safetensors --text='347+85='
 """
 
 import os
@@ -15,17 +16,18 @@ from core.checkpoint_manager import load_model, load_tokenizer
 from core.config import load_config, run_script
 from core.distributed import detect_device
 from core.logger import highlight
-from core.model import MASKED_FILL
-from core.sampling import draw_uniforms, fill_once
+from core.model import LANGUAGE_MODEL, MASKED_FILL
+from core.sampling import Stop, draw_uniforms, fill_once, generate
 
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """Which generator fills which text, how often and how boldly."""
+    """Which generator fills or completes which text, how often and how boldly."""
 
     checkpoint: str = "out-grpo/model.safetensors"
     text: str = ""
     mask_character: str = "_"
+    max_new_tokens: int = 128  # of a completion
     num_samples: int = 5
     temperature: float = 0.8
     top_p: float = 0.95
@@ -35,6 +37,8 @@ class SampleConfig:
     def __post_init__(self):
         if len(self.mask_character) != 1:
             raise ValueError(f"mask_character={self.mask_character!r} must be one character")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={self.max_new_tokens} must be at least 1")
         if self.num_samples < 1 or self.temperature <= 0 or not 0 < self.top_p <= 1:
             raise ValueError(f"num_samples={self.num_samples} must be at least 1, "
                              f"temperature={self.temperature} above 0, top_p={self.top_p} in (0, 1]")
@@ -54,12 +58,31 @@ def encode_with_masks(text, mask_character, tokenizer):
     return ids, mask
 
 
+def complete(model, tokenizer, config, device):
+    """Prints the text with what a causal model writes after it, up to its stop token."""
+    ids = tokenizer.encode(config.text)
+    room = min(config.max_new_tokens, model.config.block_size - len(ids))
+    if not ids or room < 1:
+        raise ValueError(f"--text={config.text!r} must have 1 to {model.config.block_size - 1} tokens of the model's "
+                         f"vocabulary, not {len(ids)}")
+    noise, stop = draw_uniforms(config.seed, 0, [0], (config.num_samples, room)), Stop(tokenizer)
+    out = generate(model, torch.tensor([ids], device=device), None, noise, stop, config.temperature, config.top_p)
+    for row, length in zip(out.target.tolist(), out.mask.sum(1).int().tolist(), strict=True):
+        written = stop.text(row[:length])
+        print(highlight(config.text + written, [0] * len(config.text) + [1] * len(written), sys.stdout.isatty()))
+
+
 def main(argv):
-    """Prints num_samples completions of the text; on a terminal, what was filled in is highlighted."""
+    """Prints num_samples versions of the text; on a terminal, what the model wrote is highlighted."""
     config, _ = load_config(SampleConfig, argv)
     device = detect_device(config.device)
-    model, _ = load_model(config.checkpoint, device, MASKED_FILL)
+    model, _ = load_model(config.checkpoint, device)
     tokenizer = load_tokenizer(config.checkpoint)
+    if model.config.mode == LANGUAGE_MODEL:
+        return complete(model, tokenizer, config, device)
+    if model.config.mode != MASKED_FILL:
+        raise ValueError(f"checkpoint={config.checkpoint} has mode {model.config.mode}, but {MASKED_FILL} or "
+                         f"{LANGUAGE_MODEL} is needed here")
     ids, mask = encode_with_masks(config.text, config.mask_character, tokenizer)
     noise = draw_uniforms(config.seed, 0, [0], (config.num_samples, ids.shape[1]))
     filled = fill_once(model, ids.to(device), mask, noise, config.temperature, config.top_p)[0]

@@ -1,9 +1,10 @@
 """Sampling: tokens and the log-probabilities of the distribution that they were drawn from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from core.batch import masked_positions
 from core.losses import kept_tokens, restrict, sampling_logp, token_logp
@@ -103,7 +104,8 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
         full = sampling_logp(logits, temperature or 1.0)                             # (n, 1, V)
         kept = kept_tokens(full, top_p, top_k, min_p) if truncates else None
         drawn = restrict(full, kept)
-        token = drawn.argmax(-1) if temperature == 0 else sample_from(drawn, noise[rows, None, t : t + 1])[:, 0]
+        u = noise[rows.to(noise.device), None, t : t + 1]                            # (n, 1, 1)
+        token = drawn.argmax(-1) if temperature == 0 else sample_from(drawn, u)[:, 0]
         out.target[rows, t], out.mask[rows, t] = torch.where(live, token[:, 0], 0), live.float()
         out.logp[rows, t] = token_logp(drawn, token)[:, 0] * live
         if truncates:
@@ -126,16 +128,39 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
     return Generation(**cut, truncated=open_rows.cpu())
 
 
-class Stop:
-    """Ends a row at the stop token, or where its text has just come to contain one of the stop sequences."""
+def join_generations(parts):
+    """Generations of some prompts each as one."""
+    M = max(part.target.shape[1] for part in parts)
 
-    def __init__(self, tokenizer, sequences=()):
-        self.tokenizer, self.sequences = tokenizer, tuple(sequences)
+    def joined(name):
+        x = [getattr(part, name) for part in parts]
+        if x[0] is None or x[0].dim() == 1:
+            return None if x[0] is None else torch.cat(x)
+        # On padding every token may be drawn: a distribution that keeps none has no logarithm
+        room = [(0, M - y.shape[1]) if y.dim() == 2 else (0, 0, 0, M - y.shape[1]) for y in x]
+        return torch.cat([F.pad(y, size, value=y.dtype == torch.bool) for y, size in zip(x, room, strict=True)])
+
+    return Generation(**{field.name: joined(field.name) for field in fields(Generation)})
+
+
+class Stop:
+    """Ends a row at the stop token, or where its text has just come to contain one of the stop sequences.
+
+    prefix: what every answer begins with (response_prefix), which its reader sees too
+    """
+
+    def __init__(self, tokenizer, sequences=(), prefix=""):
+        self.tokenizer, self.sequences, self.prefix = tokenizer, tuple(sequences), prefix
+        for s in self.sequences:
+            if tokenizer.decode(tokenizer.encode(s)) != s:
+                raise ValueError(f"stop_sequences: {s!r} is a text that the tokenizer cannot write, so it would never "
+                                 "end a completion")
         self.window = max((len(s.encode()) for s in self.sequences), default=0)      # tokens that can hold a sequence
 
     def __call__(self, written):
         """written: (n, t) tokens so far. Returns (n,) bool."""
-        ended = written[:, -1] == self.tokenizer.stop_token_id
+        stop = self.tokenizer.stop_token_id
+        ended = written[:, -1] == (-1 if stop is None else stop)
         if self.sequences:
             tails = (self.tokenizer.decode(ids) for ids in written[:, -self.window :].tolist())
             found = [any(s in tail for s in self.sequences) for tail in tails]
@@ -146,4 +171,4 @@ class Stop:
         """A completion as its reader sees it: without the stop token, cut before the first stop sequence."""
         text = self.tokenizer.decode(ids)
         ends = [i for s in self.sequences if (i := text.find(s)) >= 0]
-        return text[: min(ends)] if ends else text
+        return self.prefix + (text[: min(ends)] if ends else text)

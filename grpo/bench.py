@@ -182,7 +182,8 @@ class Causal(Bench):
         writing, tokens = self.seconds(self.collect, True), float(self.rollouts["shared"].mask.sum())
         row("seconds, training", naive, shared, 3)
         row("tokens per second", tokens / naive, tokens / shared, 0)
-        print(f"{'generation':<24}{tokens / writing:>24.0f} tokens per second")
+        print(f"{'generation':<24}{tokens / writing:>24.0f} tokens per second; completions of "
+              f"{tokens / len(self.advantage):.0f} tokens")
         return {"time_ratio": round(naive / shared, 2)}
 
 

@@ -8,8 +8,8 @@ import torch
 
 from core.sampling import Stop, generate
 from grpo.objectives import KL_ESTIMATORS
-from grpo.reward_registry import REWARDS
-from grpo.rollout import as_columns, collect
+from grpo.rewards import as_columns
+from grpo.rollout import collect
 from grpo.scoring import score, with_reference
 
 CHUNK = 64  # prompts per generation
@@ -25,7 +25,8 @@ class PromptEvaluation:
     """Fixed validation prompts and fixed noise, so that two policies are compared on the same draws.
 
     evaluate(policy, temperature) returns a few samples to show and
-      greedy_accuracy     share of prompts whose likeliest completion is right: success_reward gives it its most
+      greedy_accuracy     share of prompts whose likeliest completion is right: success_reward gives it its most; this
+                          and the next two are left out if no reward says what is right
       sampled_accuracy    share of right completions among those sampled as in training
       pass_at_k           chance that k sampled completions hold a right one, k = config.pass_k
       reward/<name>       mean over the sampled completions
@@ -39,13 +40,11 @@ class PromptEvaluation:
 
     def __init__(self, data, reference, rewards, config, dist, dtype):
         self.data, self.reference, self.rewards, self.dist, self.dtype = data, reference, rewards, dist, dtype
-        self.config = replace(config, group_size=config.eval_completions, seed=99)
-        self.success = config.success_reward or rewards.names[0]
-        if self.success not in rewards.names:
-            raise ValueError(f"success_reward={self.success!r} is not one of the rewards: {', '.join(rewards.names)}")
+        if config.eval_completions < 2:
+            raise ValueError(f"eval_completions={config.eval_completions} must be at least 2 for prompts")
+        self.config = replace(config, group_size=config.eval_completions, seed=99, train_pass_k=1)
         if config.pass_k > config.eval_completions:
             raise ValueError(f"pass_k={config.pass_k} must be at most eval_completions={config.eval_completions}")
-        self.best = REWARDS[self.success].high
         self.records = data.records["val"][: config.eval_problems]
 
     @torch.no_grad()
@@ -55,13 +54,15 @@ class PromptEvaluation:
             records = self.records[start : start + CHUNK]
             batch = self.data.pack(records, np.arange(start, start + len(records)))
             part, samples = self._sampled(policy, batch, temperature)
-            part["greedy_accuracy"] = float(self._greedy(policy, batch, records).sum())
+            if self.rewards.success:
+                part["greedy_accuracy"] = float(self._greedy(policy, batch, records).sum())
             sums = {name: sums.get(name, 0.0) + float(value) for name, value in part.items()}
             shown = shown or samples
         P, N = len(self.records), len(self.records) * self.config.group_size
         per = {"greedy_accuracy": P, "pass_at_k": P, "kl": sums["tokens"], "entropy": sums["tokens"]}
+        per |= {f"reward/{name}": max(1.0, sums[f"scored/{name}"]) for name in self.rewards.names}
         order = ["greedy_accuracy", "sampled_accuracy", "pass_at_k"]
-        order += [name for name in sums if name not in (*order, "tokens")]
+        order += [name for name in sums if name not in (*order, "tokens") and not name.startswith("scored/")]
         return {name: sums[name] / per.get(name, N) for name in order if name in sums}, shown
 
     def _sampled(self, policy, batch, temperature):
@@ -75,10 +76,13 @@ class PromptEvaluation:
         kl = said.kl
         if rollouts.ref_logp is not None:
             kl = KL_ESTIMATORS[rollouts.kl_estimator](said.logp, rollouts.ref_logp)
-        right = (values[self.success] >= self.best - 1e-6).view(P, G).sum(1).tolist()
-        sums = {"sampled_accuracy": sum(right), "pass_at_k": sum(pass_at_k(r, G, c.pass_k) for r in right),
-                **{f"reward/{name}": x.nansum() for name, x in values.items()},
-                "completion_length": rollouts.mask.sum(), "truncated": rollouts.truncated.sum(),
+        sums = {}
+        if self.rewards.success:
+            right = self.rewards.right(values).view(P, G).sum(1).tolist()
+            sums = {"sampled_accuracy": sum(right), "pass_at_k": sum(pass_at_k(r, G, c.pass_k) for r in right)}
+        for name, x in values.items():
+            sums |= {f"reward/{name}": x.nansum(), f"scored/{name}": (~x.isnan()).sum()}
+        sums |= {"completion_length": rollouts.mask.sum(), "truncated": rollouts.truncated.sum(),
                 "tokens": rollouts.mask.sum(), "entropy": (said.entropy * rollouts.mask).sum()}
         if kl is not None:
             sums["kl"] = (kl * rollouts.mask).sum()
@@ -97,10 +101,10 @@ class PromptEvaluation:
     def _greedy(self, policy, batch, records):
         """(P,) bool: whether the likeliest completion of each prompt is right."""
         c, device = self.config, self.dist.device
-        stop = Stop(self.data.tokenizer, c.stop_sequences)
+        stop = Stop(self.data.tokenizer, c.stop_sequences, c.response_prefix)
         with self.dist.autocast(self.dtype):
             prompt, padding = (torch.from_numpy(batch[name]).to(device) for name in ("input", "padding"))
             out = generate(policy, prompt, padding, torch.zeros(len(records), 1, c.max_new_tokens), stop, temperature=0)
         texts = [stop.text(ids[: int(n)]) for ids, n in zip(out.target.tolist(), out.mask.sum(1), strict=True)]
-        values = self.rewards.of_texts(self.success, *as_columns(records), texts, group_size=1)
-        return values >= self.best - 1e-6                                            # NaN, skipped, is not right
+        success, (prompts, columns) = self.rewards.success, as_columns(records)
+        return self.rewards.right({success: self.rewards.of_texts(success, prompts, columns, texts, group_size=1)})

@@ -51,7 +51,9 @@ class GRPOConfig:
     reward_weights: tuple = ()                # () weighs all 1.0
     reward_file: str | None = None            # a Python file of yours that defines more with @reward
     reward_workers: int = 0                   # processes for slow rewards; 0 runs them here
-    reward_timeout: float = 30.0              # seconds for a step's slow rewards; what is late is skipped and counted
+    reward_timeout: float = 30.0              # seconds for a step's slow rewards in workers; what is late is skipped
+    success_reward: str | None = None         # right is what gets the most of this reward; None: the preset's or first
+    train_pass_k: int = 1                     # 1: be right each time; k: once in k tries, so hard problems count more
     length_min: int = 20                      # of length_penalty, in characters
     length_max: int = 500
     sandbox_seconds: float = 5.0              # of code_execution, per completion
@@ -59,7 +61,6 @@ class GRPOConfig:
     # objective
     objective: str = "grpo"                   # a row of OBJECTIVES: grpo, dr_grpo, plain
     advantage: str | None = None              # None: the objective's own; else a name in ADVANTAGES
-    positive_scale: float = 1.0               # of advantages above 0; below 1 failures teach more (arXiv 2506.01347)
     credit_window: int | None = None          # a token answers for the text this near to it; None: for all of it
     kl_beta: float = 0.1                      # weight of the KL penalty to the reference
     kl_estimator: str | None = None           # exact (over the vocabulary), k2, k3; None: exact for fill-in, else k3
@@ -83,7 +84,6 @@ class GRPOConfig:
     eval_problems: int = 128                  # fixed validation texts or prompts
     eval_completions: int = 4                 # ... completed this often each
     pass_k: int = 4                           # causal: pass@k, for a k of at most eval_completions
-    success_reward: str | None = None         # causal: right is what gets the most of this reward; None: of the first
     log_interval: int = 10
     eval_interval: int = 50
     sample_interval: int = 50
@@ -120,8 +120,17 @@ class GRPOConfig:
                              "reference; use kl_estimator='exact' or 'k3'")
         if self.kl_estimator not in (None, "exact", *KL_ESTIMATORS):
             raise ValueError(f"kl_estimator={self.kl_estimator!r} is not one of exact, {', '.join(KL_ESTIMATORS)}")
-        if self.kl_beta < 0 or self.positive_scale < 0:
-            raise ValueError(f"kl_beta={self.kl_beta} and positive_scale={self.positive_scale} must not be negative")
+        if self.kl_beta < 0:
+            raise ValueError(f"kl_beta={self.kl_beta} must not be negative")
+        if not 1 <= self.train_pass_k <= self.group_size:
+            raise ValueError(f"train_pass_k={self.train_pass_k} must be 1 to group_size={self.group_size}")
+        advantage = self.advantage or OBJECTIVES[self.objective].advantage
+        if self.train_pass_k > 1 and (advantage == "group_std" or self.credit_window is not None):
+            raise ValueError(f"train_pass_k={self.train_pass_k} makes some groups count more, which advantage="
+                             "'group_std' undoes and credit_window does not know; set advantage='group_mean' and "
+                             "credit_window=None")
+        if not all(isinstance(s, str) and s for s in self.stop_sequences):
+            raise ValueError(f"stop_sequences={self.stop_sequences!r} must be texts that are not empty")
         for key in ("block_size", "batch_size", "gradient_accumulation_steps", "max_iters", "eval_problems",
                     "eval_completions", "log_interval", "eval_interval", "sample_interval", "save_interval",
                     "max_bad_steps", "max_prompt_length", "max_new_tokens", "pass_k"):

@@ -76,7 +76,7 @@ def finish_metrics(out, config):
            "truncated": ("truncated", N)}
     metrics |= {name: out[key] / count for name, (key, count) in per.items() if key in out}
     metrics |= {f"reward/{name}": out[f"reward/{name}"] / max(1.0, out[f"scored/{name}"])
-                for name in [key.removeprefix("reward/") for key in out if key.startswith("reward/")]}
+                for name in [key.removeprefix("scored/") for key in out if key.startswith("scored/") and out[key]]}
     if "truncated" in out:
         metrics["completion_length"] = tokens / N
     return metrics | {"text_tokens": out["text_tokens"], "grad_norm": out["grad_norm"],
@@ -108,9 +108,9 @@ def grpo_training_step(policy, reference, rewards, batch, optimizers, lr, step, 
     weight = token_weights(rollouts.mask, objective.average, rollouts.longest, dist.total)
     sums["advantage"] = (advantage * rollouts.mask).sum()
 
-    problems = torch.arange(rollouts.problems, device=dist.device)
+    problems = torch.arange(rollouts.problems)
     if reference is None:  # an all-zero advantage and no KL: nothing to learn, no backward
-        problems = problems[(advantage.view(len(problems), -1) != 0).any(1)]
+        problems = problems[(advantage.view(len(problems), -1) != 0).any(1).cpu()]
     names = ("loss", "pg_loss", "trained_tokens", "entropy", "clip_fraction", "ratio_minus_one")
     trained = dict.fromkeys(names + (("kl", "kl_penalty") if reference is not None else ()), 0.0)
     for part in problems.split(config.batch_size) if len(problems) else ():
@@ -135,7 +135,6 @@ def judge_completions(rollouts, reward, credit, config, dist):
         mask = mask * rollouts.mask.view_as(credit)
     name = config.advantage or OBJECTIVES[config.objective].advantage
     advantage = compute_advantages(credit.nan_to_num(0.0), name, mask, dist.total).flatten(0, 1)
-    advantage = torch.where(advantage > 0, config.positive_scale * advantage, advantage)
     trained = rollouts.mask * scored.view(-1, 1)
     if config.mask_truncated and rollouts.truncated is not None:
         trained = trained * ~rollouts.truncated[:, None]

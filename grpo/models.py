@@ -30,9 +30,8 @@ def load_models(config, tokenizer, device):
                              f"judge_checkpoint={config.judge_checkpoint} has judge_head="
                              f"{judges[0].config.judge_head}; use credit_window=None")
     reference = build_reference(policy, config, tokenizer, device)
-    if reference is not None and reference.config.block_size < (needed := config.block_size if fills
-                                                                else policy.config.block_size):
-        raise ValueError(f"block_size={needed} is larger than the {reference.config.block_size} of "
+    if fills and reference is not None and config.block_size > reference.config.block_size:
+        raise ValueError(f"block_size={config.block_size} is larger than the {reference.config.block_size} of "
                          f"reference_checkpoint={config.reference_checkpoint}")
     return policy, reference, *judges
 

@@ -5,6 +5,7 @@ from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.prompts import PromptConsumer, has_prompts
 from grpo.evaluate import CHUNK, Evaluation
 from grpo.evaluate_prompts import PromptEvaluation
+from grpo.scoring import EXACT_VOCABULARY, check_exact
 
 
 def build_data(config, dist):
@@ -26,7 +27,16 @@ def build_evaluation(config, policy, reference, rewards, gold_judge, data, dist,
                          f"a dataset of {kind}, such as data/{example}, which dataset={config.dataset} is not")
     if not causal:
         return fill_in_evaluation(config, reference, rewards.judge, gold_judge, dist, dtype)
-    room = policy.config.block_size - data.longest
+    if gold_judge is not None:
+        raise ValueError("gold_judge_checkpoint is for fill-in: a causal run does not log it; use "
+                         "gold_judge_checkpoint=None")
+    if policy.config.base_vocab_size > EXACT_VOCABULARY and (config.top_p, config.top_k, config.min_p) != (1.0, 0, 0.0):
+        raise ValueError(f"top_p={config.top_p}, top_k={config.top_k}, min_p={config.min_p}: to train on what was "
+                         f"drawn, the tokens kept out of {policy.config.base_vocab_size} would have to be stored for "
+                         "every token; set top_p=1.0, top_k=0, min_p=0.0")
+    if reference is not None:
+        check_exact(config, policy)
+    room = min(m.config.block_size for m in (policy, reference) if m is not None) - data.longest
     if config.max_new_tokens > room:
         raise ValueError(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens do not "
                          f"fit the model's block_size={policy.config.block_size}; set max_new_tokens to at most "

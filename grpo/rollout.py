@@ -9,7 +9,8 @@ import torch
 from core.batch import masked_positions, unpack_batch
 from core.losses import kept_tokens, sampling_logp
 from core.model import LANGUAGE_MODEL, Cache
-from core.sampling import Stop, draw_uniforms, fill_in, generate, predict_and_sample_tokens
+from core.sampling import Stop, draw_uniforms, fill_in, generate, join_generations, predict_and_sample_tokens
+from grpo.rewards import as_columns
 
 
 @dataclass
@@ -39,16 +40,15 @@ class Rollouts:
     problems: int                   # P
 
     def select(self, problems):
-        """The rollouts of some problems, given by their indices, and the indices of their completions."""
+        """The rollouts of some problems, given by their indices on the CPU, and the indices of their completions."""
         G = len(self.target) // self.problems
 
         def part(x):
             if not torch.is_tensor(x):
                 return x
-            x = x.unflatten(0, (self.problems, -1))
-            return x[problems.to(x.device)].flatten(0, 1)
+            return x.unflatten(0, (self.problems, -1))[problems.to(x.device)].flatten(0, 1)
 
-        completions = (problems[:, None] * G + torch.arange(G, device=problems.device)).flatten()
+        completions = (problems[:, None] * G + torch.arange(G)).flatten().to(self.target.device)
         parts = {f.name: part(getattr(self, f.name)) for f in fields(self)}
         return Rollouts(**parts | {"problems": len(problems)}), completions
 
@@ -64,12 +64,6 @@ class Rollouts:
         return model.states(self.inputs, self.position, past.repeat(times), padding)
 
 
-def as_columns(records):
-    """(rendered prompts, {field: values}) of records of PromptConsumer: what rewards are called with."""
-    fields = {field for record in records for field in record} - {"prompt", "text", "tokens", "where", "split"}
-    return [r["text"] for r in records], {field: [r.get(field) for r in records] for field in fields}
-
-
 def join(batches):
     """Micro-batches of numpy arrays as one."""
     return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
@@ -79,8 +73,8 @@ def join(batches):
 def collect(policy, batch, step, config, tokenizer, device, autocast, micro_batch=None):
     """Samples group_size completions of every problem of `batch`, which is of DatasetConsumer or PromptConsumer.
 
-    config: has group_size, seed, temperature, top_p, top_k, min_p and, for prompts, max_new_tokens, stop_sequences and
-    shared_prompt. micro_batch: fill-in inputs per forward, the cut of the training forward
+    config: has group_size, seed, temperature, top_p, top_k, min_p and, for prompts, max_new_tokens, stop_sequences,
+    response_prefix and shared_prompt. micro_batch: problems at a time, the cut of the training forward
     """
     kind = collect_completions if policy.config.mode == LANGUAGE_MODEL else collect_fills
     return kind(policy, batch, step, config, tokenizer, device, autocast, micro_batch)
@@ -127,11 +121,13 @@ def collect_completions(policy, batch, step, config, tokenizer, device, autocast
     prompt, padding = move(batch["input"][:, cut:].copy()), move(batch["padding"] - cut)  # (P, S), (P,)
     padding = padding if (batch["padding"] > cut).any() else None
     P, S = prompt.shape
-    G, stop = config.group_size, Stop(tokenizer, config.stop_sequences)
-    noise = draw_uniforms(config.seed, step, batch["number"], (G, config.max_new_tokens))
-    with autocast:
-        out = generate(policy, prompt, padding, noise, stop, config.temperature, config.top_p, config.top_k,
-                       config.min_p)
+    G, stop = config.group_size, Stop(tokenizer, config.stop_sequences, config.response_prefix)
+    noise, parts = draw_uniforms(config.seed, step, batch["number"], (G, config.max_new_tokens)), []
+    for part in torch.arange(P).split(micro_batch or P):
+        with autocast:
+            parts.append(generate(policy, prompt[part], None if padding is None else padding[part], noise[part], stop,
+                                  config.temperature, config.top_p, config.top_k, config.min_p))
+    out = join_generations(parts)
     M, length = out.target.shape[1], out.mask.sum(1).long().cpu()                    # (N,)
     repeated = lambda x: x.repeat_interleave(G, 0)
     if config.shared_prompt and S > 1:  # the last token of the prompt is read with the completion: it speaks first

@@ -63,15 +63,19 @@ def score(model, rollouts, temperature):
     return Scores(by_completion(logp), by_completion(ent), by_completion(kl) if ref_full is not None else None)
 
 
+def check_exact(config, model):
+    """Raises ValueError if the exact KL would have to store the distributions of a large vocabulary."""
+    if config.kl_estimator == "exact" and model.config.base_vocab_size > EXACT_VOCABULARY:
+        raise ValueError(f"kl_estimator='exact' keeps {model.config.base_vocab_size} numbers for every token; "
+                         f"above a vocabulary of {EXACT_VOCABULARY} use kl_estimator='k3'")
+
+
 @torch.no_grad()
 def with_reference(rollouts, reference, temperature, micro_batch, autocast):
     """The rollouts with what the reference says about their tokens; micro_batch: problems per forward."""
     if reference is None:
         return rollouts
     exact = rollouts.kl_estimator == "exact"
-    if exact and reference.config.base_vocab_size > EXACT_VOCABULARY:
-        raise ValueError(f"kl_estimator='exact' keeps {reference.config.base_vocab_size} numbers for every token; "
-                         f"above a vocabulary of {EXACT_VOCABULARY} use kl_estimator='k3'")
     full, logp = [], []
     for part in torch.arange(rollouts.problems).split(micro_batch):
         some, _ = rollouts.select(part)

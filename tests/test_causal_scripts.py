@@ -16,7 +16,7 @@ from core.model import SEQUENCE_SCORER
 from grpo.evaluate_prompts import PromptEvaluation, pass_at_k
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.models import build_reference
-from grpo.rewards import PRESETS, Rewards, judge_texts
+from grpo.rewards import PRESETS, Rewards, judge_texts, pass_k_weight
 from grpo.rollout import collect
 from grpo.verifiers import REWARDS, reward
 from tests.tiny import (CAUSAL, ROOT, TOKENIZER, causal_model, config, judge, model, one_process, prompt_consumer,
@@ -32,7 +32,7 @@ def run_config(**changes):
 
 
 def train(prompts, out_dir, resume=False, **changes):
-    c, dist = run_config(out_dir=str(out_dir), **changes), one_process()
+    c, dist = run_config(out_dir=str(out_dir), success_reward="length_penalty", **changes), one_process()
     policy, data, rewards = causal_model(seed=1, scale=3.0), prompt_consumer(prompts, c), Rewards(c)
     reference = build_reference(policy, c, CAUSAL, dist.device)
     evaluation = PromptEvaluation(data, reference, rewards, c, dist, torch.float32)
@@ -66,6 +66,29 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one():
     for n, right, k in ((5, 2, 3), (6, 1, 2), (4, 0, 2), (4, 4, 1), (6, 5, 6)):
         subsets = list(combinations([i < right for i in range(n)], k))
         assert pass_at_k(right, n, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_training_for_pass_at_k_weighs_a_right_completion_by_what_it_adds(k):
+    """Over all sets of k completions that hold one right one: the share in which the others are all wrong, times k."""
+    groups = torch.tensor([[1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]]).bool()
+    for group, found in zip(groups, pass_k_weight(groups, k).flatten().tolist(), strict=True):
+        others = group[1:].tolist()
+        alone = [not any(chosen) for chosen in combinations(others, k - 1)]
+        assert found == pytest.approx(k * np.mean(alone), abs=1e-6)
+
+
+def test_hard_problems_count_more_when_training_for_pass_at_k():
+    class Done:
+        target, problems, tokens = torch.zeros(8, 1), 2, None
+
+        def texts():
+            return ["p"] * 8, ["7", "8", "8", "8", "7", "7", "7", "8"], {"answer": ["7"] * 8}
+
+    reward, credit, _ = Rewards(run_config(reward_functions=("contains",), train_pass_k=2,
+                                              advantage="group_mean"))(Done)
+    assert reward.tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]], "the reward that is logged stays as it is"
+    assert credit[0, 0, 0] == 2 and credit[1, 0, 0] == pytest.approx(2 / 3)
 
 
 def test_evaluation_counts_what_a_loop_counts(prompts):
@@ -138,7 +161,7 @@ def test_slow_rewards_run_in_a_pool_with_a_deadline(tmp_path):
     rewards.config = run_config(reward_workers=2, reward_timeout=2.0, reward_file=str(mine))
     started = time.monotonic()
     values = rewards.of_texts("sleepy", texts, {}, ["a", "bb", "late", "dddd"], 4)
-    assert values.nan_to_num(-1).tolist() == [1, 2, -1, -1] and rewards.timeouts == 2
+    assert values.nan_to_num(-1).tolist() == [1, 2, -1, 4] and rewards.late == {2}
     assert time.monotonic() - started < 40 and rewards.pool is None, "late workers are gone"
     del REWARDS["sleepy"]
 
@@ -168,6 +191,7 @@ def world(tmp_path_factory):
     save_model(str(folder / "g.safetensors"), causal_model(scale=3.0), CAUSAL)
     save(folder / "fill.safetensors", model())
     save(folder / "judge.safetensors", model(SEQUENCE_SCORER))
+    save(folder / "short.safetensors", model(SEQUENCE_SCORER, block_size=4))
     base = {"dataset": folder / "sums", "generator_checkpoint": folder / "g.safetensors", "task_type": "general",
             "max_new_tokens": 5, "batch_size": 4, "group_size": 3, "max_iters": 3, "eval_problems": 4,
             "log_interval": 1, "sample_interval": 3, "device": "cpu", "out_dir": folder / "out"}
@@ -217,6 +241,12 @@ def broken(world, name):
         "k1": ({"kl_estimator": "k1"}, "kl_estimator='k1' is refused"),
         "pass_k": ({"pass_k": 9}, "pass_k=9 must be at most eval_completions=4"),
         "success": ({"success_reward": "countdown"}, "success_reward='countdown' is not one of the rewards"),
+        "pass@k": ({"train_pass_k": 2}, "set advantage='group_mean'"),
+        "empty stop": ({"stop_sequences": "('',)"}, "stop_sequences=('',) must be texts"),
+        "unwritable stop": ({"stop_sequences": "('\\u00e9',)"}, "a text that the tokenizer cannot write"),
+        "gold judge": ({"gold_judge_checkpoint": folder / "judge.safetensors"}, "is for fill-in"),
+        "short judge": ({"reward_functions": "('judge',)", "judge_checkpoint": folder / "short.safetensors"},
+                        "judge_checkpoint reads 4 tokens"),
         "template": ({"template": "poem"}, "template='poem' is not one of plain, chat, math, code"),
         "no answer": ({"dataset": folder / "lacking", "reward_functions": "('exact_match',)"},
                       "prompts.jsonl, line 7: reward exact_match needs the field 'answer'"),
@@ -226,12 +256,22 @@ def broken(world, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [
     "fill-in on prompts", "causal on text", "no room", "unknown reward", "unknown preset", "weights",
-    "judge without one", "credit", "k1", "pass_k", "success", "template", "no answer"])
+    "judge without one", "credit", "k1", "pass_k", "success", "pass@k", "empty stop", "unwritable stop",
+    "gold judge", "short judge", "template", "no answer"])
 def test_a_mistake_is_one_clear_line(world, name):
     changes, message = broken(world, name)
     done = run(world[1], **changes)
     errors = [line for line in done.stderr.strip().split("\n") if line]
     assert done.returncode == 1 and len(errors) == 1 and message in errors[0], done.stderr
+
+
+@pytest.mark.slow
+def test_a_text_is_completed(world):
+    done = run_script("core/sample.py", f"--checkpoint={world[0]}/g.safetensors", "--text=7+8=", "--num_samples=3")
+    lines = done.stdout.strip("\n").split("\n")
+    assert done.returncode == 0 and len(lines) == 3 and all(x.startswith("7+8=") and len(x) > 4 for x in lines)
+    done = run_script("core/sample.py", f"--checkpoint={world[0]}/g.safetensors", "--text=")
+    assert done.returncode == 1 and "must have 1 to 63 tokens" in done.stderr
 
 
 @pytest.mark.slow
@@ -242,3 +282,12 @@ def test_the_causal_benchmark_prints_a_table_and_one_json_object():
     result = json.loads(done.stdout.strip().split("\n")[-1])
     assert set(result) == {"time_ratio", "memory_ratio", "gradient_difference"}
     assert result["gradient_difference"] < 1e-5 and "tokens per second" in done.stdout
+
+
+def test_rewards_see_the_response_prefix_as_part_of_the_completion(prompts):
+    c = run_config(response_prefix="so ")
+    data = prompt_consumer(prompts, c, response_prefix=c.response_prefix)
+    rollouts = collect(causal_model(), data.problems("train", 0), 0, c, CAUSAL, torch.device("cpu"),
+                       torch.autocast("cpu", enabled=False))
+    texts, completions, _ = rollouts.texts()
+    assert all(text.endswith("=") for text in texts) and all(text.startswith("so ") for text in completions)

@@ -149,7 +149,8 @@ def test_prompts_are_padded_on_the_left(tmp_path):
     assert batch["input"].shape == (16, data.longest) and len(set(batch["padding"])) > 1
     for row, padding, record in zip(batch["input"], batch["padding"], batch["record"], strict=True):
         assert (row[:padding] == data.tokenizer.pad_token_id).all()
-        assert data.tokenizer.decode(row[padding:]) == record["text"] == render(record["prompt"], "chat", "Add.", "= ")
+        assert data.tokenizer.decode(row[padding:]) == render(record["prompt"], "chat", "Add.", "= ")
+        assert record["text"] + "= " == render(record["prompt"], "chat", "Add.", "= "), "rewards see it once"
 
 
 def test_a_lesson_is_its_completion_and_the_stop_token(tmp_path):
@@ -162,8 +163,11 @@ def test_a_lesson_is_its_completion_and_the_stop_token(tmp_path):
         assert input[: len(whole)].tolist() == (whole + [t.pad_token_id] * len(input))[: len(input)][: len(whole)]
         assert target[mask].tolist() == completion
         assert mask.nonzero()[0].tolist() == list(range(len(prompt) - 1, len(whole) - 1)) and not target[~mask].any()
-    cut = PromptConsumer(data.folder, 16, block_size=6).batch("train", 5)
-    assert cut["input"].shape == (16, 6) and np.array_equal(cut["input"], batch["input"][:, :6])
+    width = batch["input"].shape[1] - 1
+    cut = PromptConsumer(data.folder, 16, block_size=width)
+    assert np.array_equal(cut.batch("train", 5)["input"], batch["input"][:, :width]) and "lessons are cut" in cut.size()
+    with pytest.raises(ValueError, match="leave no room for a completion in block_size=6"):
+        PromptConsumer(data.folder, 16, block_size=6)
 
 
 def test_what_a_run_needs_of_its_prompts_is_asked_for_by_name(tmp_path):

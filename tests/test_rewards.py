@@ -45,6 +45,14 @@ def expect(name, cases, **record):
 
 # the table
 
+def test_math_working_is_the_share_of_true_equations():
+    for text, share in (("<start_working_out>7+5=12,4+8+1=13<end_working_out><SOLUTION>1</SOLUTION>", 1.0),
+                        ("<start_working_out>7+5=12,4+8+1=14;1-3=-2\n2*2=5<end_working_out>", 0.5),
+                        ("7+5=12", 0.0), ("<start_working_out>none<end_working_out>", 0.0), ("", 0.0),
+                        ("<start_working_out>99**98**97=1,1/0=1,1=1<end_working_out>", 1 / 3)):
+        assert REWARDS["math_working"].fn([""], [text]) == [pytest.approx(share)]
+
+
 def test_every_built_in_reward_is_registered_with_its_range():
     for name, span in BUILT_IN.items():
         assert (REWARDS[name].low, REWARDS[name].high) == span, name

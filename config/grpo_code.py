@@ -1,0 +1,28 @@
+# python grpo/train_grpo.py config/grpo_code.py
+# Functions of a line or two, run against the record's tests in a limited child process; figures: docs/results.md
+dataset = "code"
+dataset_recipe = "data/code/prepare.py"
+generator_checkpoint = "data/code/pretrained/generator.safetensors"
+generator_recipe = "config/pretrain_code.py"
+max_new_tokens = 96
+temperature = 1.0
+top_p = 1.0
+batch_size = 8
+group_size = 8
+reward_functions = ("code_execution", "code_correctness")
+reward_weights = (1.0, 0.1)
+reward_workers = 2
+reward_timeout = 60.0
+sandbox_seconds = 2.0
+objective = "dr_grpo"
+kl_beta = 0.0
+optimizer = "muon"
+max_iters = 60
+learning_rate = 2e-4
+min_lr = 2e-5
+eval_problems = 64
+eval_completions = 4
+eval_interval = 30
+sample_interval = 30
+save_interval = 30
+out_dir = "out-code-grpo"
