@@ -1,7 +1,7 @@
 """Arithmetic problems, made on the spot: prompts.jsonl and meta.json beside this file.
 
-python data/arithmetic/prepare.py                    2 numbers of up to 4 digits, + and -, with working-out
-python data/arithmetic/prepare.py --digits=2 --terms=3 --operators=+ --working=False --problems=20000
+python data/arithmetic/prepare.py                    sums of 2 numbers of up to 4 digits, with working-out
+python data/arithmetic/prepare.py --digits=2 --terms=3 --operators=+- --working=False --problems=20000
 --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
 
 With working-out a completion to "347+85=" is
@@ -32,7 +32,7 @@ TAGS = ("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>")
 class ArithmeticConfig:
     digits: int = 4         # of each number, at most
     terms: int = 2          # numbers in a problem
-    operators: str = "+-"   # + or - or both
+    operators: str = "+"    # + or - or both
     working: bool = True    # whether a completion shows partial results between tags
     problems: int = 100000
     tokenizer: str = "char" # char (tags are one token each), gpt2, cl100k_base or a file of ranks
