@@ -1,6 +1,7 @@
 """Devices and ranks: the only file that knows how many processes there are."""
 
 import contextlib
+import io
 import os
 from datetime import timedelta
 
@@ -82,6 +83,17 @@ class Distributed:
         if self.world > 1:
             for p in model.parameters():
                 dist.broadcast(p.data, src=0)
+
+    def gather(self, value):
+        """The values of all ranks, in their order, on rank 0; None elsewhere. Tensors in it arrive on the CPU."""
+        if self.world == 1:
+            return [value]
+        packed, values = io.BytesIO(), [None] * self.world if self.is_main else None
+        torch.save(value, packed)
+        dist.gather_object(packed.getvalue(), values)
+        if not self.is_main:
+            return None
+        return [torch.load(io.BytesIO(x), map_location="cpu", weights_only=True) for x in values]
 
     def barrier(self):
         if self.world > 1:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 LANGUAGE_MODEL = "language_model"    # causal: position t speaks about token t + 1
 MASKED_FILL = "masked_fill"          # bidirectional: position t speaks about token t
@@ -126,15 +127,17 @@ class Cache:
 
     def layer(self, i):
         """What layer i calls with the keys and values (B, H, T, D) of new tokens; it returns those of all tokens."""
+        before = self.layers[i] if i < len(self.layers) else None  # called again by grad_checkpoint, it says the same
+
         def extend(k, v):
-            if i == len(self.layers):
-                self.layers.append((k, v))
+            if before is None:
+                self.layers[i:] = [(k, v)]
                 return k, v
             if self.room:
-                for whole, new in zip(self.layers[i], (k, v), strict=True):
+                for whole, new in zip(before, (k, v), strict=True):
                     whole[:, :, self.length : self.length + new.shape[2]] = new
-                return tuple(x[:, :, : self.length + k.shape[2]] for x in self.layers[i])
-            self.layers[i] = tuple(torch.cat(pair, dim=2) for pair in zip(self.layers[i], (k, v), strict=True))
+                return tuple(x[:, :, : self.length + k.shape[2]] for x in before)
+            self.layers[i] = tuple(torch.cat(pair, dim=2) for pair in zip(before, (k, v), strict=True))
             return self.layers[i]
         return extend
 
@@ -163,6 +166,7 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
+        self.grad_checkpoint = False  # whether the backward pass computes activations again instead of keeping them
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
@@ -191,8 +195,10 @@ class GPT(nn.Module):
                              f"block_size={self.config.block_size}")
         x, here = self.drop(self.embed(tokens)), slice(before, before + T)           # (B, T, C)
         mask = attention_mask(before, T, padding, self.config.mode == LANGUAGE_MODEL, tokens.device)
+        again = self.grad_checkpoint and torch.is_grad_enabled()
         for i, block in enumerate(self.blocks):
-            x = block(x, self.cos[here], self.sin[here], mask, past and past.layer(i))
+            inputs = (x, self.cos[here], self.sin[here], mask, past and past.layer(i))
+            x = checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)
         if past is not None:
             past.length += T
         if position is not None:

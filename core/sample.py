@@ -12,12 +12,13 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
 
+from core.batch import masked_positions
 from core.checkpoint_manager import load_model, load_tokenizer
 from core.config import load_config, run_script
 from core.distributed import detect_device
 from core.logger import highlight
 from core.model import LANGUAGE_MODEL, MASKED_FILL
-from core.sampling import Stop, draw_uniforms, fill_once, generate
+from core.sampling import Stop, draw_uniforms, fill_in, fill_in_passes, generate
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class SampleConfig:
     checkpoint: str = "out-grpo/model.safetensors"
     text: str = ""
     mask_character: str = "_"
+    unmask_steps: int = 1      # passes in which a masked-fill model fills in
     max_new_tokens: int = 128  # of a completion
     num_samples: int = 5
     temperature: float = 0.8
@@ -37,8 +39,9 @@ class SampleConfig:
     def __post_init__(self):
         if len(self.mask_character) != 1:
             raise ValueError(f"mask_character={self.mask_character!r} must be one character")
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={self.max_new_tokens} must be at least 1")
+        for key in ("max_new_tokens", "unmask_steps"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key}={getattr(self, key)} must be at least 1")
         if self.num_samples < 1 or self.temperature <= 0 or not 0 < self.top_p <= 1:
             raise ValueError(f"num_samples={self.num_samples} must be at least 1, "
                              f"temperature={self.temperature} above 0, top_p={self.top_p} in (0, 1]")
@@ -84,8 +87,11 @@ def main(argv):
         raise ValueError(f"checkpoint={config.checkpoint} has mode {model.config.mode}, but {MASKED_FILL} or "
                          f"{LANGUAGE_MODEL} is needed here")
     ids, mask = encode_with_masks(config.text, config.mask_character, tokenizer)
-    noise = draw_uniforms(config.seed, 0, [0], (config.num_samples, ids.shape[1]))
-    filled = fill_once(model, ids.to(device), mask, noise, config.temperature, config.top_p)[0]
+    noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, ids.shape[1]))
+    ids, (position, chosen) = ids.to(device), masked_positions(mask, device)
+    target, *_ = fill_in_passes(model, ids, position, chosen, noise[:, 0], noise[:, 1], config.unmask_steps,
+                                config.temperature, config.top_p)
+    filled = fill_in(ids, position, chosen, target[None])[0]
     for row in filled.tolist():
         print(highlight(tokenizer.decode(row), mask[0].tolist(), sys.stdout.isatty()))
 

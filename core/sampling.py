@@ -61,6 +61,49 @@ def fill_in(input, position, chosen, target):
     return text.scatter(2, where, kept)
 
 
+def draw_turns(order, chosen, passes):
+    """In which of `passes` passes each hidden place is filled: in random order, about as many in each.
+
+    order: (N, M) noise; chosen: (N, M) 1.0 where a place is hidden
+    Returns (N, M) in 0 .. passes - 1; what is not chosen has no turn, -1
+    """
+    shuffled = order.masked_fill(chosen == 0, 2.0).argsort(1).argsort(1)             # (N, M) place in the order
+    return (shuffled * passes // chosen.sum(1, keepdim=True).long().clamp(min=1)).masked_fill(chosen == 0, -1)
+
+
+@torch.no_grad()
+def fill_in_passes(model, input, position, chosen, uniform, order, passes, temperature=1.0, top_p=1.0, top_k=0,
+                   min_p=0.0):
+    """Fills hidden places in several passes: what a pass has drawn, the next ones read.
+
+    input: (P, T); position, chosen: (P, M); uniform, order: (P, G, T) noise by place, for tokens and for their order
+    Returns target (N, M), their logp (N, M) and turn (N, M), the texts read (N, passes, T), and kept (N, M, V), the
+    tokens that could be drawn, or None for all; passes=1 draws what predict_and_sample_tokens draws
+    """
+    P, G, T = uniform.shape
+    uniform, order = (x.to("cpu" if input.device.type == "mps" else input.device) for x in (uniform, order))
+    rows = torch.arange(P, device=input.device).repeat_interleave(G)                 # (N,)
+    text, where, hidden = input[rows], position[rows], chosen[rows]                  # (N, T), (N, M), (N, M)
+    by_place = where.to(order.device)  # noise may have to stay on the CPU: MPS has no float64
+    turn = draw_turns(order.flatten(0, 1).gather(1, by_place), hidden.to(order.device), passes).to(input.device)
+    target, logp, kept, read = torch.zeros_like(where), torch.zeros_like(hidden), None, []
+    truncates = top_p < 1 or top_k > 0 or min_p > 0
+    for i in range(passes):
+        read.append(text)
+        full = sampling_logp(model(input, position)[rows] if i == 0 else model(text, where), temperature)  # (N, M, V)
+        allowed = kept_tokens(full, top_p, top_k, min_p) if truncates else None
+        drawn = restrict(full, allowed)
+        noise = uniform.flatten(0, 1).gather(1, by_place)[:, None]                   # (N, 1, M)
+        token, now = sample_from(drawn, noise)[:, 0], turn == i                      # (N, M)
+        # What the first pass drew stands on padding too: a token that could be drawn has a logarithm
+        now, said = now if i else torch.ones_like(now), token_logp(drawn, token)
+        target, logp = torch.where(now, token, target), torch.where(now, said, logp)
+        if truncates:
+            kept = allowed if kept is None else torch.where(now[..., None], allowed, kept)
+        text = fill_in(text, where, (turn == i).float(), target[:, None])[:, 0]
+    return target, logp, turn, torch.stack(read, 1), kept
+
+
 @torch.no_grad()
 def fill_once(model, input, mask, uniform, temperature=1.0, top_p=1.0):
     """The completed texts alone: input, mask (P, T), uniform (P, G, T) -> (P, G, T)."""

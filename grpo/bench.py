@@ -2,6 +2,7 @@
 
 python grpo/bench.py fill                    6 layers x 384, sequence 256, 16 inputs x 8 completions, 30% masked
 python grpo/bench.py causal                  prompts of 256 tokens read once or with each of their 64-token completions
+python grpo/bench.py checkpoint              grad_checkpoint: activations kept, or computed again in the backward pass
 python grpo/bench.py fill --n_layer=4 --n_embd=128 --block_size=128 --batch_size=16
 
 Both sides train on the same completions. The last line is one JSON object.
@@ -58,7 +59,9 @@ class BenchConfig:
 
 
 class Bench:
-    """What both benchmarks share: the clock."""
+    """What the benchmarks share: the clock."""
+
+    columns = ("naive", "shared")
 
     def gradient(self):
         return torch.cat([p.grad.flatten() for p in self.policy.parameters()])
@@ -109,7 +112,8 @@ class Fill(Bench):
             if judged:
                 calculate_judge_scores(self.judge, rollouts.tokens, TOKENIZER.cls_token_id)
             weight = token_weights(rollouts.mask, "sequence", self.c.block_size)
-            rollout_loss(self.policy, rollouts, self.advantage, weight, self.config)[0].backward()
+            rollouts = dataclasses.replace(rollouts, advantage=self.advantage)
+            rollout_loss(self.policy, rollouts, weight, self.config, self.config.kl_beta)[0].backward()
 
     def report(self):
         """Prints the table; returns the figures of the JSON object."""
@@ -137,6 +141,26 @@ class Fill(Bench):
         term = -torch.exp(chosen - chosen.detach()) * self.advantage                 # (N, T)
         term = term + c.kl_beta * (logp.exp() * (logp - ref_logp)).sum(-1)
         ((term * hidden).sum(1) / hidden.sum(1)).mean().backward()
+
+
+class Checkpointed(Fill):
+    """The fill-in step without a judge: activations kept for the backward pass (naive), or computed again (shared)."""
+
+    columns = ("kept", "again")
+
+    def naive(self, _):
+        self.policy.grad_checkpoint = False
+        Fill.shared(self, False)
+
+    def shared(self, _):
+        self.policy.grad_checkpoint = True
+        Fill.shared(self, False)
+
+    def report(self):
+        """Prints the table; returns the figures of the JSON object."""
+        kept, again = self.seconds(self.naive, False), self.seconds(self.shared, False)
+        row("seconds", kept, again, 3)
+        return {"time_ratio": round(kept / again, 2)}
 
 
 class Causal(Bench):
@@ -168,7 +192,8 @@ class Causal(Bench):
         rollouts = self.rollouts[side]
         with self.autocast:
             weight = token_weights(rollouts.mask, "sequence", self.c.completion_length)
-            rollout_loss(self.policy, rollouts, self.advantage, weight, self.config)[0].backward()
+            rollouts = dataclasses.replace(rollouts, advantage=self.advantage)
+            rollout_loss(self.policy, rollouts, weight, self.config, 0.0)[0].backward()
 
     def naive(self, _):
         self.train("naive")
@@ -210,9 +235,9 @@ def one_side(bench, side):
 
 def main(argv):
     """Both sides' time, their peak memory, and the difference of their gradients."""
-    kinds = {"fill": Fill, "causal": Causal}
+    kinds = {"fill": Fill, "causal": Causal, "checkpoint": Checkpointed}
     if not argv or argv[0] not in kinds:
-        raise UsageError("python grpo/bench.py fill [--key=value], or causal [--key=value]")
+        raise UsageError(f"python grpo/bench.py {'|'.join(kinds)} [--key=value]")
     c, _ = load_config(BenchConfig, argv[1:])
     if c.side != "both":
         return one_side(kinds[argv[0]](c), c.side)
@@ -222,10 +247,10 @@ def main(argv):
     ours = bench.gradient()
     bench.naive(False)
     difference = float((ours - bench.gradient()).norm() / bench.gradient().norm())
-    texts = (f"sequence {c.block_size}, {c.masked:.0%} masked" if argv[0] == "fill" else
+    texts = (f"sequence {c.block_size}, {c.masked:.0%} masked" if argv[0] != "causal" else
              f"prompt {c.prompt_length}, completion {c.completion_length}")
     print(f"{c.n_layer} layers x {c.n_embd}, {texts}, {c.batch_size} x {c.group_size}, {bench.dist.device}")
-    print(f"{'':<24}{'naive':>12}{'shared':>12}{'ratio':>8}")
+    print(f"{'':<24}{bench.columns[0]:>12}{bench.columns[1]:>12}{'ratio':>8}")
     result = bench.report()
     row("peak MB", *peaks, 0)
     print(f"relative difference of the gradients {difference:.1e}")

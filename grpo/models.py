@@ -1,9 +1,8 @@
 """The four models of a run, checked against each other before the first step."""
 
-import copy
-
 from core.checkpoint_manager import freeze, load_model
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
+from grpo.reference import build_reference
 
 
 def load_models(config, tokenizer, device):
@@ -21,6 +20,11 @@ def load_models(config, tokenizer, device):
                          f"generator_checkpoint={config.generator_checkpoint}")
     judges = [load_judge(config, key, tokenizer if fills else None, device)
               for key in ("judge_checkpoint", "gold_judge_checkpoint")]
+    for key, kind, default in (("unmask_steps", True, 1), ("fill_estimator", True, "trajectory"),
+                               ("overlong_buffer", False, 0), ("mask_truncated", False, False)):
+        if getattr(config, key) != default and fills != kind:
+            raise ValueError(f"{key}={getattr(config, key)} is for {'fill-in' if kind else 'prompts'}, which "
+                             f"generator_checkpoint={config.generator_checkpoint} does not do; use {key}={default}")
     if config.credit_window is not None:
         if not fills:
             raise ValueError(f"credit_window={config.credit_window} is for fill-in, where a judge speaks of every "
@@ -49,10 +53,3 @@ def load_judge(config, key, tokenizer, device):
                          f"of block_size={config.block_size}" + (" and CLS" if needed > config.block_size else ""))
     return judge
 
-
-def build_reference(policy, config, tokenizer, device):
-    """A frozen copy of the policy at step 0, or reference_checkpoint; None if kl_beta is 0 and none was named."""
-    if config.reference_checkpoint is not None:
-        path = config.reference_checkpoint
-        return freeze(load_model(path, device, policy.config.mode, tokenizer, "reference_checkpoint")[0])
-    return freeze(copy.deepcopy(policy)) if config.kl_beta > 0 else None

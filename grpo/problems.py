@@ -26,7 +26,7 @@ def build_evaluation(config, policy, reference, rewards, gold_judge, data, dist,
         raise ValueError(f"generator_checkpoint={config.generator_checkpoint} has mode {policy.config.mode} and needs "
                          f"a dataset of {kind}, such as data/{example}, which dataset={config.dataset} is not")
     if not causal:
-        return fill_in_evaluation(config, reference, rewards.judge, gold_judge, dist, dtype)
+        return fill_in_evaluation(config, reference, rewards.judge, gold_judge, dist, dtype, rewards)
     if gold_judge is not None:
         raise ValueError("gold_judge_checkpoint is for fill-in: a causal run does not log it; use "
                          "gold_judge_checkpoint=None")
@@ -45,9 +45,9 @@ def build_evaluation(config, policy, reference, rewards, gold_judge, data, dist,
     return PromptEvaluation(data, reference, rewards, config, dist, dtype)
 
 
-def fill_in_evaluation(config, reference, judge, gold_judge, dist, dtype):
+def fill_in_evaluation(config, reference, judge, gold_judge, dist, dtype, rewards=None):
     """Validation problems of a run's masks, the same for every seed and batch size."""
     data = DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, CHUNK, masks=config.masks,
                            mask_low=config.mask_low, mask_high=config.mask_high)
     return Evaluation(data, reference, judge, gold_judge, config.eval_problems, config.eval_completions, config.top_p,
-                      dist, dtype)
+                      dist, dtype, rewards, config.unmask_steps)

@@ -86,7 +86,7 @@ class Rewards:
             realness = calculate_realness(self.judge, rollouts.tokens)               # (N, T)
             odds = realness.clamp(1e-3, 1 - 1e-3).logit()
             near = windowed_mean(odds, self.config.credit_window)                    # (N, T)
-            near = near.gather(1, rollouts.position.repeat_interleave(len(near) // P, 0))
+            near = near.gather(1, rollouts.place)
             score = realness.mean(1)
             return score.view(P, -1), near.view(P, -1, near.shape[1]), {"judge": score}
         self.late = set()                                                            # completions a pool did not finish

@@ -1,5 +1,6 @@
 """What a model says about the tokens of rollouts: log-probabilities, entropy and exact KL, in bounded memory."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +16,7 @@ EXACT_VOCABULARY = 4096  # the largest whose distributions are kept at every cho
 class Scores:
     """What a model says about N completions of M tokens; 0 on padding."""
     logp: torch.Tensor       # (N, M) of the chosen token, under the distribution that is drawn from
-    entropy: torch.Tensor    # (N, M) of the whole distribution, without gradient
+    entropy: torch.Tensor    # (N, M) of the whole distribution; with gradient only if learn_entropy
     kl: torch.Tensor | None  # (N, M) exact KL to the reference, if rollouts.ref_full is known
 
 
@@ -29,7 +30,7 @@ def chosen_states(model, rollouts):
     return h[where], where
 
 
-def score(model, rollouts, temperature):
+def score(model, rollouts, temperature, learn_entropy=False):
     """Reads the rollouts' inputs and scores their tokens. Logits exist at chosen positions only, and not all at once if
     they are many."""
     R, M = rollouts.position.shape
@@ -44,7 +45,8 @@ def score(model, rollouts, temperature):
         full = sampling_logp(model.project(h), temperature)                          # (K, V)
         drawn = restrict(full, kept)
         kl = full.new_zeros(0) if ref_full is None else exact_kl(full, ref_full)
-        return drawn.gather(-1, target), entropy(full.detach()), kl                  # (K, g), (K,), (K,)
+        spread = entropy(full if learn_entropy else full.detach())
+        return drawn.gather(-1, target), spread, kl                                  # (K, g), (K,), (K,)
 
     size = max(1, LOGITS_AT_ONCE // model.config.base_vocab_size)
     if len(h) <= size:
@@ -70,11 +72,27 @@ def check_exact(config, model):
                          f"above a vocabulary of {EXACT_VOCABULARY} use kl_estimator='k3'")
 
 
+@contextmanager
+def visiting(model, device):
+    """Within, the model is on the device; a model that waits elsewhere (ref_offload) goes back afterwards."""
+    home = next((p.device for p in model.parameters()), device)
+    model.to(device)
+    try:
+        yield
+    finally:
+        model.to(home)
+
+
 @torch.no_grad()
 def with_reference(rollouts, reference, temperature, micro_batch, autocast):
-    """The rollouts with what the reference says about their tokens; micro_batch: problems per forward."""
-    if reference is None:
+    """The rollouts with what the reference says about their tokens, read once; micro_batch: problems per forward."""
+    if reference is None or not rollouts.problems:
         return rollouts
+    with visiting(reference, rollouts.target.device):
+        return _with_reference(rollouts, reference, temperature, micro_batch, autocast)
+
+
+def _with_reference(rollouts, reference, temperature, micro_batch, autocast):
     exact = rollouts.kl_estimator == "exact"
     full, logp = [], []
     for part in torch.arange(rollouts.problems).split(micro_batch):
@@ -88,3 +106,16 @@ def with_reference(rollouts, reference, temperature, micro_batch, autocast):
             else:
                 logp.append(score(reference, some, temperature).logp)
     return replace(rollouts, ref_full=torch.cat(full) if full else None, ref_logp=torch.cat(logp) if logp else None)
+
+
+@torch.no_grad()
+def with_old_policy(rollouts, policy, temperature, micro_batch, autocast):
+    """The rollouts with old_logp as the scorer has it, so that the first ratio is exactly 1 also where the sampler
+    reads through a cache or in bfloat16. For rollouts that serve several steps."""
+    if not rollouts.problems:
+        return rollouts
+    logp = []
+    for part in torch.arange(rollouts.problems).split(micro_batch):
+        with autocast:
+            logp.append(score(policy, rollouts.select(part)[0], temperature).logp)
+    return replace(rollouts, old_logp=torch.cat(logp))

@@ -150,6 +150,20 @@ def score_answer(block, answer):
     return 2.0 if off <= abs(truth) / 10 else 1.5 if off <= abs(truth) / 5 else -2.5
 
 
+@reward(0, 1)
+def equations(prompts, completions, **columns):
+    """Fill-in: of the lines like 12+34=46 of the true text that a mask touches, the share that are true equations.
+
+    Lines count that stand whole in the text; a text without any is skipped.
+    """
+    answers, scores = column(equations, columns, "answer"), []
+    for prompt, text, truth in zip(prompts, completions, answers, strict=True):
+        spans = [(m.start(1), m.end(1)) for m in re.finditer(r"(?<=\n)([^\n]*=[^\n]*)\n", truth)]
+        touched = [(a, b) for a, b in spans if prompt[a:b] != truth[a:b]]
+        scores.append(sum(is_true(text[a:b]) for a, b in touched) / len(touched) if touched else None)
+    return scores
+
+
 def number(text):
     """The number that a text is, commas and white space around it aside, exactly; None if it is none, or not finite."""
     text = text.replace(",", "").strip()

@@ -1,4 +1,4 @@
-"""Run by test_distributed.py, alone or under torchrun: ten steps of every objective x advantage x credit window.
+"""Run by test_distributed.py, alone or under torchrun: ten steps of every objective, and every advantage.
 
 python tests/rank_worker.py DATASET PROMPTS OUT BATCH_SIZE ACCUMULATION
 """
@@ -18,7 +18,7 @@ from core.distributed import Distributed
 from core.pretrain_config import PretrainConfig
 from core.training_step import build_optimizers, training_step
 from grpo.advantages import ADVANTAGES
-from grpo.grpo_training_step import grpo_training_step
+from grpo.grpo_training_step import gather_experience, grpo_training_step, train_on_rollouts
 from grpo.objectives import OBJECTIVES
 from grpo.rollout import join
 from grpo.rewards import Rewards
@@ -29,7 +29,8 @@ batch_size, accumulation = map(int, sys.argv[4:])
 dist = Distributed("cpu")
 result = {}
 weights = lambda: torch.cat([p.flatten() for p in policy.parameters()]).detach()
-for objective, advantage, window in itertools.product(OBJECTIVES, ADVANTAGES, (None, 3)):
+CHOICES = [(name, None) for name in OBJECTIVES] + [("plain", name) for name in ADVANTAGES]
+for (objective, advantage), window in itertools.product(CHOICES, (None, 3)):
     c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective=objective,
                advantage=advantage, credit_window=window, learning_rate=1e-3, grad_clip=1.0)
     name = f"{objective}/{advantage}/{window}"
@@ -49,7 +50,7 @@ for objective, advantage, window in itertools.product(OBJECTIVES, ADVANTAGES, (N
                                       "unique_completions")])
     result[f"{name}/last"] = weights()
 
-for objective, advantage in itertools.product(OBJECTIVES, ADVANTAGES):  # completions of prompts, of unequal lengths
+for objective, advantage in CHOICES:  # completions of prompts, of unequal lengths
     c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective=objective,
                advantage=advantage, learning_rate=1e-3, grad_clip=1.0, max_new_tokens=6, task_type="general",
                length_min=1, length_max=6)
@@ -61,6 +62,29 @@ for objective, advantage in itertools.product(OBJECTIVES, ADVANTAGES):  # comple
     batch = join([data.problems("train", 0, micro) for micro in range(accumulation)])
     grpo_training_step(policy, reference, Rewards(c), batch, optimizers, 1e-3, 0, c, CAUSAL, dist)
     result[name] = weights()
+
+# Two epochs of one minibatch, through the phases, and groups replaced on one rank more than on the other
+for name, settings in {"epochs": {"ppo_epochs": 2}, "alone/resample": {"zero_std": "resample", "kl_beta": 0.0}}.items():
+    c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective="dapo", learning_rate=1e-3,
+               **settings)
+    policy = model(seed=1, scale=3.0)
+    reference = freeze(copy.deepcopy(policy)) if c.kl_beta else None
+    data, optimizers = consumer(dataset, c, rank=dist.rank, world=dist.world), build_optimizers(policy, c)
+    inner = rewards(c, judge())
+
+    def flat_on_a_rank(rollouts):
+        reward, credit, values = inner(rollouts)
+        keep = 1.0 - (dist.rank == 1 or dist.world == 1) * (torch.arange(len(reward)) % 2 == 0)[:, None].float()
+        keep = keep if name.startswith("alone") else torch.ones_like(keep)
+        return reward * keep, credit * keep[..., None], values
+
+    draw = lambda again: join([data.batch("train", 0, again * accumulation + i) for i in range(accumulation)])
+    rollouts, sums, _ = gather_experience(policy, reference, flat_on_a_rank, draw(0), 0, c, TOKENIZER, dist,
+                                          spare=lambda again: draw(1 + again))
+    for _ in range(c.ppo_epochs):
+        metrics = train_on_rollouts(policy, rollouts, sums, optimizers, 1e-3, c, dist)
+    result[name] = weights()
+    result[f"{name}/metrics"] = torch.tensor([metrics[k] for k in ("loss", "entropy", "kl_to_old", "mean_reward")])
 
 policy = model(seed=1, scale=1.0)
 optimizers = build_optimizers(policy, PretrainConfig())

@@ -151,7 +151,7 @@ def loss_and_gradient(policy, rollouts, c, objective="grpo"):
     advantage = compute_advantages(reward, "group_mean").flatten(0, 1)
     weight = token_weights(rollouts.mask, OBJECTIVES[objective].average, c.max_new_tokens)
     policy.zero_grad()
-    loss, _ = rollout_loss(policy, rollouts, advantage, weight, c)
+    loss, _ = rollout_loss(policy, dataclasses.replace(rollouts, advantage=advantage), weight, c, c.kl_beta)
     loss.backward()
     return loss.detach(), torch.cat([p.grad.flatten() for p in policy.parameters()]), advantage, weight
 

@@ -15,7 +15,7 @@ from core.logger import Logger, read_records
 from core.model import SEQUENCE_SCORER
 from grpo.evaluate_prompts import PromptEvaluation, pass_at_k
 from grpo.grpo_trainer import GRPOTrainer
-from grpo.models import build_reference
+from grpo.reference import build_reference
 from grpo.rewards import PRESETS, Rewards, judge_texts, pass_k_weight
 from grpo.rollout import collect
 from grpo.verifiers import REWARDS, reward

@@ -59,14 +59,30 @@ def test_a_mistake_in_a_file_names_the_file(tmp_path):
 
 @pytest.mark.parametrize("argument, message", [
     ("--group_size=1", "group_size=1 must be at least 2"), ("--kl_estimator=k1", "k1.*refused"),
-    ("--objective=ppo", "grpo, dr_grpo, plain"), ("--advantage=z", "group_std"), ("--top_p=0.0", "top_p"),
+    ("--objective=ppo", "grpo, dr_grpo, dapo"), ("--advantage=z", "group_std"), ("--top_p=0.0", "top_p"),
     ("--temperature=0.0", "temperature"), ("--mask_low=0.0", "without masks"), ("--mask_low=0.9", "mask_high"),
-    ("--max_iters=0", "max_iters"), ("--kl_beta=-1.0", "negative")])
+    ("--max_iters=0", "max_iters"), ("--kl_beta=-1.0", "negative"), ("--reference_mode=none", "set kl_beta=0.0"),
+    ("--reference_mode=often", "none, static, ema, periodic"), ("--zero_std=never", "keep, drop, resample"),
+    ("--clip_cap=1.1", "above 1 . clip_high"), ("--ema_alpha=1.5", "ema_alpha"), ("--ppo_epochs=0", "ppo_epochs"),
+    ("--overlong_buffer=200", "less than max_new_tokens"), ("--fill_estimator=guess", "trajectory, one_step"),
+    ("--fill_estimator=coupled", "set top_p=1.0"), ("--clip_low=-0.1", "clip_low"), ("--kl_target=0.0", "kl_target")])
 def test_values_are_checked_before_anything_starts(argument, message):
     with pytest.raises(ValueError, match=message):
         load(argument)
     with pytest.raises(ValueError, match="without masks"):
         load("--mask_random=0.0", "--mask_span=0.0")
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--objective=cispo", "--clip_cap=9.0"], "no unclipped branch"),
+    (["--kl_in_reward=True", "--kl_estimator=exact"], "use kl_estimator='k3'"),
+    (["--kl_importance=True", "--kl_estimator=exact"], "use kl_estimator='k3'"),
+    (["--kl_beta=0.0", "--kl_target=0.1"], "set kl_beta above 0"),
+    (["--fill_estimator=coupled", "--top_p=1.0", "--kl_in_reward=True"], "fill_estimator='trajectory'"),
+    (["--train_pass_k=2"], "advantage='group_mean'")])
+def test_settings_that_contradict_each_other_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        load(*arguments)
 
 
 def test_the_difference_from_the_defaults_is_shown_with_its_origin(tmp_path):

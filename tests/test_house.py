@@ -12,9 +12,10 @@ ORDER = {
     "core": ["config", "distributed", "logger", "scheduler", "tokenizer", "masking", "model", "batch",
              "dataset_consumer", "prompts", "losses", "sampling", "judge", "checkpoint_manager", "training_step",
              "trainer", "recipes", "pretrain_config", "pretrain", "sample"],
-    "grpo": ["advantages", "objectives", "reward_registry", "sandbox_child", "sandbox", "text_rewards", "verifiers",
-             "rewards", "grpo_config", "rollout", "scoring", "models", "grpo_training_step", "evaluate",
-             "evaluate_prompts", "problems", "samples", "plots", "grpo_trainer", "train_grpo", "report", "bench"],
+    "grpo": ["advantages", "objectives", "reference", "fill_views", "reward_registry", "sandbox_child", "sandbox",
+             "text_rewards", "verifiers", "rewards", "grpo_config", "rollout", "scoring", "data_buffer", "step_metrics",
+             "models", "grpo_training_step", "evaluate", "evaluate_prompts", "problems", "samples", "plots",
+             "grpo_trainer", "train_grpo", "report", "bench", "study"],
 }
 TABLES = {"rewards"}  # run alone, it prints what it holds
 FILES = sorted(p for folder in ("core", "grpo", "config", "data") for p in pathlib.Path(ROOT, folder).rglob("*.py"))

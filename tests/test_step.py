@@ -9,10 +9,11 @@ from core.checkpoint_manager import freeze
 from core.losses import sampling_logp
 from core.training_step import build_optimizers
 from grpo.advantages import ADVANTAGES, compute_advantages
-from grpo.grpo_training_step import grpo_training_step, rollout_loss, unique_completions
+from grpo.grpo_training_step import grpo_training_step, rollout_loss
 from grpo.objectives import OBJECTIVES, token_weights
 from grpo.rollout import collect, join
 from grpo.scoring import with_reference
+from grpo.step_metrics import unique_completions
 from tests.tiny import TOKENIZER, config, consumer, judge, model, one_process, rewards
 
 NO_CAST = torch.autocast("cpu", enabled=False)
@@ -99,20 +100,22 @@ def test_gradient_equals_that_of_every_completion_forwarded_on_its_own(dataset, 
 
     rollouts = sampled(policy, dataset, c)
     reward, _, _ = rewards(c, scorer)(rollouts)
-    advantage = compute_advantages(reward, OBJECTIVES[objective].advantage).flatten()
+    advantage = compute_advantages(reward[..., None], OBJECTIVES[objective].advantage).flatten()
     N, loss = len(advantage), 0.0
     for n in range(N):
         i = n // c.group_size
         policy_logits, ref_logits = policy(rollouts.inputs[i : i + 1])[0], reference(rollouts.inputs[i : i + 1])[0]
         masked = [m for m in range(rollouts.mask.shape[1]) if rollouts.mask[n, m]]
-        share = {"grpo": 1 / len(masked), "dr_grpo": 1 / c.block_size, "plain": 1.0}[objective] / N
+        average = OBJECTIVES[objective].average
+        share = {"sequence": 1 / len(masked) / N, "constant": 1 / c.block_size / N, "sum": 1 / N,
+                 "token": 1 / float(rollouts.mask.sum())}[average]
         for m in masked:
             where = rollouts.position[i, m]
             drawn = sampling_logp(policy_logits[where], c.temperature, c.top_p)[rollouts.target[n, m]]
             p = (policy_logits[where] / c.temperature).log_softmax(-1)
             q = (ref_logits[where] / c.temperature).log_softmax(-1)
             kl = (p.exp() * (p - q)).sum()
-            loss = loss + share * (-advantage[n] * torch.exp(drawn - drawn.detach()) + c.kl_beta * kl)
+            loss = loss + share * (-advantage[n] * drawn + c.kl_beta * kl)
     policy.zero_grad()
     loss.backward()
     naive = torch.cat([p.grad.flatten() for p in policy.parameters()])
@@ -136,9 +139,9 @@ def test_gradient_passes_finite_differences(dataset):
     c = config(kl_beta=0.2, objective="plain")
     policy, reference = model(seed=1, scale=4.0).double(), freeze(model(seed=2)).double()
     rollouts = with_reference(sampled(policy, dataset, c), reference, c.temperature, 4, NO_CAST)
-    rollouts.mask, advantage = rollouts.mask.double(), torch.randn(len(rollouts.target), 1, dtype=torch.float64)
+    rollouts.mask, rollouts.advantage = rollouts.mask.double(), torch.randn(len(rollouts.target), 1).double()
     weight = token_weights(rollouts.mask, "sum", 1)
-    value = lambda: rollout_loss(policy, rollouts, advantage, weight, c, on_policy=False)[0]
+    value = lambda: rollout_loss(policy, rollouts, weight, c, c.kl_beta, on_policy=False)[0]
     value().backward()
     for name, p in policy.named_parameters():
         direction, h = torch.randn_like(p), 1e-6

@@ -10,7 +10,7 @@ from core.checkpoint_manager import CheckpointManager, load_model
 from core.logger import Logger, read_records
 from core.trainer import BadSteps
 from grpo.grpo_trainer import GRPOTrainer
-from grpo.models import build_reference
+from grpo.reference import build_reference
 from grpo.problems import fill_in_evaluation
 from tests.tiny import ROOT, TOKENIZER, config, consumer, judge, model, one_process, rewards, run_script, save
 

@@ -1,0 +1,51 @@
+"""Lines of sums to be filled in, made on the spot: train.bin, val.bin and meta.json beside this file.
+
+python data/equations/prepare.py                     lines like 17+8=25, numbers to 20
+python data/equations/prepare.py --largest=99 --copies=3
+--out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
+
+Hide characters of such a line and there may be several ways to make it true again, all as good as the one that was
+there: a task for fill-in with an exact checker, the reward `equations`. A line is on the side that a hash of it says.
+"""
+
+import os
+import pathlib
+import random
+import sys
+from dataclasses import dataclass
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from core.config import load_config, run_script
+from core.dataset_consumer import write_dataset
+from core.prompts import side
+from core.tokenizer import CharTokenizer
+
+HERE = os.path.dirname(os.path.relpath(__file__))
+
+
+@dataclass(frozen=True)
+class EquationsConfig:
+    largest: int = 20
+    copies: int = 60       # how often each line is in the data, in other surroundings each time
+    seed: int = 0
+    out: str = HERE
+
+    def __post_init__(self):
+        if self.largest < 9 or self.copies < 1:
+            raise ValueError(f"largest={self.largest} must be at least 9, copies={self.copies} at least 1")
+
+
+def main(argv):
+    config, _ = load_config(EquationsConfig, argv)
+    rng, tokenizer = random.Random(config.seed), CharTokenizer()
+    numbers = range(config.largest + 1)
+    lines = [f"{a}+{b}={a + b}\n" for a in numbers for b in numbers] * config.copies
+    rng.shuffle(lines)
+    text = {split: "".join(line for line in lines if side(line) == split) for split in ("train", "val")}
+    write_dataset(config.out, {split: tokenizer.encode(x) for split, x in text.items()}, tokenizer,
+                  lines=len(lines))
+
+
+if __name__ == "__main__":
+    run_script(main)

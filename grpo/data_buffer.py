@@ -1,0 +1,101 @@
+"""Rollouts between being written and being trained on, and what evaluations said. Only the trainer touches it."""
+
+import math
+from collections import deque
+from dataclasses import fields, replace
+
+import numpy as np
+import torch
+
+from grpo.rollout import Rollouts
+
+SHUFFLE = 3                # keeps this noise apart from that of problems and samples
+KEPT_EVALUATIONS = 1000
+
+
+class DataBuffer:
+    """Holds at most `capacity` rollouts and hands out their minibatches.
+
+    Everything is all or nothing: what is refused leaves the buffer as it was. The order of minibatches depends on
+    (seed, rank, id of the rollout, epoch) alone, so a resumed run goes on where it stopped.
+    """
+
+    def __init__(self, seed=0, rank=0, capacity=1):
+        self.seed, self.rank, self.capacity = seed, rank, capacity
+        self.rollouts, self.queue, self.stored = {}, [], 0          # {id: (rollouts, sums)}, [(id, epoch, part, parts)]
+        self.evaluations = deque(maxlen=KEPT_EVALUATIONS)
+
+    def store_rollout_data(self, rollouts, sums):
+        """Takes rollouts with their advantage and the sums of their metrics. Returns their id.
+
+        Raises ValueError if they cannot be trained on, or if there is no room
+        """
+        if len(self.rollouts) >= self.capacity:
+            raise ValueError(f"the buffer holds {self.capacity} rollouts already; train on them first")
+        N = len(rollouts.target)
+        if rollouts.advantage is None:
+            raise ValueError("rollouts have no advantage yet")
+        if not rollouts.problems or N % rollouts.problems:
+            if N or rollouts.problems:
+                raise ValueError(f"{N} completions do not belong to {rollouts.problems} problems alike")
+        for name in ("mask", "old_logp", "advantage"):
+            x = getattr(rollouts, name)
+            if len(x) != N or (name != "advantage" and x.shape != rollouts.target.shape):
+                raise ValueError(f"{name} of shape {tuple(x.shape)} does not fit tokens of "
+                                 f"{tuple(rollouts.target.shape)}")
+        self.stored += 1
+        self.rollouts[self.stored] = (replace(rollouts, texts=None), dict(sums))
+        return self.stored
+
+    def prepare_training_batch(self, id, epochs=1, minibatches=1):
+        """Queues `epochs` passes over a rollout, each in `minibatches` parts of its problems, shuffled anew."""
+        if id not in self.rollouts:
+            raise ValueError(f"no rollouts with id {id} in the buffer, which holds {sorted(self.rollouts)}")
+        if epochs < 1 or minibatches < 1:
+            raise ValueError(f"epochs={epochs} and minibatches={minibatches} must be at least 1")
+        self.queue += [(id, epoch, part, minibatches) for epoch in range(epochs) for part in range(minibatches)]
+
+    def __iter__(self):
+        """Minibatches (rollouts, sums) until the queue is empty; a rollout is let go with its last one."""
+        while self.queue:
+            yield self.next_minibatch()
+
+    def next_minibatch(self):
+        id, epoch, part, parts = self.queue.pop(0)
+        rollouts, sums = self.rollouts[id]
+        if all(waiting != id for waiting, *_ in self.queue):
+            del self.rollouts[id]
+        if parts > 1:  # groups stay whole, so that they go on sharing a forward
+            order = np.random.default_rng([SHUFFLE, self.seed, self.rank, id, epoch]).permutation(rollouts.problems)
+            rollouts, _ = rollouts.select(torch.from_numpy(np.sort(np.array_split(order, parts)[part])))
+        return rollouts, sums
+
+    def skip_rest(self):
+        """Lets go of what is queued: its policy has moved too far from the one that wrote it."""
+        self.rollouts, self.queue = {}, []
+
+    def store_evaluation_data(self, step, metrics):
+        """Keeps the metrics {name: number} of an evaluation."""
+        bad = [name for name, x in metrics.items() if not isinstance(x, (int, float)) or math.isnan(x)]
+        if bad:
+            raise ValueError(f"evaluation at step {step}: {', '.join(bad)} is not a number")
+        self.evaluations.append({"step": step, **metrics})
+
+    def get_buffer_statistics(self):
+        waiting = sum(len(r.target) for r, _ in self.rollouts.values())
+        return {"rollouts": len(self.rollouts), "completions": waiting, "minibatches": len(self.queue),
+                "stored": self.stored, "evaluations": len(self.evaluations)}
+
+    def state_dict(self):
+        """Plain tensors and values."""
+        plain = lambda r: {f.name: getattr(r, f.name) for f in fields(Rollouts)}
+        return {"rollouts": {id: (plain(r), sums) for id, (r, sums) in self.rollouts.items()},
+                "queue": list(self.queue), "stored": self.stored, "evaluations": list(self.evaluations)}
+
+    def load_state_dict(self, state, device="cpu"):
+        move = lambda name, x: x.to(device) if torch.is_tensor(x) and name != "length" else x
+        self.rollouts = {id: (Rollouts(**{name: move(name, x) for name, x in r.items()}),
+                              {name: move("", x) for name, x in sums.items()})
+                         for id, (r, sums) in state["rollouts"].items()}
+        self.queue, self.stored = [tuple(entry) for entry in state["queue"]], state["stored"]
+        self.evaluations = deque(state["evaluations"], maxlen=KEPT_EVALUATIONS)

@@ -1,0 +1,76 @@
+"""What a step looked like: sums that add up over micro-batches and ranks, and the metrics they become."""
+
+import torch
+
+
+def unique_completions(target, mask, G):
+    """Number of distinct completions of each group. target, mask: (N, M) -> (P,)."""
+    x = (target * mask.long()).view(-1, G, target.shape[1])                          # (P, G, M)
+    same = (x[:, :, None] == x[:, None]).all(-1)                                     # (P, G, G)
+    return (~same.tril(-1).any(-1)).sum(1)                                           # first of its kind
+
+
+def discriminative_sums(score, reward):
+    """How well the policy's own score tells good completions from bad ones of the same group, as sums.
+
+    score, reward: (P, G), reward NaN where not scored; score is the mean log-probability of a completion's tokens.
+    Over the pairs of a group in which one reward is higher: does it have the higher score (a tie counts half), and by
+    how much. The share of completions above their group's mean reward goes with them. (arXiv 2505.12366 reads a
+    group-relative objective as such a discriminative one.)
+    """
+    better = reward[:, :, None] > reward[:, None]                                    # (P, G, G) never so where NaN
+    apart = score[:, :, None] - score[:, None]
+    ranked = (apart > 0).float() + 0.5 * (apart == 0)
+    mean = reward.nanmean(1, keepdim=True)
+    return {"pairs": better.sum(), "ranked": (ranked * better).sum(), "margin": (apart * better).sum(),
+            "above": (reward > mean).sum()}
+
+
+def rollout_sums(rollouts, reward, values, differ, discriminative=False):
+    """What a step's rollouts look like before training on them, as sums.
+
+    reward: (P, G), NaN where not scored; values: {name: (N,)}; differ: (P,) whether a group's rewards do
+    """
+    seen, mask, G = ~reward.isnan(), rollouts.mask, reward.shape[1]
+    count = seen.sum(1).clamp(min=1)                                                 # (P,)
+    mean = (reward.nansum(1) / count)[:, None]
+    std = ((reward - mean).square().nansum(1) / (count - 1).clamp(min=1)).sqrt()
+    sums = {"completions": float(reward.numel()), "problems": float(len(reward)), "scored": seen.sum(),
+            "tokens": mask.sum(), "log_prob": (rollouts.old_logp * mask).sum(), "reward": reward.nansum(),
+            "std_reward": std.sum(), "frac_reward_zero_std": (~differ).sum(),
+            "unique_completions": unique_completions(rollouts.target, mask, G).sum()}
+    for name, x in values.items():
+        sums |= {f"reward/{name}": x.nansum(), f"scored/{name}": (~x.isnan()).sum()}
+    sums["text_tokens"] = mask.sum() if rollouts.tokens is None else float(rollouts.tokens.numel())
+    if rollouts.truth is not None:
+        sums["correct"] = ((rollouts.target == rollouts.truth) * mask).sum()
+    if rollouts.truncated is not None:
+        sums["truncated"] = rollouts.truncated.sum()
+    if discriminative:
+        score = (rollouts.old_logp * mask).sum(1) / mask.sum(1).clamp(min=1)         # (N,)
+        sums |= discriminative_sums(score.view_as(reward), reward)
+    return sums
+
+
+def finish_metrics(out):
+    """Totals of a step -> the metrics of docs/metrics.md."""
+    N, P, tokens, trained = out["completions"], out["problems"], out["tokens"], max(1.0, out["trained_tokens"])
+    metrics = {"loss": out["loss"], "pg_loss": out["pg_loss"]}
+    if "kl" in out:
+        metrics |= {"kl_penalty": out["kl_penalty"], "mean_kl": out["kl"] / trained}
+    pairs = max(1.0, out.get("pairs", 0.0))
+    per = {"mean_reward": ("reward", max(1.0, out["scored"])), "std_reward": ("std_reward", P),
+           "mean_advantage": ("advantage", tokens), "mean_log_prob": ("log_prob", tokens),
+           "mean_token_accuracy": ("correct", tokens), "entropy": ("entropy", trained),
+           "clip_fraction": ("clip_fraction", trained), "kl_to_old": ("kl_to_old", trained),
+           "ratio_minus_one": ("ratio_minus_one", tokens),
+           "frac_reward_zero_std": ("frac_reward_zero_std", P), "unique_completions": ("unique_completions", P),
+           "resampled": ("resampled", P), "truncated": ("truncated", N), "discriminative_score": ("ranked", pairs),
+           "discriminative_margin": ("margin", pairs), "success_prob": ("above", max(1.0, out["scored"]))}
+    metrics |= {name: out[key] / count for name, (key, count) in per.items() if key in out}
+    metrics |= {f"reward/{name}": out[f"reward/{name}"] / max(1.0, out[f"scored/{name}"])
+                for name in [key.removeprefix("scored/") for key in out if key.startswith("scored/") and out[key]]}
+    if "truncated" in out:
+        metrics["completion_length"] = tokens / N
+    return metrics | {"text_tokens": out["text_tokens"], "grad_norm": out["grad_norm"],
+                      "skipped_steps": out["skipped_steps"], "skipped_samples": N - out["scored"]}

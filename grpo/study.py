@@ -1,0 +1,133 @@
+"""Settings compared over seeds on one task, by short runs: the tables of docs/results.md.
+
+python grpo/study.py arithmetic        every objective on sums, several steps per rollout
+python grpo/study.py fill_in           every objective on masked text with the judge
+python grpo/study.py estimators        ways to estimate a multi-pass fill-in's probability, on equations
+--seeds=5 runs seeds 1 to 5; --out=FOLDER (out-study) keeps the runs, and those that are finished are not run again;
+--jobs=2 runs two at a time, with one thread each. What follows the name of a setting goes to every run: --max_iters=40.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from core.config import UsageError, run_script
+from core.logger import read_records
+from grpo.fill_views import FILL_ESTIMATORS
+from grpo.objectives import OBJECTIVES
+
+TRAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "train_grpo.py")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is compared, on what, and by which held-out metric."""
+    config: str
+    key: str            # the setting that differs
+    choices: tuple
+    metric: str         # without eval/
+    threshold: float    # of the metric, for the steps it takes
+    settings: tuple     # of every run
+
+
+ZOO = tuple(name for name in OBJECTIVES if name != "drgrpo")  # the same row as dr_grpo
+STUDIES = {
+    "arithmetic": Study("config/grpo_arithmetic.py", "objective", ZOO, "sampled_accuracy", 0.55, (
+        "--advantage=None", "--kl_beta=0.001", "--kl_estimator=exact", "--batch_size=24", "--minibatches=4",
+        "--max_iters=48", "--warmup_iters=4", "--eval_interval=12", "--eval_problems=64", "--eval_completions=8")),
+    "fill_in": Study("config/grpo_example.py", "objective", ZOO, "word_validity", 0.48, (
+        "--advantage=None", "--minibatches=4", "--max_iters=32", "--warmup_iters=4", "--eval_interval=16",
+        "--eval_problems=32", "--gold_judge_checkpoint=None")),
+    "estimators": Study("config/grpo_equations.py", "fill_estimator", tuple(FILL_ESTIMATORS), "reward/equations", 0.6,
+                        ()),
+}
+
+
+def finished(folder, arguments):
+    """The records of a run with these arguments that has ended, or None."""
+    path = os.path.join(folder, "arguments.json")
+    if not os.path.exists(path):
+        return None
+    with open(path) as f:
+        return read_records(os.path.join(folder, "metrics.jsonl")) if json.load(f) == arguments else None
+
+
+def run(study, choice, seed, out, threads, settings):
+    """Trains one of the runs unless it is there already, and returns its records."""
+    folder = os.path.join(out, f"{choice}-{seed}")
+    arguments = [study.config, *study.settings, f"--{study.key}={choice}", f"--seed={seed}",
+                 "--sample_interval=1000000", "--save_interval=1000000", f"--out_dir={folder}", *settings]
+    if finished(folder, arguments) is None:
+        command = [sys.executable, TRAIN, *arguments]
+        env = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(f"{' '.join(command)} failed:\n{done.stderr}")
+        with open(os.path.join(folder, "arguments.json"), "w") as f:
+            json.dump(arguments, f)
+        print(f"{folder}: done", file=sys.stderr, flush=True)
+    return finished(folder, arguments)
+
+
+def seconds(records, until):
+    """Seconds of sampling, scoring and training up to a step; evaluation does not count."""
+    return sum(value for r in records if r["step"] <= until for name, value in r.items() if name.startswith("time/"))
+
+
+def at(evaluations, records, metric, time):
+    """The metric when so many seconds of training had passed, between two evaluations in proportion."""
+    points = [(seconds(records, r["step"]), r[metric]) for r in evaluations]
+    for (t0, y0), (t1, y1) in zip(points, points[1:]):
+        if t1 >= time:
+            return y0 + (y1 - y0) * (time - t0) / (t1 - t0)
+    return points[-1][1]
+
+
+def summary(study, runs, equal_time):
+    """One row of the table. runs: the records of each seed."""
+    metric = f"eval/{study.metric}"
+    first, last, steps, kl, spent, then = [], [], [], [], [], []
+    for records in runs:
+        evaluations = [r for r in records if metric in r]
+        first.append(evaluations[0][metric])
+        last.append(evaluations[-1][metric])
+        steps += [next(r["step"] for r in evaluations if r[metric] >= study.threshold)] if any(
+            r[metric] >= study.threshold for r in evaluations) else []
+        kl.append(evaluations[-1].get("eval/kl", 0.0))
+        spent.append(seconds(records, evaluations[-1]["step"]))
+        then.append(at(evaluations, records, metric, equal_time))
+    sd = lambda x: statistics.stdev(x) if len(x) > 1 else 0.0
+    reached = f"{statistics.mean(steps):.0f} ({len(steps)}/{len(runs)})" if steps else f"- (0/{len(runs)})"
+    return (f"{statistics.mean(first):.3f} | {statistics.mean(last):.3f} ± {sd(last):.3f} | "
+            f"{statistics.mean(then):.3f} ± {sd(then):.3f} | {reached} | {statistics.mean(kl):.3f} | "
+            f"{statistics.mean(spent):.0f}")
+
+
+def main(argv):
+    """Runs what is missing and prints the table."""
+    options = dict(a.removeprefix("--").split("=", 1) for a in argv if a.startswith(("--seeds=", "--out=", "--jobs=")))
+    rest = [a for a in argv if not a.startswith(("--seeds=", "--out=", "--jobs="))]
+    if not rest or rest[0] not in STUDIES:
+        raise UsageError(f"python grpo/study.py {'|'.join(STUDIES)} [--seeds=5] [--jobs=1] [--out=out-study]")
+    name, settings, study = rest[0], rest[1:], STUDIES[rest[0]]
+    out, jobs = os.path.join(options.get("out", "out-study"), name), int(options.get("jobs", 1))
+    seeds = range(1, int(options.get("seeds", 5)) + 1)
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {(choice, seed): pool.submit(run, study, choice, seed, out, 1 if jobs > 1 else None, settings)
+                   for seed in seeds for choice in study.choices}
+        runs = {key: job.result() for key, job in waiting.items()}
+    equal = min(seconds(records, records[-1]["step"]) for records in runs.values())
+    print(f"| {study.key} | before | {study.metric} after | ... after {equal:.0f} s | steps to {study.threshold:g} | "
+          "KL | seconds |\n|---|---|---|---|---|---|---|")
+    for choice in study.choices:
+        print(f"| {choice} | {summary(study, [runs[choice, seed] for seed in seeds], equal)} |")
+
+
+if __name__ == "__main__":
+    run_script(main)

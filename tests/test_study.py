@@ -1,0 +1,38 @@
+"""The command that compares settings over seeds."""
+
+import os
+
+import pytest
+
+from grpo import study
+from tests.tiny import judge, model, save
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_study_runs_what_is_missing_and_prints_a_row_for_each(dataset, tmp_path, monkeypatch, capsys):
+    generator = save(tmp_path / "generator.safetensors", model(scale=1.0))
+    scorer = save(tmp_path / "judge.safetensors", judge())
+    (tmp_path / "c.py").write_text(f"dataset = {dataset!r}\ngenerator_checkpoint = {generator!r}\nblock_size = 32\n"
+                                   f"judge_checkpoint = {scorer!r}\nbatch_size = 4\neval_interval = 2\n"
+                                   "eval_problems = 4\neval_completions = 2\ndevice = 'cpu'\n")
+    tiny = study.Study(str(tmp_path / "c.py"), "objective", ("grpo", "gspo"), "entropy", 0.0, ("--max_iters=4",))
+    monkeypatch.setitem(study.STUDIES, "tiny", tiny)
+    for _ in range(2):
+        study.main(["tiny", "--seeds=2", "--jobs=2", f"--out={tmp_path}", "--minibatches=2"])
+        out = capsys.readouterr()
+        rows = [line for line in out.out.split("\n") if line.startswith(("| grpo", "| gspo"))]
+        assert len(rows) == 2 and all("(2/2)" in row and row.count("|") == 8 for row in rows)
+    assert "done" not in out.err, "the second time everything was there"
+    study.main(["tiny", "--seeds=1", f"--out={tmp_path}", "--minibatches=1"])
+    assert capsys.readouterr().err.count("done") == 2, "a run with other settings is not that run"
+    assert sorted(os.listdir(tmp_path / "tiny")) == ["grpo-1", "grpo-2", "gspo-1", "gspo-2"]
+
+
+def test_a_metric_at_a_time_lies_between_the_evaluations():
+    records = [{"step": 0, "eval/x": 1.0}, {"step": 1, "time/train": 2.0, "time/collect": 1.0},
+               {"step": 2, "time/train": 3.0}, {"step": 2, "eval/x": 3.0}]
+    evaluations = [records[0], records[3]]
+    assert study.seconds(records, 1) == 3.0 and study.seconds(records, 2) == 6.0
+    assert study.at(evaluations, records, "eval/x", 3.0) == 2.0
+    assert study.at(evaluations, records, "eval/x", 60.0) == 3.0
