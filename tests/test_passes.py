@@ -9,17 +9,19 @@ import pytest
 import torch
 
 from core.batch import masked_positions
-from core.checkpoint_manager import freeze
+from core.checkpoint_manager import freeze, save_model
 from core.losses import sampling_logp
 from core.sampling import draw_turns, draw_uniforms, fill_in_passes, predict_and_sample_tokens
 from core.training_step import build_optimizers
 from grpo.fill_views import FILL_ESTIMATORS, PROMPT_MASKED
 from grpo.grpo_training_step import compute_rollout_advantages, gather_experience, mismatch
+from grpo.models import load_models
 from grpo.rollout import collect, join_rollouts
 from grpo.scoring import score, with_old_policy, with_reference
 from grpo.verifiers import equations, is_true
 from tests.test_step import CountingModel, step, whole
-from tests.tiny import TOKENIZER, config, consumer, judge, model, one_process, rewards, run_script
+from tests.tiny import (CAUSAL, TOKENIZER, causal_model, config, consumer, judge, model, one_process, rewards, run_script,
+                        save)
 
 CPU, NO_CAST, MASK = torch.device("cpu"), torch.autocast("cpu", enabled=False), TOKENIZER.mask_token_id
 
@@ -262,3 +264,16 @@ def test_equation_lines_are_true_and_on_one_side_each(tmp_path):
         assert all(is_true(line) for line in lines[split])
     assert len(lines["train"] | lines["val"]) == 31 * 31 and not lines["train"] & lines["val"]
     assert 0.05 < len(lines["val"]) / 31**2 < 0.2
+
+
+def test_settings_of_the_other_kind_of_generator_are_refused(tmp_path):
+    save_model(str(tmp_path / "causal.safetensors"), causal_model(), CAUSAL)
+    fill = save(tmp_path / "fill.safetensors", model())
+    for path, tokenizer, settings, message in (
+            ("causal.safetensors", CAUSAL, {"unmask_steps": 2}, "unmask_steps=2 is for fill-in"),
+            ("causal.safetensors", CAUSAL, {"fill_estimator": "coupled"}, "use fill_estimator=trajectory"),
+            ("fill.safetensors", TOKENIZER, {"overlong_buffer": 4}, "overlong_buffer=4 is for prompts"),
+            ("fill.safetensors", TOKENIZER, {"mask_truncated": True}, "use mask_truncated=False")):
+        with pytest.raises(ValueError, match=message):
+            load_models(config(generator_checkpoint=str(tmp_path / path), **settings), tokenizer, CPU)
+    assert load_models(config(generator_checkpoint=fill, unmask_steps=2), TOKENIZER, CPU)[0].config == model().config
