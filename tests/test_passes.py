@@ -20,8 +20,8 @@ from grpo.rollout import collect, join_rollouts
 from grpo.scoring import score, with_old_policy, with_reference
 from grpo.verifiers import equations, is_true
 from tests.test_step import CountingModel, step, whole
-from tests.tiny import (CAUSAL, TOKENIZER, causal_model, config, consumer, judge, model, one_process, rewards, run_script,
-                        save)
+from tests.tiny import (CAUSAL, TOKENIZER, causal_model, config, consumer, judge, model, one_process, rewards,
+                        run_script, save)
 
 CPU, NO_CAST, MASK = torch.device("cpu"), torch.autocast("cpu", enabled=False), TOKENIZER.mask_token_id
 
