@@ -51,6 +51,8 @@ class DataBuffer:
         """Queues `epochs` passes over a rollout, each in `minibatches` parts of its problems, shuffled anew."""
         if id not in self.rollouts:
             raise ValueError(f"no rollouts with id {id} in the buffer, which holds {sorted(self.rollouts)}")
+        if any(waiting == id for waiting, *_ in self.queue):
+            raise ValueError(f"the rollouts with id {id} are queued already; train on their minibatches first")
         if epochs < 1 or minibatches < 1:
             raise ValueError(f"epochs={epochs} and minibatches={minibatches} must be at least 1")
         self.queue += [(id, epoch, part, minibatches) for epoch in range(epochs) for part in range(minibatches)]

@@ -49,11 +49,11 @@ class Evaluation:
     columns = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "grad_norm", "lr",
                "tokens_per_second")  # of the console line
 
-    def __init__(self, data, reference, judge, gold_judge, problems, group_size, top_p, dist, dtype, rewards=None,
+    def __init__(self, data, reference, judge, gold_judge, problems, group_size, truncation, dist, dtype, rewards=None,
                  passes=1):
         self.reference, self.judge, self.gold_judge = reference, judge, gold_judge
         self.rewards, self.passes = rewards, passes
-        self.group_size, self.top_p, self.dist, self.dtype = group_size, top_p, dist, dtype
+        self.group_size, self.truncation, self.dist, self.dtype = group_size, truncation, dist, dtype
         self.tokenizer, self.words = data.tokenizer, lexicon(data.train_text())
         self.problems = []
         for step in range(-(-problems // data.batch_size)):
@@ -98,10 +98,10 @@ class Evaluation:
         logits = policy(input, position)                                             # (P, M, V) read once, used twice
         if self.passes == 1:
             tokens, _ = predict_and_sample_tokens(lambda *_: logits, input, position, noise[:, 0], temperature,
-                                                  self.top_p)
+                                                  *self.truncation)
         else:
             tokens, *_ = fill_in_passes(policy, input, position, chosen, noise[:, 0], noise[:, 1], self.passes,
-                                        temperature, self.top_p)
+                                        temperature, *self.truncation)
             tokens = tokens.view(len(input), self.group_size, -1)                    # (P, G, M)
         text = fill_in(input, position, chosen, tokens)                              # (P, G, T)
         logp = sampling_logp(logits, temperature)                                    # (P, M, V)

@@ -209,5 +209,7 @@ def check_reference(c):
     if c.reference_mode == "none" and (c.kl_beta > 0 or c.reference_checkpoint is not None):
         raise ValueError(f"reference_mode='none' leaves nothing to be near to: set kl_beta=0.0 (now {c.kl_beta}) and "
                          "reference_checkpoint=None")
-    if c.kl_beta == 0 and (c.kl_target is not None or c.kl_in_reward):
-        raise ValueError("kl_beta=0.0 leaves nothing for kl_target or kl_in_reward to do; set kl_beta above 0")
+    for key in ("kl_target", "kl_in_reward", "reference_checkpoint"):
+        if c.kl_beta == 0 and getattr(c, key):
+            raise ValueError(f"kl_beta=0.0 builds no reference, so {key}={getattr(c, key)!r} has nothing to do; set "
+                             "kl_beta above 0 (a tiny one for a KL that is logged and hardly felt)")

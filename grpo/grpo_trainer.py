@@ -25,6 +25,7 @@ class GRPOTrainer:
     def __init__(self, policy, reference, rewards, data, evaluation, config, logger, dist, dtype):
         self.policy, self.reference, self.rewards, self.data = policy.eval(), reference, rewards, data
         self.evaluation, self.config, self.logger, self.dist, self.dtype = evaluation, config, logger, dist, dtype
+        policy.grad_checkpoint = config.grad_checkpoint
         self.optimizers = build_optimizers(policy, config, dist.device.type)
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
@@ -35,6 +36,9 @@ class GRPOTrainer:
 
     def resume(self):
         state = self.checkpoints.load(self.policy, self.optimizers)
+        if "buffers" not in state:
+            raise ValueError(f"{self.checkpoints.path('state.pt')} was not saved by this version of GRPO training; "
+                             "start without resume")
         self.step, self.skipped_steps = state["step"], state["skipped_steps"]
         self.before, self.after = state["before"], state["facts"]
         self.iteration = state["iteration"]

@@ -26,7 +26,7 @@ def rollout_loss(policy, rollouts, weight, config, kl_beta, on_policy=True):
     weighted = lambda x: torch.where(weight > 0, x * weight, 0.0).sum()
     sums |= {"pg_loss": loss.detach(), "trained_tokens": mask.sum(), "entropy": (said.entropy.detach() * mask).sum()}
     if on_policy:  # sampler and scorer
-        sums["ratio_minus_one"] = mismatch(said.logp, rollouts)
+        sums |= mismatch(said.logp, rollouts)
     kl = said.kl                                                                     # (N, M)
     if rollouts.ref_logp is not None:
         kl = KL_ESTIMATORS[rollouts.kl_estimator](said.logp, rollouts.ref_logp)
@@ -41,9 +41,9 @@ def rollout_loss(policy, rollouts, weight, config, kl_beta, on_policy=True):
 
 
 def mismatch(logp, rollouts):
-    """Sum over tokens of |p - q| / q: p as `logp` (N, M) has it, q as rollouts.old_logp has it."""
+    """Sum over tokens of |p - q| / q, p as `logp` (N, M) has it and q as rollouts.old_logp has it, and their number."""
     apart = (logp.detach() - rollouts.old_logp).masked_fill(rollouts.mask == 0, 0.0)
-    return (apart.clamp(-20, 20).exp() - 1).abs().sum()
+    return {"ratio_minus_one": (apart.clamp(-20, 20).exp() - 1).abs().sum(), "ratio_tokens": rollouts.mask.sum()}
 
 
 def overlong(length, longest, buffer):
@@ -141,12 +141,12 @@ def gather_experience(policy, reference, rewards, batch, step, config, tokenizer
                     *new, _ = sampled(more)
                     new = keep_groups(*new, differ(new[1]))
                     rollouts, reward, credit = join_rollouts([(rollouts, reward, credit), new])
+    rollouts = compute_rollout_advantages(rollouts, reward, credit, config, dist)
+    sums |= {"advantage": (rollouts.advantage * rollouts.mask).sum(), "advantage_tokens": rollouts.mask.sum()}
     if config.ppo_epochs * config.minibatches > 1:
         scored = with_old_policy(rollouts, policy, config.temperature, config.batch_size, autocast)
-        sums["ratio_minus_one"] = mismatch(scored.old_logp, rollouts)
+        sums |= mismatch(scored.old_logp, rollouts)
         rollouts = scored
-    rollouts = compute_rollout_advantages(rollouts, reward, credit, config, dist)
-    sums["advantage"] = (rollouts.advantage * rollouts.mask).sum()
     phase("collect")
     return replace(rollouts, texts=None), sums, times
 
@@ -157,11 +157,11 @@ def keep_groups(rollouts, reward, credit, useful):
     return rollouts.select(kept)[0], reward[useful], credit[useful]
 
 
-def train_on_rollouts(policy, rollouts, sums, optimizers, lr, config, dist, dtype=torch.float32, kl_beta=None,
-                      on_policy=True):
+def train_on_rollouts(policy, rollouts, sums, optimizers, lr, config, dist, dtype=torch.float32, kl_beta=None, *,
+                      on_policy):
     """Phase 4: one optimizer step on rollouts with their advantage, this rank's share. Returns the metrics as floats.
 
-    on_policy: the policy has not moved since it wrote the rollouts, so the ratio is exactly 1
+    on_policy: whether the policy is still the one that wrote the rollouts, so that the ratio is exactly 1
     The backward pass runs in micro-batches of config.batch_size problems; weights are those of the whole step over all
     ranks, so neither cut changes the gradient.
     """
@@ -173,7 +173,7 @@ def train_on_rollouts(policy, rollouts, sums, optimizers, lr, config, dist, dtyp
         useful = (rollouts.advantage != 0).any(1).view(len(problems), config.group_size).any(1)
         problems = problems[useful.cpu()]
     names = ["loss", "pg_loss", "trained_tokens", "entropy", "clip_fraction", "kl_to_old"]
-    names += ["ratio_minus_one"] * (not rescored) + ["kl", "kl_penalty"] * has_reference
+    names += ["ratio_minus_one", "ratio_tokens"] * (on_policy and not rescored) + ["kl", "kl_penalty"] * has_reference
     trained = dict.fromkeys(names, 0.0)
     for part in problems.split(config.batch_size) if len(problems) else ():
         some, kept = rollouts.select(part)
@@ -200,6 +200,6 @@ def grpo_training_step(policy, reference, rewards, batch, optimizers, lr, step, 
                                               doing=doing)
     doing("training")
     started = time.perf_counter()
-    metrics = train_on_rollouts(policy, rollouts, sums, optimizers, lr, config, dist, dtype)
+    metrics = train_on_rollouts(policy, rollouts, sums, optimizers, lr, config, dist, dtype, on_policy=True)
     times["train"] = time.perf_counter() - started
     return metrics | {f"time/{name}": seconds for name, seconds in times.items()}

@@ -49,5 +49,5 @@ def fill_in_evaluation(config, reference, judge, gold_judge, dist, dtype, reward
     """Validation problems of a run's masks, the same for every seed and batch size."""
     data = DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, CHUNK, masks=config.masks,
                            mask_low=config.mask_low, mask_high=config.mask_high)
-    return Evaluation(data, reference, judge, gold_judge, config.eval_problems, config.eval_completions, config.top_p,
-                      dist, dtype, rewards, config.unmask_steps)
+    return Evaluation(data, reference, judge, gold_judge, config.eval_problems, config.eval_completions,
+                      (config.top_p, config.top_k, config.min_p), dist, dtype, rewards, config.unmask_steps)

@@ -34,7 +34,7 @@ REFERENCES = {"none": None, "static": static, "ema": ema, "periodic": periodic}
 
 def build_reference(policy, config, tokenizer, device):
     """A frozen copy of the policy at step 0, or reference_checkpoint; None if nothing is to be kept near it."""
-    if REFERENCES[config.reference_mode] is None or (config.kl_beta == 0 and config.reference_checkpoint is None):
+    if REFERENCES[config.reference_mode] is None or config.kl_beta == 0:
         return None
     if config.reference_checkpoint is not None:
         path = config.reference_checkpoint

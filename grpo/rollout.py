@@ -189,7 +189,7 @@ def fill_once_for_group(policy, input, position, noise, temperature, truncation)
 def collect_completions(policy, batch, step, config, tokenizer, device, autocast, micro_batch):
     """Left-to-right completions of prompts, in a form in which a group's prompt is read once (shared_prompt), or
     repeated for every completion."""
-    cut = int(batch["padding"].min())
+    cut = max(0, min(int(batch["padding"].min()), batch["input"].shape[1] - 2))      # two columns to share a prompt
     move = lambda x: torch.from_numpy(x).to(device, non_blocking=True)
     prompt, padding = move(batch["input"][:, cut:].copy()), move(batch["padding"] - cut)  # (P, S), (P,)
     padding = padding if (batch["padding"] > cut).any() else None

@@ -58,15 +58,15 @@ def finish_metrics(out):
     metrics = {"loss": out["loss"], "pg_loss": out["pg_loss"]}
     if "kl" in out:
         metrics |= {"kl_penalty": out["kl_penalty"], "mean_kl": out["kl"] / trained}
-    pairs = max(1.0, out.get("pairs", 0.0))
-    per = {"mean_reward": ("reward", max(1.0, out["scored"])), "std_reward": ("std_reward", P),
-           "mean_advantage": ("advantage", tokens), "mean_log_prob": ("log_prob", tokens),
+    of = lambda key: max(1.0, out.get(key, 0.0))
+    per = {"mean_reward": ("reward", of("scored")), "std_reward": ("std_reward", P),
+           "mean_advantage": ("advantage", of("advantage_tokens")), "mean_log_prob": ("log_prob", tokens),
            "mean_token_accuracy": ("correct", tokens), "entropy": ("entropy", trained),
            "clip_fraction": ("clip_fraction", trained), "kl_to_old": ("kl_to_old", trained),
-           "ratio_minus_one": ("ratio_minus_one", tokens),
+           "ratio_minus_one": ("ratio_minus_one", of("ratio_tokens")),
            "frac_reward_zero_std": ("frac_reward_zero_std", P), "unique_completions": ("unique_completions", P),
-           "resampled": ("resampled", P), "truncated": ("truncated", N), "discriminative_score": ("ranked", pairs),
-           "discriminative_margin": ("margin", pairs), "success_prob": ("above", max(1.0, out["scored"]))}
+           "resampled": ("resampled", P), "truncated": ("truncated", N), "success_prob": ("above", of("scored")),
+           "discriminative_score": ("ranked", of("pairs")), "discriminative_margin": ("margin", of("pairs"))}
     metrics |= {name: out[key] / count for name, (key, count) in per.items() if key in out}
     metrics |= {f"reward/{name}": out[f"reward/{name}"] / max(1.0, out[f"scored/{name}"])
                 for name in [key.removeprefix("scored/") for key in out if key.startswith("scored/") and out[key]]}

@@ -41,8 +41,8 @@ STUDIES = {
     "arithmetic": Study("config/grpo_arithmetic.py", "objective", ZOO, "sampled_accuracy", 0.55, (
         "--advantage=None", "--kl_beta=0.001", "--kl_estimator=exact", "--batch_size=24", "--minibatches=4",
         "--max_iters=48", "--warmup_iters=4", "--eval_interval=12", "--eval_problems=64", "--eval_completions=8")),
-    "fill_in": Study("config/grpo_example.py", "objective", ZOO, "word_validity", 0.48, (
-        "--advantage=None", "--minibatches=4", "--max_iters=32", "--warmup_iters=4", "--eval_interval=16",
+    "fill_in": Study("config/grpo_example.py", "objective", ZOO, "word_validity", 0.46, (
+        "--advantage=None", "--minibatches=4", "--max_iters=64", "--warmup_iters=4", "--eval_interval=8",
         "--eval_problems=32", "--gold_judge_checkpoint=None")),
     "estimators": Study("config/grpo_equations.py", "fill_estimator", tuple(FILL_ESTIMATORS), "reward/equations", 0.6,
                         ()),

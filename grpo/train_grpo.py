@@ -88,7 +88,6 @@ def main(argv):
         save_config(config, os.path.join(config.out_dir, "config.json"))
     logger = create_logger(config, dist, config.max_iters, evaluation.columns)
     logger.say("\n".join(lines))
-    policy.grad_checkpoint = config.grad_checkpoint
     if config.compile:
         policy.states = torch.compile(policy.states, dynamic=True)
     trainer = GRPOTrainer(policy, reference, rewards, data, evaluation, config, logger, dist, dtype)

@@ -152,16 +152,23 @@ def score_answer(block, answer):
 
 @reward(0, 1)
 def equations(prompts, completions, **columns):
-    """Fill-in: of the lines like 12+34=46 of the true text that a mask touches, the share that are true equations.
+    """Fill-in: of the lines like 12+34=46 of the true text that a mask touches, the share that are true sums.
 
-    Lines count that stand whole in the text; a text without any is skipped.
+    A line counts if it stands whole in the text, and its line breaks belong to it; a text without any is skipped.
     """
     answers, scores = column(equations, columns, "answer"), []
     for prompt, text, truth in zip(prompts, completions, answers, strict=True):
-        spans = [(m.start(1), m.end(1)) for m in re.finditer(r"(?<=\n)([^\n]*=[^\n]*)\n", truth)]
+        spans = [(m.start() - 1, m.end() + 1) for m in re.finditer(r"(?<=\n)[^\n]*=[^\n]*(?=\n)", truth)]
         touched = [(a, b) for a, b in spans if prompt[a:b] != truth[a:b]]
-        scores.append(sum(is_true(text[a:b]) for a, b in touched) / len(touched) if touched else None)
+        scores.append(sum(is_sum(text[a:b]) for a, b in touched) / len(touched) if touched else None)
     return scores
+
+
+def is_sum(line):
+    """Whether a line between its two line breaks is a+b=c, in plain digits, and true."""
+    digits = "(0|[1-9][0-9]{0,17})"
+    found = re.fullmatch(rf"\n{digits}\+{digits}={digits}\n", line)
+    return found is not None and int(found[1]) + int(found[2]) == int(found[3])
 
 
 def number(text):

@@ -1,4 +1,4 @@
-"""Run by test_distributed.py, alone or under torchrun: ten steps of every objective, and every advantage.
+"""Run by test_distributed.py, alone or under torchrun: steps of every objective, KL estimator and advantage.
 
 python tests/rank_worker.py DATASET PROMPTS OUT BATCH_SIZE ACCUMULATION
 """
@@ -18,17 +18,21 @@ from core.distributed import Distributed
 from core.pretrain_config import PretrainConfig
 from core.training_step import build_optimizers, training_step
 from grpo.advantages import ADVANTAGES
+from grpo.fill_views import FILL_ESTIMATORS
 from grpo.grpo_training_step import gather_experience, grpo_training_step, train_on_rollouts
 from grpo.objectives import OBJECTIVES
 from grpo.rollout import join
 from grpo.rewards import Rewards
-from tests.tiny import CAUSAL, TOKENIZER, causal_model, config, consumer, judge, model, prompt_consumer, rewards
+from tests.tiny import (CAUSAL, TOKENIZER, Catcher, causal_model, config, consumer, judge, model, prompt_consumer,
+                        rewards)
 
 dataset, prompts, out = sys.argv[1:4]
 batch_size, accumulation = map(int, sys.argv[4:])
 dist = Distributed("cpu")
 result = {}
 weights = lambda: torch.cat([p.flatten() for p in policy.parameters()]).detach()
+KL = [{"kl_beta": 0.0}, *({"kl_estimator": name} for name in ("exact", "k2", "k3")), {"kl_in_reward": True},
+      {"kl_importance": True, "kl_estimator": "k2"}, {"kl_importance": True, "entropy_bonus": 0.1}]
 CHOICES = [(name, None) for name in OBJECTIVES] + [("plain", name) for name in ADVANTAGES]
 for (objective, advantage), window in itertools.product(CHOICES, (None, 3)):
     c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective=objective,
@@ -50,41 +54,55 @@ for (objective, advantage), window in itertools.product(CHOICES, (None, 3)):
                                       "unique_completions")])
     result[f"{name}/last"] = weights()
 
-for objective, advantage in CHOICES:  # completions of prompts, of unequal lengths
-    c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective=objective,
-               advantage=advantage, learning_rate=1e-3, grad_clip=1.0, max_new_tokens=6, task_type="general",
-               length_min=1, length_max=6)
-    name = f"causal/{objective}/{advantage}"
-    policy = causal_model(seed=1 + dist.rank, scale=3.0)
-    dist.broadcast(policy)
-    reference, optimizers = freeze(causal_model(seed=9)), build_optimizers(policy, c)
-    data = prompt_consumer(prompts, c, rank=dist.rank, world=dist.world)
-    batch = join([data.problems("train", 0, micro) for micro in range(accumulation)])
-    grpo_training_step(policy, reference, Rewards(c), batch, optimizers, 1e-3, 0, c, CAUSAL, dist)
-    result[name] = weights()
-
-# Two epochs of one minibatch, through the phases, and groups replaced on one rank more than on the other
-for name, settings in {"epochs": {"ppo_epochs": 2}, "alone/resample": {"zero_std": "resample", "kl_beta": 0.0}}.items():
-    c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective="dapo", learning_rate=1e-3,
-               **settings)
-    policy = model(seed=1, scale=3.0)
-    reference = freeze(copy.deepcopy(policy)) if c.kl_beta else None
-    data, optimizers = consumer(dataset, c, rank=dist.rank, world=dist.world), build_optimizers(policy, c)
-    inner = rewards(c, judge())
-
-    def flat_on_a_rank(rollouts):
-        reward, credit, values = inner(rollouts)
-        keep = 1.0 - (dist.rank == 1 or dist.world == 1) * (torch.arange(len(reward)) % 2 == 0)[:, None].float()
-        keep = keep if name.startswith("alone") else torch.ones_like(keep)
-        return reward * keep, credit * keep[..., None], values
-
-    draw = lambda again: join([data.batch("train", 0, again * accumulation + i) for i in range(accumulation)])
-    rollouts, sums, _ = gather_experience(policy, reference, flat_on_a_rank, draw(0), 0, c, TOKENIZER, dist,
+def later_gradient(policy, name, c, data, tokenizer, score, reference=None):
+    """Rollouts of a step; then the policy moves, the same way on every rank, and what it would learn from them next."""
+    draw = lambda again: join([data.problems("train", 0, again * accumulation + i) for i in range(accumulation)])
+    rollouts, sums, _ = gather_experience(policy, reference, score, draw(0), 0, c, tokenizer, dist,
                                           spare=lambda again: draw(1 + again))
-    for _ in range(c.ppo_epochs):
-        metrics = train_on_rollouts(policy, rollouts, sums, optimizers, 1e-3, c, dist)
-    result[name] = weights()
-    result[f"{name}/metrics"] = torch.tensor([metrics[k] for k in ("loss", "entropy", "kl_to_old", "mean_reward")])
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(0.3 * p.abs().mean() * torch.randn_like(p))
+    catcher = Catcher(policy)
+    metrics = train_on_rollouts(policy, rollouts, sums, [catcher], 1e-3, c, dist, on_policy=False)
+    result[f"{name}/metrics"] = torch.tensor([metrics.get(key, 0.0) for key in (
+        "loss", "pg_loss", "kl_penalty", "mean_kl", "entropy", "mean_reward", "grad_norm", "clip_fraction",
+        "kl_to_old")])
+    result[name] = catcher.gradient
+
+
+# Completions of prompts, of unequal lengths, on which the policy takes a second step: ratios are not 1
+for (objective, advantage), kl in itertools.product(CHOICES, KL):
+    c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective=objective,
+               advantage=advantage, max_new_tokens=6, task_type="general", length_min=1, length_max=6, ppo_epochs=2,
+               **kl)
+    policy, reference = causal_model(seed=1, scale=3.0), freeze(causal_model(seed=9)) if c.kl_beta else None
+    data = prompt_consumer(prompts, c, rank=dist.rank, world=dist.world)
+    later_gradient(policy, f"causal/{objective}/{advantage}/{kl}", c, data, CAUSAL, Rewards(c), reference)
+
+# The estimators of several passes
+for estimator in FILL_ESTIMATORS:
+    c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, ppo_epochs=2, unmask_steps=3,
+               fill_estimator=estimator)
+    policy, reference = model(seed=1, scale=3.0), freeze(model(seed=9))
+    data = consumer(dataset, c, rank=dist.rank, world=dist.world)
+    later_gradient(policy, f"passes/{estimator}", c, data, TOKENIZER, rewards(c, judge()), reference)
+
+# Groups replaced on one rank more than on the other
+c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective="dapo", ppo_epochs=2,
+           zero_std="resample", kl_beta=0.0)
+inner = rewards(c, judge())
+
+
+def flat_on_a_rank(rollouts):
+    reward, credit, values = inner(rollouts)
+    keep = 1.0 - (dist.rank == 1 or dist.world == 1) * (torch.arange(len(reward)) % 2 == 0)[:, None].float()
+    return reward * keep, credit * keep[..., None], values
+
+
+policy = model(seed=1, scale=3.0)
+later_gradient(policy, "alone/resample", c, consumer(dataset, c, rank=dist.rank, world=dist.world), TOKENIZER,
+               flat_on_a_rank)
 
 policy = model(seed=1, scale=1.0)
 optimizers = build_optimizers(policy, PretrainConfig())

@@ -60,6 +60,11 @@ def test_a_file_is_one_idea(path):
             assert not caught & {"Exception", "BaseException"}
 
 
+def test_only_the_trainer_knows_the_buffer():
+    users = [p.name for p in FILES if any(name.startswith("grpo.data_buffer") for name in imports(p))]
+    assert users == ["grpo_trainer.py"]
+
+
 def test_the_canonical_names_are_where_users_look_for_them():
     names = {"grpo": ["GRPOTrainer", "grpo_training_step", "GRPOConfig"],
              "core.model": ["GPT", "GPTConfig", "LANGUAGE_MODEL", "MASKED_FILL", "SEQUENCE_SCORER"],

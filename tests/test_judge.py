@@ -100,7 +100,7 @@ def test_evaluation_of_a_policy_that_knows_the_truth(dataset):
             truth = torch.stack([evaluation.problems[i][1] for i in row]).gather(1, position)
             return 50.0 * torch.nn.functional.one_hot(truth, 96)
 
-    evaluation = Evaluation(data, Oracle(), judge(), None, 6, 3, 1.0, one_process(), torch.float32)
+    evaluation = Evaluation(data, Oracle(), judge(), None, 6, 3, (1.0, 0, 0.0), one_process(), torch.float32)
     metrics, shown = evaluation(Oracle(), 1.0)
     assert len(evaluation.problems) == 6 and shown[0]["best"] == shown[0]["truth"] != shown[0]["problem"]
     assert metrics["token_accuracy"] == 1 and metrics["words_recovered"] == 1 and metrics["unique_completions"] == 1
@@ -111,6 +111,10 @@ def test_evaluation_of_a_policy_that_knows_the_truth(dataset):
     assert noisy["unique_completions"] > 2 and noisy["kl"] > 1
     assert abs(noisy["entropy"] - np.log(96)) < 0.1
     assert evaluation(model(scale=1.0), 1.0)[0] == noisy, "the same problems and the same noise every time"
+    for truncation, passes in (((1.0, 1, 0.0), 1), ((1.0, 0, 1.0), 2), ((1e-6, 0, 0.0), 2)):
+        surest = Evaluation(data, None, None, None, 6, 3, truncation, one_process(), torch.float32, passes=passes)
+        found = surest(model(), 1.0)[0]["unique_completions"]
+        assert found == 1 if passes == 1 else found < evaluation(model(), 1.0)[0]["unique_completions"], truncation
 
     input, target, mask, _ = (x[None] if torch.is_tensor(x) else x for x in evaluation.problems[0])
     text = torch.stack((input, target, input), 1)

@@ -79,7 +79,7 @@ def kl_by_hand(estimator, p, q, old, ref):
     return torch.exp(chosen - old["then"]) * value if "importance" in estimator else value
 
 
-def loss_by_hand(name, logits, rollouts, reference, reward, estimator, kl_beta, cap=None):
+def loss_by_hand(name, logits, rollouts, reference, reward, estimator, kl_beta, cap=None, clip=None):
     """The paper's formula of objective `name`, token by token. Returns the loss, differentiable in logits."""
     lengths = [int(n) for n in rollouts.mask.sum(1)]
     old, tokens = rollouts.old_logp, sum(lengths)
@@ -89,7 +89,7 @@ def loss_by_hand(name, logits, rollouts, reference, reward, estimator, kl_beta, 
         spent = [sum(float(old[i, t] - q[i][t]) for t in range(lengths[i])) for i in range(N)]
         reward = reward - kl_beta * torch.tensor(spent, dtype=torch.float64).view(P, G)
     advantage, loss = advantage_by_hand(OWN_ADVANTAGE[name], reward), 0.0
-    low, high = OWN_CLIP.get(name, (0.2, 0.2))
+    low, high = clip or OWN_CLIP.get(name, (0.2, 0.2))
     for i in range(N):
         said = [p[i, t, rollouts.target[i, t]] for t in range(lengths[i])]
         A, ratios = advantage[i], [torch.exp(said[t] - old[i, t]) for t in range(lengths[i])]
@@ -100,7 +100,7 @@ def loss_by_hand(name, logits, rollouts, reference, reward, estimator, kl_beta, 
             r = ratios[t]
             clipped = torch.clamp(r, 1 - low, 1 + high)
             if name == "cispo":
-                term = torch.clamp(r, max=5.0).detach() * A * said[t]
+                term = clipped.detach() * A * said[t]
             else:
                 term = torch.minimum(r * A, clipped * A)
                 if cap is not None and A < 0:
@@ -133,23 +133,24 @@ def ours(name, estimator, rollouts, reference, reward, c):
 
 
 @pytest.mark.parametrize("name, estimator", list(itertools.product(OBJECTIVES, ESTIMATORS)))
-@pytest.mark.parametrize("cap", [None, 1.5])
-def test_loss_and_gradient_equal_the_papers_sum(name, estimator, cap):
+@pytest.mark.parametrize("cap, clip", [(None, None), (1.5, None), (None, (0.05, 0.15)), (1.3, (0.15, 0.05))])
+def test_loss_and_gradient_equal_the_papers_sum(name, estimator, cap, clip):
     if cap and name == "cispo":
         pytest.skip("cispo has no unclipped branch")
     policy, rollouts, reference, reward = example()
-    c = settings(name, estimator, clip_cap=cap)
+    c = settings(name, estimator, clip_cap=cap, **(dict(zip(("clip_low", "clip_high"), clip)) if clip else {}))
     rollouts = ours(name, estimator, rollouts, reference, reward, c)
     weight = token_weights(rollouts.mask, OBJECTIVES[name].average, BUDGET)
     loss, metrics = rollout_loss(policy, rollouts, weight, c, c.kl_beta, on_policy=False)
     loss.backward()
 
     twin = policy.logits.detach().clone().requires_grad_()
-    by_hand = loss_by_hand(name, twin, rollouts, reference, reward, estimator, 0.3, cap)
+    by_hand = loss_by_hand(name, twin, rollouts, reference, reward, estimator, 0.3, cap, clip)
     by_hand.backward()
     torch.testing.assert_close(loss, by_hand)
     torch.testing.assert_close(policy.logits.grad, twin.grad)
     assert metrics["clip_fraction"] < rollouts.mask.sum() or name == "gspo"
+    assert metrics["clip_fraction"] > 0 or name == "cispo" and not clip
     if estimator not in ("none", "in reward"):
         torch.testing.assert_close(metrics["pg_loss"] + metrics["kl_penalty"], loss.detach())
 

@@ -117,7 +117,8 @@ def test_the_trajectory_scores_what_was_sampled(dataset, S, top_p):
     rollouts = gathered(policy, dataset, c)
     said = score(policy, rollouts, c.temperature)
     torch.testing.assert_close(said.logp * rollouts.mask, rollouts.old_logp * rollouts.mask, rtol=1e-4, atol=1e-4)
-    assert float(mismatch(said.logp, rollouts)) < 1e-3
+    found = mismatch(said.logp, rollouts)
+    assert found["ratio_minus_one"] < 1e-3 and found["ratio_tokens"] == rollouts.mask.sum()
 
 
 @pytest.mark.parametrize("S", [1, 3])
@@ -252,10 +253,15 @@ def test_equations_checks_the_lines_that_were_touched():
     assert given("3\n1+3=3\n10+5=15\n4+4") == [0.0]
     assert equations([truth], [truth], answer=[truth]) == [None], "nothing was hidden in a whole line"
     assert equations(["3\n_+_=3\n1_+5=15\n"], ["3\n2+1=3\n11+5=15\n"], answer=["3\n1+2=3\n10+5=15\n"]) == [0.5]
+    for line, worth in (("\n1+2=3\n", 1.0), ("\n2+1=37", 0.0), ("71+2=3\n", 0.0), ("\n+3=3 \n", 0.0),
+                        ("\n3=3  \n", 0.0), ("\n 1+2=3", 0.0), ("\n01+2=", 0.0), ("\n3+0=3\n", 1.0),
+                        ("\n3=3+0\n", 0.0)):
+        assert equations(["_______7"], [line + "7"], answer=["\n1+2=3\n7"]) == [worth], line
+    assert equations(["4_1+2=3\n"], ["441+2=3\n"], answer=["4\n1+2=3\n"]) == [0.0], "its line break was hidden"
 
 
 def test_equation_lines_are_true_and_on_one_side_each(tmp_path):
-    done = run_script("data/equations/prepare.py", "--largest=30", f"--out={tmp_path}")
+    done = run_script("data/equations/prepare.py", "--largest=30", "--copies=3", f"--out={tmp_path}")
     assert done.returncode == 0 and "lines" in done.stdout, done.stderr
     lines = {}
     for split in ("train", "val"):

@@ -6,7 +6,9 @@ import re
 import shutil
 
 import pytest
+import torch
 
+from core.checkpoint_manager import load_model
 from core.model import SEQUENCE_SCORER
 from tests.tiny import ROOT, TEXT, judge, model, run_script, save, write_text_dataset
 
@@ -160,6 +162,25 @@ def test_two_ranks_run_the_main_job(world):
     done = run_script(TRAIN, *(f"--{k}={v}" for k, v in (base | {"out_dir": folder / "out-2"}).items()), ranks=2)
     assert done.returncode == 0, done.stderr
     assert "x 2 ranks = 24 completions" in done.stdout and len(re.findall(r"^ +3  ", done.stdout, re.M)) == 1
+
+
+def test_two_ranks_resume_within_an_iteration(world):
+    folder, _, base = world
+    base = base | {"ppo_epochs": 2, "minibatches": 2, "lr_decay_iters": 6, "eval_interval": 6, "sample_interval": 6}
+
+    def go(name, steps, ranks=2, **more):
+        settings = base | {"out_dir": folder / name, "max_iters": steps} | more
+        return run_script(TRAIN, *(f"--{k}={v}" for k, v in settings.items()), ranks=ranks)
+
+    for done in (go("uncut-2", 6), go("cut-2", 3)):
+        assert done.returncode == 0, done.stderr
+    done = go("cut-2", 6, ranks=1, resume=True)
+    assert done.returncode == 1 and "saved within an iteration on 2 ranks; resume it on as many" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = go("cut-2", 6, resume=True)
+    assert done.returncode == 0, done.stderr
+    uncut, cut = (load_model(str(folder / name / "model.safetensors"))[0] for name in ("uncut-2", "cut-2"))
+    assert all(torch.equal(a, b) for a, b in zip(uncut.parameters(), cut.parameters(), strict=True))
 
 
 def test_sample_fills_your_text(world):

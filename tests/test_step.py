@@ -14,7 +14,7 @@ from grpo.objectives import OBJECTIVES, token_weights
 from grpo.rollout import collect, join
 from grpo.scoring import with_reference
 from grpo.step_metrics import unique_completions
-from tests.tiny import TOKENIZER, config, consumer, judge, model, one_process, rewards
+from tests.tiny import TOKENIZER, Catcher, config, consumer, judge, model, one_process, rewards
 
 NO_CAST = torch.autocast("cpu", enabled=False)
 
@@ -58,19 +58,9 @@ def step(policy, reference, scorer, dataset, c, number=0, accumulate=1, optimize
 
 def gradient(policy, reference, scorer, dataset, c, accumulate=1):
     """Flattened gradient of one step, caught before the optimizer clears it."""
-    seen = {}
-
-    class Catcher:
-        param_groups = [{"lr": 0.0}]
-
-        def step(self):
-            seen["g"] = torch.cat([p.grad.flatten() for p in policy.parameters()])
-
-        def zero_grad(self, set_to_none):
-            policy.zero_grad()
-
-    step(policy, reference, scorer, dataset, c, accumulate=accumulate, optimizers=[Catcher()])
-    return seen["g"]
+    catcher = Catcher(policy)
+    step(policy, reference, scorer, dataset, c, accumulate=accumulate, optimizers=[catcher])
+    return catcher.gradient
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])

@@ -1,6 +1,7 @@
 """Small data sets, models and batches that the tests share."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -79,6 +80,32 @@ def consumer(dataset, c, **settings):
 
 def rewards(c, scorer):
     return Rewards(c, scorer, TOKENIZER)
+
+
+def documented_keys():
+    """What stands in the first column of the tables of docs/metrics.md; <name> and <i> stand for any word."""
+    with open(os.path.join(ROOT, "docs", "metrics.md")) as f:
+        cells = [line.split("|")[1] for line in f if line.startswith("| `")]
+    return {key for cell in cells for key in re.findall("`([^`]+)`", cell)}
+
+
+def undocumented(keys):
+    """Those of the metrics that docs/metrics.md does not explain."""
+    known = [re.sub("<[^>]+>", "[^/]+", key) for key in documented_keys()]
+    return [key for key in keys if not any(re.fullmatch(pattern, key) for pattern in known)]
+
+
+class Catcher:
+    """In an optimizer's place: keeps the gradient of its last step, flattened, and moves nothing."""
+
+    def __init__(self, policy):
+        self.policy, self.param_groups, self.gradient = policy, [{"lr": 0.0}], None
+
+    def step(self):
+        self.gradient = torch.cat([p.grad.flatten() for p in self.policy.parameters()])
+
+    def zero_grad(self, set_to_none):
+        self.policy.zero_grad()
 
 
 def one_process():

@@ -1,6 +1,6 @@
 """Lines of sums to be filled in, made on the spot: train.bin, val.bin and meta.json beside this file.
 
-python data/equations/prepare.py                     lines like 17+8=25, numbers to 20
+python data/equations/prepare.py                     lines like 3+9=12, numbers to 9
 python data/equations/prepare.py --largest=99 --copies=3
 --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
 
@@ -26,8 +26,8 @@ HERE = os.path.dirname(os.path.relpath(__file__))
 
 @dataclass(frozen=True)
 class EquationsConfig:
-    largest: int = 20
-    copies: int = 60       # how often each line is in the data, in other surroundings each time
+    largest: int = 9
+    copies: int = 300      # how often each line is in the data, in other surroundings each time
     seed: int = 0
     out: str = HERE
 

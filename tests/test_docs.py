@@ -1,0 +1,98 @@
+"""What the documents name is there: settings, metrics, files, functions, configs."""
+
+import ast
+import dataclasses
+import pathlib
+import re
+
+import pytest
+
+from core.config import load_config
+from core.pretrain_config import PretrainConfig
+from grpo.fill_views import FILL_ESTIMATORS
+from grpo.grpo_config import GRPOConfig
+from grpo.objectives import OBJECTIVES
+from grpo.reward_registry import REWARDS
+from tests.tiny import ROOT, documented_keys
+
+CONFIGS = sorted(pathlib.Path(ROOT, "config").glob("*.py"))
+FIELDS = {f.name for cls in (GRPOConfig, PretrainConfig) for f in dataclasses.fields(cls)}
+CODE = re.compile("`([^`]+)`")
+
+
+def tables(document):
+    """The rows of the tables of a document, as lists of cells, under the cells of their heading."""
+    heading = None
+    for line in pathlib.Path(ROOT, document).read_text().split("\n"):
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if not cells:
+            heading = None
+        elif heading is None:
+            heading = cells
+        elif not set("".join(cells)) <= set("-"):
+            yield heading, cells
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_a_shipped_config_is_one(path):
+    script = re.match(r"# python (\S+) config/", path.read_text())[1]
+    _, origin = load_config({"core/pretrain.py": PretrainConfig, "grpo/train_grpo.py": GRPOConfig}[script], [str(path)])
+    assert len(origin) > 3
+
+
+def test_every_metric_has_a_meaning_a_healthy_range_and_a_remedy():
+    rows = list(tables("docs/metrics.md"))
+    assert len(rows) > 50
+    for heading, cells in rows:
+        assert heading == ["key", "what it is", "healthy", "when it leaves that"]
+        assert len(cells) == 4 and all(cells), cells
+
+
+def test_every_equation_stands_beside_a_function_that_exists():
+    places = [place for heading, cells in tables("docs/algorithm.md") if heading[-1] == "where"
+              for place in CODE.findall(cells[-1])]
+    assert len(places) > 35
+    for place in places:
+        path, _, names = place.partition(": ")
+        tree = ast.parse(pathlib.Path(ROOT, path).read_text())
+        found = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        found |= {target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
+                  if isinstance(target, ast.Name)}
+        found |= {f"{c.name}.{node.name}" for c in tree.body if isinstance(c, ast.ClassDef) for node in c.body
+                  if isinstance(node, ast.FunctionDef)}
+        found |= {f"{c.name}.{node.target.id}" for c in tree.body if isinstance(c, ast.ClassDef) for node in c.body
+                  if isinstance(node, ast.AnnAssign)}
+        for name in names.split(", ") if names else ():
+            assert name in found, place
+
+
+def test_every_objective_and_estimator_has_its_row():
+    for heading, names in (("`objective`", OBJECTIVES), ("`fill_estimator`", FILL_ESTIMATORS)):
+        cells = " ".join(cells[0] for head, cells in tables("docs/algorithm.md") if head[0] == heading)
+        assert set(CODE.findall(cells)) == set(names)
+
+
+def test_settings_of_papers_are_settings():
+    rows = [cells for head, cells in tables("docs/algorithm.md") if head == ["paper", "settings"]]
+    assert len(rows) >= 14
+    for paper, settings in rows:
+        values = [part for part in CODE.findall(settings) if "=" in part and "..." not in part]
+        assert values, paper
+        for key, value in (part.split("=") for part in values):
+            dataclasses.replace(GRPOConfig(top_p=1.0, batch_size=16), **{key: ast.literal_eval(value)} | (
+                {"advantage": "group_mean"} if key == "train_pass_k" else {}))
+
+
+def test_answers_name_settings_that_exist():
+    known = FIELDS | documented_keys() | set(OBJECTIVES) | set(FILL_ESTIMATORS) | set(REWARDS) | {
+        "OMP_NUM_THREADS", "static", "ema", "periodic", "adamw", "muon", "keep", "resample", "grpo"}
+    seen = set()
+    for heading, cells in tables("grpo/README.md"):
+        named = {part.partition("=")[0] for part in CODE.findall(" ".join(cells))}
+        assert named <= known, named - known
+        told = {part.partition("=")[0] for part in CODE.findall(cells[0 if heading[0] == "key" else -1])}
+        assert told & (FIELDS | {"OMP_NUM_THREADS"}), cells
+        seen |= told
+    quiet = {"clip_low", "clip_high", "clip_cap", "kl_in_reward", "kl_importance", "overlong_buffer", "max_resamples",
+             "ema_alpha", "reference_update_freq", "unmask_steps", "fill_estimator", "ppo_epochs", "minibatches"}
+    assert quiet <= seen, quiet - seen
