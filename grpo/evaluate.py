@@ -69,7 +69,7 @@ class Evaluation:
             input, target, mask, noise = (torch.stack(x) for x in zip(*self.problems[i : i + CHUNK], strict=True))
             with self.dist.autocast(self.dtype):
                 part, text, score = self._forward(policy, input, target, mask, noise, temperature)
-            values = self._rewards(input, target, text)
+            values = self._rewards(input, target, text) if self.others() else {}
             if score is None and values:
                 weights = dict(zip(self.rewards.names, self.rewards.weights, strict=True))
                 score = sum(weights[name] * x.nan_to_num(0.0) for name, x in values.items())

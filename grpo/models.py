@@ -52,4 +52,3 @@ def load_judge(config, key, tokenizer, device):
         raise ValueError(f"{key}={path} has block_size={judge.config.block_size}, but needs {needed} for texts "
                          f"of block_size={config.block_size}" + (" and CLS" if needed > config.block_size else ""))
     return judge
-

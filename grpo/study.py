@@ -13,11 +13,11 @@ import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from core.config import UsageError, run_script
+from core.config import UsageError, load_config, run_script
 from core.logger import read_records
 from grpo.fill_views import FILL_ESTIMATORS
 from grpo.objectives import OBJECTIVES
@@ -34,6 +34,18 @@ class Study:
     metric: str         # without eval/
     threshold: float    # of the metric, for the steps it takes
     settings: tuple     # of every run
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """How a study is run; what else is on the command line goes to every run."""
+    seeds: int = 5          # 1 to seeds
+    jobs: int = 1           # runs at a time
+    out: str = "out-study"
+
+    def __post_init__(self):
+        if self.seeds < 1 or self.jobs < 1:
+            raise ValueError(f"seeds={self.seeds} and jobs={self.jobs} must be at least 1")
 
 
 ZOO = tuple(name for name in OBJECTIVES if name != "drgrpo")  # the same row as dr_grpo
@@ -97,8 +109,7 @@ def summary(study, runs, equal_time):
         evaluations = [r for r in records if metric in r]
         first.append(evaluations[0][metric])
         last.append(evaluations[-1][metric])
-        steps += [next(r["step"] for r in evaluations if r[metric] >= study.threshold)] if any(
-            r[metric] >= study.threshold for r in evaluations) else []
+        steps += [r["step"] for r in evaluations if r[metric] >= study.threshold][:1]
         kl.append(evaluations[-1].get("eval/kl", 0.0))
         spent.append(seconds(records, evaluations[-1]["step"]))
         then.append(at(evaluations, records, metric, equal_time))
@@ -111,15 +122,14 @@ def summary(study, runs, equal_time):
 
 def main(argv):
     """Runs what is missing and prints the table."""
-    options = dict(a.removeprefix("--").split("=", 1) for a in argv if a.startswith(("--seeds=", "--out=", "--jobs=")))
-    rest = [a for a in argv if not a.startswith(("--seeds=", "--out=", "--jobs="))]
-    if not rest or rest[0] not in STUDIES:
+    if not argv or argv[0] not in STUDIES:
         raise UsageError(f"python grpo/study.py {'|'.join(STUDIES)} [--seeds=5] [--jobs=1] [--out=out-study]")
-    name, settings, study = rest[0], rest[1:], STUDIES[rest[0]]
-    out, jobs = os.path.join(options.get("out", "out-study"), name), int(options.get("jobs", 1))
-    seeds = range(1, int(options.get("seeds", 5)) + 1)
-    with ThreadPoolExecutor(jobs) as pool:
-        waiting = {(choice, seed): pool.submit(run, study, choice, seed, out, 1 if jobs > 1 else None, settings)
+    study, ours = STUDIES[argv[0]], tuple(f"--{f.name}=" for f in fields(StudyConfig))
+    c, _ = load_config(StudyConfig, [a for a in argv[1:] if a.startswith(ours)])
+    settings = [a for a in argv[1:] if not a.startswith(ours)]
+    out, seeds = os.path.join(c.out, argv[0]), range(1, c.seeds + 1)
+    with ThreadPoolExecutor(c.jobs) as pool:
+        waiting = {(choice, seed): pool.submit(run, study, choice, seed, out, 1 if c.jobs > 1 else None, settings)
                    for seed in seeds for choice in study.choices}
         runs = {key: job.result() for key, job in waiting.items()}
     equal = min(seconds(records, records[-1]["step"]) for records in runs.values())

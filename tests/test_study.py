@@ -29,6 +29,13 @@ def test_a_study_runs_what_is_missing_and_prints_a_row_for_each(dataset, tmp_pat
     assert sorted(os.listdir(tmp_path / "tiny")) == ["grpo-1", "grpo-2", "gspo-1", "gspo-2"]
 
 
+@pytest.mark.parametrize("argv", [["nothing"], [], ["fill_in", "--seeds=many"], ["fill_in", "--seeds=0"],
+                                  ["fill_in", "--jobs=0"]])
+def test_a_study_that_cannot_be_is_refused(argv):
+    with pytest.raises(ValueError, match="study.py|seeds|jobs"):
+        study.main(argv)
+
+
 def test_a_metric_at_a_time_lies_between_the_evaluations():
     records = [{"step": 0, "eval/x": 1.0}, {"step": 1, "time/train": 2.0, "time/collect": 1.0},
                {"step": 2, "time/train": 3.0}, {"step": 2, "eval/x": 3.0}]
