@@ -1,6 +1,7 @@
 """Devices and ranks: the only file that knows how many processes there are."""
 
 import contextlib
+import importlib
 import io
 import os
 from datetime import timedelta
@@ -55,6 +56,9 @@ class Distributed:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.world > 1:
+            # An optimizer imports it too; after init_process_group its default arguments would keep the group, and with
+            # it gloo's threads, alive beyond `close`, and now and then one of them aborts Python as it ends
+            importlib.import_module("torch.distributed.nn")
             on_gpu = self.device.type == "cuda"
             dist.init_process_group("nccl" if on_gpu else "gloo", timeout=LONGEST_WAIT,
                                     device_id=self.device if on_gpu else None)
