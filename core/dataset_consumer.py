@@ -4,13 +4,14 @@ import json
 import os
 
 import numpy as np
+import torch
 
 from core.masking import draw_mask
 from core.model import LANGUAGE_MODEL
 from core.tokenizer import load_meta
 
 SPLITS = ("train", "val")
-PROBLEMS = 0  # keeps this stream apart from the sampling noise (core/sampling.py)
+PROBLEMS = 0  # the first number of this file's seeds, so that sampling draws other numbers (core/fill_in.py)
 
 
 def write_dataset(folder, tokens, tokenizer, **facts):
@@ -35,13 +36,26 @@ def dataset_folder(dataset):
     return dataset if os.path.isdir(dataset) else os.path.join("data", dataset)
 
 
+def unpack_batch(batch, device):
+    """A batch of numpy arrays as tensors.
+
+    Returns input, target (B, T) int64 on `device`, and mask (B, T) bool, which stays on the CPU: indices are built from
+    it there, without waiting for the device. Raises ValueError if a text has nothing masked.
+    """
+    if not batch["mask"].any(axis=1).all():
+        raise ValueError("a batch without masks: every text needs at least one masked position to fill in "
+                         "(mask_low and mask_high set how many)")
+    move = lambda x: torch.from_numpy(x).to(device, non_blocking=True)
+    return move(batch["input"]), move(batch["target"]), torch.from_numpy(batch["mask"])
+
+
 class DatasetConsumer:
     """Windows of a token file as training problems.
 
     batch(split, step) is {"input", "target", "mask"}, each (batch_size, block_size), and "number", (batch_size,).
-    MASKED_FILL hides target's tokens behind MASK in input where mask is True; LANGUAGE_MODEL shifts by one.
+    MASKED_FILL replaces target's tokens by MASK in input where mask is True; LANGUAGE_MODEL shifts by one.
     Problem i of a step is drawn from (seed, step, its number in the step), so the same problems are drawn however a
-    step is cut into ranks and micro-batches.
+    step is cut into ranks and micro-batches. The files stay on disk; windows of them are read as they are needed.
     """
 
     def __init__(self, dataset, mode, block_size, batch_size, seed=1337, rank=0, world=1, masks=None, mask_low=0.2,
@@ -51,17 +65,17 @@ class DatasetConsumer:
         self.mode, self.block_size, self.batch_size = mode, block_size, batch_size
         self.seed, self.rank, self.world = seed, rank, world
         self.masks, self.mask_low, self.mask_high = masks or {"random": 1.0}, mask_low, mask_high
-        self.tokens = {split: self._read(split) for split in SPLITS}
+        self.tokens = {split: self._open(split) for split in SPLITS}
 
-    def _read(self, split):
+    def _open(self, split):
         path = os.path.join(self.folder, f"{split}.bin")
         if not os.path.exists(path):
             raise FileNotFoundError(f"dataset not prepared: {path} is missing; run python {self.folder}/prepare.py")
-        tokens = np.fromfile(path, dtype=np.uint16)
-        if len(tokens) <= self.block_size + 1:
-            raise ValueError(f"{path} has {len(tokens)} tokens, fewer than one window of "
+        count = os.path.getsize(path) // np.dtype(np.uint16).itemsize
+        if count <= self.block_size + 1:
+            raise ValueError(f"{path} has {count} tokens, fewer than one window of "
                              f"block_size={self.block_size} + 1; use a longer text or a smaller block_size")
-        return tokens
+        return np.memmap(path, dtype=np.uint16, mode="r", shape=(count,))
 
     def batch(self, split, step, micro=0):
         """Micro-batch `micro` of `step` as numpy arrays; this rank's share of it."""
@@ -77,7 +91,7 @@ class DatasetConsumer:
         rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step, number])
         tokens = self.tokens[split]
         start = int(rng.integers(len(tokens) - self.block_size))
-        window = tokens[start : start + self.block_size + 1].astype(np.int64)        # (T + 1,)
+        window = np.array(tokens[start : start + self.block_size + 1], dtype=np.int64)  # (T + 1,)
         if self.mode == LANGUAGE_MODEL:
             return {"input": window[:-1], "target": window[1:], "mask": np.ones(self.block_size, dtype=bool),
                     "number": np.int64(number)}
@@ -87,11 +101,11 @@ class DatasetConsumer:
                 "number": np.int64(number)}
 
     def size(self):
-        """How much there is, in words."""
-        hidden = f", {self.mask_low:.0%} to {self.mask_high:.0%} hidden ({', '.join(self.masks)})"
+        """How many tokens there are and how they are masked, in words."""
+        masked = f", {self.mask_low:.0%} to {self.mask_high:.0%} masked ({', '.join(self.masks)})"
         return (f"{len(self.tokens['train'])} training and {len(self.tokens['val'])} validation tokens, windows of "
-                f"{self.block_size}{hidden if self.mode != LANGUAGE_MODEL else ''}")
+                f"{self.block_size}{masked if self.mode != LANGUAGE_MODEL else ''}")
 
     def train_text(self):
         """The whole training text, decoded."""
-        return self.tokenizer.decode(self.tokens["train"])
+        return self.tokenizer.decode(self.tokens["train"].tolist())

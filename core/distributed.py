@@ -1,4 +1,4 @@
-"""Devices and ranks: the only file that knows how many processes there are."""
+"""Device, precision and ranks: the only file that knows how many processes there are."""
 
 import contextlib
 import importlib
@@ -49,15 +49,16 @@ class Distributed:
     share of a step needs no backward simply adds zeros.
     """
 
-    def __init__(self, device="auto"):
+    def __init__(self, device="auto", dtype="auto"):
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.device = detect_device(device, int(os.environ.get("LOCAL_RANK", 0)))
+        self.dtype = detect_dtype(dtype, self.device)
         self.is_main = self.rank == 0
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.world > 1:
-            # An optimizer imports it too; after init_process_group its default arguments would keep the group, and with
-            # it gloo's threads, alive beyond `close`, and now and then one of them aborts Python as it ends
+            # An optimizer imports this module too. Imported after init_process_group, its default arguments would keep
+            # the group and gloo's threads alive beyond `close`, and such a thread can abort Python as it ends.
             importlib.import_module("torch.distributed.nn")
             on_gpu = self.device.type == "cuda"
             dist.init_process_group("nccl" if on_gpu else "gloo", timeout=LONGEST_WAIT,
@@ -70,22 +71,22 @@ class Distributed:
             dist.all_reduce(x)
         return x
 
-    def sum_gradients(self, model):
-        """Replaces every gradient by its sum over ranks; a parameter without one counts as zero."""
-        for p in model.parameters():
-            if p.grad is None and p.requires_grad:
+    def sum_gradients(self, parameters):
+        """Replaces the gradient of each of these parameters by its sum over ranks; a missing one counts as zero."""
+        for p in parameters:
+            if p.grad is None:
                 p.grad = torch.zeros_like(p)
         if self.world > 1:
-            gradients = [p.grad for p in model.parameters() if p.requires_grad]
+            gradients = [p.grad for p in parameters]
             flat = torch.cat([g.flatten() for g in gradients])
             dist.all_reduce(flat)
             for g, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
                 g.copy_(summed.view_as(g))
 
-    def broadcast(self, model):
+    def broadcast(self, parameters):
         """Gives every rank the parameters of rank 0."""
         if self.world > 1:
-            for p in model.parameters():
+            for p in parameters:
                 dist.broadcast(p.data, src=0)
 
     def gather(self, value):
@@ -103,11 +104,11 @@ class Distributed:
         if self.world > 1:
             dist.barrier()
 
-    def autocast(self, dtype):
-        """Matrix products in `dtype`; a no-op for float32."""
-        if dtype == torch.float32:
+    def autocast(self):
+        """Matrix products in dtype; a no-op for float32."""
+        if self.dtype == torch.float32:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype)
+        return torch.autocast(self.device.type, self.dtype)
 
     def close(self):
         if self.world > 1:

@@ -1,10 +1,11 @@
-"""The judge: how real a text looks, what it learns from, and how well it tells."""
+"""The judge: its score of a text, the texts that it learns from, and how well it tells true text from filled text."""
 
 import numpy as np
 import torch
 
-from core.batch import unpack_batch
-from core.sampling import draw_uniforms, fill_once
+from core.dataset_consumer import unpack_batch
+from core.distributions import draw_uniforms
+from core.fill_in import fill_once
 
 CHUNK = 64  # texts per forward: what a CPU cache likes, and a bound on memory
 
@@ -32,8 +33,9 @@ def calculate_judge_scores(judge, text, cls_token_id):
 class FilledText:
     """Batches for a judge: corpus windows whose masked tokens were filled in by one of several frozen generators.
 
-    batch(split, step, micro) is (input, target, mask): the filled text (after CLS for a cls judge), the true one, and
-    what was filled. A share of the rows is left clean. Pure in (seed, rank, step) as the data underneath is.
+    batch(split, step, micro) is (input, target, mask): the filled text (after CLS for a cls judge), the true text, and
+    the mask of the filled tokens. A share of the rows is left clean. A batch depends on (seed, rank, step) alone, as
+    those of the dataset do.
     """
 
     def __init__(self, data, fillers, device, judge_head="realness", clean_share=0.1, temperature_low=0.7,

@@ -1,4 +1,4 @@
-"""Where numbers go: one aligned console line, metrics.jsonl as it happens, wandb if asked."""
+"""Metrics: one aligned console line, a record in metrics.jsonl at once, wandb if asked."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 
 def create_logger(config, dist, total_steps, columns):
-    """A Logger for rank 0; the other ranks get one that says nothing.
+    """A Logger for rank 0; the other ranks get one that writes nothing.
 
     config: has out_dir, wandb_log, wandb_project, wandb_run_name; columns: metrics of the console line, in order
     """
@@ -52,10 +52,11 @@ class Logger:
 
     HEADER_EVERY = 10  # console lines between two rows of column names
 
-    def __init__(self, out_dir, total_steps, columns, wandb_run=None, silent=False):
+    def __init__(self, out_dir, total_steps, columns, wandb_run=None, silent=False, clock=time.monotonic):
         self.path, self.columns = os.path.join(out_dir, "metrics.jsonl"), columns
-        self.wandb_run, self.silent = wandb_run, silent
-        self.total_steps, self.bar, self.started, self.first_step = total_steps, None, time.time(), 0
+        self.wandb_run, self.silent, self.clock = wandb_run, silent, clock
+        self.total_steps, self.bar = total_steps, None
+        self.ended = [(0, clock())]  # (step, time at its end), from where the estimate begins
         self.lines, self.wandb_errors = 0, ()
         if not silent:
             os.makedirs(out_dir, exist_ok=True)
@@ -63,18 +64,20 @@ class Logger:
                             leave=False)
 
     def start(self, step=0):
-        """A run begins or goes on at `step`: the records of later steps are about to be written again."""
-        self.started, self.first_step = time.time(), step
+        """A run begins or goes on at `step`: the records of later steps will be written again."""
+        self.ended = [(step, self.clock())]
         if not self.silent:
             self.bar.update(step)
             keep_records(self.path, step)
 
     def restart_clock(self):
-        """What came before shall not count in the estimated time."""
-        self.started = time.time()
+        """Leaves the time until now out of the estimate."""
+        self.ended = [(self.ended[-1][0], self.clock())]
 
     def tick(self):
+        """A step has ended, with its evaluation and its checkpoint, if any."""
         if not self.silent:
+            self.ended.append((self.ended[-1][0] + 1, self.clock()))
             self.bar.update(1)
 
     def say(self, text=""):
@@ -83,12 +86,20 @@ class Logger:
             sys.stdout.flush()
 
     def eta(self, step):
-        """Time left, from the mean time per step so far."""
-        left = (time.time() - self.started) / max(1, step - self.first_step) * (self.total_steps - step)
+        """Time left, from the mean time of the later half of the steps so far; '-' while there is only the first.
+
+        The first step is left out, because it loads kernels and fills caches. Evaluations and checkpoints count.
+        """
+        if step == self.total_steps:
+            return "0:00"
+        if len(self.ended) < 2:
+            return "-"
+        since, then = self.ended[max(1, len(self.ended) // 2)]
+        left = (self.clock() - then) / max(1, step - since) * (self.total_steps - step)
         return f"{int(left) // 60}:{int(left) % 60:02d}"
 
     def log(self, step, metrics, show=True):
-        """metrics: {name: number}. Every one goes to metrics.jsonl and wandb, those in `columns` to the console."""
+        """metrics: {name: number}. All go to metrics.jsonl and wandb, those in `columns` to the console as well."""
         if self.silent:
             return
         with open(self.path, "a") as f:
@@ -100,7 +111,7 @@ class Logger:
             self._dashboard(lambda run: run.log(metrics, step=step))
 
     def _show(self, step, metrics):
-        """One aligned line, under a line of names every now and then."""
+        """One aligned line; every HEADER_EVERY lines a line of column names above it."""
         width = {name: max(len(name), 8) for name in self.columns}
         if self.lines % self.HEADER_EVERY == 0:
             self.say("  ".join([f"{'step':>6}", *(f"{name:>{w}}" for name, w in width.items()), f"{'eta':>6}"]))
@@ -110,7 +121,7 @@ class Logger:
         self.say("  ".join([f"{step:>6}", *cells, f"{self.eta(step):>6}"]))
 
     def _dashboard(self, call):
-        """A lost dashboard must not cost a training run."""
+        """Calls wandb. A failure of wandb must not end a training run."""
         try:
             call(self.wandb_run)
         except (OSError, RuntimeError, ValueError, *self.wandb_errors) as error:
@@ -118,7 +129,7 @@ class Logger:
             self.wandb_run = None
 
     def doing(self, what):
-        """What takes the time right now, beside the progress bar."""
+        """Shows beside the progress bar what the run is doing."""
         if not self.silent:
             self.bar.set_postfix_str(what)
 
@@ -130,7 +141,7 @@ class Logger:
 
 
 def keep_records(path, step):
-    """Drops a file's records of steps after `step`, all of them at step 0, and a line that a crash cut short."""
+    """Drops a file's records of steps after `step`, at step 0 all records, and a line that a crash cut short."""
     kept = [record for record in read_records(path) if step and record["step"] <= step]
     with open(path + ".tmp", "w") as f:
         f.writelines(json.dumps(record) + "\n" for record in kept)
@@ -143,15 +154,15 @@ def read_records(path):
         return []
     with open(path) as f:
         lines = f.read().split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]  # what follows the last newline was never finished
+    return [json.loads(line) for line in lines[:-1] if line]  # a line without a newline is unfinished
 
 
 def highlight(text, filled, color):
-    """A text on one line, newlines as arrows, the characters where `filled` is true coloured if the terminal can."""
+    """A text on one line, newlines as arrows; with `color` the characters where `filled` is true are green."""
     out, on = [], False
-    for c, this in zip(text, filled, strict=True):
-        if color and bool(this) != on:
-            on = bool(this)
+    for c, sampled in zip(text, filled, strict=True):
+        if color and bool(sampled) != on:
+            on = bool(sampled)
             out.append("\033[1;32m" if on else "\033[0m")
         out.append("\u21b5" if c == "\n" else c)
     return "".join(out) + ("\033[0m" if on else "")

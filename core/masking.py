@@ -1,4 +1,6 @@
-"""How a window of tokens becomes a fill-in problem: which positions are hidden."""
+"""How a window of tokens becomes a fill-in problem: which positions are masked."""
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,7 +13,7 @@ def random_mask(rng, tokens, count, newline):
 
 
 def span_mask(rng, tokens, count, newline, mean_span=5):
-    """Contiguous runs of geometric length, drawn until `count` positions are hidden."""
+    """Contiguous runs of geometric length, drawn until `count` positions are masked."""
     mask = np.zeros(len(tokens), dtype=bool)
     while (left := count - mask.sum()) > 0:
         length = min(int(rng.geometric(1 / mean_span)), left)
@@ -21,9 +23,9 @@ def span_mask(rng, tokens, count, newline, mean_span=5):
 
 
 def line_mask(rng, tokens, count, newline):
-    """Whole lines in random order until `count` positions are hidden; the last one is cut to fit. Newlines stay."""
+    """Whole lines in random order until `count` positions are masked; the last line is cut to fit. Newlines stay."""
     mask = np.zeros(len(tokens), dtype=bool)
-    line = np.cumsum(np.concatenate(([0], tokens[:-1] == newline)))                  # (T,) which line a token is in
+    line = np.cumsum(np.concatenate(([0], tokens[:-1] == newline)))                  # (T,) the line of each token
     for i in rng.permutation(line[-1] + 1):
         inside = np.flatnonzero((line == i) & (tokens != newline))
         mask[inside[: count - mask.sum()]] = True
@@ -35,8 +37,33 @@ def line_mask(rng, tokens, count, newline):
 MASKS = {"random": random_mask, "span": span_mask, "line": line_mask}
 
 
+@dataclass(frozen=True)
+class MaskConfig:
+    """The settings of masking, for every script that fills in."""
+
+    # data
+    mask_random: float = 1.0               # weight of masking single positions, beside the other ways to mask
+    mask_span: float = 1.0                 # weight of masking runs of positions
+    mask_line: float = 0.0                 # weight of masking whole lines
+    mask_low: float = 0.2                  # smallest masked share of a text; drawn for each text
+    mask_high: float = 0.5                 # largest masked share of a text
+
+    def __post_init__(self):
+        if not 0 < self.mask_low <= self.mask_high <= 1:
+            raise ValueError(f"mask_low={self.mask_low} and mask_high={self.mask_high} must be 0 < low <= high <= 1: "
+                             "a batch without masks has nothing to fill in")
+        if not self.masks:
+            raise ValueError("mask_random, mask_span and mask_line are all 0: a batch without masks has nothing to "
+                             "fill in; set one of them above 0")
+
+    @property
+    def masks(self):
+        """{way to mask: weight}, of those whose weight is above 0."""
+        return {name: weight for name in MASKS if (weight := getattr(self, f"mask_{name}")) > 0}
+
+
 def draw_mask(rng, tokens, weights, low, high, newline):
-    """Hides a share of the window drawn from [low, high], in a way drawn by `weights`.
+    """Masks a share of the window drawn from [low, high], in a way drawn by `weights`.
 
     tokens: (T,) ids; weights: {name in MASKS: weight}; newline: the id that ends a line
     Returns (T,) bool with at least one True.
@@ -46,4 +73,15 @@ def draw_mask(rng, tokens, weights, low, high, newline):
     name = names[int(rng.choice(len(names), p=p / p.sum()))]
     count = max(1, round(float(rng.uniform(low, high)) * len(tokens)))
     mask = MASKS[name](rng, tokens, count, newline)
-    return mask if mask.any() else random_mask(rng, tokens, count, newline)  # a window of newlines has no line to hide
+    return mask if mask.any() else random_mask(rng, tokens, count, newline)  # a window of newlines has no line to mask
+
+
+def masked_positions(mask, device):
+    """Where each row is masked, as indices on `device`.
+
+    mask: (B, T) bool on the CPU
+    Returns position (B, M) int64, the masked positions in order, then padding; chosen (B, M) float32, 0.0 on padding.
+    """
+    M = int(mask.sum(1).max())
+    order = mask.int().argsort(dim=1, descending=True, stable=True)                  # (B, T) masked ones first
+    return order[:, :M].to(device), mask.gather(1, order[:, :M]).float().to(device)

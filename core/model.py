@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-LANGUAGE_MODEL = "language_model"    # causal: position t speaks about token t + 1
-MASKED_FILL = "masked_fill"          # bidirectional: position t speaks about token t
+LANGUAGE_MODEL = "language_model"    # causal: the state at position t predicts token t + 1
+MASKED_FILL = "masked_fill"          # bidirectional: the state at position t predicts token t
 SEQUENCE_SCORER = "sequence_scorer"  # bidirectional: how real the text looks, per position or as a whole
 MODES = (LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER)
 JUDGE_HEADS = ("realness", "cls")
@@ -74,7 +74,7 @@ class Attention(nn.Module):
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         q, k, v = (at_least_float32(z) if x.device.type == "cpu" else z.to(v.dtype) for z in (q, k, v))
         if past is not None:
-            k, v = past(k, v)                                                        # (B, H, S, D) with those before
+            k, v = past(k, v)                                                        # (B, H, before + T, D)
         # On a CPU the bfloat16 kernel is slower than the float32 one
         with torch.autocast(x.device.type, enabled=False):
             y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal and mask is None and T > 1,
@@ -101,10 +101,11 @@ class Block(nn.Module):
 
 
 def attention_mask(before, T, padding, causal, device):
-    """Which of the before + T columns each of T new positions reads; None if the kernel needs no telling.
+    """Which of the before + T columns each of T new positions reads.
 
-    padding: (B,) leading columns without a token, or None
-    Returns (1 or B, 1, T, before + T) bool or None. Every position reads itself, so that no softmax is empty.
+    padding: (B,) number of leading columns without a token, or None
+    Returns (1 or B, 1, T, before + T) bool, or None where the kernel's own causal mask, or none, is right. Every
+    position reads itself, so that no softmax is empty.
     """
     if padding is None and (before == 0 or T == 1):
         return None
@@ -116,18 +117,19 @@ def attention_mask(before, T, padding, causal, device):
 
 
 class Cache:
-    """Keys and values of what the rows of a batch have read so far, so that nothing is read twice.
+    """Keys and values of the tokens that the rows of a batch have read so far, so that no token is read twice.
 
-    It serves generation, where it is written in place into room made once by `repeat`, and training, where the prompt
-    that a group shares is read once and gradients flow back through it.
+    In generation new columns are written in place, into room that `repeat` reserves. In training the prompt that a
+    group shares is read once, and gradients flow back through its keys and values.
     """
 
     def __init__(self):
         self.layers, self.length, self.room = [], 0, 0
 
     def layer(self, i):
-        """What layer i calls with the keys and values (B, H, T, D) of new tokens; it returns those of all tokens."""
-        before = self.layers[i] if i < len(self.layers) else None  # called again by grad_checkpoint, it says the same
+        """The function that layer i calls with keys and values (B, H, T, D) of new tokens. It returns those of all
+        tokens, (B, H, before + T, D)."""
+        before = self.layers[i] if i < len(self.layers) else None  # grad_checkpoint calls the function a second time
 
         def extend(k, v):
             if before is None:
@@ -142,7 +144,7 @@ class Cache:
         return extend
 
     def repeat(self, times, room=0):
-        """A Cache in which every row stands `times` times; with room, for so many more columns written in place."""
+        """A Cache with `times` copies of every row, one after another; room: columns reserved for writing in place."""
         new = Cache()
         new.length, new.room = self.length, room
         for pair in self.layers:
@@ -151,12 +153,20 @@ class Cache:
         return new
 
     def keep(self, rows):
-        """Leaves only these rows."""
-        self.layers = [tuple(x[rows] for x in pair) for pair in self.layers]
+        """Drops all rows but these, one tensor at a time: the old cache and the new one never exist together."""
+        for i in range(len(self.layers)):
+            k, v = self.layers[i]
+            self.layers[i] = None
+            k = k[rows]
+            v = v[rows]
+            self.layers[i] = (k, v)
 
 
 class GPT(nn.Module):
-    """tokens in, logits out; what a logit means depends on config.mode.
+    """Tokens in, logits out; what a logit means depends on config.mode.
+
+    The model interface, which every kind of model offers to the rest of the code: states, project, new_cache,
+    longest_input, vocabulary and parameters_by_kind.
 
     LANGUAGE_MODEL, MASKED_FILL: logits over the base vocabulary, so that a special token has probability exactly 0.
     SEQUENCE_SCORER, realness:   one logit per position, log-odds that the token there is the true one.
@@ -167,6 +177,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.grad_checkpoint = False  # whether the backward pass computes activations again instead of keeping them
+        self.head_dtype = None        # of the output layer; None: that of the rest
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
@@ -183,10 +194,12 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=0.02 / (2 * config.n_layer) ** 0.5 if residual else 0.02)
 
     def states(self, tokens, position=None, past=None, padding=None):
-        """Final states. tokens: (B, T) ids below vocab_size; position: (B, M) those wanted, or None for all.
+        """Final hidden states.
 
-        past: a Cache of what these rows read before, which these tokens are added to (LANGUAGE_MODEL)
-        padding: (B,) how many leading columns of past and tokens hold no token, or None for none
+        tokens: (B, T) ids below vocab_size
+        position: (B, M) columns of tokens whose states are wanted, or None for all
+        past: a Cache of the tokens that these rows read before; these are added to it (LANGUAGE_MODEL)
+        padding: (B,) number of leading columns of past and tokens that hold no token, or None for none
         Returns (B, M or T, C)
         """
         T, before = tokens.shape[1], past.length if past is not None else 0
@@ -206,11 +219,18 @@ class GPT(nn.Module):
         return self.norm(x)
 
     def project(self, h):
-        """States (..., C) to what they say, in float32: logits (..., base_vocab_size), of a scorer one number (...)."""
+        """Logits in float32 from states (..., C): (..., base_vocab_size); of a scorer one number per state, (...)."""
         if self.scores:
             return at_least_float32(self.head(h).squeeze(-1))
         weight = self.embed.weight[: self.config.base_vocab_size] if self.config.tied else self.head.weight
-        return at_least_float32(F.linear(h, weight))
+        kind = h.device.type
+        if not torch.is_autocast_enabled(kind):
+            return at_least_float32(F.linear(h, weight))
+        # Autocast would cast the weight once for all calls and add up their gradients in its own precision. Cast here,
+        # each call's gradient is added to the others in float32.
+        dtype = self.head_dtype or torch.get_autocast_dtype(kind)
+        with torch.autocast(kind, enabled=False):
+            return at_least_float32(F.linear(h.to(dtype), weight.to(dtype)))
 
     def forward(self, tokens, position=None, past=None, padding=None):
         """The arguments of `states`; returns float32 logits (B, M or T, base_vocab_size); of a scorer (B, M or T) for
@@ -219,10 +239,26 @@ class GPT(nn.Module):
             return self.project(self.states(tokens)[:, 0])
         return self.project(self.states(tokens, position, past, padding))
 
+    def new_cache(self):
+        """An empty cache for `states` to fill."""
+        return Cache()
+
+    @property
+    def longest_input(self):
+        """Tokens that fit into one row."""
+        return self.config.block_size
+
+    @property
+    def vocabulary(self):
+        """Number of tokens that it can write: the width of its logits."""
+        return self.config.base_vocab_size
+
+    def parameters_by_kind(self):
+        """{"matrices": those of the blocks, "embeddings": and output layers, "vectors": norms}, for the optimizers."""
+        kinds = {"matrices": [], "embeddings": [], "vectors": []}
+        for name, p in self.named_parameters():
+            kinds["vectors" if p.dim() < 2 else "matrices" if name.startswith("blocks.") else "embeddings"].append(p)
+        return kinds
+
     def num_parameters(self):
         return sum(p.numel() for p in self.parameters())
-
-
-def bare(model):
-    """The module under torch.compile."""
-    return getattr(model, "_orig_mod", model)

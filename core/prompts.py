@@ -1,4 +1,4 @@
-"""Prompts: records from JSONL or JSON, rendered by a template, split, and drawn as problems or as lessons."""
+"""Prompts: records from JSONL or JSON, rendered by a template, split, and drawn as problems or training examples."""
 
 import hashlib
 import json
@@ -11,18 +11,18 @@ from core.tokenizer import load_meta
 
 PROMPTS = "prompts.jsonl"
 FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
-          "answer": ("answer", "solution", "response", "output")}  # what other data sets call them, first one wins
-RESERVED = ("prompts", "completions", "text", "tokens", "where")  # what rewards are called with, and our own notes
+          "answer": ("answer", "solution", "response", "output")}  # their names in other data sets; the first one wins
+RESERVED = ("prompts", "completions", "text", "tokens", "where")  # arguments of rewards, and what we add to a record
 VALIDATION_PERCENT = 10
 
 
 def plain(messages):
-    """The contents alone, a blank line between two messages: for a model that was trained on bare text."""
+    """The contents alone, a blank line between two messages: for a model that was trained on plain text."""
     return "\n\n".join(m["content"] for m in messages)
 
 
 def chat(messages):
-    """Named turns, ending where the assistant's begins."""
+    """Turns with the names of their roles; the assistant's turn begins at the end."""
     return "".join(f"{m['role'].capitalize()}: {m['content']}\n\n" for m in messages) + "Assistant: "
 
 
@@ -50,13 +50,13 @@ def render(prompt, template="plain", system_prompt=None, response_prefix=""):
 
 
 def check_record(record, where):
-    """A record with its prompt and answer under these names; `where` (file and line) is named in errors."""
+    """The record with its prompt and answer under these names; errors name `where` (file and line)."""
     if not isinstance(record, dict):
         raise ValueError(f"{where}: a record must be an object with a prompt, not {type(record).__name__}")
     record = dict(record)
     for name in RESERVED:
         if name in record:
-            raise ValueError(f"{where}: the field {name} has a meaning of its own here; give it another name")
+            raise ValueError(f"{where}: the field {name} is reserved; give it another name")
     for field, names in FIELDS.items():
         found = next((name for name in names if name in record), None)
         if found is not None:
@@ -106,8 +106,14 @@ def read_records(path):
     return [check_record(record, where) for record, where in zip(whole, places, strict=True)]
 
 
+def as_columns(records):
+    """(rendered prompts, {field: values}) of records of PromptConsumer: the arguments of rewards."""
+    fields = {field for record in records for field in record} - {"prompt", "text", "tokens", "where", "split"}
+    return [r["text"] for r in records], {field: [r.get(field) for r in records] for field in fields}
+
+
 def side(prompt):
-    """'train' or 'val', the same for the same prompt in every file and Python version."""
+    """The split of a prompt, 'train' or 'val': the same in every file and Python version."""
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
     return "val" if number % 100 < VALIDATION_PERCENT else "train"
@@ -116,7 +122,7 @@ def side(prompt):
 def write_prompts(folder, records, tokenizer, **facts):
     """Writes prompts.jsonl and, last, meta.json; each appears whole or not at all. Identical prompts are kept once.
 
-    A record without a "split" is on the side that a hash of its prompt says.
+    A record without a "split" gets the one that a hash of its prompt chooses.
     """
     os.makedirs(folder, exist_ok=True)
     unique = {json.dumps(record["prompt"]): {**record, "split": record.get("split") or side(record["prompt"])}
@@ -134,18 +140,18 @@ def write_prompts(folder, records, tokenizer, **facts):
 
 
 def has_prompts(dataset):
-    """Whether a dataset is one of prompts, not of running text."""
+    """Whether a dataset consists of prompts, not of running text."""
     return os.path.exists(os.path.join(dataset_folder(dataset), PROMPTS))
 
 
 class PromptConsumer:
-    """Prompts as problems to complete, or records as lessons in completing them.
+    """Prompts as problems to complete, or records as supervised training examples.
 
     problems(split, step, micro) is {"input": (B, T) prompts padded on the left, "padding": (B,), "number": (B,),
     "record": (B,) objects}; batch(split, step, micro) is {"input", "target", "mask", "number"}, each (B, T): the whole
-    text shifted by one, the mask on its completion and stop token.
+    text shifted by one, the mask True on its completion and stop token.
     Problem i of a step is drawn from (seed, step, its number in the step), however a step is cut into ranks and
-    micro-batches, and no problem comes twice in a step unless there are too few. Prompts longer than
+    micro-batches, and no problem occurs twice in a step unless there are too few. Prompts longer than
     min(90th percentile of the lengths, max_prompt_length) tokens are left out and counted.
     """
 
@@ -187,12 +193,12 @@ class PromptConsumer:
                 raise ValueError(f"{record['where']}: no {field}, which {why} needs; give it as {' or '.join(names)}")
 
     def size(self):
-        """How much there is, in words."""
+        """The numbers of prompts, in words."""
         cut = ""
         if self.block_size:
             cut = sum(len(r["tokens"]) + len(self.tokenizer.encode(str(r.get("completion", "")))) > self.block_size
                       for split in SPLITS for r in self.records[split])
-            cut = f"; {cut} lessons are cut at block_size={self.block_size}" if cut else ""
+            cut = f"; {cut} training examples are cut at block_size={self.block_size}" if cut else ""
         return (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
                 f"{self.longest} tokens, {self.dropped} longer ones dropped{cut}")
 
@@ -211,7 +217,7 @@ class PromptConsumer:
         return self.pack(records, numbers)
 
     def pack(self, records, numbers):
-        """Some records as a batch of problems."""
+        """The records as a batch of problems, padded on the left."""
         input = np.full((len(records), self.longest), self.tokenizer.pad_token_id, dtype=np.int64)
         for row, record in zip(input, records, strict=True):
             row[self.longest - len(record["tokens"]) :] = record["tokens"]
@@ -220,12 +226,12 @@ class PromptConsumer:
                 "record": np.array([*records, None], dtype=object)[:-1]}
 
     def batch(self, split, step, micro=0):
-        """Lessons: prompt, the record's "completion" and stop token."""
+        """Training examples: the prompt, the record's "completion" and the stop token."""
         numbers, records = self._drawn(split, step, micro)
         texts = [(r["tokens"], [*self.tokenizer.encode(str(r["completion"])), self.tokenizer.stop_token_id])
                  for r in records]
         width = max(len(prompt) + len(completion) for prompt, completion in texts) - 1
-        width = min(width, self.block_size or width)                                 # what a model can read
+        width = min(width, self.block_size or width)                                 # the longest input of the model
         input = np.full((len(texts), width + 1), self.tokenizer.pad_token_id, dtype=np.int64)
         mask = np.zeros((len(texts), width + 1), dtype=bool)
         for i, (prompt, completion) in enumerate(texts):

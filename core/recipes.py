@@ -1,4 +1,4 @@
-"""What is missing and has a recipe is built: a dataset by its prepare.py, a checkpoint by core/pretrain.py."""
+"""Builds a missing file that has a recipe: a dataset with its prepare.py, a checkpoint with core/pretrain.py."""
 
 import os
 import subprocess
@@ -6,21 +6,22 @@ import sys
 
 from core.config import ROOT
 
-NOT_FOR_CHILDREN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def build_missing(path, recipe, key, command, say):
     """Runs `command` if the file `path`, named by the setting `key`, is missing and there is a recipe for it."""
     if path is None or recipe is None or os.path.exists(path):
         return
-    say(f"{key}: {path} is missing; building it with {recipe} (interrupt it and it goes on from there next time)")
-    environment = {name: value for name, value in os.environ.items() if name not in NOT_FOR_CHILDREN}
+    say(f"{key}: {path} is missing; building it with {recipe} (if you interrupt it, the next start goes on from there)")
+    # The child runs alone, not as a rank of this run
+    environment = {name: value for name, value in os.environ.items() if name not in TORCHRUN_VARIABLES}
     if subprocess.run([sys.executable, *command], env=environment).returncode:
         raise ValueError(f"{key}: building {path} with {recipe} failed, see above")
 
 
 def build_missing_dataset(folder, recipe, say):
-    """meta.json is what a prepare.py writes last."""
+    """Runs the recipe if the folder has no meta.json, which a prepare.py writes last."""
     build_missing(os.path.join(folder, "meta.json"), recipe, "dataset", [recipe, f"--out={folder}"], say)
 
 

@@ -1,4 +1,4 @@
-"""Fills in a text of yours, every mask character one hidden token, or completes it if the model is causal.
+"""Fills in a text of yours, where each mask character is one hidden token, or completes it with a causal model.
 
 python core/sample.py --checkpoint=data/char_diffusion/pretrained/generator.safetensors --text='The ____ of the ____'
 python core/sample.py --checkpoint=data/arithmetic/pretrained/generator.safetensors --text='347+85='
@@ -12,29 +12,31 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
 
-from core.batch import masked_positions
 from core.checkpoint_manager import load_model, load_tokenizer
 from core.config import load_config, run_script
 from core.distributed import detect_device
+from core.distributions import draw_uniforms
+from core.fill_in import fill_in, fill_in_passes
+from core.generation import Stop, generate
 from core.logger import highlight
+from core.masking import masked_positions
 from core.model import LANGUAGE_MODEL, MASKED_FILL
-from core.sampling import Stop, draw_uniforms, fill_in, fill_in_passes, generate
 
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """Which generator fills or completes which text, how often and how boldly."""
+    """The settings of core/sample.py and their defaults."""
 
-    checkpoint: str = "out-grpo/model.safetensors"
-    text: str = ""
-    mask_character: str = "_"
+    checkpoint: str = "out-grpo/model.safetensors"  # the model that writes
+    text: str = ""             # what it fills in or completes
+    mask_character: str = "_"  # stands for one hidden token
     unmask_steps: int = 1      # passes in which a masked-fill model fills in
-    max_new_tokens: int = 128  # of a completion
-    num_samples: int = 5
-    temperature: float = 0.8
-    top_p: float = 0.95
-    seed: int = 1337
-    device: str = "auto"
+    max_new_tokens: int = 128  # most tokens of a completion
+    num_samples: int = 5       # versions to print
+    temperature: float = 0.8   # below 1 prefers likely tokens, above 1 flattens
+    top_p: float = 0.95        # the nucleus; 1.0 for all tokens
+    seed: int = 1337           # of the noise
+    device: str = "auto"       # auto takes cuda, then mps, then cpu
 
     def __post_init__(self):
         if len(self.mask_character) != 1:

@@ -15,20 +15,20 @@ PLAIN = {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "
 
 
 def fold_to_ascii(text):
-    """Replaces what has an ASCII twin, drops the rest. Returns (text, characters folded, characters dropped)."""
+    """Replaces characters by ASCII ones or, without an equivalent, drops them. Returns (text, folded, dropped)."""
     out, folded, dropped = [], 0, 0
     for c in text:
         if c == "\n" or " " <= c <= "~":
             out.append(c)
             continue
-        twin = PLAIN.get(c) or "".join(d for d in unicodedata.normalize("NFKD", c) if " " <= d <= "~")
-        out.append(twin)
-        folded, dropped = folded + bool(twin), dropped + (not twin)
+        equivalent = PLAIN.get(c) or "".join(d for d in unicodedata.normalize("NFKD", c) if " " <= d <= "~")
+        out.append(equivalent)
+        folded, dropped = folded + bool(equivalent), dropped + (not equivalent)
     return "".join(out), folded, dropped
 
 
 def number_specials(tokenizer, base_vocab_size):
-    """Gives MASK, PAD and CLS the ids behind the base vocabulary, which a model reads but never writes."""
+    """Gives MASK, PAD and CLS the ids after the base vocabulary: a model reads them and never samples them."""
     tokenizer.base_vocab_size, tokenizer.vocab_size = base_vocab_size, base_vocab_size + len(SPECIALS)
     for i, name in enumerate(SPECIALS):
         setattr(tokenizer, f"{name}_token_id", base_vocab_size + i)
@@ -42,7 +42,7 @@ def special_ids(tokenizer):
 class CharTokenizer:
     """One id per character: printable ASCII and newline, then tags and STOP if asked for, then MASK, PAD, CLS.
 
-    The vocabulary is fixed and not read off a corpus, so one checkpoint fits every text. tags: strings that are one
+    The vocabulary is fixed, not collected from a corpus, so one checkpoint fits every text. tags: strings that are one
     token each, such as '<SOLUTION>'; stop: adds the token that ends a completion, which no text can contain.
     """
 
@@ -70,74 +70,109 @@ class CharTokenizer:
 
     def description(self):
         """Plain values that from_description turns back into this tokenizer; equal for equal vocabularies."""
-        causal = self.tags or self.stop_token_id is not None  # without, as fill-in checkpoints have it
+        causal = self.tags or self.stop_token_id is not None  # fill-in checkpoints have neither key
         more = {"tags": list(self.tags), "stop_token_id": self.stop_token_id} if causal else {}
         return {"kind": "char", "characters": self.characters, **more, **special_ids(self)}
 
 
 class BPETokenizer:
-    """tiktoken's byte pairs: 'gpt2', 'cl100k_base', or a file of ranks (per line a base64 token and its rank).
+    """tiktoken's byte pairs: 'gpt2', 'cl100k_base', a file of ranks (on each line a base64 token and its rank), or the
+    tokens themselves in the order of their ranks.
 
     The base vocabulary ends with <|endoftext|>, the stop token. The named encodings are downloaded once and kept by
-    tiktoken (TIKTOKEN_CACHE_DIR); without a network that is a ValueError that says what to do.
+    tiktoken (TIKTOKEN_CACHE_DIR); without a network that is a ValueError that names the remedy.
     """
 
-    def __init__(self, encoding):
-        import tiktoken
-        from requests.exceptions import RequestException
-        self.encoding = encoding
-        if encoding in BPE_ENCODINGS:
-            try:
-                self.bpe = tiktoken.get_encoding(encoding)
-            except RequestException as error:
-                raise ValueError(f"tokenizer {encoding} could not be downloaded ({type(error).__name__}); set "
-                                 "TIKTOKEN_CACHE_DIR to a folder that has it, or name a local file of ranks") from None
+    def __init__(self, encoding=None, tokens=None):
+        self.encoding = encoding if encoding in BPE_ENCODINGS else None
+        if self.encoding is not None:
+            self.bpe = named_bpe(encoding)
         else:
-            self.bpe = local_bpe(encoding)
+            self.tokens = read_ranks(encoding) if tokens is None else tokens
+            self.bpe = bpe_of_tokens(self.tokens)
         self.stop_token_id, self.words = self.bpe.eot_token, len(self.bpe.token_byte_values())
         self.newline_token_id = next(iter(self.bpe.encode_ordinary("\n")), -1)
         number_specials(self, self.bpe.n_vocab)
 
     def encode(self, text):
-        """Ids of the text; what looks like a special token in it is read as plain characters."""
+        """Ids of the text; the name of a special token in it is read as plain characters."""
         return self.bpe.encode_ordinary(text)
 
     def decode(self, ids, special="_"):
         """Text of the ids; every special token is shown as `special`, the stop token not at all."""
         blank = special.encode()
         token = lambda i: (b"" if i == self.stop_token_id else self.bpe.decode_single_token_bytes(i) if i < self.words
-                           else blank)  # cl100k_base has ids between its words and its last special that mean nothing
+                           else blank)  # cl100k_base has unused ids between its words and its last special token
         return b"".join(map(token, ids)).decode("utf-8", errors="replace")
 
     def description(self):
-        ranks = {} if self.encoding in BPE_ENCODINGS else {"sha256": file_hash(self.encoding)}
-        return {"kind": "bpe", "encoding": self.encoding, **ranks, "stop_token_id": self.stop_token_id,
-                **special_ids(self)}
+        """Plain values that from_description turns back into this tokenizer, without a file of ranks."""
+        vocabulary = {"encoding": self.encoding}
+        if self.encoding is None:
+            vocabulary = {"ranks": " ".join(base64.b64encode(token).decode() for token in self.tokens)}
+        return {"kind": "bpe", **vocabulary, "stop_token_id": self.stop_token_id, **special_ids(self)}
 
 
-def file_hash(path):
-    with open(path, "rb") as f:
-        return hashlib.sha256(f.read()).hexdigest()
-
-
-def local_bpe(path):
-    """A tiktoken encoding from a file of ranks, with GPT-2's way to cut text into words."""
+def named_bpe(name):
+    """The tiktoken encoding of that name."""
     import tiktoken
+    from requests.exceptions import RequestException
+    try:
+        return tiktoken.get_encoding(name)
+    except RequestException as error:
+        raise ValueError(f"tokenizer {name} could not be downloaded ({type(error).__name__}); set "
+                         "TIKTOKEN_CACHE_DIR to a folder that has it, or name a local file of ranks") from None
+
+
+def bpe_of_tokens(tokens):
+    """A tiktoken encoding from tokens in the order of their ranks; text is cut into words as GPT-2 does it."""
+    import tiktoken
+    words = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+    return tiktoken.Encoding("ranks", pat_str=words, mergeable_ranks={token: i for i, token in enumerate(tokens)},
+                             special_tokens={"<|endoftext|>": len(tokens)})
+
+
+def read_ranks(path):
+    """The tokens of a file of ranks, in the order of their ranks."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"tokenizer {path}: neither char, {', '.join(BPE_ENCODINGS)} nor a file of ranks")
     ranks = {}
-    for number, line in enumerate(open(path, "rb"), 1):
-        if line.strip():
-            try:
-                token, rank = line.split()
-                ranks[base64.b64decode(token, validate=True)] = int(rank)
-            except ValueError:  # binascii.Error is one
-                raise ValueError(f"{path}, line {number}: not a base64 token and its rank") from None
-    words = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-    if not set(ranks.values()) == set(range(len(ranks))) or not all(bytes([b]) in ranks for b in range(256)):
+    with open(path, "rb") as f:
+        for number, line in enumerate(f, 1):
+            if line.strip():
+                try:
+                    token, rank = line.split()
+                    ranks[base64.b64decode(token, validate=True)] = int(rank)
+                except ValueError:  # binascii.Error is one
+                    raise ValueError(f"{path}, line {number}: not a base64 token and its rank") from None
+    if set(ranks.values()) != set(range(len(ranks))) or not all(bytes([b]) in ranks for b in range(256)):
         raise ValueError(f"{path}: ranks must be 0 to {len(ranks) - 1} without gaps, all 256 single bytes among them")
-    return tiktoken.Encoding(os.path.basename(path), pat_str=words, mergeable_ranks=ranks,
-                             special_tokens={"<|endoftext|>": len(ranks)})
+    return sorted(ranks, key=ranks.get)
+
+
+def described_bpe(description, where):
+    """The byte pairs of a description. One without ranks names an encoding or, in its older form, a file of ranks with
+    the hash of its content."""
+    if "ranks" in description:
+        try:
+            tokens = [base64.b64decode(token, validate=True) for token in description["ranks"].split(" ")]
+        except ValueError:  # binascii.Error is one
+            tokens = []
+        if len(set(tokens)) != len(tokens) or not all(bytes([b]) in tokens for b in range(256)):
+            raise ValueError(f"{where}: the ranks of its tokenizer are damaged; prepare it again")
+        return BPETokenizer(tokens=tokens)
+    if "encoding" not in description:
+        raise ValueError(f"{where}: its tokenizer has neither encoding nor ranks; prepare it again")
+    path, sha256 = description["encoding"], description.get("sha256")
+    if sha256 is not None:
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"{where}: its tokenizer is the file of ranks {path}, which does not exist; put it "
+                                    "there again, or prepare it again")
+        with open(path, "rb") as f:
+            if hashlib.sha256(f.read()).hexdigest() != sha256:
+                raise ValueError(f"{where}: its tokenizer is the file of ranks {path}, which has changed since; put "
+                                 f"the file with sha256 {sha256} there again, or prepare it again")
+    return BPETokenizer(path)
 
 
 def named_tokenizer(name, tags=()):
@@ -146,7 +181,7 @@ def named_tokenizer(name, tags=()):
 
 
 def from_description(description, where):
-    """The tokenizer that wrote `description`; `where` names the file it stands in, for the error."""
+    """The tokenizer that wrote `description`; `where` names its file, for the error."""
     for key in ("kind", "base_vocab_size", "vocab_size", *(f"{name}_token_id" for name in SPECIALS)):
         if key not in description:
             raise ValueError(f"{where} has no {key}: prepare the dataset again with its prepare.py")
@@ -154,13 +189,21 @@ def from_description(description, where):
         tokenizer = CharTokenizer(description["characters"], description.get("tags", ()),
                                   description.get("stop_token_id") is not None)
     elif description["kind"] == "bpe":
-        tokenizer = BPETokenizer(description["encoding"])
+        tokenizer = described_bpe(description, where)
     else:
         raise ValueError(f"{where}: kind={description['kind']!r} of tokenizer is not known (known: char, bpe)")
-    if tokenizer.description() != description:
+    sizes = lambda values: {key: x for key, x in values.items() if key not in ("encoding", "sha256", "ranks")}
+    if sizes(tokenizer.description()) != sizes(description):
         raise ValueError(f"{where}: its vocabulary sizes and special ids do not agree with its characters or ranks; "
                          "prepare it again")
     return tokenizer
+
+
+def same_vocabulary(description, tokenizer, where):
+    """Whether a description, of this form or of the older one, is that of the tokenizer."""
+    if "sha256" in description:
+        description = from_description(description, where).description()
+    return description == tokenizer.description()
 
 
 def load_meta(folder):

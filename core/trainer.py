@@ -32,37 +32,41 @@ class Trainer:
     evaluate: model -> {metric: number}, called every eval_interval steps and at the end, on rank 0
     """
 
-    def __init__(self, model, config, batches, evaluate, tokenizer, logger, dist, dtype):
+    def __init__(self, model, config, batches, evaluate, tokenizer, logger, dist):
         self.model, self.config, self.batches, self.evaluate = model, config, batches, evaluate
-        self.tokenizer, self.logger, self.dist, self.dtype = tokenizer, logger, dist, dtype
+        self.tokenizer, self.logger, self.dist = tokenizer, logger, dist
         self.optimizers = build_optimizers(model, config, dist.device.type)
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
-        self.checkpoints = CheckpointManager(config.out_dir, config.keep_checkpoints)
+        self.checkpoints = CheckpointManager(config.out_dir, self.write_model, config.keep_checkpoints)
         self.step, self.skipped_steps, self.facts = 0, 0, {}
 
+    def write_model(self, path, **facts):
+        save_model(path, self.model, self.tokenizer, **facts)
+
     def resume(self):
-        state = self.checkpoints.load(self.model, self.optimizers)
+        state = self.checkpoints.load(self.model.state_dict(), self.optimizers)
+        self.model.load_state_dict(state["model"])
         self.step, self.skipped_steps, self.facts = state["step"], state["skipped_steps"], state["facts"]
 
     def save(self):
         if self.dist.is_main:
-            self.checkpoints.save(self.step, self.model, self.optimizers, self.tokenizer, self.facts,
+            self.checkpoints.save(self.step, self.model.state_dict(), self.optimizers, self.facts,
                                   skipped_steps=self.skipped_steps)
 
     def run(self):
         """Trains to max_iters optimizer steps, evaluating, logging and saving on the way."""
         c, bad = self.config, BadSteps(self.config.max_bad_steps, self.checkpoints)
-        self.dist.broadcast(self.model)
+        self.dist.broadcast(self.model.parameters())
         self.logger.start(self.step)
         since, tokens = time.time(), 0
         while self.step < c.max_iters:
             self.model.train()
-            if c.dropout > 0:  # masks that a resumed run draws again
+            if c.dropout > 0:  # a resumed run draws the same dropout masks
                 torch.manual_seed(hash((c.seed, self.dist.rank, self.step)))
             batches = [self.batches("train", self.step, micro) for micro in range(c.gradient_accumulation_steps)]
             lr = self.schedule.lr(self.step)
-            metrics = training_step(self.model, batches, self.optimizers, lr, c.grad_clip, self.dist, self.dtype)
+            metrics = training_step(self.model, batches, self.optimizers, lr, c.grad_clip, self.dist)
             self.step += 1
             bad.check(metrics["skipped_steps"])
             self.skipped_steps += metrics["skipped_steps"]
@@ -88,7 +92,7 @@ class Trainer:
         if not self.dist.is_main:
             return {}
         self.model.eval()
-        with self.dist.autocast(self.dtype):
+        with self.dist.autocast():
             facts = self.evaluate(self.model)
         self.logger.log(self.step, facts, show=False)
         self.logger.say("  validation: " + ", ".join(f"{name} {value:.4f}" for name, value in facts.items()))

@@ -1,71 +1,73 @@
-"""One supervised optimizer step, and the part of it that every kind of training shares: apply_gradients."""
+"""One supervised optimizer step, and its end, apply_gradients, which reinforcement learning shares."""
 
 import math
 
 import torch
 
-from core.losses import supervised_sums
-from core.model import bare
+from core.supervised_loss import supervised_sums
 
 
-def build_optimizers(model, config, device_type="cpu"):
+def build_optimizers(learner, config, device_type="cpu"):
     """AdamW, or Muon for the matrices of the blocks (Jordan et al. 2024) and AdamW for the rest.
 
-    config: optimizer, learning_rate, weight_decay, beta1, beta2. Muon's update is scaled to AdamW's size
-    (arXiv 2502.16982), so one learning_rate serves both. Weight decay on matrices alone.
+    learner: a model or a policy, with parameters_by_kind; config: optimizer, learning_rate, weight_decay, beta1, beta2
+    Muon's update is scaled to AdamW's size (arXiv 2502.16982), so one learning_rate serves both. Weight decay on
+    matrices and embeddings alone.
     """
-    named = list(bare(model).named_parameters())
-    matrices = [p for name, p in named if p.dim() == 2 and name.startswith("blocks.")]
-    others = [p for name, p in named if not (p.dim() == 2 and name.startswith("blocks."))]
-    groups = [{"params": [p for p in others if p.dim() == 2], "weight_decay": config.weight_decay},
-              {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0}]
-    muon = []
+    kinds, muon = learner.parameters_by_kind(), []
+    groups = [{"params": list(kinds["embeddings"]), "weight_decay": config.weight_decay},
+              {"params": list(kinds["vectors"]), "weight_decay": 0.0}]
     if config.optimizer == "muon":
-        muon = [torch.optim.Muon(matrices, lr=config.learning_rate, weight_decay=config.weight_decay,
+        muon = [torch.optim.Muon(kinds["matrices"], lr=config.learning_rate, weight_decay=config.weight_decay,
                                  adjust_lr_fn="match_rms_adamw")]
     elif config.optimizer == "adamw":
-        groups[0]["params"] += matrices
+        groups[0]["params"] += kinds["matrices"]
     else:
         raise ValueError(f"optimizer={config.optimizer!r} is not one of adamw, muon")
     return [torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2),
                               fused=device_type == "cuda"), *muon]
 
 
-def apply_gradients(model, optimizers, lr, grad_clip, sums, dist, divide_by=None):
-    """Ends an optimizer step: gradients and sums are totalled over ranks, clipped, applied, cleared.
+def apply_gradients(parameters, optimizers, lr, grad_clip, sums, dist, count, mean=False):
+    """Ends an optimizer step: gradients and sums are totalled over ranks, clipped, applied, cleared. One host sync.
 
-    sums: {name: 0-d tensor} that add up over ranks; divide_by: the one whose total the gradient is divided by
-    One host sync. A step whose sums or gradient are not finite changes nothing but the count.
-    Returns {name: float} with grad_norm and skipped_steps (0 or 1) added
+    sums: {name: 0-d tensor or number} that add up over ranks
+    count: the name of the sum that counts the tokens in the loss; mean: whether the gradient is divided by its total
+    A step whose sums or gradient are not finite changes nothing but the count of skipped steps. A step without a single
+    token in the loss changes nothing either: momentum and weight decay alone must not move the weights.
+    Returns {name: float} with grad_norm, and skipped_steps and empty_steps (0 or 1 each), added
     """
-    dist.sum_gradients(model)
-    as_scalar = lambda x: x.float() if torch.is_tensor(x) else torch.full((), float(x), device=dist.device)
+    parameters = [p for p in parameters if p.requires_grad]
+    dist.sum_gradients(parameters)
+    as_scalar = lambda x: torch.as_tensor(x).to(dist.device, torch.float32, non_blocking=True)
     totals = dist.total(torch.stack([as_scalar(x) for x in sums.values()]))
-    if divide_by is not None:
-        torch._foreach_div_([p.grad for p in model.parameters()], totals[list(sums).index(divide_by)])
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip if grad_clip > 0 else math.inf)
+    if mean:
+        torch._foreach_div_([p.grad for p in parameters], totals[list(sums).index(count)].clamp(min=1))
+    norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip if grad_clip > 0 else math.inf)
     *values, norm = torch.cat((totals, norm.reshape(1).float())).tolist()
-    finite = math.isfinite(norm) and all(map(math.isfinite, values))
+    out = dict(zip(sums, values, strict=True))
+    finite, empty = math.isfinite(norm) and all(map(math.isfinite, values)), out[count] == 0
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = lr
-        if finite:
+        if finite and not empty:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return dict(zip(sums, values, strict=True)) | {"grad_norm": norm, "skipped_steps": int(not finite)}
+    return out | {"grad_norm": norm, "skipped_steps": int(not finite), "empty_steps": int(empty)}
 
 
-def training_step(model, batches, optimizers, lr, grad_clip, dist, dtype=torch.float32):
+def training_step(model, batches, optimizers, lr, grad_clip, dist):
     """One optimizer step on micro-batches [(input, target, mask)]: the mean loss over all of them on all ranks.
 
     Returns {"loss", "accuracy", "grad_norm", "skipped_steps"}
     """
     sums = {"loss": 0.0, "correct": 0.0, "count": 0.0}
     for input, target, mask in batches:
-        with dist.autocast(dtype):
+        with dist.autocast():
             part = supervised_sums(model, input, target, mask)
         part["loss"].backward()
         sums = {name: sums[name] + part[name].detach() for name in sums}
-    out = apply_gradients(model, optimizers, lr, grad_clip, sums, dist, divide_by="count")
-    return {"loss": out["loss"] / out["count"], "accuracy": out["correct"] / out["count"],
+    out = apply_gradients(model.parameters(), optimizers, lr, grad_clip, sums, dist, "count", mean=True)
+    count = max(1.0, out["count"])
+    return {"loss": out["loss"] / count, "accuracy": out["correct"] / count,
             "grad_norm": out["grad_norm"], "skipped_steps": out["skipped_steps"]}

@@ -34,10 +34,10 @@ class ArithmeticConfig:
     terms: int = 2          # numbers in a problem
     operators: str = "+"    # + or - or both
     working: bool = True    # whether a completion shows partial results between tags
-    problems: int = 100000
+    problems: int = 100000  # of them a tenth for validation
     tokenizer: str = "char" # char (tags are one token each), gpt2, cl100k_base or a file of ranks
-    seed: int = 0
-    out: str = HERE
+    seed: int = 0           # of the numbers that are drawn
+    out: str = HERE         # the folder of the dataset; another one is used as --dataset=FOLDER
 
     def __post_init__(self):
         if not self.operators or set(self.operators) - set("+-"):

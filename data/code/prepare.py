@@ -49,10 +49,10 @@ LABELS = (("yes", "no"), ("hot", "cold"), ("in", "out"), ("a", "b"), ("on", "off
 
 @dataclass(frozen=True)
 class CodeConfig:
-    problems: int = 4000
+    problems: int = 4000     # of them a tenth for validation
     tokenizer: str = "char"  # char, gpt2, cl100k_base or a file of ranks
-    seed: int = 0
-    out: str = HERE
+    seed: int = 0            # of the problems that are drawn
+    out: str = HERE          # the folder of the dataset; another one is used as --dataset=FOLDER
 
 
 @dataclass(frozen=True)

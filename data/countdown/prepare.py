@@ -27,14 +27,14 @@ STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 @dataclass(frozen=True)
 class CountdownConfig:
-    numbers: int = 3
-    smallest: int = 1
-    largest: int = 50
-    target_largest: int = 100
-    problems: int = 100000
-    tokenizer: str = "char"  # char, gpt2, cl100k_base or a file of ranks
-    seed: int = 0
-    out: str = HERE
+    numbers: int = 3           # in a problem, each used once
+    smallest: int = 1          # smallest number
+    largest: int = 50          # largest number
+    target_largest: int = 100  # largest result to reach
+    problems: int = 100000     # of them a tenth for validation
+    tokenizer: str = "char"    # char, gpt2, cl100k_base or a file of ranks
+    seed: int = 0              # of the numbers that are drawn
+    out: str = HERE            # the folder of the dataset; another one is used as --dataset=FOLDER
 
     def __post_init__(self):
         if not 2 <= self.numbers <= 6 or not 0 < self.smallest <= self.largest or self.problems < 20:

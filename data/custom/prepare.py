@@ -28,7 +28,7 @@ HERE = os.path.dirname(os.path.relpath(__file__))
 class CustomConfig:
     input: str = ""          # JSONL or JSON of prompts
     tokenizer: str = "char"  # char, gpt2, cl100k_base or a file of ranks
-    out: str = HERE
+    out: str = HERE          # the folder of the dataset; another one is used as --dataset=FOLDER
 
     def __post_init__(self):
         if not self.input:

@@ -26,10 +26,10 @@ HERE = os.path.dirname(os.path.relpath(__file__))
 
 @dataclass(frozen=True)
 class EquationsConfig:
-    largest: int = 9
-    copies: int = 300      # how often each line is in the data, in other surroundings each time
-    seed: int = 0
-    out: str = HERE
+    largest: int = 9       # largest summand
+    copies: int = 300      # how often each line is in the data, between other lines each time
+    seed: int = 0          # of the order of the lines
+    out: str = HERE        # the folder of the dataset; another one is used as --dataset=FOLDER
 
     def __post_init__(self):
         if self.largest < 9 or self.copies < 1:

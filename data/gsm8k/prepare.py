@@ -31,10 +31,10 @@ NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 @dataclass(frozen=True)
 class GSM8KConfig:
-    train: str = ""          # a local train.jsonl and test.jsonl; without them both are downloaded
-    test: str = ""
+    train: str = ""          # a local train.jsonl; without train and test both are downloaded
+    test: str = ""           # a local test.jsonl
     tokenizer: str = "gpt2"  # char (tags are one token each), gpt2, cl100k_base or a file of ranks
-    out: str = HERE
+    out: str = HERE          # the folder of the dataset; another one is used as --dataset=FOLDER
 
     def __post_init__(self):
         if bool(self.train) != bool(self.test):
