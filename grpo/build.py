@@ -1,54 +1,197 @@
-"""The four models of a run, checked against each other before the first step."""
+"""The models, data, rewards and evaluation of a run, checked against each other before the first step."""
 
-from core.checkpoint_manager import freeze, load_model
+from dataclasses import dataclass
+
+import torch
+
+from core.checkpoint_manager import freeze, load_model, load_tokenizer
+from core.config import describe
+from core.dataset_consumer import DatasetConsumer, dataset_folder
+from core.distributions import truncates
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
-from grpo.reference import build_reference
+from core.prompts import PromptConsumer, has_prompts
+from core.recipes import build_missing_checkpoint, build_missing_dataset
+from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
+from grpo.evaluation.prompts import PromptEvaluation
+from grpo.kl import choose_estimator
+from grpo.policies.causal import CausalPolicy
+from grpo.policies.fill import FillPolicy
+from grpo.reference import needs_reference
+from grpo.reward_functions.judge import Judge
+from grpo.rewards import REWARDS, Rewards
+from grpo.scoring import check_stored
+
+POLICIES = {MASKED_FILL: FillPolicy, LANGUAGE_MODEL: CausalPolicy}
+ONLY_FOR = {MASKED_FILL: {"unmask_steps": 1, "fill_estimator": "trajectory", "credit_window": None,
+                          "gold_judge_checkpoint": None},
+            LANGUAGE_MODEL: {"overlong_buffer": 0, "mask_truncated": False}}  # {mode: {setting: its value elsewhere}}
+KINDS = {MASKED_FILL: "fill-in", LANGUAGE_MODEL: "prompts"}
 
 
-def load_models(config, tokenizer, device):
-    """(policy, reference, judge, gold judge), each of the last three None if it is not asked for."""
+@dataclass
+class Models:
+    """The frozen ones are None if the config does not ask for them."""
+    policy: object
+    reference: object
+    judge: Judge | None
+    gold_judge: Judge | None
+
+
+def build_what_is_missing(config, origin, dist):
+    """Runs the recipes of what is missing. A recipe applies only to a path that was set in the same file or argument: a
+    mistyped path on the command line is not built."""
+    if dist.is_main:
+        if origin.get("dataset") == origin.get("dataset_recipe"):
+            build_missing_dataset(dataset_folder(config.dataset), config.dataset_recipe, print)
+        for key in ("generator_checkpoint", "judge_checkpoint", "gold_judge_checkpoint"):
+            recipe = key.replace("checkpoint", "recipe")
+            if origin.get(key) == origin.get(recipe):
+                build_missing_checkpoint(getattr(config, key), getattr(config, recipe), key, config.dataset, print)
+    dist.barrier()
+
+
+def build_data(config, dist):
+    """Prompts, or windows of running text with hidden tokens, as the dataset has it."""
+    if has_prompts(config.dataset):
+        return PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world,
+                              config.max_prompt_length, config.template, config.system_prompt, config.response_prefix)
+    return DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, config.batch_size, config.seed, dist.rank,
+                           dist.world, config.masks, config.mask_low, config.mask_high)
+
+
+def build_models(config, data, dist):
+    """Models. Raises ValueError or FileNotFoundError naming the setting that does not fit the others, or a dataset that
+    is not of the generator's kind."""
     if config.generator_checkpoint is None:
         raise ValueError("generator_checkpoint is not set; name a checkpoint in the config or with "
                          "--generator_checkpoint=FILE")
-    policy, _ = load_model(config.generator_checkpoint, device, None, tokenizer, "generator_checkpoint")
-    if policy.config.mode == SEQUENCE_SCORER:
-        raise ValueError(f"generator_checkpoint={config.generator_checkpoint} has mode {policy.config.mode}, but "
-                         f"{MASKED_FILL} or {LANGUAGE_MODEL} is needed here")
-    fills = policy.config.mode == MASKED_FILL
-    if fills and config.block_size > policy.config.block_size:
-        raise ValueError(f"block_size={config.block_size} is larger than the {policy.config.block_size} of "
-                         f"generator_checkpoint={config.generator_checkpoint}")
-    judges = [load_judge(config, key, tokenizer if fills else None, device)
-              for key in ("judge_checkpoint", "gold_judge_checkpoint")]
-    for key, kind, default in (("unmask_steps", True, 1), ("fill_estimator", True, "trajectory"),
-                               ("overlong_buffer", False, 0), ("mask_truncated", False, False)):
-        if getattr(config, key) != default and fills != kind:
-            raise ValueError(f"{key}={getattr(config, key)} is for {'fill-in' if kind else 'prompts'}, which "
-                             f"generator_checkpoint={config.generator_checkpoint} does not do; use {key}={default}")
-    if config.credit_window is not None:
-        if not fills:
-            raise ValueError(f"credit_window={config.credit_window} is for fill-in, where a judge speaks of every "
-                             "token; use credit_window=None")
-        if judges[0] is not None and judges[0].config.judge_head != "realness":
-            raise ValueError(f"credit_window={config.credit_window} needs a judge that speaks of every position, but "
-                             f"judge_checkpoint={config.judge_checkpoint} has judge_head="
-                             f"{judges[0].config.judge_head}; use credit_window=None")
-    reference = build_reference(policy, config, tokenizer, device)
-    if fills and reference is not None and config.block_size > reference.config.block_size:
-        raise ValueError(f"block_size={config.block_size} is larger than the {reference.config.block_size} of "
-                         f"reference_checkpoint={config.reference_checkpoint}")
-    return policy, reference, *judges
+    policy = load_policy("generator_checkpoint", config, data.tokenizer, dist)
+    mode = policy.model.config.mode
+    if (mode == LANGUAGE_MODEL) != isinstance(data, PromptConsumer):
+        kind, example = ("prompts", "arithmetic") if mode == LANGUAGE_MODEL else ("running text", "char_diffusion")
+        raise ValueError(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
+                         f"{kind}, such as data/{example}, which dataset={config.dataset} is not")
+    for kind, settings in ONLY_FOR.items():
+        for key, default in settings.items():
+            if kind != mode and getattr(config, key) != default:
+                raise ValueError(f"{key}={getattr(config, key)} is for {KINDS[kind]}, which generator_checkpoint="
+                                 f"{config.generator_checkpoint} does not do; use {key}={default}")
+    judge, gold_judge = (load_judge(key, config, policy, dist) for key in ("judge_checkpoint", "gold_judge_checkpoint"))
+    if config.credit_window is not None and judge is not None and judge.model.config.judge_head != "realness":
+        raise ValueError(f"credit_window={config.credit_window} needs a judge that scores every position, but "
+                         f"judge_checkpoint={config.judge_checkpoint} has judge_head={judge.model.config.judge_head}; "
+                         "use credit_window=None")
+    return Models(policy, build_reference(config, policy, dist), judge, gold_judge)
 
 
-def load_judge(config, key, tokenizer, device):
-    """The frozen judge that the setting `key` names, or None. tokenizer: of fill-in, whose tokens it reads as they are;
-    None: texts are encoded for it."""
+def make_policy(model, tokenizer, config, dist):
+    """The policy of the kind that the model's mode says."""
+    shared = {"shared_prompt": config.shared_prompt} if model.config.mode == LANGUAGE_MODEL else {}
+    return POLICIES[model.config.mode](model, tokenizer, dtype=dist.dtype, grad_checkpoint=config.grad_checkpoint,
+                                       head_dtype=None if config.head_dtype == "auto" else torch.float32, **shared)
+
+
+def load_policy(key, config, tokenizer, dist, mode=None):
+    """The policy of the checkpoint that the setting `key` names; mode: the one that it must have."""
     path = getattr(config, key)
+    model, _ = load_model(path, dist.device, mode, tokenizer, key)
+    if model.config.mode not in POLICIES:
+        raise ValueError(f"{key}={path} has mode {model.config.mode}, but {MASKED_FILL} or {LANGUAGE_MODEL} is needed "
+                         "here")
+    if model.config.mode == MASKED_FILL and config.block_size > model.longest_input:
+        raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of {key}={path}")
+    return make_policy(model, tokenizer, config, dist)
+
+
+def build_reference(config, policy, dist):
+    """The policy as it is at step 0, or that of reference_checkpoint; None if nothing is to be kept near it."""
+    if not needs_reference(config):
+        return None
+    reference = policy.frozen()
+    if config.reference_checkpoint is not None:
+        mode, path = policy.model.config.mode, config.reference_checkpoint
+        reference = load_policy("reference_checkpoint", config, policy.tokenizer, dist, mode)
+        freeze(reference.model)
+        if config.reference_mode != "static" and reference.model.config != policy.model.config:
+            raise ValueError(f"reference_checkpoint={path} has another shape than the generator, so "
+                             f"reference_mode={config.reference_mode!r} cannot move it to the policy; use 'static'")
+    if config.ref_offload:
+        reference.to("cpu")
+    return reference
+
+
+def load_judge(key, config, policy, dist):
+    """The frozen judge that the setting `key` names, or None. A judge of fill-in reads the generator's token ids, so it
+    needs its vocabulary; a judge of completed prompts may have one of its own."""
+    path, fills = getattr(config, key), policy.model.config.mode == MASKED_FILL
     if path is None:
         return None
-    judge = freeze(load_model(path, device, SEQUENCE_SCORER, tokenizer, key)[0])
-    needed = config.block_size + (judge.config.judge_head == "cls")
-    if tokenizer is not None and judge.config.block_size < needed:
-        raise ValueError(f"{key}={path} has block_size={judge.config.block_size}, but needs {needed} for texts "
-                         f"of block_size={config.block_size}" + (" and CLS" if needed > config.block_size else ""))
-    return judge
+    model = freeze(load_model(path, dist.device, SEQUENCE_SCORER, policy.tokenizer if fills else None, key)[0])
+    with_cls = model.config.judge_head == "cls"
+    if fills and model.longest_input < config.block_size + with_cls:
+        raise ValueError(f"{key}={path} has block_size={model.longest_input}, but needs {config.block_size + with_cls} "
+                         f"for texts of block_size={config.block_size}{' and CLS' if with_cls else ''}")
+    tokenizer = load_tokenizer(path, key)
+    return Judge(model, tokenizer, tokenizer.description() == policy.tokenizer.description())
+
+
+def build_rewards(config, models, data):
+    """A Rewards, with every record checked for what its functions need."""
+    rewards = Rewards(config, models.judge)
+    if isinstance(data, PromptConsumer):
+        rewards.check(data.records["train"] + data.records["val"])
+    return rewards
+
+
+def build_evaluation(config, models, rewards, data):
+    """The evaluation that suits the generator. Raises ValueError if a prompt leaves no room for a completion, or if an
+    iteration's distributions need more than stored_megabytes."""
+    check_memory(config, models)
+    policy = models.policy
+    if policy.model.config.mode == MASKED_FILL:
+        return fill_in_evaluation(config, models, rewards)
+    room = min(p.model.longest_input for p in (policy, models.reference) if p is not None) - data.longest
+    if config.max_new_tokens > room:
+        raise ValueError(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens do not "
+                         f"fit the model's block_size={policy.model.longest_input}; set max_new_tokens to at most "
+                         f"{room}, or max_prompt_length")
+    return PromptEvaluation(data, models.reference, rewards, config)
+
+
+def check_memory(config, models):
+    """Raises ValueError if the distributions stored with an iteration's rollouts need more than stored_megabytes."""
+    states = config.batch_size * config.gradient_accumulation_steps * models.policy.stored_states(config)
+    exact = models.reference is not None and choose_estimator(config, models.policy) == "exact"
+    check_stored(states, models.policy.vocabulary, config, exact, truncates(config.top_p, config.top_k, config.min_p))
+
+
+def fill_in_evaluation(config, models, rewards=None):
+    """Validation problems of a run's masks, the same for every seed and batch size."""
+    data = DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, PROBLEMS_PER_STEP, masks=config.masks,
+                           mask_low=config.mask_low, mask_high=config.mask_high)
+    judges = {"judge": models.judge, "gold_judge": models.gold_judge}
+    return FillInEvaluation(data, models.reference, judges, rewards, config)
+
+
+def plan(config, origin, models, rewards, data, dist):
+    """Lines that tell the user what is about to happen."""
+    problems = config.batch_size * config.gradient_accumulation_steps * dist.world
+    yield from describe(config, origin)
+    yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
+           f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {problems * config.group_size} "
+           "completions")
+    networks = {name: part.model for name, part in (
+        ("generator", models.policy), ("reference", models.reference), ("judge", models.judge),
+        ("gold judge", models.gold_judge)) if part is not None}
+    for name, model in networks.items():
+        yield (f"{name:<10} {model.config.mode}, {model.config.n_layer} layers x {model.config.n_embd}, "
+               f"{model.num_parameters() / 1e6:.2f} M parameters{'' if name == 'generator' else ', frozen'}")
+    yield f"data: {data.folder}, {data.size()}"
+    yield "rewards: " + ", ".join(f"{weight:g} x {name} [{REWARDS[name].low:g}, {REWARDS[name].high:g}]"
+                                  for name, weight in zip(rewards.names, rewards.weights, strict=True))
+    sizes = {name: model.num_parameters() for name, model in networks.items()}
+    weights = 4 * sum(sizes.values()) + 12 * sizes["generator"]                      # bytes; AdamW keeps two moments
+    length = max(config.block_size, networks["generator"].longest_input)
+    wide = max(model.config.n_embd * (12 + 2 * model.config.n_layer) for model in networks.values())
+    yield (f"on {dist.device} in {dist.dtype}; about {(weights + 4 * length * 64 * wide) / 1e6:.0f} MB for weights, "
+           "optimizer and activations")

@@ -1,4 +1,4 @@
-"""Rollouts between being written and being trained on, and what evaluations said. Only the trainer touches it."""
+"""Rollouts between sampling and training, and the results of evaluations. Only the trainer touches it."""
 
 import math
 from collections import deque
@@ -16,7 +16,7 @@ KEPT_EVALUATIONS = 1000
 class DataBuffer:
     """Holds at most `capacity` rollouts and hands out their minibatches.
 
-    Everything is all or nothing: what is refused leaves the buffer as it was. The order of minibatches depends on
+    A call that is refused leaves the buffer as it was. The order of minibatches depends on
     (seed, rank, id of the rollout, epoch) alone, so a resumed run goes on where it stopped.
     """
 
@@ -35,10 +35,9 @@ class DataBuffer:
         N = len(rollouts.target)
         if rollouts.advantage is None:
             raise ValueError("rollouts have no advantage yet")
-        if not rollouts.problems or N % rollouts.problems:
-            if N or rollouts.problems:
-                raise ValueError(f"{N} completions do not belong to {rollouts.problems} problems alike")
-        for name in ("mask", "old_logp", "advantage"):
+        if N != rollouts.reading.problems * rollouts.group_size:
+            raise ValueError(f"{N} completions do not fit a reading of {rollouts.reading.problems} problems")
+        for name in ("mask", "train_mask", "old_logp", "advantage"):
             x = getattr(rollouts, name)
             if len(x) != N or (name != "advantage" and x.shape != rollouts.target.shape):
                 raise ValueError(f"{name} of shape {tuple(x.shape)} does not fit tokens of "
@@ -90,14 +89,14 @@ class DataBuffer:
 
     def state_dict(self):
         """Plain tensors and values."""
-        plain = lambda r: {f.name: getattr(r, f.name) for f in fields(Rollouts)}
-        return {"rollouts": {id: (plain(r), sums) for id, (r, sums) in self.rollouts.items()},
+        plain = lambda x: {f.name: getattr(x, f.name) for f in fields(x)}
+        return {"rollouts": {id: (plain(r) | {"reading": plain(r.reading)}, sums) for id, (r, sums) in
+                             self.rollouts.items()},
                 "queue": list(self.queue), "stored": self.stored, "evaluations": list(self.evaluations)}
 
-    def load_state_dict(self, state, device="cpu"):
-        move = lambda name, x: x.to(device) if torch.is_tensor(x) and name != "length" else x
-        self.rollouts = {id: (Rollouts(**{name: move(name, x) for name, x in r.items()}),
-                              {name: move("", x) for name, x in sums.items()})
-                         for id, (r, sums) in state["rollouts"].items()}
+    def load_state_dict(self, state, reading_class, device="cpu"):
+        """reading_class: the policy's Reading"""
+        whole = lambda saved: Rollouts(**saved | {"reading": reading_class(**saved["reading"])}).to(device)
+        self.rollouts = {id: (whole(saved), sums) for id, (saved, sums) in state["rollouts"].items()}
         self.queue, self.stored = [tuple(entry) for entry in state["queue"]], state["stored"]
         self.evaluations = deque(state["evaluations"], maxlen=KEPT_EVALUATIONS)

@@ -1,49 +1,115 @@
-"""One GRPO optimizer step, and its phases: collect, reward, advantage, train."""
+"""The algorithm: one GRPO optimizer step, and its phases: collect, reward, advantage, train."""
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from core.training_step import apply_gradients
 from grpo.advantages import compute_advantages
-from grpo.objectives import KL_ESTIMATORS, OBJECTIVES, policy_loss, token_weights
-from grpo.rollout import collect, join_rollouts
-from grpo.scoring import score, with_old_policy, with_reference
+from grpo.kl import choose_estimator, kl_as_reward, kl_penalty, kl_per_token
+from grpo.objectives import OBJECTIVES, policy_loss, token_weights
+from grpo.rollout import Rollouts, join_rollouts
+from grpo.scoring import score, score_in_batches, with_reference
 from grpo.step_metrics import finish_metrics, rollout_sums
 
 
-def rollout_loss(policy, rollouts, weight, config, kl_beta, on_policy=True):
-    """Loss of some rollouts of a step, and metrics as sums, so that both add up over micro-batches and ranks.
+@dataclass
+class Experience:
+    """Rollouts with their advantages, or a minibatch of them, and the sums that metrics are made of."""
+    rollouts: Rollouts
+    sums: dict
+    on_policy: bool = True                       # the policy at hand wrote them: the first step on them
+    times: dict = field(default_factory=dict)    # {phase: seconds} that collecting them took, in their first step
 
-    rollouts: with their advantage; weight: (N, M) from token_weights over the whole step
-    on_policy: the policy at hand wrote the rollouts, so the ratio is exactly 1; else it is to rollouts.old_logp
+
+class Timer:
+    """Seconds of each phase: a phase lasts from the end of the one before to its own end."""
+
+    def __init__(self):
+        self.times, self.last = {}, time.perf_counter()
+
+    def end(self, phase):
+        now = time.perf_counter()
+        self.times[phase], self.last = self.times.get(phase, 0.0) + now - self.last, now
+
+
+def grpo_training_step(policy, reference, rewards, problems, optimizers, lr, iteration, config, dist, kl_beta=None,
+                       hand_out=lambda collect: collect(), doing=lambda what: None):
+    """One optimizer step of GRPO (arXiv 2402.03300).
+
+    policy, reference (or None): policies; rewards: a Rewards, or any function rollouts -> Scored
+    problems: round -> this rank's problems; round 0 is the iteration's own, later ones replace groups of equal rewards
+    iteration: number of the round of rollouts; the sampling noise depends on it
+    hand_out: collect -> the Experience of this step: what collect() wrote, or a minibatch of what it wrote before
+    doing: is told what takes the time
+    Returns the metrics of docs/metrics.md as floats
     """
-    said, mask = score(policy, rollouts, config.temperature, learn_entropy=config.entropy_bonus > 0), rollouts.mask
-    old_logp = said.logp.detach() if on_policy else rollouts.old_logp                # (N, M)
-    loss, ratio, sums = policy_loss(said.logp, old_logp, rollouts.advantage, weight, OBJECTIVES[config.objective],
-                                    config.clip_low, config.clip_high, config.clip_cap)
-    weighted = lambda x: torch.where(weight > 0, x * weight, 0.0).sum()
-    sums |= {"pg_loss": loss.detach(), "trained_tokens": mask.sum(), "entropy": (said.entropy.detach() * mask).sum()}
-    if on_policy:  # sampler and scorer
-        sums |= mismatch(said.logp, rollouts)
-    kl = said.kl                                                                     # (N, M)
-    if rollouts.ref_logp is not None:
-        kl = KL_ESTIMATORS[rollouts.kl_estimator](said.logp, rollouts.ref_logp)
-        kl = ratio * kl if config.kl_importance else kl
-    if kl is not None:
-        penalty = weighted(kl) * (0.0 if config.kl_in_reward else kl_beta)
-        loss = loss + penalty
-        sums |= {"kl": (kl.detach() * mask).sum(), "kl_penalty": penalty.detach()}
-    if config.entropy_bonus > 0:
-        loss = loss - config.entropy_bonus * weighted(said.entropy)
-    return loss, sums | {"loss": loss.detach()}
+    kl_beta = config.kl_beta if kl_beta is None else kl_beta
+    experience = hand_out(lambda: collect_experience(policy, reference, rewards, problems, iteration, config, dist,
+                                                     kl_beta, doing))
+    doing("training")
+    timer = Timer()
+    metrics = train_on_experience(policy, experience, optimizers, lr, config, dist, kl_beta)
+    timer.end("train")
+    return metrics | {f"time/{phase}": seconds for phase, seconds in (experience.times | timer.times).items()}
 
 
-def mismatch(logp, rollouts):
-    """Sum over tokens of |p - q| / q, p as `logp` (N, M) has it and q as rollouts.old_logp has it, and their number."""
-    apart = (logp.detach() - rollouts.old_logp).masked_fill(rollouts.mask == 0, 0.0)
-    return {"ratio_minus_one": (apart.clamp(-20, 20).exp() - 1).abs().sum(), "ratio_tokens": rollouts.mask.sum()}
+def collect_experience(policy, reference, rewards, problems, iteration, config, dist, kl_beta, doing=lambda what: None):
+    """Phases 1 to 3 for this rank's share of an iteration: rollouts with their advantages."""
+    timer, objective = Timer(), OBJECTIVES[config.objective]
+
+    def sampled(batch):
+        doing(f"generating {len(batch['number']) * config.group_size} completions")
+        rollouts = collect_rollouts(policy, reference, batch, iteration, config, timer)
+        doing("scoring")
+        with dist.autocast():
+            scored = compute_rewards(rewards, rollouts, config, kl_beta)
+        timer.end("reward")
+        return rollouts, scored
+
+    rollouts, scored = sampled(problems(0))
+    sums = rollout_sums(rollouts, scored, differ(scored.reward), objective.discriminative)
+    rollouts = replace(rollouts, texts=None)
+    if config.zero_std != "keep":
+        rollouts, scored = keep_groups(rollouts, scored)
+    if config.zero_std == "resample":
+        rollouts, scored, sums["resampled"] = resample_groups(rollouts, scored, sampled, problems, config, dist)
+    rollouts = compute_rollout_advantages(rollouts, scored, config, dist)
+    seen = rollouts.train_mask
+    sums |= {"advantage": (rollouts.advantage * seen).sum(), "advantage_tokens": seen.sum()}
+    timer.end("advantage")
+    if config.ppo_epochs * config.minibatches > 1:
+        logp = score_in_batches(policy, rollouts, config)
+        sums |= mismatch(logp, rollouts)
+        rollouts = replace(rollouts, old_logp=logp)  # the first ratio is exactly 1 also where the sampler used a cache
+        timer.end("rescore")
+    return Experience(rollouts, sums, times=timer.times)
+
+
+def collect_rollouts(policy, reference, batch, iteration, config, timer=None):
+    """Phase 1: completions of a batch of problems, with what the reference says about them."""
+    timer = timer or Timer()
+    rollouts = policy.sample(batch, iteration, config)
+    timer.end("collect")
+    rollouts = with_reference(rollouts, reference, choose_estimator(config, policy), config)
+    timer.end("reference")
+    return rollouts
+
+
+def compute_rewards(rewards, rollouts, config, kl_beta):
+    """Phase 2: a Scored, with the penalties that the config adds in its credit and its values."""
+    scored, extra = rewards(rollouts), {}
+    credit = scored.credit                                                           # (P, G, 1 or M)
+    if config.overlong_buffer:
+        length = rollouts.mask.sum(1)                                                # (N,)
+        extra["overlong"] = config.overlong_penalty * overlong(length, rollouts.max_tokens, config.overlong_buffer)
+        credit = credit + extra["overlong"].view(*credit.shape[:2], 1)
+    if config.kl_in_reward and rollouts.ref_logp is not None:
+        per_token = kl_as_reward(rollouts, kl_beta)                                  # (N, M)
+        extra["kl"] = per_token.sum(1)
+        credit = credit + (per_token if credit.shape[2] > 1 else extra["kl"]).view(credit.shape)
+    return replace(scored, credit=credit, values=scored.values | extra)
 
 
 def overlong(length, longest, buffer):
@@ -52,47 +118,21 @@ def overlong(length, longest, buffer):
     return ((longest - buffer - length) / buffer).clamp(-1.0, 0.0)
 
 
-def collect_rollouts(policy, reference, batch, step, config, tokenizer, dist, autocast):
-    """Phase 1: completions of a batch of problems, with what the reference says about them."""
-    rollouts = collect(policy, batch, step, config, tokenizer, dist.device, autocast, config.batch_size)
-    return with_reference(rollouts, reference, config.temperature, config.batch_size, autocast)
-
-
-def compute_rewards(rewards, rollouts, config, kl_beta):
-    """Phase 2: the reward (P, G), NaN where not scored, the credit (P, G, 1 or M) that advantages are made of, which is
-    the reward with the penalties that the config adds, and every part of both, {name: (N,)}.
-
-    rewards: a Rewards, or any rollouts -> the three
-    """
-    reward, credit, values = rewards(rollouts)
-    P, G = reward.shape
-    extra = {}
-    if config.overlong_buffer and rollouts.truncated is not None:
-        length = rollouts.mask.sum(1)                                                # (N,)
-        extra["overlong"] = config.overlong_penalty * overlong(length, rollouts.longest, config.overlong_buffer)
-        credit = credit + extra["overlong"].view(P, G, 1)
-    if config.kl_in_reward and rollouts.ref_logp is not None:  # log(p / p_ref) of what was drawn: KL's own samples
-        spent = -kl_beta * (rollouts.old_logp - rollouts.ref_logp).masked_fill(rollouts.mask == 0, 0.0)  # (N, M)
-        extra["kl"] = spent.sum(1)
-        credit = credit + (spent if credit.shape[2] > 1 else extra["kl"]).view(credit.shape)
-    return reward, credit, values | extra
-
-
-def compute_rollout_advantages(rollouts, reward, credit, config, dist):
-    """Phase 3: the rollouts with their advantage, and without the tokens that must not be trained on: of completions
-    that no reward scored and, with mask_truncated, of those that ran out of room."""
-    scored = (~reward.isnan()).float()                                               # (P, G)
-    mask = scored[..., None] * torch.ones_like(credit)                               # (P, G, 1 or M)
-    if credit.shape[2] > 1:
-        mask = mask * rollouts.mask.view_as(credit)
+def compute_rollout_advantages(rollouts, scored, config, dist):
+    """Phase 3: the rollouts with their advantage, and a train_mask without the completions that no reward scored and,
+    with mask_truncated, those that ran out of room."""
+    seen = (~scored.reward.isnan()).float()                                          # (P, G)
+    mask = seen[..., None] * torch.ones_like(scored.credit)                          # (P, G, 1 or M)
+    if mask.shape[2] > 1:
+        mask = mask * rollouts.mask.view_as(mask)
     name = config.advantage or OBJECTIVES[config.objective].advantage
-    advantage = compute_advantages(credit.nan_to_num(0.0), name, mask, dist.total).flatten(0, 1)
-    trained = rollouts.mask * scored.view(-1, 1)
-    if rollouts.scored is not None:
-        trained = trained * rollouts.scored
-    if config.mask_truncated and rollouts.truncated is not None:
-        trained = trained * ~rollouts.truncated[:, None]
-    return replace(rollouts, mask=trained, advantage=advantage)
+    advantage = compute_advantages(scored.credit.nan_to_num(0.0), name, mask, dist.total)  # (P, G, 1 or M)
+    if config.train_pass_k > 1:
+        advantage = advantage * scored.weight[..., None]
+    train_mask = rollouts.train_mask * seen.view(-1, 1)
+    if config.mask_truncated:
+        train_mask = train_mask * ~rollouts.truncated[:, None]
+    return replace(rollouts, train_mask=train_mask, advantage=advantage.flatten(0, 1))
 
 
 def differ(reward):
@@ -101,105 +141,81 @@ def differ(reward):
     return reward.masked_fill(~seen, -torch.inf).amax(1) > reward.masked_fill(~seen, torch.inf).amin(1)
 
 
-def gather_experience(policy, reference, rewards, batch, step, config, tokenizer, dist, dtype=torch.float32,
-                      kl_beta=None, spare=None, doing=lambda what: None):
-    """Phases 1 to 3 for this rank's share of an iteration: (rollouts with advantage, sums of metrics, seconds).
+def keep_groups(rollouts, scored):
+    """Only the groups whose rewards differ."""
+    useful = differ(scored.reward)
+    return rollouts.select(useful.nonzero().squeeze(1).cpu())[0], scored.select(useful)
 
-    spare: round -> as many other problems, for zero_std='resample': groups of equal rewards are replaced, max_resamples
-    rounds at most, in which every rank takes part; those left over are dropped
+
+def resample_groups(rollouts, scored, sampled, problems, config, dist):
+    """Dynamic sampling (arXiv 2503.14476 section 3.2): other problems in place of the groups that were dropped.
+
+    sampled: batch -> (rollouts, Scored). At most max_resamples rounds, in which every rank takes part until none misses
+    a group. Returns rollouts, Scored, and how many problems were sampled in addition.
     """
-    kl_beta, autocast, clock = config.kl_beta if kl_beta is None else kl_beta, dist.autocast(dtype), time.perf_counter
-    times, times_of = {"collect": 0.0, "reward": 0.0}, [clock()]
-
-    def phase(name):
-        times_of.append(clock())
-        times[name] += times_of[-1] - times_of[-2]
-
-    def sampled(batch):
-        doing(f"generating {len(batch['input']) * config.group_size} completions")
-        rollouts = collect_rollouts(policy, reference, batch, step, config, tokenizer, dist, autocast)
-        phase("collect")
-        doing("scoring")
-        with autocast:
-            scored = compute_rewards(rewards, rollouts, config, kl_beta)
-        phase("reward")
-        return rollouts, *scored
-
-    rollouts, reward, credit, values = sampled(batch)
-    sums = rollout_sums(rollouts, reward, values, differ(reward), OBJECTIVES[config.objective].discriminative)
-    if config.zero_std != "keep":
-        rollouts, reward, credit = keep_groups(rollouts, reward, credit, differ(reward))
-        if config.zero_std == "resample":
-            P, sums["resampled"] = len(batch["input"]), 0.0
-            for again in range(config.max_resamples):
-                missing = P - rollouts.problems
-                if not int(dist.total(torch.tensor(missing, device=dist.device))):
-                    break
-                if missing:
-                    sums["resampled"] += missing
-                    more = {key: x[:missing] for key, x in spare(again).items()}
-                    *new, _ = sampled(more)
-                    new = keep_groups(*new, differ(new[1]))
-                    rollouts, reward, credit = join_rollouts([(rollouts, reward, credit), new])
-    rollouts = compute_rollout_advantages(rollouts, reward, credit, config, dist)
-    sums |= {"advantage": (rollouts.advantage * rollouts.mask).sum(), "advantage_tokens": rollouts.mask.sum()}
-    if config.ppo_epochs * config.minibatches > 1:
-        scored = with_old_policy(rollouts, policy, config.temperature, config.batch_size, autocast)
-        sums |= mismatch(scored.old_logp, rollouts)
-        rollouts = scored
-    phase("collect")
-    return replace(rollouts, texts=None), sums, times
+    wanted, resampled = config.batch_size * config.gradient_accumulation_steps, 0.0
+    for again in range(1, config.max_resamples + 1):
+        missing = wanted - rollouts.problems
+        if not int(dist.total(torch.tensor(missing, device=dist.device))):
+            break
+        if missing:
+            resampled += missing
+            more = keep_groups(*sampled({key: x[:missing] for key, x in problems(again).items()}))
+            rollouts, scored = join_rollouts([rollouts, more[0]]), type(scored).join([scored, more[1]])
+    return rollouts, scored, resampled
 
 
-def keep_groups(rollouts, reward, credit, useful):
-    """Only the groups where useful (P,) is true."""
-    kept = useful.nonzero().squeeze(1).cpu()
-    return rollouts.select(kept)[0], reward[useful], credit[useful]
+def train_on_experience(policy, experience, optimizers, lr, config, dist, kl_beta):
+    """Phase 4: one optimizer step on this rank's share. Returns the metrics as floats.
 
-
-def train_on_rollouts(policy, rollouts, sums, optimizers, lr, config, dist, dtype=torch.float32, kl_beta=None, *,
-                      on_policy):
-    """Phase 4: one optimizer step on rollouts with their advantage, this rank's share. Returns the metrics as floats.
-
-    on_policy: whether the policy is still the one that wrote the rollouts, so that the ratio is exactly 1
-    The backward pass runs in micro-batches of config.batch_size problems; weights are those of the whole step over all
-    ranks, so neither cut changes the gradient.
+    The backward pass runs in micro-batches of config.batch_size problems. The weights are those of the whole step over
+    all ranks, so that neither the cut nor the number of ranks changes the gradient.
     """
-    kl_beta = config.kl_beta if kl_beta is None else kl_beta
-    weight = token_weights(rollouts.mask, OBJECTIVES[config.objective].average, rollouts.longest, dist.total)
+    rollouts = experience.rollouts
+    weight = token_weights(rollouts.train_mask, OBJECTIVES[config.objective].average, rollouts.max_tokens, dist.total)
     problems, rescored = torch.arange(rollouts.problems), config.ppo_epochs * config.minibatches > 1
-    has_reference = rollouts.ref_logp is not None or rollouts.ref_full is not None
-    if not has_reference and config.entropy_bonus == 0:  # an all-zero advantage: nothing to learn, no backward
-        useful = (rollouts.advantage != 0).any(1).view(len(problems), config.group_size).any(1)
+    has_reference = rollouts.ref_logp is not None or rollouts.ref_distributions is not None
+    if not has_reference and config.entropy_bonus == 0:  # where all advantages are 0 there is no gradient
+        useful = rollouts.by_problem((rollouts.advantage != 0).any(1)).any(1)        # (P,)
         problems = problems[useful.cpu()]
     names = ["loss", "pg_loss", "trained_tokens", "entropy", "clip_fraction", "kl_to_old"]
-    names += ["ratio_minus_one", "ratio_tokens"] * (on_policy and not rescored) + ["kl", "kl_penalty"] * has_reference
-    trained = dict.fromkeys(names, 0.0)
+    names += ["ratio_minus_one", "ratio_tokens"] * (experience.on_policy and not rescored)
+    trained = dict.fromkeys(names + ["kl", "kl_penalty"] * has_reference, 0.0)
     for part in problems.split(config.batch_size) if len(problems) else ():
-        some, kept = rollouts.select(part)
-        with dist.autocast(dtype):
-            loss, parts = rollout_loss(policy, some, weight[kept], config, kl_beta, on_policy)
+        micro, rows = rollouts.select(part)
+        loss, parts = rollout_loss(policy, micro, weight[rows], config, kl_beta, experience.on_policy)
         loss.backward()
         trained = {name: trained[name] + parts[name] for name in trained}
-    out = apply_gradients(policy, optimizers, lr, config.grad_clip, sums | trained, dist)
+    sums = experience.sums | trained | {"loss_tokens": rollouts.train_mask.sum()}
+    out = apply_gradients(policy.parameters(), optimizers, lr, config.grad_clip, sums, dist, "loss_tokens")
     return finish_metrics(out) | {"lr": lr}
 
 
-def grpo_training_step(policy, reference, rewards, batch, optimizers, lr, step, config, tokenizer, dist,
-                       dtype=torch.float32, doing=lambda what: None):
-    """One optimizer step of GRPO (arXiv 2402.03300) on the problems of `batch`, this rank's whole share of the step.
+def rollout_loss(policy, rollouts, weight, config, kl_beta, on_policy=True):
+    """Loss of some rollouts of a step, and metrics as sums, so that both add up over micro-batches and ranks.
 
-    policy, reference (or None): models in eval mode; rewards: a Rewards, or any rollouts -> (reward, credit, values)
-    batch: of DatasetConsumer or PromptConsumer, joined over micro-batches; doing: is told what takes the time
-    Returns the metrics of docs/metrics.md as floats
+    rollouts: with their advantage; weight: (N, M) from token_weights over the whole step
+    on_policy: the policy at hand wrote the rollouts, so the ratio is exactly 1; else it is to rollouts.old_logp
     """
-    if config.ppo_epochs * config.minibatches > 1 or config.zero_std == "resample":
-        raise ValueError("grpo_training_step is one step on one batch; with ppo_epochs, minibatches or "
-                         "zero_std='resample' use GRPOTrainer, or gather_experience and train_on_rollouts")
-    rollouts, sums, times = gather_experience(policy, reference, rewards, batch, step, config, tokenizer, dist, dtype,
-                                              doing=doing)
-    doing("training")
-    started = time.perf_counter()
-    metrics = train_on_rollouts(policy, rollouts, sums, optimizers, lr, config, dist, dtype, on_policy=True)
-    times["train"] = time.perf_counter() - started
-    return metrics | {f"time/{name}": seconds for name, seconds in times.items()}
+    scores = score(policy, rollouts, config.temperature, learn_entropy=config.entropy_bonus > 0)
+    old_logp, mask = scores.logp.detach() if on_policy else rollouts.old_logp, rollouts.train_mask  # (N, M) each
+    loss, ratio, sums = policy_loss(scores.logp, old_logp, rollouts.advantage, weight, OBJECTIVES[config.objective],
+                                    config.clip_low, config.clip_high, config.clip_cap)
+    sums |= {"pg_loss": loss.detach(), "trained_tokens": mask.sum(), "entropy": (scores.entropy.detach() * mask).sum()}
+    if on_policy:
+        sums |= mismatch(scores.logp, rollouts)
+    kl = kl_per_token(scores, rollouts, choose_estimator(config, policy), ratio if config.kl_importance else None)
+    if kl is not None:
+        penalty = kl_penalty(kl, weight, config, kl_beta)
+        loss = loss + penalty
+        sums |= {"kl": (kl.detach() * mask).sum(), "kl_penalty": penalty.detach()}
+    if config.entropy_bonus > 0:
+        loss = loss - config.entropy_bonus * torch.where(weight > 0, scores.entropy * weight, 0.0).sum()
+    return loss, sums | {"loss": loss.detach()}
+
+
+def mismatch(logp, rollouts):
+    """Sampler against scorer: the sum over tokens of |p - q| / q, p from logp (N, M) and q from rollouts.old_logp, and
+    the number of tokens."""
+    apart = (logp.detach() - rollouts.old_logp).masked_fill(rollouts.train_mask == 0, 0.0)
+    return {"ratio_minus_one": (apart.clamp(-20, 20).exp() - 1).abs().sum(), "ratio_tokens": rollouts.train_mask.sum()}

@@ -1,11 +1,10 @@
-"""The zoo is a table: an objective is an advantage, a ratio, what is done with it, and an average. Adding one is adding
-a row."""
+"""The objectives as a table: each is an advantage, a ratio, a surrogate and an average. Adding one is adding a row."""
 
 from dataclasses import dataclass
 
 import torch
 
-from core.losses import k2, k3
+from grpo.kl import k3
 
 
 @dataclass(frozen=True)
@@ -15,7 +14,7 @@ class Objective:
     paper: str                    # where it is from, and what differs here
     advantage: str                # a name in ADVANTAGES
     average: str                  # what a token's term is divided by: a branch of token_weights
-    ratio: str = "token"          # "token", or "sequence": the geometric mean over the completion
+    ratio: str = "token"          # "token", or "sequence": the geometric mean over the completion's tokens
     surrogate: str = "clip"       # a name in SURROGATES
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -73,8 +72,6 @@ OBJECTIVES = {
 }
 OBJECTIVES["drgrpo"] = OBJECTIVES["dr_grpo"]
 
-KL_ESTIMATORS = {"k2": k2, "k3": k3}  # from sampled tokens; "exact" is a sum over the vocabulary (core/losses.py)
-
 
 def clip(r, clipped, logp, advantage, clip_cap):
     """min(r A, clip(r) A) of PPO (arXiv 1707.06347). With clip_cap=c the unclipped r is at most c: where A is negative,
@@ -94,7 +91,7 @@ SURROGATES = {"clip": clip, "detached_ratio": detached_ratio}
 def token_weights(mask, average, max_new_tokens, total=lambda x: x):
     """How much each token counts in the loss of one optimizer step.
 
-    mask:  (N, M) 1.0 where the policy chose the token
+    mask:  (N, M) 1.0 where the loss sees the token
     total: sums a tensor over ranks; on one rank, the identity
     Returns (N, M): zero wherever mask is
     """

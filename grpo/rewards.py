@@ -1,163 +1,213 @@
-"""What a completion is worth: named reward functions, weighted and added; a judge is one of them.
+"""The rewards of a run: named functions, each with a weight, whose values are added.
 
 python grpo/rewards.py                           lists them with their ranges, and the presets
 python grpo/rewards.py --reward_file=FILE        ... with those that a file of yours defines with @reward
 """
 
-import inspect
-import math
-import multiprocessing
 import os
 import sys
-import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+import inspect
+import math
+import multiprocessing
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
 import torch
+from torch.nn import functional as F
 
 from core.config import UsageError, run_config_file, run_script
-from core.judge import calculate_judge_scores, calculate_realness
-from grpo.verifiers import REWARDS
+from core.prompts import as_columns
+from grpo.reward_functions import text, verify_math, verify_code, judge  # noqa: F401: they register the rewards
+from grpo.reward_functions.registry import IN_PROCESS, REWARDS, arguments, parameters, reward, run_reward
 
+__all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
 PRESETS = {"fill_in": ("judge",), "math": ("math_format", "math_answer", "math_number"),
            "code": ("code_correctness", "length_penalty"), "general": ("length_penalty",),
            "reasoning": ("math_format", "length_penalty")}
-PRESET_SUCCESS = {"math": "math_answer", "reasoning": "math_format"}  # what being right means
+PRESET_SUCCESS = {"math": "math_answer", "reasoning": "math_format"}  # the reward that decides what is correct
 
 
-def load_reward_file(path):
-    """Runs a file whose @reward functions then stand in REWARDS."""
-    if path is not None:
-        run_config_file(path)
+@dataclass
+class Scored:
+    """The rewards of N = P * G completions.
 
+    Scored(reward) is enough: the other fields have defaults.
+    """
+    reward: torch.Tensor                         # (P, G) NaN where a completion is not scored
+    credit: torch.Tensor | None = None           # (P, G, 1 or M) reward of each completion, or of each sampled token
+    values: dict = field(default_factory=dict)   # {name of a reward: (N,)}
+    weight: torch.Tensor | None = None           # (P, G) factor on the advantage of each completion
 
-def run_reward(name, arguments):
-    """Calls a reward by name: what a worker process is asked to do."""
-    return REWARDS[name].fn(**arguments)
+    def __post_init__(self):
+        self.credit = self.reward[..., None] if self.credit is None else self.credit
+        self.weight = torch.ones_like(self.reward) if self.weight is None else self.weight
+
+    def select(self, useful):
+        """The problems for which useful (P,) is True, without their values."""
+        return Scored(self.reward[useful], self.credit[useful], weight=self.weight[useful])
+
+    @classmethod
+    def join(cls, parts):
+        """Several as one, without their values. Credit of tokens is padded with zeros on the right to the longest."""
+        parts = [part for part in parts if len(part.reward)] or parts[:1]
+        widths = [part.credit.shape[2] for part in parts]
+        assert len({width == 1 for width in widths}) == 1, f"credit of completions and of tokens: widths {widths}"
+        credit = torch.cat([F.pad(part.credit, (0, max(widths) - part.credit.shape[2])) for part in parts])
+        reward, weight = (torch.cat([getattr(part, name) for part in parts]) for name in ("reward", "weight"))
+        return cls(reward, credit, weight=weight)
 
 
 class Rewards:
-    """The rewards of a run. Called with rollouts it returns
+    """The rewards of a run, called with rollouts. Returns Scored:
 
-    reward: (P, G), the weighted sum of the functions that did not skip; NaN where all did
-    credit: (P, G, 1), the same, or with train_pass_k what it adds to pass@k; with config.credit_window=W (P, G, M), the
-            mean over the positions within W of a token of the judge's log-odds that the text there is true
-    values: {name: (N,)}, NaN where a function skipped
+    reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
+    credit: the same, or with config.credit_window=W the judge's log-odds within W positions of each token
+    weight: ones, or with config.train_pass_k=k the factors that turn the advantage into one of pass@k
+    values: NaN where a function skipped a completion
+
+    judge: a Judge, or None if no reward needs it
     """
 
-    def __init__(self, config, judge=None, judge_tokenizer=None):
+    def __init__(self, config, judge=None):
         load_reward_file(config.reward_file)
         names = config.reward_functions or PRESETS[config.task_type]
         for name in names:
             if name not in REWARDS:
                 raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; "
                                  "define your own in reward_file")
+            if judge is None and "judge_model" in parameters(name):
+                raise ValueError(f"judge_checkpoint is not set, but reward {name} is asked for; name a checkpoint in "
+                                 "the config or with --judge_checkpoint=FILE")
         if config.reward_weights and len(config.reward_weights) != len(names):
             raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: "
                              f"{', '.join(names)}")
-        if "judge" in names and judge is None:
-            raise ValueError("judge_checkpoint is not set, but reward judge is asked for; name a checkpoint in the "
-                             "config or with --judge_checkpoint=FILE")
         if config.credit_window is not None and tuple(names) != ("judge",):
-            raise ValueError(f"credit_window={config.credit_window} spreads the judge's score alone; use "
-                             "credit_window=None with other rewards")
+            raise ValueError(f"credit_window={config.credit_window} divides the judge's score among tokens and works "
+                             "with that reward alone; use credit_window=None with other rewards")
         self.names, self.weights = tuple(names), config.reward_weights or (1.0,) * len(names)
         self.success = success(config, names)
-        self.config, self.judge, self.judge_tokenizer = config, judge, judge_tokenizer
-        self.pool, self.late = None, set()
-
-    def check(self, records):
-        """Raises ValueError naming file and line if a record lacks a field that a reward needs."""
-        checked = set()
-        for record in records:
-            if (fields := frozenset(key for key, value in record.items() if value is not None)) not in checked:
-                checked.add(fields)
-                for name in set(self.names) - {"judge"}:
-                    try:
-                        prompts, columns = as_columns([record])
-                        self.call(name, prompts, [""], columns, group_size=1)
-                    except ValueError as error:
-                        raise ValueError(f"{record['where']}: {error}") from None
+        self.config, self.judge, self.pool = config, judge, None
 
     @torch.no_grad()
     def __call__(self, rollouts):
-        device, P = rollouts.target.device, rollouts.problems
+        device, G = rollouts.target.device, rollouts.group_size
         if self.config.credit_window is not None:
-            realness = calculate_realness(self.judge, rollouts.tokens)               # (N, T)
-            odds = realness.clamp(1e-3, 1 - 1e-3).logit()
-            near = windowed_mean(odds, self.config.credit_window)                    # (N, T)
-            near = near.gather(1, rollouts.place)
-            score = realness.mean(1)
-            return score.view(P, -1), near.view(P, -1, near.shape[1]), {"judge": score}
-        self.late = set()                                                            # completions a pool did not finish
-        values = {name: self.values(name, rollouts) for name in self.names}          # (N,) each, NaN where skipped
-        stacked = torch.stack([w * values[n] for n, w in zip(self.names, self.weights, strict=True)])
-        skipped = stacked.isnan().all(0)
-        skipped[list(self.late)] = True
-        total = stacked.nansum(0).masked_fill(skipped, torch.nan).view(P, -1).to(device)
-        credit = total
+            score, credit = self.judge.score_and_credit(rollouts.texts, self.config.credit_window)
+            return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
+        values, _ = self.score(rollouts.texts, G)
+        values = {name: x.to(device) for name, x in values.items()}                  # (N,) each
+        weight = None
         if self.config.train_pass_k > 1:
-            credit = total * pass_k_weight(self.right(values).view(P, -1), self.config.train_pass_k)
-        return total, credit[..., None], values
+            weight = pass_k_weight(self.right(values).view(-1, G), self.config.train_pass_k)
+        return Scored(self.total(values).view(-1, G), values=values, weight=weight)
+
+    def score(self, texts, group_size, names=None):
+        """({name: (N,) float32 on the CPU, NaN where the function skipped}, (N,) bool: the completion was late).
+
+        A completion is late if a worker did not finish it before reward_timeout. Every function then skips it.
+        texts: has what the run's rewards ask for: prompts, completions (lists of N), columns, tokens; the group_size
+        completions of a problem are consecutive
+        names: the functions to call, at least one; None: all of the run
+        """
+        values, late = {}, set()
+        for name in names or self.names:
+            numbers, late_here = self.call(name, texts, group_size)
+            values[name] = torch.tensor([math.nan if x is None else float(x) for x in numbers])
+            late |= late_here
+        was_late = torch.zeros(len(next(iter(values.values()))), dtype=torch.bool)
+        was_late[list(late)] = True
+        return {name: x.masked_fill(was_late, math.nan) for name, x in values.items()}, was_late
+
+    def total(self, values):
+        """(N,) the weighted sum of `values`, as score returns them; NaN where every function skipped."""
+        stacked = torch.stack([w * values[n] for n, w in zip(self.names, self.weights, strict=True)])
+        return stacked.nansum(0).masked_fill(stacked.isnan().all(0), torch.nan)
 
     def right(self, values):
-        """(N,) bool: which completions get the most that the success reward can give; a skipped one is not right."""
-        return values[self.success] >= REWARDS[self.success].high - 1e-6
+        """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it skipped the completion."""
+        x = values[self.success]
+        return (x >= REWARDS[self.success].high - 1e-6).float().masked_fill(x.isnan(), torch.nan)
 
-    def values(self, name, rollouts):
-        """(N,) float32 rewards of one function, NaN where it skips."""
-        if name == "judge" and rollouts.tokens is not None:
-            return calculate_judge_scores(self.judge, rollouts.tokens, self.judge_tokenizer.cls_token_id)
-        prompts, completions, columns = rollouts.texts()
-        values = self.of_texts(name, prompts, columns, completions, len(completions) // rollouts.problems)
-        return values.to(rollouts.target.device)
+    def check(self, records):
+        """Raises ValueError naming file and line of the first record that a reward cannot score.
 
-    def of_texts(self, name, prompts, columns, completions, group_size):
-        """(N,) float32 rewards of texts by one function, NaN where it skips; a group's completions stand together."""
-        if name == "judge":
-            return judge_texts(self.judge, self.judge_tokenizer, prompts, completions)
-        values = self.call(name, prompts, completions, columns, group_size)
-        return torch.tensor([math.nan if x is None else float(x) for x in values])
+        A function's own check sees every record. Without one, the function is called with empty completions: on all
+        records, or, if it is slow, on one record of each set of fields.
+        """
+        columns = as_columns(records)[1]
+        for name in self.names:
+            if check := REWARDS[name].check:
+                for i, record in enumerate(records):
+                    named(record, check, **{key: x[i] for key, x in columns.items()})
+            elif not IN_PROCESS & set(parameters(name)):
+                self.check_calls(name, one_of_each_kind(records) if REWARDS[name].slow else records)
 
-    def call(self, name, prompts, completions, columns, group_size):
-        """The checked values of a function of text, one float or None per completion."""
-        function = REWARDS[name]
-        known = vars(self.config) | {"group_size": group_size}
-        settings = {key: known[key] for key, p in inspect.signature(function.fn).parameters.items()
-                    if p.kind is p.KEYWORD_ONLY and key in known}
-        arguments = {"prompts": prompts, "completions": completions, **columns}
-        if function.slow and self.config.reward_workers:
-            values = self.in_pool(name, arguments, settings)
+    def check_calls(self, name, records):
+        """Calls a function with empty completions of the records; on an error, searches for the record."""
+        def call(part):
+            prompts, columns = as_columns(part)
+            texts = SimpleNamespace(prompts=prompts, completions=[""] * len(part), columns=columns, tokens=None)
+            self.call(name, texts, group_size=1)
+
+        def fails(count):
+            try:
+                call(records[:count])
+            except ValueError:
+                return True
+            return False
+
+        try:
+            call(records)
+        except ValueError:
+            low, high = 0, len(records)  # the first `low` records pass, the first `high` fail
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if fails(middle) else (middle, high)
+            named(records[low], call, [records[low]])
+            raise
+
+    def call(self, name, texts, group_size):
+        """(values of one function: one float or None for each completion, indices of the late completions)"""
+        known = vars(self.config) | {"group_size": group_size, "texts": texts, "judge_model": self.judge}
+        fields, settings = arguments(name, texts, known)
+        N, late = len(next(iter(fields.values())) if fields else texts.tokens or texts.completions), set()
+        if REWARDS[name].slow and self.config.reward_workers and not IN_PROCESS & set(settings):
+            values, late = self.call_in_pool(name, fields, settings, N)
         else:
-            values = function.fn(**arguments, **settings)
-        if len(values) != len(completions):
-            raise ValueError(f"reward {name} returned {len(values)} values for {len(completions)} completions")
+            values = run_reward(name, fields, settings, N)
         for i, x in enumerate(values):
             if x is not None and not math.isfinite(x):
-                raise ValueError(f"reward {name} returned {x} for completion {completions[i][:60]!r}; return None to "
-                                 "skip a sample")
-        return values
+                raise ValueError(f"reward {name} returned {x} for completion {texts.completions[i][:60]!r}; return "
+                                 "None to skip a completion")
+        return values, late
 
-    def in_pool(self, name, arguments, settings):
-        """Calls a slow function in worker processes, a completion at a time. At the deadline (reward_timeout) they are
-        killed, and what they had not finished is skipped, whatever other rewards say about it."""
-        N, shares = len(arguments["completions"]), self.config.reward_workers
+    def call_in_pool(self, name, fields, settings, N):
+        """(values, indices of the late completions) of a slow function, called in worker processes.
+
+        Each completion (or with whole_group all of them) is one job. Jobs that are not done after reward_timeout
+        seconds are late: their values are None, and the workers are ended.
+        """
+        workers, late, values = self.config.reward_workers, set(), []
         if self.pool is None:
-            self.pool = multiprocessing.get_context("spawn").Pool(shares, load_reward_file, (self.config.reward_file,))
-            self.pool.map(abs, range(shares))  # starting them takes time that is not the reward's
+            self.pool = multiprocessing.get_context("spawn").Pool(workers, load_reward_file, (self.config.reward_file,))
+            self.pool.map(abs, range(workers))  # waits until they have started, which is not part of the timeout
         cuts = [slice(0, N)] if REWARDS[name].whole_group else [slice(i, i + 1) for i in range(N)]
-        jobs = [self.pool.apply_async(run_reward, (name, {k: x[cut] for k, x in arguments.items()} | settings))
-                for cut in cuts]
-        values, deadline = [], time.monotonic() + self.config.reward_timeout
+        jobs = [self.pool.apply_async(run_reward, (name, {key: x[cut] for key, x in fields.items()}, settings,
+                                                   cut.stop - cut.start)) for cut in cuts]
+        deadline = time.monotonic() + self.config.reward_timeout
         for cut, job in zip(cuts, jobs, strict=True):
             try:
                 values += job.get(max(0.0, deadline - time.monotonic()))
             except multiprocessing.TimeoutError:
-                self.late |= set(range(cut.start, cut.stop))
+                late |= set(range(cut.start, cut.stop))
                 values += [None] * (cut.stop - cut.start)
-        if self.late:
+        if late:
             self.close()
-        return values
+        return values, late
 
     def close(self):
         """Ends the worker processes; the next call starts new ones."""
@@ -167,59 +217,58 @@ class Rewards:
             self.pool = None
 
 
+def load_reward_file(path):
+    """Runs a Python file, whose @reward functions are then in REWARDS; None does nothing."""
+    if path is None:
+        return
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"reward_file={path} does not exist")
+    run_config_file(path)
+
+
+def one_of_each_kind(records):
+    """The first record of each set of fields that have a value."""
+    first = {}
+    for record in records:
+        first.setdefault(frozenset(key for key, x in record.items() if x is not None), record)
+    return list(first.values())
+
+
+def named(record, function, /, *arguments, **fields):
+    """Calls a function; a ValueError then begins with the file and the line of the record."""
+    try:
+        function(*arguments, **fields)
+    except ValueError as error:
+        raise ValueError(f"{record['where']}: {error}") from None
+
+
 def success(config, names):
-    """The reward whose highest value means that a completion is right; None if no reward says so."""
+    """The reward whose highest value means that a completion is correct; None if there is none."""
     name = config.success_reward or (PRESET_SUCCESS.get(config.task_type) if not config.reward_functions else names[0])
-    known = name in names and name != "judge" and math.isfinite(REWARDS[name].high)
-    if not known and config.success_reward is not None:
+    usable = [n for n in names if "judge_model" not in parameters(n) and math.isfinite(REWARDS[n].high)]
+    if name not in usable and config.success_reward is not None:
         raise ValueError(f"success_reward={name!r} is not one of the rewards that have a highest value: "
-                         f"{', '.join(n for n in names if n != 'judge' and math.isfinite(REWARDS[n].high))}")
-    if not known and config.train_pass_k > 1:
-        raise ValueError(f"train_pass_k={config.train_pass_k} needs a success_reward that says what is right")
-    return name if known else None
-
-
-def as_columns(records):
-    """(rendered prompts, {field: values}) of records of PromptConsumer: what rewards are called with."""
-    fields = {field for record in records for field in record} - {"prompt", "text", "tokens", "where", "split"}
-    return [r["text"] for r in records], {field: [r.get(field) for r in records] for field in fields}
-
-
-def judge_texts(model, tokenizer, prompts, completions):
-    """The judge's score of texts of different lengths, those of one length at a time: no padding, no change. (N,)"""
-    texts = [tokenizer.encode(p + c) or [tokenizer.pad_token_id] for p, c in zip(prompts, completions, strict=True)]
-    room, longest = model.config.block_size - (model.config.judge_head == "cls"), max(map(len, texts))
-    if longest > room:
-        raise ValueError(f"judge_checkpoint reads {room} tokens, but a prompt with its completion has {longest}: lower "
-                         "max_new_tokens or max_prompt_length, or take a judge with a larger block_size")
-    device, scores = next(model.parameters()).device, torch.zeros(len(texts))
-    for length in {len(ids) for ids in texts}:
-        rows = [i for i, ids in enumerate(texts) if len(ids) == length]
-        batch = torch.tensor([texts[i] for i in rows], device=device)
-        scores[rows] = calculate_judge_scores(model, batch, tokenizer.cls_token_id).float().cpu()
-    return scores
+                         f"{', '.join(usable)}")
+    if name not in usable and config.train_pass_k > 1:
+        raise ValueError(f"train_pass_k={config.train_pass_k} needs a success_reward that decides what is correct")
+    return name if name in usable else None
 
 
 def pass_k_weight(right, k):
-    """How much a right completion adds to the chance that k completions of its group hold a right one.
+    """The factor on each leave-one-out advantage that makes its expected gradient the one of pass@k.
 
-    right: (P, G) bool. Returns (P, 1): k times the chance that k - 1 others of a right one are all wrong, the factor
-    between the gradients of pass@k and of pass@1 (arXiv 2508.10751). 1 for k = 1; 0 where nearly all are right.
+    right: (P, G) 1 right, 0 wrong, NaN neither. Returns (P, G): k times the chance that k - 1 other completions of the
+    group, drawn without replacement from those that are right or wrong, are all wrong (arXiv 2508.10751, without the
+    completion itself). With fewer than k - 1 such others the chance cannot be estimated, and the factor is 1.
     """
-    G, wrong = right.shape[1], (~right).sum(1).float()                               # (P,)
-    weight = torch.full_like(wrong, float(k))
+    scored = (~right.isnan()).float()                                                # (P, G)
+    wrong = (right == 0).float()                                                     # (P, G)
+    others = scored.sum(1, keepdim=True) - scored                                    # (P, G) without the completion
+    wrong_others = wrong.sum(1, keepdim=True) - wrong                                # (P, G)
+    weight = torch.full_like(others, float(k))
     for j in range(k - 1):
-        weight = weight * (wrong - j).clamp(min=0) / (G - 1 - j)
-    return torch.where(wrong == G, float(k), weight)[:, None]
-
-
-def windowed_mean(x, width):
-    """Mean of x (N, T) over the positions at most `width` away, those inside the text. Returns (N, T)."""
-    T = x.shape[1]
-    total = torch.cat((torch.zeros_like(x[:, :1]), x.cumsum(1)), dim=1)              # (N, T + 1)
-    place = torch.arange(T, device=x.device)
-    low, high = (place - width).clamp(min=0), (place + width + 1).clamp(max=T)       # (T,)
-    return (total[:, high] - total[:, low]) / (high - low)
+        weight = weight * (wrong_others - j).clamp(min=0) / (others - j).clamp(min=1)
+    return torch.where(others < k - 1, 1.0, weight)
 
 
 def main(argv):

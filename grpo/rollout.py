@@ -1,222 +1,198 @@
-"""Problems in, Rollouts out. What kind of generator it was is known here and nowhere after."""
+"""Rollouts: what was sampled, and what is read to score it. The same for every kind of policy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
-from core.batch import masked_positions, unpack_batch
-from core.losses import kept_tokens, sampling_logp
-from core.model import LANGUAGE_MODEL, Cache
-from core.sampling import (Stop, draw_uniforms, fill_in, fill_in_passes, generate, join_generations,
-                           predict_and_sample_tokens)
-from grpo.fill_views import FILL_ESTIMATORS, Written
-from grpo.rewards import as_columns
+
+class Policy(Protocol):
+    """A generator as the algorithm sees it: it writes completions, and it can be asked how likely they were.
+
+    `device` is where it computes, `vocabulary` the number of tokens that it can write, `kl_estimator` ("exact" or "k3")
+    the one that suits it, `Reading` the class of what it reads.
+    """
+
+    def sample(self, problems, step, config):
+        """Rollouts of config.group_size completions of every problem, with the log-probability of each token as drawn.
+        The noise depends on (config.seed, step, number of the problem, member of the group) alone."""
+
+    def states(self, reading):
+        """Hidden states (K, C) that predict the sampled tokens which reading.index() lists."""
+
+    def project(self, states):
+        """(K, C) -> (K, V) float32 logits over the V tokens that it can write."""
+
+    def frozen(self):
+        """A policy that stays as this one is now: the reference."""
+
+    def parameters(self):
+        """What is trained, in an order of its own."""
+
+    def parameters_by_kind(self):
+        """{"matrices", "embeddings", "vectors"}: the same, for the optimizers."""
+
+    def weights(self):
+        """{name: tensor}, sharing memory with the policy: what a checkpoint holds and a remote sampler gets."""
+
+    def load_weights(self, weights):
+        """Takes over weights that `weights` gave."""
+
+    def save(self, path, **facts):
+        """Writes a model file with which others can use the policy; facts: plain values to keep in it."""
+
+    def to(self, device):
+        """Moves it to another device."""
+
+
+@dataclass
+class Reading:
+    """What a policy reads to score completions of P problems; the fields of a kind have a row for each problem.
+
+    `chosen` (R, M) bool, on the CPU, marks the places of R rows, in the order of their problems, whose states predict
+    sampled tokens. With R < N rows, N / R completions of a group share the states of a row.
+    """
+    group_size: int
+    kept: torch.Tensor | None     # (K, V) the tokens that could be drawn at each of the K places; None: all
+
+    ON_CPU = ()  # fields from which indices are made, without waiting for the device
+
+    @property
+    def problems(self):
+        return len(getattr(self, fields(self)[-1].name))
+
+    @staticmethod
+    def alike(parts):
+        """Readings of one kind, padded to the same shape for join. A kind that pads nothing keeps this one."""
+        return parts
+
+    @classmethod
+    def join(cls, parts):
+        """Readings of different problems as one."""
+        parts = cls.alike(parts)
+        rows = {f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in cls.fields_by_problem()}
+        kept = None if parts[0].kept is None else torch.cat([part.kept for part in parts])
+        return cls(parts[0].group_size, kept, **rows)
+
+    @classmethod
+    def fields_by_problem(cls):
+        return [f for f in fields(cls) if f.name not in ("group_size", "kept")]
+
+    def index(self):
+        """(K, g) indices into the N x M sampled tokens, flattened: state k predicts the tokens of its row."""
+        R, M = self.chosen.shape
+        g = self.problems * self.group_size // max(1, R)
+        row, place = self.chosen.nonzero(as_tuple=True)                              # (K,) each
+        return (row[:, None] * g + torch.arange(g)) * M + place[:, None]             # (K, g)
+
+    def counts(self):
+        """(P,) number of states of each problem."""
+        return self.chosen.reshape(self.problems, -1).sum(1)
+
+    def select(self, problems):
+        """The reading of some problems, given by their indices on the CPU."""
+        kept = None if self.kept is None else self.kept[places_of(problems, self.counts()).to(self.kept.device)]
+        rows = {f.name: getattr(self, f.name) for f in self.fields_by_problem()}
+        return replace(self, kept=kept, **{name: x[problems.to(x.device)] for name, x in rows.items()})
+
+    def to(self, device):
+        moved = {f.name: x.to(device) for f in fields(self)
+                 if torch.is_tensor(x := getattr(self, f.name)) and f.name not in self.ON_CPU}
+        return replace(self, **moved)
+
+
+def places_of(problems, counts):
+    """Which of the K states belong to these problems, problem p having counts[p] of them, one after another."""
+    end = counts.cumsum(0)
+    return torch.cat([torch.arange(0), *(torch.arange(end[p] - counts[p], end[p]) for p in problems)])
+
+
+class Texts:
+    """Completions as rewards and people read them; made when first asked for, and dropped once rewards are known.
+
+    prompts, completions: lists of N texts; columns: {field: list of N} of their records
+    tokens: N whole texts as token ids, without padding and stop token
+    place: (N, M) where in its whole text each sampled token is
+    metrics: {name: (sum, count)} of means that the policy wants logged; size: tokens that tokens_per_second counts
+    """
+
+    def __init__(self, decode: Callable, make_tokens: Callable, place, metrics, size):
+        self.decode, self.make_tokens = decode, make_tokens
+        self.place, self.metrics, self.size = place, metrics, size
+
+    @cached_property
+    def decoded(self):
+        return self.decode()
+
+    @cached_property
+    def tokens(self):
+        return self.make_tokens()
+
+    prompts = property(lambda self: self.decoded[0])
+    completions = property(lambda self: self.decoded[1])
+    columns = property(lambda self: self.decoded[2])
 
 
 @dataclass
 class Rollouts:
-    """N completions of P problems (rows i*G .. i*G+G-1 answer problem i) and what was known when they were sampled.
+    """N = P * G completions of P problems (rows i*G .. i*G+G-1 answer problem i) of at most M sampled tokens."""
+    group_size: int
+    target: torch.Tensor                           # (N, M) the sampled tokens
+    mask: torch.Tensor                             # (N, M) 1.0 where the policy chose the token, 0.0 on padding
+    train_mask: torch.Tensor                       # (N, M) 1.0 where the loss sees the token
+    old_logp: torch.Tensor                         # (N, M) log-probability under the distribution drawn from
+    truncated: torch.Tensor                        # (N,) bool: ran out of room before its end
+    max_tokens: int                                # the most tokens that a completion can have
+    reading: Reading                               # what the policy reads to score them
+    texts: Texts | None = None                     # what rewards read; None once rewards are known
+    ref_logp: torch.Tensor | None = None           # (N, M) of the token under the reference, on the same kept tokens
+    ref_distributions: torch.Tensor | None = None  # (K, V) the reference's, untruncated, for the exact KL
+    advantage: torch.Tensor | None = None          # (N, 1 or M) how much better each completion, or token, is
 
-    R distinct inputs were read: R = P for one-pass fill-in, where a whole group shares one input; R = N for causal
-    completions, which share their prompt.
-    """
-    prompt: torch.Tensor | None     # (P, S) what the inputs of a problem go on from, read once; None: inputs are whole
-    padding: torch.Tensor | None    # (P or R,) leading columns of prompt, or else of inputs, that hold no token
-    inputs: torch.Tensor            # (R, T) what the policy reads
-    position: torch.Tensor          # (R, M) which output positions speak about the chosen tokens
-    length: torch.Tensor | None     # (R,)   how many of them count, on the CPU; None: all, padding is masked alone
-    target: torch.Tensor            # (N, M) the token chosen at each position
-    mask: torch.Tensor              # (N, M) 1.0 where the policy chose, 0.0 where padded
-    old_logp: torch.Tensor          # (N, M) its log-probability under the distribution it was drawn from
-    kept: torch.Tensor | None       # (R, M, V) the tokens that could be drawn there; None: all
-    ref_logp: torch.Tensor | None   # (N, M) log-probability of the token under the reference, on the same kept tokens
-    ref_full: torch.Tensor | None   # (R, M, V) the reference's whole distribution, untruncated, for the exact KL
-    truth: torch.Tensor | None      # (N, M) the true text's tokens, where there is one
-    truncated: torch.Tensor | None  # (N,) bool: ran out of room before its end
-    longest: int                    # tokens that a completion can have
-    kl_estimator: str               # config's, or what suits the kind of generator
-    tokens: torch.Tensor | None     # (N, T) completed texts of one length, as a judge reads them; None: read texts()
-    texts: Callable | None          # () -> (prompts, completions, {field: values}), N each: what rewards read
-    problems: int                   # P
-    place: torch.Tensor | None = None   # (N, M) where in `tokens` the chosen ones stand
-    scored: torch.Tensor | None = None  # (N, M) 1.0 where the inputs let the policy speak; None: everywhere
-    views: int = 0                  # so many texts of one length stand side by side in a row of inputs, read apart
-    advantage: torch.Tensor | None = None  # (N, 1 or M) how much better each completion, or token, is than its group
+    @property
+    def problems(self):
+        return len(self.target) // self.group_size
+
+    def by_problem(self, x):
+        """(N, ...) -> (P, G, ...)."""
+        return x.view(self.problems, self.group_size, *x.shape[1:])
+
+    def to(self, device):
+        moved = {f.name: x.to(device) for f in fields(self) if torch.is_tensor(x := getattr(self, f.name))}
+        return replace(self, **moved, reading=self.reading.to(device))
 
     def select(self, problems):
         """The rollouts of some problems, given by their indices on the CPU, and the indices of their completions."""
-        if not self.problems:
-            return self, problems
-        G = len(self.target) // self.problems
+        completions = (problems[:, None] * self.group_size + torch.arange(self.group_size)).flatten()
+        rows = completions.to(self.target.device)
+        ref_distributions = self.ref_distributions
+        if ref_distributions is not None:
+            places = places_of(problems, self.reading.counts())
+            ref_distributions = ref_distributions[places.to(ref_distributions.device)]
+        by_completion = {name: x[rows] for name in BY_COMPLETION if (x := getattr(self, name)) is not None}
+        return replace(self, **by_completion, ref_distributions=ref_distributions, texts=None,
+                       reading=self.reading.select(problems)), rows
 
-        def part(x):
-            if not torch.is_tensor(x):
-                return x
-            return x.unflatten(0, (self.problems, -1))[problems.to(x.device)].flatten(0, 1)
 
-        completions = (problems[:, None] * G + torch.arange(G)).flatten().to(self.target.device)
-        parts = {f.name: part(getattr(self, f.name)) for f in fields(self)}
-        return Rollouts(**parts | {"problems": len(problems)}), completions
-
-    def read(self, model):
-        """The model's states at the chosen positions, (R, M, C): a prompt is read once, with gradients, for all of its
-        completions."""
-        if self.views:  # a prompt, if there is one, is the first of the texts
-            h = model.states(self.inputs.reshape(len(self.inputs) * self.views, -1))
-            h = h.view(len(self.inputs), -1, h.shape[-1])                            # (R, views * T, C)
-            if self.prompt is not None:
-                first = model.states(self.prompt).repeat_interleave(len(h) // self.problems, 0)
-                h = torch.cat((first, h), 1)
-            return h.gather(1, self.position[..., None].expand(-1, -1, h.shape[-1]))
-        if self.prompt is None:
-            return model.states(self.inputs, self.position, padding=self.padding)
-        past = Cache()
-        model.states(self.prompt, past=past, padding=self.padding)
-        times = len(self.inputs) // self.problems
-        padding = None if self.padding is None else self.padding.repeat_interleave(times)
-        return model.states(self.inputs, self.position, past.repeat(times), padding)
+BY_TOKEN = ("target", "mask", "train_mask", "old_logp", "ref_logp")  # fields of (N, M)
+BY_COMPLETION = (*BY_TOKEN, "truncated", "advantage")                # fields with a row for each completion
 
 
 def join_rollouts(parts):
-    """[(rollouts, reward (P, G), credit (P, G, 1 or M))] of one kind of generator, before their advantages, as one."""
-    parts = [part for part in parts if part[0].problems] or parts[:1]
-    rollouts = [part[0] for part in parts]
-    assert len({r.prompt is None for r in rollouts}) == 1, "one kind of rollouts"
-    causal, shared = rollouts[0].length is not None, rollouts[0].prompt is not None
-    M = max(r.target.shape[1] for r in rollouts)
-    read = lambda r: r.prompt.shape[1] if shared else r.inputs.shape[1] - r.target.shape[1]
-    S = max(map(read, rollouts))                                                     # columns before the first to speak
-    padded = any(r.padding is not None or read(r) < S for r in rollouts)
+    """Rollouts of different problems by one policy as one, padded to the longest completion, without their texts.
 
-    def right(x, size, value=0):
-        """x with its second dimension filled up to `size` behind its end."""
-        return x if x is None else F.pad(x, (0, 0) * (x.dim() - 2) + (0, size - x.shape[1]), value=value)
-
-    def widened(r):
-        names = ("target", "mask", "old_logp", "ref_logp", "ref_full", "place", "scored", "truth")
-        r = replace(r, texts=None, kept=right(r.kept, M, True), **{name: right(getattr(r, name), M) for name in names})
-        if not causal:
-            return replace(r, position=right(r.position, M))
-        # Left padding grows where the prompt is: in `prompt`, or else in front of `inputs`
-        first, front = S - read(r), r.prompt if shared else r.inputs
-        if padded:
-            r.padding = (0 if r.padding is None else r.padding) + front.new_full((len(front),), first)
-        start = 0 if shared else S
-        r.inputs = right(r.inputs if shared else F.pad(r.inputs, (first, 0)), start + M)
-        r.prompt = F.pad(r.prompt, (first, 0)) if shared else None
-        r.position = torch.arange(start, start + M, device=r.inputs.device).expand(len(r.inputs), M)
-        return r
-
-    rollouts = [widened(r) for r in rollouts]
-
-    def joined(name):
-        x = [getattr(r, name) for r in rollouts]
-        return torch.cat(x) if torch.is_tensor(x[0]) else sum(x) if name == "problems" else x[0]
-
-    K = max(part[2].shape[2] for part in parts)
-    credit = torch.cat([F.pad(part[2], (0, K - part[2].shape[2])) for part in parts])
-    return Rollouts(**{f.name: joined(f.name) for f in fields(Rollouts)}), torch.cat([p[1] for p in parts]), credit
-
-
-def join(batches):
-    """Micro-batches of numpy arrays as one."""
-    return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
-
-
-@torch.no_grad()
-def collect(policy, batch, step, config, tokenizer, device, autocast, micro_batch=None):
-    """Samples group_size completions of every problem of `batch`, which is of DatasetConsumer or PromptConsumer.
-
-    config: has group_size, seed, temperature, top_p, top_k, min_p and, for prompts, max_new_tokens, stop_sequences,
-    response_prefix and shared_prompt. micro_batch: problems at a time, the cut of the training forward
+    Raises AssertionError for rollouts with an advantage: a baseline may be that of the whole step
     """
-    kind = collect_completions if policy.config.mode == LANGUAGE_MODEL else collect_fills
-    return kind(policy, batch, step, config, tokenizer, device, autocast, micro_batch)
-
-
-def collect_fills(policy, batch, step, config, tokenizer, device, autocast, micro_batch):
-    """Fill-in. In one pass each input is read once for its whole group, and sampler and scorer read it in the same cut,
-    to the same bits."""
-    input, target, mask = unpack_batch(batch, device)                                # (P, T)
-    P, T = input.shape
-    G, S, truncation = config.group_size, config.unmask_steps, (config.top_p, config.top_k, config.min_p)
-    position, chosen = masked_positions(mask, device)                                # (P, M)
-    once = S == 1 and config.fill_estimator in ("trajectory", "one_step")
-    noise = draw_uniforms(config.seed, step, batch["number"], (G, T) if once else (4, G, T))
-    noise = noise if device.type == "mps" else noise.to(device, non_blocking=True)   # MPS has no float64
-    parts = []
-    for part in torch.arange(P).split(micro_batch or P):
-        part = slice(int(part[0]), int(part[-1]) + 1)
-        with autocast:
-            if once:
-                parts.append(fill_once_for_group(policy, input[part], position[part], noise[part], config.temperature,
-                                                 truncation))
-            else:
-                parts.append(fill_in_passes(policy, input[part], position[part], chosen[part], noise[part, 0],
-                                            noise[part, 1], S, config.temperature, *truncation))
-    tokens, logp, turn, read, kept = (None if x[0] is None else torch.cat(x) for x in zip(*parts, strict=True))
-    row = torch.arange(P, device=device).repeat_interleave(G)                        # (N,)
-    text = fill_in(input, position, chosen, tokens.view(P, G, -1)).flatten(0, 1)     # (N, T)
-    views = {"inputs": input, "position": position}
-    if not once:
-        written = Written(input, text, position[row], chosen[row], turn, read, noise[:, 2:], tokenizer.mask_token_id)
-        views = FILL_ESTIMATORS[config.fill_estimator](written)
-
-    def texts():
-        prompts, truths = ([tokenizer.decode(ids) for ids in x.tolist()] for x in (input, target))
-        repeated = lambda x: [text for text in x for _ in range(G)]
-        return repeated(prompts), [tokenizer.decode(ids) for ids in text.tolist()], {"answer": repeated(truths)}
-
-    known = dict(prompt=None, padding=None, length=None, target=tokens, mask=chosen[row], old_logp=logp, kept=kept,
-                 ref_logp=None, ref_full=None, place=position[row],
-                 truth=target.gather(1, position)[row], truncated=None,
-                 longest=config.block_size, tokens=text, texts=texts, problems=P,
-                 kl_estimator=config.kl_estimator or ("k3" if config.kl_in_reward or config.kl_importance else "exact"))
-    return Rollouts(**known | views)
-
-
-def fill_once_for_group(policy, input, position, noise, temperature, truncation):
-    """One pass, in the form of fill_in_passes: target and logp (N, M), and kept (P, M, V) or None."""
-    logits = policy(input, position)                                                 # (P, M, V)
-    tokens, logp = predict_and_sample_tokens(lambda *_: logits, input, position, noise, temperature, *truncation)
-    kept = None if truncation == (1.0, 0, 0.0) else kept_tokens(sampling_logp(logits, temperature), *truncation)
-    return tokens.flatten(0, 1), logp.flatten(0, 1), None, None, kept
-
-
-def collect_completions(policy, batch, step, config, tokenizer, device, autocast, micro_batch):
-    """Left-to-right completions of prompts, in a form in which a group's prompt is read once (shared_prompt), or
-    repeated for every completion."""
-    cut = max(0, min(int(batch["padding"].min()), batch["input"].shape[1] - 2))      # two columns to share a prompt
-    move = lambda x: torch.from_numpy(x).to(device, non_blocking=True)
-    prompt, padding = move(batch["input"][:, cut:].copy()), move(batch["padding"] - cut)  # (P, S), (P,)
-    padding = padding if (batch["padding"] > cut).any() else None
-    P, S = prompt.shape
-    G, stop = config.group_size, Stop(tokenizer, config.stop_sequences, config.response_prefix)
-    noise, parts = draw_uniforms(config.seed, step, batch["number"], (G, config.max_new_tokens)), []
-    for part in torch.arange(P).split(micro_batch or P):
-        with autocast:
-            parts.append(generate(policy, prompt[part], None if padding is None else padding[part], noise[part], stop,
-                                  config.temperature, config.top_p, config.top_k, config.min_p))
-    out = join_generations(parts)
-    M, length = out.target.shape[1], out.mask.sum(1).long().cpu()                    # (N,)
-    repeated = lambda x: x.repeat_interleave(G, 0)
-    if config.shared_prompt and S > 1:  # the last token of the prompt is read with the completion: it speaks first
-        inputs, first = torch.cat((repeated(prompt[:, -1:]), out.target[:, :-1]), 1), 0   # (N, M)
-        prompt = prompt[:, :-1]
-    else:
-        inputs, first = torch.cat((repeated(prompt), out.target[:, :-1]), 1), S - 1  # (N, S + M - 1)
-        prompt, padding = None, None if padding is None else repeated(padding)
-    position = torch.arange(first, first + M, device=device).expand(P * G, M)
-
-    def texts():
-        written = [stop.text(ids[:n]) for ids, n in zip(out.target.tolist(), length.tolist(), strict=True)]
-        prompts, columns = as_columns([record for record in batch["record"] for _ in range(G)])
-        return prompts, written, columns
-
-    return Rollouts(prompt=prompt, padding=padding, inputs=inputs, position=position, length=length, target=out.target,
-                    mask=out.mask, old_logp=out.logp, kept=out.kept, ref_logp=None, ref_full=None, truth=None,
-                    truncated=out.truncated.to(device), longest=config.max_new_tokens,
-                    kl_estimator=config.kl_estimator or "k3", tokens=None, texts=texts, problems=P)
+    parts = [part for part in parts if part.problems] or parts[:1]
+    assert all(part.advantage is None for part in parts), "join before compute_rollout_advantages"
+    M = max(part.target.shape[1] for part in parts)
+    known = [name for name in BY_TOKEN if getattr(parts[0], name) is not None]
+    joined = {name: torch.cat([F.pad(x := getattr(part, name), (0, M - x.shape[1])) for part in parts])
+              for name in known}
+    distributions = [part.ref_distributions for part in parts]
+    return replace(parts[0], **joined, truncated=torch.cat([part.truncated for part in parts]), texts=None,
+                   ref_distributions=None if distributions[0] is None else torch.cat(distributions),
+                   reading=type(parts[0].reading).join([part.reading for part in parts]))

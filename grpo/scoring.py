@@ -1,121 +1,109 @@
-"""What a model says about the tokens of rollouts: log-probabilities, entropy and exact KL, in bounded memory."""
+"""Log-probabilities, entropy and exact KL of the sampled tokens of rollouts, in bounded memory."""
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
-from core.losses import entropy, exact_kl, restrict, sampling_logp
-
-LOGITS_AT_ONCE = 2**25  # numbers; above it logits are made in parts, and made again for the backward pass
-EXACT_VOCABULARY = 4096  # the largest whose distributions are kept at every chosen token
+from core.distributions import LOGITS_AT_ONCE, entropy, in_parts, restrict, sampling_logp
+from grpo.kl import exact_kl
 
 
 @dataclass
 class Scores:
-    """What a model says about N completions of M tokens; 0 on padding."""
-    logp: torch.Tensor       # (N, M) of the chosen token, under the distribution that is drawn from
-    entropy: torch.Tensor    # (N, M) of the whole distribution; with gradient only if learn_entropy
-    kl: torch.Tensor | None  # (N, M) exact KL to the reference, if rollouts.ref_full is known
+    """Of N completions of M tokens under one policy; 0 where no state predicts the token."""
+    logp: torch.Tensor       # (N, M) of each sampled token, under the distribution that it is drawn from
+    entropy: torch.Tensor    # (N, M) of the whole distribution; with a gradient only if learn_entropy
+    kl: torch.Tensor | None  # (N, M) exact KL to the reference, if rollouts.ref_distributions is known
 
 
-def chosen_states(model, rollouts):
-    """The states (K, C) that speak about chosen tokens, and which of the R * M places they are; None for all."""
-    h = rollouts.read(model).flatten(0, 1)                                           # (R * M, C)
-    if rollouts.length is None:
-        return h, None
-    chosen = torch.arange(rollouts.position.shape[1]) < rollouts.length[:, None]     # (R, M) on the CPU: no device sync
-    where = chosen.flatten().nonzero().squeeze(1).to(h.device)
-    return h[where], where
+def score(policy, rollouts, temperature, learn_entropy=False):
+    """Reads the rollouts and scores their tokens. Logits are made for sampled tokens only, and in parts if they are
+    many."""
+    h, index = policy.states(rollouts.reading), rollouts.reading.index()             # (K, C), (K, g)
+    index = index.to(h.device, non_blocking=True)
+    target = rollouts.target.flatten()[index]                                        # (K, g)
 
-
-def score(model, rollouts, temperature, learn_entropy=False):
-    """Reads the rollouts' inputs and scores their tokens. Logits exist at chosen positions only, and not all at once if
-    they are many."""
-    R, M = rollouts.position.shape
-    g = len(rollouts.target) // R                                                    # completions that share an input
-    h, where = chosen_states(model, rollouts)
-    target = rollouts.target.view(R, g, M).transpose(1, 2).reshape(R * M, g)
-    kept, ref_full = (None if x is None else x.flatten(0, 1) for x in (rollouts.kept, rollouts.ref_full))
-    if where is not None:
-        target, kept, ref_full = (None if x is None else x[where] for x in (target, kept, ref_full))
-
-    def speak(h, target, kept, ref_full):
-        full = sampling_logp(model.project(h), temperature)                          # (K, V)
+    def token_scores(h, target, kept, ref_distributions):
+        full = sampling_logp(policy.project(h), temperature)                         # (K, V)
         drawn = restrict(full, kept)
-        kl = full.new_zeros(0) if ref_full is None else exact_kl(full, ref_full)
-        spread = entropy(full if learn_entropy else full.detach())
-        return drawn.gather(-1, target), spread, kl                                  # (K, g), (K,), (K,)
+        kl = full.new_zeros(len(full)) if ref_distributions is None else exact_kl(full, ref_distributions)
+        return drawn.gather(-1, target), entropy(full if learn_entropy else full.detach()), kl  # (K, g), (K,), (K,)
 
-    size = max(1, LOGITS_AT_ONCE // model.config.base_vocab_size)
-    if len(h) <= size:
-        logp, ent, kl = speak(h, target, kept, ref_full)
-    else:
-        split = lambda x: [None] * -(-len(h) // size) if x is None else x.split(size)
-        parts = zip(*map(split, (h, target, kept, ref_full)), strict=True)
-        logp, ent, kl = map(torch.cat, zip(*(checkpoint(speak, *part, use_reentrant=False) for part in parts)))
+    parts = in_parts(token_scores, policy.vocabulary, h, target, rollouts.reading.kept, rollouts.ref_distributions)
 
-    def by_completion(x):                                                            # (K, ...) -> (N, M)
-        x = x if x.dim() == 2 else x[:, None].expand(-1, g)
-        if where is not None:
-            x = x.new_zeros(R * M, g).index_copy(0, where, x)
-        return x.view(R, M, g).transpose(1, 2).reshape(R * g, M)
+    def by_completion(x):                                                            # (K, g) or (K,) -> (N, M)
+        x = x if x.dim() == 2 else x[:, None].expand(index.shape)
+        out = x.new_zeros(rollouts.target.numel()).index_copy(0, index.flatten(), x.flatten())
+        return out.view_as(rollouts.target)
 
-    return Scores(by_completion(logp), by_completion(ent), by_completion(kl) if ref_full is not None else None)
-
-
-def check_exact(config, model):
-    """Raises ValueError if the exact KL would have to store the distributions of a large vocabulary."""
-    if config.kl_estimator == "exact" and model.config.base_vocab_size > EXACT_VOCABULARY:
-        raise ValueError(f"kl_estimator='exact' keeps {model.config.base_vocab_size} numbers for every token; "
-                         f"above a vocabulary of {EXACT_VOCABULARY} use kl_estimator='k3'")
+    logp, ent, kl = map(by_completion, parts)
+    return Scores(logp, ent, None if rollouts.ref_distributions is None else kl)
 
 
 @contextmanager
-def visiting(model, device):
-    """Within, the model is on the device; a model that waits elsewhere (ref_offload) goes back afterwards."""
-    home = next((p.device for p in model.parameters()), device)
-    model.to(device)
+def visiting(policy, device):
+    """Within, the policy is on the device; one that waits elsewhere (ref_offload) goes back afterwards."""
+    home = policy.device
+    if home != device:
+        policy.to(device)
     try:
         yield
     finally:
-        model.to(home)
+        if home != device:
+            policy.to(home)
+
+
+def check_stored(states, vocabulary, config, exact, truncated):
+    """Raises ValueError if the distributions that rollouts hold would not fit into stored_megabytes.
+
+    states: K, for which they are stored; exact: 4 bytes for each token of the vocabulary, for the exact KL;
+    truncated: 1 byte, for the tokens that truncation kept
+    """
+    megabytes = states * vocabulary * (4 * exact + truncated) / 2**20
+    if megabytes > config.stored_megabytes:
+        uses = ["the exact KL"] * exact + ["the tokens that truncation kept"] * truncated
+        ways = ["kl_estimator='k3'"] * exact + ["top_p=1.0, top_k=0 and min_p=0.0"] * truncated
+        raise ValueError(f"stored_megabytes={config.stored_megabytes} is not enough: {' and '.join(uses)} of up to "
+                         f"{states} tokens, with {vocabulary} numbers each, take {megabytes:.0f} MB; set "
+                         f"{' and '.join(ways)}, lower batch_size, group_size or the length, or raise stored_megabytes")
 
 
 @torch.no_grad()
-def with_reference(rollouts, reference, temperature, micro_batch, autocast):
-    """The rollouts with what the reference says about their tokens, read once; micro_batch: problems per forward."""
+def with_reference(rollouts, reference, estimator, config):
+    """The rollouts with what the reference says about their tokens, read once, config.batch_size problems at a time.
+
+    estimator: "exact" stores its distributions at every state, k2 and k3 the log-probabilities of the sampled tokens
+    """
     if reference is None or not rollouts.problems:
         return rollouts
+    read = reference_distributions if estimator == "exact" else reference_logp
     with visiting(reference, rollouts.target.device):
-        return _with_reference(rollouts, reference, temperature, micro_batch, autocast)
+        return read(rollouts, reference, config)
 
 
-def _with_reference(rollouts, reference, temperature, micro_batch, autocast):
-    exact = rollouts.kl_estimator == "exact"
-    full, logp = [], []
-    for part in torch.arange(rollouts.problems).split(micro_batch):
-        some, _ = rollouts.select(part)
-        with autocast:
-            if exact:
-                h, where = chosen_states(reference, some)
-                p = sampling_logp(reference.project(h), temperature)                 # (K, V)
-                p = p if where is None else p.new_zeros(some.position.numel(), p.shape[1]).index_copy(0, where, p)
-                full.append(p.view(*some.position.shape, -1))                        # (r, M, V)
-            else:
-                logp.append(score(reference, some, temperature).logp)
-    return replace(rollouts, ref_full=torch.cat(full) if full else None, ref_logp=torch.cat(logp) if logp else None)
+def reference_logp(rollouts, reference, config):
+    return replace(rollouts, ref_logp=score_in_batches(reference, rollouts, config))
+
+
+def reference_distributions(rollouts, reference, config):
+    """Written in place part by part: beside them exist only the logits of one part."""
+    counts, done, full = rollouts.reading.counts(), 0, None
+    check_stored(int(counts.sum()), reference.vocabulary, config, exact=True, truncated=False)
+    size = max(1, LOGITS_AT_ONCE // reference.vocabulary)
+    for part in torch.arange(rollouts.problems).split(config.batch_size):
+        for h in reference.states(rollouts.reading.select(part)).split(size):
+            logp = sampling_logp(reference.project(h), config.temperature)           # (k, V)
+            full = logp.new_empty(int(counts.sum()), logp.shape[1]) if full is None else full
+            full[done : done + len(logp)] = logp
+            done += len(logp)
+    return replace(rollouts, ref_distributions=full)
 
 
 @torch.no_grad()
-def with_old_policy(rollouts, policy, temperature, micro_batch, autocast):
-    """The rollouts with old_logp as the scorer has it, so that the first ratio is exactly 1 also where the sampler
-    reads through a cache or in bfloat16. For rollouts that serve several steps."""
+def score_in_batches(policy, rollouts, config):
+    """Log-probabilities (N, M) of the sampled tokens, config.batch_size problems at a time."""
     if not rollouts.problems:
-        return rollouts
-    logp = []
-    for part in torch.arange(rollouts.problems).split(micro_batch):
-        with autocast:
-            logp.append(score(policy, rollouts.select(part)[0], temperature).logp)
-    return replace(rollouts, old_logp=torch.cat(logp))
+        return rollouts.old_logp
+    parts = torch.arange(rollouts.problems).split(config.batch_size)
+    return torch.cat([score(policy, rollouts.select(part)[0], config.temperature).logp for part in parts])

@@ -1,4 +1,4 @@
-"""What a step looked like: sums that add up over micro-batches and ranks, and the metrics they become."""
+"""The metrics of a step: sums that add up over micro-batches and ranks, and the means that they become."""
 
 import torch
 
@@ -26,26 +26,24 @@ def discriminative_sums(score, reward):
             "above": (reward > mean).sum()}
 
 
-def rollout_sums(rollouts, reward, values, differ, discriminative=False):
+def rollout_sums(rollouts, scored, differ, discriminative=False):
     """What a step's rollouts look like before training on them, as sums.
 
-    reward: (P, G), NaN where not scored; values: {name: (N,)}; differ: (P,) whether a group's rewards do
+    scored: a Scored (grpo/rewards.py); differ: (P,) whether the rewards of a group differ
     """
-    seen, mask, G = ~reward.isnan(), rollouts.mask, reward.shape[1]
+    reward, mask, G = scored.reward, rollouts.mask, rollouts.group_size              # (P, G), (N, M)
+    seen = ~reward.isnan()
     count = seen.sum(1).clamp(min=1)                                                 # (P,)
     mean = (reward.nansum(1) / count)[:, None]
     std = ((reward - mean).square().nansum(1) / (count - 1).clamp(min=1)).sqrt()
     sums = {"completions": float(reward.numel()), "problems": float(len(reward)), "scored": seen.sum(),
             "tokens": mask.sum(), "log_prob": (rollouts.old_logp * mask).sum(), "reward": reward.nansum(),
             "std_reward": std.sum(), "frac_reward_zero_std": (~differ).sum(),
-            "unique_completions": unique_completions(rollouts.target, mask, G).sum()}
-    for name, x in values.items():
-        sums |= {f"reward/{name}": x.nansum(), f"scored/{name}": (~x.isnan()).sum()}
-    sums["text_tokens"] = mask.sum() if rollouts.tokens is None else float(rollouts.tokens.numel())
-    if rollouts.truth is not None:
-        sums["correct"] = ((rollouts.target == rollouts.truth) * mask).sum()
-    if rollouts.truncated is not None:
-        sums["truncated"] = rollouts.truncated.sum()
+            "unique_completions": unique_completions(rollouts.target, mask, G).sum(),
+            "text_tokens": rollouts.texts.size}
+    means = {f"reward/{name}": (x.nansum(), (~x.isnan()).sum()) for name, x in scored.values.items()}
+    for name, (total, number) in (means | rollouts.texts.metrics).items():
+        sums |= {f"sum of {name}": total, f"count of {name}": number}
     if discriminative:
         score = (rollouts.old_logp * mask).sum(1) / mask.sum(1).clamp(min=1)         # (N,)
         sums |= discriminative_sums(score.view_as(reward), reward)
@@ -61,16 +59,14 @@ def finish_metrics(out):
     of = lambda key: max(1.0, out.get(key, 0.0))
     per = {"mean_reward": ("reward", of("scored")), "std_reward": ("std_reward", P),
            "mean_advantage": ("advantage", of("advantage_tokens")), "mean_log_prob": ("log_prob", tokens),
-           "mean_token_accuracy": ("correct", tokens), "entropy": ("entropy", trained),
-           "clip_fraction": ("clip_fraction", trained), "kl_to_old": ("kl_to_old", trained),
-           "ratio_minus_one": ("ratio_minus_one", of("ratio_tokens")),
+           "entropy": ("entropy", trained), "clip_fraction": ("clip_fraction", trained),
+           "kl_to_old": ("kl_to_old", trained), "ratio_minus_one": ("ratio_minus_one", of("ratio_tokens")),
            "frac_reward_zero_std": ("frac_reward_zero_std", P), "unique_completions": ("unique_completions", P),
-           "resampled": ("resampled", P), "truncated": ("truncated", N), "success_prob": ("above", of("scored")),
+           "resampled": ("resampled", P), "success_prob": ("above", of("scored")),
            "discriminative_score": ("ranked", of("pairs")), "discriminative_margin": ("margin", of("pairs"))}
     metrics |= {name: out[key] / count for name, (key, count) in per.items() if key in out}
-    metrics |= {f"reward/{name}": out[f"reward/{name}"] / max(1.0, out[f"scored/{name}"])
-                for name in [key.removeprefix("scored/") for key in out if key.startswith("scored/") and out[key]]}
-    if "truncated" in out:
-        metrics["completion_length"] = tokens / N
+    means = [key.removeprefix("sum of ") for key in out if key.startswith("sum of ")]
+    metrics |= {name: out[f"sum of {name}"] / count for name in means if (count := out[f"count of {name}"])}
     return metrics | {"text_tokens": out["text_tokens"], "grad_norm": out["grad_norm"],
-                      "skipped_steps": out["skipped_steps"], "skipped_samples": N - out["scored"]}
+                      "skipped_steps": out["skipped_steps"], "empty_steps": out["empty_steps"],
+                      "skipped_samples": N - out["scored"]}

@@ -1,19 +1,19 @@
-"""Held-out evaluation on a fixed set of validation problems: what the judge sees, and what it does not."""
+"""Held-out evaluation of a fill-in generator on fixed problems: by the judges, and by metrics that know no judge."""
 
 import re
+from dataclasses import replace
+from functools import cached_property
 
 import torch
 
-from core.batch import masked_positions, unpack_batch
-from core.judge import calculate_judge_scores
-from core.losses import entropy, exact_kl, sampling_logp
-from core.sampling import draw_uniforms, fill_in, fill_in_passes, predict_and_sample_tokens
-from grpo.scoring import visiting
+from core.dataset_consumer import unpack_batch
+from grpo.evaluation.samples import SHOWN, reward_sums
+from grpo.scoring import score, with_reference
 from grpo.step_metrics import unique_completions
 
 WORD = re.compile("[A-Za-z]+")
-CHUNK = 16  # problems per forward
-SHOWN = 3   # samples for people
+PROBLEMS_PER_STEP = 16   # the fixed problems are drawn in batches of this size, whatever batch_size is
+NOISE_SEED = 99          # added to the seed of the problems: the noise of every evaluation
 
 
 def lexicon(text):
@@ -30,10 +30,10 @@ def touched_words(truth, mask):
     return [(a, b) for a, b in spans if a > 0 and b < len(truth) and mask[a:b].any()]
 
 
-class Evaluation:
+class FillInEvaluation:
     """Fixed problems and fixed noise, so that two policies are compared on the same draws.
 
-    evaluate(policy, temperature) returns a few samples to show and, each a mean over all completions of all problems:
+    evaluation(policy, temperature) returns a few samples to show and, each a mean over all completions of all problems:
       judge, gold_judge     score of the completed text
       reward/<name>         of the other rewards of the run
       word_validity         of the words of the true text that a mask touches, the share whose filled span is one word
@@ -49,103 +49,87 @@ class Evaluation:
     columns = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "grad_norm", "lr",
                "tokens_per_second")  # of the console line
 
-    def __init__(self, data, reference, judge, gold_judge, problems, group_size, truncation, dist, dtype, rewards=None,
-                 passes=1):
-        self.reference, self.judge, self.gold_judge = reference, judge, gold_judge
-        self.rewards, self.passes = rewards, passes
-        self.group_size, self.truncation, self.dist, self.dtype = group_size, truncation, dist, dtype
-        self.tokenizer, self.words = data.tokenizer, lexicon(data.train_text())
-        self.problems = []
-        for step in range(-(-problems // data.batch_size)):
+    def __init__(self, data, reference, judges, rewards, config):
+        """data: a DatasetConsumer with batches of PROBLEMS_PER_STEP; judges: {"judge": ..., "gold_judge": ...}, each a
+        Judge or None; rewards: a Rewards or None; config: of the run, with eval_problems and eval_completions"""
+        self.data, self.reference, self.rewards = data, reference, rewards
+        self.judges = {name: judge for name, judge in judges.items() if judge is not None}
+        self.config = replace(config, group_size=config.eval_completions, seed=data.seed + NOISE_SEED, train_pass_k=1,
+                              fill_estimator="trajectory")
+        self.batches = []  # (step, batch)
+        for first in range(0, config.eval_problems, PROBLEMS_PER_STEP):
+            step, size = first // PROBLEMS_PER_STEP, min(PROBLEMS_PER_STEP, config.eval_problems - first)
             batch = data.batch("val", step)
-            noise = draw_uniforms(data.seed + 99, step, batch["number"], (2, group_size, data.block_size))
-            self.problems += list(zip(*unpack_batch(batch, dist.device), noise, strict=True))
-        self.problems = self.problems[:problems]
+            for cut in range(0, size, config.batch_size):
+                part = slice(cut, min(size, cut + config.batch_size))
+                self.batches.append((step, {key: x[part] for key, x in batch.items()}))
+
+    @cached_property
+    def words(self):
+        """The words of the training text; decoded on the one rank that evaluates."""
+        return lexicon(self.data.train_text())
 
     @torch.no_grad()
     def __call__(self, policy, temperature):
         sums, shown = {}, []
-        for i in range(0, len(self.problems), CHUNK):
-            input, target, mask, noise = (torch.stack(x) for x in zip(*self.problems[i : i + CHUNK], strict=True))
-            with self.dist.autocast(self.dtype):
-                part, text, score = self._forward(policy, input, target, mask, noise, temperature)
-            values = self._rewards(input, target, text) if self.others() else {}
-            if score is None and values:
-                weights = dict(zip(self.rewards.names, self.rewards.weights, strict=True))
-                score = sum(weights[name] * x.nan_to_num(0.0) for name, x in values.items())
-            for name, x in values.items():
-                part |= {f"reward/{name}": x.nansum(), f"scored/{name}": (~x.isnan()).sum()}
-            for name, value in (part | self._words(target, mask, text)).items():
-                sums[name] = sums.get(name, 0.0) + value
-            if i == 0:
-                shown = best_and_worst(input, target, mask, text, score, self.tokenizer)
-        N = len(self.problems) * self.group_size
-        words = max(1, sums["words"])
-        per = {"judge": N, "gold_judge": N, "word_validity": words, "words_recovered": words,
-               "token_accuracy": sums["tokens"] * self.group_size, "kl": sums["tokens"], "entropy": sums["tokens"],
-               "unique_completions": len(self.problems)}
-        per |= {f"reward/{name}": max(1, sums[f"scored/{name}"]) for name in self.others()}
-        if not sums["words"]:  # a text of numbers
-            del per["word_validity"], per["words_recovered"]
-        return {name: float(sums[name] / per[name]) for name in per if name in sums}, shown
+        for step, batch in self.batches:
+            part, samples = self._batch(policy, step, batch, replace(self.config, temperature=temperature), not shown)
+            sums = {name: sums.get(name, 0.0) + value for name, value in part.items()}
+            shown = shown or samples
+        N = self.config.eval_problems * self.config.group_size
+        per = {"judge": N, "gold_judge": N, "word_validity": sums["words"], "words_recovered": sums["words"],
+               "token_accuracy": sums["tokens"], "kl": sums["places"], "entropy": sums["places"],
+               "unique_completions": self.config.eval_problems}
+        per |= {name: sums[f"count of {name}"] for name in sums if name.startswith("reward/")}
+        return {name: float(sums[name] / count) for name, count in per.items() if name in sums and count}, shown
 
-    def others(self):
-        """The rewards that are functions of text."""
-        return [name for name in self.rewards.names if name != "judge"] if self.rewards is not None else []
-
-    def _forward(self, policy, input, target, mask, noise, temperature):
-        position, chosen = masked_positions(mask, input.device)                      # (P, M)
-        logits = policy(input, position)                                             # (P, M, V) read once, used twice
-        if self.passes == 1:
-            tokens, _ = predict_and_sample_tokens(lambda *_: logits, input, position, noise[:, 0], temperature,
-                                                  *self.truncation)
-        else:
-            tokens, *_ = fill_in_passes(policy, input, position, chosen, noise[:, 0], noise[:, 1], self.passes,
-                                        temperature, *self.truncation)
-            tokens = tokens.view(len(input), self.group_size, -1)                    # (P, G, M)
-        text = fill_in(input, position, chosen, tokens)                              # (P, G, T)
-        logp = sampling_logp(logits, temperature)                                    # (P, M, V)
-        truth = target.gather(1, position)[:, None]                                  # (P, 1, M)
-        repeated = chosen.repeat_interleave(self.group_size, 0)                      # (N, M)
-        sums = {"tokens": chosen.sum(), "entropy": (entropy(logp) * chosen).sum(),
-                "token_accuracy": ((tokens == truth) * chosen[:, None]).sum(),
-                "unique_completions": unique_completions(tokens.flatten(0, 1), repeated, self.group_size).sum()}
-        if self.reference is not None:
-            with visiting(self.reference, input.device):
-                ref_logp = sampling_logp(self.reference(input, position), temperature)
-            sums["kl"] = (exact_kl(logp, ref_logp) * chosen).sum()
-        scores = {name: calculate_judge_scores(judge, text.flatten(0, 1), self.tokenizer.cls_token_id)
-                  for name, judge in (("judge", self.judge), ("gold_judge", self.gold_judge)) if judge is not None}
-        sums |= {name: score.sum() for name, score in scores.items()}
-        return sums, text, scores["judge"].view(text.shape[:2]) if "judge" in scores else None
-
-    def _rewards(self, input, target, text):
-        """{name: (P, G)} of the rewards that read text."""
-        P, G = text.shape[:2]
-        repeated = lambda x: [self.tokenizer.decode(ids) for ids in x.tolist() for _ in range(G)]
-        texts = [self.tokenizer.decode(ids) for ids in text.flatten(0, 1).tolist()]
-        return {name: self.rewards.of_texts(name, repeated(input), {"answer": repeated(target)}, texts, G).view(P, G)
-                for name in self.others()}
+    def _batch(self, policy, step, batch, config, wants_samples):
+        """(sums over the completions of a batch, samples to show)"""
+        rollouts, G = policy.sample(batch, step, config), config.group_size
+        first_pass = rollouts
+        if config.unmask_steps > 1:  # KL and entropy are those of the problem alone
+            first_pass = policy.sample(batch, step, replace(config, unmask_steps=1))
+        first_pass = with_reference(first_pass, self.reference, "exact", config)
+        scores, mask, texts = score(policy, first_pass, config.temperature), rollouts.mask, rollouts.texts
+        one = mask[::G]                                                              # (P, M) the problem's own places
+        sums = {"places": one.sum(), "entropy": (scores.entropy[::G] * one).sum(), "tokens": mask.sum(),
+                "token_accuracy": texts.metrics["mean_token_accuracy"][0],
+                "unique_completions": unique_completions(rollouts.target, mask, G).sum()}
+        if scores.kl is not None:
+            sums["kl"] = (scores.kl[::G] * one).sum()
+        values = {name: judge.scores(texts) for name, judge in self.judges.items()}
+        sums |= {name: x.sum() for name, x in values.items()}
+        total = values.get("judge", torch.zeros(len(mask), device=mask.device))
+        names = [name for name in self.rewards.names if name != "judge"] if self.rewards is not None else []
+        if names:
+            others, _ = self.rewards.score(texts, G, names)
+            sums |= reward_sums(others)
+            if "judge" not in values:
+                total = self.rewards.total(others).nan_to_num(0.0)
+        _, target, hidden = unpack_batch(batch, "cpu")
+        text = torch.stack(texts.tokens).cpu().unflatten(0, (len(target), G))        # (P, G, T)
+        samples = self._samples(batch, text, total.view(-1, G)) if wants_samples else []
+        return sums | self._words(target, hidden, text), samples
 
     def _words(self, target, mask, text):
         words = valid = recovered = 0
         for truth, hidden, completions in zip(target.tolist(), mask.numpy(), text.tolist(), strict=True):
-            truth = self.tokenizer.decode(truth)
+            truth = self.data.tokenizer.decode(truth)
             spans = touched_words(truth, hidden)
-            for completion in map(self.tokenizer.decode, completions):
+            for completion in map(self.data.tokenizer.decode, completions):
                 words += len(spans)
                 valid += sum(completion[a:b].lower() in self.words for a, b in spans)
                 recovered += sum(completion[a:b] == truth[a:b] for a, b in spans)
         return {"words": words, "word_validity": valid, "words_recovered": recovered}
 
-
-def best_and_worst(input, target, mask, text, score, tokenizer):
-    """The first few problems with their best and worst completion by the judge, as plain records. score: (P, G)"""
-    records = []
-    for i in range(min(SHOWN, len(input))):
-        best, worst = (int(score[i].argmax()), int(score[i].argmin())) if score is not None else (0, -1)
-        texts = {"problem": input[i], "truth": target[i], "best": text[i, best], "worst": text[i, worst]}
-        records.append({name: tokenizer.decode(ids.tolist()) for name, ids in texts.items()}
-                       | {f"{name}_score": None if score is None else round(float(score[i, j]), 4)
-                          for name, j in (("best", best), ("worst", worst))} | {"mask": mask[i].int().tolist()})
-    return records
+    def _samples(self, batch, text, total):
+        """The first few problems with their best and worst completion, as plain records. total: (P, G) rewards"""
+        records = []
+        for i in range(min(SHOWN, len(text))):
+            best, worst = int(total[i].argmax()), int(total[i].argmin())
+            texts = {"problem": batch["input"][i], "truth": batch["target"][i], "best": text[i, best],
+                     "worst": text[i, worst]}
+            scores = {"best_score": round(float(total[i, best]), 4), "worst_score": round(float(total[i, worst]), 4)}
+            records.append({name: self.data.tokenizer.decode(ids.tolist()) for name, ids in texts.items()} | scores
+                           | {"mask": batch["mask"][i].astype(int).tolist()})
+        return records

@@ -6,14 +6,13 @@ from math import comb
 import numpy as np
 import torch
 
-from core.sampling import Stop, generate
-from grpo.objectives import KL_ESTIMATORS
-from grpo.rewards import as_columns
-from grpo.rollout import collect
+from core.prompts import as_columns
+from grpo.evaluation.samples import SHOWN, reward_sums
+from grpo.kl import choose_estimator, kl_per_token
+from grpo.rollout import Texts
 from grpo.scoring import score, with_reference
 
-CHUNK = 64  # prompts per generation
-SHOWN = 3   # samples for people
+NOISE_SEED = 99  # of every evaluation, whatever the seed of the run
 
 
 def pass_at_k(right, n, k):
@@ -24,9 +23,10 @@ def pass_at_k(right, n, k):
 class PromptEvaluation:
     """Fixed validation prompts and fixed noise, so that two policies are compared on the same draws.
 
-    evaluate(policy, temperature) returns a few samples to show and
+    evaluation(policy, temperature) returns a few samples to show and
       greedy_accuracy     share of prompts whose likeliest completion is right: success_reward gives it its most; this
-                          and the next two are left out if no reward says what is right
+                          and the next two are left out if no reward says what is right. A completion that the success
+                          reward skips, or that is late, counts neither as right nor as wrong
       sampled_accuracy    share of right completions among those sampled as in training
       pass_at_k           chance that k sampled completions hold a right one, k = config.pass_k
       reward/<name>       mean over the sampled completions
@@ -38,73 +38,76 @@ class PromptEvaluation:
     columns = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "completion_length", "truncated", "grad_norm",
                "lr", "tokens_per_second")  # of the console line
 
-    def __init__(self, data, reference, rewards, config, dist, dtype):
-        self.data, self.reference, self.rewards, self.dist, self.dtype = data, reference, rewards, dist, dtype
-        if config.eval_completions < 2:
-            raise ValueError(f"eval_completions={config.eval_completions} must be at least 2 for prompts")
-        self.config = replace(config, group_size=config.eval_completions, seed=99, train_pass_k=1)
+    def __init__(self, data, reference, rewards, config):
+        """data: a PromptConsumer; config: of the run, whose first eval_problems are completed eval_completions times"""
         if config.pass_k > config.eval_completions:
             raise ValueError(f"pass_k={config.pass_k} must be at most eval_completions={config.eval_completions}")
+        self.data, self.reference, self.rewards = data, reference, rewards
+        self.config = replace(config, group_size=config.eval_completions, seed=NOISE_SEED, train_pass_k=1)
         self.records = data.records["val"][: config.eval_problems]
+        self.at_once = max(1, config.batch_size * config.group_size // config.eval_completions)  # rows as in training
 
     @torch.no_grad()
     def __call__(self, policy, temperature):
-        sums, shown = {}, []
-        for start in range(0, len(self.records), CHUNK):
-            records = self.records[start : start + CHUNK]
+        sums, shown, config = {}, [], replace(self.config, temperature=temperature)
+        for start in range(0, len(self.records), self.at_once):
+            records = self.records[start : start + self.at_once]
             batch = self.data.pack(records, np.arange(start, start + len(records)))
-            part, samples = self._sampled(policy, batch, temperature)
+            part, samples = self._sampled(policy, batch, config)
             if self.rewards.success:
-                part["greedy_accuracy"] = float(self._greedy(policy, batch, records).sum())
+                part |= accuracy_sums("greedy_accuracy", self._greedy(policy, batch, records))
             sums = {name: sums.get(name, 0.0) + float(value) for name, value in part.items()}
             shown = shown or samples
-        P, N = len(self.records), len(self.records) * self.config.group_size
-        per = {"greedy_accuracy": P, "pass_at_k": P, "kl": sums["tokens"], "entropy": sums["tokens"]}
-        per |= {f"reward/{name}": max(1.0, sums[f"scored/{name}"]) for name in self.rewards.names}
-        order = ["greedy_accuracy", "sampled_accuracy", "pass_at_k"]
-        order += [name for name in sums if name not in (*order, "tokens") and not name.startswith("scored/")]
-        return {name: sums[name] / per.get(name, N) for name in order if name in sums}, shown
+        names = ["greedy_accuracy", "sampled_accuracy", "pass_at_k"]
+        names += [name for name in sums if name not in names and f"count of {name}" in sums]
+        return {name: sums[name] / count for name in names if (count := sums.get(f"count of {name}"))}, shown
 
-    def _sampled(self, policy, batch, temperature):
+    def _sampled(self, policy, batch, config):
         """(sums over the prompts of a batch, samples to show)"""
-        c, P, G = replace(self.config, temperature=temperature), len(batch["input"]), self.config.group_size
-        autocast = self.dist.autocast(self.dtype)
-        rollouts = collect(policy, batch, 0, c, self.data.tokenizer, self.dist.device, autocast)
-        rollouts = with_reference(rollouts, self.reference, temperature, CHUNK, autocast)
-        with autocast:
-            said, (_, _, values) = score(policy, rollouts, temperature), self.rewards(rollouts)
-        kl = said.kl
-        if rollouts.ref_logp is not None:
-            kl = KL_ESTIMATORS[rollouts.kl_estimator](said.logp, rollouts.ref_logp)
+        P, G = len(batch["number"]), config.group_size
+        estimator = choose_estimator(config, policy)
+        rollouts = with_reference(policy.sample(batch, 0, config), self.reference, estimator, config)
+        scores, mask = score(policy, rollouts, config.temperature), rollouts.mask
+        values, late = self.rewards.score(rollouts.texts, G)
         sums = {}
         if self.rewards.success:
-            right = self.rewards.right(values).view(P, G).sum(1).tolist()
-            sums = {"sampled_accuracy": sum(right), "pass_at_k": sum(pass_at_k(r, G, c.pass_k) for r in right)}
-        for name, x in values.items():
-            sums |= {f"reward/{name}": x.nansum(), f"scored/{name}": (~x.isnan()).sum()}
-        sums |= {"completion_length": rollouts.mask.sum(), "truncated": rollouts.truncated.sum(),
-                "tokens": rollouts.mask.sum(), "entropy": (said.entropy * rollouts.mask).sum()}
+            right = self.rewards.right(values).view(P, G)                            # NaN where not scored
+            sums = accuracy_sums("sampled_accuracy", right) | pass_at_k_sums(right, config.pass_k)
+        sums |= reward_sums(values)
+        means = rollouts.texts.metrics | {"entropy": ((scores.entropy * mask).sum(), mask.sum())}
+        kl = kl_per_token(scores, rollouts, estimator)
         if kl is not None:
-            sums["kl"] = (kl * rollouts.mask).sum()
-        prompts, texts, columns = rollouts.texts()
-        weighted = zip(self.rewards.weights, values.values(), strict=True)
-        total = sum(w * x.nan_to_num(0.0) for w, x in weighted).view(P, G)
-        samples = []
+            means["kl"] = ((kl * mask).sum(), mask.sum())
+        for name, (total, count) in means.items():
+            sums |= {name: total, f"count of {name}": count}
+        return sums, self._samples(rollouts.texts, values, P, G)
+
+    def _samples(self, texts, values, P, G):
+        total = self.rewards.total(values).nan_to_num(0.0).view(P, G)
+        samples, answers = [], texts.columns.get("answer", [None] * P * G)
         for i in range(min(SHOWN, P)):
             best, worst = int(total[i].argmax()), int(total[i].argmin())
-            samples.append({"problem": prompts[i * G], "answer": columns.get("answer", [None] * P * G)[i * G],
-                            "best": texts[i * G + best], "worst": texts[i * G + worst],
+            samples.append({"problem": texts.prompts[i * G], "answer": answers[i * G],
+                            "best": texts.completions[i * G + best], "worst": texts.completions[i * G + worst],
                             "best_score": round(float(total[i, best]), 4),
                             "worst_score": round(float(total[i, worst]), 4)})
-        return sums, samples
+        return samples
 
     def _greedy(self, policy, batch, records):
-        """(P,) bool: whether the likeliest completion of each prompt is right."""
-        c, device = self.config, self.dist.device
-        stop = Stop(self.data.tokenizer, c.stop_sequences, c.response_prefix)
-        with self.dist.autocast(self.dtype):
-            prompt, padding = (torch.from_numpy(batch[name]).to(device) for name in ("input", "padding"))
-            out = generate(policy, prompt, padding, torch.zeros(len(records), 1, c.max_new_tokens), stop, temperature=0)
-        texts = [stop.text(ids[: int(n)]) for ids, n in zip(out.target.tolist(), out.mask.sum(1), strict=True)]
-        success, (prompts, columns) = self.rewards.success, as_columns(records)
-        return self.rewards.right({success: self.rewards.of_texts(success, prompts, columns, texts, group_size=1)})
+        """(P,) whether the likeliest completion of each prompt is right, 1 or 0, NaN where not scored."""
+        written, success = policy.greedy(batch, self.config), self.rewards.success
+        prompts, columns = as_columns(records)
+        texts = Texts(lambda: (prompts, written, columns), None, None, {}, 0)
+        return self.rewards.right(self.rewards.score(texts, 1, [success])[0])
+
+
+def accuracy_sums(name, right):
+    """right: 1.0, 0.0, or NaN where not scored, which counts neither way."""
+    return {name: right.nansum(), f"count of {name}": (~right.isnan()).sum()}
+
+
+def pass_at_k_sums(right, k):
+    """Sums of pass@k over the prompts of which at least k completions were scored. right: (P, G) as in accuracy_sums"""
+    scored, found = (~right.isnan()).sum(1).tolist(), right.nansum(1).int().tolist()
+    chances = [pass_at_k(r, n, k) for r, n in zip(found, scored, strict=True) if n >= k]
+    return {"pass_at_k": sum(chances), "count of pass_at_k": len(chances)}

@@ -1,9 +1,17 @@
-"""What the policy writes, for people: masked text, best and worst completion."""
+"""Samples for people, and what the evaluations of both kinds share."""
 
 import json
 import os
 
 from core.logger import highlight
+
+SHOWN = 3  # problems of an evaluation that are shown
+
+
+def reward_sums(values):
+    """{name: (N,)}, NaN where a reward skipped, as sums and counts."""
+    return ({f"reward/{name}": x.nansum() for name, x in values.items()}
+            | {f"count of reward/{name}": (~x.isnan()).sum() for name, x in values.items()})
 
 
 def format_samples(records, color):

@@ -1,6 +1,6 @@
-"""The child of sandbox.py: gives up what it does not need, runs the code, runs the tests, and only then says the nonce.
+"""The child process of sandbox.py: limits itself, runs the code, runs the tests, and only then writes the nonce.
 
-It runs as a bare script in an isolated interpreter, and imports nothing of this repository.
+It runs as a script in an isolated interpreter and imports nothing of this repository.
 """
 
 import _posixsubprocess
@@ -13,34 +13,34 @@ import sys
 
 REFUSED = frozenset(["os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system", "pty.spawn", "subprocess.Popen",
                      "os.kill", "os.killpg", "signal.pthread_kill",
-                     "os.mkdir"])  # a tree deeper than Python's stack could not be cleaned up
-ALLOWED = frozenset(["socket.__new__"])  # an event loop makes a pair for itself; to connect or bind one is refused
+                     "os.mkdir"])  # a very deep tree of folders could not be deleted afterwards
+ALLOWED = frozenset(["socket.__new__"])  # event loops create a pair of sockets; connect and bind stay refused
 CHANGES = frozenset(["os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
                      "os.chown", "os.utime", "shutil.rmtree"])
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def main():
-    """A job comes in on standard input; out goes "ready", and its nonce if the code and its tests ran through."""
+    """Reads a job from standard input; writes "ready", and then the job's nonce if code and tests ran to their end."""
     job = json.load(sys.stdin.buffer)
     report = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    os.environ.clear()  # Python itself sets LC_CTYPE where there is none
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.environ.clear()  # not empty even here: Python sets LC_CTYPE
     limit(job["limits"])
-    _posixsubprocess.fork_exec = refuse  # multiprocessing comes this way, past every audit event
+    _posixsubprocess.fork_exec = refuse  # multiprocessing calls this, which has no audit event
     sys.addaudithook(guard(os.path.realpath(os.getcwd())))
-    run("solution.py", "", {})  # limits too low for any code show here, before the parent hears that all is ready
+    run("solution.py", "", {})  # fails here, before "ready", if the limits are too low for any code
     os.write(report, b"ready\n")
     names = run("solution.py", job["code"], {})
-    run("tests.py", job["tests"], names)  # written only now: the code has not read them
+    run("tests.py", job["tests"], names)  # the file is written only now, so that the code could not read it
     os.write(report, job["nonce"].encode())
-    os._exit(0)  # nothing that the code left for the interpreter's end matters
+    os._exit(0)  # without the exit handlers that the code may have registered
 
 
 def run(path, text, names):
-    """Runs a text as a file that sees `names`. Returns the names it leaves, without the interpreter's own."""
+    """Runs a text as a file with the global `names`. Returns its globals, without those of the form __name__."""
     with open(path, "w", encoding="utf-8") as f:
         f.write(text)
     names = runpy.run_path(path, init_globals=names)
@@ -48,8 +48,8 @@ def run(path, text, names):
 
 
 def limit(limits):
-    """Lowers the process's limits, given by name, as far as they are not lower already."""
-    signal.alarm(limits["RLIMIT_CPU"])  # a sleeper ends even if its parent is gone
+    """Sets the process's limits, given by name; a limit that is already lower stays."""
+    signal.alarm(limits["RLIMIT_CPU"])  # ends code that only sleeps, even if the parent process has ended
     for name, value in limits.items():
         kind = getattr(resource, name)
         hard = resource.getrlimit(kind)[1]
@@ -62,9 +62,9 @@ def limit(limits):
 
 
 def guard(folder):
-    """An audit hook that refuses processes, signals, network, foreign code, and changes to files outside `folder`.
+    """An audit hook that refuses processes, signals, network, ctypes, and changes to files outside `folder`.
 
-    RLIMIT_NPROC alone would not do: it does not bind root.
+    RLIMIT_NPROC is not enough, because it does not limit root.
     """
     def inside(path):
         path = os.path.realpath(os.fsdecode(path))

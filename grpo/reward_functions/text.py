@@ -1,12 +1,14 @@
-"""Rewards that read a completion as text: its length, its form, its likeness to an answer or to its siblings."""
+"""Rewards that read a completion as text: its length, its form, its match with an answer, its distance to its group."""
 
 import json
 import re
 from xml.etree import ElementTree
 
-from grpo.reward_registry import column, reward
+import regex as regex_engine  # unlike re, it can stop a match that takes too long
 
-FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a block that was cut off runs to the end of the text
+from grpo.reward_functions.registry import column, reward
+
+FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a block without its closing fence ends with the text
 
 
 @reward(-1, 1)
@@ -28,20 +30,30 @@ def exact_match(prompts, completions, **columns):
 
 @reward(0, 1)
 def contains(prompts, completions, **columns):
-    """1 if the record's `answer` stands somewhere in the completion, else 0; nothing contains an empty answer."""
+    """1 if the record's `answer` is somewhere in the completion, else 0; nothing contains an empty answer."""
     answers = [str(answer).strip() for answer in column(contains, columns, "answer")]
     return [float(answer != "" and answer in text) for text, answer in zip(completions, answers, strict=True)]
 
 
 @reward(0, 1)
-def regex(prompts, completions, **columns):
-    """1 if the record's `pattern` (a Python regular expression) is found anywhere in the completion, else 0."""
+def regex(prompts, completions, *, regex_seconds=1.0, **columns):
+    """1 if the record's `pattern` (a Python regular expression) is found anywhere in the completion, else 0.
+
+    regex_seconds: a search that takes longer is stopped, and the completion is skipped. A normal search takes less than
+    a millisecond, but a pattern such as ^(a|aa)+$ can take years.
+    Raises ValueError for a pattern that is not a valid regular expression.
+    """
     scores = []
     for text, pattern in zip(completions, column(regex, columns, "pattern"), strict=True):
+        if not isinstance(pattern, str):
+            raise ValueError(f"reward regex: pattern {pattern!r} of a record must be a text")
         try:
-            scores.append(float(re.search(pattern, text) is not None))
-        except re.error as error:
+            found = regex_engine.search(pattern, text, timeout=regex_seconds)
+            scores.append(float(found is not None))
+        except regex_engine.error as error:
             raise ValueError(f"reward regex: pattern {pattern!r} of a record: {error}") from None
+        except TimeoutError:
+            scores.append(None)
     return scores
 
 
@@ -71,8 +83,8 @@ def repetition(prompts, completions, **columns):
 def diversity_bonus(prompts, completions, *, group_size, **columns):
     """Mean distance (1 - Jaccard of 3-grams) to the rest of the group: 0 if all are alike, 1 if nothing is shared.
 
-    3-grams are of words, of characters where a text has fewer than 3 words; a group of one gets 0.
-    completions: the group_size of the first problem, then those of the second, ...
+    The 3-grams are of words, or of characters if a text has fewer than 3 words. A group of one gets 0.
+    completions: group_size of them for the first problem, then group_size for the second, ...
     """
     if group_size < 1 or len(completions) % group_size:
         raise ValueError(f"reward diversity_bonus: {len(completions)} completions are no groups of {group_size}")
@@ -98,14 +110,15 @@ def document(text):
 
 def is_json(text):
     try:
-        # numbers stay text: Python would refuse to convert a long one, and JSON does not
-        json.loads(text, parse_constant=no_such_number, parse_int=str, parse_float=str)
+        # numbers are kept as text, because Python refuses to convert a very long one, which is valid JSON
+        json.loads(text, parse_constant=refuse_constant, parse_int=str, parse_float=str)
     except (ValueError, RecursionError):
         return False
     return True
 
 
-def no_such_number(name):
+def refuse_constant(name):
+    """Refuses NaN and Infinity, which Python's parser would accept."""
     raise ValueError(f"{name} is not JSON")
 
 
@@ -114,7 +127,7 @@ def is_xml(text):
         return False
     try:
         ElementTree.fromstring(text)
-    except (ElementTree.ParseError, ValueError):   # ValueError: text that no encoding can carry
+    except (ElementTree.ParseError, ValueError):   # ValueError: text that cannot be encoded
         return False
     return True
 
@@ -125,5 +138,6 @@ def word_grams(text, n):
 
 
 def three_grams(text):
-    """Word 3-grams; of a text without any, character 3-grams; of less than 3 characters, the text. Never empty."""
+    """Word 3-grams; character 3-grams if there are fewer than 3 words; the text itself if it is even shorter. Never
+    empty."""
     return set(word_grams(text, 3)) or {text[i:i + 3] for i in range(max(len(text) - 2, 1))}

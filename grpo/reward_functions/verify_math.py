@@ -1,7 +1,4 @@
-"""Rewards that check whether a completion is right. No completion is ever evaluated in this process.
-
-Importing this file fills REWARDS with every built-in reward that needs no model.
-"""
+"""Rewards that check a mathematical answer. A completion is parsed and computed within bounds, never run as code."""
 
 import ast
 import math
@@ -10,18 +7,13 @@ import re
 import warnings
 from fractions import Fraction
 
-from grpo.reward_registry import REWARDS, Reward, column, reward
-from grpo.sandbox import run_tests
-from grpo.text_rewards import fenced_blocks
-
-__all__ = ["REWARDS", "Reward", "reward"]
+from grpo.reward_functions.registry import column, reward
 
 END, OPEN, CLOSE = TAGS = ["<end_working_out>", "<SOLUTION>", "</SOLUTION>"]
 NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
-MAX_DIGITS = 100           # a longer number is no number: exact arithmetic on it would take the completion's time
-MAX_CODE = 100_000         # characters; longer code is not parsed
+MAX_DIGITS = 100  # characters; a longer text does not count as a number, because exact arithmetic on it is slow
 EXPRESSION = re.compile(r"[0-9+\-*/() \t\n]+")
-MAX_EXPRESSION, MAX_NODES, MAX_DEPTH = 300, 200, 50  # characters, and size and height of the syntax tree
+MAX_EXPRESSION, MAX_NODES, MAX_DEPTH = 300, 200, 50  # characters of the text; nodes and depth of its syntax tree
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
@@ -29,7 +21,7 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 def math_format(prompts, completions, **columns):
     """3 for text, <end_working_out>, <SOLUTION>..</SOLUTION> and no more; else per tag 0.5 if it occurs once or -1.
 
-    Text and solution are not blank; white space alone may stand between the tags and after the last.
+    Text and solution must not be blank. Between the tags and after the last one, only white space is allowed.
     """
     return [3.0 if has_format(text) else sum(0.5 if text.count(tag) == 1 else -1.0 for tag in TAGS)
             for text in completions]
@@ -39,9 +31,9 @@ def math_format(prompts, completions, **columns):
 def math_answer(prompts, completions, **columns):
     """Solution vs `answer`: 5 equal, 3.5 stripped, 2 in 10%, 1.5 in 20%, -2.5 further off, -4.5 no number, -2 no block.
 
-    The solution is the text of the only <SOLUTION>..</SOLUTION> block. 5 and 3.5 compare texts: numbers that are equal
-    but written otherwise (1,000 and 1000, 42.0 and 42) get 2. The bands include their ends and are shares of |answer|,
-    so that only 0 is near an answer of 0. An answer that is not a number has no bands.
+    The solution is the text of the only <SOLUTION>..</SOLUTION> block. 5 and 3.5 compare texts: equal numbers in
+    different notation (1,000 and 1000, 42.0 and 42) get 2. The distances are shares of |answer|, the limits included,
+    so that only 0 is near an answer of 0. If the answer is not a number, only the texts are compared.
     """
     answers = column(math_answer, columns, "answer")
     return [score_answer(solution(text), str(answer)) for text, answer in zip(completions, answers, strict=True)]
@@ -73,8 +65,8 @@ def math_working(prompts, completions, **columns):
 def countdown(prompts, completions, **columns):
     """1 if the expression uses each of `numbers` exactly once and its value is exactly `target`; else 0.
 
-    The expression is the text of the single SOLUTION block, or the whole completion, up to a "=": integers, + - * /,
-    unary minus, parentheses.
+    The expression is the text of the single SOLUTION block, or else the whole completion, up to the first "=". It may
+    have integers, + - * /, unary minus and parentheses.
     """
     scores = []
     numbers, targets = column(countdown, columns, "numbers"), column(countdown, columns, "target")
@@ -85,39 +77,23 @@ def countdown(prompts, completions, **columns):
     return scores
 
 
-@reward(0, 2)
-def code_correctness(prompts, completions, **columns):
-    """+1 if the code parses, +0.5 if it is indented by 4s, +0.5 if it says def, class, import or return; empty 0.
+@reward(0, 1)
+def equations(prompts, completions, **columns):
+    """Fill-in: of the lines like 12+34=46 of the true text that a mask touches, the share that are true sums.
 
-    The three are independent, and nothing is run. Indented by 4s: some line is indented, and every indent is of spaces,
-    in a multiple of 4.
+    Only lines with a line break at both ends count, and a masked line break touches its line. A text in which no line
+    is masked is skipped.
     """
-    return [score_code(extract_code(text)) for text in completions]
-
-
-@reward(0, 1, slow=True)
-def code_execution(prompts, completions, *, sandbox_seconds=5.0, sandbox_megabytes=256, **columns):
-    """1 if the code passes the record's `tests` (text, or a list of texts) in a limited child process; else 0.
-
-    Raises ValueError for a record whose tests are blank: any code would pass them.
-    """
-    scores = []
-    for text, tests in zip(completions, column(code_execution, columns, "tests"), strict=True):
-        code, tests = extract_code(text), tests if isinstance(tests, str) else "\n".join(tests)
-        if not tests.strip():
-            raise ValueError(f"reward code_execution needs the field 'tests' in every record, not {tests!r}")
-        verdict = run_tests(code, tests, sandbox_seconds, sandbox_megabytes) if code.strip() else "failed"
-        scores.append(float(verdict == "passed"))
+    answers, scores = column(equations, columns, "answer"), []
+    for prompt, text, truth in zip(prompts, completions, answers, strict=True):
+        spans = [(m.start() - 1, m.end() + 1) for m in re.finditer(r"(?<=\n)[^\n]*=[^\n]*(?=\n)", truth)]
+        touched = [(a, b) for a, b in spans if prompt[a:b] != truth[a:b]]
+        scores.append(sum(is_sum(text[a:b]) for a, b in touched) / len(touched) if touched else None)
     return scores
 
 
-@reward(0, 1)
-def judge(prompts, completions, **columns):
-    """The frozen judge's score of prompt and completion together: 1 looks written by a human."""
-    raise ValueError("reward judge needs judge_checkpoint")  # grpo/rewards.py asks the loaded judge instead
-
-
 def has_format(text):
+    """Whether a text has what math_format gives 3 for."""
     pieces = re.split("(" + "|".join(TAGS) + ")", text)
     if pieces[1::2] != TAGS:
         return False
@@ -134,7 +110,7 @@ def solution(text):
 
 
 def score_answer(block, answer):
-    """What math_answer gives for the text of a SOLUTION block, None if there was no single one."""
+    """The value of math_answer for the text of a SOLUTION block; block is None if there is not exactly one."""
     if block is None:
         return -2.0
     if block == answer:
@@ -150,20 +126,6 @@ def score_answer(block, answer):
     return 2.0 if off <= abs(truth) / 10 else 1.5 if off <= abs(truth) / 5 else -2.5
 
 
-@reward(0, 1)
-def equations(prompts, completions, **columns):
-    """Fill-in: of the lines like 12+34=46 of the true text that a mask touches, the share that are true sums.
-
-    A line counts if it stands whole in the text, and its line breaks belong to it; a text without any is skipped.
-    """
-    answers, scores = column(equations, columns, "answer"), []
-    for prompt, text, truth in zip(prompts, completions, answers, strict=True):
-        spans = [(m.start() - 1, m.end() + 1) for m in re.finditer(r"(?<=\n)[^\n]*=[^\n]*(?=\n)", truth)]
-        touched = [(a, b) for a, b in spans if prompt[a:b] != truth[a:b]]
-        scores.append(sum(is_sum(text[a:b]) for a, b in touched) / len(touched) if touched else None)
-    return scores
-
-
 def is_sum(line):
     """Whether a line between its two line breaks is a+b=c, in plain digits, and true."""
     digits = "(0|[1-9][0-9]{0,17})"
@@ -172,7 +134,8 @@ def is_sum(line):
 
 
 def number(text):
-    """The number that a text is, commas and white space around it aside, exactly; None if it is none, or not finite."""
+    """The exact value of a text that is a number, without commas and outer white space; None if it is not a number, or
+    not a finite one."""
     text = text.replace(",", "").strip()
     if len(text) > MAX_DIGITS or not NUMBER.fullmatch(text) or not math.isfinite(float(text)):
         return None
@@ -187,8 +150,8 @@ def is_true(equation):
 
 
 def arithmetic(text):
-    """The integers of an expression, sorted, and its exact value; (None, None) if it is none or beyond the bounds."""
-    tree = parse(text.strip(), "eval") if len(text) <= MAX_EXPRESSION and EXPRESSION.fullmatch(text) else None
+    """The integers of an expression, sorted, and its exact value; (None, None) if it is not one or is too large."""
+    tree = syntax_tree(text.strip(), "eval") if len(text) <= MAX_EXPRESSION and EXPRESSION.fullmatch(text) else None
     if tree is None or not is_small(tree.body):
         return None, None
     nodes = list(ast.walk(tree.body))
@@ -201,6 +164,7 @@ def arithmetic(text):
 
 
 def is_small(tree):
+    """Whether a syntax tree is within MAX_NODES and MAX_DEPTH; looks at no more of it than that."""
     level, size = [tree], 0
     for _ in range(MAX_DEPTH):
         size += len(level)
@@ -211,6 +175,7 @@ def is_small(tree):
 
 
 def value_of(node):
+    """The exact value of an expression's syntax tree. Raises ZeroDivisionError."""
     if isinstance(node, ast.Constant):
         return Fraction(node.value)
     if isinstance(node, ast.UnaryOp):
@@ -218,26 +183,11 @@ def value_of(node):
     return OPERATORS[type(node.op)](value_of(node.left), value_of(node.right))
 
 
-def parse(text, mode):
-    """The syntax tree of a model's text, or None."""
+def syntax_tree(text, mode):
+    """The syntax tree of a model's text, or None if it has none. mode: "eval" for an expression, "exec" for code"""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the model's odd escapes are not the user's to read
+        warnings.simplefilter("ignore")  # about invalid escapes in the model's text, which the user cannot change
         try:
             return ast.parse(text, mode=mode)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
-
-
-def extract_code(text):
-    """The last fenced block, as the final answer usually is, or the whole text if there is none."""
-    return fenced_blocks(text)[-1] if fenced_blocks(text) else text
-
-
-def score_code(code):
-    if not code.strip():
-        return 0.0
-    indents = [re.match(r"[ \t]*", line).group() for line in code.splitlines() if line.strip()]
-    by_four = any(indents) and all("\t" not in indent and len(indent) % 4 == 0 for indent in indents)
-    says = re.search(r"\b(def|class|import|return)\b", code) is not None
-    parses = len(code) <= MAX_CODE and parse(code, "exec") is not None
-    return 1.0 * parses + 0.5 * by_four + 0.5 * says

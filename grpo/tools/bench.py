@@ -1,14 +1,13 @@
-"""What sharing the forward buys: this step against one that forwards every completion on its own.
+"""Time and memory of this training step against one that reads every completion on its own.
 
-python grpo/bench.py fill                    6 layers x 384, sequence 256, 16 inputs x 8 completions, 30% masked
-python grpo/bench.py causal                  prompts of 256 tokens read once or with each of their 64-token completions
-python grpo/bench.py checkpoint              grad_checkpoint: activations kept, or computed again in the backward pass
-python grpo/bench.py fill --n_layer=4 --n_embd=128 --block_size=128 --batch_size=16
+python grpo/tools/bench.py fill         6 layers x 384, sequence 256, 16 inputs x 8 completions, 30% masked
+python grpo/tools/bench.py causal       prompts of 256 tokens, read once or with each of their completions of 64 tokens
+python grpo/tools/bench.py checkpoint   grad_checkpoint: activations kept, or computed again in the backward pass
+python grpo/tools/bench.py fill --n_layer=4 --n_embd=128 --block_size=128 --batch_size=16
 
 Both sides train on the same completions. The last line is one JSON object.
 """
 
-import copy
 import dataclasses
 import json
 import os
@@ -18,22 +17,22 @@ import sys
 import time
 from dataclasses import dataclass
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 import numpy as np
 import torch
 
 from core.checkpoint_manager import freeze
 from core.config import UsageError, load_config, run_script
-from core.distributed import Distributed, detect_dtype
+from core.distributed import Distributed
 from core.judge import calculate_judge_scores
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig
 from core.tokenizer import CharTokenizer
 from grpo.advantages import compute_advantages
+from grpo.build import make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import rollout_loss
 from grpo.objectives import token_weights
-from grpo.rollout import collect
 from grpo.scoring import with_reference
 
 TOKENIZER = CharTokenizer(stop=True)
@@ -43,19 +42,22 @@ TOKENIZER = CharTokenizer(stop=True)
 class BenchConfig:
     """Sizes of the models and of the one batch that both sides work on."""
 
-    n_layer: int = 6
-    n_head: int = 6
-    n_embd: int = 384
-    block_size: int = 256
-    batch_size: int = 16
-    group_size: int = 8
-    masked: float = 0.3         # fill: hidden share of a text
-    prompt_length: int = 256    # causal
-    completion_length: int = 64
-    repeats: int = 3
-    device: str = "auto"
-    dtype: str = "float32"
-    side: str = "both"     # naive or shared: one step of that side alone, for its peak memory
+    # models
+    n_layer: int = 6             # layers
+    n_head: int = 6              # attention heads
+    n_embd: int = 384            # width
+    # the batch
+    block_size: int = 256        # fill: tokens of a text
+    batch_size: int = 16         # problems
+    group_size: int = 8          # completions of each
+    masked: float = 0.3          # fill: hidden share of a text
+    prompt_length: int = 256     # causal: tokens of a prompt
+    completion_length: int = 64  # causal: most tokens of a completion
+    # measuring
+    repeats: int = 3             # timed runs of each side; the fastest counts
+    device: str = "auto"         # auto takes cuda, then mps, then cpu
+    dtype: str = "float32"       # or bfloat16
+    side: str = "both"           # naive or shared: one step of that side alone, for its peak memory
 
 
 class Bench:
@@ -81,15 +83,15 @@ class Fill(Bench):
     """Models and one batch of fill-in problems, the same on both sides."""
 
     def __init__(self, c):
-        self.c, self.dist = c, Distributed(c.device)
+        self.c, self.dist = c, Distributed(c.device, c.dtype)
         torch.manual_seed(0)
         shape = (TOKENIZER.vocab_size, TOKENIZER.base_vocab_size, c.block_size, c.n_layer, c.n_head, c.n_embd)
-        self.policy = GPT(GPTConfig(MASKED_FILL, *shape)).to(self.dist.device).eval()
-        self.reference = freeze(copy.deepcopy(self.policy))
+        model = GPT(GPTConfig(MASKED_FILL, *shape)).to(self.dist.device)
         self.judge = freeze(GPT(GPTConfig(SEQUENCE_SCORER, *shape)).to(self.dist.device))
         self.config = GRPOConfig(batch_size=c.batch_size, group_size=c.group_size, block_size=c.block_size, top_p=1.0,
                                  temperature=1.0)
-        self.autocast = self.dist.autocast(detect_dtype(c.dtype, self.dist.device))
+        self.policy = make_policy(model, TOKENIZER, self.config, self.dist)
+        self.reference = self.policy.frozen()
         rng = np.random.default_rng(0)
         target = rng.integers(TOKENIZER.base_vocab_size, size=(c.batch_size, c.block_size))
         mask = rng.random((c.batch_size, c.block_size)).argsort(1) < round(c.masked * c.block_size)
@@ -100,20 +102,19 @@ class Fill(Bench):
         self.advantage = compute_advantages(reward, "group_std").view(-1, 1)
 
     def collect(self):
-        c, device = self.config, self.dist.device
-        rollouts = collect(self.policy, self.batch, 0, c, TOKENIZER, device, self.autocast)
-        return with_reference(rollouts, self.reference, c.temperature, c.batch_size, self.autocast)
+        rollouts = self.policy.sample(self.batch, 0, self.config)
+        return with_reference(rollouts, self.reference, "exact", self.config)
 
     def shared(self, judged):
         """Our step up to the gradient: an input is read once per model."""
-        self.policy.zero_grad()
+        self.policy.model.zero_grad()
         rollouts = self.collect()
-        with self.autocast:
-            if judged:
-                calculate_judge_scores(self.judge, rollouts.tokens, TOKENIZER.cls_token_id)
-            weight = token_weights(rollouts.mask, "sequence", self.c.block_size)
-            rollouts = dataclasses.replace(rollouts, advantage=self.advantage)
-            rollout_loss(self.policy, rollouts, weight, self.config, self.config.kl_beta)[0].backward()
+        if judged:
+            with self.dist.autocast():
+                calculate_judge_scores(self.judge, torch.stack(rollouts.texts.tokens), TOKENIZER.cls_token_id)
+        weight = token_weights(rollouts.mask, "sequence", self.c.block_size)
+        rollouts = dataclasses.replace(rollouts, advantage=self.advantage)
+        rollout_loss(self.policy, rollouts, weight, self.config, self.config.kl_beta)[0].backward()
 
     def report(self):
         """Prints the table; returns the figures of the JSON object."""
@@ -126,18 +127,19 @@ class Fill(Bench):
 
     def naive(self, judged):
         """The usual step: every completion a row of its own in every model, logits at every position."""
-        self.policy.zero_grad()
-        done, c = self.completions, self.config
-        inputs = done.inputs.repeat_interleave(c.group_size, 0)                       # (N, T)
+        done, c, policy, reference = self.completions, self.config, self.policy.model, self.reference.model
+        policy.zero_grad()
+        texts = torch.stack(done.texts.tokens)                                       # (N, T)
+        inputs = done.reading.texts[:, 0].repeat_interleave(c.group_size, 0)         # (N, T)
         hidden = inputs == TOKENIZER.mask_token_id                                   # (N, T)
-        with self.autocast:
+        with self.dist.autocast():
             with torch.no_grad():
-                torch.multinomial(self.policy(inputs).softmax(-1).flatten(0, 1), 1)  # sampling
-                ref_logp = self.reference(inputs).log_softmax(-1)                    # (N, T, V)
+                torch.multinomial(policy(inputs).softmax(-1).flatten(0, 1), 1)       # sampling
+                ref_logp = reference(inputs).log_softmax(-1)                         # (N, T, V)
                 if judged:
-                    self.judge(done.tokens).sigmoid().mean(1)
-            logp = self.policy(inputs).log_softmax(-1)                               # (N, T, V)
-        chosen = logp.gather(-1, done.tokens[..., None]).squeeze(-1)                   # (N, T)
+                    self.judge(texts).sigmoid().mean(1)
+            logp = policy(inputs).log_softmax(-1)                                    # (N, T, V)
+        chosen = logp.gather(-1, texts[..., None]).squeeze(-1)                       # (N, T)
         term = -torch.exp(chosen - chosen.detach()) * self.advantage                 # (N, T)
         term = term + c.kl_beta * (logp.exp() * (logp - ref_logp)).sum(-1)
         ((term * hidden).sum(1) / hidden.sum(1)).mean().backward()
@@ -149,11 +151,11 @@ class Checkpointed(Fill):
     columns = ("kept", "again")
 
     def naive(self, _):
-        self.policy.grad_checkpoint = False
+        self.policy.model.grad_checkpoint = False
         Fill.shared(self, False)
 
     def shared(self, _):
-        self.policy.grad_checkpoint = True
+        self.policy.model.grad_checkpoint = True
         Fill.shared(self, False)
 
     def report(self):
@@ -167,44 +169,42 @@ class Causal(Bench):
     """A model and one batch of completions, read with their prompt repeated for each (naive), or read once (shared)."""
 
     def __init__(self, c):
-        self.c, self.dist = c, Distributed(c.device)
+        self.c, self.dist = c, Distributed(c.device, c.dtype)
         torch.manual_seed(0)
         length = c.prompt_length + c.completion_length
-        self.policy = GPT(GPTConfig(LANGUAGE_MODEL, TOKENIZER.vocab_size, TOKENIZER.base_vocab_size, length, c.n_layer,
-                                    c.n_head, c.n_embd)).to(self.dist.device).eval()
-        self.autocast = self.dist.autocast(detect_dtype(c.dtype, self.dist.device))
+        model = GPT(GPTConfig(LANGUAGE_MODEL, TOKENIZER.vocab_size, TOKENIZER.base_vocab_size, length, c.n_layer,
+                              c.n_head, c.n_embd)).to(self.dist.device)
         self.config = GRPOConfig(batch_size=c.batch_size, group_size=c.group_size, temperature=1.0, top_p=1.0,
                                  kl_beta=0.0, max_new_tokens=c.completion_length)
+        self.policy = make_policy(model, TOKENIZER, self.config, self.dist)
         prompts = np.random.default_rng(0).integers(96, size=(c.batch_size, c.prompt_length))
         self.batch = {"input": prompts, "padding": np.zeros(c.batch_size, dtype=np.int64),
                       "number": np.arange(c.batch_size), "record": np.array([None] * c.batch_size)}
-        self.rollouts = {"shared": self.collect(True), "naive": self.collect(False)}
+        self.rollouts = self.collect()
         reward = torch.rand(c.batch_size, c.group_size, 1, device=self.dist.device)
         self.advantage = compute_advantages(reward, "group_std").view(-1, 1)
 
-    def collect(self, shared):
-        config = dataclasses.replace(self.config, shared_prompt=shared)
-        return collect(self.policy, self.batch, 0, config, TOKENIZER, self.dist.device, self.autocast)
+    def collect(self):
+        return self.policy.sample(self.batch, 0, self.config)
 
-    def train(self, side):
+    def train(self, shared):
         """Forward and backward on the completions."""
-        self.policy.zero_grad()
-        rollouts = self.rollouts[side]
-        with self.autocast:
-            weight = token_weights(rollouts.mask, "sequence", self.c.completion_length)
-            rollouts = dataclasses.replace(rollouts, advantage=self.advantage)
-            rollout_loss(self.policy, rollouts, weight, self.config, 0.0)[0].backward()
+        self.policy.model.zero_grad()
+        self.policy.shared_prompt = shared
+        weight = token_weights(self.rollouts.mask, "sequence", self.c.completion_length)
+        rollouts = dataclasses.replace(self.rollouts, advantage=self.advantage)
+        rollout_loss(self.policy, rollouts, weight, self.config, 0.0)[0].backward()
 
     def naive(self, _):
-        self.train("naive")
+        self.train(False)
 
     def shared(self, _):
-        self.train("shared")
+        self.train(True)
 
     def report(self):
         """Prints the table; returns the figures of the JSON object."""
-        naive, shared = self.seconds(self.train, "naive"), self.seconds(self.train, "shared")
-        writing, tokens = self.seconds(self.collect, True), float(self.rollouts["shared"].mask.sum())
+        naive, shared = self.seconds(self.train, False), self.seconds(self.train, True)
+        writing, tokens = self.seconds(self.collect), float(self.rollouts.mask.sum())
         row("seconds, training", naive, shared, 3)
         row("tokens per second", tokens / naive, tokens / shared, 0)
         print(f"{'generation':<24}{tokens / writing:>24.0f} tokens per second; completions of "
@@ -237,7 +237,7 @@ def main(argv):
     """Both sides' time, their peak memory, and the difference of their gradients."""
     kinds = {"fill": Fill, "causal": Causal, "checkpoint": Checkpointed}
     if not argv or argv[0] not in kinds:
-        raise UsageError(f"python grpo/bench.py {'|'.join(kinds)} [--key=value]")
+        raise UsageError(f"python grpo/tools/bench.py {'|'.join(kinds)} [--key=value]")
     c, _ = load_config(BenchConfig, argv[1:])
     if c.side != "both":
         return one_side(kinds[argv[0]](c), c.side)

@@ -1,26 +1,23 @@
-"""What runs achieved: a table of mean and standard deviation over seeds, and the comparison with sampling colder.
+"""The results of runs: a table of mean and standard deviation over seeds, and a comparison with lower temperatures.
 
-python grpo/report.py seeds out-seed-1 out-seed-2 out-seed-3 out-seed-4 out-seed-5 --picture=docs/curves.png
-python grpo/report.py temperatures config/grpo_example.py --picture=docs/temperatures.png
+python grpo/tools/report.py seeds out-seed-1 out-seed-2 out-seed-3 out-seed-4 out-seed-5 --picture=docs/curves.png
+python grpo/tools/report.py temperatures config/grpo_example.py --picture=docs/temperatures.png
 """
 
 import os
 import statistics
 import sys
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from core.checkpoint_manager import load_model
 from core.config import UsageError, load_config, run_script
-from core.dataset_consumer import dataset_folder
-from core.distributed import Distributed, detect_dtype
+from core.distributed import Distributed
 from core.logger import read_records
 from core.model import MASKED_FILL
-from core.tokenizer import load_meta
+from grpo.build import build_data, build_models, fill_in_evaluation, make_policy
+from grpo.evaluation.plots import draw_curves, draw_temperatures
 from grpo.grpo_config import GRPOConfig
-from grpo.models import load_models
-from grpo.plots import draw_curves, draw_temperatures
-from grpo.problems import fill_in_evaluation
 
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -54,15 +51,15 @@ def report_seeds(folders, picture):
 def report_temperatures(argv, trained, picture):
     """Prints the held-out metrics at several temperatures, before and after GRPO, and draws them."""
     config, _ = load_config(GRPOConfig, argv)
-    dist = Distributed(config.device)
-    _, tokenizer = load_meta(dataset_folder(config.dataset))
-    policy, reference, judge, gold_judge = load_models(config, tokenizer, dist.device)
+    dist = Distributed(config.device, config.dtype)
+    data = build_data(config, dist)
+    models = build_models(config, data, dist)
     trained = trained or os.path.join(config.out_dir, "model.safetensors")
-    after, _ = load_model(trained, dist.device, MASKED_FILL, tokenizer, "--trained")
-    evaluation = fill_in_evaluation(config, reference, judge, gold_judge, dist, detect_dtype(config.dtype, dist.device))
-    curves = {}
-    for label, model in (("before GRPO", policy), ("after GRPO", after)):
-        curves[label] = [(t, evaluation(model, t)[0]) for t in TEMPERATURES]
+    after, _ = load_model(trained, dist.device, MASKED_FILL, data.tokenizer, "--trained")
+    after = make_policy(after, data.tokenizer, config, dist)
+    evaluation, curves = fill_in_evaluation(config, models), {}
+    for label, policy in (("before GRPO", models.policy), ("after GRPO", after)):
+        curves[label] = [(t, evaluation(policy, t)[0]) for t in TEMPERATURES]
         names = list(curves[label][0][1])
         print(f"{label}\n| temperature | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
         for t, metrics in curves[label]:
@@ -75,7 +72,7 @@ def main(argv):
     options = dict(a.removeprefix("--").split("=", 1) for a in argv if a.startswith(("--picture=", "--trained=")))
     rest = [a for a in argv[1:] if not a.startswith(("--picture=", "--trained="))]
     if not rest or argv[0] not in ("seeds", "temperatures"):
-        raise UsageError("python grpo/report.py seeds FOLDER... [--picture=FILE], "
+        raise UsageError("python grpo/tools/report.py seeds FOLDER... [--picture=FILE], "
                          "or temperatures CONFIG [--trained=FILE] [--picture=FILE]")
     if argv[0] == "seeds":
         report_seeds(rest, options.get("picture"))

@@ -1,8 +1,8 @@
 """Settings compared over seeds on one task, by short runs: the tables of docs/results.md.
 
-python grpo/study.py arithmetic        every objective on sums, several steps per rollout
-python grpo/study.py fill_in           every objective on masked text with the judge
-python grpo/study.py estimators        ways to estimate a multi-pass fill-in's probability, on equations
+python grpo/tools/study.py arithmetic        every objective on sums, several steps per rollout
+python grpo/tools/study.py fill_in           every objective on masked text with the judge
+python grpo/tools/study.py estimators        ways to estimate a multi-pass fill-in's probability, on equations
 --seeds=5 runs seeds 1 to 5; --out=FOLDER (out-study) keeps the runs, and those that are finished are not run again;
 --jobs=2 runs two at a time, with one thread each. What follows the name of a setting goes to every run: --max_iters=40.
 """
@@ -15,14 +15,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from core.config import UsageError, load_config, run_script
+from core.config import ROOT, UsageError, load_config, run_script
 from core.logger import read_records
-from grpo.fill_views import FILL_ESTIMATORS
+from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.objectives import OBJECTIVES
 
-TRAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "train_grpo.py")
+TRAIN = os.path.join(ROOT, "grpo", "train_grpo.py")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class StudyConfig:
     """How a study is run; what else is on the command line goes to every run."""
     seeds: int = 5          # 1 to seeds
     jobs: int = 1           # runs at a time
-    out: str = "out-study"
+    out: str = "out-study"  # the folder of the runs
 
     def __post_init__(self):
         if self.seeds < 1 or self.jobs < 1:
@@ -123,7 +123,7 @@ def summary(study, runs, equal_time):
 def main(argv):
     """Runs what is missing and prints the table."""
     if not argv or argv[0] not in STUDIES:
-        raise UsageError(f"python grpo/study.py {'|'.join(STUDIES)} [--seeds=5] [--jobs=1] [--out=out-study]")
+        raise UsageError(f"python grpo/tools/study.py {'|'.join(STUDIES)} [--seeds=5] [--jobs=1] [--out=out-study]")
     study, ours = STUDIES[argv[0]], tuple(f"--{f.name}=" for f in fields(StudyConfig))
     c, _ = load_config(StudyConfig, [a for a in argv[1:] if a.startswith(ours)])
     settings = [a for a in argv[1:] if not a.startswith(ours)]

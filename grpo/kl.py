@@ -1,0 +1,64 @@
+"""The KL divergence to the reference: its estimators, which of them a run uses, the penalty, and the controller of its
+weight."""
+
+import torch
+
+ADAPT_RATE, ADAPT_RANGE = 0.1, 100.0  # kl_beta moves by at most a fifth of the rate at once, within this factor
+
+
+def exact_kl(logp, ref_logp):
+    """KL(policy || reference) summed over the vocabulary, with its gradient. (..., V), (..., V) -> (...)."""
+    return (logp.exp() * (logp - ref_logp)).sum(-1)
+
+
+def k2(logp, ref_logp):
+    """(log ratio)^2 / 2 of sampled tokens: its gradient is in expectation that of the KL on-policy. (...) -> (...)."""
+    return (logp - ref_logp).clamp(-20, 20).square() / 2
+
+
+def k3(logp, ref_logp):
+    """exp(x) - x - 1 with x = ref_logp - logp, never negative, unbiased as a value (arXiv 2402.03300 eq. 4)."""
+    x = (ref_logp - logp).clamp(-20, 20)
+    return x.exp() - x - 1
+
+
+KL_ESTIMATORS = {"k2": k2, "k3": k3}  # from the log-probabilities of sampled tokens; "exact" sums over the vocabulary
+
+
+def choose_estimator(config, policy):
+    """The config's kl_estimator, or what suits the policy: exact where it says so, k3 elsewhere. KL in the reward and
+    importance weights need an estimator from samples."""
+    if config.kl_estimator is not None:
+        return config.kl_estimator
+    return "k3" if config.kl_in_reward or config.kl_importance else policy.kl_estimator
+
+
+def kl_per_token(scores, rollouts, estimator, ratio=None):
+    """The KL of each token (N, M) by the run's estimator, or None without a reference.
+
+    scores: a Scores of grpo/scoring.py, under the policy that is trained
+    ratio: (N, M) importance weights of kl_importance, or None; the gradient flows through them too
+    """
+    if rollouts.ref_logp is None:
+        return scores.kl
+    kl = KL_ESTIMATORS[estimator](scores.logp, rollouts.ref_logp)
+    return kl if ratio is None else ratio * kl
+
+
+def kl_penalty(kl, weight, config, kl_beta):
+    """The term of the loss: kl_beta times the weighted KL (N, M); 0 with kl_in_reward, where the reward holds it."""
+    return torch.where(weight > 0, kl * weight, 0.0).sum() * (0.0 if config.kl_in_reward else kl_beta)
+
+
+def kl_as_reward(rollouts, kl_beta):
+    """-kl_beta log(p / p_ref) of each sampled token (N, M), whose mean is -kl_beta times the KL (estimator k1)."""
+    return -kl_beta * (rollouts.old_logp - rollouts.ref_logp).masked_fill(rollouts.mask == 0, 0.0)
+
+
+def adapted(kl_beta, mean_kl, config):
+    """kl_beta after a step, by a proportional controller within bounds (arXiv 1909.08593 section 2.2): a KL above
+    kl_target raises it, one below lowers it."""
+    if config.kl_target is None or not mean_kl > 0:  # no KL was measured, or it is not a number
+        return kl_beta
+    error = min(0.2, max(-0.2, mean_kl / config.kl_target - 1))
+    return min(config.kl_beta * ADAPT_RANGE, max(config.kl_beta / ADAPT_RANGE, kl_beta * (1 + ADAPT_RATE * error)))

@@ -1,0 +1,131 @@
+"""The causal policy: a language model that completes prompts from left to right.
+
+A group's prompt is read once, in sampling and, with gradients, in training; its completions read it through a cache.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn import functional as F
+
+from core.distributions import draw_uniforms
+from core.generation import Stop, generate, join_generations
+from core.prompts import as_columns
+from grpo.policies.model_policy import ModelPolicy
+from grpo.rollout import Reading, Rollouts, Texts
+
+
+@dataclass
+class CausalReading(Reading):
+    """Prompts with their completions. The last token of a prompt is read with the completions: it predicts the first
+    token of each."""
+    prompt: torch.Tensor   # (P, S) all but the last token of each prompt, padded on the left
+    padding: torch.Tensor  # (P,) number of columns of prompt that hold no token, on the CPU
+    inputs: torch.Tensor   # (P, G, M) the prompt's last token, then all but the last token of the completion
+    length: torch.Tensor   # (P, G) number of tokens of each completion, on the CPU
+
+    ON_CPU = ("padding", "length")
+
+    @property
+    def chosen(self):
+        return torch.arange(self.inputs.shape[2]) < self.length.flatten()[:, None]   # (N, M)
+
+    @staticmethod
+    def alike(parts):
+        S, M = max(part.prompt.shape[1] for part in parts), max(part.inputs.shape[2] for part in parts)
+        return [replace(part, prompt=F.pad(part.prompt, (S - part.prompt.shape[1], 0)),
+                        padding=part.padding + S - part.prompt.shape[1],
+                        inputs=F.pad(part.inputs, (0, M - part.inputs.shape[2]))) for part in parts]
+
+
+class CausalPolicy(ModelPolicy):
+    """Completes prompts (batches of PromptConsumer). shared_prompt=False reads a prompt again with each completion:
+    the same gradient, slower."""
+
+    Reading, kl_estimator = CausalReading, "k3"
+
+    def __init__(self, model, tokenizer, shared_prompt=True, **settings):
+        super().__init__(model, tokenizer, **settings)
+        self.shared_prompt = shared_prompt
+
+    @torch.no_grad()
+    def sample(self, problems, step, config):
+        """config: group_size, batch_size (problems at a time), seed, temperature, top_p, top_k, min_p, max_new_tokens,
+        stop_sequences, response_prefix"""
+        prompt, padding = self._prompt(problems)                                     # (P, S), (P,)
+        P, G = len(prompt), config.group_size
+        stop, parts = Stop(self.tokenizer, config.stop_sequences, config.response_prefix), []
+        noise = draw_uniforms(config.seed, step, problems["number"], (G, config.max_new_tokens))
+        shown = self._padding(padding)                                               # (P,) or None
+        truncation = (config.temperature, config.top_p, config.top_k, config.min_p)
+        for part in torch.arange(P).split(config.batch_size):
+            with self.autocast():
+                parts.append(generate(self.model, prompt[part], None if shown is None else shown[part], noise[part],
+                                      stop, *truncation))
+        out = join_generations(parts)
+        length = out.mask.sum(1).long().cpu()                                        # (N,)
+        repeated = prompt[:, -1:].repeat_interleave(G, 0)                            # (N, 1)
+        reading = CausalReading(G, out.kept, prompt[:, :-1], padding,
+                                torch.cat((repeated, out.target[:, :-1]), 1).unflatten(0, (P, G)), length.view(P, G))
+        truncated = out.truncated.to(self.device)
+        metrics = {"completion_length": (out.mask.sum(), P * G), "truncated": (truncated.sum(), P * G)}
+        start = (prompt.shape[1] - padding).repeat_interleave(G)[:, None]            # (N, 1) length of the prompt
+        place = (start + torch.arange(out.target.shape[1])).to(self.device)          # (N, M)
+        texts = Texts(lambda: self._decode(problems, out.target, length, stop, G),
+                      lambda: self._whole_texts(prompt, padding, out.target, length), place, metrics, out.mask.sum())
+        return Rollouts(group_size=G, target=out.target, mask=out.mask, train_mask=out.mask, old_logp=out.logp,
+                        truncated=truncated, max_tokens=config.max_new_tokens, texts=texts, reading=reading)
+
+    def _prompt(self, problems):
+        """The prompts (P, S) without columns that are padding in every row, and how much of each is padding, (P,)."""
+        cut = max(0, min(int(problems["padding"].min()), problems["input"].shape[1] - 2))  # two columns share a prompt
+        prompt = torch.from_numpy(problems["input"][:, cut:].copy()).to(self.device, non_blocking=True)
+        return prompt, torch.from_numpy(problems["padding"] - cut)
+
+    def _padding(self, padding):
+        """The padding on the device, or None if there is none: attention is faster without."""
+        return padding.to(self.device) if padding.any() else None
+
+    def _whole_texts(self, prompt, padding, target, length):
+        """N tensors of token ids, of prompt and completion, without padding and stop token."""
+        texts, stop, G = [], self.tokenizer.stop_token_id, len(target) // max(1, len(prompt))
+        for n, (row, end) in enumerate(zip(target, length.tolist(), strict=True)):
+            end -= bool(end and stop is not None and row[end - 1] == stop)
+            texts.append(torch.cat((prompt[n // G, int(padding[n // G]) :], row[:end])))
+        return texts
+
+    def _decode(self, problems, target, length, stop, G):
+        """(prompts, completions, columns of their records), N each."""
+        written = [stop.text(ids[:n]) for ids, n in zip(target.tolist(), length.tolist(), strict=True)]
+        prompts, columns = as_columns([record for record in problems["record"] for _ in range(G)])
+        return prompts, written, columns
+
+    def states(self, reading):
+        (P, G, M), S = reading.inputs.shape, reading.prompt.shape[1]
+        inputs, padding = reading.inputs.flatten(0, 1), self._padding(reading.padding)  # (N, M), (P,)
+        each = None if padding is None else padding.repeat_interleave(G)             # (N,)
+        position = torch.arange(M, device=inputs.device).expand(P * G, M)
+        with self.autocast():
+            if self.shared_prompt and S:
+                past = self.model.new_cache()
+                self.model.states(reading.prompt, past=past, padding=padding)
+                h = self.model.states(inputs, position, past.repeat(G), each)        # (N, M, C)
+            else:
+                whole = torch.cat((reading.prompt.repeat_interleave(G, 0), inputs), 1)  # (N, S + M)
+                h = self.model.states(whole, S + position, padding=each)
+        where = reading.chosen.flatten().nonzero().squeeze(1).to(h.device)           # (K,)
+        return h.flatten(0, 1)[where]
+
+    def stored_states(self, config):
+        """The most states (K) of a problem that kept tokens or reference distributions are stored for."""
+        return config.group_size * config.max_new_tokens
+
+    @torch.no_grad()
+    def greedy(self, problems, config):
+        """The likeliest completion of every prompt, as texts (P,)."""
+        prompt, padding = self._prompt(problems)
+        stop = Stop(self.tokenizer, config.stop_sequences, config.response_prefix)
+        noise = torch.zeros(len(prompt), 1, config.max_new_tokens)
+        with self.autocast():
+            out = generate(self.model, prompt, self._padding(padding), noise, stop, temperature=0)
+        return [stop.text(ids[: int(n)]) for ids, n in zip(out.target.tolist(), out.mask.sum(1), strict=True)]

@@ -1,0 +1,109 @@
+"""The fill-in policy: a masked-fill model that writes the hidden tokens of a text, in one pass or in several.
+
+In one pass the logits depend on the masked text alone, so the completions of a group share one forward and backward.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn import functional as F
+
+from core.dataset_consumer import unpack_batch
+from core.distributions import draw_uniforms
+from core.fill_in import fill_in, fill_in_passes, predict_and_sample_tokens
+from core.masking import masked_positions
+from grpo.policies.fill_views import FILL_ESTIMATORS, View, Written
+from grpo.policies.model_policy import ModelPolicy
+from grpo.rollout import Reading, Rollouts, Texts
+
+
+@dataclass
+class FillReading(Reading):
+    """W texts of one length for each problem, and the places in them that predict sampled tokens."""
+    texts: torch.Tensor     # (P, W, T)
+    position: torch.Tensor  # (P, r, M) place in the W texts of a problem, one after another; r = 1 or G rows
+    places: torch.Tensor    # (P, r, M) bool, on the CPU: which of them there are
+
+    ON_CPU = ("places",)
+
+    @property
+    def chosen(self):
+        return self.places.flatten(0, 1)                                             # (R, M)
+
+    @staticmethod
+    def alike(parts):
+        M = max(part.position.shape[2] for part in parts)
+        wide = lambda x: F.pad(x, (0, M - x.shape[2]))
+        return [replace(part, position=wide(part.position), places=wide(part.places)) for part in parts]
+
+
+class FillPolicy(ModelPolicy):
+    """Writes the hidden tokens of windows of text (batches of DatasetConsumer)."""
+
+    Reading, kl_estimator = FillReading, "exact"
+
+    @torch.no_grad()
+    def sample(self, problems, step, config):
+        """config: group_size, batch_size (problems at a time), seed, temperature, top_p, top_k, min_p, unmask_steps,
+        fill_estimator, block_size"""
+        input, target, mask = unpack_batch(problems, self.device)                    # (P, T) each
+        (P, T), G = input.shape, config.group_size
+        position, chosen = masked_positions(mask, self.device)                       # (P, M)
+        one_pass = config.unmask_steps == 1 and config.fill_estimator in ("trajectory", "one_step")
+        noise = draw_uniforms(config.seed, step, problems["number"], (G, T) if one_pass else (4, G, T))
+        noise = noise if self.device.type == "mps" else noise.to(self.device, non_blocking=True)  # no float64 there
+        write, parts = self._one_pass if one_pass else self._passes, []
+        for part in torch.arange(P).split(config.batch_size):
+            part = slice(int(part[0]), int(part[-1]) + 1)
+            with self.autocast():
+                parts.append(write(input[part], position[part], chosen[part], noise[part], config))
+        tokens, logp, turn, read, kept = (None if x[0] is None else torch.cat(x) for x in zip(*parts, strict=True))
+        row = torch.arange(P, device=self.device).repeat_interleave(G)               # (N,)
+        text = fill_in(input, position, chosen, tokens.view(P, G, -1)).flatten(0, 1)  # (N, T)
+        if one_pass:
+            view = View(input[:, None], position[:, None])
+        else:
+            view = FILL_ESTIMATORS[config.fill_estimator](Written(
+                input, text, position[row], chosen[row], turn, read, noise[:, 2:], self.tokenizer.mask_token_id))
+        hidden, truth = chosen[row], target.gather(1, position)[row]                 # (N, M) each
+        metrics = {"mean_token_accuracy": (((tokens == truth) * hidden).sum(), hidden.sum())}
+        texts = Texts(lambda: self._decode(input, target, text, G), lambda: list(text), position[row], metrics,
+                      text.numel())
+        reading = FillReading(G, kept, view.texts, view.position, torch.ones(view.position.shape, dtype=torch.bool))
+        return Rollouts(group_size=G, target=tokens, mask=hidden,
+                        train_mask=hidden if view.scored is None else view.scored, old_logp=logp,
+                        truncated=torch.zeros(P * G, dtype=torch.bool, device=self.device),
+                        max_tokens=config.block_size, reading=reading, texts=texts)
+
+    def _one_pass(self, input, position, chosen, noise, config):
+        """target, logp (N, M), no turns and texts read, and kept (P * M, V) or None."""
+        tokens, logp, kept = predict_and_sample_tokens(self.model, input, position, noise, config.temperature,
+                                                       config.top_p, config.top_k, config.min_p)
+        return tokens.flatten(0, 1), logp.flatten(0, 1), None, None, None if kept is None else kept.flatten(0, 1)
+
+    def _passes(self, input, position, chosen, noise, config):
+        """target, logp, turn (N, M), the texts read (N, S, T), and kept (N * M, V) or None."""
+        *out, kept = fill_in_passes(self.model, input, position, chosen, noise[:, 0], noise[:, 1], config.unmask_steps,
+                                    config.temperature, config.top_p, config.top_k, config.min_p)
+        return *out, None if kept is None else kept.flatten(0, 1)
+
+    def _decode(self, input, target, text, G):
+        """(prompts, completions, {"answer": true texts}), N each."""
+        decode = lambda x, times: [line for ids in x.tolist() for line in [self.tokenizer.decode(ids)] * times]
+        return decode(input, G), decode(text, 1), {"answer": decode(target, G)}
+
+    def states(self, reading):
+        P, W = reading.texts.shape[:2]
+        with self.autocast():
+            if W == 1:
+                h = self.model.states(reading.texts[:, 0], reading.position.flatten(1))  # (P, r M, C)
+            else:
+                h = self.model.states(reading.texts.flatten(0, 1)).unflatten(0, (P, W)).flatten(1, 2)  # (P, W T, C)
+                h = h.gather(1, reading.position.flatten(1)[..., None].expand(-1, -1, h.shape[-1]))
+        h, where = h.flatten(0, 1), reading.places.flatten().nonzero().squeeze(1)    # (R M, C), (K,)
+        return h if len(where) == len(h) else h[where.to(h.device)]
+
+    def stored_states(self, config):
+        """The most states (K) of a problem that kept tokens or reference distributions are stored for."""
+        shared = config.unmask_steps == 1 or config.fill_estimator in ("one_step", "prompt_mask")
+        return (1 if shared else config.group_size) * max(1, round(config.mask_high * config.block_size))

@@ -1,0 +1,62 @@
+"""What the policies of both kinds do alike with their model: precision, weights, copies, files."""
+
+import copy
+from contextlib import nullcontext
+
+import torch
+
+from core.checkpoint_manager import freeze, save_model
+
+
+class ModelPolicy:
+    """A policy that is one model of core's model interface and its tokenizer. Subclasses say how it writes.
+
+    The model is always in eval mode: dropout would make the first ratio differ from 1.
+    """
+
+    def __init__(self, model, tokenizer, dtype=torch.float32, grad_checkpoint=False, head_dtype=None):
+        self.model, self.tokenizer, self.dtype = model.eval(), tokenizer, dtype
+        model.grad_checkpoint, model.head_dtype = grad_checkpoint, head_dtype
+
+    @property
+    def device(self):
+        return next(self.model.parameters()).device
+
+    @property
+    def vocabulary(self):
+        return self.model.vocabulary
+
+    def autocast(self):
+        """Matrix products in self.dtype; a no-op for float32."""
+        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
+
+    def project(self, states):
+        with self.autocast():
+            return self.model.project(states)
+
+    def frozen(self):
+        twin = copy.copy(self)
+        twin.model = freeze(copy.deepcopy(self.model))
+        return twin
+
+    def parameters(self):
+        return self.model.parameters()
+
+    def parameters_by_kind(self):
+        return self.model.parameters_by_kind()
+
+    def weights(self):
+        return self.model.state_dict()
+
+    def load_weights(self, weights):
+        self.model.load_state_dict(weights)
+
+    def save(self, path, **facts):
+        save_model(path, self.model, self.tokenizer, **facts)
+
+    def to(self, device):
+        self.model.to(device)
+
+    def compile(self):
+        """Compiles the forward; copies of the policy are made before."""
+        self.model.states = torch.compile(self.model.states, dynamic=True)

@@ -1,0 +1,93 @@
+"""The judge as a reward: a frozen model scores each text, or each token of it."""
+
+import torch
+
+from core.judge import calculate_judge_scores, calculate_realness
+from grpo.reward_functions.registry import reward
+
+
+@reward(0, 1)
+def judge(*, texts, judge_model):
+    """The frozen judge's score of prompt and completion together: 1 looks written by a human."""
+    return judge_model.scores(texts)
+
+
+class Judge:
+    """A frozen judge and the way it reads texts.
+
+    model:     a sequence scorer in eval mode
+    tokenizer: the tokenizer that the judge was trained with
+    reads_ids: True if the judge has the generator's vocabulary: it then reads the token ids of the texts as they are.
+               False: it reads prompt + completion, encoded by its own tokenizer
+    Texts of equal length are read together, without padding: the other texts of a call do not change a score.
+    """
+
+    def __init__(self, model, tokenizer, reads_ids):
+        self.model, self.tokenizer, self.reads_ids = model, tokenizer, reads_ids
+
+    def scores(self, texts):
+        """Score of each text, (N,) float32 on the judge's device.
+
+        texts: has `tokens`, a list of N 1-D tensors of token ids, or `prompts` and `completions`, lists of N texts
+        Raises ValueError if a text is longer than the judge can read.
+        """
+        scores = []
+        for rows, batch in self.batches(texts):
+            scores.append((rows, calculate_judge_scores(self.model, batch, self.tokenizer.cls_token_id)))
+        return in_order(scores)
+
+    @torch.no_grad()
+    def score_and_credit(self, texts, window):
+        """Score of each text, (N,), and the credit of each sampled token, (N, M).
+
+        The credit of a token is the mean, over the positions of its text at most `window` away, of the judge's
+        log-odds that the token there is the true one. texts.place: (N, M) where in its text each sampled token is.
+        Needs a judge with reads_ids=True that scores every position.
+        """
+        scores, credits = [], []
+        for rows, batch in self.batches(texts):
+            realness = calculate_realness(self.model, batch)                         # (n, T)
+            odds = realness.clamp(1e-3, 1 - 1e-3).logit()
+            near = windowed_mean(odds, window)                                       # (n, T)
+            place = texts.place[rows].to(near.device).clamp(max=near.shape[1] - 1)   # padding may lie behind the text
+            scores.append((rows, realness.mean(1)))
+            credits.append((rows, near.gather(1, place)))                            # (n, M)
+        return in_order(scores), in_order(credits)
+
+    def batches(self, texts):
+        """Yields (rows, token ids (n, T)): the texts of each length and their indices."""
+        texts = self.token_ids(texts)
+        room, longest = self.model.config.block_size - (self.model.config.judge_head == "cls"), max(map(len, texts))
+        if longest > room:
+            raise ValueError(f"judge_checkpoint reads {room} tokens, but a prompt with its completion has {longest}: "
+                             "lower max_new_tokens or max_prompt_length, or take a judge with a larger block_size")
+        device = next(self.model.parameters()).device
+        for length in sorted({len(ids) for ids in texts}):
+            rows = [i for i, ids in enumerate(texts) if len(ids) == length]
+            yield rows, torch.stack([texts[i] for i in rows]).to(device)
+
+    def token_ids(self, texts):
+        """A list of N 1-D tensors: each text in the judge's vocabulary. An empty text is one pad token."""
+        empty = torch.tensor([self.tokenizer.pad_token_id])
+        if self.reads_ids:
+            return [ids if len(ids) else empty.to(ids.device) for ids in texts.tokens]
+        encoded = [self.tokenizer.encode(prompt + completion)
+                   for prompt, completion in zip(texts.prompts, texts.completions, strict=True)]
+        return [torch.tensor(ids) if ids else empty for ids in encoded]
+
+
+def in_order(parts):
+    """[(rows, values of these rows)] as one tensor in the order of the rows."""
+    rows, values = [i for part in parts for i in part[0]], torch.cat([part[1] for part in parts])
+    joined = torch.empty_like(values)
+    joined[torch.tensor(rows, device=values.device)] = values
+    return joined
+
+
+def windowed_mean(x, width):
+    """Mean of x (N, T) over the positions at most `width` away, those inside the text. Returns (N, T)."""
+    T = x.shape[1]
+    total = torch.cat((torch.zeros_like(x[:, :1]), x.cumsum(1)), dim=1)              # (N, T + 1)
+    place = torch.arange(T, device=x.device)
+    low, high = (place - width).clamp(min=0), (place + width + 1).clamp(max=T)       # (T,)
+    return (total[:, high] - total[:, low]) / (high - low)

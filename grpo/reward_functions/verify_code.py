@@ -1,0 +1,63 @@
+"""Rewards that read a completion as Python code. Only code_execution runs it, and only in a sandbox."""
+
+import re
+
+from grpo.reward_functions.registry import column, reward
+from grpo.reward_functions.sandbox import run_tests
+from grpo.reward_functions.text import fenced_blocks
+from grpo.reward_functions.verify_math import syntax_tree
+
+MAX_CODE = 100_000  # characters; longer code is not parsed
+
+
+@reward(0, 2)
+def code_correctness(prompts, completions, **columns):
+    """+1 if the code parses, +0.5 if it is indented by 4s, +0.5 if it says def, class, import or return; empty 0.
+
+    The three are independent, and nothing is run. Indented by 4s: at least one line is indented, and every indent is a
+    multiple of 4 spaces.
+    """
+    return [score_code(extract_code(text)) for text in completions]
+
+
+def check_tests(tests=None, **columns):
+    """Raises ValueError unless a record's `tests` is a text that is not blank, or a list of texts."""
+    if tests is None:
+        raise ValueError("reward code_execution needs the field 'tests' in every record")
+    texts = [tests] if isinstance(tests, str) else tests
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"reward code_execution: tests={tests!r} of a record must be a text or a list of texts")
+    if not "".join(texts).strip():
+        raise ValueError(f"reward code_execution needs the field 'tests' in every record, not {tests!r}: any code "
+                         "would pass blank tests")
+
+
+@reward(0, 1, slow=True, check=check_tests)
+def code_execution(prompts, completions, *, sandbox_seconds=5.0, sandbox_megabytes=256, **columns):
+    """1 if the code passes the record's `tests` (text, or a list of texts) in a limited child process; else 0.
+
+    Raises ValueError for a record whose tests are blank: any code would pass them.
+    """
+    scores = []
+    for text, tests in zip(completions, column(code_execution, columns, "tests"), strict=True):
+        check_tests(tests)
+        code, tests = extract_code(text), tests if isinstance(tests, str) else "\n".join(tests)
+        verdict = run_tests(code, tests, sandbox_seconds, sandbox_megabytes) if code.strip() else "failed"
+        scores.append(float(verdict == "passed"))
+    return scores
+
+
+def extract_code(text):
+    """The last fenced block, as the final answer usually is, or the whole text if there is none."""
+    return fenced_blocks(text)[-1] if fenced_blocks(text) else text
+
+
+def score_code(code):
+    """The value of code_correctness for the code of one completion."""
+    if not code.strip():
+        return 0.0
+    indents = [re.match(r"[ \t]*", line).group() for line in code.splitlines() if line.strip()]
+    by_four = any(indents) and all("\t" not in indent and len(indent) % 4 == 0 for indent in indents)
+    has_keyword = re.search(r"\b(def|class|import|return)\b", code) is not None
+    parses = len(code) <= MAX_CODE and syntax_tree(code, "exec") is not None
+    return 1.0 * parses + 0.5 * by_four + 0.5 * has_keyword
