@@ -1,5 +1,5 @@
 # python grpo/train_grpo.py config/grpo_arithmetic.py
-# Sums with working-out; five minutes on 2 CPU cores; figures over five seeds: docs/results.md
+# Sums with working-out. Five minutes on 2 CPU cores; results over five seeds: docs/results.md
 dataset = "arithmetic"
 dataset_recipe = "data/arithmetic/prepare.py"
 generator_checkpoint = "data/arithmetic/pretrained/generator.safetensors"
@@ -10,10 +10,10 @@ top_p = 1.0
 batch_size = 32
 group_size = 8
 reward_functions = ("math_format", "math_working", "math_number")
-reward_weights = (1.0, 5.0, 1.0)  # a true equation on the way is the surest sign of a true answer at the end
+reward_weights = (1.0, 5.0, 1.0)  # true equations in the working-out predict a correct answer best
 success_reward = "math_number"
 advantage = "batch_std"
-kl_beta = 0.0                     # the answer is verified: no judge to be fooled, nothing to stay near to
+kl_beta = 0.0                     # the answer is verified: there is no judge to fool, so no need for a KL penalty
 optimizer = "muon"
 max_iters = 350
 learning_rate = 3e-4

@@ -1,6 +1,6 @@
 # python grpo/train_grpo.py config/grpo_equations.py
-# Fill-in in two passes with an exact checker: parts of lines like 3+9=12 are hidden, and any true sum will do. The
-# first run trains the generator (two minutes on 2 CPU cores), then two minutes of GRPO; figures: docs/results.md
+# Fill-in in two passes with an exact checker: parts of lines like 3+9=12 are masked, and every true sum is correct. The
+# first run also trains the generator (two minutes on 2 CPU cores); GRPO takes two minutes. Results: docs/results.md
 dataset = "equations"
 dataset_recipe = "data/equations/prepare.py"
 generator_checkpoint = "out-equations/generator.safetensors"
@@ -8,7 +8,7 @@ generator_recipe = "config/pretrain_equations.py"
 block_size = 32
 mask_random = 0.0
 mask_span = 0.0
-mask_line = 1.0           # 3 to 6 characters of one line, or of two
+mask_line = 1.0           # with these shares 3 to 6 characters of one line, or of two lines
 mask_low = 0.1
 mask_high = 0.2
 unmask_steps = 2

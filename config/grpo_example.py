@@ -1,17 +1,17 @@
 # python grpo/train_grpo.py config/grpo_example.py
-# Five minutes on 2 CPU cores, under 1 GB of memory; figures over five seeds: docs/results.md
+# Five minutes on 2 CPU cores, under 1 GB of memory; results over five seeds: docs/results.md
 dataset = "char_diffusion"
 dataset_recipe = "data/char_diffusion/prepare.py"  # built from Python's own documentation if it is missing
 generator_checkpoint = "data/char_diffusion/pretrained/generator.safetensors"
 generator_recipe = "config/pretrain_generator.py"
 judge_checkpoint = "data/char_diffusion/pretrained/judge.safetensors"
-judge_recipe = "config/pretrain_judge.py"          # an unhardened judge: data/char_diffusion/pretrained/README.md
+judge_recipe = "config/pretrain_judge.py"          # without hardening rounds: data/char_diffusion/pretrained/README.md
 gold_judge_checkpoint = "data/char_diffusion/pretrained/gold_judge.safetensors"
 gold_judge_recipe = "config/pretrain_gold_judge.py"
-temperature = 1.0         # the policy is the model itself, and its completions differ enough to compare
+temperature = 1.0         # at 1.0 the policy is the model's own distribution, and completions differ enough
 top_p = 1.0
-advantage = "batch_std"   # one scale for the whole step: a group of nearly equal completions stays quiet
-credit_window = 2         # a token answers for the judge's view of five characters; docs/algorithm.md
+advantage = "batch_std"   # one scale for the whole step, so a group with nearly equal rewards changes little
+credit_window = 2         # a token's reward is the judge's score of the text near it: docs/algorithm.md
 kl_beta = 0.1
 max_iters = 180
 learning_rate = 4e-4

@@ -1,13 +1,13 @@
 # python core/pretrain.py config/harden_judge.py --init_from=JUDGE "--fill_checkpoints=['GENERATOR', 'POLICY', ...]"
-# One hardening round, 5 minutes on 2 cores with --dtype=bfloat16 --compile=True: a judge goes on learning, on fills of
-# policies that fooled it (data/char_diffusion/pretrained/README.md)
+# One hardening round: trains a judge further, on texts filled in by policies that fooled it
+# (data/char_diffusion/pretrained/README.md). 5 minutes on 2 CPU cores with --dtype=bfloat16 --compile=True
 dataset = "char_diffusion"
 mode = "sequence_scorer"
 tied = False
 n_layer = 6
 n_head = 6
 n_embd = 192
-fill_temperature_low = 0.3  # a sharpened policy writes like a cold one
+fill_temperature_low = 0.3  # a trained policy writes like the generator at a low temperature
 fill_temperature_high = 1.0
 mask_low = 0.05
 mask_high = 0.6

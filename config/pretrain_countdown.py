@@ -1,5 +1,5 @@
 # python core/pretrain.py config/pretrain_countdown.py
-# A causal model that solves half of the problems; two minutes on 2 CPU cores
+# A causal model that solves half of the problems. Two minutes on 2 CPU cores
 dataset = "countdown"     # python data/countdown/prepare.py
 mode = "language_model"
 block_size = 64

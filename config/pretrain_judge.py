@@ -1,5 +1,6 @@
 # python core/pretrain.py config/pretrain_judge.py
-# Replaced-token detection on fills of the generator; 6 minutes on 2 cores with --dtype=bfloat16 --compile=True
+# A judge that learns replaced-token detection on texts filled in by the generator. 6 minutes on 2 CPU cores with
+# --dtype=bfloat16 --compile=True
 dataset = "char_diffusion"
 mode = "sequence_scorer"
 tied = False
@@ -9,7 +10,7 @@ n_embd = 192
 init_from = "out-trunk/model.safetensors"
 init_recipe = "config/pretrain_trunk.py"
 fill_checkpoints = ("data/char_diffusion/pretrained/generator.safetensors",)
-mask_low = 0.05             # from nearly clean to mostly filled
+mask_low = 0.05             # from nearly unchanged texts to mostly filled ones
 mask_high = 0.6
 max_iters = 400
 learning_rate = 1e-3

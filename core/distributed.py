@@ -41,6 +41,11 @@ def detect_dtype(name, device):
     return getattr(torch, name)
 
 
+def autocast(device, dtype):
+    """Matrix products in dtype; a no-op for float32."""
+    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
 class Distributed:
     """One process, or one of several under torchrun (nccl on CUDA, gloo elsewhere).
 
@@ -105,10 +110,7 @@ class Distributed:
             dist.barrier()
 
     def autocast(self):
-        """Matrix products in dtype; a no-op for float32."""
-        if self.dtype == torch.float32:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
+        return autocast(self.device, self.dtype)
 
     def close(self):
         if self.world > 1:

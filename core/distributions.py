@@ -82,9 +82,7 @@ def sample_from(logp, uniform):
     Returns ids (P, G, M), never one of probability 0
     """
     cdf = logp.to(uniform.device).double().exp().cumsum(-1)                          # (P, M, V)
-    total = cdf[..., -1:]                                                            # (P, M, 1)
-    u = uniform.transpose(1, 2).contiguous() * total                                 # (P, M, G)
-    u = torch.minimum(u, torch.nextafter(total, torch.zeros_like(total)))            # rounding can lift u to the total
+    u = uniform.transpose(1, 2).contiguous() * cdf[..., -1:]                         # (P, M, G) below the last one
     return torch.searchsorted(cdf, u, right=True).to(logp.device).transpose(1, 2)    # (P, G, M)
 
 

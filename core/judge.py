@@ -1,4 +1,4 @@
-"""The judge: its score of a text, the texts that it learns from, and how well it tells true text from filled text."""
+"""The judge: how it scores a text, the texts that it is trained on, and how well it detects filled-in text."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ from core.dataset_consumer import unpack_batch
 from core.distributions import draw_uniforms
 from core.fill_in import fill_once
 
-CHUNK = 64  # texts per forward: what a CPU cache likes, and a bound on memory
+CHUNK = 64  # texts per forward pass: fast on a CPU, because they fit into its cache, and a bound on memory
 
 
 @torch.no_grad()
@@ -18,10 +18,11 @@ def calculate_realness(judge, text):
 
 @torch.no_grad()
 def calculate_judge_scores(judge, text, cls_token_id):
-    """Score of each text in [0, 1]; 1 looks written by a human.
+    """Score of each text in [0, 1]; 1 means that it looks written by a human.
 
-    text: (N, T) completed tokens. A realness judge gives the mean probability over positions that the token is the true
-    one; a cls judge reads CLS + text and gives 1 - the regressed replaced share.
+    A realness judge gives the mean, over positions, of the probability that the token is the true one. A cls judge
+    reads CLS + text and gives 1 - its estimate of how much of the text was replaced.
+    text: (N, T) completed tokens
     Returns (N,) float32
     """
     if judge.config.judge_head == "cls":
@@ -31,11 +32,12 @@ def calculate_judge_scores(judge, text, cls_token_id):
 
 
 class FilledText:
-    """Batches for a judge: corpus windows whose masked tokens were filled in by one of several frozen generators.
+    """Training batches of a judge: windows of the corpus whose masked tokens a frozen generator has filled in.
 
-    batch(split, step, micro) is (input, target, mask): the filled text (after CLS for a cls judge), the true text, and
-    the mask of the filled tokens. A share of the rows is left clean. A batch depends on (seed, rank, step) alone, as
-    those of the dataset do.
+    batch(split, step, micro) returns (input, target, mask): the filled text (after CLS for a cls judge), the true text,
+    and True where a token was masked. The generator of each row is drawn from `fillers`, its temperature from
+    [temperature_low, temperature_high]. About clean_share of the rows keep their true text. A batch depends only on
+    (seed, rank, step), like the batches of the dataset.
     """
 
     def __init__(self, data, fillers, device, judge_head="realness", clean_share=0.1, temperature_low=0.7,
@@ -66,25 +68,25 @@ class FilledText:
 
 
 def average_ranks(x):
-    """Rank of each value, ties sharing their mean rank."""
+    """Rank of each value, from 1; equal values get the mean of their ranks."""
     _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[inverse]
 
 
 def auc(positive, negative):
-    """The chance that a positive score lies above a negative one, ties counting half (Mann-Whitney)."""
+    """Probability that a positive score is higher than a negative one; a tie counts half (Mann-Whitney)."""
     ranks = average_ranks(np.concatenate((positive, negative)))
     n = len(positive)
     return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * len(negative)))
 
 
 def judge_report(judge, data, filler, device, batches=8, temperature=0.8):
-    """How well the judge tells fills of one generator from the truth, on validation windows.
+    """How well the judge tells validation text from the same text filled in by one generator.
 
-    data: a DatasetConsumer with masks from light to heavy
-    Returns {"pearson", "spearman": correlation of 1 - score with the replaced share, "auc": clean against filled with
-    30% masked, "mean_score"}
+    data: a DatasetConsumer whose masks cover from little to much of a text
+    Returns {"pearson", "spearman": correlations of 1 - score with the replaced share of a text, "auc": of true texts
+    against texts with 30% filled in, "mean_score": of the filled texts}
     """
     shares, scores, clean, filled_30 = [], [], [], []
     cls = data.tokenizer.cls_token_id
@@ -96,8 +98,8 @@ def judge_report(judge, data, filler, device, batches=8, temperature=0.8):
         shares.append((text != target).float().mean(1).cpu())
         scores.append(calculate_judge_scores(judge, text, cls).cpu())
         thirty = noise[:, 1].argsort(1).argsort(1) < round(0.3 * input.shape[1])     # (B, T) a random 30%
-        hidden = target.masked_fill(thirty.to(device), data.tokenizer.mask_token_id)
-        text = fill_once(filler, hidden, thirty, noise[:, :1], temperature)
+        masked = target.masked_fill(thirty.to(device), data.tokenizer.mask_token_id)
+        text = fill_once(filler, masked, thirty, noise[:, :1], temperature)
         filled_30.append(calculate_judge_scores(judge, text[:, 0], cls).cpu())
         clean.append(calculate_judge_scores(judge, target, cls).cpu())
     shares, scores, clean, filled_30 = (torch.cat(x).double().numpy() for x in (shares, scores, clean, filled_30))

@@ -1,4 +1,4 @@
-"""How a window of tokens becomes a fill-in problem: which positions are masked."""
+"""Which positions of a window of tokens are masked, to make it a fill-in problem."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,14 @@ import numpy as np
 
 
 def random_mask(rng, tokens, count, newline):
-    """`count` positions, each as likely as any other."""
+    """Masks `count` single positions, drawn uniformly."""
     mask = np.zeros(len(tokens), dtype=bool)
     mask[rng.choice(len(tokens), size=count, replace=False)] = True
     return mask
 
 
 def span_mask(rng, tokens, count, newline, mean_span=5):
-    """Contiguous runs of geometric length, drawn until `count` positions are masked."""
+    """Masks runs of positions with geometrically distributed lengths, until `count` positions are masked."""
     mask = np.zeros(len(tokens), dtype=bool)
     while (left := count - mask.sum()) > 0:
         length = min(int(rng.geometric(1 / mean_span)), left)
@@ -23,9 +23,10 @@ def span_mask(rng, tokens, count, newline, mean_span=5):
 
 
 def line_mask(rng, tokens, count, newline):
-    """Whole lines in random order until `count` positions are masked; the last line is cut to fit. Newlines stay."""
+    """Masks whole lines in random order until `count` positions are masked; of the last line only as much as needed.
+    Newlines are not masked."""
     mask = np.zeros(len(tokens), dtype=bool)
-    line = np.cumsum(np.concatenate(([0], tokens[:-1] == newline)))                  # (T,) the line of each token
+    line = np.cumsum(np.concatenate(([0], tokens[:-1] == newline)))                  # (T,) number of each token's line
     for i in rng.permutation(line[-1] + 1):
         inside = np.flatnonzero((line == i) & (tokens != newline))
         mask[inside[: count - mask.sum()]] = True
@@ -39,10 +40,10 @@ MASKS = {"random": random_mask, "span": span_mask, "line": line_mask}
 
 @dataclass(frozen=True)
 class MaskConfig:
-    """The settings of masking, for every script that fills in."""
+    """The settings of masking, for all scripts that mask text."""
 
     # data
-    mask_random: float = 1.0               # weight of masking single positions, beside the other ways to mask
+    mask_random: float = 1.0               # weight of masking single positions, relative to the other two weights
     mask_span: float = 1.0                 # weight of masking runs of positions
     mask_line: float = 0.0                 # weight of masking whole lines
     mask_low: float = 0.2                  # smallest masked share of a text; drawn for each text
@@ -58,30 +59,31 @@ class MaskConfig:
 
     @property
     def masks(self):
-        """{way to mask: weight}, of those whose weight is above 0."""
+        """{key of MASKS: weight}, without the weights that are 0."""
         return {name: weight for name in MASKS if (weight := getattr(self, f"mask_{name}")) > 0}
 
 
 def draw_mask(rng, tokens, weights, low, high, newline):
-    """Masks a share of the window drawn from [low, high], in a way drawn by `weights`.
+    """Draws a mask: its share of the window from [low, high], and the kind of mask in proportion to `weights`.
 
-    tokens: (T,) ids; weights: {name in MASKS: weight}; newline: the id that ends a line
-    Returns (T,) bool with at least one True.
+    tokens: (T,) ids; weights: {key of MASKS: weight}; newline: the id that ends a line
+    Returns (T,) bool, True where masked, with at least one True
     """
     names = list(weights)
     p = np.array([weights[name] for name in names], dtype=float)
     name = names[int(rng.choice(len(names), p=p / p.sum()))]
     count = max(1, round(float(rng.uniform(low, high)) * len(tokens)))
     mask = MASKS[name](rng, tokens, count, newline)
-    return mask if mask.any() else random_mask(rng, tokens, count, newline)  # a window of newlines has no line to mask
+    return mask if mask.any() else random_mask(rng, tokens, count, newline)  # newlines alone: no line to mask
 
 
 def masked_positions(mask, device):
-    """Where each row is masked, as indices on `device`.
+    """The indices of the masked positions of each row, on `device`. M is the largest number of them in a row.
 
     mask: (B, T) bool on the CPU
-    Returns position (B, M) int64, the masked positions in order, then padding; chosen (B, M) float32, 0.0 on padding.
+    Returns position (B, M) int64, the masked positions in order and then padding, and chosen (B, M) float32, 1.0 for a
+    masked position and 0.0 for padding
     """
     M = int(mask.sum(1).max())
-    order = mask.int().argsort(dim=1, descending=True, stable=True)                  # (B, T) masked ones first
+    order = mask.int().argsort(dim=1, descending=True, stable=True)                  # (B, T) the masked positions first
     return order[:, :M].to(device), mask.gather(1, order[:, :M]).float().to(device)

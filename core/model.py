@@ -224,7 +224,7 @@ class GPT(nn.Module):
             return at_least_float32(self.head(h).squeeze(-1))
         weight = self.embed.weight[: self.config.base_vocab_size] if self.config.tied else self.head.weight
         kind = h.device.type
-        if not torch.is_autocast_enabled(kind):
+        if not torch.is_autocast_enabled(kind) or not torch.is_grad_enabled() and self.head_dtype is None:
             return at_least_float32(F.linear(h, weight))
         # Autocast would cast the weight once for all calls and add up their gradients in its own precision. Cast here,
         # each call's gradient is added to the others in float32.

@@ -1,4 +1,4 @@
-"""Builds a missing file that has a recipe: a dataset with its prepare.py, a checkpoint with core/pretrain.py."""
+"""Builds missing files by their recipes: a dataset with its prepare.py, a checkpoint with core/pretrain.py."""
 
 import os
 import subprocess
@@ -10,23 +10,24 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 
 
 def build_missing(path, recipe, key, command, say):
-    """Runs `command` if the file `path`, named by the setting `key`, is missing and there is a recipe for it."""
+    """Runs `command` if the file `path` is missing and has a recipe. key: the setting that names the file."""
     if path is None or recipe is None or os.path.exists(path):
         return
     say(f"{key}: {path} is missing; building it with {recipe} (if you interrupt it, the next start goes on from there)")
-    # The child runs alone, not as a rank of this run
+    # The command runs as a single process, not as a rank of this run
     environment = {name: value for name, value in os.environ.items() if name not in TORCHRUN_VARIABLES}
     if subprocess.run([sys.executable, *command], env=environment).returncode:
         raise ValueError(f"{key}: building {path} with {recipe} failed, see above")
 
 
 def build_missing_dataset(folder, recipe, say):
-    """Runs the recipe if the folder has no meta.json, which a prepare.py writes last."""
+    """Runs the recipe, a prepare.py, if the folder has no meta.json, the file that it writes last."""
     build_missing(os.path.join(folder, "meta.json"), recipe, "dataset", [recipe, f"--out={folder}"], say)
 
 
 def build_missing_checkpoint(path, recipe, key, dataset, say):
-    """Pretrains to `path` on `dataset`, in a folder of its own beside it, where an interrupted run is resumed."""
+    """Trains the missing checkpoint `path` on `dataset` with the config `recipe`. The run has its own folder beside the
+    checkpoint; if it was interrupted, it is resumed there."""
     if path is None:
         return
     out_dir = os.path.splitext(path)[0] + "-run"

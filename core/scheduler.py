@@ -1,10 +1,14 @@
-"""Learning rate: linear warm-up, cosine decay, floor."""
+"""The learning rate: linear warmup, then cosine decay, then constant."""
 
 import math
 
 
 class CosineLRScheduler:
-    """lr(step) from step 0: up to learning_rate over warmup_iters, then a half cosine to min_lr at lr_decay_iters."""
+    """lr(step) is the learning rate of an optimizer step, counted from 0.
+
+    It rises linearly to learning_rate in warmup_iters steps, falls along a half cosine to min_lr at step
+    lr_decay_iters, and stays there.
+    """
 
     def __init__(self, learning_rate, min_lr, warmup_iters, lr_decay_iters):
         self.learning_rate, self.min_lr = learning_rate, min_lr

@@ -1,50 +1,56 @@
-"""Baselines: how much better a completion is than its group, or than the step."""
+"""Advantages: how much better a completion is than a baseline, the mean of its group or of the step."""
 
 import torch
 
 
 def centred(reward, mask):
-    """(r - mean of the group, number in the group), over those where mask is 1. (P, G, K) -> (P, G, K), (P, 1, K).
+    """The rewards minus the mean of their group, and how many count in each group. Only those where mask is 1 count.
 
-    In a group of equal rewards exactly 0, not what rounding leaves of it.
+    reward, mask: (P, G, 1 or M)
+    Returns (P, G, 1 or M), exactly 0 in a group of equal rewards, without rounding errors, and (P, 1, 1 or M)
     """
     count = mask.sum(1, keepdim=True)
     mean = (reward * mask).sum(1, keepdim=True) / count.clamp(min=1)
-    most = reward.masked_fill(mask == 0, -torch.inf).amax(1, keepdim=True)           # (P, 1, K)
+    most = reward.masked_fill(mask == 0, -torch.inf).amax(1, keepdim=True)           # (P, 1, 1 or M)
     equal = most <= reward.masked_fill(mask == 0, torch.inf).amin(1, keepdim=True)
     return (reward - mean).masked_fill(equal, 0.0) * mask, count
 
 
 def group_std(reward, mask, total):
-    """(r - mean) / (std + 1e-4) within the group: GRPO, arXiv 2402.03300 section 4.1.2; std with G - 1, as in TRL."""
+    """(r - mean) / (std + 1e-4) within the group: GRPO, arXiv 2402.03300 section 4.1.2. The variance is divided by
+    G - 1, as in TRL."""
     x, count = centred(reward, mask)
     return x / ((x.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt() + 1e-4)
 
 
 def group_mean(reward, mask, total):
-    """r - mean of the group: Dr. GRPO, arXiv 2503.20783; no division that favours groups of nearly equal rewards."""
+    """r - mean of the group: Dr. GRPO, arXiv 2503.20783. There is no division by the std, which would enlarge the
+    advantages in groups of nearly equal rewards."""
     return centred(reward, mask)[0]
 
 
 def leave_one_out(reward, mask, total):
-    """r - mean of the others: RLOO, arXiv 2402.14740; an unbiased baseline, G / (G - 1) times group_mean."""
+    """r - mean of the other completions of the group: RLOO, arXiv 2402.14740. An unbiased baseline; the result is
+    G / (G - 1) times group_mean."""
     x, count = centred(reward, mask)
     return x * count / (count - 1).clamp(min=1)
 
 
 def batch_std(reward, mask, total):
-    """(r - mean of the group) / (one standard deviation of that over the whole step, all ranks, + 1e-4)."""
+    """(r - mean of the group) / (std + 1e-4); the std is that of these differences over the step and all ranks."""
     x, _ = centred(reward, mask)
     squares, count = total(torch.stack((x.square().sum(), mask.sum().to(x.dtype))))
     return x / ((squares / (count - 1).clamp(min=1)).sqrt() + 1e-4)
 
 
 def step(reward, mask, total):
-    """(r - mean) / (std + 1e-4), both over the whole step, all ranks: REINFORCE++, arXiv 2501.03262. A group has no
-    baseline of its own, so one whose rewards are all equal still counts."""
+    """(r - mean) / (std + 1e-4), both over the whole step and all ranks: REINFORCE++, arXiv 2501.03262.
+
+    A group has no baseline of its own, so a group whose rewards are all equal still has advantages.
+    """
     count, summed = total(torch.stack((mask.sum(), (reward * mask).sum())))
     x = (reward - summed / count.clamp(min=1)) * mask
-    x = x.masked_fill(x.abs() <= 1e-6 * reward.abs(), 0.0)  # what rounding leaves of equal rewards
+    x = x.masked_fill(x.abs() <= 1e-6 * reward.abs(), 0.0)  # equal rewards: only rounding errors are left
     return x / ((total(x.square().sum()) / (count - 1).clamp(min=1)).sqrt() + 1e-4)
 
 
@@ -53,12 +59,12 @@ ADVANTAGES = {"group_std": group_std, "group_mean": group_mean, "leave_one_out":
 
 
 def compute_advantages(reward, name, mask=None, total=lambda x: x):
-    """How much better than its group, along dim 1 (`step`: than the whole step).
+    """The advantage of each completion, or of each token, by the function `name` of ADVANTAGES.
 
-    reward: (P, G, K), one reward per completion (K = 1) or per token (K = M)
-    mask: (P, G, K), 0.0 on padding and on completions that were not scored, which no baseline sees
-    total: sums a tensor over ranks
-    Returns (P, G, K); exactly 0 where a group's rewards are all equal (`step`: where all of the step's are)
+    reward: (P, G, 1) one reward per completion, or (P, G, M) one per token
+    mask:   the same shape, 0.0 on padding and on completions that were not scored: they do not count in any baseline
+    total:  sums a tensor over ranks
+    Returns the same shape; exactly 0 where the rewards of a group are all equal (`step`: where those of the step are)
     """
     mask = torch.ones_like(reward) if mask is None else mask.expand_as(reward)
     return ADVANTAGES[name](reward, mask, total) * mask

@@ -132,7 +132,7 @@ def load_judge(key, config, policy, dist):
         raise ValueError(f"{key}={path} has block_size={model.longest_input}, but needs {config.block_size + with_cls} "
                          f"for texts of block_size={config.block_size}{' and CLS' if with_cls else ''}")
     tokenizer = load_tokenizer(path, key)
-    return Judge(model, tokenizer, tokenizer.description() == policy.tokenizer.description())
+    return Judge(model, tokenizer, tokenizer.description() == policy.tokenizer.description(), dist.dtype)
 
 
 def build_rewards(config, models, data):
@@ -153,7 +153,7 @@ def build_evaluation(config, models, rewards, data):
     room = min(p.model.longest_input for p in (policy, models.reference) if p is not None) - data.longest
     if config.max_new_tokens > room:
         raise ValueError(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens do not "
-                         f"fit the model's block_size={policy.model.longest_input}; set max_new_tokens to at most "
+                         f"fit the model's block_size={room + data.longest}; set max_new_tokens to at most "
                          f"{room}, or max_prompt_length")
     return PromptEvaluation(data, models.reference, rewards, config)
 

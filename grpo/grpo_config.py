@@ -106,8 +106,8 @@ class GRPOConfig(RunConfig, MaskConfig):
     out_dir: str = "out-grpo"
     dry_run: bool = False                     # check everything, print the plan, train nothing
     # system
-    head_dtype: str = "auto"                  # float32: the output layer in float32 also under bfloat16, which halves
-                                              # the difference between sampler and scorer
+    head_dtype: str = "auto"                  # float32: the output layer in float32 also under bfloat16, so that
+                                              # sampler and scorer differ less
 
     def __post_init__(self):
         MaskConfig.__post_init__(self)

@@ -63,8 +63,7 @@ def collect_experience(policy, reference, rewards, problems, iteration, config, 
         doing(f"generating {len(batch['number']) * config.group_size} completions")
         rollouts = collect_rollouts(policy, reference, batch, iteration, config, timer)
         doing("scoring")
-        with dist.autocast():
-            scored = compute_rewards(rewards, rollouts, config, kl_beta)
+        scored = compute_rewards(rewards, rollouts, config, kl_beta)
         timer.end("reward")
         return rollouts, scored
 
@@ -92,8 +91,9 @@ def collect_rollouts(policy, reference, batch, iteration, config, timer=None):
     timer = timer or Timer()
     rollouts = policy.sample(batch, iteration, config)
     timer.end("collect")
-    rollouts = with_reference(rollouts, reference, choose_estimator(config, policy), config)
-    timer.end("reference")
+    if reference is not None:
+        rollouts = with_reference(rollouts, reference, choose_estimator(config, policy), config)
+        timer.end("reference")
     return rollouts
 
 

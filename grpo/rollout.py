@@ -90,7 +90,8 @@ class Reading:
 
     def counts(self):
         """(P,) number of states of each problem."""
-        return self.chosen.reshape(self.problems, -1).sum(1)
+        rows = self.chosen.sum(1)                                                    # (R,)
+        return rows.view(self.problems, len(rows) // max(1, self.problems)).sum(1)
 
     def select(self, problems):
         """The reading of some problems, given by their indices on the CPU."""

@@ -1,35 +1,36 @@
-"""The metrics of a step: sums that add up over micro-batches and ranks, and the means that they become."""
+"""The metrics of a step, first as sums, which add up over micro-batches and ranks, and at the end as means."""
 
 import torch
 
 
 def unique_completions(target, mask, G):
-    """Number of distinct completions of each group. target, mask: (N, M) -> (P,)."""
+    """Number of distinct completions of each group of G. target, mask: (N, M). Returns (P,)."""
     x = (target * mask.long()).view(-1, G, target.shape[1])                          # (P, G, M)
     same = (x[:, :, None] == x[:, None]).all(-1)                                     # (P, G, G)
-    return (~same.tril(-1).any(-1)).sum(1)                                           # first of its kind
+    return (~same.tril(-1).any(-1)).sum(1)                                           # no earlier one is equal
 
 
 def discriminative_sums(score, reward):
-    """How well the policy's own score tells good completions from bad ones of the same group, as sums.
+    """Sums that show how well the policy's log-probabilities separate better from worse completions of a group.
 
-    score, reward: (P, G), reward NaN where not scored; score is the mean log-probability of a completion's tokens.
-    Over the pairs of a group in which one reward is higher: does it have the higher score (a tie counts half), and by
-    how much. The share of completions above their group's mean reward goes with them. (arXiv 2505.12366 reads a
-    group-relative objective as such a discriminative one.)
+    score: (P, G) mean log-probability of the tokens of each completion; reward: (P, G), NaN where not scored
+    Returns, over the pairs of completions of a group with different rewards: "pairs", their number; "ranked", in how
+    many the better completion has the higher score (a tie counts half); "margin", the sum of its lead. And "above", the
+    number of completions above the mean reward of their group. arXiv 2505.12366 describes group-relative objectives as
+    discriminative in this sense.
     """
-    better = reward[:, :, None] > reward[:, None]                                    # (P, G, G) never so where NaN
-    apart = score[:, :, None] - score[:, None]
-    ranked = (apart > 0).float() + 0.5 * (apart == 0)
+    better = reward[:, :, None] > reward[:, None]                                    # (P, G, G) False with a NaN
+    lead = score[:, :, None] - score[:, None]                                        # (P, G, G)
+    ranked = (lead > 0).float() + 0.5 * (lead == 0)                                  # (P, G, G)
     mean = reward.nanmean(1, keepdim=True)
-    return {"pairs": better.sum(), "ranked": (ranked * better).sum(), "margin": (apart * better).sum(),
+    return {"pairs": better.sum(), "ranked": (ranked * better).sum(), "margin": (lead * better).sum(),
             "above": (reward > mean).sum()}
 
 
 def rollout_sums(rollouts, scored, differ, discriminative=False):
-    """What a step's rollouts look like before training on them, as sums.
+    """The metrics of rollouts before training on them, as sums.
 
-    scored: a Scored (grpo/rewards.py); differ: (P,) whether the rewards of a group differ
+    scored: a Scored (grpo/rewards.py); differ: (P,) bool, whether the rewards of a group differ
     """
     reward, mask, G = scored.reward, rollouts.mask, rollouts.group_size              # (P, G), (N, M)
     seen = ~reward.isnan()
@@ -51,7 +52,7 @@ def rollout_sums(rollouts, scored, differ, discriminative=False):
 
 
 def finish_metrics(out):
-    """Totals of a step -> the metrics of docs/metrics.md."""
+    """The metrics of docs/metrics.md from the sums of a step over all micro-batches and ranks."""
     N, P, tokens, trained = out["completions"], out["problems"], out["tokens"], max(1.0, out["trained_tokens"])
     metrics = {"loss": out["loss"], "pg_loss": out["pg_loss"]}
     if "kl" in out:

@@ -1,15 +1,16 @@
-"""Arithmetic problems, made on the spot: prompts.jsonl and meta.json beside this file.
+"""Generates arithmetic problems: writes prompts.jsonl and meta.json beside this file.
 
 python data/arithmetic/prepare.py                    sums of 2 numbers of up to 4 digits, with working-out
 python data/arithmetic/prepare.py --digits=2 --terms=3 --operators=+- --working=False --problems=20000
 --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
 
-With working-out a completion to "347+85=" is
+With working-out, the completion of "347+85=" is
 
     <start_working_out>7+5=12,4+8+1=13,3+0+1=4<end_working_out><SOLUTION>432</SOLUTION>
 
-column by column from the right, a carry or borrow as a third number; several operations are separated by ";".
-Without, it is the answer alone. No result on the way is negative.
+It goes column by column from the right; a carry or borrow is the third number of a column. The operations of a problem
+with several are separated by ";". Without working-out, the completion is the answer alone. No partial result is
+negative.
 """
 
 import os
@@ -30,13 +31,13 @@ TAGS = ("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>")
 
 @dataclass(frozen=True)
 class ArithmeticConfig:
-    digits: int = 4         # of each number, at most
+    digits: int = 4         # largest number of digits of a number
     terms: int = 2          # numbers in a problem
-    operators: str = "+"    # + or - or both
-    working: bool = True    # whether a completion shows partial results between tags
-    problems: int = 100000  # of them a tenth for validation
+    operators: str = "+"    # + or - or both, as in "+-"
+    working: bool = True    # whether a completion has the working-out between tags
+    problems: int = 100000  # number of problems; a tenth of them is for validation
     tokenizer: str = "char" # char (tags are one token each), gpt2, cl100k_base or a file of ranks
-    seed: int = 0           # of the numbers that are drawn
+    seed: int = 0           # seed of the random numbers
     out: str = HERE         # the folder of the dataset; another one is used as --dataset=FOLDER
 
     def __post_init__(self):
@@ -65,7 +66,7 @@ def problem(rng, c):
     prompt, working = str(value), []
     for _ in range(c.terms - 1):
         operator, other = rng.choice(c.operators), number()
-        if operator == "-" and other > value:  # the smaller one is taken away
+        if operator == "-" and other > value:  # the partial result stays at least 0
             other = rng.randint(0, value)
         working.append(columns(value, other, operator))
         prompt, value = f"{prompt}{operator}{other}", value + other if operator == "+" else value - other

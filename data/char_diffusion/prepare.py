@@ -3,10 +3,10 @@
 python data/char_diffusion/prepare.py                        the prose of Python's own documentation, no download
 python data/char_diffusion/prepare.py --source=shakespeare   nanoGPT's Tiny Shakespeare, downloaded
 python data/char_diffusion/prepare.py --input=FILE           any text of yours
-Either way --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
+With each of them, --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
 
-A paragraph is on the side that a hash of its own text says: nothing of the validation text is in training, whatever
-the Python version or the source, so one pretrained checkpoint can be evaluated on any of them.
+A hash of a paragraph's text decides whether it is for training or for validation. So no validation text is in the
+training text of any Python version or source, and one pretrained checkpoint can be evaluated on all of them.
 """
 
 import ast
@@ -35,14 +35,14 @@ def docstrings(source):
     """Every docstring of a Python source text, in order of appearance; none if it does not parse."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):  # lib2to3 and friends keep files in other dialects
+    except (SyntaxError, ValueError):  # a few library files, such as those of lib2to3, are not valid Python 3
         return []
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     return [text for node in ast.walk(tree) if isinstance(node, kinds) and (text := ast.get_docstring(node))]
 
 
 def python_documentation():
-    """The texts: the language reference that `help()` shows, then every docstring of the standard library."""
+    """A list of texts: the language reference that `help()` shows, then every docstring of the standard library."""
     from pydoc_data import topics
     texts = [topics.topics[name] for name in sorted(topics.topics)]
     library = pathlib.Path(sysconfig.get_paths()["stdlib"])
@@ -54,7 +54,7 @@ def python_documentation():
 
 
 def prose(text, shortest=60, letters=0.9):
-    """Its paragraphs that read as prose, one line each: long enough, nine characters in ten a letter or a space."""
+    """The paragraphs of a text that are prose, one line each: long enough, and mostly letters and spaces."""
     for paragraph in re.split(r"\n\s*\n", text):
         line = " ".join(paragraph.split())
         if len(line) >= shortest and sum(c.isalpha() or c == " " for c in line) >= letters * len(line):
@@ -62,7 +62,7 @@ def prose(text, shortest=60, letters=0.9):
 
 
 def blocks(text):
-    """Any text cut at its blank lines, line breaks inside kept; a text without blank lines is cut at every line."""
+    """A text cut into paragraphs at its blank lines; a text with few blank lines is cut at every line break."""
     parts = re.split(r"\n\s*\n", text)
     if len(parts) < 20:
         return [line + "\n" for line in text.split("\n") if line.strip()]
@@ -70,7 +70,7 @@ def blocks(text):
 
 
 def is_validation(paragraph):
-    """The same answer for the same words, however they are wrapped and wherever they came from."""
+    """Whether a paragraph is for validation. The same words give the same answer, however their lines are wrapped."""
     words = " ".join(paragraph.split()).lower()
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4], "big") % 100 < VALIDATION_PERCENT
 
@@ -85,7 +85,7 @@ def download(url):
 
 
 def read_source(options):
-    """(name of the source, its paragraphs)"""
+    """Returns (name of the source, list of its paragraphs)."""
     if "input" in options:
         path = pathlib.Path(options["input"])
         if not path.is_file():

@@ -1,11 +1,12 @@
-"""Small Python functions with tests, made on the spot: prompts.jsonl and meta.json beside this file.
+"""Generates small Python functions with tests: writes prompts.jsonl and meta.json beside this file.
 
-python data/code/prepare.py                          4000 functions of some fifty families, dealt evenly
+python data/code/prepare.py                          4000 functions from about fifty families, evenly
 python data/code/prepare.py --problems=10000 --seed=1
 --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
 
-A prompt is "Write plus(n) that returns n plus 7.", a completion the whole function. The tests call it on edge cases and
-random arguments; what they expect comes from a reference of the family, which is another program than the completion.
+A prompt is "Write plus(n) that returns n plus 7.", and its completion is the whole function. The tests call the
+function with edge cases and random arguments. The expected results come from the family's reference function, which
+computes them in another way than the completion.
 """
 
 import bisect
@@ -33,7 +34,7 @@ HERE = os.path.dirname(os.path.relpath(__file__))
 OPENINGS = ("Write {f} that returns {what}.\n", "Define {f} to return {what}.\n", "{f} returns {what}.\n")
 ARGUMENTS = {"number": "n x a b num", "count": "n number count limit", "text": "s text word line phrase",
              "numbers": "xs nums row items data", "words": "words names parts tags",
-             "table": "d ages bag box", "key": "key name k"}  # kind -> what one may be called
+             "table": "d ages bag box", "key": "key name k"}  # kind of argument: its possible names
 WORDS = ["apple", "pear", "noon", "level", "tree", "moon", "banana", "sky", "river", "eye", "sun", "cherry", "kiwi",
          "plum", "otter", "radar"]
 LETTERS = string.ascii_lowercase
@@ -49,21 +50,21 @@ LABELS = (("yes", "no"), ("hot", "cold"), ("in", "out"), ("a", "b"), ("on", "off
 
 @dataclass(frozen=True)
 class CodeConfig:
-    problems: int = 4000     # of them a tenth for validation
+    problems: int = 4000     # number of problems; a tenth of them is for validation
     tokenizer: str = "char"  # char, gpt2, cl100k_base or a file of ranks
-    seed: int = 0            # of the problems that are drawn
+    seed: int = 0            # seed of the random numbers
     out: str = HERE          # the folder of the dataset; another one is used as --dataset=FOLDER
 
 
 @dataclass(frozen=True)
 class Family:
-    """Functions that differ in a constant k. In the texts {x} and {y} are the arguments' names, {k} the constant."""
-    names: str               # what the function may be called
-    arguments: str           # the kind of each
-    what: str                # what the function returns, in English
-    body: str                # ... in Python
-    reference: Callable      # (*arguments, k) -> what it returns
-    constants: Sequence = (None,)
+    """Functions that differ only in a constant. In `what` and `body`, {x}, {y} are the arguments, {k} the constant."""
+    names: str               # the possible names of the function
+    arguments: str           # the kind of each argument, a key of ARGUMENTS
+    what: str                # what the function returns, in words
+    body: str                # the body of the function, in Python
+    reference: Callable      # reference(*arguments, k) computes the expected result
+    constants: Sequence = (None,)  # the possible constants
 
 
 FAMILIES = (
@@ -192,14 +193,14 @@ FAMILIES = (
 
 
 def variants(family):
-    """Every function of a family and every way to ask for it: (name, names of its arguments, opening, constant)."""
+    """Every variant of a family, as (function name, argument names, opening of the prompt, constant)."""
     choices = itertools.product(*(ARGUMENTS[kind].split() for kind in family.arguments.split()))
     arguments = [names for names in choices if len(set(names)) == len(names)]
     return list(itertools.product(family.names.split(), arguments, OPENINGS, family.constants))
 
 
 def examples(rng, kind, k):
-    """Values of a kind of argument: the edges of the kind, the neighbourhood of the constant, and random ones."""
+    """Values for one kind of argument: edge cases, values near the constant k, and random values."""
     constants = k if isinstance(k, tuple) else (k,)
     near = [c + d for c in constants if isinstance(c, int) for d in (-1, 0, 1)]
     pieces = [c for c in constants if isinstance(c, str)]
@@ -224,7 +225,7 @@ def examples(rng, kind, k):
 
 
 def tests_of(rng, family, name, k):
-    """Asserts on distinct arguments, drawn until no single answer passes them all."""
+    """Assert statements on distinct arguments, drawn again until no constant function passes all of them."""
     kinds = family.arguments.split()
     while True:
         first, *others = (examples(rng, kind, k) for kind in kinds)
@@ -238,7 +239,7 @@ def tests_of(rng, family, name, k):
 
 
 def problem(rng, family, name, arguments, opening, k):
-    """A record: a function of the family with these names and this constant."""
+    """The record of a function of the family with these names and this constant."""
     words = dict(zip("xy", arguments)) | {"k": k}
     signature = f"{name}({', '.join(arguments)})"
     code = f"def {signature}:\n" + textwrap.indent(family.body.format(**words), "    ")
@@ -247,7 +248,7 @@ def problem(rng, family, name, arguments, opening, k):
 
 
 def problems(count, seed):
-    """That many distinct records, as many of each family as it has to give."""
+    """`count` distinct records, as evenly from the families as their sizes allow."""
     rng = random.Random(seed)
     pools = [[(family, *variant) for variant in variants(family)] for family in FAMILIES]
     most = sum(map(len, pools))

@@ -1,11 +1,13 @@
-"""Countdown, made on the spot: numbers and a target, to be reached with + - * / using every number exactly once.
+"""Generates Countdown problems: writes prompts.jsonl and meta.json beside this file.
+
+In a problem, every given number is used exactly once, with + - * /, to reach a target.
 
 python data/countdown/prepare.py                     3 numbers of 1 to 50, targets of 1 to 100
 python data/countdown/prepare.py --numbers=4 --largest=20 --problems=20000
 --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
 
-A prompt is "3 7 25:82=", a completion "25*3+7": any expression that does it is right, the record has the one that
-the problem was made from.
+A prompt is "3 7 25:82=", and its completion is "25*3+7". Every expression that reaches the target is correct; the
+record has the one from which the problem was made.
 """
 
 import os
@@ -27,13 +29,13 @@ STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 @dataclass(frozen=True)
 class CountdownConfig:
-    numbers: int = 3           # in a problem, each used once
+    numbers: int = 3           # how many numbers a problem has, each used once
     smallest: int = 1          # smallest number
     largest: int = 50          # largest number
-    target_largest: int = 100  # largest result to reach
-    problems: int = 100000     # of them a tenth for validation
+    target_largest: int = 100  # largest target
+    problems: int = 100000     # number of problems; a tenth of them is for validation
     tokenizer: str = "char"    # char, gpt2, cl100k_base or a file of ranks
-    seed: int = 0              # of the numbers that are drawn
+    seed: int = 0              # seed of the random numbers
     out: str = HERE            # the folder of the dataset; another one is used as --dataset=FOLDER
 
     def __post_init__(self):
@@ -43,19 +45,22 @@ class CountdownConfig:
 
 
 def combine(a, b, operator):
-    """Two (value, text, strength) as one, with no more parentheses than needed; None if it divides by zero."""
+    """Joins two (value, text, strength) by an operator, with as few parentheses as possible; None for x / 0.
+
+    strength: how strongly the outermost operator of the text binds, from STRENGTH; a number binds strongest.
+    """
     (x, left, p), (y, right, q) = a, b
     if operator == "/" and y == 0:
         return None
-    mine = STRENGTH[operator]
-    left = f"({left})" if p < mine else left
-    right = f"({right})" if q < mine or (q == mine and operator in "-/") else right
+    strength = STRENGTH[operator]
+    left = f"({left})" if p < strength else left
+    right = f"({right})" if q < strength or (q == strength and operator in "-/") else right
     value = {"+": x + y, "-": x - y, "*": x * y, "/": x / y if y else 0}[operator]
-    return value, f"{left}{operator}{right}", mine
+    return value, f"{left}{operator}{right}", strength
 
 
 def random_expression(rng, numbers):
-    """(value, text) of one expression that uses every number once."""
+    """(value, text) of a random expression that uses every number once; (None, "") if it divides by zero."""
     parts = [(Fraction(n), str(n), 3) for n in numbers]
     while len(parts) > 1:
         a, b = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
@@ -67,7 +72,7 @@ def random_expression(rng, numbers):
 
 
 def problem(rng, c):
-    """A record: a random expression whose value is a whole number in range, and that value as the target."""
+    """A record made from a random expression: its value, a whole number from 1 to target_largest, is the target."""
     while True:
         numbers = [rng.randint(c.smallest, c.largest) for _ in range(c.numbers)]
         value, text = random_expression(rng, numbers)

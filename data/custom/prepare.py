@@ -1,13 +1,16 @@
-"""Your own prompts, as a dataset: prompts.jsonl and meta.json beside this file.
+"""Makes a dataset of your own prompts: writes prompts.jsonl and meta.json beside this file.
 
 python data/custom/prepare.py --input=FILE
 --tokenizer=gpt2 (or cl100k_base, or a file of ranks) instead of characters
 --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
 
-FILE is JSONL, a JSON list or {"prompts": [...]}. A record has a prompt, a text or a list of {"role", "content"}
-messages, also called question, instruction or problem; it may have an answer (solution, response, output), which
-rewards compare with, a "completion", which core/pretrain.py learns to write, a "split" (train or val), and any fields
-that your rewards read. A record without a completion gets its answer as one, so that there is something to learn.
+FILE is JSONL, a JSON list, or {"prompts": [...]}. The fields of a record:
+  prompt (or question, instruction, problem)    a text, or a list of {"role", "content"} messages
+  answer (or solution, response, output)        optional: what rewards compare a completion with
+  completion                                    optional: the text that core/pretrain.py trains a model to write; if it
+                                                is missing, an answer that is a text takes its place
+  split                                         optional: train or val
+  any other                                     optional: for your own rewards
 """
 
 import os
@@ -26,7 +29,7 @@ HERE = os.path.dirname(os.path.relpath(__file__))
 
 @dataclass(frozen=True)
 class CustomConfig:
-    input: str = ""          # JSONL or JSON of prompts
+    input: str = ""          # the JSONL or JSON file with the prompts
     tokenizer: str = "char"  # char, gpt2, cl100k_base or a file of ranks
     out: str = HERE          # the folder of the dataset; another one is used as --dataset=FOLDER
 
@@ -36,7 +39,7 @@ class CustomConfig:
 
 
 def as_lesson(record):
-    """The record without its place in the file; an answer in words is its completion if it has no other."""
+    """The record without its place in the file; an answer that is a text becomes the completion if there is none."""
     record = {key: value for key, value in record.items() if key != "where"}
     if record.get("completion") is None and isinstance(record.get("answer"), str):
         record["completion"] = record["answer"]
@@ -44,7 +47,7 @@ def as_lesson(record):
 
 
 def text_of(record):
-    """All that a model reads or learns to write of a record."""
+    """The whole text of a record that a model is trained on: the prompt and the completion."""
     prompt = record["prompt"]
     return (prompt if isinstance(prompt, str) else plain(prompt)) + str(record.get("completion") or "")
 

@@ -1,11 +1,12 @@
-"""Lines of sums to be filled in, made on the spot: train.bin, val.bin and meta.json beside this file.
+"""Generates lines of sums for fill-in: writes train.bin, val.bin and meta.json beside this file.
 
-python data/equations/prepare.py                     lines like 3+9=12, numbers to 9
+python data/equations/prepare.py                     lines like 3+9=12, with numbers up to 9
 python data/equations/prepare.py --largest=99 --copies=3
 --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
 
-Hide characters of such a line and there may be several ways to make it true again, all as good as the one that was
-there: a task for fill-in with an exact checker, the reward `equations`. A line is on the side that a hash of it says.
+If characters of such a line are masked, several ways to fill them in may give a true sum, and all of them are correct.
+So this is a fill-in task with an exact checker, the reward `equations`. A hash of a line decides whether it is for
+training or for validation.
 """
 
 import os
@@ -26,9 +27,9 @@ HERE = os.path.dirname(os.path.relpath(__file__))
 
 @dataclass(frozen=True)
 class EquationsConfig:
-    largest: int = 9       # largest summand
-    copies: int = 300      # how often each line is in the data, between other lines each time
-    seed: int = 0          # of the order of the lines
+    largest: int = 9       # the largest number that is added
+    copies: int = 300      # how often each line occurs, at random places in the text
+    seed: int = 0          # seed of the order of the lines
     out: str = HERE        # the folder of the dataset; another one is used as --dataset=FOLDER
 
     def __post_init__(self):

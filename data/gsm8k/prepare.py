@@ -1,11 +1,11 @@
-"""GSM8K, grade-school word problems with worked answers: prompts.jsonl and meta.json beside this file.
+"""GSM8K, grade-school word problems with worked answers: writes prompts.jsonl and meta.json beside this file.
 
-python data/gsm8k/prepare.py                                        downloaded, 7473 to train on and 1319 to validate
-python data/gsm8k/prepare.py --train=train.jsonl --test=test.jsonl  your copies, or others in the same format
---tokenizer=char needs no download of its own; --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
+python data/gsm8k/prepare.py                                        downloads 7473 training, 1319 validation problems
+python data/gsm8k/prepare.py --train=train.jsonl --test=test.jsonl  your own files, in the same format
+--tokenizer=char needs no download of a tokenizer; --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
 
-A line of the files is {"question": ..., "answer": "reasoning #### 42"}; the reasoning loses its <<3+4=7>> calculator
-marks, and a completion is <start_working_out>reasoning<end_working_out><SOLUTION>42</SOLUTION>.
+A line of the files is {"question": ..., "answer": "reasoning #### 42"}. Calculator marks such as <<3+4=7>> are removed
+from the reasoning. A completion is <start_working_out>reasoning<end_working_out><SOLUTION>42</SOLUTION>.
 """
 
 import http.client
@@ -31,7 +31,7 @@ NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 @dataclass(frozen=True)
 class GSM8KConfig:
-    train: str = ""          # a local train.jsonl; without train and test both are downloaded
+    train: str = ""          # a local train.jsonl; if train and test are both empty, both are downloaded
     test: str = ""           # a local test.jsonl
     tokenizer: str = "gpt2"  # char (tags are one token each), gpt2, cl100k_base or a file of ranks
     out: str = HERE          # the folder of the dataset; another one is used as --dataset=FOLDER
@@ -42,7 +42,7 @@ class GSM8KConfig:
 
 
 def download(name, folder):
-    """The path of a file of the data set, fetched into a folder."""
+    """Downloads a file of the dataset into a folder and returns its path."""
     path = os.path.join(folder, name)
     try:
         with urllib.request.urlopen(SOURCE + name, timeout=30) as response, open(path, "wb") as f:
@@ -54,7 +54,7 @@ def download(name, folder):
 
 
 def lesson(record, split):
-    """A record as read_records gives it, as a prompt with its completion."""
+    """The record of a problem: its prompt with answer and completion. record: one from read_records."""
     reasoning, mark, number = str(record.get("answer", "")).rpartition("####")
     number = number.replace(",", "").strip()
     if not mark or not NUMBER.fullmatch(number):

@@ -1,4 +1,4 @@
-"""Held-out evaluation of a fill-in generator on fixed problems: by the judges, and by metrics that know no judge."""
+"""Held-out evaluation of a fill-in generator on fixed problems: by judges, and by metrics that use no judge."""
 
 import re
 from dataclasses import replace
@@ -13,7 +13,7 @@ from grpo.step_metrics import unique_completions
 
 WORD = re.compile("[A-Za-z]+")
 PROBLEMS_PER_STEP = 16   # the fixed problems are drawn in batches of this size, whatever batch_size is
-NOISE_SEED = 99          # added to the seed of the problems: the noise of every evaluation
+NOISE_SEED = 99          # added to the seed of the problems, it is the seed of the sampling noise
 
 
 def lexicon(text):
@@ -22,9 +22,10 @@ def lexicon(text):
 
 
 def touched_words(truth, mask):
-    """(start, end) of the words of the true text that a mask touches; words cut by the window's edge do not count.
+    """[(start, end)] of the words of the true text with at least one masked character. A word at the edge of the window
+    is left out, because it may be cut.
 
-    truth: str; mask: (T,) bool
+    truth: str of T characters; mask: (T,) bool
     """
     spans = (match.span() for match in WORD.finditer(truth))
     return [(a, b) for a, b in spans if a > 0 and b < len(truth) and mask[a:b].any()]
@@ -33,30 +34,30 @@ def touched_words(truth, mask):
 class FillInEvaluation:
     """Fixed problems and fixed noise, so that two policies are compared on the same draws.
 
-    evaluation(policy, temperature) returns a few samples to show and, each a mean over all completions of all problems:
+    evaluation(policy, temperature) returns ({metric: mean over all completions of all problems}, samples to show):
       judge, gold_judge     score of the completed text
-      reward/<name>         of the other rewards of the run
-      word_validity         of the words of the true text that a mask touches, the share whose filled span is one word
-                            of the training text: spaces cannot cut a gap into one-letter words
-      words_recovered       ... whose filled span is the true word
-      token_accuracy        hidden tokens that equal the true ones
-      kl                    exact KL to the reference per hidden token, in nats, at the sampling temperature, given the
-                            problem alone (of several passes, the first)
-      entropy               of the policy per hidden token, likewise
-      unique_completions    distinct completions of a group
+      reward/<name>         the other rewards of the run
+      word_validity         of the words of the true text with a masked character, the share whose filled span is one
+                            word of the training text; one-letter words separated by spaces do not count
+      words_recovered       of the same words, the share whose filled span is the true word
+      token_accuracy        share of masked tokens filled with the true one
+      kl                    exact KL to the reference per masked token, in nats, at the sampling temperature; with
+                            several passes, in the first
+      entropy               entropy of the policy per masked token, likewise
+      unique_completions    number of distinct completions of a problem
     """
 
     columns = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "grad_norm", "lr",
-               "tokens_per_second")  # of the console line
+               "tokens_per_second")  # columns of the console line
 
     def __init__(self, data, reference, judges, rewards, config):
-        """data: a DatasetConsumer with batches of PROBLEMS_PER_STEP; judges: {"judge": ..., "gold_judge": ...}, each a
-        Judge or None; rewards: a Rewards or None; config: of the run, with eval_problems and eval_completions"""
+        """data: a DatasetConsumer with batches of PROBLEMS_PER_STEP; judges: {"judge", "gold_judge": a Judge or None}
+        rewards: a Rewards or None; config: the run's, with eval_problems and eval_completions"""
         self.data, self.reference, self.rewards = data, reference, rewards
         self.judges = {name: judge for name, judge in judges.items() if judge is not None}
         self.config = replace(config, group_size=config.eval_completions, seed=data.seed + NOISE_SEED, train_pass_k=1,
                               fill_estimator="trajectory")
-        self.batches = []  # (step, batch)
+        self.batches = []  # (number of the drawn batch, part of it)
         for first in range(0, config.eval_problems, PROBLEMS_PER_STEP):
             step, size = first // PROBLEMS_PER_STEP, min(PROBLEMS_PER_STEP, config.eval_problems - first)
             batch = data.batch("val", step)
@@ -66,16 +67,17 @@ class FillInEvaluation:
 
     @cached_property
     def words(self):
-        """The words of the training text; decoded on the one rank that evaluates."""
+        """The words of the training text, decoded at first use, because only one rank evaluates."""
         return lexicon(self.data.train_text())
 
     @torch.no_grad()
     def __call__(self, policy, temperature):
         sums, shown = {}, []
         for step, batch in self.batches:
-            part, samples = self._batch(policy, step, batch, replace(self.config, temperature=temperature), not shown)
+            part, samples = self._batch(policy, step, batch, replace(self.config, temperature=temperature),
+                                        len(shown) < SHOWN)
             sums = {name: sums.get(name, 0.0) + value for name, value in part.items()}
-            shown = shown or samples
+            shown = (shown + samples)[:SHOWN]
         N = self.config.eval_problems * self.config.group_size
         per = {"judge": N, "gold_judge": N, "word_validity": sums["words"], "words_recovered": sums["words"],
                "token_accuracy": sums["tokens"], "kl": sums["places"], "entropy": sums["places"],
@@ -84,14 +86,14 @@ class FillInEvaluation:
         return {name: float(sums[name] / count) for name, count in per.items() if name in sums and count}, shown
 
     def _batch(self, policy, step, batch, config, wants_samples):
-        """(sums over the completions of a batch, samples to show)"""
+        """Returns (sums over the completions of a batch, samples to show)."""
         rollouts, G = policy.sample(batch, step, config), config.group_size
         first_pass = rollouts
-        if config.unmask_steps > 1:  # KL and entropy are those of the problem alone
+        if config.unmask_steps > 1:  # KL and entropy are measured in one pass over the problem
             first_pass = policy.sample(batch, step, replace(config, unmask_steps=1))
         first_pass = with_reference(first_pass, self.reference, "exact", config)
         scores, mask, texts = score(policy, first_pass, config.temperature), rollouts.mask, rollouts.texts
-        one = mask[::G]                                                              # (P, M) the problem's own places
+        one = mask[::G]                                                              # (P, M) the masked places
         sums = {"places": one.sum(), "entropy": (scores.entropy[::G] * one).sum(), "tokens": mask.sum(),
                 "token_accuracy": texts.metrics["mean_token_accuracy"][0],
                 "unique_completions": unique_completions(rollouts.target, mask, G).sum()}
@@ -106,16 +108,16 @@ class FillInEvaluation:
             sums |= reward_sums(others)
             if "judge" not in values:
                 total = self.rewards.total(others).nan_to_num(0.0)
-        _, target, hidden = unpack_batch(batch, "cpu")
+        _, target, masked = unpack_batch(batch, "cpu")                                # (P, T) each
         text = torch.stack(texts.tokens).cpu().unflatten(0, (len(target), G))        # (P, G, T)
         samples = self._samples(batch, text, total.view(-1, G)) if wants_samples else []
-        return sums | self._words(target, hidden, text), samples
+        return sums | self._words(target, masked, text), samples
 
     def _words(self, target, mask, text):
         words = valid = recovered = 0
-        for truth, hidden, completions in zip(target.tolist(), mask.numpy(), text.tolist(), strict=True):
+        for truth, masked, completions in zip(target.tolist(), mask.numpy(), text.tolist(), strict=True):
             truth = self.data.tokenizer.decode(truth)
-            spans = touched_words(truth, hidden)
+            spans = touched_words(truth, masked)
             for completion in map(self.data.tokenizer.decode, completions):
                 words += len(spans)
                 valid += sum(completion[a:b].lower() in self.words for a, b in spans)
@@ -123,7 +125,7 @@ class FillInEvaluation:
         return {"words": words, "word_validity": valid, "words_recovered": recovered}
 
     def _samples(self, batch, text, total):
-        """The first few problems with their best and worst completion, as plain records. total: (P, G) rewards"""
+        """Records of the first problems with their best and worst completions. total: (P, G) rewards"""
         records = []
         for i in range(min(SHOWN, len(text))):
             best, worst = int(total[i].argmax()), int(total[i].argmin())

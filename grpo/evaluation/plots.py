@@ -1,4 +1,4 @@
-"""Pictures of runs, drawn with matplotlib."""
+"""Plots of runs, drawn with matplotlib."""
 
 import matplotlib
 
@@ -6,11 +6,14 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 PANELS = ("judge", "gold_judge", "word_validity", "token_accuracy", "greedy_accuracy", "sampled_accuracy", "pass_at_k",
-          "completion_length", "kl", "entropy")  # the held-out metrics worth a picture, of either kind of generator
+          "completion_length", "kl", "entropy")  # held-out metrics with a panel, of both kinds of generator
 
 
 def draw_curves(runs, path):
-    """runs: {label: records of metrics.jsonl}. A panel per held-out metric over steps, a line per run."""
+    """Draws a panel for each held-out metric, with a line over steps for each run.
+
+    runs: {label: records of metrics.jsonl}; path: the picture file
+    """
     logged = {name for records in runs.values() for record in records for name in record}
     panels = [name for name in PANELS if f"eval/{name}" in logged]
     figure, axes = plt.subplots(2, -(-len(panels) // 2), figsize=(12, 6), sharex=True, squeeze=False)
@@ -29,7 +32,10 @@ def draw_curves(runs, path):
 
 
 def draw_temperatures(curves, path):
-    """curves: {label: [(temperature, metrics)]}. Each quality against its price in diversity, along temperature."""
+    """Draws word validity and token accuracy against each other and against entropy, with a point for each temperature.
+
+    curves: {label: [(temperature, metrics)]}; path: the picture file
+    """
     figure, axes = plt.subplots(1, 3, figsize=(13, 4))
     pairs = (("token_accuracy", "word_validity"), ("entropy", "word_validity"), ("entropy", "token_accuracy"))
     for axis, (x, y) in zip(axes, pairs, strict=True):

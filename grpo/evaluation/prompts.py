@@ -1,4 +1,4 @@
-"""Held-out evaluation of a causal generator: is it right, how often, and at what length."""
+"""Held-out evaluation of a causal generator: accuracy, rewards and length of its completions."""
 
 from dataclasses import replace
 from math import comb
@@ -12,40 +12,44 @@ from grpo.kl import choose_estimator, kl_per_token
 from grpo.rollout import Texts
 from grpo.scoring import score, with_reference
 
-NOISE_SEED = 99  # of every evaluation, whatever the seed of the run
+NOISE_SEED = 99  # seed of the sampling noise of every evaluation, whatever the seed of the run
 
 
 def pass_at_k(right, n, k):
-    """The chance that k of n completions, of which `right` are right, hold a right one (arXiv 2107.03374, eq. 1)."""
+    """Probability that at least one of k completions is correct, if k of n are drawn and `right` of the n are correct
+    (arXiv 2107.03374, eq. 1)."""
     return 1.0 - comb(n - right, k) / comb(n, k)
 
 
 class PromptEvaluation:
     """Fixed validation prompts and fixed noise, so that two policies are compared on the same draws.
 
-    evaluation(policy, temperature) returns a few samples to show and
-      greedy_accuracy     share of prompts whose likeliest completion is right: success_reward gives it its most; this
-                          and the next two are left out if no reward says what is right. A completion that the success
-                          reward skips, or that is late, counts neither as right nor as wrong
-      sampled_accuracy    share of right completions among those sampled as in training
-      pass_at_k           chance that k sampled completions hold a right one, k = config.pass_k
+    evaluation(policy, temperature) returns ({metric: number}, samples to show):
+      greedy_accuracy     share of prompts whose greedy completion is correct
+      sampled_accuracy    share of correct completions among those sampled as in training
+      pass_at_k           probability that at least one of k sampled completions is correct, k = config.pass_k
       reward/<name>       mean over the sampled completions
-      completion_length   tokens, the stop token included
-      truncated           share of completions that ran out of room
+      completion_length   number of tokens, the stop token included
+      truncated           share of completions that reached max_new_tokens without an end
       kl, entropy         per token of the sampled completions; KL to the reference by the run's estimator
+
+    A completion is correct if the success reward is at its maximum. One that the success reward skips, or that is late,
+    counts neither as correct nor as wrong. Without a success reward the first three are left out.
     """
 
     columns = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "completion_length", "truncated", "grad_norm",
-               "lr", "tokens_per_second")  # of the console line
+               "lr", "tokens_per_second")  # columns of the console line
 
     def __init__(self, data, reference, rewards, config):
-        """data: a PromptConsumer; config: of the run, whose first eval_problems are completed eval_completions times"""
+        """data: a PromptConsumer; config: the run's. Its first eval_problems validation prompts are completed
+        eval_completions times each."""
         if config.pass_k > config.eval_completions:
             raise ValueError(f"pass_k={config.pass_k} must be at most eval_completions={config.eval_completions}")
         self.data, self.reference, self.rewards = data, reference, rewards
         self.config = replace(config, group_size=config.eval_completions, seed=NOISE_SEED, train_pass_k=1)
         self.records = data.records["val"][: config.eval_problems]
-        self.at_once = max(1, config.batch_size * config.group_size // config.eval_completions)  # rows as in training
+        # prompts at once, so that there are as many completions as in training
+        self.at_once = max(1, config.batch_size * config.group_size // config.eval_completions)
 
     @torch.no_grad()
     def __call__(self, policy, temperature):
@@ -57,18 +61,18 @@ class PromptEvaluation:
             if self.rewards.success:
                 part |= accuracy_sums("greedy_accuracy", self._greedy(policy, batch, records))
             sums = {name: sums.get(name, 0.0) + float(value) for name, value in part.items()}
-            shown = shown or samples
+            shown = (shown + samples)[:SHOWN]
         names = ["greedy_accuracy", "sampled_accuracy", "pass_at_k"]
         names += [name for name in sums if name not in names and f"count of {name}" in sums]
         return {name: sums[name] / count for name in names if (count := sums.get(f"count of {name}"))}, shown
 
     def _sampled(self, policy, batch, config):
-        """(sums over the prompts of a batch, samples to show)"""
+        """Returns (sums over the prompts of a batch, samples to show)."""
         P, G = len(batch["number"]), config.group_size
         estimator = choose_estimator(config, policy)
         rollouts = with_reference(policy.sample(batch, 0, config), self.reference, estimator, config)
         scores, mask = score(policy, rollouts, config.temperature), rollouts.mask
-        values, late = self.rewards.score(rollouts.texts, G)
+        values, _ = self.rewards.score(rollouts.texts, G)
         sums = {}
         if self.rewards.success:
             right = self.rewards.right(values).view(P, G)                            # NaN where not scored
@@ -94,7 +98,7 @@ class PromptEvaluation:
         return samples
 
     def _greedy(self, policy, batch, records):
-        """(P,) whether the likeliest completion of each prompt is right, 1 or 0, NaN where not scored."""
+        """(P,) 1.0 where the greedy completion of a prompt is correct, 0.0 where it is wrong, NaN where not scored."""
         written, success = policy.greedy(batch, self.config), self.rewards.success
         prompts, columns = as_columns(records)
         texts = Texts(lambda: (prompts, written, columns), None, None, {}, 0)
@@ -102,12 +106,12 @@ class PromptEvaluation:
 
 
 def accuracy_sums(name, right):
-    """right: 1.0, 0.0, or NaN where not scored, which counts neither way."""
+    """Sum and count of an accuracy. right: 1.0, 0.0, or NaN where not scored, which does not count."""
     return {name: right.nansum(), f"count of {name}": (~right.isnan()).sum()}
 
 
 def pass_at_k_sums(right, k):
-    """Sums of pass@k over the prompts of which at least k completions were scored. right: (P, G) as in accuracy_sums"""
+    """Sum and count of pass@k over the prompts with at least k scored completions. right: (P, G) as in accuracy_sums"""
     scored, found = (~right.isnan()).sum(1).tolist(), right.nansum(1).int().tolist()
     chances = [pass_at_k(r, n, k) for r, n in zip(found, scored, strict=True) if n >= k]
     return {"pass_at_k": sum(chances), "count of pass_at_k": len(chances)}

@@ -1,21 +1,26 @@
-"""Samples for people, and what the evaluations of both kinds share."""
+"""Samples for people to read, and helpers for the evaluations of both kinds of generator."""
 
 import json
 import os
 
 from core.logger import highlight
 
-SHOWN = 3  # problems of an evaluation that are shown
+SHOWN = 3  # problems of an evaluation that are shown as samples
 
 
 def reward_sums(values):
-    """{name: (N,)}, NaN where a reward skipped, as sums and counts."""
+    """Sums and counts of rewards, for means over the completions that each scored. values: {name: (N,)}, NaN where a
+    reward skipped the completion."""
     return ({f"reward/{name}": x.nansum() for name, x in values.items()}
             | {f"count of reward/{name}": (~x.isnan()).sum() for name, x in values.items()})
 
 
 def format_samples(records, color):
-    """records: {"problem", "best", "worst", "best_score", "worst_score"} and, for texts filled in, "mask"."""
+    """The lines of samples for the console.
+
+    records: [{"problem", "best", "worst", "best_score", "worst_score"}], and in fill-in "mask"
+    color: whether filled-in characters are coloured
+    """
     lines = []
     for r in records:
         for name in ("problem", "best", "worst"):
@@ -32,7 +37,7 @@ def append_samples(out_dir, step, records):
 
 
 def comparison_table(before, after):
-    """Metrics at the start and the end, a line each."""
+    """A table of held-out metrics before and after training, one line for each metric."""
     lines = [f"  {'held-out':<20}{'before':>9}{'after':>9}{'change':>9}"]
     for name in before:
         if name in after:

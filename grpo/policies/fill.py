@@ -105,5 +105,6 @@ class FillPolicy(ModelPolicy):
 
     def stored_states(self, config):
         """The most states (K) of a problem that kept tokens or reference distributions are stored for."""
-        shared = config.unmask_steps == 1 or config.fill_estimator in ("one_step", "prompt_mask")
+        one_text = config.unmask_steps == 1 and config.fill_estimator == "trajectory"
+        shared = one_text or config.fill_estimator in ("one_step", "prompt_mask")
         return (1 if shared else config.group_size) * max(1, round(config.mask_high * config.block_size))

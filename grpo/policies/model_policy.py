@@ -1,11 +1,11 @@
 """What the policies of both kinds do alike with their model: precision, weights, copies, files."""
 
 import copy
-from contextlib import nullcontext
 
 import torch
 
 from core.checkpoint_manager import freeze, save_model
+from core.distributed import autocast
 
 
 class ModelPolicy:
@@ -27,8 +27,7 @@ class ModelPolicy:
         return self.model.vocabulary
 
     def autocast(self):
-        """Matrix products in self.dtype; a no-op for float32."""
-        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
+        return autocast(self.device, self.dtype)
 
     def project(self, states):
         with self.autocast():

@@ -2,6 +2,7 @@
 
 import torch
 
+from core.distributed import autocast
 from core.judge import calculate_judge_scores, calculate_realness
 from grpo.reward_functions.registry import reward
 
@@ -19,11 +20,12 @@ class Judge:
     tokenizer: the tokenizer that the judge was trained with
     reads_ids: True if the judge has the generator's vocabulary: it then reads the token ids of the texts as they are.
                False: it reads prompt + completion, encoded by its own tokenizer
+    dtype:     of its matrix products
     Texts of equal length are read together, without padding: the other texts of a call do not change a score.
     """
 
-    def __init__(self, model, tokenizer, reads_ids):
-        self.model, self.tokenizer, self.reads_ids = model, tokenizer, reads_ids
+    def __init__(self, model, tokenizer, reads_ids, dtype=torch.float32):
+        self.model, self.tokenizer, self.reads_ids, self.dtype = model, tokenizer, reads_ids, dtype
 
     def scores(self, texts):
         """Score of each text, (N,) float32 on the judge's device.
@@ -33,7 +35,8 @@ class Judge:
         """
         scores = []
         for rows, batch in self.batches(texts):
-            scores.append((rows, calculate_judge_scores(self.model, batch, self.tokenizer.cls_token_id)))
+            with autocast(batch.device, self.dtype):
+                scores.append((rows, calculate_judge_scores(self.model, batch, self.tokenizer.cls_token_id)))
         return in_order(scores)
 
     @torch.no_grad()
@@ -46,7 +49,8 @@ class Judge:
         """
         scores, credits = [], []
         for rows, batch in self.batches(texts):
-            realness = calculate_realness(self.model, batch)                         # (n, T)
+            with autocast(batch.device, self.dtype):
+                realness = calculate_realness(self.model, batch)                     # (n, T)
             odds = realness.clamp(1e-3, 1 - 1e-3).logit()
             near = windowed_mean(odds, window)                                       # (n, T)
             place = texts.place[rows].to(near.device).clamp(max=near.shape[1] - 1)   # padding may lie behind the text

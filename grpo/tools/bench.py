@@ -1,8 +1,8 @@
-"""Time and memory of this training step against one that reads every completion on its own.
+"""Time and memory of this training step, compared with one that reads every completion separately.
 
 python grpo/tools/bench.py fill         6 layers x 384, sequence 256, 16 inputs x 8 completions, 30% masked
-python grpo/tools/bench.py causal       prompts of 256 tokens, read once or with each of their completions of 64 tokens
-python grpo/tools/bench.py checkpoint   grad_checkpoint: activations kept, or computed again in the backward pass
+python grpo/tools/bench.py causal       prompts of 256 tokens, read once or again with each completion of 64 tokens
+python grpo/tools/bench.py checkpoint   grad_checkpoint: activations stored, or computed again in the backward pass
 python grpo/tools/bench.py fill --n_layer=4 --n_embd=128 --block_size=128 --batch_size=16
 
 Both sides train on the same completions. The last line is one JSON object.
@@ -40,28 +40,28 @@ TOKENIZER = CharTokenizer(stop=True)
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Sizes of the models and of the one batch that both sides work on."""
+    """Sizes of the models and of the one batch on which both sides are measured."""
 
     # models
     n_layer: int = 6             # layers
     n_head: int = 6              # attention heads
-    n_embd: int = 384            # width
+    n_embd: int = 384            # width of the hidden states
     # the batch
     block_size: int = 256        # fill: tokens of a text
     batch_size: int = 16         # problems
-    group_size: int = 8          # completions of each
-    masked: float = 0.3          # fill: hidden share of a text
+    group_size: int = 8          # completions of each problem
+    masked: float = 0.3          # fill: masked share of a text
     prompt_length: int = 256     # causal: tokens of a prompt
-    completion_length: int = 64  # causal: most tokens of a completion
+    completion_length: int = 64  # causal: largest number of tokens of a completion
     # measuring
-    repeats: int = 3             # timed runs of each side; the fastest counts
-    device: str = "auto"         # auto takes cuda, then mps, then cpu
-    dtype: str = "float32"       # or bfloat16
-    side: str = "both"           # naive or shared: one step of that side alone, for its peak memory
+    repeats: int = 3             # timed steps of each side; the fastest is reported
+    device: str = "auto"         # auto (cuda, else mps, else cpu), cpu, cuda, mps
+    dtype: str = "float32"       # float32 or bfloat16
+    side: str = "both"           # both, or one step of naive or shared alone, to measure its peak memory
 
 
 class Bench:
-    """What the benchmarks share: the clock."""
+    """What the benchmarks share: timing, and the gradient for comparison."""
 
     columns = ("naive", "shared")
 
@@ -70,7 +70,7 @@ class Bench:
 
     def seconds(self, step, *arguments):
         times = []
-        for _ in range(self.c.repeats + 1):  # the first warms up
+        for _ in range(self.c.repeats + 1):  # the first is a warmup and is not counted
             start = time.perf_counter()
             step(*arguments)
             if self.dist.device.type == "cuda":
@@ -80,7 +80,7 @@ class Bench:
 
 
 class Fill(Bench):
-    """Models and one batch of fill-in problems, the same on both sides."""
+    """Fill-in: one forward for the completions of a group (shared), or one for each completion (naive)."""
 
     def __init__(self, c):
         self.c, self.dist = c, Distributed(c.device, c.dtype)
@@ -106,7 +106,7 @@ class Fill(Bench):
         return with_reference(rollouts, self.reference, "exact", self.config)
 
     def shared(self, judged):
-        """Our step up to the gradient: an input is read once per model."""
+        """This project's step, up to the gradient: each model reads an input once."""
         self.policy.model.zero_grad()
         rollouts = self.collect()
         if judged:
@@ -117,7 +117,7 @@ class Fill(Bench):
         rollout_loss(self.policy, rollouts, weight, self.config, self.config.kl_beta)[0].backward()
 
     def report(self):
-        """Prints the table; returns the figures of the JSON object."""
+        """Prints rows of the table. Returns entries of the JSON object."""
         result = {}
         for judged, key in ((True, "time_ratio"), (False, "time_ratio_without_judge")):
             naive, shared = self.seconds(self.naive, judged), self.seconds(self.shared, judged)
@@ -126,12 +126,12 @@ class Fill(Bench):
         return result
 
     def naive(self, judged):
-        """The usual step: every completion a row of its own in every model, logits at every position."""
+        """The usual step: every completion is a row of its own in every model, with logits at every position."""
         done, c, policy, reference = self.completions, self.config, self.policy.model, self.reference.model
         policy.zero_grad()
         texts = torch.stack(done.texts.tokens)                                       # (N, T)
         inputs = done.reading.texts[:, 0].repeat_interleave(c.group_size, 0)         # (N, T)
-        hidden = inputs == TOKENIZER.mask_token_id                                   # (N, T)
+        masked = inputs == TOKENIZER.mask_token_id                                   # (N, T)
         with self.dist.autocast():
             with torch.no_grad():
                 torch.multinomial(policy(inputs).softmax(-1).flatten(0, 1), 1)       # sampling
@@ -139,14 +139,14 @@ class Fill(Bench):
                 if judged:
                     self.judge(texts).sigmoid().mean(1)
             logp = policy(inputs).log_softmax(-1)                                    # (N, T, V)
-        chosen = logp.gather(-1, texts[..., None]).squeeze(-1)                       # (N, T)
-        term = -torch.exp(chosen - chosen.detach()) * self.advantage                 # (N, T)
+        sampled = logp.gather(-1, texts[..., None]).squeeze(-1)                      # (N, T)
+        term = -torch.exp(sampled - sampled.detach()) * self.advantage               # (N, T)
         term = term + c.kl_beta * (logp.exp() * (logp - ref_logp)).sum(-1)
-        ((term * hidden).sum(1) / hidden.sum(1)).mean().backward()
+        ((term * masked).sum(1) / masked.sum(1)).mean().backward()
 
 
 class Checkpointed(Fill):
-    """The fill-in step without a judge: activations kept for the backward pass (naive), or computed again (shared)."""
+    """The fill-in step without a judge: activations stored for the backward pass (naive) or computed again (shared)."""
 
     columns = ("kept", "again")
 
@@ -159,14 +159,14 @@ class Checkpointed(Fill):
         Fill.shared(self, False)
 
     def report(self):
-        """Prints the table; returns the figures of the JSON object."""
-        kept, again = self.seconds(self.naive, False), self.seconds(self.shared, False)
-        row("seconds", kept, again, 3)
-        return {"time_ratio": round(kept / again, 2)}
+        """Prints rows of the table. Returns entries of the JSON object."""
+        stored, again = self.seconds(self.naive, False), self.seconds(self.shared, False)
+        row("seconds", stored, again, 3)
+        return {"time_ratio": round(stored / again, 2)}
 
 
 class Causal(Bench):
-    """A model and one batch of completions, read with their prompt repeated for each (naive), or read once (shared)."""
+    """Causal training: the prompt is read once for its completions (shared), or again with each of them (naive)."""
 
     def __init__(self, c):
         self.c, self.dist = c, Distributed(c.device, c.dtype)
@@ -188,7 +188,7 @@ class Causal(Bench):
         return self.policy.sample(self.batch, 0, self.config)
 
     def train(self, shared):
-        """Forward and backward on the completions."""
+        """Forward and backward pass on the completions. shared: whether their prompt is read once."""
         self.policy.model.zero_grad()
         self.policy.shared_prompt = shared
         weight = token_weights(self.rollouts.mask, "sequence", self.c.completion_length)
@@ -202,7 +202,7 @@ class Causal(Bench):
         self.train(True)
 
     def report(self):
-        """Prints the table; returns the figures of the JSON object."""
+        """Prints rows of the table. Returns entries of the JSON object."""
         naive, shared = self.seconds(self.train, False), self.seconds(self.train, True)
         writing, tokens = self.seconds(self.collect), float(self.rollouts.mask.sum())
         row("seconds, training", naive, shared, 3)
@@ -217,7 +217,8 @@ def row(name, naive, shared, digits):
 
 
 def peak_memory(argv, side):
-    """Peak megabytes of a process that runs one step of one side: on a CPU all of it, on a GPU what torch allocated."""
+    """Peak megabytes of a process that runs one step of one side: on a CPU of the whole process, on a GPU of what torch
+    allocated."""
     command = [sys.executable, __file__, *argv, f"--side={side}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.strip().split("\n")[-1])["megabytes"]
@@ -234,14 +235,15 @@ def one_side(bench, side):
 
 
 def main(argv):
-    """Both sides' time, their peak memory, and the difference of their gradients."""
+    """Prints the time and peak memory of both sides, their ratios, and the difference of the gradients."""
     kinds = {"fill": Fill, "causal": Causal, "checkpoint": Checkpointed}
     if not argv or argv[0] not in kinds:
         raise UsageError(f"python grpo/tools/bench.py {'|'.join(kinds)} [--key=value]")
     c, _ = load_config(BenchConfig, argv[1:])
     if c.side != "both":
         return one_side(kinds[argv[0]](c), c.side)
-    peaks = [peak_memory(argv, side) for side in ("naive", "shared")]  # first: a child inherits its parent's peak
+    # Measured first, because a child process inherits the peak of its parent
+    peaks = [peak_memory(argv, side) for side in ("naive", "shared")]
     bench = kinds[argv[0]](c)
     bench.shared(False)
     ours = bench.gradient()

@@ -1,4 +1,4 @@
-"""The results of runs: a table of mean and standard deviation over seeds, and a comparison with lower temperatures.
+"""Tables of results: mean and standard deviation over seeds, or the metrics at several temperatures.
 
 python grpo/tools/report.py seeds out-seed-1 out-seed-2 out-seed-3 out-seed-4 out-seed-5 --picture=docs/curves.png
 python grpo/tools/report.py temperatures config/grpo_example.py --picture=docs/temperatures.png
@@ -23,7 +23,7 @@ TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def held_out(folder):
-    """(records, first evaluation, last evaluation) of a run."""
+    """Returns (records, first evaluation, last evaluation) of the run in a folder."""
     records = read_records(os.path.join(folder, "metrics.jsonl"))
     evaluations = [r for r in records if any(name.startswith("eval/") for name in r)]
     if len(evaluations) < 2:
@@ -32,7 +32,7 @@ def held_out(folder):
 
 
 def report_seeds(folders, picture):
-    """Prints a row per held-out metric over the runs, and draws their curves."""
+    """Prints a table over the runs with a row for each held-out metric, and draws their curves."""
     runs = {folder: held_out(folder) for folder in folders}
     print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
     print("|---|---|---|---|---|---|")
@@ -49,7 +49,10 @@ def report_seeds(folders, picture):
 
 
 def report_temperatures(argv, trained, picture):
-    """Prints the held-out metrics at several temperatures, before and after GRPO, and draws them."""
+    """Prints the held-out metrics at several temperatures, before and after GRPO, and draws them.
+
+    trained: the model file after GRPO; None: the one in the config's out_dir
+    """
     config, _ = load_config(GRPOConfig, argv)
     dist = Distributed(config.device, config.dtype)
     data = build_data(config, dist)

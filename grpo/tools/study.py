@@ -1,10 +1,10 @@
-"""Settings compared over seeds on one task, by short runs: the tables of docs/results.md.
+"""Compares settings over seeds on one task, by short runs, and prints the tables of docs/results.md.
 
 python grpo/tools/study.py arithmetic        every objective on sums, several steps per rollout
-python grpo/tools/study.py fill_in           every objective on masked text with the judge
-python grpo/tools/study.py estimators        ways to estimate a multi-pass fill-in's probability, on equations
---seeds=5 runs seeds 1 to 5; --out=FOLDER (out-study) keeps the runs, and those that are finished are not run again;
---jobs=2 runs two at a time, with one thread each. What follows the name of a setting goes to every run: --max_iters=40.
+python grpo/tools/study.py fill_in           every objective on fill-in with the judge
+python grpo/tools/study.py estimators        every fill_estimator on fill-in of equations in two passes
+--seeds=5 runs seeds 1 to 5. --out=FOLDER (default out-study) is where the runs are; finished runs are not repeated.
+--jobs=2 runs two at a time, with one thread each. Every other setting, such as --max_iters=40, goes to all runs.
 """
 
 import json
@@ -27,20 +27,20 @@ TRAIN = os.path.join(ROOT, "grpo", "train_grpo.py")
 
 @dataclass(frozen=True)
 class Study:
-    """What is compared, on what, and by which held-out metric."""
+    """One comparison: its config, the setting that differs, and the held-out metric that is compared."""
     config: str
-    key: str            # the setting that differs
-    choices: tuple
-    metric: str         # without eval/
-    threshold: float    # of the metric, for the steps it takes
-    settings: tuple     # of every run
+    key: str            # the setting that differs between runs
+    choices: tuple      # the values of that setting
+    metric: str         # the held-out metric, without eval/
+    threshold: float    # value of the metric for the column "steps to"
+    settings: tuple     # arguments of every run
 
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """How a study is run; what else is on the command line goes to every run."""
-    seeds: int = 5          # 1 to seeds
-    jobs: int = 1           # runs at a time
+    """How a study is run. All other arguments go to every run."""
+    seeds: int = 5          # the seeds are 1 to this number
+    jobs: int = 1           # number of runs at a time
     out: str = "out-study"  # the folder of the runs
 
     def __post_init__(self):
@@ -62,7 +62,7 @@ STUDIES = {
 
 
 def finished(folder, arguments):
-    """The records of a run with these arguments that has ended, or None."""
+    """The records of the run in a folder if it is finished and had these arguments, else None."""
     path = os.path.join(folder, "arguments.json")
     if not os.path.exists(path):
         return None
@@ -71,7 +71,7 @@ def finished(folder, arguments):
 
 
 def run(study, choice, seed, out, threads, settings):
-    """Trains one of the runs unless it is there already, and returns its records."""
+    """Trains one run, unless it is already finished, and returns its records."""
     folder = os.path.join(out, f"{choice}-{seed}")
     arguments = [study.config, *study.settings, f"--{study.key}={choice}", f"--seed={seed}",
                  "--sample_interval=1000000", "--save_interval=1000000", f"--out_dir={folder}", *settings]
@@ -88,12 +88,12 @@ def run(study, choice, seed, out, threads, settings):
 
 
 def seconds(records, until):
-    """Seconds of sampling, scoring and training up to a step; evaluation does not count."""
+    """Seconds of sampling, scoring and training up to step `until`, without evaluation."""
     return sum(value for r in records if r["step"] <= until for name, value in r.items() if name.startswith("time/"))
 
 
 def at(evaluations, records, metric, time):
-    """The metric when so many seconds of training had passed, between two evaluations in proportion."""
+    """The metric after `time` seconds of training, interpolated linearly between two evaluations."""
     points = [(seconds(records, r["step"]), r[metric]) for r in evaluations]
     for (t0, y0), (t1, y1) in zip(points, points[1:]):
         if t1 >= time:
@@ -102,7 +102,7 @@ def at(evaluations, records, metric, time):
 
 
 def summary(study, runs, equal_time):
-    """One row of the table. runs: the records of each seed."""
+    """One row of the table. runs: the records of each seed; equal_time: seconds for the column "... after"."""
     metric = f"eval/{study.metric}"
     first, last, steps, kl, spent, then = [], [], [], [], [], []
     for records in runs:
@@ -121,7 +121,7 @@ def summary(study, runs, equal_time):
 
 
 def main(argv):
-    """Runs what is missing and prints the table."""
+    """Trains the runs that are missing and prints the table."""
     if not argv or argv[0] not in STUDIES:
         raise UsageError(f"python grpo/tools/study.py {'|'.join(STUDIES)} [--seeds=5] [--jobs=1] [--out=out-study]")
     study, ours = STUDIES[argv[0]], tuple(f"--{f.name}=" for f in fields(StudyConfig))
