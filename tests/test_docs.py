@@ -9,11 +9,11 @@ import pytest
 
 from core.config import load_config
 from core.pretrain_config import PretrainConfig
-from grpo.fill_views import FILL_ESTIMATORS
 from grpo.grpo_config import GRPOConfig
 from grpo.objectives import OBJECTIVES
-from grpo.reward_registry import REWARDS
-from tests.tiny import ROOT, documented_keys
+from grpo.policies.fill_views import FILL_ESTIMATORS
+from grpo.reward_functions.registry import REWARDS
+from tests.tiny import ROOT, documented_keys, run_script
 
 CONFIGS = sorted(pathlib.Path(ROOT, "config").glob("*.py"))
 FIELDS = {f.name for cls in (GRPOConfig, PretrainConfig) for f in dataclasses.fields(cls)}
@@ -80,12 +80,12 @@ def test_settings_of_papers_are_settings():
         assert values, paper
         for key, value in (part.split("=") for part in values):
             dataclasses.replace(GRPOConfig(top_p=1.0, batch_size=16), **{key: ast.literal_eval(value)} | (
-                {"advantage": "group_mean"} if key == "train_pass_k" else {}))
+                {"advantage": "leave_one_out"} if key == "train_pass_k" else {}))
 
 
 def test_answers_name_settings_that_exist():
     known = FIELDS | documented_keys() | set(OBJECTIVES) | set(FILL_ESTIMATORS) | set(REWARDS) | {
-        "OMP_NUM_THREADS", "static", "ema", "periodic", "adamw", "muon", "keep", "resample", "grpo"}
+        "OMP_NUM_THREADS", "auto", "float32", "static", "ema", "periodic", "adamw", "muon", "keep", "resample", "grpo"}
     seen = set()
     for heading, cells in tables("grpo/README.md"):
         named = {part.partition("=")[0] for part in CODE.findall(" ".join(cells))}
@@ -96,3 +96,51 @@ def test_answers_name_settings_that_exist():
     quiet = {"clip_low", "clip_high", "clip_cap", "kl_in_reward", "kl_importance", "overlong_buffer", "max_resamples",
              "ema_alpha", "reference_update_freq", "unmask_steps", "fill_estimator", "ppo_epochs", "minibatches"}
     assert quiet <= seen, quiet - seen
+
+
+def walks():
+    """{heading: files} of the numbered lists of docs/architecture.md, and the names that each entry mentions."""
+    text = pathlib.Path(ROOT, "docs", "architecture.md").read_text()
+    for part in text.split("## Walk ")[1:]:
+        yield part.split("\n")[0], re.findall(r"^\d+\. `([^`]+)`[^:]*:(.*)$", part, re.M)
+
+
+def test_a_walk_through_the_code_never_goes_back_to_a_file():
+    lengths = []
+    for heading, stops in walks():
+        files = [file for file, _ in stops]
+        assert len(set(files)) == len(files), heading
+        for file, text in stops:
+            source = pathlib.Path(ROOT, file).read_text()
+            for name in CODE.findall(text):
+                assert name.rpartition(".")[2] in source, f"{heading}: {file} has no {name}"
+        lengths.append(len(files))
+    assert len(lengths) == 3 and lengths[0] < 12 and lengths[1] < 11 and lengths[2] < 18
+
+
+def test_no_table_of_thirty_rows_stands_without_headings():
+    for document in ("README.md", "grpo/README.md", "AGENTS.md", *(f"docs/{name}.md" for name in (
+            "algorithm", "metrics", "results", "architecture"))):
+        rows = 0
+        for line in pathlib.Path(ROOT, document).read_text().split("\n"):
+            rows = rows + 1 if line.startswith("|") else 0
+            assert rows < 32, f"{document}: {line}"
+
+
+@pytest.mark.slow
+def test_the_python_example_of_the_readme_runs_and_learns(tmp_path):
+    code = re.search("```python\n(import torch.*?)```", pathlib.Path(ROOT, "README.md").read_text(), re.DOTALL)[1]
+    (tmp_path / "example.py").write_text(f"import sys\nsys.path.insert(0, {ROOT!r})\n" + code)
+    done = run_script(tmp_path / "example.py")
+    assert done.returncode == 0, done.stderr
+    rewards = [float(line.split()[1]) for line in done.stdout.strip().split("\n")]
+    assert len(rewards) == 20 and rewards[-1] > rewards[0] + 0.1
+
+
+@pytest.mark.parametrize("document", ["README.md", "AGENTS.md", "grpo/README.md", "docs/results.md", "docs/log.md",
+                                      "docs/architecture.md", "data/char_diffusion/pretrained/README.md"])
+def test_commands_name_scripts_and_configs_that_exist(document):
+    text = pathlib.Path(ROOT, document).read_text()
+    for path in re.findall(r"(?:python|nproc_per_node=\d+) ((?:core|grpo|data)/\S+?\.py)", text) + re.findall(
+            r"\b(config/\w+\.py)", text):
+        assert pathlib.Path(ROOT, path).exists(), path

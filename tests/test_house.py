@@ -3,46 +3,81 @@
 import ast
 import importlib
 import pathlib
+import re
+import subprocess
+import sys
 
 import pytest
 
 from tests.tiny import ROOT
 
-ORDER = {
-    "core": ["config", "distributed", "logger", "scheduler", "tokenizer", "masking", "model", "batch",
-             "dataset_consumer", "prompts", "losses", "sampling", "judge", "checkpoint_manager", "training_step",
-             "trainer", "recipes", "pretrain_config", "pretrain", "sample"],
-    "grpo": ["advantages", "objectives", "reference", "fill_views", "reward_registry", "sandbox_child", "sandbox",
-             "text_rewards", "verifiers", "rewards", "grpo_config", "rollout", "scoring", "data_buffer", "step_metrics",
-             "models", "grpo_training_step", "evaluate", "evaluate_prompts", "problems", "samples", "plots",
-             "grpo_trainer", "train_grpo", "report", "bench", "study"],
-}
-TABLES = {"rewards"}  # run alone, it prints what it holds
+MAP = re.findall(r"^\| `((?:core|grpo)/[^`]+\.py)` \|", pathlib.Path(ROOT, "README.md").read_text(), re.M)
+TABLES = {"grpo/rewards.py"}  # a script that prints the table it holds
+ROOMS = ("policies", "reward_functions", "evaluation", "tools")
 FILES = sorted(p for folder in ("core", "grpo", "config", "data") for p in pathlib.Path(ROOT, folder).rglob("*.py"))
+# The files that must not ask for the kind of generator
+KINDLESS = ("advantages", "objectives", "kl", "reference", "scoring", "step_metrics", "data_buffer",
+            "grpo_training_step", "grpo_trainer", "rewards", "rollout")
 
 
-def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+def tree_of(name):
+    return ast.parse(pathlib.Path(ROOT, name).read_text())
+
+
+def imports(name):
+    """The modules that a file imports, as paths of this repository."""
+    for node in ast.walk(tree_of(name)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names if "." not in node.module)
+            modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for module in modules:
+            path = module.replace(".", "/") + ".py"
+            if pathlib.Path(ROOT, path).is_file():
+                yield path
 
 
-@pytest.mark.parametrize("package", ORDER)
-def test_a_file_imports_only_what_stands_above_it(package):
-    found = {p.stem for p in pathlib.Path(ROOT, package).glob("*.py")} - {"__init__"}
-    assert found == set(ORDER[package]), "ORDER lists every file of the package"
-    scripts = {p.stem for p in pathlib.Path(ROOT, package).glob("*.py") if "__main__" in p.read_text()}
-    for place, name in enumerate(ORDER[package]):
-        for module in imports(pathlib.Path(ROOT, package, name + ".py")):
-            parent, _, child = module.partition(".")
-            assert not (package == "core" and parent == "grpo"), f"core/{name}.py imports grpo"
-            if parent == package and child:
-                assert ORDER[package].index(child) < place, (
-                    f"{package}/{name}.py imports {module}, which stands below it")
-                assert child not in scripts - TABLES, f"{package}/{name}.py imports the script {module}"
+def test_the_map_lists_every_file_once():
+    found = {str(p.relative_to(ROOT)) for folder in ("core", "grpo") for p in pathlib.Path(ROOT, folder).rglob("*.py")
+             if p.name != "__init__.py"}
+    assert sorted(MAP) == sorted(found)
+
+
+@pytest.mark.parametrize("place", range(len(MAP)), ids=MAP.__getitem__)
+def test_a_file_imports_only_what_stands_above_it_in_the_map(place):
+    name = MAP[place]
+    scripts = {other for other in MAP if "__main__" in pathlib.Path(ROOT, other).read_text()} - TABLES
+    for other in imports(name):
+        assert other in MAP[:place], f"{name} imports {other}, which the map has below it"
+        assert other not in scripts, f"{name} imports the script {other}"
+        assert not (name.startswith("core/") and other.startswith("grpo/"))
+
+
+def test_rooms_do_not_import_their_neighbours():
+    room = lambda name: parts[1] if len(parts := name.split("/")) == 3 and parts[1] in ROOMS else None
+    for name in MAP:
+        for other in imports(name):
+            allowed = room(other) in (None, room(name)) or room(name) in (None, "tools")
+            assert allowed, f"{name} imports {other} of another room"
+            assert room(other) != "tools", f"{name} imports {other}: nothing imports a tool"
+
+
+def test_the_top_of_grpo_has_at_most_fifteen_files():
+    assert len(list(pathlib.Path(ROOT, "grpo").glob("*.py"))) <= 15
+
+
+@pytest.mark.parametrize("name", KINDLESS)
+def test_after_the_policies_nothing_asks_for_the_kind_of_generator(name):
+    for node in ast.walk(tree_of(f"grpo/{name}.py")):
+        if isinstance(node, ast.Attribute):
+            assert node.attr != "mode" and not (node.attr == "config" and getattr(node.value, "attr", "") == "model")
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+            assert getattr(node.args[1], "id", "") not in ("FillPolicy", "CausalPolicy", "PromptConsumer",
+                                                           "DatasetConsumer", "GPT"), name
+        if isinstance(node, ast.ImportFrom):
+            assert not node.module.startswith("grpo.policies") and node.module != "core.model", name
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -60,29 +95,61 @@ def test_a_file_is_one_idea(path):
             assert not caught & {"Exception", "BaseException"}
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_names_explain_themselves(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        name = getattr(node, "id", None) or getattr(node, "name", None) or getattr(node, "arg", None)
+        assert name not in ("said", "some", "speak", "hiding", "spread"), f"{path.name}: {name}"
+
+
+@pytest.mark.parametrize("name", MAP)
+def test_one_guess_finds_the_test_of_a_file(name):
+    folder, _, file = name.rpartition("/")
+    assert pathlib.Path(ROOT, "tests", folder, f"test_{file}").exists()
+
+
 def test_only_the_trainer_knows_the_buffer():
-    users = [p.name for p in FILES if any(name.startswith("grpo.data_buffer") for name in imports(p))]
-    assert users == ["grpo_trainer.py"]
+    assert [name for name in MAP if "grpo/data_buffer.py" in imports(name)] == ["grpo/grpo_trainer.py"]
 
 
-def test_the_canonical_names_are_where_users_look_for_them():
+def test_the_algorithm_loads_no_plotting_and_nothing_optional():
+    names = ["core." + p.stem for p in pathlib.Path(ROOT, "core").glob("[a-z]*.py")] + ["grpo.advantages", "grpo.build"]
+    code = (f"import sys; sys.path.insert(0, {ROOT!r})\n" + "".join(f"import {name}\n" for name in names)
+            + "print([m for m in ('matplotlib', 'wandb', 'tiktoken', 'trl', 'transformers') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_expected_names_are_importable():
     names = {"grpo": ["GRPOTrainer", "grpo_training_step", "GRPOConfig"],
              "core.model": ["GPT", "GPTConfig", "LANGUAGE_MODEL", "MASKED_FILL", "SEQUENCE_SCORER"],
-             "core.dataset_consumer": ["DatasetConsumer"], "core.batch": ["unpack_batch"],
-             "core.sampling": ["predict_and_sample_tokens"], "core.judge": ["calculate_judge_scores"],
+             "core.dataset_consumer": ["DatasetConsumer", "unpack_batch"],
+             "core.fill_in": ["predict_and_sample_tokens"], "core.judge": ["calculate_judge_scores"],
              "core.checkpoint_manager": ["CheckpointManager"], "core.scheduler": ["CosineLRScheduler"],
-             "core.logger": ["create_logger"], "core.trainer": ["Trainer"]}
+             "core.logger": ["create_logger"], "core.trainer": ["Trainer"],
+             "grpo.rewards": ["reward", "Rewards", "Scored"], "grpo.rollout": ["Policy", "Rollouts", "Reading"]}
     for module, members in names.items():
         for member in members:
             assert hasattr(importlib.import_module(module), member), f"{module}.{member}"
 
 
+def test_the_step_is_a_function_of_the_package():
+    import grpo
+    assert callable(grpo.grpo_training_step) and not hasattr(grpo.grpo_training_step, "__path__")
+
+
+def test_rollouts_have_at_most_a_dozen_fields():
+    import dataclasses
+
+    from grpo.rollout import Rollouts
+    assert len(dataclasses.fields(Rollouts)) <= 12
+
+
 def test_every_public_function_says_what_it_does():
     silent = []
-    for path in FILES:
-        if path.parent.name in ("core", "grpo"):
-            for node in ast.parse(path.read_text()).body:
-                public = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
-                if public and not ast.get_docstring(node) and node.end_lineno - node.lineno > 12:
-                    silent.append(f"{path.name}:{node.name}")
+    for name in MAP:
+        for node in tree_of(name).body:
+            public = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
+            if public and not ast.get_docstring(node) and node.end_lineno - node.lineno > 12:
+                silent.append(f"{name}:{node.name}")
     assert not silent

@@ -1,20 +1,29 @@
-"""Small data sets, models and batches that the tests share."""
+"""Small data sets, models, policies, rewards and training steps that the tests share."""
 
+import base64
+import json
 import os
 import re
 import subprocess
 import sys
 
+import numpy as np
 import torch
 
 from core.checkpoint_manager import freeze, save_model
 from core.dataset_consumer import DatasetConsumer, write_dataset
 from core.distributed import Distributed
+from core.masking import masked_positions
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig
 from core.prompts import PromptConsumer, write_prompts
 from core.tokenizer import CharTokenizer
+from core.training_step import build_optimizers
 from grpo.grpo_config import GRPOConfig
-from grpo.rewards import Rewards
+from grpo.grpo_training_step import collect_experience, grpo_training_step, train_on_experience
+from grpo.policies.causal import CausalPolicy
+from grpo.policies.fill import FillPolicy
+from grpo.reward_functions.judge import Judge
+from grpo.rewards import REWARDS, Rewards, Scored
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORDS = "the quick brown fox jumps over a lazy dog while seven wise owls watch from their old oak tree".split()
@@ -35,6 +44,24 @@ def write_prompt_dataset(folder, count=60):
     return str(folder)
 
 
+def jsonl(path, *records):
+    """Writes a file with one JSON object in each line. Returns its path as a string."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def without_place(records):
+    """Records of prompts without the file and line that each was read from."""
+    return [{key: value for key, value in record.items() if key != "where"} for record in records]
+
+
+def write_ranks(path, *merges):
+    """Writes the ranks of a byte pair tokenizer: the 256 bytes, then the merges. Returns the path as a string."""
+    tokens = [*(bytes([b]) for b in range(256)), *merges]
+    path.write_text("".join(f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)))
+    return str(path)
+
+
 def model(mode=MASKED_FILL, seed=0, scale=8.0, tokenizer=TOKENIZER, **settings):
     """A tiny model; `scale` enlarges its weights, so that its distributions are far from uniform."""
     torch.manual_seed(seed)
@@ -51,6 +78,54 @@ def model(mode=MASKED_FILL, seed=0, scale=8.0, tokenizer=TOKENIZER, **settings):
 def causal_model(seed=0, scale=8.0, **settings):
     """A tiny language model of CAUSAL's vocabulary."""
     return model(LANGUAGE_MODEL, seed, scale, tokenizer=CAUSAL, **{"block_size": 64} | settings)
+
+
+def fill_policy(seed=0, scale=8.0, tokenizer=TOKENIZER, dtype=torch.float32, **settings):
+    """A fill-in policy with a tiny model."""
+    return FillPolicy(model(MASKED_FILL, seed, scale, tokenizer, **settings), tokenizer, dtype=dtype)
+
+
+def causal_policy(seed=0, scale=8.0, shared_prompt=True, dtype=torch.float32, **settings):
+    """A causal policy with a tiny model of CAUSAL's vocabulary."""
+    return CausalPolicy(causal_model(seed, scale, **settings), CAUSAL, shared_prompt=shared_prompt, dtype=dtype)
+
+
+def same(a, b):
+    """Whether two models or policies hold the same weights, to the last bit."""
+    a, b = (x.weights() if hasattr(x, "weights") else x.state_dict() for x in (a, b))
+    return all(torch.equal(x, y) for x, y in zip(a.values(), b.values(), strict=True))
+
+
+def optimizer_state(optimizers):
+    """Copies of all tensors in the states of these optimizers, in a fixed order."""
+    return [x.clone() for o in optimizers for s in o.state_dict()["state"].values() for x in s.values()]
+
+
+def same_momentum(a, b):
+    """Whether two lists of optimizers are in the same state, to the last bit."""
+    return all(torch.equal(x, y) for x, y in zip(optimizer_state(a), optimizer_state(b), strict=True))
+
+
+def flat_gradient(policy):
+    """The gradient of a policy or model, flattened."""
+    return torch.cat([p.grad.flatten() for p in policy.parameters()])
+
+
+def clear_gradient(policy):
+    for p in policy.parameters():
+        p.grad = None
+
+
+def count_rows(net):
+    """A list to which the number of input rows of every forward pass of a model is appended."""
+    rows, states = [], net.states
+
+    def counted(tokens, *arguments, **settings):
+        rows.append(len(tokens))
+        return states(tokens, *arguments, **settings)
+
+    net.states = counted
+    return rows
 
 
 def prompt_consumer(folder, c, **settings):
@@ -73,24 +148,84 @@ def config(**settings):
     return GRPOConfig(**settings)
 
 
+def prompt_config(**settings):
+    """A config for the prompts of write_prompt_dataset."""
+    return config(**{"max_new_tokens": 6, "task_type": "general"} | settings)
+
+
 def consumer(dataset, c, **settings):
     return DatasetConsumer(dataset, MASKED_FILL, c.block_size, c.batch_size, c.seed, masks=c.masks, mask_low=c.mask_low,
                            mask_high=c.mask_high, **settings)
 
 
 def rewards(c, scorer):
-    return Rewards(c, scorer, TOKENIZER)
+    """The rewards of a fill-in run with this judge."""
+    return Rewards(c, Judge(scorer, TOKENIZER, reads_ids=True))
+
+
+class Undecoded:
+    """Texts of which only the token ids may be read."""
+
+    def __init__(self, tokens=None):
+        self.tokens = tokens
+
+    @property
+    def prompts(self):
+        raise AssertionError("the texts were decoded")
+
+    completions = columns = prompts
+
+
+def rewards_of(name, *texts, settings=None, **record):
+    """The values that one reward gives to texts that all answer the same record."""
+    columns = {field: [value] * len(texts) for field, value in record.items()}
+    values = REWARDS[name].fn(["?"] * len(texts), list(texts), **columns, **(settings or {}))
+    assert len(values) == len(texts)
+    assert all(type(x) is float and REWARDS[name].low <= x <= REWARDS[name].high for x in values)
+    return values[0] if len(texts) == 1 else values
+
+
+def expect_rewards(name, cases, **record):
+    """Checks the value of a reward for each text of {text: value}."""
+    for text, value in cases.items():
+        assert rewards_of(name, text, **record) == value, f"{name} of {text!r}"
+
+
+def fixed_rewards(reward):
+    """A rewards object: the first rows of reward (P, G), whatever was sampled."""
+    return lambda rollouts: Scored(reward[: rollouts.problems])
+
+
+def equal_rewards_in(groups):
+    """A rewards object: all equal in these groups of an iteration's own four problems, and different in all others."""
+    def reward(rollouts):
+        r = torch.rand(rollouts.problems, 4, generator=torch.Generator().manual_seed(len(rollouts.target)))
+        if rollouts.problems == 4:
+            r[groups] = 0.5
+        return Scored(r)
+    return reward
+
+
+def length_reward(rollouts):
+    """A rewards object: the number of sampled tokens."""
+    return Scored(rollouts.mask.sum(1).view(rollouts.problems, -1))
+
+
+def share_of_e(rollouts):
+    """A rewards object: the share of 'e' among the sampled tokens. The best policy writes nothing else."""
+    share = ((rollouts.target == TOKENIZER.encode("e")[0]) * rollouts.mask).sum(1) / rollouts.mask.sum(1)
+    return Scored(share.view(rollouts.problems, -1))
 
 
 def documented_keys():
-    """What stands in the first column of the tables of docs/metrics.md; <name> and <i> stand for any word."""
+    """The keys in the first column of the tables of docs/metrics.md; <name> and <i> are in the place of any word."""
     with open(os.path.join(ROOT, "docs", "metrics.md")) as f:
         cells = [line.split("|")[1] for line in f if line.startswith("| `")]
     return {key for cell in cells for key in re.findall("`([^`]+)`", cell)}
 
 
 def undocumented(keys):
-    """Those of the metrics that docs/metrics.md does not explain."""
+    """The metrics among these keys that docs/metrics.md does not explain."""
     known = [re.sub("<[^>]+>", "[^/]+", key) for key in documented_keys()]
     return [key for key in keys if not any(re.fullmatch(pattern, key) for pattern in known)]
 
@@ -102,14 +237,68 @@ class Catcher:
         self.policy, self.param_groups, self.gradient = policy, [{"lr": 0.0}], None
 
     def step(self):
-        self.gradient = torch.cat([p.grad.flatten() for p in self.policy.parameters()])
+        self.gradient = flat_gradient(self.policy)
 
     def zero_grad(self, set_to_none):
-        self.policy.zero_grad()
+        clear_gradient(self.policy)
 
 
-def one_process():
-    return Distributed("cpu")
+def one_process(dtype="float32"):
+    return Distributed("cpu", dtype)
+
+
+def masked_problems(data):
+    """The problems of the first step of a fill-in data set: (batch, input, position, chosen)."""
+    batch = data.problems("train", 0)
+    input, mask = torch.from_numpy(batch["input"]), torch.from_numpy(batch["mask"])
+    return batch, input, *masked_positions(mask, "cpu")
+
+
+def sampled(policy, folder, c, number=0):
+    """Rollouts of the problems of step `number` from a folder with a data set for this policy."""
+    data = (prompt_consumer if isinstance(policy, CausalPolicy) else consumer)(folder, c)
+    return policy.sample(data.problems("train", number), number, c)
+
+
+def step_problems(data, c, number=0):
+    """round -> the problems of step `number`, those of all micro-batches joined."""
+    n = c.gradient_accumulation_steps
+
+    def problems(again=0):
+        parts = [data.problems("train", number, again * n + i) for i in range(n)]
+        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    return problems
+
+
+def grpo_step(policy, reference, scorer, data, c, number=0, optimizers=None, **more):
+    """Step `number` of GRPO on one process. Returns its metrics."""
+    optimizers = optimizers or build_optimizers(policy, c)
+    return grpo_training_step(policy, reference, scorer, step_problems(data, c, number), optimizers, c.learning_rate,
+                              number, c, one_process(), **more)
+
+
+def step_gradient(policy, reference, scorer, data, c):
+    """The gradient of the first step of GRPO, flattened; the policy does not move."""
+    catcher = Catcher(policy)
+    grpo_step(policy, reference, scorer, data, c, optimizers=[catcher])
+    return catcher.gradient
+
+
+def collect(policy, scorer, data, c, reference=None):
+    """The Experience of the first step."""
+    return collect_experience(policy, reference, scorer, step_problems(data, c), 0, c, one_process(), c.kl_beta)
+
+
+def train(policy, experience, c, optimizers=None):
+    """One optimizer step on an Experience. Returns its metrics."""
+    optimizers = optimizers or build_optimizers(policy, c)
+    return train_on_experience(policy, experience, optimizers, c.learning_rate, c, one_process(), c.kl_beta)
+
+
+def without_clock(records):
+    """Logged records without times and speeds, which differ from run to run."""
+    return [{key: x for key, x in record.items() if not key.startswith(("time/", "tokens_per_second"))}
+            for record in records]
 
 
 def run_script(*arguments, ranks=1, cwd=ROOT, threads=None, **environment):

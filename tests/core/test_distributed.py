@@ -1,0 +1,60 @@
+"""Devices, types, and a single process; several ranks are tested in tests/grpo/test_ranks.py."""
+
+import pathlib
+
+import pytest
+import torch
+
+from core.distributed import Distributed, detect_device, detect_dtype
+from tests.tiny import ROOT, model
+
+
+def test_devices_and_types():
+    assert detect_device("cpu") == torch.device("cpu")
+    assert detect_dtype("auto", torch.device("cpu")) == torch.float32
+    for call in (lambda: detect_device("gpu"), lambda: detect_dtype("float16", torch.device("cpu"))):
+        with pytest.raises(ValueError):
+            call()
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="device='auto'"):
+            detect_device("cuda")
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert detect_device("auto", local_rank=1) == torch.device("cuda", 1)
+    assert detect_device("cuda:0", local_rank=1) == torch.device("cuda", 0), "the one that was named"
+    for name, rank in (("cuda", 2), ("cuda:5", 0)):
+        with pytest.raises(ValueError, match=f"GPU {max(rank, 5 * (name != 'cuda'))} is asked for, but there are 2"):
+            detect_device(name, rank)
+
+
+def test_there_is_one_device_detection():
+    users = [str(p.relative_to(ROOT)) for folder in ("core", "grpo") for p in pathlib.Path(ROOT, folder).rglob("*.py")
+             if "cuda.is_available" in p.read_text()]
+    assert users == ["core/distributed.py"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_autocast_computes_in_the_type_that_was_asked_for(dtype):
+    dist = Distributed("cpu", dtype)
+    assert dist.dtype == getattr(torch, dtype) and dist.device == torch.device("cpu")
+    with dist.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dist.dtype
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_single_process_is_the_whole_world():
+    dist, net, x = Distributed("cpu"), model(), torch.tensor([1.0, 2.0])
+    assert dist.is_main and (dist.rank, dist.world) == (0, 1)
+    assert torch.equal(dist.total(x), x) and dist.gather({"a": 1}) == [{"a": 1}]
+    weights = [p.clone() for p in net.parameters()]
+    net.head.weight.grad = torch.ones_like(net.head.weight)
+    dist.sum_gradients(net.parameters())
+    dist.broadcast(net.parameters())
+    dist.barrier()
+    for p, before in zip(net.parameters(), weights, strict=True):
+        assert torch.equal(p, before)
+        assert p.grad.sum() == (p.numel() if p is net.head.weight else 0), "a missing gradient counts as zero"
+    dist.close()

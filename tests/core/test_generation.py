@@ -1,0 +1,159 @@
+"""Causal sampling: what is reported, when rows end, and that nothing depends on how rows are batched."""
+
+import pytest
+import torch
+
+from core.distributions import draw_uniforms, kept_tokens, restrict, sampling_logp
+from core.generation import Stop, generate, join_generations
+from tests.tiny import CAUSAL, causal_model, count_rows
+
+never = lambda written: torch.zeros(len(written), dtype=torch.bool)
+early = lambda written: written[:, -1] >= 72  # about a quarter of the vocabulary ends a row
+
+
+def padded(prompts):
+    """(ids, padding) of prompts of unequal length."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[CAUSAL.pad_token_id] * (longest - len(p)) + p for p in prompts])
+    return ids, torch.tensor([longest - len(p) for p in prompts])
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"top_k": 5, "top_p": 0.8}])
+@pytest.mark.parametrize("temperature", [0.5, 1.5])
+def test_generated_tokens_are_as_frequent_as_their_reported_probability(truncation, temperature):
+    net, prompt, n = causal_model(scale=4.0), torch.tensor([[5, 6, 7], [9, 9, 8]]), 4000
+    out = generate(net, prompt, None, torch.rand(2, n, 2, dtype=torch.float64), never, temperature, **truncation)
+    for i in range(2):
+        first, logp = out.target[i * n : (i + 1) * n, 0], out.logp[i * n : (i + 1) * n, 0]
+        values, counts = first.unique(return_counts=True)
+        expected = torch.stack([logp[first == v][0].exp() for v in values]) * n
+        assert abs(float(expected.sum()) / n - 1) < 0.02, "what was never drawn is rare"
+        chi2 = ((counts - expected) ** 2 / expected)[expected > 5].sum()
+        dof = int((expected > 5).sum())
+        assert chi2 < dof + 5 * (2 * dof) ** 0.5 + 5
+        v = int(values[counts.argmax()])  # the second token, given the most frequent first one
+        rows = (first == v).nonzero().squeeze(1)
+        second, p = out.target[i * n : (i + 1) * n, 1][rows], out.logp[i * n : (i + 1) * n, 1][rows].exp()
+        top = int(second.mode().values)
+        share, p = float((second == top).float().mean()), float(p[second == top][0])
+        assert abs(share - p) < 5 * (p * (1 - p) / len(rows)) ** 0.5 + 1e-3
+
+
+def test_a_rollout_does_not_depend_on_the_batch_that_it_is_in():
+    net, stop = causal_model(), Stop(CAUSAL)
+    prompts = [CAUSAL.encode(text) for text in ("the quick", "a", "brown fox jumps", "owls")]
+    longest, G, L = max(map(len, prompts)), 5, 12
+
+    def run(rows):
+        ids = torch.tensor([[CAUSAL.pad_token_id] * (longest - len(prompts[i])) + prompts[i] for i in rows])
+        padding = torch.tensor([longest - len(prompts[i]) for i in rows])
+        return generate(net, ids, padding, draw_uniforms(3, 7, rows, (G, L)), stop, temperature=1.3)
+
+    together = run([0, 1, 2, 3])
+    for i in range(4):
+        alone = run([i])
+        for g in range(G):
+            n = int(alone.mask[g].sum())
+            assert int(together.mask[i * G + g].sum()) == n
+            assert torch.equal(alone.target[g, :n], together.target[i * G + g, :n])
+
+
+def test_finished_rows_leave_the_batch_and_keep_what_they_wrote():
+    net = causal_model(scale=1.0)
+    seen = count_rows(net)
+    out = generate(net, torch.tensor([[1, 2]]), None, torch.rand(1, 64, 20, dtype=torch.float64), early)
+    assert seen[0] == 1, "one prefill per distinct prompt"
+    assert seen[1] > 32 > seen[-1] and seen[1:] == sorted(seen[1:], reverse=True)
+    length = out.mask.sum(1).long()
+    for row, n in zip(out.target.tolist(), length.tolist(), strict=True):
+        assert (row[n - 1] >= 72 or n == 20) and all(t < 72 for t in row[: n - 1]) and not any(row[n:])
+    assert torch.equal(out.truncated, torch.tensor([row[n - 1] < 72 for row, n in
+                                                    zip(out.target.tolist(), length.tolist(), strict=True)]))
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.9}])
+def test_the_completions_do_not_depend_on_how_often_finished_rows_are_looked_for(truncation):
+    prompt, padding = padded([CAUSAL.encode(text) for text in ("the quick", "a", "fox")])
+    noise, found = draw_uniforms(3, 7, range(3), (16, 20)), {}
+    for check_every in (None, 1, 3, 8, 100):
+        net = causal_model(scale=1.0)
+        seen = count_rows(net)
+        out = generate(net, prompt, padding, noise, early, check_every=check_every, **truncation)
+        found[check_every] = out
+        assert seen[0] == 3 and seen[1:] == sorted(seen[1:], reverse=True)
+        every = check_every or 1
+        for t in range(1, len(seen) - 1):
+            assert seen[t + 1] == seen[t] or (t + 1) % every == 0, "rows leave when they are looked for"
+        assert seen[-1] == 48 if every == 100 else seen[-1] < 24, "most rows have left in the end"
+        assert len(seen) <= 20
+    base = found[None]
+    assert 1 < base.mask.sum(1).min() + 1 < base.target.shape[1] and base.truncated.sum() < 10
+    for out in found.values():
+        assert torch.equal(out.target, base.target) and torch.equal(out.mask, base.mask)
+        assert torch.equal(out.truncated, base.truncated)
+        torch.testing.assert_close(out.logp, base.logp, rtol=1e-4, atol=1e-4)
+        assert truncation == {} and out.kept is None or torch.equal(out.kept, base.kept)
+
+
+@pytest.mark.parametrize("check_every", [1, 3])
+@torch.no_grad()
+def test_kept_tokens_are_listed_in_the_order_of_the_written_tokens(check_every):
+    net, prompts = causal_model(), [CAUSAL.encode(text) for text in ("the quick", "a")]
+    prompt, padding = padded(prompts)
+    out = generate(net, prompt, padding, draw_uniforms(5, 1, range(2), (6, 10)), early, 1.2, top_p=0.95, min_p=0.02,
+                   check_every=check_every)
+    length = out.mask.sum(1).long().tolist()
+    assert len(set(length)) > 2 and out.kept.shape == (sum(length), CAUSAL.base_vocab_size)
+    k = 0
+    for n, row in enumerate(out.target.tolist()):
+        for t in range(length[n]):
+            full = sampling_logp(net(torch.tensor([prompts[n // 6] + row[:t]]))[0, -1], 1.2)
+            assert torch.equal(out.kept[k], kept_tokens(full, top_p=0.95, min_p=0.02)), (n, t)
+            assert float(restrict(full, out.kept[k])[row[t]]) == pytest.approx(float(out.logp[n, t]), abs=1e-4)
+            k += 1
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 4}])
+def test_joined_generations_are_those_of_their_parts(truncation):
+    net, prompts = causal_model(scale=2.0), torch.randint(0, 90, (4, 3))
+    noise = draw_uniforms(1, 0, range(4), (3, 9))
+    parts = [generate(net, prompts[i : i + 2], None, noise[i : i + 2], early, **truncation) for i in (0, 2)]
+    short = generate(net, prompts[:1], None, noise[:1, :, :1], early, **truncation)
+    joined, K = join_generations([*parts, short]), 0
+    rows = 0
+    for part in (*parts, short):
+        N, M = part.target.shape
+        for name in ("target", "mask", "logp"):
+            x = getattr(joined, name)[rows : rows + N]
+            assert torch.equal(x[:, :M], getattr(part, name)) and not x[:, M:].any()
+        assert torch.equal(joined.truncated[rows : rows + N], part.truncated)
+        if truncation:
+            assert torch.equal(joined.kept[K : K + len(part.kept)], part.kept)
+            K += len(part.kept)
+        rows += N
+    assert rows == len(joined.target) and (K == len(joined.kept) if truncation else joined.kept is None)
+
+
+def test_stop_sequences_end_a_row_and_are_cut_from_its_text():
+    stop = Stop(CAUSAL, ["END", ";"])
+    rows = [CAUSAL.encode(text) for text in ("abcEND", "abcdEN", "abcde;")]
+    assert stop(torch.tensor(rows)).tolist() == [True, False, True]
+    assert [stop.text(row) for row in rows] == ["abc", "abcdEN", "abcde"]
+    assert Stop(CAUSAL).text([*CAUSAL.encode("ab"), CAUSAL.stop_token_id]) == "ab"
+
+
+def test_the_stop_token_ends_a_row_and_the_prefix_is_part_of_its_text():
+    stop = Stop(CAUSAL, prefix="so ")
+    rows = torch.tensor([[1, 2, CAUSAL.stop_token_id], [1, CAUSAL.stop_token_id, 3]])
+    assert stop(rows).tolist() == [True, False], "it has just ended, or not"
+    assert stop.text(CAUSAL.encode("ab")) == "so ab"
+    with pytest.raises(ValueError, match="stop_sequences: 'é' is a text that the tokenizer cannot write"):
+        Stop(CAUSAL, ["é"])
+
+
+def test_temperature_zero_takes_the_likeliest():
+    net, prompt = causal_model(), torch.tensor([[1, 2, 3]])
+    out, tokens = generate(net, prompt, None, torch.zeros(1, 1, 8), never, temperature=0), prompt
+    for _ in range(8):
+        tokens = torch.cat((tokens, net(tokens)[:, -1:].argmax(-1)), 1)
+    assert out.target[0].tolist() == tokens[0, 3:].tolist()

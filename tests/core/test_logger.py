@@ -1,0 +1,123 @@
+"""Metrics on the console and in metrics.jsonl, and the estimated time."""
+
+import json
+
+import pytest
+
+from core.logger import Logger, format_number, highlight, keep_records, read_records
+
+
+def test_metrics_survive_a_crash_and_a_resume(tmp_path, capsys):
+    logger = Logger(str(tmp_path), 10, ("loss",))
+    logger.start()
+    for step in (1, 2, 3):
+        logger.log(step, {"loss": step / 8, "other": 5})
+    with open(logger.path, "a") as f:
+        f.write('{"step": 4, "lo')
+    assert [r["step"] for r in read_records(logger.path)] == [1, 2, 3]
+    logger.start(2)
+    logger.log(3, {"loss": 0.5})
+    assert [json.loads(x) for x in open(logger.path)] == [
+        {"step": 1, "loss": 0.125, "other": 5}, {"step": 2, "loss": 0.25, "other": 5}, {"step": 3, "loss": 0.5}]
+    lines = capsys.readouterr().out.rstrip().split("\n")
+    assert lines[0].split() == ["step", "loss", "eta"] and lines[1].split()[:2] == ["1", "0.1250"]
+    assert len(lines) == 5 and len(set(map(len, lines))) == 1, "one line of names, then aligned numbers"
+    keep_records(logger.path, 0)
+    assert read_records(logger.path) == [] == read_records(str(tmp_path / "nowhere"))
+
+
+def test_numbers_that_are_not_finite_are_logged_as_valid_json(tmp_path, capsys):
+    logger = Logger(str(tmp_path), 10, ("loss", "grad_norm"))
+    logger.start()
+    logger.log(1, {"loss": float("nan"), "grad_norm": float("inf")})
+    record = json.loads(open(logger.path).read(), parse_constant=pytest.fail)
+    assert record == {"step": 1, "loss": None, "grad_norm": None}
+    assert "nan" in (shown := capsys.readouterr().out) and "inf" in shown
+
+
+def test_a_failing_dashboard_does_not_stop_the_run(tmp_path, capsys):
+    class Broken:
+        def log(self, *_, **__):
+            raise DashboardError("connection lost")
+
+        finish = log
+
+    class DashboardError(Exception):
+        """As wandb.Error is: no OSError, no RuntimeError."""
+
+    logger = Logger(str(tmp_path), 10, ("loss",), Broken())
+    logger.wandb_errors = (DashboardError,)
+    logger.close()
+    logger.wandb_run = Broken()
+    logger.start()
+    logger.log(1, {"loss": 1.0})
+    logger.log(2, {"loss": 1.0})
+    assert len(read_records(logger.path)) == 2 and capsys.readouterr().out.count("wandb failed (connection lost)") == 2
+
+
+def test_numbers_are_short():
+    assert [format_number(x) for x in (3, 1e-5, 0.0, 0.25, 31234.7)] == ["3", "1.0e-05", "0.0000", "0.2500", "31234"]
+
+
+def test_a_text_is_shown_on_one_line_with_its_sampled_characters_coloured():
+    assert highlight("a\nbc", [0, 0, 1, 1], color=False) == "a\u21b5bc"
+    assert highlight("a\nbc", [0, 0, 1, 0], color=True) == "a\u21b5\033[1;32mb\033[0mc"
+    assert highlight("ab", [0, 1], color=True) == "a\033[1;32mb\033[0m"
+
+
+def seconds(eta):
+    minutes, rest = eta.split(":")
+    return 60 * int(minutes) + int(rest)
+
+
+def estimates(folder, total, cost, shown, first=0, before=0.0, evaluation=lambda step: 0.0):
+    """{step: the estimate on the console} of a run whose step s takes cost(s) seconds and evaluation(s) after it."""
+    now = [0.0]
+    logger = Logger(str(folder), total, ("loss",), clock=lambda: now[0])
+    logger.start(first)
+    now[0] += before
+    logger.restart_clock()
+    found = {}
+    for step in range(first + 1, total + 1):
+        now[0] += cost(step)
+        found[step] = logger.eta(step)
+        if step in shown:
+            logger.log(step, {"loss": 1.0})
+        now[0] += evaluation(step)
+        logger.tick()
+    return {step: found[step] for step in shown}
+
+
+def test_a_slow_first_step_does_not_distort_the_estimate(tmp_path, capsys):
+    found = estimates(tmp_path, 200, lambda step: 60.0 if step == 1 else 1.4, (1, 2, 10, 100, 200), before=500.0)
+    assert found[1] == "-" and found[200] == "0:00"
+    for step in (2, 10, 100):
+        assert abs(seconds(found[step]) - 1.4 * (200 - step)) <= 1
+    lines = [line.split() for line in capsys.readouterr().out.strip().split("\n")]
+    assert lines[1][-1] == "-" and lines[2][-1] == found[2] == "4:37", "the second console line is near the truth"
+
+
+def test_a_resumed_run_leaves_its_own_first_step_out_of_the_estimate(tmp_path):
+    found = estimates(tmp_path, 90, lambda step: 60.0 if step == 51 else 2.0, (51, 60), first=50)
+    assert found[51] == "-" and abs(seconds(found[60]) - 60) <= 1
+
+
+def test_a_slow_beginning_is_forgotten(tmp_path):
+    found = estimates(tmp_path, 100, lambda step: 30.0 if step <= 10 else 1.0, (20, 40))
+    assert abs(seconds(found[40]) - 60) <= 1 and seconds(found[20]) <= 2 * 80 + 2 * 30
+
+
+def test_evaluations_count_in_the_estimate(tmp_path):
+    found = estimates(tmp_path, 100, lambda step: 1.0, (60, 80), evaluation=lambda step: 10.0 * (step % 10 == 0))
+    for step, truth in ((60, 40 + 5 * 10), (80, 20 + 3 * 10)):
+        assert 0.7 * truth <= seconds(found[step]) <= 1.1 * truth
+
+
+def test_the_other_ranks_write_nothing(tmp_path, capsys):
+    logger = Logger(str(tmp_path / "out"), 10, ("loss",), silent=True)
+    logger.start()
+    logger.log(1, {"loss": 1.0})
+    logger.tick()
+    logger.say("hello")
+    logger.close()
+    assert not (tmp_path / "out").exists() and capsys.readouterr().out == ""

@@ -1,0 +1,53 @@
+"""Which positions are masked."""
+
+import numpy as np
+import pytest
+import torch
+
+from core.masking import MASKS, MaskConfig, draw_mask, masked_positions
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_hides_the_share_that_was_asked_for(name):
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, 96, size=64)
+    tokens[::9] = 0
+    shares = [draw_mask(rng, tokens, {name: 1.0}, 0.25, 0.25, newline=0).mean() for _ in range(200)]
+    assert set(shares) == {0.25}
+
+
+def test_span_masks_are_runs_and_line_masks_spare_newlines():
+    rng = np.random.default_rng(0)
+    tokens = np.ones(128, dtype=np.int64)
+    tokens[31::32] = 0
+    runs = lambda mask: (np.diff(np.concatenate(([0], mask.astype(int)))) == 1).sum()
+    spans = [runs(MASKS["span"](rng, tokens, 40, 0)) for _ in range(100)]
+    singles = [runs(MASKS["random"](rng, tokens, 40, 0)) for _ in range(100)]
+    assert np.mean(spans) < 0.6 * np.mean(singles)
+    for _ in range(50):
+        assert not MASKS["line"](rng, tokens, 40, 0)[tokens == 0].any()
+    only_newlines = np.zeros(16, dtype=np.int64)
+    assert draw_mask(rng, only_newlines, {"line": 1.0}, 0.3, 0.3, newline=0).any(), "never a problem without a mask"
+
+
+def test_the_ways_to_mask_are_those_with_a_weight():
+    assert MaskConfig(mask_random=2.0, mask_span=0.0, mask_line=0.5).masks == {"random": 2.0, "line": 0.5}
+    assert [f"mask_{name}" in MaskConfig.__dataclass_fields__ for name in MASKS] == [True] * len(MASKS)
+
+
+@pytest.mark.parametrize("setting", [
+    {"mask_low": 0.0}, {"mask_low": 0.9}, {"mask_high": 1.1}, {"mask_low": -0.1, "mask_high": -0.1},
+    {"mask_random": 0.0, "mask_span": 0.0}, {"mask_random": -1.0, "mask_span": 0.0}])
+def test_settings_that_mask_nothing_are_refused(setting):
+    with pytest.raises(ValueError, match="mask.*a batch without masks has nothing to fill in"):
+        MaskConfig(**setting)
+
+
+def test_masked_positions_are_those_of_a_loop():
+    mask = torch.rand(20, 9, generator=torch.Generator().manual_seed(0)) < 0.4
+    mask[0], mask[1] = True, False
+    position, chosen = masked_positions(mask, "cpu")
+    assert position.shape == chosen.shape == (20, 9) and position.dtype == torch.int64 and chosen.dtype == torch.float32
+    for row, places, real in zip(mask.tolist(), position.tolist(), chosen.tolist(), strict=True):
+        expected = [i for i, masked in enumerate(row) if masked]
+        assert places[: len(expected)] == expected and real == [1.0] * len(expected) + [0.0] * (9 - len(expected))

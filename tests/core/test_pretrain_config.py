@@ -1,0 +1,37 @@
+"""The settings of supervised training."""
+
+import dataclasses
+
+import pytest
+
+from core.config import RunConfig
+from core.masking import MaskConfig
+from core.pretrain_config import PretrainConfig
+
+
+@pytest.mark.parametrize(("setting", "message"), [
+    ({"mode": "poet"}, "mode='poet' is not one of language_model, masked_fill, sequence_scorer"),
+    ({"judge_head": "x"}, "judge_head='x' is not one of realness, cls"),
+    ({"n_layer": 0}, "n_layer=0 must be at least 1"),
+    ({"n_head": 0}, "n_head=0"), ({"n_embd": 0}, "n_embd=0"), ({"eval_batches": 0}, "eval_batches=0"),
+    ({"block_size": 0}, "block_size=0 must be at least 1"), ({"seed": -1}, "seed=-1 must not be negative"),
+    ({"mask_low": 0.7}, "without masks"), ({"mask_random": 0.0, "mask_span": 0.0}, "without masks"),
+    ({"learning_rate": 0.0}, "learning_rate=0.0 must be above 0")])
+def test_values_that_cannot_work_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        PretrainConfig(**setting)
+
+
+def test_it_shares_the_settings_of_runs_and_masks():
+    c = PretrainConfig()
+    names = {f.name for f in dataclasses.fields(c)}
+    assert names > {f.name for f in dataclasses.fields(RunConfig)} | {f.name for f in dataclasses.fields(MaskConfig)}
+    assert c.masks == {"random": 1.0, "span": 1.0} and (c.mask_low, c.mask_high) == (0.1, 0.6)
+
+
+def test_canonical_defaults():
+    c = PretrainConfig()
+    assert (c.batch_size, c.max_iters, c.optimizer, c.learning_rate, c.min_lr, c.warmup_iters, c.out_dir) == (
+        64, 2000, "muon", 3e-3, 1e-4, 50, "out-pretrain")
+    assert (c.log_interval, c.eval_interval, c.save_interval, c.max_bad_steps, c.eval_batches, c.seed) == (
+        50, 500, 500, 10, 8, 1337)

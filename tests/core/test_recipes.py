@@ -1,0 +1,65 @@
+"""Missing files are built by their recipes, files that are there are left alone."""
+
+import os
+import sys
+
+import pytest
+
+from core.recipes import TORCHRUN_VARIABLES, build_missing, build_missing_checkpoint, build_missing_dataset
+
+
+def recipe(folder, body):
+    path = folder / "recipe.py"
+    path.write_text(f"import json, os, sys\n{body}\n")
+    return str(path)
+
+
+def test_a_missing_file_is_built_and_one_that_is_there_is_not(tmp_path):
+    target, told = tmp_path / "made", []
+    script = recipe(tmp_path, f"open({str(target)!r}, 'a').write('built')")
+    for _ in range(2):
+        build_missing(str(target), script, "some_key", [script], told.append)
+    assert target.read_text() == "built" and len(told) == 1
+    assert "some_key" in told[0] and str(target) in told[0] and script in told[0]
+
+
+def test_nothing_is_built_without_a_recipe_or_a_path(tmp_path):
+    build_missing(str(tmp_path / "made"), None, "key", ["no command"], pytest.fail)
+    build_missing(None, "recipe", "key", ["no command"], pytest.fail)
+    build_missing_checkpoint(None, "recipe", "key", "dataset", pytest.fail)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_recipe_that_fails_ends_the_run_with_its_name(tmp_path):
+    script = recipe(tmp_path, "sys.exit(3)")
+    with pytest.raises(ValueError, match="generator_checkpoint: building .*made with .*recipe.py failed"):
+        build_missing(str(tmp_path / "made"), script, "generator_checkpoint", [script], lambda text: None)
+
+
+def test_a_recipe_runs_alone_even_if_this_process_is_a_rank(tmp_path, monkeypatch):
+    for name in TORCHRUN_VARIABLES:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("OTHER", "kept")
+    script = recipe(tmp_path, "out = sys.argv[1].removeprefix('--out=')\nos.mkdir(out)\n"
+                              "json.dump(dict(os.environ), open(os.path.join(out, 'meta.json'), 'w'))")
+    build_missing_dataset(str(tmp_path / "d"), script, lambda text: None)
+    text = (tmp_path / "d" / "meta.json").read_text()
+    assert '"OTHER": "kept"' in text and not any(f'"{name}"' in text for name in TORCHRUN_VARIABLES)
+
+
+def test_a_checkpoint_is_trained_in_a_folder_beside_it_and_resumed_there(tmp_path, monkeypatch):
+    commands = []
+
+    class Finished:
+        returncode = 0
+
+    monkeypatch.setattr("core.recipes.subprocess.run", lambda command, env: commands.append(command) or Finished)
+    path = str(tmp_path / "g.safetensors")
+    for _ in range(2):
+        build_missing_checkpoint(path, "config.py", "key", "mine", lambda text: None)
+        os.makedirs(tmp_path / "g-run", exist_ok=True)
+        (tmp_path / "g-run" / "state.pt").touch()
+    for command, resume in zip(commands, ("False", "True"), strict=True):
+        assert command[0] == sys.executable and command[1].endswith(os.path.join("core", "pretrain.py"))
+        assert command[2:] == ["config.py", "--dataset=mine", f"--out_dir={tmp_path}/g-run", f"--export={path}",
+                               f"--resume={resume}"]

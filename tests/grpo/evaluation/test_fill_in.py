@@ -1,0 +1,207 @@
+"""The held-out evaluation of fill-in: its figures against what is known, and how much it reads at once."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from core.checkpoint_manager import freeze
+from core.dataset_consumer import DatasetConsumer
+from core.distributions import sampling_logp
+from grpo.build import Models, fill_in_evaluation
+from grpo.evaluation.fill_in import NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluation, lexicon, touched_words
+from grpo.policies.fill import FillPolicy
+from grpo.reward_functions.judge import Judge
+from grpo.rewards import Rewards
+from tests.tiny import TOKENIZER, config, consumer, count_rows, fill_policy, judge, model, write_text_dataset
+
+
+def evaluation_of(dataset, reference=None, scorer=None, gold=None, rewards=None, **settings):
+    c = config(**{"eval_problems": 6, "eval_completions": 3} | settings)
+    data = consumer(dataset, dataclasses.replace(c, batch_size=PROBLEMS_PER_STEP))
+    return FillInEvaluation(data, reference, {"judge": scorer, "gold_judge": gold}, rewards, c)
+
+
+def reader(seed=5):
+    return Judge(judge(seed), TOKENIZER, reads_ids=True)
+
+
+class Knows(torch.nn.Module):
+    """A model that knows the true texts of an evaluation's problems."""
+
+    vocabulary, config = 96, model().config
+
+    def __init__(self, evaluation):
+        super().__init__()
+        self.p, self.batches = torch.nn.Parameter(torch.zeros(1)), evaluation.batches
+
+    def states(self, input, position):
+        truth = [next(batch["target"][i] for _, batch in self.batches for i, shown in enumerate(batch["input"])
+                      if (shown == x.numpy()).all()) for x in input]
+        truth = torch.from_numpy(np.stack(truth)).gather(1, position)
+        return torch.nn.functional.one_hot(truth, 96).float()
+
+    def project(self, h):
+        return 50.0 * h
+
+    def forward(self, input, position):
+        return self.project(self.states(input, position))
+
+
+def test_words_are_those_of_the_true_text_that_a_mask_touches():
+    truth = "ar the quick fox, go"
+    mask = np.zeros(20, dtype=bool)
+    mask[[0, 8, 9, 16, 19]] = True
+    words = [truth[a:b] for a, b in touched_words(truth, mask)]
+    assert words == ["quick"], "words cut by the window's edge do not count"
+    assert lexicon("The quick, the_Dead 42") == {"the", "quick", "dead"}
+
+
+def test_evaluation_of_a_policy_that_knows_the_truth(dataset):
+    evaluation = evaluation_of(dataset, scorer=reader())
+    policy = FillPolicy(Knows(evaluation), TOKENIZER)
+    evaluation.reference = policy
+    metrics, shown = evaluation(policy, 1.0)
+    assert sum(len(batch["input"]) for _, batch in evaluation.batches) == 6
+    assert shown[0]["best"] == shown[0]["truth"] != shown[0]["problem"]
+    assert metrics["token_accuracy"] == 1 and metrics["words_recovered"] == 1 and metrics["unique_completions"] == 1
+    assert metrics["word_validity"] == 1 and metrics["kl"] == 0 and metrics["entropy"] < 1e-6
+    assert "judge" in metrics and "gold_judge" not in metrics
+    noisy, _ = evaluation(fill_policy(scale=1.0), 1.0)
+    assert noisy["token_accuracy"] < 0.2 and noisy["word_validity"] < 0.2
+    assert noisy["unique_completions"] > 2 and noisy["kl"] > 1
+    assert abs(noisy["entropy"] - np.log(96)) < 0.1
+    assert evaluation(fill_policy(scale=1.0), 1.0)[0] == noisy, "the same problems and the same noise every time"
+
+
+@pytest.mark.parametrize("truncation, passes", [({"top_k": 1}, 1), ({"min_p": 0.999}, 2), ({"top_p": 1e-6}, 2)])
+def test_completions_are_sampled_as_in_training(dataset, truncation, passes):
+    whole = evaluation_of(dataset)(fill_policy(), 1.0)[0]["unique_completions"]
+    surest = evaluation_of(dataset, unmask_steps=passes, **truncation)
+    found = surest(fill_policy(), 1.0)[0]["unique_completions"]
+    assert found == 1 if passes == 1 else found < whole
+
+
+@pytest.mark.parametrize("unmask_steps", [1, 2])
+def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps):
+    policy, reference = fill_policy(scale=3.0), fill_policy(seed=2, scale=3.0).frozen()
+    evaluation = evaluation_of(dataset, reference, reader(), reader(6), unmask_steps=unmask_steps)
+    metrics, _ = evaluation(policy, 0.7)
+    batch = evaluation.data.batch("val", 0)
+    batch = {key: x[:6] for key, x in batch.items()}
+    c = dataclasses.replace(evaluation.config, batch_size=6, seed=evaluation.data.seed + NOISE_SEED, temperature=0.7)
+    rollouts = policy.sample(batch, 0, c)
+    text = torch.stack(rollouts.texts.tokens).view(6, 3, -1)
+    kl, entropy, right, tokens, words, valid, recovered = [], [], 0, 0, 0, 0, 0
+    known = lexicon(evaluation.data.train_text())
+    for i in range(6):
+        hidden, truth = torch.from_numpy(batch["mask"][i]), torch.from_numpy(batch["target"][i])
+        read = torch.from_numpy(batch["input"][i])[None]
+        p, q = (sampling_logp(x.model(read)[0][hidden], 0.7) for x in (policy, reference))
+        kl += (p.exp() * (p - q)).sum(1).tolist()
+        entropy += (-(p.exp() * p).sum(1)).tolist()
+        for completion in text[i]:
+            right, tokens = right + int((completion == truth)[hidden].sum()), tokens + int(hidden.sum())
+            whole, filled = TOKENIZER.decode(truth.tolist()), TOKENIZER.decode(completion.tolist())
+            for a, b in touched_words(whole, batch["mask"][i]):
+                words, valid = words + 1, valid + (filled[a:b].lower() in known)
+                recovered += filled[a:b] == whole[a:b]
+    assert metrics["kl"] == pytest.approx(np.mean(kl), rel=1e-4)
+    assert metrics["entropy"] == pytest.approx(np.mean(entropy), rel=1e-4)
+    assert metrics["token_accuracy"] == pytest.approx(right / tokens)
+    assert metrics["word_validity"] == pytest.approx(valid / words)
+    assert metrics["words_recovered"] == pytest.approx(recovered / words)
+    for name, seed in (("judge", 5), ("gold_judge", 6)):
+        score = [float(judge(seed)(x[None]).sigmoid().mean()) for x in text.flatten(0, 1)]
+        assert metrics[name] == pytest.approx(np.mean(score), rel=1e-4)
+    assert metrics["unique_completions"] == np.mean([len({tuple(x) for x in group.tolist()}) for group in text])
+
+
+@pytest.mark.parametrize("unmask_steps, most", [(1, 2), (3, 8)])
+def test_no_forward_reads_more_rows_than_batch_size_allows(dataset, unmask_steps, most):
+    """A problem is read once in the first pass, and once for each of its 4 completions in the others."""
+    metrics, samples = [], []
+    for batch_size in (2, 64):
+        policy, reference, scorer = fill_policy(scale=3.0), fill_policy(seed=2).frozen(), reader()
+        read = [count_rows(net) for net in (policy.model, reference.model, scorer.model)]
+        evaluation = evaluation_of(dataset, reference, scorer, eval_problems=21, eval_completions=4,
+                                   batch_size=batch_size, unmask_steps=unmask_steps)
+        figures, shown = evaluation(policy, 1.0)
+        metrics.append(figures)
+        samples.append([(record["problem"], record["best"], record["worst"]) for record in shown])
+        largest = [max(rows) for rows in read]
+        if batch_size == 2:
+            assert largest == [most, 2, 8] and sum(read[1]) == 21
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-4), "the cut changes nothing"
+    assert samples[0] == samples[1] and len(samples[0]) == 3
+
+
+def test_only_the_rank_that_evaluates_decodes_the_training_text(dataset, monkeypatch):
+    decoded = []
+    text = DatasetConsumer.train_text
+    monkeypatch.setattr(DatasetConsumer, "train_text", lambda self: decoded.append(1) or text(self))
+    evaluations = [evaluation_of(dataset), fill_in_evaluation(config(dataset=dataset), Models(None, None, None, None))]
+    assert decoded == [], "building it, as every rank does, decodes nothing"
+    for _ in range(2):
+        evaluations[0](fill_policy(), 1.0)
+    assert decoded == [1], "it is decoded once, by whoever evaluates"
+
+
+def test_another_estimator_of_training_changes_no_figure(dataset):
+    settings = {"unmask_steps": 2, "batch_size": 2}
+    plain, coupled = (evaluation_of(dataset, fill_policy(seed=2), **settings, **more)(fill_policy(), 1.0)[0]
+                      for more in ({}, {"fill_estimator": "coupled"}))
+    assert plain == coupled
+
+
+def test_the_seed_of_the_run_changes_no_figure(dataset):
+    first, second = (fill_in_evaluation(config(dataset=dataset, eval_problems=4, seed=seed),
+                                        Models(fill_policy(), None, None, None)) for seed in (1, 2))
+    assert first(fill_policy(), 1.0)[0] == second(fill_policy(), 1.0)[0]
+
+
+class ShareOfE:
+    """A judge that counts a letter."""
+    model = freeze(model())
+
+    def scores(self, texts):
+        return torch.tensor([float((x == TOKENIZER.encode("e")[0]).float().mean()) for x in texts.tokens])
+
+
+def test_samples_are_the_best_and_the_worst_completion_by_the_judge(dataset):
+    evaluation = evaluation_of(dataset, scorer=ShareOfE(), eval_completions=12)
+    _, shown = evaluation(fill_policy(scale=1.0), 1.0)
+    texts = fill_policy(scale=1.0).sample(evaluation.batches[0][1], 0, dataclasses.replace(evaluation.config)).texts
+    share = [text.count("e") / len(text) for text in texts.completions]
+    assert len(shown) == 3 and max(share[:12]) > min(share[:12])
+    for i, record in enumerate(shown):
+        group = slice(12 * i, 12 * i + 12)
+        assert record["best_score"] == round(max(share[group]), 4) == round(record["best"].count("e") / 32, 4)
+        assert record["worst_score"] == round(min(share[group]), 4) == round(record["worst"].count("e") / 32, 4)
+        assert record["best"] in texts.completions[group] and record["worst"] in texts.completions[group]
+        assert (record["problem"], record["truth"]) == (texts.prompts[12 * i], texts.columns["answer"][12 * i])
+        assert record["mask"] == evaluation.batches[0][1]["mask"][i].astype(int).tolist()
+
+
+def test_without_a_judge_rewards_order_the_samples_and_are_metrics(dataset):
+    c = config(reward_functions=("length_penalty", "exact_match"), reward_weights=(1.0, -2.0), length_max=40)
+    evaluation = evaluation_of(dataset, rewards=Rewards(c), eval_completions=4)
+    knows = FillPolicy(Knows(evaluation), TOKENIZER)
+    metrics, shown = evaluation(knows, 1.0)
+    assert metrics["reward/exact_match"] == 1.0 and "judge" not in metrics
+    assert metrics["reward/length_penalty"] == pytest.approx(0.8), "32 characters, where 20 to 40 are allowed"
+    assert shown[0]["best_score"] == pytest.approx(0.8 - 2.0), "the weighted sum"
+
+
+def test_the_judges_reward_is_not_computed_twice(dataset):
+    rewards = Rewards(config(), reader())
+    evaluation = evaluation_of(dataset, scorer=reader(), rewards=rewards)
+    metrics, _ = evaluation(fill_policy(), 1.0)
+    assert rewards.names == ("judge",) and "judge" in metrics and "reward/judge" not in metrics
+
+
+def test_a_text_without_words_has_no_figures_of_words(tmp_path):
+    write_text_dataset(tmp_path / "sums", "".join(f"{a}+{b}={a + b}\n" for a in range(30) for b in range(30)))
+    metrics, _ = evaluation_of(str(tmp_path / "sums"))(fill_policy(), 1.0)
+    assert "token_accuracy" in metrics and not {"word_validity", "words_recovered"} & set(metrics)

@@ -1,0 +1,58 @@
+"""Pictures of runs, and that the algorithm loads without what draws them."""
+
+import subprocess
+import sys
+
+import pytest
+
+from grpo.evaluation import plots
+from tests.tiny import ROOT
+
+RECORDS = [{"step": 0, "eval/judge": 0.2, "eval/kl": 0.0}, {"step": 1, "loss": 1.0},
+           {"step": 2, "eval/judge": 0.3, "eval/kl": 0.5, "eval/unknown": 1.0}]
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are saved, kept open."""
+    kept = []
+    monkeypatch.setattr(plots.plt, "close", kept.append)
+    yield kept
+    monkeypatch.undo()
+    for figure in kept:
+        plots.plt.close(figure)
+
+
+def lines_of(axis):
+    return {line.get_label(): list(zip(*(map(float, x) for x in line.get_data()), strict=True))
+            for line in axis.get_lines()}
+
+
+def test_curves_have_a_panel_for_each_metric_and_a_line_for_each_run(tmp_path, figures):
+    plots.draw_curves({"a": RECORDS, "b": [{"step": 0, "eval/judge": 0.1}]}, str(tmp_path / "curves.png"))
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    panels = {axis.get_title(): lines_of(axis) for axis in figures[0].axes if axis.get_title()}
+    assert panels == {"judge": {"a": [(0, 0.2), (2, 0.3)], "b": [(0, 0.1)]}, "kl": {"a": [(0, 0.0), (2, 0.5)]}}
+
+
+@pytest.mark.parametrize("count", [1, 3, 10])
+def test_curves_of_any_number_of_metrics_can_be_drawn(tmp_path, figures, count):
+    names = [f"eval/{name}" for name in plots.PANELS[:count]]
+    plots.draw_curves({"": [dict.fromkeys(names, 0.5) | {"step": 0}]}, str(tmp_path / "c.png"))
+    titles = [axis.get_title() for axis in figures[0].axes if axis.get_title()]
+    assert titles == [name.removeprefix("eval/").replace("_", " ") for name in names]
+
+
+def test_temperatures_are_drawn_as_quality_against_diversity(tmp_path, figures):
+    points = [(t, {"token_accuracy": t / 2, "word_validity": t / 4, "entropy": t}) for t in (0.2, 0.4)]
+    plots.draw_temperatures({"before": points, "after": points[:1]}, str(tmp_path / "t.png"))
+    assert (tmp_path / "t.png").exists() and len(figures[0].axes) == 3
+    assert lines_of(figures[0].axes[0]) == {"before": [(0.1, 0.05), (0.2, 0.1)], "after": [(0.1, 0.05)]}
+    assert [text.get_text() for text in figures[0].axes[0].texts] == ["0.2", "0.4", "0.2"]
+
+
+def test_the_algorithm_loads_without_plotting_and_optional_libraries():
+    code = ("import sys, grpo.advantages, grpo.grpo_training_step, grpo.grpo_trainer\n"
+            "print(sorted({'matplotlib', 'wandb', 'tiktoken', 'transformers'} & set(sys.modules)))")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "[]\n", done.stderr or done.stdout

@@ -1,0 +1,53 @@
+"""Samples for people: how they are shown, kept and compared."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from grpo.evaluation.samples import append_samples, comparison_table, format_samples, reward_sums
+
+FILLED = {"problem": "a_c", "truth": "abc", "best": "abc", "worst": "axc", "best_score": 0.9, "worst_score": 0.125,
+          "mask": [0, 1, 0]}
+COMPLETED = {"problem": "1+1=", "answer": "2", "best": "2", "worst": "11\n", "best_score": 1.0, "worst_score": -1.0}
+
+
+def test_reward_sums_leave_out_what_was_skipped():
+    values = {"a": torch.tensor([1.0, math.nan, 0.5]), "b": torch.tensor([math.nan] * 3)}
+    sums = {name: float(x) for name, x in reward_sums(values).items()}
+    assert sums == {"reward/a": 1.5, "count of reward/a": 2, "reward/b": 0.0, "count of reward/b": 0}
+
+
+def test_filled_characters_are_coloured_on_a_terminal_only():
+    assert "\033[" in format_samples([FILLED], True) and "\033[" not in format_samples([FILLED], False)
+    problem, best, worst = format_samples([FILLED], True).split("\n")
+    assert "\033[" not in problem and problem.endswith("| a_c")
+    assert best.endswith("a\033[1;32mb\033[0mc") and worst.endswith("a\033[1;32mx\033[0mc")
+
+
+def test_a_sample_is_three_aligned_lines_with_scores():
+    for record in (FILLED, COMPLETED):
+        lines = format_samples([record, record], False).split("\n")
+        assert len(lines) == 6 and len({line.index("|") for line in lines}) == 1
+        assert [line.split()[0] for line in lines] == ["problem", "best", "worst"] * 2
+    assert "0.900" in format_samples([FILLED], False) and "-1.000" in format_samples([COMPLETED], False)
+    assert "11\u21b5" in format_samples([COMPLETED], False), "a text is one line"
+
+
+def test_samples_are_added_to_a_file_without_their_masks(tmp_path):
+    append_samples(str(tmp_path), 3, [FILLED])
+    append_samples(str(tmp_path), 6, [COMPLETED, COMPLETED])
+    found = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in found] == [3, 6, 6]
+    assert "mask" not in found[0] and found[0] == {"step": 3} | {k: v for k, v in FILLED.items() if k != "mask"}
+    assert found[1] == {"step": 6} | COMPLETED
+
+
+def test_the_comparison_has_a_line_for_each_metric_of_both_evaluations():
+    before, after = {"eval/kl": 0.0, "eval/judge": 0.5, "eval/gone": 1.0}, {"eval/judge": 0.75, "eval/kl": 0.1}
+    table = comparison_table(before, after)
+    head, *lines = table.split("\n")
+    assert head.split() == ["held-out", "before", "after", "change"]
+    assert [line.split()[0] for line in lines] == ["kl", "judge"]
+    assert [float(x) for x in lines[1].split()[1:]] == pytest.approx([0.5, 0.75, 0.25]) and "+0.2500" in lines[1]

@@ -1,0 +1,109 @@
+"""The causal policy: the shared prompt, the texts that it writes, and greedy completions."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from core.prompts import write_prompts
+from grpo.policies.causal import CausalPolicy
+from grpo.scoring import score
+from tests.tiny import (CAUSAL, causal_model, causal_policy, clear_gradient, flat_gradient, prompt_config,
+                        prompt_consumer, sampled)
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8}])
+def test_a_prompt_that_is_shared_gives_the_gradient_of_repeating_it(prompts, truncation):
+    net, c = causal_model(seed=1).double(), prompt_config(temperature=0.7, **truncation)
+    rollouts = sampled(causal_policy(seed=1), prompts, c)
+    weight = torch.rand(rollouts.target.shape, dtype=torch.float64) * rollouts.mask
+    found, read = [], []
+    hook = net.embed.register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
+    for shared in (True, False):
+        policy = CausalPolicy(net, CAUSAL, shared_prompt=shared)
+        clear_gradient(policy)
+        scores = score(policy, rollouts, 0.7, learn_entropy=True)
+        ((scores.logp + 0.1 * scores.entropy) * weight).sum().backward()
+        found.append((scores.logp.detach() * rollouts.mask, flat_gradient(policy)))
+    hook.remove()
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-9, atol=1e-9)
+    assert (found[0][1] - found[1][1]).norm() < 1e-9 * found[1][1].norm()
+    (P, S), (N, M) = rollouts.reading.prompt.shape, rollouts.target.shape
+    assert read == [P * S, N * M, N * (S + M)], "tokens of each forward: prompts once, then completions; all at once"
+
+
+def test_prompts_of_one_token_are_read_with_their_completions(tmp_path):
+    records = [{"prompt": text, "split": split} for text, split in (("7", "train"), ("8", "train"), ("9", "val"))]
+    write_prompts(str(tmp_path), records, CAUSAL)
+    c, policy = prompt_config(batch_size=2), causal_policy()
+    rollouts = sampled(policy, str(tmp_path), c)
+    assert rollouts.reading.prompt.shape == (2, 0)
+    for shared in (True, False):
+        logp = score(CausalPolicy(policy.model, CAUSAL, shared_prompt=shared), rollouts, 1.0).logp
+        torch.testing.assert_close(logp * rollouts.mask, rollouts.old_logp, rtol=1e-4, atol=1e-4)
+
+
+def test_texts_are_prompt_and_completion_without_padding_and_stop_token(prompts):
+    c = prompt_config(max_new_tokens=30, batch_size=8)
+    policy = causal_policy(scale=3.0)
+    batch, rollouts = prompt_consumer(prompts, c).problems("train", 0), sampled(policy, prompts, c)
+    texts, ended, lengths = rollouts.texts, 0, set()
+    for n in range(len(rollouts.target)):
+        record = batch["record"][n // 4]
+        written = rollouts.target[n, : int(rollouts.mask[n].sum())].tolist()
+        stopped = written[-1] == CAUSAL.stop_token_id
+        assert CAUSAL.stop_token_id not in written[:-1] and stopped != bool(rollouts.truncated[n])
+        assert texts.tokens[n].tolist() == [*record["tokens"], *(written[:-1] if stopped else written)]
+        assert texts.completions[n] == CAUSAL.decode(written) and texts.prompts[n] == record["prompt"]
+        assert texts.columns["answer"][n] == record["answer"]
+        for m in range(len(written) - stopped):
+            assert texts.tokens[n][int(texts.place[n, m])] == rollouts.target[n, m]
+        ended += stopped
+        lengths.add(len(record["tokens"]))
+    assert 0 < ended < len(rollouts.target) and len(lengths) > 1, "with and without a stop token, of several lengths"
+    assert texts.metrics["truncated"][0] == len(rollouts.target) - ended
+    assert [float(x) for x in texts.metrics["completion_length"]] == [float(rollouts.mask.sum()), 32.0]
+    assert texts.size == rollouts.mask.sum() and rollouts.max_tokens == 30
+
+
+def test_padding_in_every_row_is_left_out(prompts):
+    c = prompt_config(batch_size=1)
+    for number in range(6):
+        rollouts = sampled(causal_policy(), prompts, c, number)
+        tokens = prompt_consumer(prompts, c).problems("train", number)["record"][0]["tokens"]
+        assert rollouts.reading.prompt.tolist() == [tokens[:-1]] and not rollouts.reading.padding.any()
+        assert rollouts.reading.inputs[0, :, 0].tolist() == [tokens[-1]] * 4
+        assert rollouts.reading.length.flatten().tolist() == rollouts.mask.sum(1).tolist()
+
+
+@torch.no_grad()
+def test_greedy_completions_are_the_likeliest_tokens_one_by_one(prompts):
+    c, policy = prompt_config(batch_size=8, max_new_tokens=9), causal_policy(scale=4.0)
+    batch = prompt_consumer(prompts, c).problems("train", 0)
+    for record, text in zip(batch["record"], policy.greedy(batch, c), strict=True):
+        ids = list(record["tokens"])
+        for _ in range(9):
+            ids.append(int(policy.model(torch.tensor([ids]))[0, -1].argmax()))
+            if ids[-1] == CAUSAL.stop_token_id:
+                break
+        assert text == CAUSAL.decode(ids[len(record["tokens"]) :])
+
+
+def test_stop_sequences_and_the_response_prefix_are_the_configs(prompts):
+    c, policy = prompt_config(max_new_tokens=20, response_prefix="so "), causal_policy(scale=3.0)
+    data = prompt_consumer(prompts, c, response_prefix=c.response_prefix)
+    problems = data.problems("train", 0)
+    free = policy.sample(problems, 0, c)
+    assert all(text.startswith("so ") for text in free.texts.completions)
+    assert all(text.endswith("=") for text in free.texts.prompts)
+    letter = max("abcdefghijklmnopqrstuvwxyz", key=lambda x: sum(x in text[3:] for text in free.texts.completions))
+    cut = policy.sample(problems, 0, replace(c, stop_sequences=(letter,)))
+    for whole, short in zip(free.texts.completions, cut.texts.completions, strict=True):
+        assert short == "so " + whole[3:].split(letter)[0]
+    assert any(letter in text[3:] for text in free.texts.completions)
+
+
+def test_no_problem_has_more_states_than_are_planned_for(prompts):
+    c, policy = prompt_config(), causal_policy()
+    rollouts = sampled(policy, prompts, c)
+    assert rollouts.reading.counts().max() <= policy.stored_states(c) == 4 * 6

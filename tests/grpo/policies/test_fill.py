@@ -1,0 +1,92 @@
+"""The fill-in policy: what it samples is what it scores, in one pass and in several."""
+
+import pytest
+import torch
+
+from core.distributions import draw_uniforms, sampling_logp
+from core.fill_in import fill_in_passes
+from grpo.grpo_training_step import mismatch
+from grpo.policies.fill_views import FILL_ESTIMATORS
+from grpo.scoring import score
+from tests.tiny import TOKENIZER, config, consumer, fill_policy, judge, masked_problems, rewards, sampled
+
+
+def test_one_pass_writes_what_the_sampler_of_passes_writes(dataset):
+    c, policy = config(top_p=0.9, temperature=0.8), fill_policy()
+    batch, input, position, chosen = masked_problems(consumer(dataset, c))
+    noise = draw_uniforms(c.seed, 0, batch["number"], (c.group_size, c.block_size))
+    again, logp, *_ = fill_in_passes(policy.model, input, position, chosen, noise, noise, 1, 0.8, 0.9)
+    rollouts, hidden = sampled(policy, dataset, c), chosen.repeat_interleave(4, 0) > 0
+    assert torch.equal(rollouts.target[hidden], again[hidden]) and torch.equal(rollouts.mask > 0, hidden)
+    torch.testing.assert_close(rollouts.old_logp[hidden], logp[hidden])
+    assert rollouts.max_tokens == c.block_size and not rollouts.truncated.any()
+
+
+@pytest.mark.parametrize("S", [1, 2, 5])
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_the_trajectory_scores_the_probability_of_what_was_sampled(dataset, S, top_p):
+    c, policy = config(unmask_steps=S, top_p=top_p, temperature=0.7), fill_policy()
+    rollouts = sampled(policy, dataset, c)
+    logp = score(policy, rollouts, c.temperature).logp
+    torch.testing.assert_close(logp * rollouts.mask, rollouts.old_logp * rollouts.mask, rtol=1e-4, atol=1e-4)
+    found = mismatch(logp, rollouts)
+    assert found["ratio_minus_one"] < 1e-3 and found["ratio_tokens"] == rollouts.mask.sum()
+
+
+@pytest.mark.parametrize("S", [1, 3])
+@pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
+def test_scores_equal_reading_each_text_on_its_own(dataset, estimator, S):
+    c, policy = config(unmask_steps=S, fill_estimator=estimator, batch_size=3), fill_policy()
+    r = sampled(policy, dataset, c)
+    (_, _, position, _), T = masked_problems(consumer(dataset, c)), c.block_size
+    logp, rows = score(policy, r, 1.0).logp, r.reading.position.shape[1]
+    for n in range(0, len(r.target), 3):
+        i, g = divmod(n, 4)
+        p = [sampling_logp(policy.model(text[None]), 1.0)[0] for text in r.reading.texts[i]]
+        for m in range(r.target.shape[1]):
+            if r.mask[n, m]:
+                view, place = divmod(int(r.reading.position[i, g if rows > 1 else 0, m]), T)
+                assert place == position[i, m]
+                assert abs(float(p[view][place, r.target[n, m]].detach() - logp[n, m].detach())) < 1e-4
+
+
+@pytest.mark.parametrize("S", [1, 3])
+def test_texts_are_those_of_the_window_with_the_sampled_tokens_in_it(dataset, S):
+    c, policy = config(unmask_steps=S), fill_policy()
+    r, (batch, input, position, chosen) = sampled(policy, dataset, c), masked_problems(consumer(dataset, c))
+    for n, tokens in enumerate(r.texts.tokens):
+        text = input[n // 4].clone()
+        for m in range(r.target.shape[1]):
+            if chosen[n // 4, m]:
+                text[position[n // 4, m]] = r.target[n, m]
+        assert torch.equal(tokens, text) and torch.equal(r.texts.place[n], position[n // 4])
+        assert r.texts.completions[n] == TOKENIZER.decode(text.tolist())
+        assert r.texts.prompts[n] == TOKENIZER.decode(input[n // 4].tolist())
+        assert r.texts.columns["answer"][n] == TOKENIZER.decode(batch["target"][n // 4].tolist())
+    right = count = 0
+    for n in range(len(r.target)):
+        for m in range(r.target.shape[1]):
+            if r.mask[n, m]:
+                right += int(r.target[n, m] == batch["target"][n // 4, position[n // 4, m]])
+                count += 1
+    assert [float(x) for x in r.texts.metrics["mean_token_accuracy"]] == [right, count]
+    assert len(r.texts.tokens) == len(r.texts.prompts) == 16 and r.texts.size == 16 * c.block_size
+
+
+@pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
+def test_credit_near_a_token_finds_its_place_in_the_text(dataset, estimator):
+    c, scorer = config(unmask_steps=3, fill_estimator=estimator, credit_window=0), judge()
+    rollouts = sampled(fill_policy(), dataset, c)
+    credit = rewards(c, scorer)(rollouts).credit
+    odds = scorer(torch.stack(rollouts.texts.tokens)).clamp(-6.9, 6.9)
+    places = masked_problems(consumer(dataset, c))[2].repeat_interleave(4, 0)
+    torch.testing.assert_close(credit.flatten(0, 1), odds.gather(1, places), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("S", [1, 3])
+@pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
+def test_the_states_of_a_problem_are_as_many_as_planned_for(dataset, S, estimator):
+    c, policy = config(unmask_steps=S, fill_estimator=estimator, mask_low=0.5, mask_high=0.5), fill_policy()
+    assert sampled(policy, dataset, c).reading.counts().tolist() == [policy.stored_states(c)] * c.batch_size
+    assert policy.stored_states(config(unmask_steps=S, fill_estimator=estimator, mask_high=0.75)) == 1.5 * (
+        policy.stored_states(c)), "it plans for the largest masked share"

@@ -1,0 +1,239 @@
+"""What the policies of both kinds do alike: precision, weights, copies, files, and the indices of their readings."""
+
+import pytest
+import torch
+
+from core.checkpoint_manager import load_model, load_tokenizer
+from core.distributions import sampling_logp
+from core.training_step import build_optimizers
+from grpo.grpo_training_step import mismatch
+from grpo.policies.causal import CausalPolicy
+from grpo.policies.fill import FillPolicy
+from grpo.scoring import score
+from tests.tiny import (CAUSAL, TOKENIZER, causal_model, causal_policy, clear_gradient, config, consumer, count_rows,
+                        fill_policy, flat_gradient, model, prompt_consumer, same, sampled)
+
+KINDS = ("fill", "passes", "causal")
+
+
+def build(kind, **settings):
+    return causal_policy(**settings) if kind == "causal" else fill_policy(**settings)
+
+
+def settings(kind, **changes):
+    base = {"max_new_tokens": 7, "batch_size": 3, "group_size": 4, "unmask_steps": 3 if kind == "passes" else 1}
+    return config(**base | changes)
+
+
+@pytest.fixture
+def sample(dataset, prompts):
+    """sample(policy, kind, number, ...): rollouts of the problems of a step."""
+    def rollouts(policy, kind, number=0, **changes):
+        return sampled(policy, prompts if kind == "causal" else dataset, settings(kind, **changes), number)
+    return rollouts
+
+
+@pytest.fixture
+def first_problems(dataset, prompts):
+    """first_problems(kind, c): the problems of the first step."""
+    def problems(kind, c):
+        data = prompt_consumer(prompts, c) if kind == "causal" else consumer(dataset, c)
+        return data.problems("train", 0)
+    return problems
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8}])
+@torch.no_grad()
+def test_each_state_predicts_the_tokens_that_the_index_names(sample, kind, truncation):
+    policy = build(kind)
+    rollouts = sample(policy, kind, **truncation)
+    reading, M = rollouts.reading, rollouts.target.shape[1]
+    states, index = policy.states(reading), reading.index()
+    expected = []
+    for p in range(3):
+        if kind == "fill":  # a state for each place of the masked text, shared by the group
+            expected += [[(4 * p + g) * M + m for g in range(4)] for m in range(M)]
+            continue
+        for n in range(4 * p, 4 * p + 4):
+            length = int(rollouts.mask[n].sum()) if kind == "causal" else M
+            expected += [[n * M + m] for m in range(length)]
+    assert index.tolist() == expected and len(states) == len(expected)
+    assert (reading.kept is None) == (not truncation)
+    logp = sampling_logp(policy.project(states))                                     # (K, V)
+    for k, tokens in enumerate(expected):
+        for i in tokens:
+            n, m = divmod(i, M)
+            if rollouts.mask[n, m]:
+                allowed = torch.ones(logp.shape[1], dtype=bool) if reading.kept is None else reading.kept[k]
+                token = int(rollouts.target[n, m])
+                p = logp[k].exp() * allowed
+                assert allowed[token] and abs(float((p[token] / p.sum()).log() - rollouts.old_logp[n, m])) < 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_problem_has_as_many_states_as_a_loop_counts(sample, kind):
+    rollouts = sample(build(kind), kind)
+    M = rollouts.target.shape[1]
+    if kind == "causal":
+        expected = [int(rollouts.mask[4 * p : 4 * p + 4].sum()) for p in range(3)]
+        assert len(set(expected)) > 1
+    else:
+        expected = [M if kind == "fill" else 4 * M] * 3
+    assert rollouts.reading.counts().tolist() == expected and rollouts.reading.problems == rollouts.problems == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chosen", [[1], [2, 0], [0, 1, 2], []])
+@torch.no_grad()
+def test_selected_problems_have_their_own_states_and_kept_tokens(sample, kind, chosen):
+    policy = build(kind)
+    whole = sample(policy, kind, top_k=5)
+    part, rows = whole.select(torch.tensor(chosen, dtype=torch.long))
+    assert rows.tolist() == [4 * p + g for p in chosen for g in range(4)] and part.problems == len(chosen)
+    states, counts, first = policy.states(whole.reading), whole.reading.counts().tolist(), [0]
+    for count in counts:
+        first.append(first[-1] + count)
+    places = [k for p in chosen for k in range(first[p], first[p + 1])]
+    assert torch.equal(part.reading.kept, whole.reading.kept[places])
+    if chosen:
+        torch.testing.assert_close(policy.states(part.reading), states[places], rtol=1e-4, atol=1e-4)
+        found, expected = part.target.flatten()[part.reading.index()], whole.target.flatten()[whole.reading.index()]
+        assert torch.equal(found, expected[places])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_joined_readings_have_the_states_and_kept_tokens_of_their_parts(sample, kind):
+    policy, parts, widths = build(kind), [], set()
+    for number in range(6):  # single problems, of different widths
+        parts.append(sample(policy, kind, number, batch_size=1, top_k=5, max_new_tokens=3 + number).reading)
+        widths.add(parts[-1].chosen.shape[1])
+    joined = policy.Reading.join(parts)
+    assert kind != "causal" or len({part.prompt.shape[1] for part in parts}) > 1
+    assert len(widths) > 1 and joined.problems == 6 and joined.group_size == 4
+    torch.testing.assert_close(policy.states(joined), torch.cat([policy.states(part) for part in parts]), rtol=1e-4,
+                               atol=1e-4)
+    assert torch.equal(joined.kept, torch.cat([part.kept for part in parts]))
+    assert joined.counts().tolist() == [int(part.counts()) for part in parts]
+    M, before, expected = joined.chosen.shape[1], 0, []
+    for part in parts:
+        for row in part.index().tolist():
+            expected.append([(before + i // part.chosen.shape[1]) * M + i % part.chosen.shape[1] for i in row])
+        before += 4
+    assert joined.index().tolist() == expected
+    unrestricted = [sample(policy, kind, number, batch_size=1).reading for number in (0, 1)]
+    assert policy.Reading.join(unrestricted).kept is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_sampled_does_not_depend_on_how_many_problems_are_sampled_at_once(first_problems, kind):
+    policy, c = build(kind), settings(kind, batch_size=6, top_k=8)
+    problems, found = first_problems(kind, c), []
+    for at_once in (6, 1, 4):
+        found.append(policy.sample(problems, 0, settings(kind, batch_size=at_once, top_k=8)))
+    for other in found[1:]:
+        assert torch.equal(other.mask, found[0].mask) and torch.equal(other.truncated, found[0].truncated)
+        assert torch.equal(other.target * other.mask.long(), found[0].target * found[0].mask.long())
+        assert torch.equal(other.reading.kept, found[0].reading.kept)
+        torch.testing.assert_close(other.old_logp * other.mask, found[0].old_logp * found[0].mask, rtol=1e-4, atol=1e-4)
+    again = policy.sample(problems, 1, c)
+    assert not torch.equal(again.target, found[0].target), "each step has noise of its own"
+
+
+@pytest.mark.parametrize("kind", ("fill", "causal"))
+def test_no_more_problems_than_the_batch_size_are_generated_at_once(first_problems, kind):
+    policy, c = build(kind), settings(kind, batch_size=6)
+    rows = count_rows(policy.model)
+    policy.sample(first_problems(kind, c), 0, settings(kind, batch_size=2))
+    assert max(rows) == (2 * c.group_size if kind == "causal" else 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_frozen_policy_is_a_copy_that_does_not_move(sample, kind):
+    policy = build(kind)
+    reference = policy.frozen()
+    assert same(policy, reference) and type(reference) is type(policy)
+    assert not any(p.requires_grad for p in reference.parameters())
+    assert all(p.requires_grad for p in policy.parameters())
+    rollouts, before = sample(policy, kind), {name: x.clone() for name, x in policy.weights().items()}
+    scores = score(reference, rollouts, 1.0).logp
+    score(policy, rollouts, 1.0).logp.sum().backward()
+    for optimizer in build_optimizers(policy, config()):
+        optimizer.step()
+    assert not same(policy, reference)
+    assert all(torch.equal(x, before[name]) for name, x in reference.weights().items())
+    assert torch.equal(score(reference, rollouts, 1.0).logp, scores)
+    reference.load_weights(policy.weights())
+    assert same(policy, reference), "an EMA or periodic reference takes weights over"
+
+
+@pytest.mark.parametrize("kind", ("fill", "causal"))
+def test_a_saved_policy_is_a_model_file_with_its_tokenizer_and_facts(tmp_path, kind):
+    policy, path = build(kind), str(tmp_path / "model.safetensors")
+    for copy in (policy, policy.frozen()):
+        copy.save(path, step=7, reward=0.5)
+        net, facts = load_model(path, tokenizer=CAUSAL if kind == "causal" else TOKENIZER)
+        assert same(net, policy) and facts == {"step": 7, "reward": 0.5}
+        assert load_tokenizer(path).description() == policy.tokenizer.description()
+
+
+@pytest.mark.parametrize("kind", ("fill", "causal"))
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_kinds_of_parameters_cover_all_of_them_once(kind, tied):
+    policy = build(kind, tied=tied, n_layer=2)
+    kinds = policy.parameters_by_kind()
+    assert set(kinds) == {"matrices", "embeddings", "vectors"}
+    listed = [id(p) for group in kinds.values() for p in group]
+    assert len(listed) == len(set(listed)) and set(listed) == {id(p) for p in policy.parameters()}
+
+
+@pytest.mark.parametrize("kind", ("fill", "causal"))
+def test_weights_share_memory_with_the_policy(kind):
+    policy = build(kind)
+    addresses = {p.data_ptr() for p in policy.parameters()}
+    assert {x.data_ptr() for x in policy.weights().values()} == addresses
+
+
+def test_a_policy_is_in_eval_mode_and_sets_up_its_model():
+    net = model(dropout=0.5).train()
+    policy = FillPolicy(net, TOKENIZER, dtype=torch.bfloat16, grad_checkpoint=True, head_dtype=torch.float32)
+    assert not net.training and net.grad_checkpoint and net.head_dtype == torch.float32
+    assert policy.device == torch.device("cpu") and policy.vocabulary == TOKENIZER.base_vocab_size
+    states = policy.states(_one_text())
+    with policy.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    assert policy.project(states).dtype == torch.float32
+    assert not torch.equal(states, FillPolicy(net, TOKENIZER).states(_one_text())), "in bfloat16 and in float32"
+
+
+def _one_text():
+    position = torch.arange(8).view(1, 1, 8)
+    return FillPolicy.Reading(1, None, torch.arange(8).view(1, 1, 8), position, torch.ones(1, 1, 8, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("grad_checkpoint", [False, True])
+def test_the_backward_pass_needs_no_autocast_around_it(sample, grad_checkpoint):
+    """Activations that are computed again have the precision of the first time."""
+    policy = CausalPolicy(causal_model(), CAUSAL, dtype=torch.bfloat16, grad_checkpoint=grad_checkpoint)
+    rollouts, found = sample(policy, "causal"), []
+    for policy.model.grad_checkpoint in (False, grad_checkpoint):
+        clear_gradient(policy)
+        (score(policy, rollouts, 1.0).logp * rollouts.mask).sum().backward()
+        found.append(flat_gradient(policy))
+    assert (found[0] - found[1]).norm() <= 1e-5 * found[0].norm()
+
+
+def test_a_float32_head_brings_the_scorer_nearer_to_the_sampler(sample):
+    """Of bfloat16 policies: the mean of |p - q| / q over sampled tokens, p by the scorer and q by the sampler."""
+    found = {}
+    for head_dtype in (None, torch.float32):
+        total = tokens = 0.0
+        for seed in range(4):
+            net = causal_model(seed, scale=5.0, n_layer=2, n_head=4, n_embd=256)  # wide enough to round differently
+            policy = CausalPolicy(net, CAUSAL, dtype=torch.bfloat16, head_dtype=head_dtype)
+            rollouts = sample(policy, "causal", batch_size=8, group_size=8)
+            sums = mismatch(score(policy, rollouts, 1.0).logp, rollouts)
+            total, tokens = total + float(sums["ratio_minus_one"]), tokens + float(sums["ratio_tokens"])
+        found[head_dtype] = total / tokens
+    assert found[torch.float32] < 0.85 * found[None] + 1e-6, found

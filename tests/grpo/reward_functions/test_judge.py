@@ -1,0 +1,109 @@
+"""The judge as a reward: scores of texts of any length, and the credit of their tokens."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from core.judge import CHUNK, calculate_judge_scores
+from grpo.reward_functions.judge import Judge, windowed_mean
+from tests.tiny import TOKENIZER, judge
+
+
+def random_ids(*lengths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, TOKENIZER.base_vocab_size, (length,), generator=generator) for length in lengths]
+
+
+def written(prompts, completions):
+    return SimpleNamespace(prompts=prompts, completions=completions)
+
+
+def test_the_judge_scores_texts_of_any_length_as_if_each_were_alone():
+    scorer, texts = judge(), ["the quick", "a", "the quick", "seven wise owls"]
+    scores = Judge(scorer, TOKENIZER, reads_ids=False).scores(written(["so "] * 4, texts))
+    for text, found in zip(texts, scores.tolist(), strict=True):
+        assert found == pytest.approx(float(scorer(torch.tensor([TOKENIZER.encode("so " + text)])).sigmoid().mean()),
+                                      rel=1e-4)
+    ids = [torch.tensor(TOKENIZER.encode("so " + text)) for text in texts]
+    assert torch.equal(Judge(scorer, TOKENIZER, reads_ids=True).scores(SimpleNamespace(tokens=ids)), scores)
+
+
+@pytest.mark.parametrize("head", ["realness", "cls"])
+def test_texts_of_one_length_are_scored_as_one_batch_to_the_last_bit(head):
+    scorer, ids = judge(judge_head=head), random_ids(*[24] * (CHUNK + 5))
+    scores = Judge(scorer, TOKENIZER, reads_ids=True).scores(SimpleNamespace(tokens=ids))
+    assert torch.equal(scores, calculate_judge_scores(scorer, torch.stack(ids), TOKENIZER.cls_token_id))
+
+
+def test_a_cls_judge_reads_each_text_after_cls():
+    scorer, ids = judge(judge_head="cls"), random_ids(5, 9, 5)
+    scores = Judge(scorer, TOKENIZER, reads_ids=True).scores(SimpleNamespace(tokens=ids))
+    for text, found in zip(ids, scores, strict=True):
+        alone = 1 - scorer(torch.cat((torch.tensor([TOKENIZER.cls_token_id]), text))[None]).sigmoid()
+        torch.testing.assert_close(found, alone[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_judge_computes_in_its_own_type_and_scores_in_float32(dtype):
+    scorer, ids, seen = judge(), random_ids(*[24] * 5), []
+    scorer.blocks[0].up.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    texts = SimpleNamespace(tokens=ids, place=torch.zeros(5, 1, dtype=torch.long))
+    reader, exact = Judge(scorer, TOKENIZER, True, dtype), Judge(judge(), TOKENIZER, True)
+    (scores, credit), expected = reader.score_and_credit(texts, 2), exact.scores(texts)
+    for found in (scores, reader.scores(texts)):
+        assert found.dtype == credit.dtype == torch.float32
+        torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)
+        assert torch.equal(found, expected) == (dtype == torch.float32)
+    assert set(seen) == {dtype}
+
+
+def test_an_empty_text_is_scored():
+    scorer = judge()
+    pad = scorer(torch.tensor([[TOKENIZER.pad_token_id]])).sigmoid()[0, 0]
+    scores = Judge(scorer, TOKENIZER, reads_ids=False).scores(written(["", "a"], ["", "b"]))
+    torch.testing.assert_close(scores[0], pad)
+    scores = Judge(scorer, TOKENIZER, reads_ids=True).scores(SimpleNamespace(tokens=random_ids(4, 0)))
+    torch.testing.assert_close(scores[1], pad)
+
+
+@pytest.mark.parametrize(("head", "room"), [("realness", 33), ("cls", 32)])
+def test_a_text_that_is_too_long_is_a_clear_error(head, room):
+    reader = Judge(judge(judge_head=head), TOKENIZER, reads_ids=True)
+    assert reader.scores(SimpleNamespace(tokens=random_ids(room))).shape == (1,)
+    with pytest.raises(ValueError, match=f"judge_checkpoint reads {room} tokens, but a prompt with its completion has "
+                                         f"{room + 1}: lower max_new_tokens"):
+        reader.scores(SimpleNamespace(tokens=random_ids(3, room + 1)))
+
+
+@pytest.mark.parametrize("lengths", [(20,) * 6, (20, 7, 20, 13, 7, 20)])
+def test_credit_of_a_token_is_the_log_odds_near_it(lengths):
+    scorer, ids, window = judge(), random_ids(*lengths), 3
+    generator = torch.Generator().manual_seed(1)
+    place = torch.stack([torch.randint(0, length, (5,), generator=generator) for length in lengths])
+    texts, reader = SimpleNamespace(tokens=ids, place=place), Judge(scorer, TOKENIZER, reads_ids=True)
+    scores, credit = reader.score_and_credit(texts, window)
+    assert credit.shape == (len(lengths), 5)
+    for n, text in enumerate(ids):
+        odds = scorer(text[None])[0].clamp(-6.9, 6.9)
+        torch.testing.assert_close(scores[n], odds.sigmoid().mean(), rtol=1e-4, atol=1e-4)
+        for m, t in enumerate(place[n].tolist()):
+            near = [float(odds[s]) for s in range(len(text)) if abs(s - t) <= window]
+            assert float(credit[n, m]) == pytest.approx(sum(near) / len(near), rel=1e-2, abs=1e-2)
+    everywhere = reader.score_and_credit(texts, max(lengths))[1]
+    torch.testing.assert_close(everywhere, everywhere[:, :1].expand_as(everywhere))
+
+
+def test_the_place_of_padding_may_lie_behind_a_short_text():
+    texts = SimpleNamespace(tokens=random_ids(4, 9), place=torch.tensor([[1, 3, 8], [1, 3, 8]]))
+    credit = Judge(judge(), TOKENIZER, reads_ids=True).score_and_credit(texts, 0)[1]
+    assert credit.shape == (2, 3) and credit.isfinite().all() and credit[0, 1] != credit[0, 0]
+
+
+@pytest.mark.parametrize("width", [0, 1, 3, 20])
+def test_a_windowed_mean_is_that_of_a_loop(width):
+    x = torch.randn(3, 11)
+    for n in range(3):
+        for t in range(11):
+            near = x[n, [s for s in range(11) if abs(s - t) <= width]]
+            torch.testing.assert_close(windowed_mean(x, width)[n, t], near.mean())

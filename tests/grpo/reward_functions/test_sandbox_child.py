@@ -1,0 +1,56 @@
+"""What the child process refuses to the code that it runs, and what it shows of the machine."""
+
+import os
+import re
+import resource
+
+import pytest
+
+from grpo.reward_functions import sandbox_child
+from grpo.reward_functions.sandbox import run_tests
+
+
+@pytest.mark.parametrize("attempt", [
+    "os.fork()", "os.forkpty()", "os.system('true')", "os.popen('true')", "os.execv('/bin/true', ['true'])",
+    "os.posix_spawn('/bin/true', ['true'], {})", "os.spawnv(os.P_WAIT, '/bin/true', ['true'])",
+    "subprocess.run(['true'])", "pty.spawn('true')", "multiprocessing.Process(target=print).start()",
+    "multiprocessing.get_context('spawn').Process(target=print).start()", "ctypes.CDLL(None).fork()",
+    "os.kill(os.getppid(), 0)", "os.killpg(0, 9)", "socket.create_connection(('127.0.0.1', 9))",
+    "socket.socket().bind(('127.0.0.1', 0))", "os.mkdir('deeper')"])
+def test_the_sandbox_refuses_processes_signals_network_and_foreign_code(attempt):
+    modules = set(re.findall(r"\b(os|subprocess|pty|multiprocessing|ctypes|socket)\.", attempt))
+    code = (f"try:\n    import {', '.join(modules)}\n    {attempt}\n"
+            "except PermissionError as error:\n    message = str(error)")
+    assert run_tests(code, "assert 'the sandbox refuses' in message") == "passed"
+
+
+def test_the_sandbox_cannot_change_files_elsewhere(tmp_path):
+    kept = tmp_path / "kept.txt"
+    kept.write_text("kept")
+    for attempt in (f"open({str(kept)!r}, 'w')", f"open({str(kept)!r}, 'ab')", f"os.remove({str(kept)!r})",
+                    f"os.rename({str(kept)!r}, 'mine')", f"shutil.rmtree({str(tmp_path)!r})",
+                    f"open({str(tmp_path / 'new')!r}, 'x')", f"os.chmod({str(kept)!r}, 0)",
+                    f"os.symlink({str(kept)!r}, 'link')", f"os.open({os.fsencode(kept)!r}, os.O_RDWR)"):
+        assert run_tests(f"import os, shutil\n{attempt}", "pass") == "failed", attempt
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
+    assert kept.read_text() == "kept"
+
+
+def test_the_sandbox_sees_no_environment_and_a_folder_of_its_own(monkeypatch):
+    monkeypatch.setenv("API_SECRET", "secret")
+    code = ("import os, sys\nenvironment, folder, path, files = dict(os.environ), os.getcwd(), sys.path, os.listdir()\n"
+            "proc = '/proc/self/environ'")
+    tests = (f"assert environment == {{}}\nassert folder != {os.getcwd()!r}\nassert {os.getcwd()!r} not in path\n"
+             "assert files == ['solution.py'], files\nassert not any('site-packages' in p for p in path)\n"
+             "assert not os.path.exists(proc) or 'secret' not in open(proc).read()")
+    assert run_tests(code, tests) == "passed"
+
+
+def test_a_limit_that_is_already_lower_stays(monkeypatch):
+    hard, new, alarms = {"RLIMIT_FSIZE": 100, "RLIMIT_NOFILE": resource.RLIM_INFINITY, "RLIMIT_CPU": 7}, {}, []
+    names = {getattr(resource, name): name for name in hard}
+    monkeypatch.setattr(sandbox_child.resource, "getrlimit", lambda kind: (0, hard[names[kind]]))
+    monkeypatch.setattr(sandbox_child.resource, "setrlimit", lambda kind, pair: new.update({names[kind]: pair}))
+    monkeypatch.setattr(sandbox_child.signal, "alarm", alarms.append)
+    sandbox_child.limit({"RLIMIT_CPU": 3, "RLIMIT_FSIZE": 1000, "RLIMIT_NOFILE": 32})
+    assert new == {"RLIMIT_CPU": (3, 3), "RLIMIT_FSIZE": (100, 100), "RLIMIT_NOFILE": (32, 32)} and alarms == [3]

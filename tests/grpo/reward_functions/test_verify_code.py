@@ -1,0 +1,45 @@
+"""Every value of the rewards of code, and which tests of a record are refused."""
+
+import pytest
+
+from grpo.reward_functions.registry import REWARDS
+from grpo.reward_functions.verify_code import extract_code
+from tests.tiny import expect_rewards, rewards_of
+
+
+def test_code_correctness():
+    expect_rewards("code_correctness", {
+        "def f(x):\n    return x": 2.0, "```python\ndef f(x):\n    return x\n```": 2.0, "import os": 1.5, "x = 1": 1.0,
+        "def f(x):\n  return x": 1.5, "def f(x):\n\treturn x": 1.5, "if x:\n    y = 1": 1.5, "if x:\n  y = 1": 1.0,
+        "def f(x:\n    return x": 1.0, "two words": 0.0, "no happy return s": 0.5, "if x\n    y": 0.5, "": 0.0,
+        " \n": 0.0, "```python\n\n```": 0.0, "Sure!\n```python\nimport os": 1.5, "x = '\0'": 0.0, "(" * 100000: 0.0,
+        "-" * 100000 + "1": 0.0, "1" + "+1" * 1000000: 0.0, "x = 1\n" * 20000: 0.0})
+
+
+def test_the_last_fenced_block_is_the_code():
+    assert extract_code("a = 1") == "a = 1"
+    assert extract_code("First:\n```python\na = 1\n```\nBetter:\n```\na = 2\n```\nDone.") == "a = 2\n"
+    assert extract_code("Cut off:\n```py\na = 1\nb =") == "a = 1\nb ="
+
+
+def test_code_execution_is_one_only_if_the_tests_pass():
+    good, bad = "def f(x):\n    return 2 * x", "def f(x):\n    return x"
+    tests = ["assert f(2) == 4", "assert f(0) == 0"]
+    prose = f"Here:\n```python\n{good}\n```\nIt doubles."
+    assert rewards_of("code_execution", good, prose, bad, "", "```\n```", tests=tests) == [1.0, 1.0, 0.0, 0.0, 0.0]
+    slow = "import time\ntime.sleep(60)"
+    assert rewards_of("code_execution", slow, tests="pass", settings={"sandbox_seconds": 0.5}) == 0.0
+    for blank in ("", " \n", []):
+        with pytest.raises(ValueError, match="reward code_execution needs the field 'tests'"):
+            rewards_of("code_execution", good, tests=blank)
+
+
+def test_the_check_of_a_record_refuses_tests_that_are_missing_blank_or_of_a_wrong_type():
+    check = REWARDS["code_execution"].check
+    for tests, message in ((None, "needs the field 'tests' in every record"), ("", "any code would pass blank tests"),
+                           ([" ", "\n"], "any code would pass blank tests"), (5, "tests=5 of a record must be a text"),
+                           ([1], r"tests=\[1\] of a record must be a text"), ({"a": 1}, "of a record must be a text")):
+        with pytest.raises(ValueError, match=f"reward code_execution.*{message}"):
+            check(tests=tests, answer="7")
+    check(tests="pass", answer=None)
+    check(tests=["", "assert f()"])

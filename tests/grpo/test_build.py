@@ -1,0 +1,291 @@
+"""What a config builds, and what is refused before the first step."""
+
+import pytest
+import torch
+
+from core.checkpoint_manager import save_model
+from core.dataset_consumer import DatasetConsumer
+from core.model import SEQUENCE_SCORER
+from core.prompts import PromptConsumer
+from grpo import build
+from grpo.build import (build_data, build_evaluation, build_models, build_reference, build_rewards, check_memory,
+                        make_policy)
+from grpo.evaluation.fill_in import FillInEvaluation
+from grpo.evaluation.prompts import PromptEvaluation
+from grpo.policies.causal import CausalPolicy
+from grpo.policies.fill import FillPolicy
+from grpo.rewards import Rewards
+from grpo.scoring import with_reference
+from tests.tiny import (CAUSAL, TOKENIZER, causal_model, causal_policy, config, consumer, fill_policy, judge, model,
+                        one_process, prompt_consumer, same, sampled, save)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    save_model(str(folder / "causal"), causal_model(), CAUSAL)
+    save_model(str(folder / "other causal"), causal_model(seed=3, n_layer=2), CAUSAL)
+    for name, net in {"fill": model(), "other fill": model(seed=3), "deep fill": model(n_layer=2), "judge": judge(),
+                      "gold": judge(seed=6), "small": judge(block_size=16),
+                      "cls": model(SEQUENCE_SCORER, judge_head="cls", block_size=32),
+                      "wide cls": model(SEQUENCE_SCORER, judge_head="cls")}.items():
+        save(folder / name, net)
+    return folder
+
+
+def settings_of(checkpoints, **names):
+    """Settings with the names of checkpoints as their paths."""
+    return config(**{k: str(checkpoints / v) if k.endswith("_checkpoint") and isinstance(v, str) else v
+                     for k, v in names.items()})
+
+
+def built(checkpoints, data, **names):
+    return build_models(settings_of(checkpoints, **names), data, one_process())
+
+
+def text_data(dataset):
+    return consumer(dataset, config())
+
+
+def test_the_data_is_what_the_dataset_holds(dataset, prompts):
+    assert isinstance(build_data(config(dataset=dataset), one_process()), DatasetConsumer)
+    data = build_data(config(dataset=prompts, max_prompt_length=4), one_process())
+    assert isinstance(data, PromptConsumer) and data.longest == 4
+
+
+def test_the_policy_is_of_the_kind_that_its_checkpoint_says(checkpoints, dataset, prompts):
+    models = built(checkpoints, text_data(dataset), generator_checkpoint="fill", judge_checkpoint="judge",
+                   gold_judge_checkpoint="gold")
+    assert isinstance(models.policy, FillPolicy) and same(models.policy, fill_policy())
+    assert same(models.judge.model, judge()) and same(models.gold_judge.model, judge(seed=6))
+    assert models.judge.reads_ids and models.judge.tokenizer.description() == TOKENIZER.description()
+    causal = built(checkpoints, prompt_consumer(prompts, config()), generator_checkpoint="causal", shared_prompt=False)
+    assert isinstance(causal.policy, CausalPolicy) and same(causal.policy, causal_policy())
+    assert not causal.policy.shared_prompt and causal.judge is causal.gold_judge is None
+
+
+def test_a_judge_of_completed_prompts_may_have_another_vocabulary(checkpoints, prompts):
+    models = built(checkpoints, prompt_consumer(prompts, config()), generator_checkpoint="causal",
+                   judge_checkpoint="judge")
+    assert not models.judge.reads_ids and models.judge.tokenizer.description() == TOKENIZER.description()
+
+
+@pytest.mark.parametrize("setting, found", [("auto", None), ("float32", torch.float32)])
+@pytest.mark.parametrize("kind", ["fill", "causal"])
+def test_a_policy_has_the_precision_of_the_run(kind, setting, found):
+    dist = one_process("bfloat16")
+    net, tokenizer = (model(), TOKENIZER) if kind == "fill" else (causal_model(), CAUSAL)
+    policy = make_policy(net, tokenizer, config(head_dtype=setting), dist)
+    assert policy.model.head_dtype == found and policy.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_judges_have_the_precision_of_the_run(checkpoints, dataset, dtype):
+    c = settings_of(checkpoints, generator_checkpoint="fill", judge_checkpoint="judge", gold_judge_checkpoint="gold")
+    models = build_models(c, text_data(dataset), one_process(dtype))
+    assert models.judge.dtype == models.gold_judge.dtype == models.policy.dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_grad_checkpoint_reaches_the_model(checkpoints, dataset, wanted):
+    models = built(checkpoints, text_data(dataset), generator_checkpoint="fill", grad_checkpoint=wanted)
+    assert models.policy.model.grad_checkpoint == wanted
+
+
+def test_no_reference_is_built_where_none_is_needed():
+    for settings in ({}, {"reference_mode": "none"}, {"ref_offload": True}):
+        assert build_reference(config(**{"kl_beta": 0.0} | settings), fill_policy(), one_process()) is None
+    assert build_reference(config(kl_beta=0.1), fill_policy(), one_process()) is not None
+
+
+def test_a_reference_is_a_frozen_copy_of_the_policy():
+    policy = fill_policy(seed=1)
+    reference = build_reference(config(kl_beta=0.1), policy, one_process())
+    assert same(policy, reference) and not any(p.requires_grad for p in reference.parameters())
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(1.0)
+    assert same(reference, fill_policy(seed=1)) and not same(policy, reference)
+
+
+def test_a_reference_waits_on_the_cpu_only_if_asked(monkeypatch):
+    moves = []
+    monkeypatch.setattr(FillPolicy, "to", lambda self, device: moves.append((self, torch.device(device))))
+    build_reference(config(ref_offload=False), fill_policy(), one_process())
+    assert moves == []
+    offloaded = build_reference(config(ref_offload=True), fill_policy(), one_process())
+    assert moves == [(offloaded, torch.device("cpu"))] and not any(p.requires_grad for p in offloaded.parameters())
+
+
+def test_reference_checkpoint_is_the_reference(checkpoints, dataset, prompts):
+    models = built(checkpoints, text_data(dataset), generator_checkpoint="fill", reference_checkpoint="other fill",
+                   reference_mode="ema")
+    assert same(models.reference, fill_policy(seed=3)) and same(models.policy, fill_policy())
+    assert not any(p.requires_grad for p in models.reference.parameters())
+    deeper = built(checkpoints, prompt_consumer(prompts, config()), generator_checkpoint="causal",
+                   reference_checkpoint="other causal")
+    assert deeper.reference.model.config.n_layer == 2
+
+
+REFUSED = {
+    "no generator": ("text", {}, "generator_checkpoint is not set"),
+    "a judge as generator": ("text", {"generator_checkpoint": "judge"},
+                             "generator_checkpoint=.* has mode sequence_scorer, but masked_fill or language_model"),
+    "passes": ("prompts", {"generator_checkpoint": "causal", "unmask_steps": 2}, "unmask_steps=2 is for fill-in"),
+    "estimator": ("prompts", {"generator_checkpoint": "causal", "fill_estimator": "coupled"},
+                  "use fill_estimator=trajectory"),
+    "credit of prompts": ("prompts", {"generator_checkpoint": "causal", "credit_window": 2}, "credit_window=2 is for"),
+    "gold judge of prompts": ("prompts", {"generator_checkpoint": "causal", "gold_judge_checkpoint": "gold"},
+                              "gold_judge_checkpoint=.*is for fill-in"),
+    "overlong": ("text", {"generator_checkpoint": "fill", "overlong_buffer": 4}, "overlong_buffer=4 is for prompts"),
+    "truncated": ("text", {"generator_checkpoint": "fill", "mask_truncated": True}, "use mask_truncated=False"),
+    "other vocabulary": ("prompts", {"generator_checkpoint": "fill"}, "another vocabulary"),
+    "moving to another shape": ("text", {"generator_checkpoint": "fill", "reference_checkpoint": "deep fill",
+                                         "reference_mode": "ema"}, "another shape than the generator.*use 'static'"),
+    "credit of cls": ("text", {"generator_checkpoint": "fill", "judge_checkpoint": "wide cls", "credit_window": 4},
+                      "use credit_window=None"),
+    "small judge": ("text", {"generator_checkpoint": "fill", "judge_checkpoint": "small"},
+                    "judge_checkpoint=.*block_size=16, but needs 32"),
+    "small gold judge": ("text", {"generator_checkpoint": "fill", "gold_judge_checkpoint": "small"},
+                         "gold_judge_checkpoint=.*block_size=16, but needs 32"),
+    "no room for cls": ("text", {"generator_checkpoint": "fill", "judge_checkpoint": "cls"},
+                        "needs 33 for texts of block_size=32 and CLS"),
+    "long block": ("text", {"generator_checkpoint": "fill", "block_size": 40}, "block_size=40 is larger than the 33"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_and_settings_that_do_not_fit_are_refused(checkpoints, dataset, prompts, name):
+    kind, settings, message = REFUSED[name]
+    data = text_data(dataset) if kind == "text" else prompt_consumer(prompts, config())
+    with pytest.raises(ValueError, match=message) as error:
+        built(checkpoints, data, **settings)
+    assert "\n" not in str(error.value)
+
+
+def test_a_fill_in_run_with_several_passes_is_not_refused(checkpoints, dataset):
+    models = built(checkpoints, text_data(dataset), generator_checkpoint="fill", unmask_steps=2)
+    assert models.policy.model.config == model().config
+
+
+def test_a_generator_needs_a_dataset_of_its_kind(tmp_path, prompts):
+    fill = str(tmp_path / "fill.safetensors")
+    save_model(fill, model(tokenizer=CAUSAL), CAUSAL)
+    with pytest.raises(ValueError, match="mode masked_fill and needs a dataset of running text, such as data/char"):
+        build_models(config(generator_checkpoint=fill), prompt_consumer(prompts, config()), one_process())
+
+
+def test_the_evaluation_suits_the_generator(checkpoints, dataset, prompts):
+    c = config(dataset=dataset, generator_checkpoint=str(checkpoints / "fill"),
+               judge_checkpoint=str(checkpoints / "judge"), eval_problems=4)
+    data = build_data(c, one_process())
+    models = build_models(c, data, one_process())
+    rewards = build_rewards(c, models, data)
+    assert isinstance(build_evaluation(c, models, rewards, data), FillInEvaluation) and rewards.names == ("judge",)
+    c = config(dataset=prompts, generator_checkpoint=str(checkpoints / "causal"), task_type="general", max_new_tokens=5)
+    data = build_data(c, one_process())
+    models = build_models(c, data, one_process())
+    rewards = build_rewards(c, models, data)
+    assert isinstance(build_evaluation(c, models, rewards, data), PromptEvaluation)
+
+
+def test_held_out_problems_are_the_same_for_every_seed_and_batch_size(dataset):
+    models = build.Models(fill_policy(), None, None, None)
+    both = []
+    for settings in ({"seed": 1, "batch_size": 4}, {"seed": 2, "batch_size": 3}):
+        evaluation = build.fill_in_evaluation(config(dataset=dataset, eval_problems=20, **settings), models)
+        both.append([tuple(row) for _, batch in evaluation.batches for row in batch["input"].tolist()])
+    assert both[0] == both[1] and len(set(both[0])) == 20
+
+
+@pytest.mark.parametrize("settings, message", [
+    ({"max_new_tokens": 500}, "max_new_tokens=500 and prompts of up to 6 tokens do not fit the model's block_size=64"),
+    ({"pass_k": 9, "max_new_tokens": 5}, "pass_k=9 must be at most eval_completions=4")])
+def test_an_evaluation_that_cannot_run_is_refused(prompts, settings, message):
+    c = config(task_type="general", **settings)
+    data = prompt_consumer(prompts, c)
+    with pytest.raises(ValueError, match=message):
+        build_evaluation(c, build.Models(causal_policy(), None, None, None), Rewards(c), data)
+
+
+def test_a_shorter_reference_bounds_the_room_for_completions(prompts):
+    c = config(task_type="general", max_new_tokens=30)
+    models = build.Models(causal_policy(), causal_policy(block_size=20), None, None)
+    with pytest.raises(ValueError, match="block_size=20; set max_new_tokens to at most 14"):
+        build_evaluation(c, models, Rewards(c), prompt_consumer(prompts, c))
+
+
+def says(error, *parts):
+    """Whether the message of an error is one line with all of these parts."""
+    assert "\n" not in str(error.value)
+    for part in parts:
+        assert part in str(error.value), part
+
+
+class Wide:
+    """A policy of which only its sizes are asked."""
+    kl_estimator = "exact"
+
+    def __init__(self, vocabulary, states_of_a_problem):
+        self.vocabulary, self.states_of_a_problem = vocabulary, states_of_a_problem
+
+    def stored_states(self, config):
+        return self.states_of_a_problem
+
+
+def test_an_iteration_whose_distributions_need_too_much_memory_is_refused():
+    """512 completions of up to 1024 tokens with 4096 numbers each are 8.6 GB."""
+    policy = Wide(4096, 8 * 1024)
+    models = build.Models(policy, policy, None, None)
+    settings = {"batch_size": 64, "group_size": 8, "max_new_tokens": 1024}
+    with pytest.raises(ValueError) as error:
+        check_memory(config(**settings), models)
+    says(error, "stored_megabytes=2048", "8192 MB", "exact KL", "kl_estimator='k3'", "batch_size")
+    assert "top_p" not in str(error.value)
+    check_memory(config(**settings, kl_estimator="k3"), models)
+    check_memory(config(**settings, stored_megabytes=8192), models)
+    check_memory(config(**settings | {"batch_size": 16}), models)
+    with pytest.raises(ValueError, match="exact KL"):
+        check_memory(config(**settings | {"batch_size": 16}, gradient_accumulation_steps=4), models)
+    check_memory(config(**settings), build.Models(policy, None, None, None))
+
+
+@pytest.mark.parametrize("truncation", [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
+def test_kept_tokens_count_as_stored_memory(truncation):
+    policy = Wide(4096, 8 * 1024)
+    settings = {"batch_size": 64, "group_size": 8, "kl_estimator": "k3"}
+    models = build.Models(policy, policy, None, None)
+    with pytest.raises(ValueError) as error:
+        check_memory(config(**settings, **truncation, stored_megabytes=2047), models)
+    says(error, "stored_megabytes=2047", "2048 MB", "truncation", "top_p=1.0", "top_k=0", "min_p=0.0")
+    assert "kl_estimator" not in str(error.value)
+    check_memory(config(**settings, stored_megabytes=2047), models)
+    with pytest.raises(ValueError) as error:
+        check_memory(config(**settings | {"kl_estimator": "exact"}, **truncation), models)
+    says(error, "10240 MB", "exact KL", "truncation", "kl_estimator='k3'", "top_p=1.0")
+
+
+@pytest.mark.parametrize("settings", [{}, {"unmask_steps": 3}, {"unmask_steps": 3, "fill_estimator": "coupled"},
+                                      {"unmask_steps": 3, "fill_estimator": "one_step"},
+                                      {"mask_high": 0.3, "mask_line": 1.0, "mask_random": 0.0, "mask_span": 0.0}])
+def test_the_memory_that_is_checked_is_at_least_what_is_stored(dataset, prompts, settings):
+    """The number of states that the check expects is an upper bound of the rows that rollouts store."""
+    for number in range(3):
+        c = config(**settings)
+        rollouts = sampled(fill_policy(), dataset, c, number)
+        stored = with_reference(rollouts, fill_policy(seed=2), "exact", c).ref_distributions
+        assert 0 < len(stored) <= c.batch_size * fill_policy().stored_states(c)
+        c = config(max_new_tokens=6)
+        rollouts = sampled(causal_policy(scale=3.0), prompts, c, number)
+        stored = with_reference(rollouts, causal_policy(seed=2), "exact", c).ref_distributions
+        assert 0 < len(stored) <= c.batch_size * causal_policy().stored_states(c)
+
+
+def test_a_config_that_would_store_too_much_is_refused_before_the_first_step(checkpoints, dataset):
+    c = config(dataset=dataset, generator_checkpoint=str(checkpoints / "fill"), batch_size=256, mask_high=1.0,
+               judge_checkpoint=str(checkpoints / "judge"), stored_megabytes=2)
+    data = build_data(c, one_process())
+    models = build_models(c, data, one_process())
+    with pytest.raises(ValueError) as error:
+        build_evaluation(c, models, build_rewards(c, models, data), data)
+    says(error, "stored_megabytes=2", "3 MB", "exact KL", "kl_estimator='k3'")

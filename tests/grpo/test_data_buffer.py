@@ -1,0 +1,140 @@
+"""The buffer: what it takes, what it refuses, and the minibatches that it hands out."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from grpo.data_buffer import DataBuffer
+from grpo.policies.causal import CausalReading
+from grpo.policies.fill import FillReading
+from grpo.rollout import Rollouts
+from grpo.scoring import with_reference
+from tests.tiny import causal_policy, config, fill_policy, sampled
+
+
+def with_random_advantage(rollouts):
+    return dataclasses.replace(rollouts, advantage=torch.randn(len(rollouts.target), 1))
+
+
+def fill_rollouts(dataset, **settings):
+    c = config(**settings)
+    return with_random_advantage(sampled(fill_policy(), dataset, c))
+
+
+def causal_rollouts(prompts, **settings):
+    c = config(max_new_tokens=6, **settings)
+    return with_random_advantage(sampled(causal_policy(scale=3.0), prompts, c))
+
+
+def assert_equal(a, b):
+    """Two Rollouts, field by field, with what is read to score them."""
+    for x, y in ((a, b), (a.reading, b.reading)):
+        assert type(x) is type(y)
+        for field in dataclasses.fields(x):
+            one, other = getattr(x, field.name), getattr(y, field.name)
+            if field.name != "reading":
+                assert torch.equal(one, other) if torch.is_tensor(one) else one == other, field.name
+
+
+def test_the_buffer_is_bounded_and_refuses_without_a_trace(dataset):
+    good = fill_rollouts(dataset)
+    buffer = DataBuffer(capacity=1)
+    bad = [dataclasses.replace(good, advantage=None), dataclasses.replace(good, mask=good.mask[:-1]),
+           dataclasses.replace(good, train_mask=good.train_mask[:, :-1]), dataclasses.replace(good, group_size=3),
+           dataclasses.replace(good, reading=good.reading.select(torch.arange(3))),
+           dataclasses.replace(good, advantage=good.advantage[:-1])]
+    for rollouts in bad:
+        with pytest.raises(ValueError):
+            buffer.store_rollout_data(rollouts, {})
+    with pytest.raises(ValueError, match="no rollouts with id 1"):
+        buffer.prepare_training_batch(1)
+    with pytest.raises(ValueError, match="reward is not a number"):
+        buffer.store_evaluation_data(3, {"loss": 1.0, "reward": float("nan")})
+    assert buffer.get_buffer_statistics() == dict.fromkeys(
+        ("rollouts", "completions", "minibatches", "stored", "evaluations"), 0)
+    id = buffer.store_rollout_data(good, {"reward": 1.0})
+    with pytest.raises(ValueError, match="holds 1 rollouts already"):
+        buffer.store_rollout_data(good, {})
+    with pytest.raises(ValueError, match="epochs=0"):
+        buffer.prepare_training_batch(id, epochs=0)
+    assert not buffer.queue
+    buffer.prepare_training_batch(id, epochs=2)
+    assert buffer.get_buffer_statistics() == {"rollouts": 1, "completions": 16, "minibatches": 2, "stored": 1,
+                                              "evaluations": 0}
+    with pytest.raises(ValueError, match="queued already"):
+        buffer.prepare_training_batch(id)
+    assert [sums for _, sums in buffer] == [{"reward": 1.0}] * 2 and not buffer.rollouts
+    for number in range(1200):
+        buffer.store_evaluation_data(number, {"x": 1.0})
+    assert len(buffer.evaluations) == 1000 and buffer.evaluations[-1]["step"] == 1199
+
+
+def test_minibatches_divide_the_problems_and_leave_groups_whole(dataset):
+    rollouts, buffer = fill_rollouts(dataset, batch_size=5), DataBuffer()
+    buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, {}), 2, 3)
+    seen = [part for part, _ in buffer]
+    texts = lambda r: r.reading.texts.flatten(1)
+    for epoch in (seen[:3], seen[3:]):
+        assert sorted(r.problems for r in epoch) == [1, 2, 2]
+        for read in (texts, lambda r: r.target, lambda r: r.advantage):
+            rows = sorted(map(tuple, torch.cat([read(r) for r in epoch]).tolist()))
+            assert rows == sorted(map(tuple, read(rollouts).tolist()))
+    for part in seen:
+        for i, text in enumerate(texts(part).tolist()):
+            number = texts(rollouts).tolist().index(text)
+            assert torch.equal(part.target[4 * i : 4 * i + 4], rollouts.target[4 * number : 4 * number + 4])
+    assert [texts(r).tolist() for r in seen[:3]] != [texts(r).tolist() for r in seen[3:]], "shuffled anew"
+    assert not buffer.rollouts and not buffer.queue
+
+
+def test_the_order_of_minibatches_depends_on_seed_rank_and_rollout(dataset):
+    rollouts = fill_rollouts(dataset, batch_size=8)
+
+    def order(seed, rank, earlier=0):
+        buffer = DataBuffer(seed, rank)
+        buffer.stored = earlier
+        buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, {}), 1, 4)
+        return [part.target.tolist() for part, _ in buffer]
+
+    orders = [order(3, 0), order(4, 0), order(3, 1), order(3, 0, earlier=1)]
+    assert order(3, 0) == orders[0]
+    assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
+
+
+def test_texts_are_dropped_when_rollouts_are_stored(dataset):
+    buffer, rollouts = DataBuffer(), fill_rollouts(dataset)
+    id = buffer.store_rollout_data(rollouts, {})
+    assert rollouts.texts is not None and buffer.rollouts[id][0].texts is None
+
+
+def test_skipping_the_rest_makes_room(dataset):
+    buffer, rollouts = DataBuffer(), fill_rollouts(dataset)
+    buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, {}), 3)
+    buffer.next_minibatch()
+    buffer.skip_rest()
+    assert not buffer.queue and not buffer.rollouts and list(buffer) == []
+    assert buffer.store_rollout_data(rollouts, {}) == 2
+
+
+@pytest.mark.parametrize("kind", ["fill", "causal"])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_a_buffer_read_back_hands_out_the_same_minibatches(dataset, prompts, tmp_path, kind, top_p):
+    rollouts = fill_rollouts(dataset, top_p=top_p) if kind == "fill" else causal_rollouts(prompts, top_p=top_p)
+    policy = fill_policy(seed=2) if kind == "fill" else causal_policy(seed=2)
+    rollouts = with_reference(rollouts, policy, "exact" if kind == "fill" else "k3", config())
+    assert (rollouts.reading.kept is not None) == (top_p < 1)
+    buffer = DataBuffer(seed=3)
+    buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, {"a": 1.0}), 2, 2)
+    buffer.store_evaluation_data(0, {"x": 0.5})
+    buffer.next_minibatch()
+    torch.save(buffer.state_dict(), tmp_path / "state.pt")
+    twin = DataBuffer(seed=3)
+    twin.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True),
+                         FillReading if kind == "fill" else CausalReading)
+    assert twin.get_buffer_statistics() == buffer.get_buffer_statistics()
+    assert list(twin.evaluations) == [{"step": 0, "x": 0.5}]
+    for (a, sums), (b, twin_sums) in zip(buffer, twin, strict=True):
+        assert sums == twin_sums and isinstance(b, Rollouts)
+        assert_equal(a, b)
+    assert not twin.rollouts

@@ -1,0 +1,95 @@
+"""The settings of GRPO training: names, defaults, checks."""
+
+import pytest
+
+from core.config import SYNONYMS, UsageError, load_config
+from grpo.advantages import ADVANTAGES
+from grpo.grpo_config import GRPOConfig
+from grpo.objectives import OBJECTIVES
+
+
+def load(*argv):
+    return load_config(GRPOConfig, list(argv))[0]
+
+
+@pytest.mark.parametrize("argument, message", [
+    ("--grup_size=4", "unknown key grup_size; did you mean group_size"),
+    ("--kl_beta=None", "kl_beta=None must be float"),
+    *((f"--{theirs}=1", f"did you mean {ours}") for theirs, ours in SYNONYMS.items())])
+def test_a_key_of_another_project_is_translated(argument, message):
+    with pytest.raises(UsageError, match=message) as error:
+        load(argument)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("argument, message", [
+    ("--group_size=1", "group_size=1 must be at least 2"), ("--kl_estimator=k1", "k1.*refused"),
+    ("--objective=ppo", "grpo, dr_grpo, dapo"), ("--advantage=z", "group_std"), ("--top_p=0.0", "top_p"),
+    ("--temperature=0.0", "temperature"), ("--mask_low=0.0", "without masks"), ("--mask_low=0.9", "mask_high"),
+    ("--max_iters=0", "max_iters"), ("--kl_beta=-1.0", "negative"), ("--reference_mode=none", "set kl_beta=0.0"),
+    ("--reference_mode=often", "none, static, ema, periodic"), ("--zero_std=never", "keep, drop, resample"),
+    ("--clip_cap=1.1", "above 1 . clip_high"), ("--ema_alpha=1.5", "ema_alpha"), ("--ppo_epochs=0", "ppo_epochs"),
+    ("--overlong_buffer=200", "less than max_new_tokens"), ("--fill_estimator=guess", "trajectory, one_step"),
+    ("--fill_estimator=coupled", "set top_p=1.0"), ("--clip_low=-0.1", "clip_low"), ("--kl_target=0.0", "kl_target"),
+    ("--template=poem", "template='poem' is not one of plain, chat"), ("--seed=-1", "seed=-1 must not be negative"),
+    ("--learning_rate=0.0", "learning_rate=0.0 must be above 0"), ("--credit_window=-1", "credit_window=-1"),
+    ("--minibatches=17", "minibatches=17 is more than the problems"), ("--stop_sequences=('',)", "stop_sequences"),
+    ("--head_dtype=bfloat16", "head_dtype='bfloat16' is not one of auto, float32"),
+    ("--stored_megabytes=0", "stored_megabytes=0 must be at least 1")])
+def test_values_are_checked_before_anything_starts(argument, message):
+    with pytest.raises(ValueError, match=message) as error:
+        load(argument)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="without masks"):
+        load("--mask_random=0.0", "--mask_span=0.0")
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--objective=cispo", "--clip_cap=9.0"], "no unclipped branch"),
+    (["--kl_in_reward=True", "--kl_estimator=exact"], "use kl_estimator='k3'"),
+    (["--kl_importance=True", "--kl_estimator=exact"], "use kl_estimator='k3'"),
+    (["--kl_beta=0.0", "--kl_target=0.1"], "set kl_beta above 0"),
+    (["--fill_estimator=coupled", "--top_p=1.0", "--kl_in_reward=True"], "fill_estimator='trajectory'"),
+    (["--train_pass_k=9", "--advantage=leave_one_out"], "train_pass_k=9 must be 1 to group_size=8"),
+    (["--train_pass_k=2", "--advantage=leave_one_out", "--credit_window=3"], "set credit_window=None")])
+def test_settings_that_contradict_each_other_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        load(*arguments)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_pass_at_k_is_trained_with_leave_one_out_advantages_only(name):
+    arguments = ["--train_pass_k=2", f"--advantage={name}"]
+    assert load(arguments[1]).advantage == name
+    if name == "leave_one_out":
+        assert load(*arguments).train_pass_k == 2
+    else:
+        with pytest.raises(ValueError, match=f"train_pass_k=2 .*{name}; set advantage='leave_one_out'$"):
+            load(*arguments)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_without_an_advantage_of_its_own_pass_at_k_goes_by_the_objectives(objective):
+    if OBJECTIVES[objective].advantage == "leave_one_out":
+        assert load("--train_pass_k=2", f"--objective={objective}").train_pass_k == 2
+    else:
+        with pytest.raises(ValueError, match="set advantage='leave_one_out'"):
+            load("--train_pass_k=2", f"--objective={objective}")
+
+
+@pytest.mark.parametrize("more", [[], ["--template=math"], ["--unmask_steps=3"]])
+def test_a_single_completion_per_evaluated_problem_is_refused_for_every_generator(more):
+    assert load("--eval_completions=2", *more).eval_completions == 2
+    with pytest.raises(ValueError, match="^eval_completions=1 must be at least 2"):
+        load("--eval_completions=1", *more)
+
+
+def test_canonical_defaults():
+    c = GRPOConfig()
+    assert (c.group_size, c.kl_beta, c.learning_rate, c.min_lr, c.temperature, c.top_p, c.batch_size) == (
+        8, 0.1, 1e-5, 1e-6, 0.8, 0.95, 16)
+    assert (c.gradient_accumulation_steps, c.weight_decay, c.beta1, c.beta2, c.grad_clip, c.seed, c.device,
+            c.out_dir) == (1, 0.1, 0.9, 0.95, 1.0, 1337, "auto", "out-grpo")
+    assert (c.optimizer, c.max_iters, c.warmup_iters, c.max_bad_steps, c.log_interval, c.eval_interval,
+            c.save_interval, c.mask_low, c.mask_high) == ("adamw", 200, 10, 5, 10, 50, 50, 0.2, 0.5)
+    assert (c.head_dtype, c.stored_megabytes) == ("auto", 2048)

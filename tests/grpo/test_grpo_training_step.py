@@ -1,0 +1,223 @@
+"""The GRPO step: its first ratio, what it changes, its phases and how often it runs them."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from core.training_step import build_optimizers
+from grpo.grpo_training_step import Experience, mismatch
+from grpo.objectives import OBJECTIVES
+from grpo.policies.fill_views import FILL_ESTIMATORS
+from grpo.rewards import Scored
+from grpo.scoring import score
+from tests.tiny import (Catcher, causal_policy, collect, config, consumer, count_rows, equal_rewards_in, fill_policy,
+                        fixed_rewards, grpo_step, judge, length_reward, prompt_config, prompt_consumer, rewards,
+                        same, sampled, share_of_e, step_gradient, train)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_the_first_ratio_is_exactly_one_and_the_kl_exactly_zero(dataset, top_p, accumulate):
+    c = config(top_p=top_p, gradient_accumulation_steps=accumulate, temperature=0.8)
+    policy = fill_policy(dropout=0.5)  # a dropout that was left on would show
+    metrics = grpo_step(policy, policy.frozen(), rewards(c, judge()), consumer(dataset, c), c)
+    assert metrics["ratio_minus_one"] == 0 and metrics["mean_kl"] == 0 and metrics["clip_fraction"] == 0
+    assert abs(metrics["mean_advantage"]) < 1e-5 and metrics["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("estimator", ["k3", "exact"])
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.9}])
+def test_on_prompts_the_first_ratio_is_one_and_the_kl_zero(prompts, estimator, truncation):
+    policy, c = causal_policy(dropout=0.5), prompt_config(temperature=0.8, kl_estimator=estimator, **truncation)
+    metrics = grpo_step(policy, policy.frozen(), length_reward, prompt_consumer(prompts, c), c)
+    assert metrics["mean_kl"] == 0 and metrics["clip_fraction"] == 0
+    assert metrics["ratio_minus_one"] < 1e-5, "the sampler with its cache and the scorer agree"
+
+
+@pytest.mark.parametrize("S", [1, 3])
+@pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
+def test_the_first_ratio_is_one_for_every_estimator_of_several_passes(dataset, S, estimator):
+    c, policy = config(unmask_steps=S, fill_estimator=estimator), fill_policy()
+    data = consumer(dataset, c)
+    metrics = grpo_step(policy, policy.frozen(), rewards(c, judge()), data, c)
+    assert metrics["clip_fraction"] == 0 and metrics["kl_to_old"] == 0 and metrics["mean_kl"] == 0
+    assert metrics["grad_norm"] > 0
+    if estimator == "trajectory" or S == 1 and estimator == "one_step":
+        assert metrics["ratio_minus_one"] < 1e-4
+    epochs = dataclasses.replace(c, ppo_epochs=2, kl_beta=0.0)
+    rollouts = collect(policy, fixed_rewards(torch.rand(4, 4)), data, epochs).rollouts
+    assert torch.equal(score(policy, rollouts, 1.0).logp, rollouts.old_logp)
+
+
+def test_the_mismatch_is_over_the_tokens_of_the_loss(dataset):
+    c, policy = config(), fill_policy()
+    rollouts = sampled(policy, dataset, c)
+    rollouts.train_mask = rollouts.mask * torch.rand(rollouts.mask.shape).round()
+    logp = rollouts.old_logp + torch.randn(rollouts.mask.shape)
+    off = [abs(math.exp(logp[n, m]) / math.exp(rollouts.old_logp[n, m]) - 1)
+           for n, m in rollouts.train_mask.nonzero().tolist()]
+    found = mismatch(logp, rollouts)
+    assert float(found["ratio_minus_one"]) == pytest.approx(sum(off), rel=1e-4) and found["ratio_tokens"] == len(off)
+
+
+def test_each_distinct_input_is_read_once(dataset):
+    c, policy, scorer = config(group_size=6), fill_policy(), judge()
+    reference = fill_policy(seed=2).frozen()
+    rows, reference_rows, judge_rows = map(count_rows, (policy.model, reference.model, scorer))
+    grpo_step(policy, reference, rewards(c, scorer), consumer(dataset, c), c)
+    assert sum(rows) == 2 * c.batch_size, "once to sample, once to train: not once per completion"
+    assert sum(reference_rows) == c.batch_size
+    assert sum(judge_rows) == c.batch_size * c.group_size
+
+
+# Several steps on the rollouts of one iteration
+
+def test_a_later_step_needs_no_settings_of_several_steps(dataset):
+    c, policy = config(kl_beta=0.0), fill_policy()
+    found = collect(policy, fixed_rewards(torch.rand(4, 4)), consumer(dataset, c), c)
+    metrics = train(policy, dataclasses.replace(found, on_policy=False), c)
+    assert "ratio_minus_one" not in metrics and metrics["grad_norm"] > 0
+
+
+def minibatch(whole, problems, on_policy):
+    return Experience(whole.rollouts.select(torch.tensor(problems))[0], whole.sums, on_policy)
+
+
+def test_hand_out_shares_one_collect_among_steps(dataset):
+    c, scorer = config(ppo_epochs=2, minibatches=2), fixed_rewards(torch.rand(4, 4))
+    data, parts, calls, waiting = consumer(dataset, c), [[0, 2], [1, 3], [0, 3], [1, 2]], [], []
+
+    def hand_out(collect):
+        if not waiting:
+            calls.append("collect")
+            whole = collect()
+            waiting.extend(minibatch(whole, part, i == 0) for i, part in enumerate(parts))
+        return waiting.pop(0)
+
+    policy, twin, reference = fill_policy(seed=1), fill_policy(seed=1), fill_policy(seed=2).frozen()
+    optimizers, twins = build_optimizers(policy, c), build_optimizers(twin, c)
+    found = [grpo_step(policy, reference, scorer, data, c, 0, optimizers, hand_out=hand_out) for _ in parts]
+    whole = collect(twin, scorer, data, c, reference)
+    expected = [train(twin, minibatch(whole, part, i == 0), c, twins) for i, part in enumerate(parts)]
+    assert calls == ["collect"] and same(policy, twin)
+    for a, b in zip(found, expected, strict=True):
+        assert {key: x for key, x in a.items() if not key.startswith("time/")} == b
+    assert found[0]["kl_to_old"] == 0 and all(metrics["kl_to_old"] > 0 for metrics in found[1:])
+
+
+@pytest.mark.parametrize("settings", [{}, {"ppo_epochs": 3}, {"minibatches": 2}, {"zero_std": "resample"}])
+def test_alone_a_step_trains_on_all_that_it_collects(dataset, settings):
+    c, scorer = config(kl_beta=0.0, **settings), fixed_rewards(torch.rand(4, 4))
+    policy, data = fill_policy(seed=1), consumer(dataset, c)
+    found = step_gradient(policy, None, scorer, data, c)
+    catcher, whole = Catcher(policy), collect(policy, scorer, data, c)
+    train(policy, whole, c, [catcher])
+    assert whole.rollouts.problems == 4 and torch.equal(found, catcher.gradient) and found.norm() > 0
+    ordinary = config(kl_beta=0.0)
+    torch.testing.assert_close(found, step_gradient(policy, None, scorer, data, ordinary), rtol=1e-4, atol=1e-7)
+
+
+# Times
+
+@pytest.mark.parametrize("settings, phases", [
+    ({"kl_beta": 0.0}, {"collect", "reward", "advantage", "train"}),
+    ({"kl_beta": 0.1}, {"collect", "reference", "reward", "advantage", "train"}),
+    ({"kl_beta": 0.0, "ppo_epochs": 2}, {"collect", "reward", "advantage", "rescore", "train"}),
+    ({"kl_beta": 0.1, "zero_std": "resample", "minibatches": 2},
+     {"collect", "reference", "reward", "advantage", "rescore", "train"})])
+def test_times_name_the_phases_that_ran(dataset, settings, phases):
+    c, policy = config(**settings), fill_policy()
+    data, reference, waiting = consumer(dataset, c), policy.frozen() if c.kl_beta else None, []
+    keys = lambda metrics: {key.removeprefix("time/") for key in metrics if key.startswith("time/")}
+
+    def hand_out(collect):
+        if not waiting:
+            whole = collect()
+            waiting.extend([whole, minibatch(whole, [0, 1], False)])
+        return waiting.pop(0)
+
+    assert keys(grpo_step(policy, reference, equal_rewards_in([1]), data, c, hand_out=hand_out)) == phases
+    assert keys(grpo_step(policy, reference, equal_rewards_in([1]), data, c, hand_out=hand_out)) == {"train"}
+
+
+def test_each_moment_of_a_step_counts_in_one_phase(dataset, monkeypatch):
+    c, policy, reference, now = config(zero_std="resample"), fill_policy(), fill_policy().frozen(), [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+    def lasting(function, seconds):
+        def timed(*arguments):
+            now[0] += seconds
+            return function(*arguments)
+        return timed
+
+    policy.sample, reference.states = lasting(policy.sample, 1000.0), lasting(reference.states, 100.0)
+    policy.states, scorer = lasting(policy.states, 10.0), lasting(equal_rewards_in([1]), 1.0)
+    metrics = grpo_step(policy, reference, scorer, consumer(dataset, c), c)
+    times = {key: x for key, x in metrics.items() if key.startswith("time/")}
+    assert times == {"time/collect": 2000.0, "time/reference": 200.0, "time/reward": 2.0, "time/advantage": 0.0,
+                     "time/train": 10.0}, "two rounds of sampling"
+
+
+# What a step changes
+
+def test_raising_kl_beta_keeps_the_policy_nearer(dataset):
+    distances = []
+    for kl_beta in (0.0001, 0.1, 10.0):
+        c = config(kl_beta=kl_beta, learning_rate=3e-3)
+        policy, data, scorer = fill_policy(seed=1, scale=4.0), consumer(dataset, c), rewards(c, judge())
+        reference, optimizers = policy.frozen(), build_optimizers(policy, c)
+        for number in range(20):
+            metrics = grpo_step(policy, reference, scorer, data, c, number, optimizers)
+        distances.append(metrics["mean_kl"])
+    assert distances[0] > distances[1] > distances[2] > 0
+
+
+def test_reference_and_judge_are_bitwise_unchanged(dataset):
+    c, policy, scorer = config(), fill_policy(), judge()
+    reference, optimizers = policy.frozen(), build_optimizers(policy, c)
+    for number in range(5):
+        grpo_step(policy, reference, rewards(c, scorer), consumer(dataset, c), c, number, optimizers)
+    assert not same(policy, fill_policy()) and same(reference, fill_policy()) and same(scorer, judge())
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(dataset):
+    c, policy, bad = config(), fill_policy(), torch.full((4, 4), 0.5)
+    bad[0, 0] = float("inf")
+    assert grpo_step(policy, policy.frozen(), fixed_rewards(bad), consumer(dataset, c), c)["skipped_steps"] == 1
+    assert same(policy, fill_policy())
+
+
+@pytest.mark.slow
+def test_a_bandit_with_a_known_optimum_is_solved(dataset):
+    for objective in OBJECTIVES:
+        c = config(objective=objective, kl_beta=0.0, learning_rate=3e-2, batch_size=8, group_size=8)
+        policy, data = fill_policy(scale=1.0), consumer(dataset, c)
+        optimizers = build_optimizers(policy, c)
+        for number in range(80):
+            metrics = grpo_step(policy, None, share_of_e, data, c, number, optimizers)
+        assert metrics["mean_reward"] > 0.95, objective
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
+def test_a_bandit_is_solved_in_several_passes(dataset, estimator):
+    c = config(objective="plain", kl_beta=0.0, learning_rate=3e-2, batch_size=8, group_size=8, unmask_steps=3,
+               fill_estimator=estimator)
+    policy, data, seen = fill_policy(scale=1.0), consumer(dataset, c), []
+    optimizers = build_optimizers(policy, c)
+    for number in range(60):
+        seen.append(grpo_step(policy, None, share_of_e, data, c, number, optimizers)["mean_reward"])
+    assert sum(seen[-5:]) / 5 > sum(seen[:5]) / 5 + 0.3
+
+
+def test_the_stop_token_is_trained(prompts):
+    """The reward is to be short: a policy whose stop token had no gradient could not learn it."""
+    c = prompt_config(kl_beta=0.0, learning_rate=3e-2, batch_size=8)
+    policy, data, lengths = causal_policy(scale=1.0), prompt_consumer(prompts, c), []
+    optimizers, brief = build_optimizers(policy, c), lambda rollouts: Scored(-length_reward(rollouts).reward)
+    for number in range(60):
+        lengths.append(grpo_step(policy, None, brief, data, c, number, optimizers)["completion_length"])
+    assert lengths[0] > 5 and np.mean(lengths[-5:]) < 2

@@ -1,0 +1,148 @@
+"""The gradient of a GRPO step: against loops, finite differences and enumeration, and the same however it is cut."""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from core.distributions import sampling_logp
+from grpo.advantages import ADVANTAGES, compute_advantages
+from grpo.grpo_training_step import grpo_training_step, rollout_loss
+from grpo.objectives import OBJECTIVES, token_weights
+from grpo.rewards import Rewards
+from grpo.rollout import Reading, Rollouts, Texts
+from grpo.scoring import with_reference
+from tests.tiny import (Catcher, causal_policy, clear_gradient, config, consumer, fill_policy, fixed_rewards,
+                        flat_gradient, judge, length_reward, one_process, prompt_config, prompt_consumer, rewards,
+                        sampled, step_gradient)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_gradient_equals_that_of_every_completion_forwarded_on_its_own(dataset, objective):
+    c = config(objective=objective, kl_beta=0.3, temperature=0.7, top_p=0.9)
+    policy, reference, scorer, data = fill_policy(seed=1), fill_policy(seed=2).frozen(), judge(), consumer(dataset, c)
+    shared = step_gradient(policy, reference, rewards(c, scorer), data, c)
+
+    problems = data.problems("train", 0)
+    rollouts, inputs = policy.sample(problems, 0, c), torch.from_numpy(problems["input"])
+    reward = rewards(c, scorer)(rollouts).reward[..., None]
+    advantage = compute_advantages(reward, OBJECTIVES[objective].advantage).flatten()
+    N, loss = len(advantage), 0.0
+    for n in range(N):
+        i = n // c.group_size
+        policy_logits, ref_logits = policy.model(inputs[i : i + 1])[0], reference.model(inputs[i : i + 1])[0]
+        hidden = torch.from_numpy(problems["mask"][i]).nonzero().flatten().tolist()
+        share = {"sequence": 1 / len(hidden) / N, "constant": 1 / c.block_size / N, "sum": 1 / N,
+                 "token": 1 / float(rollouts.mask.sum())}[OBJECTIVES[objective].average]
+        for m, where in enumerate(hidden):
+            drawn = sampling_logp(policy_logits[where], c.temperature, c.top_p)[rollouts.target[n, m]]
+            p = (policy_logits[where] / c.temperature).log_softmax(-1)
+            q = (ref_logits[where] / c.temperature).log_softmax(-1)
+            kl = (p.exp() * (p - q)).sum()
+            loss = loss + share * (-advantage[n] * drawn + c.kl_beta * kl)
+    clear_gradient(policy)
+    loss.backward()
+    naive = flat_gradient(policy)
+    assert (shared - naive).norm() / naive.norm() < 1e-5
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+@pytest.mark.parametrize("credit_window", [None, 3])
+def test_the_gradient_does_not_depend_on_the_micro_batch(dataset, objective, advantage, credit_window):
+    choice = {"objective": objective, "advantage": advantage, "credit_window": credit_window}
+    policy, reference, scorer, found = fill_policy(seed=1), fill_policy(seed=2).frozen(), judge(), []
+    for c in (config(batch_size=8, **choice), config(batch_size=2, gradient_accumulation_steps=4, **choice)):
+        found.append(step_gradient(policy, reference, rewards(c, scorer), consumer(dataset, c), c))
+    assert (found[0] - found[1]).norm() / found[0].norm() < 1e-5
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_on_prompts_the_gradient_does_not_depend_on_the_micro_batch(prompts, objective):
+    found, policy, reference = [], causal_policy(seed=1), causal_policy(seed=2).frozen()
+    for batch_size, accumulate in ((4, 1), (1, 4), (2, 2)):
+        c = prompt_config(objective=objective, batch_size=batch_size, gradient_accumulation_steps=accumulate)
+        found.append(step_gradient(policy, reference, length_reward, prompt_consumer(prompts, c), c))
+    for other in found[1:]:
+        assert (other - found[0]).norm() < 2e-5 * found[0].norm()
+
+
+def test_the_gradient_passes_finite_differences(dataset):
+    c = config(kl_beta=0.2, objective="plain")
+    policy, reference = fill_policy(seed=1, scale=4.0), fill_policy(seed=2).frozen()
+    policy.model.double(), reference.model.double()
+    rollouts = with_reference(sampled(policy, dataset, c), reference, "exact", c)
+    rollouts.train_mask, rollouts.advantage = rollouts.mask.double(), torch.randn(len(rollouts.target), 1).double()
+    weight = token_weights(rollouts.train_mask, "sum", 1)
+    value = lambda: rollout_loss(policy, rollouts, weight, c, c.kl_beta, on_policy=False)[0]
+    value().backward()
+    for name, p in policy.model.named_parameters():
+        direction, h = torch.randn_like(p), 1e-6
+        with torch.no_grad():
+            p.add_(h * direction)
+            up = value()
+            p.sub_(2 * h * direction)
+            down = value()
+            p.add_(h * direction)
+        slope, claimed = (up - down) / (2 * h), (p.grad * direction).sum()
+        assert abs(claimed) > 1e-6 and abs(slope - claimed) < 1e-4 * abs(claimed) + 1e-7, name
+
+
+def test_the_gradient_of_the_kl_depends_on_the_reference(dataset):
+    c, policy = config(kl_beta=1.0), fill_policy(seed=1)
+    references = policy.frozen(), fill_policy(seed=2).frozen(), fill_policy(seed=3).frozen()
+    itself, one, other = (step_gradient(policy, reference, fixed_rewards(torch.zeros(4, 4)), consumer(dataset, c), c)
+                          for reference in references)
+    assert itself.norm() < 1e-6, "no pull where policy = reference"
+    assert one.norm() > 1e-3 and (one - other).norm() > 1e-3
+
+
+@dataclass
+class OneToken(Reading):
+    problem: torch.Tensor  # (P,) its number
+
+    @property
+    def chosen(self):
+        return torch.ones(self.problems, 1, dtype=torch.bool)
+
+
+class Coin(torch.nn.Module):
+    """A policy that writes one token: 1 with probability sigmoid(logit), else 0. It writes `outcome` (G,) next."""
+    vocabulary, kl_estimator = 2, "k3"
+
+    def __init__(self, logit):
+        super().__init__()
+        self.logit, self.outcome = torch.nn.Parameter(torch.tensor(logit, dtype=torch.float64)), None
+
+    def sample(self, problems, step, config):
+        target = torch.tensor(self.outcome)[:, None]                                 # (G, 1)
+        p, mask = self.logit.detach().sigmoid(), torch.ones(target.shape, dtype=torch.float64)
+        written = [str(int(token)) for token in target]
+        texts = Texts(lambda: ([""] * len(written), written, {"answer": ["1"] * len(written)}), None, None, {}, 1)
+        return Rollouts(len(target), target, mask, mask, torch.where(target == 1, p, 1 - p).log(), mask[:, 0] > 1, 1,
+                        OneToken(len(target), None, torch.zeros(1)), texts)
+
+    def states(self, reading):
+        return torch.stack((torch.zeros_like(self.logit), self.logit)).expand(reading.problems, 2)
+
+    def project(self, states):
+        return states
+
+
+@pytest.mark.parametrize("objective", ["plain", "dr_grpo", "rloo"])
+@pytest.mark.parametrize("logit", [-1.0, 0.4, 2.0])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_training_for_pass_at_k_follows_its_derivative(objective, logit, k):
+    """The expectation over all outcomes of a group, from rewards to the gradient that the optimizer gets. With chance p
+    of a right completion, pass@k is 1 - (1 - p)^k."""
+    c = config(reward_functions=("exact_match",), task_type="general", train_pass_k=k, advantage="leave_one_out",
+               objective=objective, kl_beta=0.0, max_new_tokens=1, batch_size=1)
+    policy, scorer, expected = Coin(logit), Rewards(c), 0.0
+    p = 1 / (1 + math.exp(-logit))
+    for policy.outcome in itertools.product((0, 1), repeat=4):
+        catcher, right = Catcher(policy), sum(policy.outcome)
+        grpo_training_step(policy, None, scorer, lambda again: {"number": [0]}, [catcher], 0.0, 0, c, one_process())
+        expected += p**right * (1 - p) ** (4 - right) * -float(catcher.gradient)
+    assert expected == pytest.approx(k * (1 - p) ** (k - 1) * p * (1 - p), rel=1e-5, abs=1e-5)

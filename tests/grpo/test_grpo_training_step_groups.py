@@ -1,0 +1,201 @@
+"""Groups, completions and tokens that a GRPO step replaces, leaves out or weights."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from core.training_step import build_optimizers
+from grpo.grpo_training_step import compute_rewards, compute_rollout_advantages, grpo_training_step, overlong
+from grpo.objectives import token_weights
+from grpo.rewards import Scored
+from tests.tiny import (TOKENIZER, Catcher, causal_policy, collect, config, consumer, count_rows, equal_rewards_in,
+                        fill_policy, fixed_rewards, grpo_step, judge, one_process, optimizer_state, prompt_config,
+                        prompt_consumer, rewards, same, sampled, train)
+
+
+def test_groups_of_equal_rewards_are_counted_and_cost_no_backward(dataset):
+    c, policy = config(kl_beta=0.0), fill_policy()
+    rows, fixed, data = count_rows(policy.model), torch.rand(4, 4), consumer(dataset, c)
+    fixed[0], fixed[2] = 0.5, 0.25
+    metrics = grpo_step(policy, None, fixed_rewards(fixed), data, c)
+    assert metrics["frac_reward_zero_std"] == 0.5
+    assert sum(rows) == 4 + 2, "sampling reads all inputs, training the other half"
+    assert "mean_kl" not in metrics
+
+    fixed[:], before = 1.0, copy.deepcopy(policy.weights())
+    metrics = grpo_step(policy, None, fixed_rewards(fixed), data, config(kl_beta=0.0, weight_decay=0.0))
+    assert metrics["frac_reward_zero_std"] == 1 and metrics["grad_norm"] == 0
+    assert all(torch.equal(x, before[name]) for name, x in policy.weights().items())
+
+
+def test_groups_of_equal_rewards_are_dropped_from_the_normaliser(dataset):
+    keep, drop = (config(zero_std=name, kl_beta=0.0) for name in ("keep", "drop"))
+    policy, data = fill_policy(seed=1, scale=3.0), consumer(dataset, keep)
+    kept, dropped = (collect(policy, equal_rewards_in([1, 2]), data, c) for c in (keep, drop))
+    sums, same_sums, kept, dropped = kept.sums, dropped.sums, kept.rollouts, dropped.rollouts
+    assert kept.problems == 4 and dropped.problems == 2
+    assert torch.equal(dropped.target, kept.select(torch.tensor([0, 3]))[0].target)
+    written = dropped.mask.sum(1, keepdim=True)
+    for average, share in (("sequence", dropped.mask / written / 8), ("token", dropped.mask / written.sum()),
+                           ("sum", dropped.mask / 8)):
+        torch.testing.assert_close(token_weights(dropped.train_mask, average, 1), share)
+    assert sums["frac_reward_zero_std"] == same_sums["frac_reward_zero_std"] == 2
+
+
+def test_groups_of_equal_rewards_are_replaced_by_other_problems(dataset):
+    c, policy = config(zero_std="resample", kl_beta=0.0), fill_policy(seed=1, scale=3.0)
+    data = consumer(dataset, c)
+    found = collect(policy, equal_rewards_in([0, 2]), data, c)
+    rollouts, texts = found.rollouts, found.rollouts.reading.texts[:, 0]
+    assert rollouts.problems == 4 and found.sums["resampled"] == 2
+    first, spare = (torch.from_numpy(data.problems("train", 0, again)["input"]) for again in (0, 1))
+    assert torch.equal(texts, torch.cat((first[[1, 3]], spare[:2])))
+    assert (rollouts.advantage.view(4, 4).abs().sum(1) > 0).all()
+
+
+@pytest.mark.parametrize("kind", ["fill-in", "prompts"])
+def test_resampling_is_bounded_and_groups_that_are_left_are_dropped(dataset, prompts, kind):
+    c = prompt_config(zero_std="resample", max_resamples=2, kl_beta=0.0)
+    calls, policy, data = [], fill_policy(), consumer(dataset, c)
+    if kind == "prompts":
+        policy, data = causal_policy(), prompt_consumer(prompts, c)
+    found = collect(policy, lambda r: calls.append(r.problems) or Scored(torch.full((r.problems, 4), 0.5)), data, c)
+    assert calls == [4, 4, 4] and found.sums["resampled"] == 8 and found.rollouts.problems == 0
+    metrics = train(policy, found, c)
+    assert metrics["grad_norm"] == 0 and metrics["frac_reward_zero_std"] == 1 and metrics["empty_steps"] == 1
+
+
+def test_resampling_ends_when_no_group_is_missing(dataset):
+    c, asked = config(zero_std="resample", max_resamples=5, kl_beta=0.0), []
+    policy, data = fill_policy(), consumer(dataset, c)
+
+    def reward(rollouts):
+        r = torch.rand(rollouts.problems, 4)
+        r[[2, 3] if len(asked) == 1 else []] = 0.5
+        return Scored(r)
+
+    def problems(again):
+        asked.append(again)
+        return data.problems("train", 0, again)
+
+    metrics = grpo_training_step(policy, None, reward, problems, [Catcher(policy)], 0.0, 0, c, one_process())
+    assert asked == [0, 1] and metrics["resampled"] == 0.5, "two of four problems"
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("zero_std", ["drop", "resample"])
+@pytest.mark.parametrize("more", [{"kl_beta": 0.0}, {"kl_beta": 0.1}, {"kl_beta": 0.0, "minibatches": 2}])
+def test_a_step_in_which_no_group_is_left_moves_nothing(dataset, zero_std, optimizer, more):
+    c = config(zero_std=zero_std, max_resamples=2, weight_decay=0.1, optimizer=optimizer, **more)
+    policy, data, equal = fill_policy(), consumer(dataset, c), fixed_rewards(torch.ones(4, 4))
+    reference, optimizers = fill_policy(seed=2).frozen() if c.kl_beta else None, build_optimizers(policy, c)
+    for number in range(2):
+        metrics = grpo_step(policy, reference, fixed_rewards(torch.rand(4, 4)), data, c, number, optimizers)
+        assert metrics["empty_steps"] == 0
+    before, state = copy.deepcopy(policy.weights()), optimizer_state(optimizers)
+    metrics = grpo_step(policy, reference, equal, data, c, 2, optimizers)
+    assert metrics["empty_steps"] == 1 and metrics["grad_norm"] == 0 and metrics["skipped_steps"] == 0
+    assert all(torch.equal(x, before[name]) for name, x in policy.weights().items()), "no momentum, no weight decay"
+    assert state and all(map(torch.equal, optimizer_state(optimizers), state))
+    metrics = grpo_step(policy, reference, fixed_rewards(torch.rand(4, 4)), data, c, 3, optimizers)
+    assert metrics["empty_steps"] == 0 and not all(torch.equal(x, before[name]) for name, x in policy.weights().items())
+
+
+def test_a_step_that_keeps_groups_of_equal_rewards_is_an_ordinary_step(dataset):
+    """Its gradient is exactly zero: the optimizer's momentum goes on and its weights decay."""
+    c, policy = config(kl_beta=0.0, zero_std="keep", weight_decay=0.1), fill_policy()
+    data, optimizers = consumer(dataset, c), build_optimizers(policy, c)
+    grpo_step(policy, None, fixed_rewards(torch.rand(4, 4)), data, c, 0, optimizers)
+    twin = copy.deepcopy(policy)
+    by_hand = build_optimizers(twin, c)
+    for optimizer, other in zip(by_hand, optimizers, strict=True):
+        optimizer.load_state_dict(copy.deepcopy(other.state_dict()))
+    metrics = grpo_step(policy, None, fixed_rewards(torch.ones(4, 4)), data, c, 1, optimizers)
+    assert metrics["empty_steps"] == metrics["skipped_steps"] == metrics["grad_norm"] == 0
+    for p in twin.parameters():
+        p.grad = torch.zeros_like(p)
+    for optimizer in by_hand:
+        optimizer.step()
+    assert same(policy, twin) and not same(policy, fill_policy())
+
+
+# Tokens and completions that are left out
+
+def test_truncated_completions_are_counted_and_can_be_left_out(prompts, monkeypatch):
+    moved = {}
+    never = lambda stop, written: torch.zeros(len(written), dtype=torch.bool)
+    monkeypatch.setattr("core.generation.Stop.__call__", never)
+    for masked in (False, True):
+        c = prompt_config(kl_beta=0.0, mask_truncated=masked, weight_decay=0.0, max_new_tokens=1)
+        policy, first_token = causal_policy(), lambda r: Scored(r.target[:, :1].float().view(4, -1))
+        metrics = grpo_step(policy, None, first_token, prompt_consumer(prompts, c), c)
+        assert metrics["truncated"] == 1 and metrics["completion_length"] == 1
+        moved[masked] = not same(policy, causal_policy())
+    assert moved == {False: True, True: False}
+
+
+def test_completions_that_no_reward_scores_are_skipped_and_counted(prompts):
+    policy, c, value = causal_policy(), prompt_config(kl_beta=0.0), torch.rand(4, 4)
+    value[0], value[1, 2] = torch.nan, torch.nan
+    scored = Scored(value, values={"mine": value.flatten()})
+    metrics = grpo_step(policy, None, lambda rollouts: scored, prompt_consumer(prompts, c), c)
+    assert metrics["skipped_samples"] == 5 and metrics["skipped_steps"] == 0
+    assert metrics["mean_reward"] == pytest.approx(float(value.nanmean()), rel=1e-5)
+    assert metrics["reward/mine"] == pytest.approx(float(value.nanmean()), rel=1e-5)
+
+
+def test_the_train_mask_is_not_the_mask(dataset, prompts):
+    """Skipped and truncated completions and tokens that an estimator leaves out were sampled all the same."""
+    c = config(max_new_tokens=30, mask_truncated=True)
+    rollouts = sampled(causal_policy(scale=1.0), prompts, c)
+    reward = torch.rand(4, 4)
+    reward[0, 1], reward[2] = torch.nan, torch.nan
+    for masked in (False, True):
+        trained = compute_rollout_advantages(rollouts, Scored(reward), dataclasses.replace(c, mask_truncated=masked),
+                                             one_process())
+        assert torch.equal(trained.mask, rollouts.mask) and 0 < rollouts.truncated.sum() < 16
+        for n in range(16):
+            left_out = reward.flatten()[n].isnan() or masked and rollouts.truncated[n]
+            assert torch.equal(trained.train_mask[n], rollouts.mask[n] * (0.0 if left_out else 1.0))
+
+    c = config(unmask_steps=3, fill_estimator="random_mask", batch_size=3)
+    batch = consumer(dataset, c).problems("train", 0)
+    rollouts = fill_policy().sample(batch, 0, c)
+    trained = compute_rollout_advantages(rollouts, Scored(torch.rand(3, 4)), c, one_process())
+    hidden = torch.from_numpy(batch["mask"]).sum(1).repeat_interleave(4)
+    assert torch.equal(trained.mask.sum(1), hidden.float()) and torch.equal(trained.mask, rollouts.mask)
+    masked_again = (rollouts.reading.texts == TOKENIZER.mask_token_id).sum(2).flatten()
+    assert torch.equal(trained.train_mask.sum(1).long(), masked_again) and masked_again.sum() < hidden.sum()
+
+
+def test_the_overlong_penalty_is_the_papers():
+    lengths = torch.tensor([10.0, 80.0, 90.0, 99.0, 100.0])
+    torch.testing.assert_close(overlong(lengths, 100, 20), torch.tensor([0.0, 0.0, -0.5, -0.95, -1.0]))
+
+
+def test_the_overlong_penalty_is_in_the_credit_and_not_in_the_reward(prompts):
+    c, reward = config(overlong_buffer=4, overlong_penalty=0.5, max_new_tokens=6, kl_beta=0.0), torch.rand(4, 4)
+    rollouts = sampled(causal_policy(), prompts, c)
+    scored = compute_rewards(fixed_rewards(reward), rollouts, c, 0.0)
+    lengths = rollouts.mask.sum(1).tolist()
+    penalty = torch.tensor([0.5 * min(0.0, (6 - 4 - n) / 4) for n in lengths])
+    assert torch.equal(scored.reward, reward) and len(set(lengths)) > 1
+    torch.testing.assert_close(scored.credit.flatten(), reward.flatten() + penalty)
+    torch.testing.assert_close(scored.values["overlong"], penalty)
+
+
+def test_the_credit_of_a_token_is_the_log_odds_near_it(dataset):
+    c, scorer = config(credit_window=3), judge()
+    batch = consumer(dataset, c).problems("train", 0)
+    rollouts = fill_policy().sample(batch, 0, c)
+    scored = rewards(c, scorer)(rollouts)
+    odds = scorer(torch.stack(rollouts.texts.tokens)).clamp(-6.9, 6.9)
+    torch.testing.assert_close(scored.reward.flatten(), odds.sigmoid().mean(1), rtol=1e-4, atol=1e-4)
+    for n, m in rollouts.mask.nonzero().tolist():
+        t = int(batch["mask"][n // c.group_size].nonzero()[0][m])
+        near = odds[n, max(0, t - 3) : t + 4]
+        torch.testing.assert_close(scored.credit.flatten(0, 1)[n, m], near.mean(), rtol=1e-2, atol=1e-2)
+    everywhere = rewards(config(credit_window=c.block_size), scorer)(rollouts).credit
+    torch.testing.assert_close(everywhere, everywhere[..., :1].expand_as(everywhere))

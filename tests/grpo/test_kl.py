@@ -1,0 +1,123 @@
+"""The KL divergence to the reference: estimators against enumeration, their choice, the penalty, the controller."""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from grpo.grpo_training_step import Experience, compute_rewards, compute_rollout_advantages
+from grpo.kl import ADAPT_RANGE, KL_ESTIMATORS, adapted, choose_estimator, exact_kl, k2, k3, kl_per_token, kl_penalty
+from grpo.rewards import Scored
+from grpo.scoring import Scores, with_reference
+from grpo.step_metrics import rollout_sums
+from tests.tiny import config, fill_policy, one_process, sampled, train
+
+
+def distributions(V=6):
+    """Logits with a gradient, and the log-probabilities of a reference."""
+    return torch.randn(V, dtype=torch.float64).requires_grad_(), torch.randn(V, dtype=torch.float64).log_softmax(-1)
+
+
+def true_kl(p, q):
+    return sum(math.exp(a) * (a - b) for a, b in zip(p.tolist(), q.tolist(), strict=True))
+
+
+def test_estimators_by_hand():
+    assert float(k3(torch.tensor(-1.0), torch.tensor(-1.5))) == pytest.approx(math.exp(-0.5) + 0.5 - 1)
+    assert float(k2(torch.tensor(-1.0), torch.tensor(-1.5))) == pytest.approx(0.125)
+    logits, q = distributions()
+    p = logits.log_softmax(-1)
+    assert float(exact_kl(p, q).detach()) == pytest.approx(true_kl(p, q))
+
+
+def test_the_expected_value_of_k3_is_the_kl():
+    logits, q = distributions()
+    p = logits.log_softmax(-1)
+    assert float((p.exp() * k3(p, q)).sum().detach()) == pytest.approx(true_kl(p, q))
+
+
+def test_the_expected_gradient_of_k2_is_that_of_the_kl():
+    logits, q = distributions()
+    exact_kl(logits.log_softmax(-1), q).backward()
+    expected, logits.grad = logits.grad, None
+    p = logits.log_softmax(-1)
+    (p.detach().exp() * k2(p, q)).sum().backward()
+    torch.testing.assert_close(logits.grad, expected)
+
+
+def test_the_expected_gradient_with_importance_weights_is_that_of_the_kl():
+    logits, q = distributions()
+    exact_kl(logits.log_softmax(-1), q).backward()
+    expected, logits.grad = logits.grad, None
+    p = logits.log_softmax(-1)
+    rollouts = SimpleNamespace(ref_logp=q)
+    kl = kl_per_token(Scores(p, None, None), rollouts, "k3", ratio=(p - p.detach()).exp())
+    (p.detach().exp() * kl).sum().backward()
+    torch.testing.assert_close(logits.grad, expected)
+
+
+def test_an_estimator_far_from_the_reference_stays_finite():
+    for estimator in KL_ESTIMATORS.values():
+        logp = torch.tensor(0.0, requires_grad=True)
+        estimator(logp, torch.tensor(-1e4)).backward()
+        assert torch.isfinite(logp.grad)
+
+
+def test_the_estimator_is_the_configs_or_suits_the_policy():
+    fill, causal = SimpleNamespace(kl_estimator="exact"), SimpleNamespace(kl_estimator="k3")
+    assert choose_estimator(config(), fill) == "exact" and choose_estimator(config(), causal) == "k3"
+    for name in ("exact", "k2", "k3"):
+        assert choose_estimator(config(kl_estimator=name), fill) == choose_estimator(config(kl_estimator=name), causal)
+        assert choose_estimator(config(kl_estimator=name), causal) == name
+    for settings in ({"kl_in_reward": True}, {"kl_importance": True}):
+        assert choose_estimator(config(**settings), fill) == "k3", "both need sampled tokens"
+        assert choose_estimator(config(kl_estimator="k2", **settings), fill) == "k2"
+
+
+def test_the_penalty_counts_tokens_of_the_loss_alone():
+    kl, weight = torch.tensor([[1.0, 2.0, math.inf]]), torch.tensor([[0.5, 0.25, 0.0]])
+    assert float(kl_penalty(kl, weight, config(), 0.3)) == pytest.approx(0.3)
+    assert float(kl_penalty(kl, weight, config(kl_in_reward=True), 0.3)) == 0
+
+
+def test_kl_in_the_reward_moves_the_advantage_and_not_the_loss(dataset):
+    policy, reference = fill_policy(seed=1), fill_policy(seed=2).frozen()
+    c = config(kl_in_reward=True, kl_beta=0.5)
+    rollouts = with_reference(sampled(policy, dataset, c), reference, "k3", c)
+    scored = compute_rewards(lambda _: Scored(torch.zeros(4, 4)), rollouts, c, 0.5)
+    expected = [-0.5 * sum(float(rollouts.old_logp[n, m] - rollouts.ref_logp[n, m])
+                           for m in range(rollouts.mask.shape[1]) if rollouts.mask[n, m]) for n in range(16)]
+    assert (scored.reward == 0).all(), "metrics and zero_std see the reward of the task"
+    torch.testing.assert_close(scored.credit.flatten(), torch.tensor(expected))
+    torch.testing.assert_close(scored.values["kl"], torch.tensor(expected))
+    sums = rollout_sums(rollouts, scored, torch.ones(4, dtype=torch.bool))
+    rollouts = compute_rollout_advantages(rollouts, scored, c, one_process())
+    assert rollouts.advantage.abs().max() > 0
+    metrics = train(policy, Experience(rollouts, sums), c)
+    assert metrics["kl_penalty"] == 0 and metrics["loss"] == metrics["pg_loss"] and metrics["mean_kl"] > 0
+
+
+def test_with_credit_for_tokens_each_token_has_the_kl_of_its_own(dataset):
+    policy, reference, c = fill_policy(seed=1), fill_policy(seed=2).frozen(), config(kl_in_reward=True, kl_beta=0.5)
+    rollouts = with_reference(sampled(policy, dataset, c), reference, "k3", c)
+    credit = torch.rand(4, 4, rollouts.mask.shape[1])
+    scored = compute_rewards(lambda _: Scored(torch.zeros(4, 4), credit), rollouts, c, 0.5)
+    for n, m in rollouts.mask.nonzero().tolist():
+        kl = float(rollouts.old_logp[n, m] - rollouts.ref_logp[n, m])
+        assert float(scored.credit[n // 4, n % 4, m] - credit[n // 4, n % 4, m]) == pytest.approx(-0.5 * kl, abs=1e-5)
+    without = dataclasses.replace(rollouts, ref_logp=None)
+    assert torch.equal(compute_rewards(lambda _: Scored(credit[..., 0]), without, c, 0.5).reward, credit[..., 0])
+
+
+def test_kl_beta_moves_towards_its_target_and_is_clamped():
+    c = config(kl_beta=0.1, kl_target=0.5)
+    assert adapted(0.1, 0.5, c) == 0.1
+    assert adapted(0.1, 0.55, c) == pytest.approx(0.1 * 1.01), "10% too far raises it by a tenth of 10%"
+    assert adapted(0.1, 50.0, c) == pytest.approx(0.1 * 1.02), "the error counts at most 20%"
+    assert adapted(0.1, 1e-9, c) == pytest.approx(0.1 * 0.98)
+    assert adapted(0.1, 0.0, c) == adapted(0.1, float("nan"), c) == 0.1, "nothing measured, nothing moved"
+    assert adapted(0.1 * ADAPT_RANGE, 50.0, c) == 0.1 * ADAPT_RANGE
+    assert adapted(0.1 / ADAPT_RANGE, 1e-9, c) == 0.1 / ADAPT_RANGE
+    assert adapted(0.1, 50.0, config(kl_beta=0.1)) == 0.1, "without a target it stays"

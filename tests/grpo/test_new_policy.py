@@ -1,0 +1,94 @@
+"""A policy of another kind, in forty lines: the proof that the algorithm needs nothing but the interface."""
+
+import copy
+import inspect
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from core.training_step import build_optimizers
+from grpo.grpo_training_step import grpo_training_step
+from grpo.objectives import OBJECTIVES
+from grpo.reference import REFERENCES
+from grpo.rewards import Scored
+from grpo.rollout import Reading, Rollouts, Texts
+from tests.tiny import config, one_process
+
+PROMPTS, TOKENS, LENGTH = 6, 5, 3
+
+
+@dataclass
+class TableReading(Reading):
+    prompt: torch.Tensor  # (P,) the row of the table that was read
+
+    @property
+    def chosen(self):
+        return torch.ones(self.problems, LENGTH, dtype=torch.bool)
+
+
+class TablePolicy(torch.nn.Module):
+    """A table of logits: for each prompt and place, the distribution of the token that is written there."""
+    Reading, kl_estimator, device, vocabulary = TableReading, "exact", torch.device("cpu"), TOKENS
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.zeros(PROMPTS, LENGTH, TOKENS))
+
+    def sample(self, problems, step, config):
+        prompt, G = torch.as_tensor(problems["number"]), config.group_size
+        logp = (self.table.detach()[prompt] / config.temperature).log_softmax(-1).repeat_interleave(G, 0)  # (N, L, V)
+        noise = torch.rand(logp.shape, generator=torch.Generator().manual_seed(step))
+        target = (logp - (-noise.log()).log()).argmax(-1)                            # (N, L) Gumbel-max
+        mask = torch.ones(target.shape)
+        return Rollouts(G, target, mask, mask, logp.gather(-1, target[..., None])[..., 0], mask[:, 0] > 1, LENGTH,
+                        TableReading(G, None, prompt), Texts(None, None, None, {}, target.numel()))
+
+    def states(self, reading):
+        return self.table[reading.prompt].flatten(0, 1)                              # (P * L, V): a group shares them
+
+    def project(self, states):
+        return states
+
+    def frozen(self):
+        return copy.deepcopy(self).requires_grad_(False)
+
+    def parameters_by_kind(self):
+        return {"matrices": [], "embeddings": list(self.parameters()), "vectors": []}
+
+    weights, load_weights = torch.nn.Module.state_dict, torch.nn.Module.load_state_dict
+
+
+def share_of_last_token(rollouts):
+    return Scored((rollouts.target == TOKENS - 1).float().mean(1).view(-1, rollouts.group_size))
+
+
+def train(steps=60, **settings):
+    c = config(group_size=8, batch_size=PROMPTS, learning_rate=0.1, kl_beta=0.01, **settings)
+    policy = TablePolicy()
+    optimizers, reference = build_optimizers(policy, c), policy.frozen() if c.kl_beta else None
+    for step in range(steps):
+        metrics = grpo_training_step(policy, reference, share_of_last_token, lambda again: {"number": range(PROMPTS)},
+                                     optimizers, c.learning_rate, step, c, one_process())
+        if reference is not None:
+            REFERENCES[c.reference_mode](reference, policy, step + 1, c)
+    return policy, metrics
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("kl_estimator", ["exact", "k2", "k3"])
+def test_a_table_of_logits_trains_with_the_whole_zoo(objective, kl_estimator):
+    policy, metrics = train(objective=objective, kl_estimator=kl_estimator)
+    assert policy.table.softmax(-1)[..., -1].mean() > 0.8 and metrics["mean_reward"] > 0.7
+    assert metrics["mean_kl"] > 0 and metrics["skipped_steps"] == 0
+
+
+@pytest.mark.parametrize("settings", [{"kl_in_reward": True}, {"zero_std": "resample"}, {"reference_mode": "ema"},
+                                      {"advantage": "leave_one_out"}, {"entropy_bonus": 1e-3}])
+def test_a_table_of_logits_trains_with_the_other_settings(settings):
+    policy, _ = train(**settings)
+    assert policy.table.softmax(-1)[..., -1].mean() > 0.8
+
+
+def test_the_policy_is_at_most_forty_lines():
+    assert sum(len(inspect.getsource(part).rstrip().split("\n")) for part in (TableReading, TablePolicy)) <= 40

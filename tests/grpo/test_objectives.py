@@ -1,0 +1,162 @@
+"""Objectives against loops written from the papers' formulas, in float64."""
+
+import itertools
+
+import pytest
+import torch
+
+from grpo import objectives
+from grpo.advantages import ADVANTAGES, compute_advantages
+from grpo.grpo_training_step import rollout_loss
+from grpo.objectives import OBJECTIVES, Objective, policy_loss, token_weights
+from tests.tiny import config, consumer, fill_policy, grpo_step, judge, rewards, same
+from tests.tiny_objectives import (MAX_TOKENS, G, M, N, P, V, advantage_by_hand, objective_config, table_rollouts,
+                                   with_advantage)
+
+ESTIMATORS = ["none", "exact", "k2", "k3", "k2 importance", "k3 importance", "in reward"]
+OWN_CLIP = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
+OWN_ADVANTAGE = {"grpo": "group_std", "dr_grpo": "group_mean", "drgrpo": "group_mean", "dapo": "group_std",
+                 "bnpo": "group_std", "gspo": "group_std", "cispo": "group_std", "rloo": "leave_one_out",
+                 "reinforce++": "step", "reinforce++_baseline": "batch_std", "plain": "batch_std"}
+
+
+def kl_by_hand(estimator, p, q, logp, old, ref):
+    """One token's KL term. p, q: log-probabilities over the vocabulary; logp, old, ref: of the sampled token."""
+    x, kind = ref - logp, estimator.split()[0]
+    value = {"exact": lambda: sum(torch.exp(p[v]) * (p[v] - q[v]) for v in range(V)),
+             "k2": lambda: x * x / 2, "k3": lambda: torch.exp(x) - x - 1}[kind]()
+    return torch.exp(logp - old) * value if "importance" in estimator else value
+
+
+def loss_by_hand(name, logits, rollouts, reference, reward, estimator, kl_beta, cap=None, clip=None):
+    """The paper's formula of objective `name`, token by token. Returns the loss, differentiable in logits."""
+    lengths = [int(n) for n in rollouts.mask.sum(1)]
+    old, tokens = rollouts.old_logp, sum(lengths)
+    p = logits.log_softmax(-1)
+    q = [[reference[i, t, rollouts.target[i, t]] for t in range(M)] for i in range(N)]
+    if estimator == "in reward":
+        penalty = [sum(float(old[i, t] - q[i][t]) for t in range(lengths[i])) for i in range(N)]
+        reward = reward - kl_beta * torch.tensor(penalty, dtype=torch.float64).view(P, G)
+    advantage, loss = advantage_by_hand(OWN_ADVANTAGE[name], reward), 0.0
+    low, high = clip or OWN_CLIP.get(name, (0.2, 0.2))
+    for i in range(N):
+        logp = [p[i, t, rollouts.target[i, t]] for t in range(lengths[i])]
+        A, ratios = advantage[i], [torch.exp(logp[t] - old[i, t]) for t in range(lengths[i])]
+        if name == "gspo":
+            s = torch.exp(sum(logp[t] - old[i, t] for t in range(lengths[i])) / lengths[i])
+            ratios = [s] * lengths[i]
+        for t in range(lengths[i]):
+            r = ratios[t]
+            clipped = torch.clamp(r, 1 - low, 1 + high)
+            if name == "cispo":
+                term = clipped.detach() * A * logp[t]
+            else:
+                term = torch.minimum(r * A, clipped * A)
+                if cap is not None and A < 0:
+                    term = torch.maximum(term, torch.tensor(cap * A, dtype=torch.float64))
+            share = {"grpo": 1 / lengths[i] / N, "gspo": 1 / lengths[i] / N, "dr_grpo": 1 / MAX_TOKENS / N,
+                     "drgrpo": 1 / MAX_TOKENS / N, "rloo": 1 / N, "plain": 1 / N}.get(name, 1 / tokens)
+            loss = loss - share * term
+            if estimator not in ("none", "in reward"):
+                kl = kl_by_hand(estimator, p[i, t], reference[i, t], logp[t], old[i, t], q[i][t])
+                loss = loss + share * kl_beta * kl
+    return loss
+
+
+@pytest.mark.parametrize("name, estimator", list(itertools.product(OBJECTIVES, ESTIMATORS)))
+@pytest.mark.parametrize("cap, clip", [(None, None), (1.5, None), (None, (0.05, 0.15)), (1.3, (0.15, 0.05))])
+def test_loss_and_gradient_equal_the_papers_sum(name, estimator, cap, clip):
+    if cap and name == "cispo":
+        pytest.skip("cispo has no unclipped branch")
+    policy, rollouts, reference, reward = table_rollouts()
+    c = objective_config(name, estimator, clip_cap=cap, **(dict(zip(("clip_low", "clip_high"), clip)) if clip else {}))
+    rollouts = with_advantage(estimator, rollouts, reference, reward, c)
+    weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
+    loss, metrics = rollout_loss(policy, rollouts, weight, c, c.kl_beta, on_policy=False)
+    loss.backward()
+
+    twin = policy.logits.detach().clone().requires_grad_()
+    by_hand = loss_by_hand(name, twin, rollouts, reference, reward, estimator, 0.3, cap, clip)
+    by_hand.backward()
+    torch.testing.assert_close(loss, by_hand)
+    torch.testing.assert_close(policy.logits.grad, twin.grad)
+    assert metrics["clip_fraction"] < rollouts.mask.sum() or name == "gspo"
+    assert metrics["clip_fraction"] > 0 or name == "cispo" and not clip
+    if estimator not in ("none", "in reward"):
+        torch.testing.assert_close(metrics["pg_loss"] + metrics["kl_penalty"], loss.detach())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_on_policy_the_gradient_is_that_of_the_advantage_times_the_log_probability(name):
+    """At ratio 1 all of them are REINFORCE with their own baseline and weights."""
+    policy, rollouts, reference, reward = table_rollouts()
+    c = objective_config(name, "none")
+    rollouts = with_advantage("none", rollouts, reference, reward, c)
+    weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
+    rollout_loss(policy, rollouts, weight, c, 0.0, on_policy=True)[0].backward()
+    twin = policy.logits.detach().clone().requires_grad_()
+    logp = twin.log_softmax(-1).gather(-1, rollouts.target[..., None])[..., 0]
+    (-(logp * rollouts.advantage * weight).sum()).backward()
+    torch.testing.assert_close(policy.logits.grad, twin.grad)
+
+
+def test_the_entropy_bonus_is_the_entropys_gradient():
+    policy, rollouts, reference, reward = table_rollouts()
+    c = objective_config("grpo", "none", entropy_bonus=0.7)
+    rollouts = with_advantage("none", rollouts, reference, torch.ones_like(reward), c)
+    weight = token_weights(rollouts.train_mask, "token", MAX_TOKENS)
+    loss, metrics = rollout_loss(policy, rollouts, weight, c, 0.0)
+    loss.backward()
+    twin = policy.logits.detach().clone().requires_grad_()
+    p = twin.softmax(-1)
+    entropy = -(p * p.log()).sum(-1)
+    (-0.7 * (entropy * weight).sum()).backward()
+    torch.testing.assert_close(policy.logits.grad, twin.grad)
+    torch.testing.assert_close(metrics["entropy"], (entropy * rollouts.mask).sum().detach())
+
+
+def test_weights_count_over_all_ranks():
+    mask = torch.ones(4, 2)
+    for average in ("sum", "sequence", "token", "constant"):
+        alone = token_weights(mask, average, 1)
+        assert torch.equal(token_weights(mask, average, 1, total=lambda x: 2 * x), alone / 2)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_padding_changes_nothing(name):
+    policy, rollouts, _, reward = table_rollouts()
+    logp = policy.logits.detach().log_softmax(-1).gather(-1, rollouts.target[..., None])[..., 0]
+    pad = lambda x, value: torch.cat((x, torch.full((len(x), 3), value, dtype=x.dtype)), 1)
+    row = OBJECTIVES[name]
+    advantage = compute_advantages(reward[..., None], row.advantage).view(-1, 1)
+    weight = token_weights(rollouts.mask, row.average, MAX_TOKENS)
+    bare = policy_loss(logp, rollouts.old_logp, advantage, weight, row)[0]
+    wide = token_weights(pad(rollouts.mask, 0.0), row.average, MAX_TOKENS)
+    padded = policy_loss(pad(logp, -3.0), pad(rollouts.old_logp, 50.0), advantage, wide, row)[0]
+    torch.testing.assert_close(bare, padded)
+
+
+def test_a_huge_ratio_stays_finite():
+    for row in OBJECTIVES.values():
+        old, A = torch.full((1, 1), -1e4), torch.tensor([[-1.0]])
+        loss, *_ = policy_loss(torch.zeros(1, 1), old, A, torch.ones(1, 1), row)
+        assert torch.isfinite(loss)
+
+
+def test_every_objective_names_its_formula_and_its_paper():
+    for name, row in OBJECTIVES.items():
+        assert "A" in row.formula and ("arXiv" in row.paper or "Williams" in row.paper), name
+        assert row.advantage in ADVANTAGES
+
+
+def test_a_new_algorithm_is_a_row(dataset, monkeypatch):
+    """Ten lines: GRPO with the soft ratio of SAPO, sigmoid(4 (r - 1)) A instead of a clip."""
+    def soft(r, clipped, logp, advantage, clip_cap):
+        return (4 * (r - 1)).sigmoid() * advantage
+
+    monkeypatch.setitem(objectives.SURROGATES, "soft", soft)
+    row = Objective("-mean sigmoid(4 (r - 1)) A", "none", "group_std", "sequence", surrogate="soft")
+    monkeypatch.setitem(OBJECTIVES, "soft_grpo", row)
+    c, policy = config(objective="soft_grpo"), fill_policy(seed=1, scale=3.0)
+    metrics = grpo_step(policy, policy.frozen(), rewards(c, judge()), consumer(dataset, c), c)
+    assert metrics["grad_norm"] > 0 and not same(policy, fill_policy(seed=1, scale=3.0))

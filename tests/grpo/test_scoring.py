@@ -1,0 +1,236 @@
+"""Scores of sampled tokens: equal to the sampler's, in bounded memory, and refused where they would not fit."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from grpo.advantages import compute_advantages
+from grpo.grpo_training_step import rollout_loss
+from grpo.objectives import OBJECTIVES, token_weights
+from grpo.scoring import check_stored, score, score_in_batches, visiting, with_reference
+from tests.tiny import (causal_policy, clear_gradient, config, fill_policy, flat_gradient, prompt_config,
+                        prompt_consumer, sampled)
+
+CPU = torch.device("cpu")
+
+
+def loss_and_gradient(policy, rollouts, c, objective="grpo"):
+    reward = torch.linspace(-1, 1, len(rollouts.target)).view(c.batch_size, -1, 1).sin()
+    advantage = compute_advantages(reward, "group_mean").flatten(0, 1)
+    weight = token_weights(rollouts.train_mask, OBJECTIVES[objective].average, c.max_new_tokens)
+    clear_gradient(policy)
+    loss, _ = rollout_loss(policy, dataclasses.replace(rollouts, advantage=advantage), weight, c, c.kl_beta)
+    loss.backward()
+    return loss.detach(), flat_gradient(policy), advantage
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8}, {"top_k": 4, "min_p": 0.05}])
+def test_rollouts_report_the_probability_that_the_scorer_finds(prompts, truncation):
+    policy, c = causal_policy(), prompt_config(temperature=0.8, **truncation)
+    rollouts = sampled(policy, prompts, c)
+    logp = score(policy, rollouts, c.temperature).logp
+    torch.testing.assert_close(logp * rollouts.mask, rollouts.old_logp, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3", "exact"])
+def test_reading_a_prompt_once_gives_the_gradient_of_repeating_it(prompts, estimator, monkeypatch):
+    sampler, reference = causal_policy(seed=1), causal_policy(seed=2).frozen()
+    reference.model.double()
+    c, found = prompt_config(kl_beta=0.3, kl_estimator=estimator, temperature=0.7), []
+    for shared, at_once in ((True, 2**25), (False, 2**25), (True, 500)):
+        bound(monkeypatch, at_once)  # with 500 the logits are made in parts
+        policy = causal_policy(seed=1, shared_prompt=shared)
+        policy.model.double()
+        rollouts = with_reference(sampled(sampler, prompts, c), reference, estimator, c)
+        found.append(loss_and_gradient(policy, rollouts, c))
+    for loss, gradient, _ in found[1:]:
+        assert abs(loss - found[0][0]) < 1e-6 and (gradient - found[0][1]).norm() / gradient.norm() < 1e-6
+
+
+def test_the_loss_is_that_of_a_loop_over_completions_and_tokens(prompts):
+    policy, reference = causal_policy(seed=1), causal_policy(seed=2).frozen()
+    c = prompt_config(kl_beta=0.3, temperature=0.7)
+    rollouts = with_reference(sampled(policy, prompts, c), reference, "k3", c)
+    loss, gradient, advantage = loss_and_gradient(policy, rollouts, c)
+    batch, total = prompt_consumer(prompts, c).problems("train", 0), 0.0
+    for n in range(len(rollouts.target)):
+        prompt, length = batch["record"][n // c.group_size]["tokens"], int(rollouts.mask[n].sum())
+        written = rollouts.target[n, :length].tolist()
+        text = torch.tensor([prompt + written])
+        logits, ref = (p.model(text)[0] / c.temperature for p in (policy, reference))
+        for t, token in enumerate(written):
+            logp = logits[len(prompt) - 1 + t].log_softmax(-1)[token]
+            ref_logp = ref[len(prompt) - 1 + t].log_softmax(-1)[token]
+            kl = torch.exp(ref_logp - logp) - (ref_logp - logp) - 1
+            total = total + (-advantage[n, 0] * torch.exp(logp - logp.detach()) + c.kl_beta * kl) / length / 16
+    clear_gradient(policy)
+    total.backward()
+    loop = flat_gradient(policy)
+    assert abs(loss - total) < 1e-5 and (gradient - loop).norm() / loop.norm() < 1e-5
+
+
+def test_scores_are_zero_where_no_state_predicts_a_token(prompts):
+    policy, c = causal_policy(), prompt_config(kl_estimator="exact")
+    rollouts = with_reference(sampled(policy, prompts, c), causal_policy(seed=2).frozen(), "exact", c)
+    scores = score(policy, rollouts, 1.0)
+    assert (rollouts.mask == 0).any()
+    for x in (scores.logp, scores.entropy, scores.kl):
+        assert (x[rollouts.mask == 0] == 0).all() and (x[rollouts.mask > 0] != 0).all()
+
+
+def bound(monkeypatch, numbers):
+    """Allows this many numbers in one tensor of logits."""
+    monkeypatch.setattr("core.distributions.LOGITS_AT_ONCE", numbers)
+    monkeypatch.setattr("grpo.scoring.LOGITS_AT_ONCE", numbers)
+
+
+def watch_logits(policy):
+    """A list to which the size of every tensor of logits that the policy's model makes is appended."""
+    sizes, project = [], policy.model.project
+
+    def watched(states):
+        logits = project(states)
+        sizes.append(logits.numel())
+        return logits
+
+    policy.model.project = watched
+    return sizes
+
+
+@pytest.mark.parametrize("kind", ["fill-in", "three passes", "prompts"])
+def test_the_reference_pass_of_the_exact_kl_makes_bounded_logits(dataset, prompts, monkeypatch, kind):
+    build = causal_policy if kind == "prompts" else fill_policy
+    policy, reference, twin = build(seed=1), build(seed=2).frozen(), build(seed=2).frozen()
+    c = prompt_config(batch_size=4, temperature=0.8, unmask_steps=3 if kind == "three passes" else 1)
+    rollouts = sampled(policy, prompts if kind == "prompts" else dataset, c)
+    whole = with_reference(rollouts, twin, "exact", c).ref_distributions
+    bound(monkeypatch, 1000)
+    sizes = watch_logits(reference)
+    parts = with_reference(rollouts, reference, "exact", c).ref_distributions
+    assert whole.numel() > 3000 and max(sizes) <= 1000 and sum(sizes) == whole.numel(), "nothing is made twice"
+    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_the_distributions_of_the_reference_are_those_of_each_text_alone(prompts):
+    policy, reference = causal_policy(seed=1), causal_policy(seed=2).frozen()
+    c = prompt_config(batch_size=3, temperature=0.8)
+    rollouts = with_reference(sampled(policy, prompts, c), reference, "exact", c)
+    expected, batch = [], prompt_consumer(prompts, c).problems("train", 0)
+    for n in range(len(rollouts.target)):
+        prompt, written = batch["record"][n // 4]["tokens"], rollouts.target[n][rollouts.mask[n] > 0].tolist()
+        logp = (reference.model(torch.tensor([prompt + written]))[0] / 0.8).log_softmax(-1)
+        expected.append(logp[len(prompt) - 1 : -1])
+    torch.testing.assert_close(rollouts.ref_distributions, torch.cat(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_padding_is_not_stored(prompts):
+    policy, reference = causal_policy(scale=1.0), causal_policy(seed=2).frozen()
+    c = prompt_config(max_new_tokens=30, top_p=0.95)
+    rollouts = with_reference(sampled(policy, prompts, c), reference, "exact", c)
+    tokens = int(rollouts.mask.sum())
+    assert tokens < rollouts.mask.numel(), "the completions are of unequal lengths"
+    assert rollouts.ref_distributions.shape == rollouts.reading.kept.shape == (tokens, policy.vocabulary)
+
+
+def test_a_group_that_shares_its_text_stores_its_distributions_once(dataset):
+    policy, reference, c = fill_policy(), fill_policy(seed=2).frozen(), config(top_k=5, group_size=8)
+    rollouts = with_reference(sampled(policy, dataset, c), reference, "exact", c)
+    N, M = rollouts.mask.shape
+    assert rollouts.ref_distributions.shape == rollouts.reading.kept.shape == (N // 8 * M, policy.vocabulary)
+
+
+def test_too_much_to_store_is_refused_with_the_remedy():
+    c, bytes_each = config(stored_megabytes=10), {(True, True): 5, (True, False): 4, (False, True): 1}
+    for (exact, truncated), each in bytes_each.items():
+        fits = 10 * 2**20 // (1000 * each)
+        check_stored(fits, 1000, c, exact, truncated)
+        with pytest.raises(ValueError, match="stored_megabytes=10") as error:
+            check_stored(fits + 10, 1000, c, exact, truncated)
+        message = str(error.value)
+        assert ("kl_estimator='k3'" in message) == exact and ("top_p=1.0" in message) == truncated
+        assert "or raise stored_megabytes" in message and f"{fits + 10} tokens" in message and "\n" not in message
+    check_stored(10**9, 1000, c, exact=False, truncated=False)
+
+
+def test_a_reference_whose_distributions_do_not_fit_is_not_read(prompts):
+    policy, c = causal_policy(), prompt_config(stored_megabytes=1)
+    wide = SimpleNamespace(device=CPU, vocabulary=2**20, states=None)  # states is None: it cannot be read
+    with pytest.raises(ValueError, match="stored_megabytes=1 .*kl_estimator='k3'"):
+        with_reference(sampled(policy, prompts, c), wide, "exact", c)
+
+
+def test_scores_in_batches_are_the_scores_of_the_whole(dataset):
+    policy, c = fill_policy(), config(batch_size=3)
+    rollouts = sampled(policy, dataset, dataclasses.replace(c, batch_size=8))
+    torch.testing.assert_close(score_in_batches(policy, rollouts, c), score(policy, rollouts, 1.0).logp)
+    nothing, _ = rollouts.select(torch.arange(0))
+    assert score_in_batches(policy, nothing, c).shape == nothing.old_logp.shape
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_grad_checkpoint_keeps_the_gradient_and_less_memory(dataset, prompts, causal):
+    build, c = causal_policy if causal else fill_policy, prompt_config()
+    policy = build(n_layer=3, seed=1)
+    rollouts = sampled(policy, prompts if causal else dataset, c)
+    gradients, kept = [], []
+    for policy.model.grad_checkpoint in (False, True):
+        saved = {}
+
+        def pack(x):
+            saved[x.data_ptr()] = x.numel()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            loss = (score(policy, rollouts, 1.0).logp * rollouts.mask).sum()
+        kept.append(sum(saved.values()))
+        clear_gradient(policy)
+        loss.backward()
+        gradients.append(flat_gradient(policy))
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)
+    assert kept[1] < 0.7 * kept[0]
+
+
+class Elsewhere:
+    """A policy that waits on another device. Only the CPU is here, so what happens to it is recorded instead."""
+
+    vocabulary = fill_policy().vocabulary
+
+    def __init__(self, home="cpu", inner=None):
+        self.device, self.inner, self.calls = torch.device(home), inner, []
+
+    def to(self, device):
+        self.device = torch.device(device)
+        self.calls.append(f"to {self.device}")
+
+    def states(self, reading):
+        self.calls.append("states")
+        return self.inner.states(reading)
+
+    def project(self, states):
+        return self.inner.project(states)
+
+
+def test_a_reference_that_waits_elsewhere_visits_and_goes_back():
+    reference = Elsewhere("cpu")
+    with visiting(reference, torch.device("cuda", 0)):
+        assert reference.calls == ["to cuda:0"]
+    assert reference.calls == ["to cuda:0", "to cpu"]
+    with pytest.raises(KeyError), visiting(reference, torch.device("cuda", 0)):
+        raise KeyError
+    assert reference.device == CPU, "also after an error"
+    home = Elsewhere("cpu")
+    with visiting(home, CPU):
+        assert not home.calls
+    assert not home.calls, "one that is at home is not moved"
+
+
+@pytest.mark.parametrize("estimator", ["exact", "k3"])
+def test_the_reference_visits_for_as_long_as_it_is_read(dataset, estimator):
+    c, reference = config(batch_size=2), Elsewhere("meta", fill_policy(seed=2).frozen())
+    rollouts = sampled(fill_policy(), dataset, dataclasses.replace(c, batch_size=4))
+    known = with_reference(rollouts, reference, estimator, c)
+    assert reference.calls == ["to cpu", "states", "states", "to meta"]
+    assert (known.ref_distributions is None) == (estimator == "k3")
+    assert (known.ref_logp is None) == (estimator == "exact")

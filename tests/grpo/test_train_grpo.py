@@ -1,0 +1,417 @@
+"""The command, as a user runs it: what works, and one clear line for what does not."""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from core.checkpoint_manager import load_model, save_model
+from core.config import exit_code
+from core.logger import read_records
+from core.model import SEQUENCE_SCORER
+from core.tokenizer import CharTokenizer
+from grpo import train_grpo
+from grpo.grpo_config import GRPOConfig
+from grpo.rewards import REWARDS
+from tests.tiny import (CAUSAL, ROOT, TEXT, causal_model, judge, model, run_script, same, save, write_prompt_dataset,
+                        write_text_dataset)
+
+TRAIN = "grpo/train_grpo.py"
+SHORT = "the quick brown fox jumps over the lazy dog\n" * 40
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A dataset of text and checkpoints of every kind; the arguments of a run that works."""
+    folder = tmp_path_factory.mktemp("world")
+    write_text_dataset(folder / "data", TEXT)
+    files = {"generator": model(), "judge": judge(), "gold": judge(seed=6), "small": judge(block_size=16),
+             "cls": model(SEQUENCE_SCORER, judge_head="cls", block_size=32),
+             "wide cls": model(SEQUENCE_SCORER, judge_head="cls")}
+    paths = {name: save(folder / f"{name}.safetensors", net) for name, net in files.items()}
+    base = {"dataset": folder / "data", "generator_checkpoint": paths["generator"], "judge_checkpoint": paths["judge"],
+            "gold_judge_checkpoint": paths["gold"], "block_size": 32, "batch_size": 4, "group_size": 3, "max_iters": 3,
+            "eval_problems": 4, "eval_completions": 2, "log_interval": 1, "sample_interval": 3, "device": "cpu",
+            "out_dir": folder / "out"}
+    return folder, paths, base
+
+
+@pytest.fixture(scope="module")
+def causal_world(tmp_path_factory):
+    """A dataset of prompts and a causal generator; the arguments of a run that works."""
+    folder = tmp_path_factory.mktemp("causal")
+    write_prompt_dataset(folder / "sums")
+    write_text_dataset(folder / "text", SHORT)
+    save_model(str(folder / "g.safetensors"), causal_model(scale=3.0), CAUSAL)
+    save(folder / "fill.safetensors", model())
+    save(folder / "judge.safetensors", model(SEQUENCE_SCORER))
+    save(folder / "short.safetensors", model(SEQUENCE_SCORER, block_size=4))
+    base = {"dataset": folder / "sums", "generator_checkpoint": folder / "g.safetensors", "task_type": "general",
+            "max_new_tokens": 5, "batch_size": 4, "group_size": 3, "max_iters": 3, "eval_problems": 4,
+            "log_interval": 1, "sample_interval": 3, "device": "cpu", "out_dir": folder / "out"}
+    return folder, base
+
+
+def arguments(settings):
+    return [f"--{key}={value}" for key, value in settings.items()]
+
+
+def run(base, ranks=1, **changes):
+    """The command in a process of its own."""
+    return run_script(TRAIN, *arguments(base | changes), ranks=ranks)
+
+
+@pytest.fixture
+def launch(monkeypatch, capsys):
+    """The command in this process: (exit code, stdout, stderr)."""
+    def launched(*argv):
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", [TRAIN, *map(str, argv)])
+        code = exit_code(train_grpo.main)
+        return code, *capsys.readouterr()
+    return launched
+
+
+@pytest.mark.slow
+def test_the_main_job_from_start_to_finish(world):
+    folder, _, base = world
+    done = run(base)
+    assert done.returncode == 0, done.stderr
+    for expected in ("group_size = 3", "default 8; command line",
+                     "4 problems x 3 completions x 1 accumulation x 1 ranks = 12",
+                     "judge      sequence_scorer", "frozen", "problem         |", "best", "held out | judge",
+                     "gold_judge",
+                     "word_validity", "mean_reward", "eta", "before", "change", "curves.png"):
+        assert expected in done.stdout, expected
+    assert {"config.json", "metrics.jsonl", "samples.jsonl", "model.safetensors", "state.pt", "curves.png"} <= set(
+        os.listdir(folder / "out"))
+    steps = [line for line in done.stdout.split("\n") if re.match(r" +\d+  ", line)]
+    assert [int(line.split()[0]) for line in steps] == [1, 2, 3] and len(set(map(len, steps))) == 1, "aligned lines"
+
+    picture = folder / "seeds.png"
+    done = run_script("grpo/tools/report.py", "seeds", folder / "out", folder / "out", f"--picture={picture}")
+    assert done.returncode == 0 and "| word_validity |" in done.stdout and picture.exists(), done.stderr
+    picture = folder / "temperatures.png"
+    done = run_script("grpo/tools/report.py", "temperatures", *arguments(base), f"--picture={picture}")
+    assert done.returncode == 0 and done.stdout.count("| 0.2 |") == 2 and picture.exists(), done.stderr
+
+
+@pytest.mark.slow
+def test_a_causal_job_from_start_to_finish(causal_world):
+    folder, base = causal_world
+    done = run(base, reward_functions="('length_penalty','exact_match','judge')", success_reward="exact_match",
+               judge_checkpoint=folder / "judge.safetensors")
+    assert done.returncode == 0, done.stderr
+    for expected in ("training and", "validation prompts", "1 x exact_match [0, 1]", "completion_length", "problem  ",
+                     "greedy_accuracy", "pass_at_k", "reward/judge", "curves.png"):
+        assert expected in done.stdout, expected
+    sample = json.loads(open(folder / "out" / "samples.jsonl").readline())
+    assert sample["problem"].endswith("=") and {"answer", "best", "worst", "best_score"} <= set(sample)
+    load_model(str(folder / "out" / "model.safetensors"), tokenizer=CAUSAL)
+    done = run(base, ranks=2, out_dir=folder / "two")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_dry_run_prints_every_setting_and_the_plan_and_writes_nothing(world, launch):
+    folder, _, base = world
+    code, out, err = launch(*arguments(base | {"out_dir": folder / "dry", "dry_run": True}))
+    assert code == 0 and err == "" and "nothing was trained" in out and " MB " in out
+    settings, _, plan = out.partition("\n\n")
+    keys = [line.split(" = ")[0] for line in settings.split("\n")]
+    assert keys == [field.name for field in dataclasses.fields(GRPOConfig)]
+    assert {"group_size = 3", "kl_beta = 0.1", f"out_dir = '{folder / 'dry'}'"} <= set(settings.split("\n"))
+    for expected in ("effective batch: 4 problems x 3 completions x 1 accumulation x 1 ranks = 12 completions",
+                     "generator  masked_fill, 1 layers x 16", "reference  masked_fill", "judge      sequence_scorer",
+                     "gold judge sequence_scorer", "training and", "windows of 32", "rewards: 1 x judge [0, 1]",
+                     "on cpu in torch.float32"):
+        assert expected in plan, expected
+    assert plan.count("frozen") == 3 and not (folder / "dry").exists()
+
+
+def test_a_dry_run_on_prompts_writes_nothing(causal_world, launch):
+    folder, base = causal_world
+    code, out, _ = launch(*arguments(base | {"out_dir": folder / "dry", "dry_run": True}))
+    assert code == 0 and "nothing was trained" in out and "validation prompts" in out and not (folder / "dry").exists()
+
+
+@pytest.mark.slow
+def test_wandb_offline(world):
+    folder, _, base = world
+    done = run_script(TRAIN, *arguments(base | {"out_dir": folder / "w", "wandb_log": True}), WANDB_MODE="offline",
+                      WANDB_SILENT="true")
+    assert done.returncode == 0, done.stderr
+    assert any(name.startswith("offline-run") for name in os.listdir(folder / "w" / "wandb"))
+
+
+def broken(world, name):
+    """(changed settings, exit code, what the line has to say) of a mistake."""
+    folder, paths, _ = world
+    if name == "truncated":
+        whole = open(paths["generator"], "rb").read()
+        (folder / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
+    if name in ("no mask id", "no binary", "broken meta"):
+        shutil.copytree(folder / "data", folder / name, dirs_exist_ok=True)
+        if name == "broken meta":
+            (folder / name / "meta.json").write_text("{")
+            return {"dataset": folder / name}, 1, "is not JSON"
+        if name == "no binary":
+            os.remove(folder / name / "train.bin")
+        else:
+            text = (folder / name / "meta.json").read_text()
+            (folder / name / "meta.json").write_text(re.sub(r'"mask_token_id": \d+,', "", text))
+    if name == "other vocabulary":
+        save_model(str(folder / "other.safetensors"), judge(), CharTokenizer("abcdef"))
+    return {
+        "unknown key": ({"grup_size": 4}, 2, "did you mean group_size"),
+        "synonym": ({"kl_coef": 0.1}, 2, "did you mean kl_beta"),
+        "wrong type": ({"batch_size": "many"}, 2, "batch_size='many' must be int"),
+        "missing checkpoint": ({"generator_checkpoint": "gone.safetensors"}, 1,
+                               "generator_checkpoint=gone.safetensors"),
+        "no checkpoint": ({"judge_checkpoint": None}, 1, "judge_checkpoint is not set"),
+        "truncated": ({"generator_checkpoint": folder / "cut.safetensors"}, 1, "damaged or cut short"),
+        "generator as judge": ({"judge_checkpoint": paths["generator"]}, 1,
+                               "has mode masked_fill, but sequence_scorer"),
+        "other vocabulary": ({"judge_checkpoint": folder / "other.safetensors"}, 1, "another vocabulary"),
+        "long block": ({"block_size": 40}, 1, "block_size=40 is larger than the 33"),
+        "small judge": ({"judge_checkpoint": paths["small"]}, 1, "block_size=16, but needs 32"),
+        "no room for cls": ({"judge_checkpoint": paths["cls"]}, 1, "needs 33 for texts of block_size=32 and CLS"),
+        "not prepared": ({"dataset": folder / "nothing"}, 1, "dataset not prepared"),
+        "no binary": ({"dataset": folder / "no binary"}, 1, "train.bin is missing"),
+        "no mask id": ({"dataset": folder / "no mask id"}, 1, "has no mask_token_id"),
+        "group of one": ({"group_size": 1}, 1, "group_size=1 must be at least 2"),
+        "no masks": ({"mask_random": 0.0, "mask_span": 0.0}, 1, "a batch without masks"),
+        "nothing to resume": ({"resume": True, "out_dir": folder / "empty"}, 1, "resume=True"),
+        "bad device": ({"device": "gpu"}, 1, "device='gpu'"),
+        "bad dtype": ({"dtype": "float16"}, 1, "dtype='float16' is not one of"),
+        "folder as checkpoint": ({"generator_checkpoint": folder}, 1, "is a folder; name the file in it"),
+        "credit of cls": ({"judge_checkpoint": paths["wide cls"], "credit_window": 4}, 1, "use credit_window=None"),
+        "too much to store": ({"batch_size": 1024, "stored_megabytes": 5}, 1, "stored_megabytes=5"),
+    }[name]
+
+
+@pytest.mark.parametrize("name", [
+    "unknown key", "synonym", "wrong type", "missing checkpoint", "no checkpoint", "truncated", "generator as judge",
+    "other vocabulary", "long block", "small judge", "no room for cls", "not prepared", "no binary", "no mask id",
+    "group of one", "no masks", "nothing to resume", "bad device", "bad dtype", "folder as checkpoint", "credit of cls",
+    "broken meta", "too much to store"])
+def test_a_mistake_is_one_clear_line(world, launch, name):
+    changes, expected, message = broken(world, name)
+    code, _, err = launch(*arguments(world[2] | {"out_dir": world[0] / "mistake"} | changes))
+    errors = [line for line in err.strip().split("\n") if line]
+    assert code == expected and not (world[0] / "mistake").exists(), "it is refused before anything is written"
+    assert len(errors) == 1 and errors[0].startswith("error: ") and message in errors[0], err
+
+
+def broken_causal(world, name):
+    """(changed settings, what the line has to say) of a mistake."""
+    folder, _ = world
+    lines = (folder / "sums" / "prompts.jsonl").read_text().split("\n")
+    if name == "no answer":
+        (folder / "lacking").mkdir(exist_ok=True)
+        (folder / "lacking" / "meta.json").write_text((folder / "sums" / "meta.json").read_text())
+        lines[6] = json.dumps({k: v for k, v in json.loads(lines[6]).items() if k != "answer"})
+        (folder / "lacking" / "prompts.jsonl").write_text("\n".join(lines))
+    return {
+        "fill-in on prompts": ({"generator_checkpoint": folder / "fill.safetensors"}, "another vocabulary"),
+        "causal on text": ({"dataset": folder / "text"}, "another vocabulary"),
+        "no room": ({"max_new_tokens": 500}, "do not fit the model's block_size=64"),
+        "unknown reward": ({"reward_functions": "('exact',)"}, "'exact' is not one of"),
+        "unknown preset": ({"task_type": "poetry"}, "task_type='poetry' is not one of"),
+        "weights": ({"reward_weights": "(1.0, 2.0)"}, "must be as many as the rewards"),
+        "judge without one": ({"reward_functions": "('judge',)"}, "judge_checkpoint is not set"),
+        "credit": ({"credit_window": 2}, "credit_window=2 is for fill-in"),
+        "k1": ({"kl_estimator": "k1"}, "kl_estimator='k1' is refused"),
+        "pass_k": ({"pass_k": 9}, "pass_k=9 must be at most eval_completions=4"),
+        "success": ({"success_reward": "countdown"}, "success_reward='countdown' is not one of the rewards"),
+        "pass@k": ({"train_pass_k": 2}, "set advantage='leave_one_out'"),
+        "empty stop": ({"stop_sequences": "('',)"}, "stop_sequences=('',) must be texts"),
+        "unwritable stop": ({"stop_sequences": "('\\u00e9',)"}, "a text that the tokenizer cannot write"),
+        "gold judge": ({"gold_judge_checkpoint": folder / "judge.safetensors"}, "is for fill-in"),
+        "short judge": ({"reward_functions": "('judge',)", "judge_checkpoint": folder / "short.safetensors"},
+                        "judge_checkpoint reads 4 tokens"),
+        "template": ({"template": "poem"}, "template='poem' is not one of plain, chat, math, code"),
+        "no answer": ({"dataset": folder / "lacking", "reward_functions": "('exact_match',)"},
+                      "prompts.jsonl, line 7: reward exact_match needs the field 'answer'"),
+        "too much to store": ({"kl_estimator": "exact", "group_size": 1024, "stored_megabytes": 5},
+                              "stored_megabytes=5"),
+    }[name]
+
+
+@pytest.mark.parametrize("name", [
+    "fill-in on prompts", "causal on text", "no room", "unknown reward", "unknown preset", "weights",
+    "judge without one", "credit", "k1", "pass_k", "success", "pass@k", "empty stop", "unwritable stop",
+    "gold judge", "short judge", "template", "no answer", "too much to store"])
+def test_a_mistake_on_prompts_is_one_clear_line(causal_world, launch, name):
+    changes, message = broken_causal(causal_world, name)
+    code, _, err = launch(*arguments(causal_world[1] | changes))
+    errors = [line for line in err.strip().split("\n") if line]
+    assert code == 1 and len(errors) == 1 and message in errors[0], err
+
+
+@pytest.mark.slow
+def test_a_mistake_is_one_line_through_a_symbolic_link_too(world):
+    link = world[0] / "link"
+    link.symlink_to(ROOT)
+    done = run_script(link / "grpo" / "train_grpo.py", "--grup_size=4", cwd=link)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+    assert len(done.stderr.strip().split("\n")) == 1
+
+
+@pytest.mark.slow
+def test_what_is_missing_is_built_from_its_recipe(world):
+    folder, _, base = world
+    (folder / "prepare.py").write_text(open(os.path.join(ROOT, "data", "char_diffusion", "prepare.py")).read().replace(
+        "pathlib.Path(__file__).resolve().parents[2]", repr(ROOT)).replace(
+        'options = {}', f'argv, options = [*argv, "--input={folder}/text.txt"], {{}}'))
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "recipe.py").write_text(
+        f"dataset = {str(folder / 'built')!r}\nblock_size = 32\nn_layer = 1\nn_embd = 16\n"
+        f"n_head = 2\nmax_iters = 3\neval_batches = 1\nout_dir = {str(folder / 'recipe-out')!r}\n")
+    done = run(base, dataset=folder / "built", dataset_recipe=folder / "prepare.py", out_dir=folder / "out-built",
+               generator_checkpoint=folder / "made" / "g.safetensors", generator_recipe=folder / "recipe.py")
+    assert done.returncode == 0, done.stderr
+    assert "building it with" in done.stdout and (folder / "made" / "g.safetensors").exists()
+    assert (folder / "built" / "meta.json").exists()
+
+
+@pytest.mark.slow
+def test_two_ranks_run_the_main_job(world):
+    folder, _, base = world
+    done = run(base, ranks=2, out_dir=folder / "out-2")
+    assert done.returncode == 0, done.stderr
+    assert "x 2 ranks = 24 completions" in done.stdout and len(re.findall(r"^ +3  ", done.stdout, re.M)) == 1
+
+
+@pytest.mark.slow
+def test_two_ranks_resume_within_an_iteration(world):
+    folder, _, base = world
+    base = base | {"ppo_epochs": 2, "minibatches": 2, "lr_decay_iters": 6, "eval_interval": 6, "sample_interval": 6}
+
+    def go(name, steps, ranks=2, **more):
+        return run(base | {"out_dir": folder / name, "max_iters": steps} | more, ranks)
+
+    for done in (go("uncut-2", 6), go("cut-2", 3)):
+        assert done.returncode == 0, done.stderr
+    done = go("cut-2", 6, ranks=1, resume=True)
+    assert done.returncode == 1 and "saved within an iteration on 2 ranks; resume it on as many" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = go("cut-2", 6, resume=True)
+    assert done.returncode == 0, done.stderr
+    uncut, cut = (load_model(str(folder / name / "model.safetensors"))[0] for name in ("uncut-2", "cut-2"))
+    assert all(torch.equal(a, b) for a, b in zip(uncut.parameters(), cut.parameters(), strict=True))
+
+
+SLOW_RANK = """
+import os, sys, time
+sys.path.insert(0, {root!r})
+from grpo import build, train_grpo
+
+load = build.load_model
+
+
+def load_late(*arguments):
+    if os.environ["RANK"] == "1":
+        time.sleep(2)
+    return load(*arguments)
+
+
+build.load_model = load_late
+train_grpo.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_a_slower_rank_still_finds_a_checkpoint_in_the_folder_of_the_run(world):
+    """The generator is the model of an earlier run in out_dir, which rank 0 moves aside."""
+    folder, paths, base = world
+    out_dir = folder / "slow"
+    out_dir.mkdir()
+    shutil.copy(paths["generator"], out_dir / "model.safetensors")
+    (out_dir / "metrics.jsonl").write_text('{"step": 7}\n')
+    (folder / "slow_rank.py").write_text(SLOW_RANK.format(root=ROOT))
+    settings = base | {"out_dir": out_dir, "generator_checkpoint": out_dir / "model.safetensors", "max_iters": 1}
+    done = run_script(folder / "slow_rank.py", *arguments(settings), ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert f"which is now in {out_dir}/previous/1" in done.stdout and os.listdir(out_dir / "previous") == ["1"]
+    assert sorted(os.listdir(out_dir / "previous" / "1")) == ["metrics.jsonl", "model.safetensors"]
+    assert same(load_model(str(out_dir / "previous" / "1" / "model.safetensors"))[0], model())
+    assert read_records(out_dir / "metrics.jsonl")[-1]["step"] == 1
+
+
+FAILING = """
+from grpo.rewards import reward
+
+
+@reward(0, 1)
+def never_a_number(prompts, completions, **columns):
+    return [float("nan") if text else 0.0 for text in completions]
+"""
+
+
+def test_two_failed_starts_after_a_finished_run_keep_that_run_whole(causal_world, tmp_path, launch):
+    _, base = causal_world
+    (tmp_path / "failing.py").write_text(FAILING)
+    settings = base | {"out_dir": tmp_path / "out", "max_iters": 1}
+    code, _, err = launch(*arguments(settings))
+    assert code == 0, err
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert {"config.json", "metrics.jsonl", "model.safetensors", "state.pt"} <= set(whole)
+    failing = settings | {"reward_file": tmp_path / "failing.py", "reward_functions": "('never_a_number',)"}
+    for number in (1, 2):
+        code, out, err = launch(*arguments(failing | {"seed": number}))
+        assert code == 1 and "reward never_a_number returned nan" in err
+        assert f"previous/{number}\n" in out
+    REWARDS.pop("never_a_number")
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "out" / "previous" / "1").iterdir()}
+    assert kept == whole
+    failed = json.loads((tmp_path / "out" / "previous" / "2" / "config.json").read_text())
+    assert failed["seed"] == 1, "a failed start has a folder of its own"
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["seed"] == 2
+
+
+def test_a_resumed_run_goes_on_in_its_folder(causal_world, tmp_path, launch):
+    settings = causal_world[1] | {"out_dir": tmp_path / "out", "lr_decay_iters": 2}
+    assert launch(*arguments(settings | {"max_iters": 1}))[0] == 0
+    code, _, err = launch(*arguments(settings | {"max_iters": 2, "resume": True}))
+    assert code == 0 and not (tmp_path / "out" / "previous").exists(), err
+    assert [r["step"] for r in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in r] == [1, 2]
+
+
+@pytest.mark.slow
+def test_the_shipped_config_and_models_belong_together(world):
+    """The README's first command, on the shipped models, cut to two steps."""
+    folder, _, _ = world
+    done = run_script(TRAIN, "config/grpo_example.py", f"--dataset={folder}/data", f"--out_dir={folder}/out-shipped",
+                      "--max_iters=2", "--eval_problems=4", "--batch_size=2", "--device=cpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("frozen") == 3 and "gold_judge" in done.stdout
+    pretrained = os.path.join(ROOT, "data", "char_diffusion", "pretrained")
+    assert sum(os.path.getsize(os.path.join(pretrained, name)) for name in os.listdir(pretrained)) < 16e6
+
+
+def test_help_lists_the_keys(launch):
+    code, out, err = launch("--help")
+    assert code == 0 and err == ""
+    for expected in ("--group_size=8", "--kl_beta=0.1", "completions per problem", "int", "memory for distributions"):
+        assert expected in out, expected
+    assert all(f"--{field.name}" in out for field in dataclasses.fields(GRPOConfig))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [["--help"], ["--dry_run=True"]])
+def test_output_that_nobody_reads_ends_the_script_without_a_traceback(world, settings):
+    command = [sys.executable, TRAIN, *arguments(world[2]), *settings]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert done.returncode == 141 and done.stderr == ""
+    piped = subprocess.run(["bash", "-c", '"$@" | head -n 1', "-", *command], cwd=ROOT, capture_output=True, text=True,
+                           timeout=120)
+    assert piped.stderr == "" and len(piped.stdout.strip().split("\n")) == 1 and piped.stdout.strip()

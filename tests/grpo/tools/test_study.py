@@ -1,0 +1,78 @@
+"""The command that compares settings over seeds."""
+
+import json
+import os
+
+import pytest
+
+from core.config import load_config
+from grpo.grpo_config import GRPOConfig
+from grpo.tools import study
+from tests.tiny import judge, model, run_script, save
+
+
+@pytest.mark.slow
+def test_a_study_runs_what_is_missing_and_prints_a_row_for_each(dataset, tmp_path, monkeypatch, capsys):
+    generator = save(tmp_path / "generator.safetensors", model(scale=1.0))
+    scorer = save(tmp_path / "judge.safetensors", judge())
+    (tmp_path / "c.py").write_text(f"dataset = {dataset!r}\ngenerator_checkpoint = {generator!r}\nblock_size = 32\n"
+                                   f"judge_checkpoint = {scorer!r}\nbatch_size = 4\neval_interval = 2\n"
+                                   "eval_problems = 4\neval_completions = 2\ndevice = 'cpu'\n")
+    tiny = study.Study(str(tmp_path / "c.py"), "objective", ("grpo", "gspo"), "entropy", 0.0, ("--max_iters=4",))
+    monkeypatch.setitem(study.STUDIES, "tiny", tiny)
+    for _ in range(2):
+        study.main(["tiny", "--seeds=2", "--jobs=2", f"--out={tmp_path}", "--minibatches=2"])
+        out = capsys.readouterr()
+        rows = [line for line in out.out.split("\n") if line.startswith(("| grpo", "| gspo"))]
+        assert len(rows) == 2 and all("(2/2)" in row and row.count("|") == 8 for row in rows)
+    assert "done" not in out.err, "the second time everything was there"
+    study.main(["tiny", "--seeds=1", f"--out={tmp_path}", "--minibatches=1"])
+    assert capsys.readouterr().err.count("done") == 2, "a run with other settings is not that run"
+    assert sorted(os.listdir(tmp_path / "tiny")) == ["grpo-1", "grpo-2", "gspo-1", "gspo-2"]
+
+
+@pytest.mark.parametrize("argv", [["nothing"], [], ["fill_in", "--seeds=many"], ["fill_in", "--seeds=0"],
+                                  ["fill_in", "--jobs=0"]])
+def test_a_study_that_cannot_be_is_refused(argv):
+    with pytest.raises(ValueError, match="study.py|seeds|jobs"):
+        study.main(argv)
+
+
+@pytest.mark.slow
+def test_the_command_itself_refuses_an_unknown_study_in_one_line():
+    done = run_script("grpo/tools/study.py", "nothing")
+    assert done.returncode == 2 and done.stderr.startswith("error: python grpo/tools/study.py arithmetic|fill_in")
+    assert len(done.stderr.strip().split("\n")) == 1
+
+
+@pytest.mark.parametrize("name", study.STUDIES)
+def test_the_settings_of_a_study_are_settings_of_its_runs(name):
+    chosen = study.STUDIES[name]
+    for choice in chosen.choices:
+        config, _ = load_config(GRPOConfig, [chosen.config, *chosen.settings, f"--{chosen.key}={choice}"])
+        assert getattr(config, chosen.key) == choice
+
+
+def test_a_run_is_finished_if_it_ended_with_the_same_arguments(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 0.5}) + "\n")
+    assert study.finished(str(tmp_path), ["a"]) is None, "it did not end"
+    (tmp_path / "arguments.json").write_text(json.dumps(["a"]))
+    assert study.finished(str(tmp_path), ["a"]) == [{"step": 1, "loss": 0.5}]
+    assert study.finished(str(tmp_path), ["b"]) is None
+
+
+def test_a_metric_at_a_time_lies_between_the_evaluations():
+    records = [{"step": 0, "eval/x": 1.0}, {"step": 1, "time/train": 2.0, "time/collect": 1.0},
+               {"step": 2, "time/train": 3.0}, {"step": 2, "eval/x": 3.0}]
+    evaluations = [records[0], records[3]]
+    assert study.seconds(records, 1) == 3.0 and study.seconds(records, 2) == 6.0
+    assert study.at(evaluations, records, "eval/x", 3.0) == 2.0
+    assert study.at(evaluations, records, "eval/x", 60.0) == 3.0
+
+
+def test_a_row_holds_means_and_deviations_over_seeds():
+    compared = study.Study("c.py", "objective", ("grpo",), "x", 0.5, ())
+    runs = [[{"step": 0, "eval/x": 0.1}, {"step": 5, "time/train": 2.0}, {"step": 5, "eval/x": last, "eval/kl": kl}]
+            for last, kl in ((0.4, 0.2), (0.6, 0.4))]
+    assert study.summary(compared, runs, 1.0) == (
+        "0.100 | 0.500 ± 0.141 | 0.300 ± 0.071 | 5 (1/2) | 0.300 | 2")

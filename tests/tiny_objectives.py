@@ -1,0 +1,94 @@
+"""What the tests of the objectives share: advantages by hand, and rollouts of a policy that is a table of logits."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+
+from grpo.grpo_training_step import compute_rewards, compute_rollout_advantages
+from grpo.rewards import Scored
+from grpo.rollout import Reading, Rollouts
+from tests.tiny import config, one_process
+
+G, P, M, V, MAX_TOKENS = 4, 3, 5, 7, 8
+N = P * G
+
+
+def advantage_by_hand(name, reward):
+    """The advantages of P groups of G rewards, one after another, as a list. reward: (P, G)."""
+    rows, out = reward.tolist(), []
+    P, G = len(rows), len(rows[0])
+    centred = [[r - sum(row) / G for r in row] for row in rows]
+    centred_std = math.sqrt(sum(c * c for row in centred for c in row) / (P * G - 1))
+    mean = sum(map(sum, rows)) / (P * G)
+    step_std = math.sqrt(sum((r - mean) ** 2 for row in rows for r in row) / (P * G - 1))
+    for row, c in zip(rows, centred, strict=True):
+        std = math.sqrt(sum(x * x for x in c) / (G - 1))
+        for i, r in enumerate(row):
+            others = [x for j, x in enumerate(row) if j != i]
+            out.append({"group_std": c[i] / (std + 1e-4), "group_mean": c[i],
+                        "leave_one_out": r - sum(others) / (G - 1), "batch_std": c[i] / (centred_std + 1e-4),
+                        "step": (r - mean) / (step_std + 1e-4)}[name])
+    return out
+
+
+@dataclass
+class TableReading(Reading):
+    completion: torch.Tensor  # (P, G) the row of the table that each completion has
+    length: torch.Tensor      # (P, G) its number of tokens
+
+    @property
+    def chosen(self):
+        return torch.arange(M) < self.length.flatten()[:, None]                      # (N, M)
+
+
+class Table(torch.nn.Module):
+    """A policy whose logits are its parameters: (N, M, V), for each completion a row."""
+
+    vocabulary, kl_estimator = V, "k3"
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = torch.nn.Parameter(logits)
+
+    def states(self, reading):
+        return self.logits[reading.completion.flatten()][reading.chosen]             # (K, V)
+
+    def project(self, states):
+        return states
+
+
+def table_rollouts():
+    """A policy, rollouts of unequal lengths that another policy wrote, the log-probabilities of a reference (N, M, V),
+    and rewards (P, G)."""
+    g = torch.Generator().manual_seed(11)
+    logits, ref = (torch.randn(N, M, V, dtype=torch.float64, generator=g) for _ in range(2))
+    old = (logits + 0.3 * torch.randn(N, M, V, dtype=torch.float64, generator=g)).log_softmax(-1)
+    target = torch.randint(V, (N, M), generator=g)
+    lengths = torch.randint(1, M + 1, (N,), generator=g)
+    mask = (torch.arange(M) < lengths[:, None]).double()
+    reading = TableReading(G, None, torch.arange(N).view(P, G), lengths.view(P, G))
+    rollouts = Rollouts(group_size=G, target=target, mask=mask, train_mask=mask, max_tokens=MAX_TOKENS, reading=reading,
+                        old_logp=old.gather(-1, target[..., None])[..., 0],
+                        truncated=torch.zeros(N, dtype=torch.bool))
+    return Table(logits), rollouts, ref.log_softmax(-1), torch.rand(P, G, dtype=torch.float64, generator=g)
+
+
+def objective_config(name, estimator, **more):
+    """A config for table_rollouts with this objective and this estimator of the KL: "none", "in reward", or its name,
+    which " importance" may follow."""
+    none, importance = estimator == "none", "importance" in estimator
+    return config(objective=name, kl_beta=0.0 if none else 0.3, kl_importance=importance,
+                  kl_in_reward=estimator == "in reward", batch_size=P, group_size=G, max_new_tokens=MAX_TOKENS,
+                  kl_estimator=None if none or estimator == "in reward" else estimator.split()[0], **more)
+
+
+def with_advantage(estimator, rollouts, reference, reward, c):
+    """The rollouts after the phases of a step before the loss."""
+    chosen = reference.gather(-1, rollouts.target[..., None])[..., 0]
+    rollouts = dataclasses.replace(
+        rollouts, ref_distributions=reference[rollouts.reading.chosen] if estimator == "exact" else None,
+        ref_logp=None if estimator in ("exact", "none") else chosen)
+    scored = compute_rewards(lambda _: Scored(reward), rollouts, c, c.kl_beta)
+    return compute_rollout_advantages(rollouts, scored, c, one_process())
