@@ -28,8 +28,8 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
     prompt: (P, T) tokens, padded on the left; padding: (P,) number of padded columns, or None for none
     uniform: (P, G, L) noise in [0, 1) of each completion's tokens, at most L of them; temperature=0 takes the likeliest
     stop: (rows of tokens (n, t)) -> (n,) bool, whether a row has just ended
-    check_every: tokens between two looks at which rows have finished. Each look waits for the device, so the default
-    is 1 on a CPU and 8 elsewhere. What is written does not depend on it.
+    check_every: tokens between two looks, each of which waits for the device, at which rows have finished; the default
+    is 1 on a CPU and 8 elsewhere, and what is written does not depend on it
     """
     device, (P, G, L) = prompt.device, uniform.shape
     check_every = check_every or (1 if device.type == "cpu" else 8)
@@ -39,9 +39,8 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
     logits = model.project(model.states(prompt, last, past, padding)).repeat_interleave(G, 0)  # (N, 1, V)
     past = past.repeat(G, room=L)
     padding = None if padding is None else padding.repeat_interleave(G, 0)
-    rows, kept_parts = torch.arange(P * G, device=device), []
-    out = Generation(torch.zeros(P * G, L, dtype=torch.long, device=device), torch.zeros(P * G, L, device=device),
-                     torch.zeros(P * G, L, device=device), None, None)
+    rows, kept_parts, zeros = torch.arange(P * G, device=device), [], torch.zeros(P * G, L, device=device)
+    out = Generation(zeros.long(), zeros.clone(), zeros.clone(), None, None)
     live, open_rows = torch.ones_like(rows, dtype=torch.bool), torch.ones_like(rows, dtype=torch.bool)
     for t in range(L):
         full = sampling_logp(logits, temperature or 1.0)                             # (n, 1, V)
@@ -52,14 +51,13 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
         out.target[rows, t], out.mask[rows, t] = torch.where(live, token[:, 0], 0), live.float()
         out.logp[rows, t] = token_logp(drawn, token)[:, 0] * live
         if kept is not None:
-            kept_parts.append((rows[live] * L + t, kept[live, 0]))
+            kept_parts.append((rows * L + t, live, kept[:, 0]))
         live = live & ~stop(out.target[rows, : t + 1])
         open_rows[rows] = live
         if t + 1 == L:
             break
         if (t + 1) % check_every == 0:
-            left = int(live.sum())
-            if left == 0:
+            if (left := int(live.sum())) == 0:
                 break
             if left <= LEAVE_SHARE * len(live):  # moving the others together costs a copy of the cache
                 keep = live.nonzero().squeeze(1)
@@ -72,11 +70,13 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
 
 
 def in_order(kept_parts):
-    """The kept tokens (K, V) of all written tokens, row by row. kept_parts: [(place of each token, kept)], or empty."""
+    """The kept tokens (K, V) of all written tokens, row by row. kept_parts: of each pass (place of each token, whether it
+    was written, kept), or empty."""
     if not kept_parts:
         return None
-    place, kept = map(torch.cat, zip(*kept_parts, strict=True))
-    return kept[place.argsort()]
+    place, written, kept = map(torch.cat, zip(*kept_parts, strict=True))
+    where = written.nonzero().squeeze(1)
+    return kept[where[place[where].argsort()]]
 
 
 def join_generations(parts):

@@ -40,13 +40,13 @@ def main(argv):
                f"{data.size()}; {config.batch_size} windows x "
                f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = "
                f"{config.batch_size * config.gradient_accumulation_steps * dist.world} per step")
-    if dist.is_main:
-        save_config(config, os.path.join(config.out_dir, "config.json"))
     if config.compile:
         model.states = torch.compile(model.states)
     trainer = Trainer(model, config, batches, evaluate, data.tokenizer, logger, dist)
     if config.resume:
         trainer.resume()
+    if dist.is_main:  # only now: a resume that is refused leaves the settings of the run as they are
+        save_config(config, os.path.join(config.out_dir, "config.json"))
     trainer.run()
     dist.close()
 

@@ -29,7 +29,7 @@ class SampleConfig:
 
     checkpoint: str = "out-grpo/model.safetensors"  # the model that writes
     text: str = ""             # what it fills in or completes
-    mask_character: str = "_"  # stands for one hidden token
+    mask_character: str = "_"  # one for each hidden token
     unmask_steps: int = 1      # passes in which a masked-fill model fills in
     max_new_tokens: int = 128  # most tokens of a completion
     num_samples: int = 5       # versions to print
@@ -50,7 +50,7 @@ class SampleConfig:
 
 
 def encode_with_masks(text, mask_character, tokenizer):
-    """(ids, mask), each (1, T): the text with MASK where the mask character stands."""
+    """(ids, mask), each (1, T): the text, with MASK for the mask character."""
     ids = []
     for i, part in enumerate(text.split(mask_character)):
         ids += [tokenizer.mask_token_id] * (i > 0) + tokenizer.encode(part)

@@ -62,7 +62,8 @@ class GRPOConfig(RunConfig, MaskConfig):
     sandbox_megabytes: int = 256              # memory limit of code_execution
     # objective
     objective: str = "grpo"                   # a row of OBJECTIVES (grpo/objectives.py)
-    advantage: str | None = None              # a name in ADVANTAGES (grpo/advantages.py); None: the objective's own
+    advantage: str | None = None              # a name in ADVANTAGES (grpo/advantages.py); None: the objective's own,
+                                              # with train_pass_k leave_one_out
     credit_window: int | None = None          # a token's reward is the judge's score of the text at most this many
                                               # positions away; None: of the whole text
     kl_beta: float = 0.1                      # weight of the KL penalty to the reference
@@ -119,6 +120,11 @@ class GRPOConfig(RunConfig, MaskConfig):
         if not all(isinstance(s, str) and s for s in self.stop_sequences):
             raise ValueError(f"stop_sequences={self.stop_sequences!r} must be texts that are not empty")
 
+    @property
+    def baseline(self):
+        """The name in ADVANTAGES that is used: the setting, or what pass@k needs, or the objective's own."""
+        return self.advantage or ("leave_one_out" if self.train_pass_k > 1 else OBJECTIVES[self.objective].advantage)
+
 
 def check_choices(c):
     """Raises ValueError if a name is in no table."""
@@ -169,10 +175,9 @@ def check_numbers(c):
 def check_objective(c):
     """Raises ValueError if parts of the loss contradict each other."""
     row = OBJECTIVES[c.objective]
-    advantage = c.advantage or row.advantage
-    if c.train_pass_k > 1 and advantage != "leave_one_out":
+    if c.train_pass_k > 1 and c.baseline != "leave_one_out":
         raise ValueError(f"train_pass_k={c.train_pass_k} is the gradient of pass@k only with leave-one-out advantages, "
-                         f"and here they are {advantage}; set advantage='leave_one_out'")
+                         f"not with advantage={c.advantage!r}; set advantage='leave_one_out'")
     if c.train_pass_k > 1 and c.credit_window is not None:
         raise ValueError(f"train_pass_k={c.train_pass_k} weights whole completions, credit_window={c.credit_window} "
                          "parts of them; set credit_window=None")

@@ -39,7 +39,8 @@ def grpo_training_step(policy, reference, rewards, problems, optimizers, lr, ite
     """One optimizer step of GRPO (arXiv 2402.03300).
 
     policy, reference (or None): policies; rewards: a Rewards, or any function rollouts -> Scored
-    problems: round -> this rank's problems; round 0 is the iteration's own, later ones replace groups of equal rewards
+    problems: again -> this rank's problems; 0 for the iteration's own, 1, 2, ... for others that replace groups of
+        equal rewards
     iteration: number of the round of rollouts; the sampling noise depends on it
     hand_out: collect -> the Experience of this step: what collect() wrote, or a minibatch of what it wrote before
     doing: is told what takes the time
@@ -75,8 +76,8 @@ def collect_experience(policy, reference, rewards, problems, iteration, config, 
     if config.zero_std == "resample":
         rollouts, scored, sums["resampled"] = resample_groups(rollouts, scored, sampled, problems, config, dist)
     rollouts = compute_rollout_advantages(rollouts, scored, config, dist)
-    seen = rollouts.train_mask
-    sums |= {"advantage": (rollouts.advantage * seen).sum(), "advantage_tokens": seen.sum()}
+    train_mask = rollouts.train_mask
+    sums |= {"advantage": (rollouts.advantage * train_mask).sum(), "advantage_tokens": train_mask.sum()}
     timer.end("advantage")
     if config.ppo_epochs * config.minibatches > 1:
         logp = score_in_batches(policy, rollouts, config)
@@ -122,11 +123,10 @@ def compute_rollout_advantages(rollouts, scored, config, dist):
     """Phase 3: the rollouts with their advantage, and a train_mask without the completions that no reward scored and,
     with mask_truncated, those that ran out of room."""
     seen = (~scored.reward.isnan()).float()                                          # (P, G)
-    mask = seen[..., None] * torch.ones_like(scored.credit)                          # (P, G, 1 or M)
-    if mask.shape[2] > 1:
-        mask = mask * rollouts.mask.view_as(mask)
-    name = config.advantage or OBJECTIVES[config.objective].advantage
-    advantage = compute_advantages(scored.credit.nan_to_num(0.0), name, mask, dist.total)  # (P, G, 1 or M)
+    credited = seen[..., None] * torch.ones_like(scored.credit)                      # (P, G, 1 or M)
+    if credited.shape[2] > 1:
+        credited = credited * rollouts.mask.view_as(credited)
+    advantage = compute_advantages(scored.credit.nan_to_num(0.0), config.baseline, credited, dist.total)
     if config.train_pass_k > 1:
         advantage = advantage * scored.weight[..., None]
     train_mask = rollouts.train_mask * seen.view(-1, 1)
@@ -192,23 +192,24 @@ def train_on_experience(policy, experience, optimizers, lr, config, dist, kl_bet
 
 
 def rollout_loss(policy, rollouts, weight, config, kl_beta, on_policy=True):
-    """Loss of some rollouts of a step, and metrics as sums, so that both add up over micro-batches and ranks.
+    """Loss of a micro-batch of rollouts, and metrics as sums, so that both add up over micro-batches and ranks.
 
     rollouts: with their advantage; weight: (N, M) from token_weights over the whole step
     on_policy: the policy at hand wrote the rollouts, so the ratio is exactly 1; else it is to rollouts.old_logp
     """
     scores = score(policy, rollouts, config.temperature, learn_entropy=config.entropy_bonus > 0)
-    old_logp, mask = scores.logp.detach() if on_policy else rollouts.old_logp, rollouts.train_mask  # (N, M) each
+    old_logp, train_mask = scores.logp.detach() if on_policy else rollouts.old_logp, rollouts.train_mask  # (N, M)
     loss, ratio, sums = policy_loss(scores.logp, old_logp, rollouts.advantage, weight, OBJECTIVES[config.objective],
                                     config.clip_low, config.clip_high, config.clip_cap)
-    sums |= {"pg_loss": loss.detach(), "trained_tokens": mask.sum(), "entropy": (scores.entropy.detach() * mask).sum()}
+    sums |= {"pg_loss": loss.detach(), "trained_tokens": train_mask.sum(),
+             "entropy": (scores.entropy.detach() * train_mask).sum()}
     if on_policy:
         sums |= mismatch(scores.logp, rollouts)
     kl = kl_per_token(scores, rollouts, choose_estimator(config, policy), ratio if config.kl_importance else None)
     if kl is not None:
         penalty = kl_penalty(kl, weight, config, kl_beta)
         loss = loss + penalty
-        sums |= {"kl": (kl.detach() * mask).sum(), "kl_penalty": penalty.detach()}
+        sums |= {"kl": (kl.detach() * train_mask).sum(), "kl_penalty": penalty.detach()}
     if config.entropy_bonus > 0:
         loss = loss - config.entropy_bonus * torch.where(weight > 0, scores.entropy * weight, 0.0).sum()
     return loss, sums | {"loss": loss.detach()}

@@ -16,9 +16,9 @@ class Policy(Protocol):
     the one that suits it, `Reading` the class of what it reads.
     """
 
-    def sample(self, problems, step, config):
+    def sample(self, problems, iteration, config):
         """Rollouts of config.group_size completions of every problem, with the log-probability of each token as drawn.
-        The noise depends on (config.seed, step, number of the problem, member of the group) alone."""
+        The noise depends on (config.seed, iteration, number of the problem, member of the group) alone."""
 
     def states(self, reading):
         """Hidden states (K, C) that predict the sampled tokens which reading.index() lists."""
@@ -46,6 +46,9 @@ class Policy(Protocol):
 
     def to(self, device):
         """Moves it to another device."""
+
+    # Only a run that grpo/build.py puts together also needs `model` and `tokenizer` (for checks between the models),
+    # stored_states(config), compile() and, for evaluation on prompts, greedy(problems, config).
 
 
 @dataclass
@@ -94,7 +97,7 @@ class Reading:
         return rows.view(self.problems, len(rows) // max(1, self.problems)).sum(1)
 
     def select(self, problems):
-        """The reading of some problems, given by their indices on the CPU."""
+        """The reading of these problems, given by their indices on the CPU."""
         kept = None if self.kept is None else self.kept[places_of(problems, self.counts()).to(self.kept.device)]
         rows = {f.name: getattr(self, f.name) for f in self.fields_by_problem()}
         return replace(self, kept=kept, **{name: x[problems.to(x.device)] for name, x in rows.items()})
@@ -166,7 +169,7 @@ class Rollouts:
         return replace(self, **moved, reading=self.reading.to(device))
 
     def select(self, problems):
-        """The rollouts of some problems, given by their indices on the CPU, and the indices of their completions."""
+        """The rollouts of these problems, given by their indices on the CPU, and the indices of their completions."""
         completions = (problems[:, None] * self.group_size + torch.arange(self.group_size)).flatten()
         rows = completions.to(self.target.device)
         ref_distributions = self.ref_distributions

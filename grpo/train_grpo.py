@@ -39,11 +39,8 @@ def main(argv):
                   sep="\n")
         return dist.close()
     dist.barrier()  # every rank has read its checkpoints, one of which may be about to move
-    if dist.is_main:
-        if not config.resume and (previous := set_aside(config.out_dir)):
-            print(f"{config.out_dir} held an earlier run, which is now in {previous}")
-        os.makedirs(config.out_dir, exist_ok=True)
-        save_config(config, os.path.join(config.out_dir, "config.json"))
+    if dist.is_main and not config.resume and (previous := set_aside(config.out_dir)):
+        print(f"{config.out_dir} held an earlier run, which is now in {previous}")
     logger = create_logger(config, dist, config.max_iters, evaluation.columns)
     logger.say("\n".join(lines))
     if config.compile:
@@ -51,6 +48,8 @@ def main(argv):
     trainer = GRPOTrainer(models.policy, models.reference, rewards, data, evaluation, config, logger, dist)
     if config.resume:
         trainer.resume()
+    if dist.is_main:  # only now: a resume that is refused leaves the settings of the run as they are
+        save_config(config, os.path.join(config.out_dir, "config.json"))
     trainer.run()
     dist.close()
 

@@ -48,7 +48,7 @@ class PromptEvaluation:
         self.data, self.reference, self.rewards = data, reference, rewards
         self.config = replace(config, group_size=config.eval_completions, seed=NOISE_SEED, train_pass_k=1)
         self.records = data.records["val"][: config.eval_problems]
-        # prompts at once, so that there are as many completions as in training
+        # Prompts at a time: as many completions as in training, and at least those of one prompt
         self.at_once = max(1, config.batch_size * config.group_size // config.eval_completions)
 
     @torch.no_grad()

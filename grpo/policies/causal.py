@@ -19,7 +19,7 @@ from grpo.rollout import Reading, Rollouts, Texts
 class CausalReading(Reading):
     """Prompts with their completions. The last token of a prompt is read with the completions: it predicts the first
     token of each."""
-    prompt: torch.Tensor   # (P, S) all but the last token of each prompt, padded on the left
+    prompt: torch.Tensor   # (P, T) all but the last token of each prompt, padded on the left
     padding: torch.Tensor  # (P,) number of columns of prompt that hold no token, on the CPU
     inputs: torch.Tensor   # (P, G, M) the prompt's last token, then all but the last token of the completion
     length: torch.Tensor   # (P, G) number of tokens of each completion, on the CPU
@@ -32,9 +32,9 @@ class CausalReading(Reading):
 
     @staticmethod
     def alike(parts):
-        S, M = max(part.prompt.shape[1] for part in parts), max(part.inputs.shape[2] for part in parts)
-        return [replace(part, prompt=F.pad(part.prompt, (S - part.prompt.shape[1], 0)),
-                        padding=part.padding + S - part.prompt.shape[1],
+        T, M = max(part.prompt.shape[1] for part in parts), max(part.inputs.shape[2] for part in parts)
+        return [replace(part, prompt=F.pad(part.prompt, (T - part.prompt.shape[1], 0)),
+                        padding=part.padding + T - part.prompt.shape[1],
                         inputs=F.pad(part.inputs, (0, M - part.inputs.shape[2]))) for part in parts]
 
 
@@ -49,13 +49,13 @@ class CausalPolicy(ModelPolicy):
         self.shared_prompt = shared_prompt
 
     @torch.no_grad()
-    def sample(self, problems, step, config):
+    def sample(self, problems, iteration, config):
         """config: group_size, batch_size (problems at a time), seed, temperature, top_p, top_k, min_p, max_new_tokens,
         stop_sequences, response_prefix"""
-        prompt, padding = self._prompt(problems)                                     # (P, S), (P,)
+        prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         P, G = len(prompt), config.group_size
         stop, parts = Stop(self.tokenizer, config.stop_sequences, config.response_prefix), []
-        noise = draw_uniforms(config.seed, step, problems["number"], (G, config.max_new_tokens))
+        noise = draw_uniforms(config.seed, iteration, problems["number"], (G, config.max_new_tokens))
         shown = self._padding(padding)                                               # (P,) or None
         truncation = (config.temperature, config.top_p, config.top_k, config.min_p)
         for part in torch.arange(P).split(config.batch_size):
@@ -77,7 +77,7 @@ class CausalPolicy(ModelPolicy):
                         truncated=truncated, max_tokens=config.max_new_tokens, texts=texts, reading=reading)
 
     def _prompt(self, problems):
-        """The prompts (P, S) without columns that are padding in every row, and how much of each is padding, (P,)."""
+        """The prompts (P, T) without columns that are padding in every row, and how much of each is padding, (P,)."""
         cut = max(0, min(int(problems["padding"].min()), problems["input"].shape[1] - 2))  # two columns share a prompt
         prompt = torch.from_numpy(problems["input"][:, cut:].copy()).to(self.device, non_blocking=True)
         return prompt, torch.from_numpy(problems["padding"] - cut)
@@ -101,18 +101,18 @@ class CausalPolicy(ModelPolicy):
         return prompts, written, columns
 
     def states(self, reading):
-        (P, G, M), S = reading.inputs.shape, reading.prompt.shape[1]
+        (P, G, M), T = reading.inputs.shape, reading.prompt.shape[1]
         inputs, padding = reading.inputs.flatten(0, 1), self._padding(reading.padding)  # (N, M), (P,)
         each = None if padding is None else padding.repeat_interleave(G)             # (N,)
         position = torch.arange(M, device=inputs.device).expand(P * G, M)
         with self.autocast():
-            if self.shared_prompt and S:
+            if self.shared_prompt and T:
                 past = self.model.new_cache()
                 self.model.states(reading.prompt, past=past, padding=padding)
                 h = self.model.states(inputs, position, past.repeat(G), each)        # (N, M, C)
             else:
-                whole = torch.cat((reading.prompt.repeat_interleave(G, 0), inputs), 1)  # (N, S + M)
-                h = self.model.states(whole, S + position, padding=each)
+                whole = torch.cat((reading.prompt.repeat_interleave(G, 0), inputs), 1)  # (N, T + M)
+                h = self.model.states(whole, T + position, padding=each)
         where = reading.chosen.flatten().nonzero().squeeze(1).to(h.device)           # (K,)
         return h.flatten(0, 1)[where]
 

@@ -43,14 +43,14 @@ class FillPolicy(ModelPolicy):
     Reading, kl_estimator = FillReading, "exact"
 
     @torch.no_grad()
-    def sample(self, problems, step, config):
+    def sample(self, problems, iteration, config):
         """config: group_size, batch_size (problems at a time), seed, temperature, top_p, top_k, min_p, unmask_steps,
         fill_estimator, block_size"""
         input, target, mask = unpack_batch(problems, self.device)                    # (P, T) each
         (P, T), G = input.shape, config.group_size
         position, chosen = masked_positions(mask, self.device)                       # (P, M)
         one_pass = config.unmask_steps == 1 and config.fill_estimator in ("trajectory", "one_step")
-        noise = draw_uniforms(config.seed, step, problems["number"], (G, T) if one_pass else (4, G, T))
+        noise = draw_uniforms(config.seed, iteration, problems["number"], (G, T) if one_pass else (4, G, T))
         noise = noise if self.device.type == "mps" else noise.to(self.device, non_blocking=True)  # no float64 there
         write, parts = self._one_pass if one_pass else self._passes, []
         for part in torch.arange(P).split(config.batch_size):
@@ -71,7 +71,7 @@ class FillPolicy(ModelPolicy):
                       text.numel())
         reading = FillReading(G, kept, view.texts, view.position, torch.ones(view.position.shape, dtype=torch.bool))
         return Rollouts(group_size=G, target=tokens, mask=hidden,
-                        train_mask=hidden if view.scored is None else view.scored, old_logp=logp,
+                        train_mask=hidden if view.train_mask is None else view.train_mask, old_logp=logp,
                         truncated=torch.zeros(P * G, dtype=torch.bool, device=self.device),
                         max_tokens=config.block_size, reading=reading, texts=texts)
 

@@ -50,7 +50,7 @@ class View:
     """The texts that are read, and where the sampled tokens are predicted: by a row each, or by a row for the group."""
     texts: torch.Tensor                # (P, W, T) W texts for each problem
     position: torch.Tensor             # (P, 1 or G, M) the token's place in the W texts, one after another
-    scored: torch.Tensor | None = None # (N, M) 1.0 where the estimator scores the token; None: everywhere
+    train_mask: torch.Tensor | None = None  # (N, M) 1.0 where the estimator scores the token; None: everywhere
 
 
 def trajectory(w):

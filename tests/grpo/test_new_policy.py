@@ -4,16 +4,19 @@ import copy
 import inspect
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
+from core.logger import Logger
 from core.training_step import build_optimizers
+from grpo.grpo_trainer import GRPOTrainer
 from grpo.grpo_training_step import grpo_training_step
 from grpo.objectives import OBJECTIVES
 from grpo.reference import REFERENCES
 from grpo.rewards import Scored
 from grpo.rollout import Reading, Rollouts, Texts
-from tests.tiny import config, one_process
+from tests.tiny import config, one_process, same
 
 PROMPTS, TOKENS, LENGTH = 6, 5, 3
 
@@ -35,10 +38,10 @@ class TablePolicy(torch.nn.Module):
         super().__init__()
         self.table = torch.nn.Parameter(torch.zeros(PROMPTS, LENGTH, TOKENS))
 
-    def sample(self, problems, step, config):
+    def sample(self, problems, iteration, config):
         prompt, G = torch.as_tensor(problems["number"]), config.group_size
         logp = (self.table.detach()[prompt] / config.temperature).log_softmax(-1).repeat_interleave(G, 0)  # (N, L, V)
-        noise = torch.rand(logp.shape, generator=torch.Generator().manual_seed(step))
+        noise = torch.rand(logp.shape, generator=torch.Generator().manual_seed(iteration))
         target = (logp - (-noise.log()).log()).argmax(-1)                            # (N, L) Gumbel-max
         mask = torch.ones(target.shape)
         return Rollouts(G, target, mask, mask, logp.gather(-1, target[..., None])[..., 0], mask[:, 0] > 1, LENGTH,
@@ -55,6 +58,9 @@ class TablePolicy(torch.nn.Module):
 
     def parameters_by_kind(self):
         return {"matrices": [], "embeddings": list(self.parameters()), "vectors": []}
+
+    def save(self, path, **facts):
+        torch.save(self.state_dict() | facts, path)
 
     weights, load_weights = torch.nn.Module.state_dict, torch.nn.Module.load_state_dict
 
@@ -88,6 +94,36 @@ def test_a_table_of_logits_trains_with_the_whole_zoo(objective, kl_estimator):
 def test_a_table_of_logits_trains_with_the_other_settings(settings):
     policy, _ = train(**settings)
     assert policy.table.softmax(-1)[..., -1].mean() > 0.8
+
+
+class Prompts:
+    """The same prompts in every iteration."""
+
+    def problems(self, split, iteration, micro=0):
+        return {"number": np.arange(PROMPTS)}
+
+
+def trained(out_dir, steps, resume=False, **settings):
+    c = config(group_size=8, batch_size=PROMPTS, learning_rate=0.1, kl_beta=0.01, out_dir=str(out_dir), max_iters=steps,
+               lr_decay_iters=60, eval_interval=50, sample_interval=50, save_interval=50, log_interval=50, **settings)
+    policy = TablePolicy()
+    evaluation = lambda policy, temperature: ({"entropy": float(policy.table.detach().softmax(-1).max())}, [])
+    trainer = GRPOTrainer(policy, policy.frozen(), share_of_last_token, Prompts(), evaluation, c,
+                          Logger(c.out_dir, steps, ("loss", "mean_reward")), one_process())
+    if resume:
+        trainer.resume()
+    trainer.run()
+    return policy
+
+
+@pytest.mark.parametrize("settings", [{}, {"ppo_epochs": 2, "minibatches": 2, "reference_mode": "ema"}])
+def test_the_trainer_trains_saves_and_resumes_it(tmp_path, settings):
+    whole = trained(tmp_path / "whole", 60, **settings)
+    assert whole.table.softmax(-1)[..., -1].mean() > 0.7
+    trained(tmp_path / "cut", 30, **settings)
+    assert same(whole, trained(tmp_path / "cut", 60, resume=True, **settings))
+    with open(tmp_path / "cut" / "model.safetensors", "rb") as f:  # the policy's own format
+        assert torch.equal(torch.load(f)["table"], whole.table)
 
 
 def test_the_policy_is_at_most_forty_lines():

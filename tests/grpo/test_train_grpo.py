@@ -229,7 +229,7 @@ def broken_causal(world, name):
         "k1": ({"kl_estimator": "k1"}, "kl_estimator='k1' is refused"),
         "pass_k": ({"pass_k": 9}, "pass_k=9 must be at most eval_completions=4"),
         "success": ({"success_reward": "countdown"}, "success_reward='countdown' is not one of the rewards"),
-        "pass@k": ({"train_pass_k": 2}, "set advantage='leave_one_out'"),
+        "pass@k": ({"train_pass_k": 2, "advantage": "group_mean"}, "set advantage='leave_one_out'"),
         "empty stop": ({"stop_sequences": "('',)"}, "stop_sequences=('',) must be texts"),
         "unwritable stop": ({"stop_sequences": "('\\u00e9',)"}, "a text that the tokenizer cannot write"),
         "gold judge": ({"gold_judge_checkpoint": folder / "judge.safetensors"}, "is for fill-in"),

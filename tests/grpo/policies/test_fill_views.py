@@ -122,5 +122,5 @@ def test_a_view_of_one_pass_reads_each_hidden_token_hidden(name):
             for m in range(8):
                 text, place = divmod(int(view.position[p, g if rows > 1 else 0, m]), T)
                 assert place == w.place[50 * p + g, m]
-                if view.scored is None or view.scored[50 * p + g, m]:
+                if view.train_mask is None or view.train_mask[50 * p + g, m]:
                     assert view.texts[p, text, place] == MASK
