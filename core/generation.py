@@ -70,8 +70,10 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
 
 
 def in_order(kept_parts):
-    """The kept tokens (K, V) of all written tokens, row by row. kept_parts: of each pass (place of each token, whether it
-    was written, kept), or empty."""
+    """The kept tokens (K, V) of all written tokens, row by row.
+
+    kept_parts: for each t, (place of each row's token, whether it was written, tokens kept), or empty
+    """
     if not kept_parts:
         return None
     place, written, kept = map(torch.cat, zip(*kept_parts, strict=True))

@@ -383,6 +383,18 @@ def test_a_resumed_run_goes_on_in_its_folder(causal_world, tmp_path, launch):
     assert [r["step"] for r in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in r] == [1, 2]
 
 
+def test_a_resume_that_is_refused_leaves_the_settings_of_the_run(causal_world, tmp_path, launch):
+    _, base = causal_world
+    base = base | {"out_dir": tmp_path / "out", "max_iters": 1}
+    assert launch(*arguments(base))[0] == 0
+    settings = (tmp_path / "out" / "config.json").read_text()
+    code, _, error = launch(*arguments(base | {"resume": True, "optimizer": "muon", "max_iters": 2}))
+    assert code == 1 and "config.json" in error, error
+    assert (tmp_path / "out" / "config.json").read_text() == settings
+    assert launch(*arguments(base | {"resume": True, "max_iters": 2}))[0] == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["max_iters"] == 2
+
+
 @pytest.mark.slow
 def test_the_shipped_config_and_models_belong_together(world):
     """The README's first command, on the shipped models, cut to two steps."""

@@ -205,3 +205,15 @@ def test_a_text_without_words_has_no_figures_of_words(tmp_path):
     write_text_dataset(tmp_path / "sums", "".join(f"{a}+{b}={a + b}\n" for a in range(30) for b in range(30)))
     metrics, _ = evaluation_of(str(tmp_path / "sums"))(fill_policy(), 1.0)
     assert "token_accuracy" in metrics and not {"word_validity", "words_recovered"} & set(metrics)
+
+
+def test_the_exact_kl_of_an_evaluation_needs_no_room_among_the_stored_distributions(dataset, monkeypatch):
+    """Training with k3 stores no distributions, so its limit must not end the first evaluation."""
+    def check(states, vocabulary, config, exact, truncated):
+        stored = states * vocabulary * 4
+        assert stored < config.stored_megabytes * 50_000, "a megabyte that is small enough to matter here"
+
+    monkeypatch.setattr("grpo.scoring.check_stored", check)
+    evaluation = evaluation_of(dataset, reference=fill_policy(seed=3), kl_estimator="k3", stored_megabytes=1,
+                               eval_problems=16, batch_size=16)
+    assert evaluation(fill_policy(), 1.0)[0]["kl"] > 0
