@@ -54,9 +54,8 @@ class Scored:
     def join(cls, parts):
         """Several as one, without their values. Credit of tokens is padded with zeros on the right to the longest."""
         parts = [part for part in parts if len(part.reward)] or parts[:1]
-        widths = [part.credit.shape[2] for part in parts]
-        assert len({width == 1 for width in widths}) == 1, f"credit of completions and of tokens: widths {widths}"
-        credit = torch.cat([F.pad(part.credit, (0, max(widths) - part.credit.shape[2])) for part in parts])
+        longest = max(part.credit.shape[2] for part in parts)
+        credit = torch.cat([F.pad(part.credit, (0, longest - part.credit.shape[2])) for part in parts])
         reward, weight = (torch.cat([getattr(part, name) for part in parts]) for name in ("reward", "weight"))
         return cls(reward, credit, weight=weight)
 
@@ -100,9 +99,8 @@ class Rewards:
             return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
         values, _ = self.score(rollouts.texts, G)
         values = {name: x.to(device) for name, x in values.items()}                  # (N,) each
-        weight = None
-        if self.config.train_pass_k > 1:
-            weight = pass_k_weight(self.right(values).view(-1, G), self.config.train_pass_k)
+        k = self.config.train_pass_k
+        weight = pass_k_weight(self.right(values).view(-1, G), k) if k > 1 else None
         return Scored(self.total(values).view(-1, G), values=values, weight=weight)
 
     def score(self, texts, group_size, names=None):
@@ -118,8 +116,7 @@ class Rewards:
             numbers, late_here = self.call(name, texts, group_size)
             values[name] = torch.tensor([math.nan if x is None else float(x) for x in numbers])
             late |= late_here
-        was_late = torch.zeros(len(next(iter(values.values()))), dtype=torch.bool)
-        was_late[list(late)] = True
+        was_late = torch.tensor([i in late for i in range(len(numbers))], dtype=torch.bool)
         return {name: x.masked_fill(was_late, math.nan) for name, x in values.items()}, was_late
 
     def total(self, values):
@@ -189,12 +186,10 @@ class Rewards:
         """(values, indices of the late completions) of a slow function, called in worker processes.
 
         Each completion (or with whole_group all of them) is one job. Jobs that are not done after reward_timeout
-        seconds are late: their values are None, and the workers are ended.
+        seconds are late: their values are None, and the workers are ended. A ValueError of a job is raised here.
         """
         workers, late, values = self.config.reward_workers, set(), []
-        if self.pool is None:
-            self.pool = multiprocessing.get_context("spawn").Pool(workers, load_reward_file, (self.config.reward_file,))
-            self.pool.map(abs, range(workers))  # waits until they have started, which is not part of the timeout
+        self.pool = self.pool or start_pool(workers, self.config.reward_file)
         cuts = [slice(0, N)] if REWARDS[name].whole_group else [slice(i, i + 1) for i in range(N)]
         jobs = [self.pool.apply_async(run_reward, (name, {key: x[cut] for key, x in fields.items()}, settings,
                                                    cut.stop - cut.start)) for cut in cuts]
@@ -202,6 +197,8 @@ class Rewards:
         for cut, job in zip(cuts, jobs, strict=True):
             try:
                 values += job.get(max(0.0, deadline - time.monotonic()))
+            except ValueError as error:  # without the worker's traceback, which multiprocessing puts into its cause
+                raise ValueError(str(error)) from None
             except multiprocessing.TimeoutError:
                 late |= set(range(cut.start, cut.stop))
                 values += [None] * (cut.stop - cut.start)
@@ -215,6 +212,21 @@ class Rewards:
             self.pool.terminate()
             self.pool.join()
             self.pool = None
+
+
+def start_pool(workers, reward_file):
+    """Worker processes that know the rewards; returns when all have started, which is no part of a job's time."""
+    spawn = multiprocessing.get_context("spawn")
+    started = spawn.Semaphore(0)
+    pool = spawn.Pool(workers, start_worker, (reward_file, started))
+    for _ in range(workers):
+        started.acquire()
+    return pool
+
+
+def start_worker(reward_file, started):
+    load_reward_file(reward_file)
+    started.release()
 
 
 def load_reward_file(path):

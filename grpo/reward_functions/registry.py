@@ -29,8 +29,8 @@ def reward(low=-math.inf, high=math.inf, slow=False, whole_group=False, check=No
       keyword-only parameters  a setting of the config by its name; group_size, the number of completions of a problem;
                                texts, the rollouts' texts with their token ids; judge_model, the run's Judge
     It returns a list or a 1-D tensor. A function that takes texts or judge_model runs in the training process even if
-    it is slow. A reward that is not slow is called on all records with empty completions before the first step, so
-    that a ValueError that it raises for a record is seen then; a slow one may give `check` instead.
+    it is slow. Before the first step, `check` is called with the fields of every record. A reward without `check` that
+    is not slow is called on all records with empty completions instead. A ValueError for a record is then seen early.
     Raises ValueError if another function has the name; the same function may be loaded again.
     """
     if callable(low):

@@ -1,14 +1,30 @@
 """Rewards that read a completion as text: its length, its form, its match with an answer, its distance to its group."""
 
 import json
+import os
 import re
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
 from xml.etree import ElementTree
-
-import regex as regex_engine  # unlike re, it can stop a match that takes too long
 
 from grpo.reward_functions.registry import column, reward
 
 FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a block without its closing fence ends with the text
+SEARCH_SECONDS = 1.0  # the longest that one search for a regular expression may take
+CALL_SECONDS = 10.0   # the longest for all completions of a call
+# Runs in a child process, because only a process can be ended in the middle of a search. SIGALRM ends it if the parent
+# process is killed and cannot do so.
+SEARCH = """
+import json, re, signal, sys
+signal.alarm(int(sys.argv[1]))
+pairs = json.loads(sys.stdin.buffer.read().decode("utf-8", "surrogatepass"))
+print("ready", flush=True)
+for pattern, text in pairs:
+    print(int(re.search(pattern, text) is not None), flush=True)
+"""
 
 
 @reward(-1, 1)
@@ -35,26 +51,30 @@ def contains(prompts, completions, **columns):
     return [float(answer != "" and answer in text) for text, answer in zip(completions, answers, strict=True)]
 
 
-@reward(0, 1)
-def regex(prompts, completions, *, regex_seconds=1.0, **columns):
+def check_pattern(pattern=None, **columns):
+    """Raises ValueError unless a record's `pattern` is a valid regular expression."""
+    if pattern is None:
+        raise ValueError("reward regex needs the field 'pattern' in every record")
+    if not isinstance(pattern, str):
+        raise ValueError(f"reward regex: pattern {pattern!r} of a record must be a text")
+    try:
+        re.compile(pattern)
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"reward regex: pattern {pattern!r} of a record: {error}") from None
+
+
+@reward(0, 1, check=check_pattern)
+def regex(prompts, completions, **columns):
     """1 if the record's `pattern` (a Python regular expression) is found anywhere in the completion, else 0.
 
-    regex_seconds: a search that takes longer is stopped, and the completion is skipped. A normal search takes less than
-    a millisecond, but a pattern such as ^(a|aa)+$ can take years.
+    A normal search takes less than a millisecond, but a pattern such as ^(a+)+$ can take years. A completion whose
+    search takes longer than SEARCH_SECONDS is skipped, and so are those that are not done after CALL_SECONDS.
     Raises ValueError for a pattern that is not a valid regular expression.
     """
-    scores = []
-    for text, pattern in zip(completions, column(regex, columns, "pattern"), strict=True):
-        if not isinstance(pattern, str):
-            raise ValueError(f"reward regex: pattern {pattern!r} of a record must be a text")
-        try:
-            found = regex_engine.search(pattern, text, timeout=regex_seconds)
-            scores.append(float(found is not None))
-        except regex_engine.error as error:
-            raise ValueError(f"reward regex: pattern {pattern!r} of a record: {error}") from None
-        except TimeoutError:
-            scores.append(None)
-    return scores
+    patterns = column(regex, columns, "pattern")
+    for pattern in patterns:
+        check_pattern(pattern)
+    return searches(list(zip(patterns, completions, strict=True)))
 
 
 @reward(0, 1)
@@ -95,6 +115,41 @@ def diversity_bonus(prompts, completions, *, group_size, **columns):
             distances = [1 - len(mine & its) / len(mine | its) for j, its in enumerate(group) if j != i]
             scores.append(sum(distances) / max(len(distances), 1))
     return scores
+
+
+def searches(pairs):
+    """1.0 for each (pattern, text) in which the pattern is found, else 0.0; None where there was no time."""
+    found, deadline = [], time.monotonic() + CALL_SECONDS
+    while len(found) < len(pairs) and time.monotonic() < deadline:
+        found += searches_in_child(pairs[len(found):], deadline)
+        if len(found) < len(pairs):
+            found.append(None)
+    return found + [None] * (len(pairs) - len(found))
+
+
+def searches_in_child(pairs, deadline):
+    """The results of the first pairs: all before the first search that took too long or was not done at the deadline.
+    A search that crashes the child, for example when memory runs out, counts as one that took too long."""
+    arguments = [sys.executable, "-I", "-S", "-c", SEARCH, str(int(CALL_SECONDS) + 2)]
+    with tempfile.TemporaryFile() as file:  # unlike a pipe, it is never full
+        file.write(json.dumps(pairs, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        file.seek(0)
+        process = subprocess.Popen(arguments, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    found, started, until = [], False, deadline  # the child's start is no part of a search's time
+    with process, selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        try:
+            while len(found) < len(pairs) and selector.select(max(0.0, until - time.monotonic())):
+                output = os.read(process.stdout.fileno(), 1 << 16).decode()
+                if not output and not started:
+                    raise ValueError(f"reward regex: a child process of {sys.executable} ended before its first search")
+                if not output:
+                    break
+                found += [float(digit) for digit in output if digit in "01"]
+                started, until = True, min(deadline, time.monotonic() + SEARCH_SECONDS)
+        finally:
+            process.kill()
+    return found
 
 
 def fenced_blocks(text):

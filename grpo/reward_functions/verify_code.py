@@ -1,5 +1,6 @@
 """Rewards that read a completion as Python code. Only code_execution runs it, and only in a sandbox."""
 
+import ast
 import re
 
 from grpo.reward_functions.registry import column, reward
@@ -21,7 +22,16 @@ def code_correctness(prompts, completions, **columns):
 
 
 def check_tests(tests=None, **columns):
-    """Raises ValueError unless a record's `tests` is a text that is not blank, or a list of texts."""
+    """Raises ValueError unless a record's `tests` are Python code: a text that is not blank, or a list of texts."""
+    text = joined(tests)
+    try:
+        ast.parse(text.encode(), "tests")  # bytes, as the sandbox reads them: a byte order mark is allowed
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"reward code_execution: tests={tests!r:.60} of a record cannot be parsed: {error}") from None
+
+
+def joined(tests):
+    """The tests of a record as one text. Raises ValueError if they are missing, blank or of a wrong type."""
     if tests is None:
         raise ValueError("reward code_execution needs the field 'tests' in every record")
     texts = [tests] if isinstance(tests, str) else tests
@@ -30,6 +40,7 @@ def check_tests(tests=None, **columns):
     if not "".join(texts).strip():
         raise ValueError(f"reward code_execution needs the field 'tests' in every record, not {tests!r}: any code "
                          "would pass blank tests")
+    return "\n".join(texts)
 
 
 @reward(0, 1, slow=True, check=check_tests)
@@ -40,8 +51,7 @@ def code_execution(prompts, completions, *, sandbox_seconds=5.0, sandbox_megabyt
     """
     scores = []
     for text, tests in zip(completions, column(code_execution, columns, "tests"), strict=True):
-        check_tests(tests)
-        code, tests = extract_code(text), tests if isinstance(tests, str) else "\n".join(tests)
+        code, tests = extract_code(text), joined(tests)
         verdict = run_tests(code, tests, sandbox_seconds, sandbox_megabytes) if code.strip() else "failed"
         scores.append(float(verdict == "passed"))
     return scores

@@ -61,19 +61,40 @@ def math_working(prompts, completions, **columns):
     return scores
 
 
-@reward(0, 1)
+def exact_task(numbers=None, target=None, **columns):
+    """(sorted numbers, target) of a countdown record as Fractions. Raises ValueError if they are not numbers."""
+    for field, value in (("numbers", numbers), ("target", target)):
+        if value is None:
+            raise ValueError(f"reward countdown needs the field '{field}' in every record")
+    if not isinstance(numbers, (list, tuple)):
+        raise ValueError(f"reward countdown: numbers={numbers!r} of a record must be a list of numbers")
+    return sorted(exact(x, "numbers", numbers) for x in numbers), exact(target, "target", target)
+
+
+def exact(x, field, value):
+    """A number, or a text that is one, as a Fraction. field, value: what a ValueError names."""
+    try:
+        if not isinstance(x, bool):  # true of JSON, which Fraction would read as 1
+            return Fraction(x)
+    except (ValueError, TypeError, ZeroDivisionError, OverflowError):
+        pass
+    raise ValueError(f"reward countdown: {field}={value!r} of a record: {x!r} is not a number")
+
+
+@reward(0, 1, check=exact_task)
 def countdown(prompts, completions, **columns):
     """1 if the expression uses each of `numbers` exactly once and its value is exactly `target`; else 0.
 
     The expression is the text of the single SOLUTION block, or else the whole completion, up to the first "=". It may
     have integers, + - * /, unary minus and parentheses.
+    Raises ValueError for a record whose `numbers` are not a list of numbers, or whose `target` is not a number.
     """
     scores = []
     numbers, targets = column(countdown, columns, "numbers"), column(countdown, columns, "target")
     for text, given, target in zip(completions, numbers, targets, strict=True):
         block = solution(text)
         used, value = arithmetic((text if block is None else block).partition("=")[0])
-        scores.append(float(used == sorted(map(Fraction, given)) and value == Fraction(target)))
+        scores.append(float((used, value) == exact_task(given, target)))
     return scores
 
 

@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import os
 import time
+import traceback
 from itertools import combinations, product
 from types import SimpleNamespace
 
@@ -260,8 +261,14 @@ def test_selected_and_joined_results_keep_each_problem_with_its_own():
     assert joined.credit.shape == (3, 2, 6) and joined.values == part.values == {}
     assert Scored.join([Scored(a.reward), Scored(b.reward)]).credit.shape == (4, 2, 1)
     assert len(Scored.join([a.select(torch.zeros(3, dtype=torch.bool))] * 2).reward) == 0
-    with pytest.raises(AssertionError, match="credit of completions and of tokens"):
-        Scored.join([a, Scored(b.reward)])
+
+
+def test_credit_of_completions_of_one_token_joins_that_of_longer_ones():
+    short, long = Scored(torch.rand(2, 3), torch.rand(2, 3, 1)), Scored(torch.rand(1, 3), torch.rand(1, 3, 4))
+    joined = Scored.join([short, long])
+    for p, g, m in product(range(3), range(3), range(4)):
+        expected = long.credit[0, g, m] if p == 2 else short.credit[p, g, 0] if m == 0 else 0
+        assert joined.credit[p, g, m] == expected
 
 
 # slow rewards
@@ -341,6 +348,38 @@ def test_a_slow_reward_that_asks_for_the_judge_runs_in_this_process():
     assert rewards.pool is None
 
 
+def test_a_value_error_in_a_worker_process_is_one_line_for_the_user():
+    @reward(0, 1, slow=True)
+    def strict(completions):
+        raise ValueError(f"cannot score {completions[0]!r}")
+
+    rewards = Rewards(run_config("strict", reward_workers=1))
+    rewards.pool = multiprocessing.get_context("fork").Pool(1)  # its process knows the reward above
+    try:
+        with pytest.raises(ValueError, match="^cannot score 'a'$") as caught:
+            rewards.score(written(["a", "b"]), 2)
+    finally:
+        rewards.close()
+    assert "RemoteTraceback" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.slow
+def test_the_time_of_a_job_begins_when_every_worker_has_started(tmp_path):
+    """Each process that loads the file leaves a mark; the first worker to come loads it at once, the second slowly."""
+    mine = tmp_path / "mine.py"
+    mine.write_text("import multiprocessing, os, time\nfrom grpo.rewards import reward\n\n"
+                    "if multiprocessing.parent_process():\n    folder = os.path.dirname(__file__)\n    try:\n"
+                    "        os.mkdir(os.path.join(folder, 'first'))\n    except FileExistsError:\n"
+                    "        time.sleep(5)\n        os.mkdir(os.path.join(folder, 'second'))\n\n"
+                    "@reward(0, 9, slow=True)\ndef length(completions):\n    return [len(x) for x in completions]\n")
+    rewards = Rewards(run_config("length", reward_workers=2, reward_timeout=20.0, reward_file=str(mine)))
+    try:
+        assert rewards.score(written(["a", "bb"]), 2)[0]["length"].tolist() == [1, 2]
+        assert (tmp_path / "first").exists() and (tmp_path / "second").exists()
+    finally:
+        rewards.close()
+
+
 @pytest.mark.slow
 def test_slow_rewards_run_in_processes_with_a_deadline(tmp_path):
     mine = tmp_path / "mine.py"
@@ -386,7 +425,10 @@ def test_training_for_pass_at_k_needs_a_reward_that_decides_what_is_correct():
     ("code_execution", {"tests": ["pass", ["a"], 3]}, "f.jsonl, line 3: reward code_execution: tests=3 of a"),
     ("exact_match", {"answer": ["a", "b", None]}, "f.jsonl, line 3: reward exact_match needs the field 'answer'"),
     ("countdown", {"numbers": [[1], [2], [3]], "target": [1, None, None]}, "f.jsonl, line 2: reward countdown needs"),
-    ("countdown", {"numbers": [[1], ["one"], [3]], "target": [1, 1, 1]}, "f.jsonl, line 2: .*one")])
+    ("code_execution", {"tests": ["pass", "pass", "assert f(1) =="]}, "f.jsonl, line 3: reward code_execution: tests="),
+    ("countdown", {"numbers": [[1], ["one"], [3]], "target": [1, 1, 1]}, "f.jsonl, line 2: .*numbers=.*one"),
+    ("countdown", {"numbers": [[1]] * 3, "target": [1, 1, [1]]}, r"f.jsonl, line 3: .*target=\[1\]"),
+    ("countdown", {"numbers": [[1]] * 3, "target": [1, math.inf, 1]}, "f.jsonl, line 2: .*target=inf")])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_record_is_checked_and_the_first_bad_one_is_named(name, fields, message, workers):
     rewards = Rewards(run_config(name, reward_workers=workers))

@@ -43,3 +43,17 @@ def test_the_check_of_a_record_refuses_tests_that_are_missing_blank_or_of_a_wron
             check(tests=tests, answer="7")
     check(tests="pass", answer=None)
     check(tests=["", "assert f()"])
+
+
+@pytest.mark.parametrize("tests", ["assert f(2) = 4", ["assert f(2) == 4", "assert ("], "def g():\npass", "x = '\0'",
+                                   "x = '\ud800'", "-" * 100000 + "1", "(" * 5000])
+def test_the_check_of_a_record_refuses_tests_that_do_not_parse_in_one_short_line(tests):
+    with pytest.raises(ValueError, match="^reward code_execution: tests=.* of a record cannot be parsed") as caught:
+        REWARDS["code_execution"].check(tests=tests)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_tests_that_the_sandbox_can_run_pass_the_check():
+    for tests in ("\ufeffassert f() == 1", ["def g():", "    return f()", "assert g() == 1"]):
+        REWARDS["code_execution"].check(tests=tests)
+        assert rewards_of("code_execution", "def f():\n    return 1", tests=tests) == 1.0

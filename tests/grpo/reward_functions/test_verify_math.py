@@ -93,6 +93,27 @@ def test_countdown_is_exact():
     assert rewards_of("countdown", f"{big} + 1", numbers=[big, 1], target=big) == 0.0
 
 
+@pytest.mark.parametrize(("numbers", "target", "message"), [
+    (None, 3, "needs the field 'numbers' in every record"), ([1], None, "needs the field 'target' in every record"),
+    ("12", 3, "numbers='12' of a record must be a list"), (7, 7, "numbers=7 of a record must be a list"),
+    ({"1": 2}, 3, "must be a list of numbers"), ([1, "x"], 1, r"numbers=\[1, 'x'\] of a record: 'x' is not a number"),
+    ([1, None], 1, "None is not a number"), ([[1]], 1, r"numbers=\[\[1\]\] .* \[1\] is not a number"),
+    ([True], 1, "True is not a number"), ([1, float("inf")], 1, "inf is not a number"), ([1], [1], r"target=\[1\] of"),
+    ([1], "one", "target='one' of a record: 'one' is not a number"), ([1], {}, r"target=\{\} of"),
+    ([1], "", "target=''"), ([1], "1/0", "target='1/0'"), ([1], float("nan"), "target=nan"),
+    ([1], float("-inf"), "target=-inf"), ([1], "9" * 5000, "target='999")])
+def test_a_countdown_record_without_numbers_is_refused_in_one_line(numbers, target, message):
+    with pytest.raises(ValueError, match=f"^reward countdown.*{message}") as caught:
+        REWARDS["countdown"].check(numbers=numbers, target=target, answer="7")
+    assert "\n" not in str(caught.value)
+
+
+def test_countdown_takes_numbers_in_any_notation():
+    for numbers, target in (([2, 3], 5), ([2.0, "3"], "5"), ((2, 3), 5.0), (["6/3", " 3 "], "10/2")):
+        REWARDS["countdown"].check(numbers=numbers, target=target)
+        assert rewards_of("countdown", "2+3", "3-2", numbers=numbers, target=target) == [1.0, 0.0]
+
+
 def random_expression(rng, numbers):
     """An expression over the numbers, fully bracketed, and its value by hand; None where it divides by zero."""
     if len(numbers) == 1:
