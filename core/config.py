@@ -147,7 +147,9 @@ def checked(key, value, hints, where):
     if tuple in allowed and type(value) is list:
         value = tuple(value)
     if type(value) not in allowed:
-        raise UsageError(f"{where}: {key}={value!r} must be {type_name(hints[key])}, not {type(value).__name__}")
+        remedy = f'; write {key}="({value!r},)"' if tuple in allowed else ""
+        raise UsageError(f"{where}: {key}={value!r} must be {type_name(hints[key])}, not {type(value).__name__}"
+                         + remedy)
     return value
 
 
@@ -235,11 +237,15 @@ def is_ours(filename):
 def exit_code(main):
     """Calls main(argv) and returns the exit code; a mistake of the user's and an interrupt are one line on stderr.
 
-    A ValueError or FileNotFoundError counts as the user's only if this repository's code raised it.
+    A ValueError or FileNotFoundError counts as the user's only if this repository's code raised it. A script that does
+    not know --help itself prints its docstring.
     """
     try:
         main(sys.argv[1:])
     except (ValueError, FileNotFoundError) as error:
+        if isinstance(error, UsageError) and {"--help", "-h"} & set(sys.argv):
+            print(sys.modules[main.__module__].__doc__.strip())
+            return 0
         if not is_ours(traceback.extract_tb(error.__traceback__)[-1].filename):
             raise
         print(f"error: {error}", file=sys.stderr)

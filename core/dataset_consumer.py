@@ -1,4 +1,4 @@
-"""Data without state: a batch depends on (seed, rank, step) and nothing else, so there is nothing to checkpoint."""
+"""Data without state: a problem depends on (seed, split, step, its number) alone; there is nothing to checkpoint."""
 
 import json
 import os

@@ -37,7 +37,7 @@ class FilledText:
     batch(split, step, micro) returns (input, target, mask): the filled text (after CLS for a cls judge), the true text,
     and True where a token was masked. The generator of each row is drawn from `fillers`, its temperature from
     [temperature_low, temperature_high]. About clean_share of the rows keep their true text. A batch depends only on
-    (seed, rank, step), like the batches of the dataset.
+    (seed, split, step) and the numbers of its problems, like those of the dataset.
     """
 
     def __init__(self, data, fillers, device, judge_head="realness", clean_share=0.1, temperature_low=0.7,

@@ -137,6 +137,9 @@ def write_prompts(folder, records, tokenizer, **facts):
             f.write(content)
         os.replace(path + ".tmp", path)
     print(f"{folder}: " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()))
+    for split in SPLITS:
+        if not facts[f"{split}_records"]:
+            print(f'no {split} records: give more, or mark one with "split": "{split}"')
 
 
 def has_prompts(dataset):

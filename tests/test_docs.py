@@ -2,12 +2,14 @@
 
 import ast
 import dataclasses
+import importlib.util
 import pathlib
 import re
+import sys
 
 import pytest
 
-from core.config import load_config
+from core.config import exit_code, load_config
 from core.pretrain_config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
 from grpo.objectives import OBJECTIVES
@@ -144,3 +146,17 @@ def test_commands_name_scripts_and_configs_that_exist(document):
     for path in re.findall(r"(?:python|nproc_per_node=\d+) ((?:core|grpo|data)/\S+?\.py)", text) + re.findall(
             r"\b(config/\w+\.py)", text):
         assert pathlib.Path(ROOT, path).exists(), path
+
+
+SCRIPTS = [str(p.relative_to(ROOT)) for folder in ("core", "grpo", "data") for p in sorted(
+    pathlib.Path(ROOT, folder).rglob("*.py")) if "\n    run_script(main)\n" in p.read_text()]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_explains_itself(script, monkeypatch, capsys):
+    spec = importlib.util.spec_from_file_location(f"script_{script.replace('/', '_')}", pathlib.Path(ROOT, script))
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    code, (out, err) = exit_code(module.main), capsys.readouterr()
+    assert code in (0, None) and "--" in out and not err, err

@@ -74,10 +74,11 @@ def report_temperatures(argv, trained, picture):
 def main(argv):
     options = dict(a.removeprefix("--").split("=", 1) for a in argv if a.startswith(("--picture=", "--trained=")))
     rest = [a for a in argv[1:] if not a.startswith(("--picture=", "--trained="))]
-    if not rest or argv[0] not in ("seeds", "temperatures"):
+    folders = argv[:1] == ["seeds"]
+    if not rest or argv[0] not in ("seeds", "temperatures") or folders and any(a.startswith("-") for a in rest):
         raise UsageError("python grpo/tools/report.py seeds FOLDER... [--picture=FILE], "
                          "or temperatures CONFIG [--trained=FILE] [--picture=FILE]")
-    if argv[0] == "seeds":
+    if folders:
         report_seeds(rest, options.get("picture"))
     else:
         report_temperatures(rest, options.get("trained"), options.get("picture"))

@@ -19,6 +19,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 from core.config import ROOT, UsageError, load_config, run_script
 from core.logger import read_records
+from grpo.grpo_config import GRPOConfig
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.objectives import OBJECTIVES
 
@@ -122,11 +123,12 @@ def summary(study, runs, equal_time):
 
 def main(argv):
     """Trains the runs that are missing and prints the table."""
-    if not argv or argv[0] not in STUDIES:
+    if not argv or argv[0] not in STUDIES or {"--help", "-h"} & set(argv):
         raise UsageError(f"python grpo/tools/study.py {'|'.join(STUDIES)} [--seeds=5] [--jobs=1] [--out=out-study]")
     study, ours = STUDIES[argv[0]], tuple(f"--{f.name}=" for f in fields(StudyConfig))
     c, _ = load_config(StudyConfig, [a for a in argv[1:] if a.startswith(ours)])
     settings = [a for a in argv[1:] if not a.startswith(ours)]
+    load_config(GRPOConfig, [study.config, *study.settings, *settings])  # a mistake shows now, not after the first run
     out, seeds = os.path.join(c.out, argv[0]), range(1, c.seeds + 1)
     with ThreadPoolExecutor(c.jobs) as pool:
         waiting = {(choice, seed): pool.submit(run, study, choice, seed, out, 1 if c.jobs > 1 else None, settings)

@@ -40,6 +40,11 @@ def test_literals_and_bare_words():
     assert load("--fill_checkpoints=['a', 'b']").fill_checkpoints == ("a", "b")
 
 
+def test_one_word_for_a_list_is_refused_with_the_way_to_write_it():
+    with pytest.raises(UsageError, match=r"""fill_checkpoints='a' must be .*; write fill_checkpoints="\('a',\)"$"""):
+        load("--fill_checkpoints=a")
+
+
 @pytest.mark.parametrize("argument, message", [
     ("--n_layers=4", "unknown key n_layers; did you mean n_layer"),
     ("--zzz=4", "unknown key zzz; --help"),

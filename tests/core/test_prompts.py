@@ -87,6 +87,14 @@ def test_a_prompt_that_occurs_twice_is_kept_once(tmp_path):
     assert has_prompts(folder) and not has_prompts(str(tmp_path)) and not list((tmp_path / "d").glob("*.tmp"))
 
 
+def test_a_split_without_records_is_named_with_the_remedy(tmp_path, capsys):
+    write_prompts(str(tmp_path), [{"prompt": "a", "split": "train"}], named_tokenizer("char"))
+    assert 'no val records: give more, or mark one with "split": "val"' in capsys.readouterr().out
+    write_prompts(str(tmp_path), [{"prompt": "a", "split": "train"}, {"prompt": "b", "split": "val"}],
+                  named_tokenizer("char"))
+    assert "give more" not in capsys.readouterr().out
+
+
 def test_long_prompts_are_dropped_and_counted(tmp_path):
     lengths = np.arange(10, 110)
     records = [{"prompt": "x" * int(n), "split": "val" if n % 4 == 0 else "train"} for n in lengths]

@@ -29,6 +29,7 @@ def run(name, *arguments, **environment):
     return run_script(os.path.join("data", name, "prepare.py"), *arguments, **environment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "arguments", "reward"), [
     ("arithmetic", ["--problems=200"], verify_math.math_answer),
     ("countdown", ["--problems=100"], verify_math.countdown),
@@ -115,6 +116,7 @@ def test_gsm8k_becomes_prompts_with_working_out(tmp_path):
             prepare("gsm8k").main(files)
 
 
+@pytest.mark.slow
 def test_gsm8k_without_a_network_names_the_way_out(tmp_path):
     done = run("gsm8k", "--tokenizer=char", f"--out={tmp_path}/d", https_proxy="http://127.0.0.1:9")
     assert done.returncode == 1 and done.stderr.startswith("error: could not download https://raw")
@@ -123,6 +125,7 @@ def test_gsm8k_without_a_network_names_the_way_out(tmp_path):
     assert run("gsm8k", "--train=a.jsonl").returncode == 2
 
 
+@pytest.mark.slow
 def test_your_own_prompts_become_a_dataset(tmp_path):
     path = jsonl(tmp_path / "mine.jsonl", {"question": "2+2?", "answer": 4, "level": 1, "split": "val"},
                  {"prompt": [{"role": "user", "content": "caf\u00e9 \u4e2d"}], "answer": "a", "completion": "b\u2026"},
@@ -162,6 +165,7 @@ def test_a_paragraph_has_one_side_however_it_is_wrapped():
     assert sides == [is_validation("  " + p.upper().replace(" ", "\n") + "\n") for p in paragraphs]
 
 
+@pytest.mark.slow
 def test_prepare_splits_your_text_without_leaking(tmp_path):
     paragraphs = [f"Verse {i * 7919 % 1000},\nsaid voice {i}.\n" for i in range(400)]
     (tmp_path / "my.txt").write_text("\n".join(paragraphs + paragraphs[:50]))
@@ -178,6 +182,7 @@ def test_prepare_splits_your_text_without_leaking(tmp_path):
     assert not list((tmp_path / "mine").glob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_prepare_says_what_is_wrong(tmp_path):
     (tmp_path / "empty.txt").write_text("\u4e2d\u6587\n\u4e2d\n")
     for arguments, code, message in ((["--input=nowhere.txt"], 1, "nowhere.txt does not exist"),

@@ -93,6 +93,7 @@ def test_a_missing_field_is_an_error_that_names_the_reward_and_the_field(name, f
             Rewards(run_config(name)).score(written(["x"], **columns), 1)
 
 
+@pytest.mark.slow
 def test_the_list_of_rewards_and_presets_works_from_another_folder(tmp_path):
     (tmp_path / "mine.py").write_text("from grpo.rewards import REWARDS, reward\n\nassert 'contains' in REWARDS\n\n"
                                       "@reward(0, 7)\ndef my_own(completions):\n    '''Mine.'''\n")

@@ -58,3 +58,8 @@ def test_temperatures_compare_the_model_before_and_after(dataset, tmp_path, caps
     first, second = capsys.readouterr().out.split("after GRPO\n")
     assert first.removeprefix("before GRPO\n") == second, "--trained names the model that is compared"
     assert out.split("after GRPO\n")[1] != second
+
+
+def test_an_unknown_option_is_no_folder():
+    with pytest.raises(ValueError, match="report.py seeds FOLDER"):
+        report.main(["seeds", "--pictures=x.png"])

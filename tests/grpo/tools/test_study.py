@@ -31,7 +31,8 @@ def test_a_study_runs_what_is_missing_and_prints_a_row_for_each(dataset, tmp_pat
     assert sorted(os.listdir(tmp_path / "tiny")) == ["grpo-1", "grpo-2", "gspo-1", "gspo-2"]
 
 
-@pytest.mark.parametrize("argv", [["nothing"], [], ["fill_in", "--seeds=many"], ["fill_in", "--seeds=0"],
+@pytest.mark.parametrize("argv", [["nothing"], [], ["fill_in", "--help"], ["fill_in", "--seeds=many"],
+                                  ["fill_in", "--seeds=0"],
                                   ["fill_in", "--jobs=0"]])
 def test_a_study_that_cannot_be_is_refused(argv):
     with pytest.raises(ValueError, match="study.py|seeds|jobs"):
@@ -59,6 +60,12 @@ def test_a_run_is_finished_if_it_ended_with_the_same_arguments(tmp_path):
     (tmp_path / "arguments.json").write_text(json.dumps(["a"]))
     assert study.finished(str(tmp_path), ["a"]) == [{"step": 1, "loss": 0.5}]
     assert study.finished(str(tmp_path), ["b"]) is None
+
+
+def test_a_setting_that_no_run_would_take_is_refused_before_the_first_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "run", lambda *_: pytest.fail("a run was started"))
+    with pytest.raises(ValueError, match="unknown key bogus"):
+        study.main(["arithmetic", "--bogus=1", f"--out={tmp_path}"])
 
 
 def test_a_metric_at_a_time_lies_between_the_evaluations():
