@@ -142,9 +142,9 @@ class Logger:
 
 def keep_records(path, step):
     """Drops a file's records of steps after `step`, at step 0 all records, and a line that a crash cut short."""
-    kept = [record for record in read_records(path) if step and record["step"] <= step]
+    earlier = [record for record in read_records(path) if step and record["step"] <= step]
     with open(path + ".tmp", "w") as f:
-        f.writelines(json.dumps(record) + "\n" for record in kept)
+        f.writelines(json.dumps(record) + "\n" for record in earlier)
     os.replace(path + ".tmp", path)
 
 

@@ -10,7 +10,7 @@ import torch
 from grpo.rollout import Rollouts
 
 SHUFFLE = 3                # keeps this noise apart from that of problems and samples
-KEPT_EVALUATIONS = 1000
+MOST_EVALUATIONS = 1000
 
 
 class DataBuffer:
@@ -23,7 +23,7 @@ class DataBuffer:
     def __init__(self, seed=0, rank=0, capacity=1):
         self.seed, self.rank, self.capacity = seed, rank, capacity
         self.rollouts, self.queue, self.stored = {}, [], 0          # {id: (rollouts, sums)}, [(id, epoch, part, parts)]
-        self.evaluations = deque(maxlen=KEPT_EVALUATIONS)
+        self.evaluations = deque(maxlen=MOST_EVALUATIONS)
 
     def store_rollout_data(self, rollouts, sums):
         """Takes rollouts with their advantage and the sums of their metrics. Returns their id.
@@ -99,4 +99,4 @@ class DataBuffer:
         whole = lambda saved: Rollouts(**saved | {"reading": reading_class(**saved["reading"])}).to(device)
         self.rollouts = {id: (whole(saved), sums) for id, (saved, sums) in state["rollouts"].items()}
         self.queue, self.stored = [tuple(entry) for entry in state["queue"]], state["stored"]
-        self.evaluations = deque(state["evaluations"], maxlen=KEPT_EVALUATIONS)
+        self.evaluations = deque(state["evaluations"], maxlen=MOST_EVALUATIONS)

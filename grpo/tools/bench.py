@@ -148,7 +148,7 @@ class Fill(Bench):
 class Checkpointed(Fill):
     """The fill-in step without a judge: activations stored for the backward pass (naive) or computed again (shared)."""
 
-    columns = ("kept", "again")
+    columns = ("stored", "again")
 
     def naive(self, _):
         self.policy.model.grad_checkpoint = False
