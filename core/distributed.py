@@ -76,6 +76,13 @@ class Distributed:
             dist.all_reduce(x)
         return x
 
+    def largest(self, x):
+        """The largest over ranks of each number of tensor x; x itself is left alone."""
+        if self.world > 1:
+            x = x.clone()
+            dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        return x
+
     def sum_gradients(self, parameters):
         """Replaces the gradient of each of these parameters by its sum over ranks; a missing one counts as zero."""
         for p in parameters:
@@ -104,6 +111,14 @@ class Distributed:
         if not self.is_main:
             return None
         return [torch.load(io.BytesIO(x), map_location="cpu", weights_only=True) for x in values]
+
+    def names_of_all(self, names):
+        """The names that any rank has, sorted: the same list on every rank."""
+        if self.world == 1:
+            return sorted(names)
+        found = [None] * self.world
+        dist.all_gather_object(found, sorted(names))
+        return sorted(set().union(*found))
 
     def barrier(self):
         if self.world > 1:

@@ -2,24 +2,27 @@
 
 import torch
 
-from core.distributions import kept_tokens, restrict, sample_from, sampling_logp, token_logp, truncates
+from core.distributions import LOGITS_AT_ONCE, KeptCollector, KeptTokens, sample_tokens
 from core.masking import masked_positions
 
 
 def predict_and_sample_tokens(model, input, position, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0):
-    """Fills the masked positions of every input G times in one forward per input.
+    """Fills the masked positions of every input G times in one forward per input, few enough inputs at a time that the
+    logits stay below LOGITS_AT_ONCE numbers.
 
     input: (P, T); position: (P, M) from masked_positions; uniform: (P, G, T) noise by place in the text
-    Returns target (P, G, M) ids, their logp (P, G, M) under the distribution drawn from, and kept (P, M, V), the tokens
-    that could be drawn, or None for all
+    temperature: a number, or (P, 1, 1)
+    Returns target (P, G, M) ids, their logp (P, G, M) under the distribution drawn from, and the KeptTokens of the
+    P * M places, or None for all
     """
-    full = sampling_logp(model(input, position), temperature)                        # (P, M, V)
-    kept = kept_tokens(full, top_p, top_k, min_p) if truncates(top_p, top_k, min_p) else None
-    drawn, G = restrict(full, kept), uniform.shape[1]
     noise = uniform.to("cpu" if input.device.type == "mps" else input.device)        # MPS has no float64
-    noise = noise.gather(2, position.to(noise.device)[:, None].expand(-1, G, -1))    # (P, G, M)
-    target = sample_from(drawn, noise)                                               # (P, G, M)
-    return target, token_logp(drawn[:, None].expand(-1, G, -1, -1), target), kept
+    noise = noise.gather(2, position.to(noise.device)[:, None].expand(-1, uniform.shape[1], -1))  # (P, G, M)
+    size = max(1, LOGITS_AT_ONCE // max(1, position.shape[1] * model.vocabulary))
+    cut, parts = lambda x: x.split(size) if torch.is_tensor(x) else [x] * -(-len(input) // size), []
+    for texts, places, u, t in zip(cut(input), cut(position), cut(noise), cut(temperature), strict=True):
+        parts.append(sample_tokens(model(texts, places), u, t, top_p, top_k, min_p))
+    target, logp, kept = zip(*parts, strict=True)
+    return torch.cat(target), torch.cat(logp), None if kept[0] is None else KeptTokens.join(kept)
 
 
 def fill_in(input, position, chosen, target):
@@ -47,35 +50,39 @@ def draw_turns(order, chosen, passes):
 
 @torch.no_grad()
 def fill_in_passes(model, input, position, chosen, uniform, order, passes, temperature=1.0, top_p=1.0, top_k=0,
-                   min_p=0.0):
+                   min_p=0.0, budget=None):
     """Fills hidden tokens in several passes; each pass reads the tokens drawn in those before it.
 
     input: (P, T); position, chosen: (P, M); uniform, order: (P, G, T) noise by place, for tokens and for their order
-    Returns target (N, M), their logp (N, M) and turn (N, M), the texts read (N, passes, T), and kept (N, M, V), the
-    tokens that could be drawn, or None for all; passes=1 draws what predict_and_sample_tokens draws
+    budget: a KeptBudget, which raises ValueError for too many kept tokens, or None
+    Returns target (N, M), their logp (N, M) and turn (N, M), the texts read (N, passes, T), and the KeptTokens of the
+    N * M places, or None for all; passes=1 draws what predict_and_sample_tokens draws
     """
     P, G, T = uniform.shape
-    uniform, order = (x.to("cpu" if input.device.type == "mps" else input.device) for x in (uniform, order))
+    order = order.to("cpu" if input.device.type == "mps" else input.device)
     rows = torch.arange(P, device=input.device).repeat_interleave(G)                 # (N,)
     text, where, hidden = input[rows], position[rows], chosen[rows]                  # (N, T), (N, M), (N, M)
     by_place = where.to(order.device)  # noise may have to stay on the CPU: MPS has no float64
     turn = draw_turns(order.flatten(0, 1).gather(1, by_place), hidden.to(order.device), passes).to(input.device)
-    target, logp, kept, read = torch.zeros_like(where), torch.zeros_like(hidden), None, []
+    target, logp, read, collector = torch.zeros_like(where), torch.zeros_like(hidden), [], KeptCollector(budget)
+    settings = temperature, top_p, top_k, min_p
     for i in range(passes):
         read.append(text)
-        full = sampling_logp(model(input, position)[rows] if i == 0 else model(text, where), temperature)  # (N, M, V)
-        allowed = kept_tokens(full, top_p, top_k, min_p) if truncates(top_p, top_k, min_p) else None
-        drawn = restrict(full, allowed)
-        noise = uniform.flatten(0, 1).gather(1, by_place)[:, None]                   # (N, 1, M)
-        token, now = sample_from(drawn, noise)[:, 0], turn == i                      # (N, M)
+        if i == 0:  # the completions of a problem share the first text
+            token, token_logp, kept = predict_and_sample_tokens(model, input, position, uniform, *settings)
+        else:
+            token, token_logp, kept = predict_and_sample_tokens(model, text, where, uniform.flatten(0, 1)[:, None],
+                                                                *settings)
         # Padding gets tokens of the first pass: one that could not be drawn would have log-probability -inf
-        now = now if i else torch.ones_like(now)
-        target = torch.where(now, token, target)
-        logp = torch.where(now, token_logp(drawn, token), logp)
-        if allowed is not None:
-            kept = allowed if kept is None else torch.where(now[..., None], allowed, kept)
+        now = turn == i if i else turn <= 0                                          # (N, M)
+        target = torch.where(now, token.flatten(0, 1), target)
+        logp = torch.where(now, token_logp.flatten(0, 1), logp)
+        if kept is not None:
+            n, m = now.cpu().nonzero(as_tuple=True)                                  # (k,) each
+            M = now.shape[1]
+            collector.add(n * M + m, kept[(n if i else n // G) * M + m])
         text = fill_in(text, where, (turn == i).float(), target[:, None])[:, 0]
-    return target, logp, turn, torch.stack(read, 1), kept
+    return target, logp, turn, torch.stack(read, 1), collector.joined()
 
 
 @torch.no_grad()

@@ -28,24 +28,26 @@ def build_optimizers(learner, config, device_type="cpu"):
                               fused=device_type == "cuda"), *muon]
 
 
-def apply_gradients(parameters, optimizers, lr, grad_clip, sums, dist, count, mean=False):
+def apply_gradients(parameters, optimizers, lr, grad_clip, sums, dist, count, mean=False, largest=None):
     """Ends an optimizer step: gradients and sums are totalled over ranks, clipped, applied, cleared. One host sync.
 
-    sums: {name: 0-d tensor or number} that add up over ranks
+    sums: {name: 0-d tensor or number} that add up over ranks; largest: {name: the same} whose maximum over ranks counts
     count: the name of the sum that counts the tokens in the loss; mean: whether the gradient is divided by its total
     A step whose sums or gradient are not finite changes nothing but the count of skipped steps. A step without a single
     token in the loss changes nothing either: momentum and weight decay alone must not move the weights.
-    Returns {name: float} with grad_norm, and skipped_steps and empty_steps (0 or 1 each), added
+    Returns {name: float} of both with grad_norm, and skipped_steps and empty_steps (0 or 1 each), added
     """
     parameters = [p for p in parameters if p.requires_grad]
     dist.sum_gradients(parameters)
     as_scalar = lambda x: torch.as_tensor(x).to(dist.device, torch.float32, non_blocking=True)
-    totals = dist.total(torch.stack([as_scalar(x) for x in sums.values()]))
+    totals = found = dist.total(torch.stack([as_scalar(x) for x in sums.values()]))
+    if largest:
+        found = torch.cat((totals, dist.largest(torch.stack([as_scalar(x) for x in largest.values()]))))
     if mean:
         torch._foreach_div_([p.grad for p in parameters], totals[list(sums).index(count)].clamp(min=1))
     norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip if grad_clip > 0 else math.inf)
-    *values, norm = torch.cat((totals, norm.reshape(1).float())).tolist()
-    out = dict(zip(sums, values, strict=True))
+    *values, norm = torch.cat((found, norm.reshape(1).float())).tolist()
+    out = dict(zip([*sums, *(largest or {})], values, strict=True))
     finite, empty = math.isfinite(norm) and all(map(math.isfinite, values)), out[count] == 0
     for optimizer in optimizers:
         for group in optimizer.param_groups:

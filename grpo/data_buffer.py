@@ -2,11 +2,12 @@
 
 import math
 from collections import deque
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 
 import numpy as np
 import torch
 
+from core.distributions import KeptTokens
 from grpo.rollout import Rollouts
 
 SHUFFLE = 3                # keeps this noise apart from that of problems and samples
@@ -89,14 +90,25 @@ class DataBuffer:
 
     def state_dict(self):
         """Plain tensors and values."""
-        plain = lambda x: {f.name: getattr(x, f.name) for f in fields(x)}
-        return {"rollouts": {id: (plain(r) | {"reading": plain(r.reading)}, sums) for id, (r, sums) in
-                             self.rollouts.items()},
+        return {"rollouts": {id: (plain(r), sums) for id, (r, sums) in self.rollouts.items()},
                 "queue": list(self.queue), "stored": self.stored, "evaluations": list(self.evaluations)}
 
     def load_state_dict(self, state, reading_class, device="cpu"):
         """reading_class: the policy's Reading"""
-        whole = lambda saved: Rollouts(**saved | {"reading": reading_class(**saved["reading"])}).to(device)
+        def whole(saved):
+            reading = reading_class(**saved["reading"] | {"kept": load_kept(saved["reading"]["kept"])})
+            return Rollouts(**saved | {"reading": reading}).to(device)
+
         self.rollouts = {id: (whole(saved), sums) for id, (saved, sums) in state["rollouts"].items()}
         self.queue, self.stored = [tuple(entry) for entry in state["queue"]], state["stored"]
         self.evaluations = deque(state["evaluations"], maxlen=MOST_EVALUATIONS)
+
+
+def plain(x):
+    """The fields of a dataclass as plain tensors and values, and those of the dataclasses in it."""
+    return {f.name: plain(value) if is_dataclass(value := getattr(x, f.name)) else value for f in fields(x)}
+
+
+def load_kept(saved):
+    """KeptTokens as `plain` gave them. A state may also hold them as (K, V) bool."""
+    return KeptTokens.of(saved) if torch.is_tensor(saved) else None if saved is None else KeptTokens(**saved)

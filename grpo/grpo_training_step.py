@@ -10,8 +10,8 @@ from grpo.advantages import compute_advantages
 from grpo.kl import choose_estimator, kl_as_reward, kl_penalty, kl_per_token
 from grpo.objectives import OBJECTIVES, policy_loss, token_weights
 from grpo.rollout import Rollouts, join_rollouts
-from grpo.scoring import score, score_in_batches, with_reference
-from grpo.step_metrics import finish_metrics, rollout_sums
+from grpo.scoring import check_rollouts, score, score_in_batches, with_reference
+from grpo.step_metrics import LARGEST, add_up, finish_metrics, logged_sums, rollout_sums
 
 
 @dataclass
@@ -69,7 +69,9 @@ def collect_experience(policy, reference, rewards, problems, iteration, config, 
         return rollouts, scored
 
     rollouts, scored = sampled(problems(0))
-    sums = rollout_sums(rollouts, scored, differ(scored.reward), objective.discriminative)
+    sums = rollout_sums(rollouts, scored, differ(scored.compared), objective.discriminative)
+    if scored.metrics is not None:  # the functions of a rank may log others than those of the next
+        sums |= logged_sums(scored.metrics, dist.names_of_all(scored.metrics))
     rollouts = replace(rollouts, texts=None)
     if config.zero_std != "keep":
         rollouts, scored = keep_groups(rollouts, scored)
@@ -143,7 +145,7 @@ def differ(reward):
 
 def keep_groups(rollouts, scored):
     """Only the groups whose rewards differ."""
-    useful = differ(scored.reward)
+    useful = differ(scored.compared)
     return rollouts.select(useful.nonzero().squeeze(1).cpu())[0], scored.select(useful)
 
 
@@ -162,6 +164,7 @@ def resample_groups(rollouts, scored, sampled, problems, config, dist):
             resampled += missing
             more = keep_groups(*sampled({key: x[:missing] for key, x in problems(again).items()}))
             rollouts, scored = join_rollouts([rollouts, more[0]]), type(scored).join([scored, more[1]])
+            check_rollouts(rollouts, config)
     return rollouts, scored, resampled
 
 
@@ -179,15 +182,17 @@ def train_on_experience(policy, experience, optimizers, lr, config, dist, kl_bet
         useful = rollouts.by_problem((rollouts.advantage != 0).any(1)).any(1)        # (P,)
         problems = problems[useful.cpu()]
     names = ["loss", "pg_loss", "trained_tokens", "entropy", "clip_fraction", "kl_to_old"]
-    names += ["ratio_minus_one", "ratio_tokens"] * (experience.on_policy and not rescored)
+    names += MISMATCH * (experience.on_policy and not rescored)
     trained = dict.fromkeys(names + ["kl", "kl_penalty"] * has_reference, 0.0)
     for part in problems.split(config.batch_size) if len(problems) else ():
         micro, rows = rollouts.select(part)
         loss, parts = rollout_loss(policy, micro, weight[rows], config, kl_beta, experience.on_policy)
         loss.backward()
-        trained = {name: trained[name] + parts[name] for name in trained}
+        trained = add_up(trained, parts)
     sums = experience.sums | trained | {"loss_tokens": rollouts.train_mask.sum()}
-    out = apply_gradients(policy.parameters(), optimizers, lr, config.grad_clip, sums, dist, "loss_tokens")
+    largest = {name: sums.pop(name) for name in LARGEST if name in sums}
+    out = apply_gradients(policy.parameters(), optimizers, lr, config.grad_clip, sums, dist, "loss_tokens",
+                          largest=largest)
     return finish_metrics(out) | {"lr": lr}
 
 
@@ -215,8 +220,14 @@ def rollout_loss(policy, rollouts, weight, config, kl_beta, on_policy=True):
     return loss, sums | {"loss": loss.detach()}
 
 
+MISMATCH = ["ratio_minus_one", "mismatch_kl", "mismatch_max", "ratio_tokens"]  # what `mismatch` returns
+
+
 def mismatch(logp, rollouts):
-    """Sampler against scorer: the sum over tokens of |p - q| / q, p from logp (N, M) and q from rollouts.old_logp, and
-    the number of tokens."""
-    apart = (logp.detach() - rollouts.old_logp).masked_fill(rollouts.train_mask == 0, 0.0)
-    return {"ratio_minus_one": (apart.clamp(-20, 20).exp() - 1).abs().sum(), "ratio_tokens": rollouts.train_mask.sum()}
+    """How far the scorer's log-probabilities, logp (N, M), are from the sampler's, rollouts.old_logp, on the tokens of
+    the loss. With d their difference, clamped to +-20: the sums of |exp(d) - 1| and, the k3 estimate of the KL from
+    sampler to scorer, of exp(d) - d - 1; the largest |d|; and the number of tokens."""
+    d = (logp.detach() - rollouts.old_logp).masked_fill(rollouts.train_mask == 0, 0.0).clamp(-20, 20)  # (N, M)
+    sums = (d.exp() - 1).abs().sum(), (d.expm1() - d).sum()  # expm1 is exact where d is small
+    most = torch.cat((d.abs().flatten(), d.new_zeros(1))).max()  # 0 without tokens
+    return dict(zip(MISMATCH, (*sums, most, rollouts.train_mask.sum()), strict=True))

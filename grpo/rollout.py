@@ -8,12 +8,15 @@ from typing import Protocol
 import torch
 from torch.nn import functional as F
 
+from core.distributions import KeptTokens
+
 
 class Policy(Protocol):
     """A generator as the algorithm sees it: it writes completions, and it can be asked how likely they were.
 
     `device` is where it computes, `vocabulary` the number of tokens that it can write, `kl_estimator` ("exact" or "k3")
-    the one that suits it, `Reading` the class of what it reads.
+    the one that suits it, `Reading` the class of what it reads, `suffix` the ending of the name of what `save` writes:
+    ".safetensors" of a file of ours, "" of a folder.
     """
 
     def sample(self, problems, iteration, config):
@@ -42,7 +45,7 @@ class Policy(Protocol):
         """Takes over weights that `weights` gave."""
 
     def save(self, path, **facts):
-        """Writes a model file with which others can use the policy; facts: plain values to keep in it."""
+        """Writes a model file or folder with which others can use the policy; facts: plain values to keep in it."""
 
     def to(self, device):
         """Moves it to another device."""
@@ -59,7 +62,7 @@ class Reading:
     sampled tokens. With R < N rows, N / R completions of a group share the states of a row.
     """
     group_size: int
-    kept: torch.Tensor | None     # (K, V) the tokens that could be drawn at each of the K places; None: all
+    kept: KeptTokens | None       # the tokens that could be drawn at each of the K places; None: all
 
     ON_CPU = ()  # fields from which indices are made, without waiting for the device
 
@@ -77,7 +80,7 @@ class Reading:
         """Readings of different problems as one."""
         parts = cls.alike(parts)
         rows = {f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in cls.fields_by_problem()}
-        kept = None if parts[0].kept is None else torch.cat([part.kept for part in parts])
+        kept = None if parts[0].kept is None else KeptTokens.join([part.kept for part in parts])
         return cls(parts[0].group_size, kept, **rows)
 
     @classmethod
@@ -98,14 +101,14 @@ class Reading:
 
     def select(self, problems):
         """The reading of these problems, given by their indices on the CPU."""
-        kept = None if self.kept is None else self.kept[places_of(problems, self.counts()).to(self.kept.device)]
+        kept = None if self.kept is None else self.kept[places_of(problems, self.counts())]
         rows = {f.name: getattr(self, f.name) for f in self.fields_by_problem()}
         return replace(self, kept=kept, **{name: x[problems.to(x.device)] for name, x in rows.items()})
 
     def to(self, device):
         moved = {f.name: x.to(device) for f in fields(self)
                  if torch.is_tensor(x := getattr(self, f.name)) and f.name not in self.ON_CPU}
-        return replace(self, **moved)
+        return replace(self, kept=None if self.kept is None else self.kept.to(device), **moved)
 
 
 def places_of(problems, counts):
@@ -119,12 +122,13 @@ class Texts:
 
     prompts, completions: lists of N texts; columns: {field: list of N} of their records
     tokens: N whole texts as token ids, without padding and stop token
+    completion_ids: N lists of token ids: each completion as it was sampled, with the stop token that ended it
     place: (N, M) where in its whole text each sampled token is
     metrics: {name: (sum, count)} of means that the policy wants logged; size: tokens that tokens_per_second counts
     """
 
-    def __init__(self, decode: Callable, make_tokens: Callable, place, metrics, size):
-        self.decode, self.make_tokens = decode, make_tokens
+    def __init__(self, decode: Callable, make_tokens: Callable, place, metrics, size, make_ids: Callable | None = None):
+        self.decode, self.make_tokens, self.make_ids = decode, make_tokens, make_ids
         self.place, self.metrics, self.size = place, metrics, size
 
     @cached_property
@@ -134,6 +138,10 @@ class Texts:
     @cached_property
     def tokens(self):
         return self.make_tokens()
+
+    @cached_property
+    def completion_ids(self):
+        return self.make_ids()
 
     prompts = property(lambda self: self.decoded[0])
     completions = property(lambda self: self.decoded[1])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from core.distributions import LOGITS_AT_ONCE, entropy, in_parts, restrict, sampling_logp
+from core.distributions import LOGITS_AT_ONCE, KeptTokens, entropy, in_parts, restrict, sampling_logp
 from grpo.kl import exact_kl
 
 
@@ -54,19 +54,30 @@ def visiting(policy, device):
             policy.to(home)
 
 
-def check_stored(states, vocabulary, config, exact, truncated):
-    """Raises ValueError if the distributions that rollouts hold would not fit into stored_megabytes.
+def check_stored(states, vocabulary, config, exact, truncated, kept=None):
+    """Raises ValueError if what rollouts store for K states is certain not to fit into stored_megabytes.
 
-    states: K, for which they are stored; exact: 4 bytes for each token of the vocabulary, for the exact KL;
-    truncated: 1 byte, for the tokens that truncation kept
+    states: K; exact: whether distributions are stored for the exact KL, 4 bytes for each token of the vocabulary;
+    truncated: whether the tokens that truncation kept are; kept: their KeptTokens, or None before they are sampled,
+    where at least one token counts for each state
     """
-    megabytes = states * vocabulary * (4 * exact + truncated) / 2**20
+    of_kept = KeptTokens.LEAST_BYTES * states * truncated if kept is None else kept.bytes
+    megabytes = (4 * states * vocabulary * exact + of_kept) / 2**20
     if megabytes > config.stored_megabytes:
-        uses = ["the exact KL"] * exact + ["the tokens that truncation kept"] * truncated
+        uses = [f"{vocabulary} numbers each for the exact KL"] * exact + ["the tokens that truncation kept"] * truncated
         ways = ["kl_estimator='k3'"] * exact + ["top_p=1.0, top_k=0 and min_p=0.0"] * truncated
-        raise ValueError(f"stored_megabytes={config.stored_megabytes} is not enough: {' and '.join(uses)} of up to "
-                         f"{states} tokens, with {vocabulary} numbers each, take {megabytes:.0f} MB; set "
-                         f"{' and '.join(ways)}, lower batch_size, group_size or the length, or raise stored_megabytes")
+        raise ValueError(f"stored_megabytes={config.stored_megabytes} is not enough: for up to {states} tokens, "
+                         f"{' and '.join(uses)} take {megabytes:.0f} MB; set {' and '.join(ways)}, lower batch_size, "
+                         "group_size or the length, or raise stored_megabytes")
+
+
+def check_rollouts(rollouts, config):
+    """Raises ValueError if what these rollouts store does not fit into stored_megabytes: each of those that they were
+    joined from may have fitted."""
+    kept, exact = rollouts.reading.kept, rollouts.ref_distributions is not None
+    states = int(rollouts.reading.counts().sum())
+    vocabulary = rollouts.ref_distributions.shape[1] if exact else 0
+    check_stored(states, vocabulary, config, exact, kept is not None, kept)
 
 
 @torch.no_grad()
@@ -89,7 +100,8 @@ def reference_logp(rollouts, reference, config):
 def reference_distributions(rollouts, reference, config):
     """Written in place part by part: beside them exist only the logits of one part."""
     counts, done, full = rollouts.reading.counts(), 0, None
-    check_stored(int(counts.sum()), reference.vocabulary, config, exact=True, truncated=False)
+    kept = rollouts.reading.kept
+    check_stored(int(counts.sum()), reference.vocabulary, config, True, kept is not None, kept)
     size = max(1, LOGITS_AT_ONCE // reference.vocabulary)
     for part in torch.arange(rollouts.problems).split(config.batch_size):
         for h in reference.states(rollouts.reading.select(part)).split(size):

@@ -2,6 +2,16 @@
 
 import torch
 
+LOGGED = "logged by "          # begins the name of a sum of what rewards logged
+OF_THE_TRAINER = ("step", "lr", "kl_beta", "bad_step", "tokens_per_second")  # added to a record later; and time/...
+LARGEST = ("mismatch_max",)  # of these the largest over micro-batches and ranks counts; all others add up
+
+
+def add_up(sums, more):
+    """The sums of two parts of a step, with the names of the first."""
+    return {name: torch.as_tensor(more[name]).clamp(min=x) if name in LARGEST else x + more[name]
+            for name, x in sums.items()}
+
 
 def unique_completions(target, mask, G):
     """Number of distinct completions of each group of G. target, mask: (N, M). Returns (P,)."""
@@ -51,6 +61,15 @@ def rollout_sums(rollouts, scored, differ, discriminative=False):
     return sums
 
 
+def logged_sums(metrics, names):
+    """The sums of metrics {name: (sum, count)} that rewards logged, with those of these names that only others have."""
+    sums = {}
+    for name in names:
+        total, number = metrics.get(name, (0.0, 0))
+        sums |= {f"{LOGGED}sum of {name}": total, f"{LOGGED}count of {name}": number}
+    return sums
+
+
 def finish_metrics(out):
     """The metrics of docs/metrics.md from the sums of a step over all micro-batches and ranks."""
     N, P, tokens, trained = out["completions"], out["problems"], out["tokens"], max(1.0, out["trained_tokens"])
@@ -62,12 +81,20 @@ def finish_metrics(out):
            "mean_advantage": ("advantage", of("advantage_tokens")), "mean_log_prob": ("log_prob", tokens),
            "entropy": ("entropy", trained), "clip_fraction": ("clip_fraction", trained),
            "kl_to_old": ("kl_to_old", trained), "ratio_minus_one": ("ratio_minus_one", of("ratio_tokens")),
+           "mismatch_kl": ("mismatch_kl", of("ratio_tokens")),
            "frac_reward_zero_std": ("frac_reward_zero_std", P), "unique_completions": ("unique_completions", P),
            "resampled": ("resampled", P), "success_prob": ("above", of("scored")),
            "discriminative_score": ("ranked", of("pairs")), "discriminative_margin": ("margin", of("pairs"))}
     metrics |= {name: out[key] / count for name, (key, count) in per.items() if key in out}
+    metrics |= {name: out[name] for name in LARGEST if name in out}
     means = [key.removeprefix("sum of ") for key in out if key.startswith("sum of ")]
     metrics |= {name: out[f"sum of {name}"] / count for name in means if (count := out[f"count of {name}"])}
-    return metrics | {"text_tokens": out["text_tokens"], "grad_norm": out["grad_norm"],
-                      "skipped_steps": out["skipped_steps"], "empty_steps": out["empty_steps"],
-                      "skipped_samples": N - out["scored"]}
+    metrics |= {"text_tokens": out["text_tokens"], "grad_norm": out["grad_norm"],
+                "skipped_steps": out["skipped_steps"], "empty_steps": out["empty_steps"],
+                "skipped_samples": N - out["scored"]}
+    begin = f"{LOGGED}sum of "
+    logged = {key.removeprefix(begin): x for key, x in out.items() if key.startswith(begin)}
+    for name in logged:
+        if name in metrics or name in OF_THE_TRAINER or name.startswith("time/"):
+            raise ValueError(f"log_metric({name!r}, ...): training has a metric of this name; give it another")
+    return metrics | {name: x / out[f"{LOGGED}count of {name}"] for name, x in logged.items()}

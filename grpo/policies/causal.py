@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional as F
 
-from core.distributions import draw_uniforms
+from core.distributions import KeptBudget, draw_uniforms
 from core.generation import Stop, generate, join_generations
 from core.prompts import as_columns
 from grpo.policies.model_policy import ModelPolicy
@@ -51,17 +51,18 @@ class CausalPolicy(ModelPolicy):
     @torch.no_grad()
     def sample(self, problems, iteration, config):
         """config: group_size, batch_size (problems at a time), seed, temperature, top_p, top_k, min_p, max_new_tokens,
-        stop_sequences, response_prefix"""
+        stop_sequences, response_prefix, stored_megabytes"""
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         P, G = len(prompt), config.group_size
         stop, parts = Stop(self.tokenizer, config.stop_sequences, config.response_prefix), []
         noise = draw_uniforms(config.seed, iteration, problems["number"], (G, config.max_new_tokens))
         shown = self._padding(padding)                                               # (P,) or None
         truncation = (config.temperature, config.top_p, config.top_k, config.min_p)
+        budget = KeptBudget(config.stored_megabytes)
         for part in torch.arange(P).split(config.batch_size):
             with self.autocast():
                 parts.append(generate(self.model, prompt[part], None if shown is None else shown[part], noise[part],
-                                      stop, *truncation))
+                                      stop, *truncation, budget=budget))
         out = join_generations(parts)
         length = out.mask.sum(1).long().cpu()                                        # (N,)
         repeated = prompt[:, -1:].repeat_interleave(G, 0)                            # (N, 1)
@@ -72,7 +73,8 @@ class CausalPolicy(ModelPolicy):
         start = (prompt.shape[1] - padding).repeat_interleave(G)[:, None]            # (N, 1) length of the prompt
         place = (start + torch.arange(out.target.shape[1])).to(self.device)          # (N, M)
         texts = Texts(lambda: self._decode(problems, out.target, length, stop, G),
-                      lambda: self._whole_texts(prompt, padding, out.target, length), place, metrics, out.mask.sum())
+                      lambda: self._whole_texts(prompt, padding, out.target, length), place, metrics, out.mask.sum(),
+                      lambda: [ids[:n] for ids, n in zip(out.target.tolist(), length.tolist(), strict=True)])
         return Rollouts(group_size=G, target=out.target, mask=out.mask, train_mask=out.mask, old_logp=out.logp,
                         truncated=truncated, max_tokens=config.max_new_tokens, texts=texts, reading=reading)
 
@@ -88,9 +90,9 @@ class CausalPolicy(ModelPolicy):
 
     def _whole_texts(self, prompt, padding, target, length):
         """N tensors of token ids, of prompt and completion, without padding and stop token."""
-        texts, stop, G = [], self.tokenizer.stop_token_id, len(target) // max(1, len(prompt))
+        texts, G = [], len(target) // max(1, len(prompt))
         for n, (row, end) in enumerate(zip(target, length.tolist(), strict=True)):
-            end -= bool(end and stop is not None and row[end - 1] == stop)
+            end -= bool(end and int(row[end - 1]) in self.tokenizer.stop_token_ids)
             texts.append(torch.cat((prompt[n // G, int(padding[n // G]) :], row[:end])))
         return texts
 

@@ -48,7 +48,7 @@ def test_autocast_computes_in_the_type_that_was_asked_for(dtype):
 def test_a_single_process_is_the_whole_world():
     dist, net, x = Distributed("cpu"), model(), torch.tensor([1.0, 2.0])
     assert dist.is_main and (dist.rank, dist.world) == (0, 1)
-    assert torch.equal(dist.total(x), x) and dist.gather({"a": 1}) == [{"a": 1}]
+    assert torch.equal(dist.total(x), x) and torch.equal(dist.largest(x), x) and dist.gather({"a": 1}) == [{"a": 1}]
     weights = [p.clone() for p in net.parameters()]
     net.head.weight.grad = torch.ones_like(net.head.weight)
     dist.sum_gradients(net.parameters())

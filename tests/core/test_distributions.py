@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from core import distributions
-from core.distributions import (draw_uniforms, entropy, in_parts, kept_tokens, nucleus, restrict, sample_from,
-                                sampling_logp, token_logp, truncates)
+from core.distributions import (KeptBudget, KeptCollector, KeptTokens, draw_uniforms, entropy, in_parts, kept_tokens,
+                                nucleus, restrict, sample_from, sample_tokens, sampling_logp, token_logp, truncates)
 
 
 def drawn_by_a_loop(p, u):
@@ -88,7 +88,8 @@ def test_drawing_sums_up_the_vocabulary_once():
     logp, u = torch.randn(2, 3, 640).log_softmax(-1), torch.rand(2, 4, 3, dtype=torch.float64)
     with Watch():
         sample_from(logp, u)
-    assert seen.count(torch.ops.aten.cumsum) == 1 and torch.ops.aten.gt not in seen
+    assert seen.count(torch.ops.aten.cumsum_) == 1
+    assert not {torch.ops.aten.cumsum, torch.ops.aten.gt} & set(seen)
 
 
 def test_nucleus_is_the_smallest_set_that_reaches_top_p():
@@ -142,6 +143,157 @@ def test_group_members_and_problems_have_noise_of_their_own():
     assert not torch.equal(noise, draw_uniforms(1, 3, [0, 1], (3, 4)))
     assert not torch.equal(noise, draw_uniforms(2, 2, [0, 1], (3, 4)))
     assert torch.equal(noise[1:], draw_uniforms(1, 2, [1], (3, 4))), "whatever other problems are drawn with it"
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """A vocabulary of 12 tokens counts as large."""
+    for name, value in {"LARGE_VOCABULARY": 12, "TOP_PART": 5, "FEW": 0.5}.items():
+        monkeypatch.setattr(distributions, name, value)
+
+
+def nucleus_by_a_loop(p, top_p):
+    """Tokens from the likeliest on, the first of equal ones first, until their probability reaches top_p."""
+    chosen = []
+    for i in sorted(range(len(p)), key=lambda i: (-p[i], i)):
+        chosen.append(i)
+        if math.fsum(p[i] for i in chosen) >= top_p:
+            break
+    return [i in chosen for i in range(len(p))]
+
+
+@pytest.mark.parametrize("top_p", [0.01, 0.3, 0.5, 0.7, 0.97])
+def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_loop(large, top_p, monkeypatch):
+    """Rows whose nucleus lies in the top part, reaches beyond it, or ends among tokens that are equally likely inside
+    and outside of it."""
+    weights = torch.randint(1, 5, (200, 20), generator=torch.Generator().manual_seed(1)).double()
+    weights[:50, 3] = 40.0
+    p = weights / weights.sum(-1, keepdim=True)
+    sorted_rows, by_sorting = [], distributions.nucleus_of_all
+    monkeypatch.setattr(distributions, "nucleus_of_all", lambda x, t: sorted_rows.append(len(x)) or by_sorting(x, t))
+    found = nucleus(p.log().view(4, 50, 20), top_p).view(200, 20)
+    p = p.log().exp()
+    clear = [abs(math.fsum(sorted(row, reverse=True)[:k]) - top_p) > 1e-9 for row in p.tolist() for k in range(1, 21)]
+    rows = [i for i in range(200) if all(clear[20 * i : 20 * i + 20])]
+    assert len(rows) > 100, "the others reach top_p up to rounding"
+    for i in rows:
+        assert found[i].tolist() == nucleus_by_a_loop(p[i].tolist(), top_p), i
+    assert sum(sorted_rows) < 200 if top_p <= 0.01 else 0 < sum(sorted_rows) <= 200
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.6}, {"top_k": 3}, {"min_p": 0.2}, {"top_k": 6, "top_p": 0.8}])
+def test_a_large_vocabulary_draws_the_tokens_of_a_small_one(truncation, scale, monkeypatch):
+    logits = scale * torch.randn(30, 2, 40, generator=torch.Generator().manual_seed(5))
+    uniform = draw_uniforms(0, 0, range(30), (7, 2))
+    small = sample_tokens(logits, uniform, 0.8, **truncation)
+    for few in (0.0, 0.3, 1.0):  # never among the kept alone, where they are few, always
+        for name, value in {"LARGE_VOCABULARY": 40, "TOP_PART": 8, "FEW": few}.items():
+            monkeypatch.setattr(distributions, name, value)
+        target, logp, kept = sample_tokens(logits, uniform, 0.8, **truncation)
+        assert torch.equal(target, small[0])
+        torch.testing.assert_close(logp, small[1], rtol=1e-6, atol=1e-6)
+        assert kept is None if small[2] is None else torch.equal(kept.dense(40), small[2].dense(40))
+
+
+@pytest.mark.parametrize("V", [9, 12])
+def test_drawn_tokens_and_their_probability_are_those_of_a_loop_over_the_kept_ones(large, V):
+    """12 tokens count as a large vocabulary, 9 do not."""
+    logits = 2 * torch.randn(6, 3, V, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    uniform = draw_uniforms(3, 0, range(6), (5, 3))
+    target, logp, kept = sample_tokens(logits, uniform, 0.7, top_p=0.75)
+    assert target.shape == logp.shape == (6, 5, 3) and len(kept) == 18
+    p = (logits / 0.7).softmax(-1)
+    for i in range(6):
+        for m in range(3):
+            allowed = nucleus_by_a_loop(p[i, m].tolist(), 0.75)
+            assert kept.dense(V)[3 * i + m].tolist() == allowed
+            q = [x * ok for x, ok in zip(p[i, m].tolist(), allowed, strict=True)]
+            for g in range(5):
+                token = drawn_by_a_loop(q, float(uniform[i, g, m]))
+                assert int(target[i, g, m]) == token
+                assert float(logp[i, g, m]) == pytest.approx(math.log(q[token] / sum(q)), abs=1e-9)
+
+
+def test_temperature_zero_takes_the_likeliest_token():
+    logits = torch.randn(4, 2, 9)
+    target, logp, kept = sample_tokens(logits, torch.rand(4, 3, 2, dtype=torch.float64), 0)
+    assert torch.equal(target, logits.argmax(-1)[:, None].expand(4, 3, 2)) and kept is None
+    torch.testing.assert_close(logp, logits.log_softmax(-1).amax(-1)[:, None].expand(4, 3, 2))
+
+
+def random_mask(K, V, seed=0):
+    """(K, V) bool, with a row of none, a row of one and a row of all."""
+    mask = torch.rand(K, V, generator=torch.Generator().manual_seed(seed)) < 0.4
+    mask[0], mask[1], mask[2] = False, torch.arange(V) == V - 1, True
+    return mask
+
+
+def test_kept_tokens_hold_the_ids_of_a_mask_in_ascending_order():
+    mask = random_mask(7, 11)
+    kept = KeptTokens.of(mask)
+    assert kept.ids.tolist() == [i for row in mask.tolist() for i, ok in enumerate(row) if ok]
+    assert kept.counts.tolist() == [sum(row) for row in mask.tolist()]
+    assert (kept.ids.dtype, kept.counts.dtype) == (torch.int32, torch.int64) and kept.most == 11
+    assert torch.equal(kept.dense(11), mask) and len(kept) == 7 and kept.bytes == 4 * int(mask.sum()) + 8 * 7
+    ids, there = kept.padded()
+    for row, listed, ok in zip(mask, ids, there, strict=True):
+        assert listed[ok].tolist() == row.nonzero().flatten().tolist() and not listed[~ok].any()
+    assert torch.equal(KeptTokens.of(mask.view(7, 1, 11)).dense(11), mask)
+
+
+@pytest.mark.parametrize("index", [[], [0], [3, 4, 5], [5, 3, 3, 0], [6, 5, 4, 3, 2, 1, 0], [0, 1, 5, 6, 2]])
+def test_selected_split_and_joined_kept_tokens_are_the_rows_of_the_mask(index):
+    mask = random_mask(7, 11)
+    kept = KeptTokens.of(mask)
+    index = torch.tensor(index, dtype=torch.long)
+    part = kept[index]
+    assert torch.equal(part.dense(11), mask[index]) and len(part) == len(index)
+    assert part.ids.untyped_storage().nbytes() == part.ids.nbytes, "a copy: what was not chosen is let go"
+    assert torch.equal(KeptTokens.join([kept, part, kept]).dense(11), torch.cat((mask, mask[index], mask)))
+    for size in (1, 3, 7, 100):
+        parts = kept.split(size)
+        assert [len(x) for x in parts] == [len(x) for x in mask.split(size)]
+        assert all(torch.equal(x.dense(11), y) for x, y in zip(parts, mask.split(size), strict=True))
+
+
+def test_collected_kept_tokens_are_in_the_order_of_their_places():
+    mask, place = random_mask(9, 6), torch.tensor([40, 3, 17, 8, 99, 0, 5, 21, 60])
+    collector = KeptCollector()
+    assert collector.joined() is None
+    for rows in torch.arange(9).split(4):
+        collector.add(place[rows], KeptTokens.of(mask[rows]))
+    assert torch.equal(collector.joined().dense(6), mask[place.argsort()])
+
+
+def test_kept_tokens_beyond_the_budget_are_refused_as_they_come():
+    budget, kept = KeptBudget(1), KeptTokens.of(torch.ones(100, 1000, dtype=torch.bool))  # 0.38 MB
+    collector = KeptCollector(budget)
+    for _ in range(2):
+        collector.add(torch.arange(100), kept)
+    with pytest.raises(ValueError) as error:
+        collector.add(torch.arange(100), kept)
+    for part in ("stored_megabytes=1 ", "first 300 sampled tokens", "any of 1000 on average", "1.1 MB", "top_p=1.0",
+                 "top_k=50", "batch_size", "raise stored_megabytes"):
+        assert part in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_parts_restricted_to_kept_tokens_equal_the_whole_forward_and_backward(monkeypatch):
+    h = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 10, dtype=torch.float64, requires_grad=True)
+    mask, target = random_mask(9, 10) | (torch.arange(10) == 3), torch.full((9,), 3)
+    token_scores = lambda h, kept, target: (token_logp(restrict((h @ weight).log_softmax(-1), kept), target),)
+    found = []
+    for kept, at_once in ((mask, 2**25), (KeptTokens.of(mask), 2**25), (KeptTokens.of(mask), 20)):
+        monkeypatch.setattr(distributions, "LOGITS_AT_ONCE", at_once)
+        h.grad = weight.grad = None
+        (logp,) = in_parts(token_scores, 10, h, kept, target)
+        logp.square().sum().backward()
+        found.append((logp.detach(), h.grad, weight.grad))
+    for other in found[1:]:
+        assert torch.equal(other[0], found[0][0])
+        torch.testing.assert_close(other[1:], found[0][1:])
 
 
 @pytest.mark.parametrize("rows", [1, 5, 6, 7, 23])

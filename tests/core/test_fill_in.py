@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from core.distributions import draw_uniforms, kept_tokens, restrict, sampling_logp
+from core import fill_in as fill_in_module
+from core.distributions import KeptBudget, draw_uniforms, kept_tokens, restrict, sampling_logp
 from core.fill_in import draw_turns, fill_in, fill_in_passes, fill_once, predict_and_sample_tokens
 from core.masking import masked_positions
 from tests.tiny import TOKENIZER, config, consumer, masked_problems, model
@@ -19,6 +20,7 @@ class TinyVocabulary(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
+        self.vocabulary = 6
         self.logits = torch.nn.Parameter(2 * torch.randn(5, 6, generator=torch.Generator().manual_seed(3)))
 
     def forward(self, input, position):
@@ -54,7 +56,7 @@ def test_frequencies_match_the_reported_log_probabilities(temperature, top_p):
         assert chi_square < 25  # 5 degrees of freedom: one in 7,000
         reported = logp[0, :, m].exp().numpy()
         np.testing.assert_allclose(reported, kept[target[0, :, m].numpy()], rtol=1e-4)
-        assert top_p == 1.0 or allowed[0, m].tolist() == (kept > 0).tolist()
+        assert top_p == 1.0 or allowed.dense(6)[m].tolist() == (kept > 0).tolist()
     assert (allowed is None) == (top_p == 1.0)
 
 
@@ -98,6 +100,7 @@ def test_one_pass_is_the_one_pass_sampler(dataset):
     hidden = chosen.repeat_interleave(4, 0) > 0
     assert torch.equal(target.flatten(0, 1)[hidden], again[hidden])
     torch.testing.assert_close(logp.flatten(0, 1)[hidden], logp_again[hidden])
+    kept, kept_again = (x.dense(96).view(-1, position.shape[1], 96) for x in (kept, kept_again))
     assert torch.equal(kept.repeat_interleave(4, 0)[hidden], kept_again[hidden])
     assert (turn[hidden] == 0).all() and torch.equal(read[:, 0], input.repeat_interleave(4, 0))
 
@@ -139,7 +142,8 @@ def test_each_token_has_the_kept_tokens_of_the_pass_that_drew_it(dataset):
     c, net = config(batch_size=2), model()
     target, logp, turn, read, kept = passes(net, dataset, c, 3, top_k=5)
     _, _, position, chosen = masked_problems(consumer(dataset, c))
-    assert kept.shape == (*target.shape, 96)
+    assert len(kept) == target.numel()
+    kept = kept.dense(96).view(*target.shape, 96)
     for n in range(len(target)):
         for m in range(target.shape[1]):
             if chosen[n // 4, m]:
@@ -152,6 +156,8 @@ def test_each_token_has_the_kept_tokens_of_the_pass_that_drew_it(dataset):
 def test_several_passes_sample_the_chain_rule():
     """Two places whose tokens depend on each other: frequencies equal the product of reported conditionals."""
     class Coupled(torch.nn.Module):
+        vocabulary = 2
+
         def forward(self, input, position):
             logits = torch.zeros(len(input), 2, 2)
             logits[:, 0, 1] = 1.0
@@ -171,3 +177,34 @@ def test_several_passes_sample_the_chain_rule():
                 p = float(logp[these][0].sum().exp())
                 seen = int(these.sum()) / int(rows.sum())
                 assert abs(seen - p) < 4 * math.sqrt(p * (1 - p) / int(rows.sum())), (first, a, b)
+
+
+@pytest.mark.parametrize("S", [1, 3])
+@pytest.mark.parametrize("temperature", [0.8, "rows"])
+@torch.no_grad()
+def test_logits_in_parts_fill_in_the_same_tokens(dataset, S, temperature, monkeypatch):
+    c, net, found, sizes = config(), model(), [], []
+    _, input, position, chosen = masked_problems(consumer(dataset, c))
+    noise = draw_uniforms(0, 0, range(len(input)), (2, 5, c.block_size))
+    net.register_forward_hook(lambda module, args, logits: sizes.append(logits.numel()))
+    for at_once in (2**25, 2 * position.shape[1] * 96):
+        monkeypatch.setattr(fill_in_module, "LOGITS_AT_ONCE", at_once)
+        sizes.clear()
+        if temperature == "rows":
+            each = torch.linspace(0.5, 2.0, len(input))[:, None, None]
+            found.append(predict_and_sample_tokens(net, input, position, noise[:, 0], each, top_p=0.9))
+        else:
+            found.append(fill_in_passes(net, input, position, chosen, noise[:, 0], noise[:, 1], S, temperature, 0.9))
+    whole, parts = found
+    assert max(sizes) <= at_once and len(sizes) > 1
+    assert torch.equal(whole[0], parts[0]) and torch.equal(whole[-1].dense(96), parts[-1].dense(96))
+    torch.testing.assert_close(whole[1], parts[1], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_kept_tokens_that_do_not_fit_end_the_passes(dataset):
+    c, net = config(batch_size=16, group_size=64), model(scale=0.1)
+    settings = {"top_p": 0.99, "budget": KeptBudget(1)}
+    with pytest.raises(ValueError, match="stored_megabytes=1 .*top_k=50"):
+        passes(net, dataset, c, 2, **settings)
+    assert len(passes(net, dataset, c, 2, top_k=2, budget=KeptBudget(1))[-1]) > 1000

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from core.distributions import draw_uniforms, kept_tokens, restrict, sampling_logp
+from core import distributions, generation
+from core.distributions import KeptBudget, draw_uniforms, kept_tokens, restrict, sampling_logp
 from core.generation import Stop, generate, join_generations
 from tests.tiny import CAUSAL, causal_model, count_rows
 
@@ -39,7 +40,11 @@ def test_generated_tokens_are_as_frequent_as_their_reported_probability(truncati
         assert abs(share - p) < 5 * (p * (1 - p) / len(rows)) ** 0.5 + 1e-3
 
 
-def test_a_rollout_does_not_depend_on_the_batch_that_it_is_in():
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8}, {"top_p": 0.8, "large": True}])
+def test_a_rollout_does_not_depend_on_the_batch_that_it_is_in(truncation, monkeypatch):
+    if truncation.pop("large", False):  # its nucleus lies in the top part in some rows, and not in others
+        for name, value in {"LARGE_VOCABULARY": 64, "TOP_PART": 8, "FEW": 0.2}.items():
+            monkeypatch.setattr(distributions, name, value)
     net, stop = causal_model(), Stop(CAUSAL)
     prompts = [CAUSAL.encode(text) for text in ("the quick", "a", "brown fox jumps", "owls")]
     longest, G, L = max(map(len, prompts)), 5, 12
@@ -47,7 +52,7 @@ def test_a_rollout_does_not_depend_on_the_batch_that_it_is_in():
     def run(rows):
         ids = torch.tensor([[CAUSAL.pad_token_id] * (longest - len(prompts[i])) + prompts[i] for i in rows])
         padding = torch.tensor([longest - len(prompts[i]) for i in rows])
-        return generate(net, ids, padding, draw_uniforms(3, 7, rows, (G, L)), stop, temperature=1.3)
+        return generate(net, ids, padding, draw_uniforms(3, 7, rows, (G, L)), stop, temperature=1.3, **truncation)
 
     together = run([0, 1, 2, 3])
     for i in range(4):
@@ -92,7 +97,7 @@ def test_the_completions_do_not_depend_on_how_often_finished_rows_are_looked_for
         assert torch.equal(out.target, base.target) and torch.equal(out.mask, base.mask)
         assert torch.equal(out.truncated, base.truncated)
         torch.testing.assert_close(out.logp, base.logp, rtol=1e-4, atol=1e-4)
-        assert truncation == {} and out.kept is None or torch.equal(out.kept, base.kept)
+        assert truncation == {} and out.kept is None or torch.equal(out.kept.dense(97), base.kept.dense(97))
 
 
 @pytest.mark.parametrize("check_every", [1, 3])
@@ -103,13 +108,13 @@ def test_kept_tokens_are_listed_in_the_order_of_the_written_tokens(check_every):
     out = generate(net, prompt, padding, draw_uniforms(5, 1, range(2), (6, 10)), early, 1.2, top_p=0.95, min_p=0.02,
                    check_every=check_every)
     length = out.mask.sum(1).long().tolist()
-    assert len(set(length)) > 2 and out.kept.shape == (sum(length), CAUSAL.base_vocab_size)
-    k = 0
+    assert len(set(length)) > 2 and len(out.kept) == sum(length)
+    dense, k = out.kept.dense(CAUSAL.base_vocab_size), 0
     for n, row in enumerate(out.target.tolist()):
         for t in range(length[n]):
             full = sampling_logp(net(torch.tensor([prompts[n // 6] + row[:t]]))[0, -1], 1.2)
-            assert torch.equal(out.kept[k], kept_tokens(full, top_p=0.95, min_p=0.02)), (n, t)
-            assert float(restrict(full, out.kept[k])[row[t]]) == pytest.approx(float(out.logp[n, t]), abs=1e-4)
+            assert torch.equal(dense[k], kept_tokens(full, top_p=0.95, min_p=0.02)), (n, t)
+            assert float(restrict(full, dense[k])[row[t]]) == pytest.approx(float(out.logp[n, t]), abs=1e-4)
             k += 1
 
 
@@ -128,7 +133,7 @@ def test_joined_generations_are_those_of_their_parts(truncation):
             assert torch.equal(x[:, :M], getattr(part, name)) and not x[:, M:].any()
         assert torch.equal(joined.truncated[rows : rows + N], part.truncated)
         if truncation:
-            assert torch.equal(joined.kept[K : K + len(part.kept)], part.kept)
+            assert torch.equal(joined.kept.dense(97)[K : K + len(part.kept)], part.kept.dense(97))
             K += len(part.kept)
         rows += N
     assert rows == len(joined.target) and (K == len(joined.kept) if truncation else joined.kept is None)
@@ -157,3 +162,87 @@ def test_temperature_zero_takes_the_likeliest():
     for _ in range(8):
         tokens = torch.cat((tokens, net(tokens)[:, -1:].argmax(-1)), 1)
     assert out.target[0].tolist() == tokens[0, 3:].tolist()
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.9}])
+def test_logits_in_parts_write_the_same_tokens(truncation, monkeypatch):
+    prompt, padding = padded([CAUSAL.encode(text) for text in ("the quick", "a", "fox")])
+    found = []
+    for at_once in (2**25, 500):
+        monkeypatch.setattr(generation, "LOGITS_AT_ONCE", at_once)
+        net, sizes = causal_model(scale=2.0), []
+        project = net.project
+        net.project = lambda h: sizes.append(len(h)) or project(h)
+        found.append(generate(net, prompt, padding, draw_uniforms(3, 7, range(3), (5, 12)), early, **truncation))
+    whole, parts = found
+    assert max(sizes) <= 500 // CAUSAL.base_vocab_size and len(sizes) > 12
+    assert torch.equal(parts.target, whole.target) and torch.equal(parts.mask, whole.mask)
+    torch.testing.assert_close(parts.logp, whole.logp, rtol=1e-4, atol=1e-4)
+    assert whole.kept is None if not truncation else torch.equal(parts.kept.dense(97), whole.kept.dense(97))
+
+
+def test_kept_tokens_that_do_not_fit_end_a_generation_before_it_is_done():
+    net, noise = causal_model(scale=0.1), torch.rand(2, 200, 60, dtype=torch.float64)
+    calls = count_rows(net)
+    with pytest.raises(ValueError, match="stored_megabytes=1 .*top_k=50"):
+        generate(net, torch.tensor([[1, 2], [3, 4]]), None, noise, never, top_p=0.99, budget=KeptBudget(1))
+    assert len(calls) * 400 * 4 * 97 < 2 * 2**20, "it stops where the limit is reached"
+    generate(net, torch.tensor([[1, 2], [3, 4]]), None, noise, never, top_k=5, budget=KeptBudget(1))
+
+
+class Ends:
+    """A tokenizer of which only what ends a completion is asked, and the text of single letters."""
+    stop_token_ids = (3, 26)
+
+    def encode(self, text):
+        return [ord(c) - 97 for c in text]
+
+    def decode(self, ids, special="_"):
+        return "".join(chr(97 + i) for i in ids if i not in self.stop_token_ids)
+
+
+def test_any_of_several_stop_tokens_ends_a_row():
+    stop = Stop(Ends())
+    assert stop(torch.tensor([[1, 3], [3, 1], [2, 26], [5, 6]])).tolist() == [True, False, True, False]
+    assert stop.text([0, 1, 26]) == stop.text([0, 1, 3]) == stop.text([0, 1]) == "ab"
+    assert not Stop(CAUSAL)(torch.tensor([[1]])).any()
+    out = generate(causal_model(scale=1.0), torch.tensor([[1, 2]]), None, torch.rand(1, 64, 20, dtype=torch.float64),
+                   stop)
+    ends = {int(row[n - 1]) for row, n in zip(out.target, out.mask.sum(1).long(), strict=True)} & {3, 26}
+    assert ends == {3, 26} and not any(set(row[: n - 1]) & {3, 26} for row, n in zip(
+        out.target.tolist(), out.mask.sum(1).long().tolist(), strict=True))
+
+
+class Words(Ends):
+    """A tokenizer that leaves out the space with which a text begins."""
+    stop_token_ids, words = (), ("a", " a", " ")
+
+    def encode(self, text):
+        return [1, 0] if text == " aa" else [2]
+
+    def decode(self, ids, special="_"):
+        return "".join(self.words[i] for i in ids).removeprefix(" ")
+
+
+def test_a_stop_sequence_that_begins_with_a_space_is_found():
+    stop = Stop(CAUSAL, [" aa"])
+    stop.tokenizer = Words()
+    assert stop(torch.tensor([[0, 0, 0, 1, 0], [0, 0, 0, 0, 0]])).tolist() == [True, False]
+
+
+def test_a_stop_sequence_that_can_be_written_in_mid_text_alone_is_accepted():
+    """Metaspace, as SentencePiece models have it, puts a space before a text and leaves it out again."""
+    t = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    from core.huggingface_tokenizer import HuggingFaceTokenizer
+    words = ["?", "</s>", "\u2581", "\u2581a", "a", "\u2581fox", "f", "o", "x"]
+    backend = t.Tokenizer(t.models.Unigram([(word, -1.0) for word in words], unk_id=0))
+    backend.pre_tokenizer, backend.decoder = t.pre_tokenizers.Metaspace(), t.decoders.Metaspace()
+    tokenizer = HuggingFaceTokenizer(transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="</s>", unk_token="?"), "here")
+    assert tokenizer.decode(tokenizer.encode(" fox")) == "fox"
+    stop = Stop(tokenizer, [" fox"])
+    rows = [tokenizer.encode(text)[-3:] for text in ("a a fox", "aaafox")]
+    assert stop(torch.tensor(rows)).tolist() == [True, False]
+    with pytest.raises(ValueError, match="is a text that the tokenizer cannot write"):
+        Stop(tokenizer, ["\n"])

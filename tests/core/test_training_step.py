@@ -111,6 +111,17 @@ def test_a_zero_gradient_with_tokens_in_the_loss_is_an_ordinary_step():
     assert not any(torch.equal(x, before[name]) for name, x in net.state_dict().items()), "momentum moves the weights"
 
 
+def test_of_largest_numbers_the_maximum_over_ranks_is_taken_and_not_the_sum():
+    class Ranks(type(one_process())):
+        """Two ranks of which the other has the numbers of this one, raised by 1."""
+        total, largest = lambda self, x: 2 * x + 1, lambda self, x: x + 1
+
+    net, optimizers = trained("adamw")
+    out = apply_gradients(net.parameters(), optimizers, 1e-2, 1.0, {"loss": torch.tensor(2.0), "count": 4.0},
+                          Ranks("cpu", "float32"), "count", largest={"a": torch.tensor(7.0), "b": 0.0})
+    assert {key: out[key] for key in ("loss", "count", "a", "b")} == {"loss": 5.0, "count": 9.0, "a": 8.0, "b": 1.0}
+
+
 def test_frozen_parameters_are_left_alone():
     net = model()
     net.embed.requires_grad_(False)

@@ -83,6 +83,28 @@ for (objective, advantage), kl in itertools.product(CHOICES, KL):
     data = prompt_consumer(prompts, c, rank=dist.rank, world=dist.world)
     later_gradient(policy, f"causal/{objective}/{advantage}/{kl}", c, data, Rewards(c), reference)
 
+# Sampler and scorer differ by more the larger the number of the problem is: the largest difference is on one rank
+c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, max_new_tokens=6, kl_beta=0.0,
+           task_type="general", length_min=1, length_max=6)
+policy = causal_policy(seed=1, scale=3.0)
+sample = policy.sample
+
+
+def sample_with_errors(problems, iteration, config):
+    rollouts = sample(problems, iteration, config)
+    off = 1e-3 * (1 + torch.as_tensor(problems["number"])).repeat_interleave(config.group_size)[:, None]
+    return dataclasses.replace(rollouts, old_logp=rollouts.old_logp - off * rollouts.mask)
+
+
+policy.sample = sample_with_errors
+for epochs in (1, 2):  # scored in training, and before it
+    c = dataclasses.replace(c, ppo_epochs=epochs)
+    data = prompt_consumer(prompts, c, rank=dist.rank, world=dist.world)
+    experience = collect_experience(policy, None, Rewards(c), step_problems(data, c), 0, c, dist, c.kl_beta)
+    metrics = train_on_experience(policy, experience, [Catcher(policy)], 1e-3, c, dist, c.kl_beta)
+    result[f"mismatch/{epochs}/metrics"] = torch.tensor([metrics[key] for key in (
+        "mismatch_max", "mismatch_kl", "ratio_minus_one")])
+
 # The estimators of several passes
 for estimator in FILL_ESTIMATORS:
     c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, ppo_epochs=2, unmask_steps=3,

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from core.distributions import KeptTokens
 from grpo.data_buffer import DataBuffer
 from grpo.policies.causal import CausalReading
 from grpo.policies.fill import FillReading
@@ -28,13 +29,14 @@ def causal_rollouts(prompts, **settings):
 
 
 def assert_equal(a, b):
-    """Two Rollouts, field by field, with what is read to score them."""
-    for x, y in ((a, b), (a.reading, b.reading)):
-        assert type(x) is type(y)
-        for field in dataclasses.fields(x):
-            one, other = getattr(x, field.name), getattr(y, field.name)
-            if field.name != "reading":
-                assert torch.equal(one, other) if torch.is_tensor(one) else one == other, field.name
+    """Two Rollouts, field by field, with what is read to score them and the kept tokens in it."""
+    assert type(a) is type(b)
+    for field in dataclasses.fields(a):
+        one, other = getattr(a, field.name), getattr(b, field.name)
+        if dataclasses.is_dataclass(one):
+            assert_equal(one, other)
+        else:
+            assert torch.equal(one, other) if torch.is_tensor(one) else one == other, field.name
 
 
 def test_the_buffer_is_bounded_and_refuses_without_a_trace(dataset):
@@ -138,3 +140,16 @@ def test_a_buffer_read_back_hands_out_the_same_minibatches(dataset, prompts, tmp
         assert sums == twin_sums and isinstance(b, Rollouts)
         assert_equal(a, b)
     assert not twin.rollouts
+
+
+def test_a_state_may_hold_kept_tokens_as_a_mask(prompts):
+    rollouts, buffer, twin = causal_rollouts(prompts, top_p=0.9), DataBuffer(), DataBuffer()
+    buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, {}))
+    state = buffer.state_dict()
+    (saved, _), mask = state["rollouts"][1], rollouts.reading.kept.dense(97)
+    assert saved["reading"]["kept"].keys() == {"ids", "counts"}
+    saved["reading"]["kept"] = mask
+    twin.load_state_dict(state, CausalReading)
+    found = twin.next_minibatch()[0]
+    assert isinstance(found.reading.kept, KeptTokens) and torch.equal(found.reading.kept.dense(97), mask)
+    assert_equal(found, dataclasses.replace(rollouts, texts=None))

@@ -59,7 +59,12 @@ def test_the_mismatch_is_over_the_tokens_of_the_loss(dataset):
     logp = rollouts.old_logp + torch.randn(rollouts.mask.shape)
     off = [abs(math.exp(logp[n, m]) / math.exp(rollouts.old_logp[n, m]) - 1)
            for n, m in rollouts.train_mask.nonzero().tolist()]
+    apart = [float(logp[n, m] - rollouts.old_logp[n, m]) for n, m in rollouts.train_mask.nonzero().tolist()]
     found = mismatch(logp, rollouts)
+    assert float(found["mismatch_kl"]) == pytest.approx(sum(math.exp(d) - d - 1 for d in apart), rel=1e-4)
+    assert float(found["mismatch_max"]) == pytest.approx(max(map(abs, apart)), rel=1e-5)
+    assert float(mismatch(logp + 100, rollouts)["mismatch_max"]) == 20, "clamped, so that it stays finite"
+    assert mismatch(logp[:0], rollouts.select(torch.arange(0))[0])["mismatch_max"] == 0
     assert float(found["ratio_minus_one"]) == pytest.approx(sum(off), rel=1e-4) and found["ratio_tokens"] == len(off)
 
 
@@ -166,7 +171,7 @@ def test_each_moment_of_a_step_counts_in_one_phase(dataset, monkeypatch):
 def test_raising_kl_beta_keeps_the_policy_nearer(dataset):
     distances = []
     for kl_beta in (0.0001, 0.1, 10.0):
-        c = config(kl_beta=kl_beta, learning_rate=3e-3)
+        c = config(kl_beta=kl_beta, learning_rate=3e-3, min_lr=3e-3)
         policy, data, scorer = fill_policy(seed=1, scale=4.0), consumer(dataset, c), rewards(c, judge())
         reference, optimizers = policy.frozen(), build_optimizers(policy, c)
         for number in range(20):

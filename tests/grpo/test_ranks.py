@@ -30,8 +30,8 @@ def test_both_ranks_hold_the_same_weights(layouts):
 def test_two_ranks_equal_one(layouts, other):
     choices = len(OBJECTIVES) + len(ADVANTAGES)
     later = choices * 7 + len(FILL_ESTIMATORS) + 1
-    assert len(layouts["two-0"]) == choices * 2 * 3 + later * 2 + 2, (
-        "fill-in x windows, later steps, a step with groups on one rank alone, supervised")
+    assert len(layouts["two-0"]) == choices * 2 * 3 + later * 2 + 2 + 2, (
+        "fill-in x windows, later steps, mismatches, a step with groups on one rank alone, supervised")
     for name, weights in layouts["two-0"].items():
         if name.startswith("alone"):  # the problems that replace others depend on the rank
             continue

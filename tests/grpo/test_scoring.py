@@ -9,7 +9,8 @@ import torch
 from grpo.advantages import compute_advantages
 from grpo.grpo_training_step import rollout_loss
 from grpo.objectives import OBJECTIVES, token_weights
-from grpo.scoring import check_stored, score, score_in_batches, visiting, with_reference
+from grpo.rollout import join_rollouts
+from grpo.scoring import check_rollouts, check_stored, score, score_in_batches, visiting, with_reference
 from tests.tiny import (causal_policy, clear_gradient, config, fill_policy, flat_gradient, prompt_config,
                         prompt_consumer, sampled)
 
@@ -131,27 +132,47 @@ def test_padding_is_not_stored(prompts):
     rollouts = with_reference(sampled(policy, prompts, c), reference, "exact", c)
     tokens = int(rollouts.mask.sum())
     assert tokens < rollouts.mask.numel(), "the completions are of unequal lengths"
-    assert rollouts.ref_distributions.shape == rollouts.reading.kept.shape == (tokens, policy.vocabulary)
+    assert rollouts.ref_distributions.shape == (tokens, policy.vocabulary) and len(rollouts.reading.kept) == tokens
 
 
 def test_a_group_that_shares_its_text_stores_its_distributions_once(dataset):
     policy, reference, c = fill_policy(), fill_policy(seed=2).frozen(), config(top_k=5, group_size=8)
     rollouts = with_reference(sampled(policy, dataset, c), reference, "exact", c)
     N, M = rollouts.mask.shape
-    assert rollouts.ref_distributions.shape == rollouts.reading.kept.shape == (N // 8 * M, policy.vocabulary)
+    assert rollouts.ref_distributions.shape == (N // 8 * M, policy.vocabulary)
+    assert rollouts.reading.kept.counts.tolist() == [5] * (N // 8 * M)
 
 
-def test_too_much_to_store_is_refused_with_the_remedy():
-    c, bytes_each = config(stored_megabytes=10), {(True, True): 5, (True, False): 4, (False, True): 1}
+def test_what_is_certain_to_be_too_much_is_refused_with_the_remedy():
+    """For the exact KL 4 bytes for each token of the vocabulary; of the kept tokens at least a count and an id."""
+    c, bytes_each = config(stored_megabytes=10), {(True, True): 4012, (True, False): 4000, (False, True): 12}
     for (exact, truncated), each in bytes_each.items():
-        fits = 10 * 2**20 // (1000 * each)
+        fits = 10 * 2**20 // each
         check_stored(fits, 1000, c, exact, truncated)
         with pytest.raises(ValueError, match="stored_megabytes=10") as error:
-            check_stored(fits + 10, 1000, c, exact, truncated)
+            check_stored(fits + 1, 1000, c, exact, truncated)
         message = str(error.value)
         assert ("kl_estimator='k3'" in message) == exact and ("top_p=1.0" in message) == truncated
-        assert "or raise stored_megabytes" in message and f"{fits + 10} tokens" in message and "\n" not in message
+        assert "or raise stored_megabytes" in message and f"{fits + 1} tokens" in message and "\n" not in message
     check_stored(10**9, 1000, c, exact=False, truncated=False)
+
+
+def test_kept_tokens_count_with_the_exact_kl(prompts):
+    """Either fits into a megabyte; both do not."""
+    policy, reference = causal_policy(scale=0.1), causal_policy(seed=2).frozen()
+    c = prompt_config(max_new_tokens=40, top_p=0.99, stored_megabytes=1, batch_size=12)
+    rollouts = sampled(policy, prompts, c)
+    K, kept = int(rollouts.mask.sum()), rollouts.reading.kept.bytes
+    assert max(4 * 97 * K, kept) < 2**20 < 4 * 97 * K + kept, "what this test needs"
+    with pytest.raises(ValueError, match=r"stored_megabytes=1 .* take 1 MB; set kl_estimator='k3' and top_p=1.0"):
+        with_reference(rollouts, reference, "exact", c)
+    known = with_reference(rollouts, reference, "exact", dataclasses.replace(c, stored_megabytes=2))
+    check_rollouts(known, dataclasses.replace(c, stored_megabytes=2))
+    with pytest.raises(ValueError, match="stored_megabytes=1 .*the exact KL and the tokens that truncation kept"):
+        check_rollouts(known, c)
+    check_rollouts(with_reference(rollouts, reference, "k3", c), c)
+    with pytest.raises(ValueError, match="stored_megabytes=1 "):
+        check_rollouts(join_rollouts([rollouts, rollouts]), c)
 
 
 def test_a_reference_whose_distributions_do_not_fit_is_not_read(prompts):

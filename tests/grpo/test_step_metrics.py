@@ -1,5 +1,6 @@
 """The metrics of a step: sums against loops, and means over the tokens that they describe."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from grpo.grpo_training_step import differ
 from grpo.rewards import Scored
-from grpo.step_metrics import discriminative_sums, rollout_sums, unique_completions
+from grpo.step_metrics import add_up, discriminative_sums, logged_sums, rollout_sums, unique_completions
 from tests.tiny import causal_policy, collect, config, fixed_rewards, prompt_consumer, sampled, train, undocumented
 
 
@@ -70,12 +71,58 @@ def test_means_are_over_the_tokens_that_they_describe(prompts, settings):
     assert metrics["mean_advantage"] == pytest.approx(mean, rel=1e-4, abs=1e-6)
     if "minibatches" not in settings:
         assert metrics["ratio_minus_one"] == pytest.approx(math.exp(0.25) - 1, rel=1e-3)
+        assert metrics["mismatch_kl"] == pytest.approx(math.exp(0.25) - 0.25 - 1, rel=1e-3)
+        assert metrics["mismatch_max"] == pytest.approx(0.25, rel=1e-3)
+
+
+@pytest.mark.parametrize("again", [{}, {"minibatches": 2}])
+def test_the_largest_mismatch_is_that_of_the_whole_step(prompts, again):
+    """One token of one micro-batch is off by more than all others, and one that the loss does not see by still more."""
+    c = config(max_new_tokens=6, kl_beta=0.0, batch_size=2, gradient_accumulation_steps=3, **again)
+    policy, seen = causal_policy(), {}
+    sample = policy.sample
+
+    def sampled_with_errors(problems, iteration, config):
+        rollouts = sample(problems, iteration, config)
+        off = torch.linspace(-0.5, 0.1, rollouts.mask.numel()).view_as(rollouts.mask) * rollouts.mask
+        off[5, 0], off[9, 0] = 2.0, 9.0
+        train_mask = rollouts.mask.clone()
+        train_mask[9] = 0.0
+        seen["off"] = off[train_mask > 0]
+        return dataclasses.replace(rollouts, old_logp=rollouts.old_logp - off, train_mask=train_mask)
+
+    policy.sample = sampled_with_errors
+    experience = collect(policy, fixed_rewards(torch.rand(6, 4)), prompt_consumer(prompts, c), c)
+    metrics, off = train(policy, experience, c), seen["off"].double()
+    assert len(off) == int(experience.rollouts.train_mask.sum())
+    assert metrics["mismatch_max"] == pytest.approx(2, rel=1e-4)
+    assert metrics["mismatch_kl"] == pytest.approx(float((off.exp() - off - 1).mean()), rel=1e-3)
+    assert metrics["ratio_minus_one"] == pytest.approx(float((off.exp() - 1).abs().mean()), rel=1e-3)
+
+
+def test_parts_of_a_step_add_up_and_of_a_largest_one_the_larger_counts():
+    a, b = {"loss": 0.0, "mismatch_max": 0.0}, {"loss": torch.tensor(2.0), "mismatch_max": torch.tensor(3.0), "x": 1}
+    found = add_up(add_up(a, b), {"loss": torch.tensor(5.0), "mismatch_max": torch.tensor(1.0)})
+    assert found == {"loss": 7.0, "mismatch_max": 3.0}
+
+
+@pytest.mark.parametrize("name", ["lr", "kl_beta", "step", "tokens_per_second", "time/train", "loss"])
+def test_a_reward_may_not_log_under_the_name_of_a_metric_of_training(prompts, name):
+    c = config(max_new_tokens=6, kl_beta=0.0)
+    experience = collect(policy := causal_policy(), fixed_rewards(torch.rand(c.batch_size, c.group_size)),
+                         prompt_consumer(prompts, c), c)
+    sums = logged_sums({"mine": (3.0, 2)}, ["mine"])
+    assert train(policy, dataclasses.replace(experience, sums=experience.sums | sums), c)["mine"] == 1.5
+    sums = logged_sums({name: (3.0, 2)}, [name])
+    with pytest.raises(ValueError, match=f"log_metric.'{name}', ....: training has a metric of this name"):
+        train(policy, dataclasses.replace(experience, sums=experience.sums | sums), c)
 
 
 def test_every_metric_of_a_step_on_prompts_is_documented(prompts):
     c = config(overlong_buffer=4, max_new_tokens=6, kl_beta=0.0, objective="dr_grpo", zero_std="resample")
     policy, data = causal_policy(), prompt_consumer(prompts, c)
     metrics = train(policy, collect(policy, lambda r: Scored(torch.rand(r.problems, 4)), data, c), c)
-    assert {"reward/overlong", "success_prob", "resampled", "empty_steps"} <= metrics.keys()
+    assert {"reward/overlong", "success_prob", "resampled", "empty_steps", "mismatch_kl",
+            "mismatch_max"} <= metrics.keys()
     assert not undocumented(metrics.keys() - {"text_tokens"})
     assert undocumented(["loss2", "eval/x"]), "the check finds what is missing"

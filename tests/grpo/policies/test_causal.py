@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from core.prompts import write_prompts
+from core.records import write_prompts
+from core.tokenizer import CharTokenizer
 from grpo.policies.causal import CausalPolicy
 from grpo.scoring import score
 from tests.tiny import (CAUSAL, causal_model, causal_policy, clear_gradient, flat_gradient, prompt_config,
@@ -107,3 +108,36 @@ def test_no_problem_has_more_states_than_are_planned_for(prompts):
     c, policy = prompt_config(), causal_policy()
     rollouts = sampled(policy, prompts, c)
     assert rollouts.reading.counts().max() <= policy.stored_states(c) == 4 * 6
+
+
+class SeveralEnds(CharTokenizer):
+    """A tokenizer in which the digits 0 to 4 end a completion too."""
+
+    def __init__(self):
+        super().__init__(stop=True)
+        self.stop_token_ids = (self.stop_token_id, *self.encode("01234"))
+
+
+def test_a_completion_ends_at_any_stop_token_and_its_whole_text_leaves_it_out(prompts):
+    tokenizer, c = SeveralEnds(), prompt_config(max_new_tokens=30, batch_size=8)
+    rollouts = CausalPolicy(causal_model(scale=2.0), tokenizer).sample(prompt_consumer(prompts, c).problems("train", 0),
+                                                                       0, c)
+    ends, M = set(), rollouts.target.shape[1]
+    for n, ids in enumerate(rollouts.texts.completion_ids):
+        ended = ids[-1] in tokenizer.stop_token_ids
+        assert not set(ids[:-1]) & set(tokenizer.stop_token_ids) and ended == (not rollouts.truncated[n])
+        assert ids == rollouts.target[n, : int(rollouts.mask[n].sum())].tolist() and len(ids) <= M
+        first = int(rollouts.texts.place[n, 0])
+        assert rollouts.texts.tokens[n][first:].tolist() == ids[: len(ids) - ended]
+        ends |= {ids[-1]} if ended else set()
+    assert len(ends) > 2 and 0 < rollouts.truncated.sum()
+
+
+def test_what_fills_a_row_behind_its_end_can_be_embedded_and_changes_no_score(prompts):
+    c, policy = prompt_config(max_new_tokens=12, batch_size=8), causal_policy(scale=3.0)
+    rollouts = sampled(policy, prompts, c)
+    inputs, length = rollouts.reading.inputs, rollouts.reading.length
+    behind = torch.arange(inputs.shape[2]) >= length[..., None]
+    assert behind.any() and 0 <= inputs.min() and inputs.max() < CAUSAL.vocab_size
+    other = replace(rollouts, reading=replace(rollouts.reading, inputs=inputs.masked_fill(behind, 7)))
+    assert torch.equal(score(policy, other, 1.0).logp, score(policy, rollouts, 1.0).logp)

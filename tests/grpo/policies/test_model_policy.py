@@ -1,10 +1,12 @@
 """What the policies of both kinds do alike: precision, weights, copies, files, and the indices of their readings."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from core.checkpoint_manager import load_model, load_tokenizer
 from core.distributions import sampling_logp
+from core.models import load_model, load_tokenizer
 from core.training_step import build_optimizers
 from grpo.grpo_training_step import mismatch
 from grpo.policies.causal import CausalPolicy
@@ -61,14 +63,14 @@ def test_each_state_predicts_the_tokens_that_the_index_names(sample, kind, trunc
     assert index.tolist() == expected and len(states) == len(expected)
     assert (reading.kept is None) == (not truncation)
     logp = sampling_logp(policy.project(states))                                     # (K, V)
+    kept = torch.ones_like(logp) > 0 if reading.kept is None else reading.kept.dense(policy.vocabulary)
     for k, tokens in enumerate(expected):
         for i in tokens:
             n, m = divmod(i, M)
             if rollouts.mask[n, m]:
-                allowed = torch.ones(logp.shape[1], dtype=bool) if reading.kept is None else reading.kept[k]
                 token = int(rollouts.target[n, m])
-                p = logp[k].exp() * allowed
-                assert allowed[token] and abs(float((p[token] / p.sum()).log() - rollouts.old_logp[n, m])) < 1e-3
+                p = logp[k].exp() * kept[k]
+                assert kept[k, token] and abs(float((p[token] / p.sum()).log() - rollouts.old_logp[n, m])) < 1e-3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,7 +97,8 @@ def test_selected_problems_have_their_own_states_and_kept_tokens(sample, kind, c
     for count in counts:
         first.append(first[-1] + count)
     places = [k for p in chosen for k in range(first[p], first[p + 1])]
-    assert torch.equal(part.reading.kept, whole.reading.kept[places])
+    kept = whole.reading.kept.dense(policy.vocabulary)
+    assert torch.equal(part.reading.kept.dense(policy.vocabulary), kept[places]) and (kept.sum(1) == 5).all()
     if chosen:
         torch.testing.assert_close(policy.states(part.reading), states[places], rtol=1e-4, atol=1e-4)
         found, expected = part.target.flatten()[part.reading.index()], whole.target.flatten()[whole.reading.index()]
@@ -114,7 +117,8 @@ def test_joined_readings_have_the_states_and_kept_tokens_of_their_parts(sample, 
     assert len(widths) > 1 and joined.problems == 6 and joined.group_size == 4
     torch.testing.assert_close(policy.states(joined), torch.cat([policy.states(part) for part in parts]), rtol=1e-4,
                                atol=1e-4)
-    assert torch.equal(joined.kept, torch.cat([part.kept for part in parts]))
+    dense = lambda reading: reading.kept.dense(policy.vocabulary)
+    assert torch.equal(dense(joined), torch.cat([dense(part) for part in parts]))
     assert joined.counts().tolist() == [int(part.counts()) for part in parts]
     M, before, expected = joined.chosen.shape[1], 0, []
     for part in parts:
@@ -135,7 +139,8 @@ def test_what_is_sampled_does_not_depend_on_how_many_problems_are_sampled_at_onc
     for other in found[1:]:
         assert torch.equal(other.mask, found[0].mask) and torch.equal(other.truncated, found[0].truncated)
         assert torch.equal(other.target * other.mask.long(), found[0].target * found[0].mask.long())
-        assert torch.equal(other.reading.kept, found[0].reading.kept)
+        for name in ("ids", "counts"):
+            assert torch.equal(getattr(other.reading.kept, name), getattr(found[0].reading.kept, name))
         torch.testing.assert_close(other.old_logp * other.mask, found[0].old_logp * found[0].mask, rtol=1e-4, atol=1e-4)
     again = policy.sample(problems, 1, c)
     assert not torch.equal(again.target, found[0].target), "each step has noise of its own"
@@ -237,3 +242,37 @@ def test_a_float32_head_brings_the_scorer_nearer_to_the_sampler(sample):
             total, tokens = total + float(sums["ratio_minus_one"]), tokens + float(sums["ratio_tokens"])
         found[head_dtype] = total / tokens
     assert found[torch.float32] < 0.85 * found[None] + 1e-6, found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_completions_come_as_the_ids_that_were_sampled(sample, kind):
+    rollouts = sample(build(kind, scale=3.0), kind, max_new_tokens=30)
+    ids, tokenizer = rollouts.texts.completion_ids, CAUSAL if kind == "causal" else TOKENIZER
+    assert len(ids) == 12 and [tokenizer.decode(x) for x in ids] == rollouts.texts.completions
+    for n, row in enumerate(ids):
+        written = rollouts.target[n][rollouts.mask[n] > 0].tolist()
+        if kind == "causal":
+            assert row == written and (row[-1] == CAUSAL.stop_token_id) == (not rollouts.truncated[n])
+        else:  # the whole text, in which they stand at their places
+            places = rollouts.texts.place[n][rollouts.mask[n] > 0].tolist()
+            assert len(row) == 32 and [row[i] for i in places] == written
+    assert kind != "causal" or 0 < rollouts.truncated.sum() < 12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kept_tokens_that_do_not_fit_are_refused_while_they_are_sampled(first_problems, kind):
+    """Each micro-batch fits into a megabyte, all of them do not: the next ones are not sampled."""
+    P = {"fill": 160, "passes": 20, "causal": 24}[kind]
+    common = {"group_size": 8, "max_new_tokens": 30, "top_p": 0.99, "mask_low": 0.9, "mask_high": 0.9}
+    policy, problems = build(kind, scale=0.1), first_problems(kind, settings(kind, **common, batch_size=P))
+    c = settings(kind, **common, batch_size=P // 4, stored_megabytes=1)
+    for part in range(4):
+        few = {key: x[part * P // 4 : (part + 1) * P // 4] for key, x in problems.items()}
+        assert policy.sample(few, 0, c).reading.kept.bytes < 0.6 * 2**20
+    writes = count_rows(policy.model)
+    with pytest.raises(ValueError, match="stored_megabytes=1 .*top_p=1.0.*batch_size"):
+        policy.sample(problems, 0, c)
+    written = len(writes)
+    assert policy.sample(problems, 0, replace(c, stored_megabytes=2)).reading.kept.bytes > 2**20
+    assert written < len(writes) - written
+    assert policy.sample(problems, 0, replace(c, top_p=1.0)).reading.kept is None
