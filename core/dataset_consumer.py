@@ -8,21 +8,25 @@ import torch
 
 from core.masking import draw_mask
 from core.model import LANGUAGE_MODEL
-from core.tokenizer import load_meta
+from core.tokenizer import load_meta, read_meta, same_vocabulary
 
 SPLITS = ("train", "val")
 PROBLEMS = 0  # the first number of this file's seeds, so that sampling draws other numbers (core/fill_in.py)
 
 
 def write_dataset(folder, tokens, tokenizer, **facts):
-    """Writes train.bin, val.bin (uint16) and, last, meta.json; each appears whole or not at all.
+    """Writes train.bin, val.bin and, last, meta.json; each appears whole or not at all.
 
     tokens: {"train": ids, "val": ids}; facts: counts worth keeping, printed and written to meta.json.
+    An id takes 16 bits or, of a vocabulary above 65,536, 32, which meta.json then has as its dtype.
     """
     os.makedirs(folder, exist_ok=True)
     facts |= {f"{split}_tokens": len(tokens[split]) for split in SPLITS}
+    dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
+    if dtype != np.uint16:
+        facts["dtype"] = np.dtype(dtype).name
     meta = json.dumps({"tokenizer": tokenizer.description(), **facts}, indent=1).encode()
-    files = {f"{split}.bin": np.array(tokens[split], dtype=np.uint16).tobytes() for split in SPLITS}
+    files = {f"{split}.bin": np.array(tokens[split], dtype=dtype).tobytes() for split in SPLITS}
     for name, content in (files | {"meta.json": meta}).items():
         path = os.path.join(folder, name)
         with open(path + ".tmp", "wb") as f:
@@ -56,26 +60,49 @@ class DatasetConsumer:
     MASKED_FILL replaces target's tokens by MASK in input where mask is True; LANGUAGE_MODEL shifts by one.
     Problem i of a step is drawn from (seed, step, its number in the step), so the same problems are drawn however a
     step is cut into ranks and micro-batches. The files stay on disk; windows of them are read as they are needed.
+    tokenizer: the one that is used, whose vocabulary must be that of the files; None: the one that wrote them
     """
 
     def __init__(self, dataset, mode, block_size, batch_size, seed=1337, rank=0, world=1, masks=None, mask_low=0.2,
-                 mask_high=0.5):
+                 mask_high=0.5, tokenizer=None):
         self.folder = dataset_folder(dataset)
-        self.meta, self.tokenizer = load_meta(self.folder)
+        if tokenizer is None:
+            self.meta, self.tokenizer = load_meta(self.folder)
+        else:
+            self.meta, self.tokenizer = read_meta(self.folder), tokenizer
+            self._check_vocabulary()
         self.mode, self.block_size, self.batch_size = mode, block_size, batch_size
         self.seed, self.rank, self.world = seed, rank, world
         self.masks, self.mask_low, self.mask_high = masks or {"random": 1.0}, mask_low, mask_high
+        if mode != LANGUAGE_MODEL:
+            self._check_masks()
         self.tokens = {split: self._open(split) for split in SPLITS}
+
+    def _check_vocabulary(self):
+        path, written = os.path.join(self.folder, "meta.json"), self.meta.get("tokenizer", {})
+        if not same_vocabulary(written, self.tokenizer, path):
+            raise ValueError(f"dataset={self.folder} was prepared with another vocabulary ({written.get('vocab_size')} "
+                             f"tokens) than the model's ({self.tokenizer.vocab_size}); use a model of that vocabulary, "
+                             "or prepare the text for this one: data/char_diffusion/prepare.py --tokenizer=MODEL")
+
+    def _check_masks(self):
+        if self.tokenizer.mask_token_id is None:
+            raise ValueError(f"dataset={self.folder}: its tokenizer has no mask token, which filling in needs; prepare "
+                             "it with the tokenizer of a masked language model, such as BERT's")
+        if "line" in self.masks and self.tokenizer.newline_token_id < 0:
+            raise ValueError("mask_line is above 0, but the tokenizer has no token for the end of a line; set "
+                             "mask_line=0.0")
 
     def _open(self, split):
         path = os.path.join(self.folder, f"{split}.bin")
         if not os.path.exists(path):
             raise FileNotFoundError(f"dataset not prepared: {path} is missing; run python {self.folder}/prepare.py")
-        count = os.path.getsize(path) // np.dtype(np.uint16).itemsize
+        dtype = np.dtype(self.meta.get("dtype", "uint16"))
+        count = os.path.getsize(path) // dtype.itemsize
         if count <= self.block_size + 1:
             raise ValueError(f"{path} has {count} tokens, fewer than one window of "
                              f"block_size={self.block_size} + 1; use a longer text or a smaller block_size")
-        return np.memmap(path, dtype=np.uint16, mode="r", shape=(count,))
+        return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
 
     def batch(self, split, step, micro=0):
         """Micro-batch `micro` of `step` as numpy arrays; this rank's share of it."""

@@ -1,19 +1,12 @@
-"""Prompts: records from JSONL or JSON, rendered by a template, split, and drawn as problems or training examples."""
+"""Prompts: records rendered by a template, and drawn as problems or training examples."""
 
-import hashlib
-import json
 import os
 
 import numpy as np
 
 from core.dataset_consumer import PROBLEMS, SPLITS, dataset_folder
-from core.tokenizer import load_meta
-
-PROMPTS = "prompts.jsonl"
-FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
-          "answer": ("answer", "solution", "response", "output")}  # their names in other data sets; the first one wins
-RESERVED = ("prompts", "completions", "text", "tokens", "where")  # arguments of rewards, and what we add to a record
-VALIDATION_PERCENT = 10
+from core.records import FIELDS, PROMPTS, RAW, is_file_of_records, load_records, read_records, side, unique_prompts
+from core.tokenizer import load_meta, read_meta
 
 
 def plain(messages):
@@ -39,112 +32,29 @@ def code(messages):
 
 
 TEMPLATES = {"plain": plain, "chat": chat, "math": math, "code": code}
+MODEL = "model"                          # the template that comes with a Hugging Face model
+TEMPLATE_NAMES = (*TEMPLATES, MODEL)
+
+
+def as_messages(prompt, system_prompt=None):
+    """A prompt, a text or messages already, as a list of {"role", "content"}."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    return [{"role": "system", "content": system_prompt}, *messages] if system_prompt else messages
 
 
 def render(prompt, template="plain", system_prompt=None, response_prefix=""):
     """The text that a model reads. prompt: str or a list of {"role", "content"}; response_prefix begins the answer."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    if system_prompt:
-        messages = [{"role": "system", "content": system_prompt}, *messages]
-    return TEMPLATES[template](messages) + response_prefix
-
-
-def check_record(record, where):
-    """The record with its prompt and answer under these names; errors name `where` (file and line)."""
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: a record must be an object with a prompt, not {type(record).__name__}")
-    record = dict(record)
-    for name in RESERVED:
-        if name in record:
-            raise ValueError(f"{where}: the field {name} is reserved; give it another name")
-    for field, names in FIELDS.items():
-        found = next((name for name in names if name in record), None)
-        if found is not None:
-            record[field] = record.pop(found)
-    if "prompt" not in record:
-        raise ValueError(f"{where}: no prompt; it needs one of the fields {', '.join(FIELDS['prompt'])}")
-    prompt = record["prompt"]
-    turns = isinstance(prompt, list) and prompt and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in prompt)
-    if not (isinstance(prompt, str) and prompt) and not turns:
-        raise ValueError(f"{where}: prompt must be a text, or a list of {{\"role\", \"content\"}} messages")
-    if record.get("split") not in (None, *SPLITS):
-        raise ValueError(f"{where}: split={record['split']!r} must be {' or '.join(SPLITS)}")
-    if isinstance(record.get("answer"), (int, float)):
-        record["answer"] = str(record["answer"])
-    return record | {"where": where}
-
-
-def read_records(path):
-    """The records of a JSONL file, or of a JSON file {"prompts": [...]} or [...]; errors name the file and the line."""
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"{path} does not exist")
-    with open(path, "rb") as f:
-        raw = f.read()
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        number = raw.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}, line {number}: not UTF-8 text") from None
-    try:
-        whole = json.loads(text)
-        whole = whole.get("prompts", [whole]) if isinstance(whole, dict) else whole
-        if not isinstance(whole, list):
-            raise ValueError(f"{path} must be a record per line, a list of records, or {{\"prompts\": [...]}}")
-        places = [f"{path}, record {i}" for i in range(1, len(whole) + 1)]
-    except json.JSONDecodeError:
-        whole, places = [], []
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                places.append(f"{path}, line {number}")
-                try:
-                    whole.append(json.loads(line))
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"{places[-1]}: not JSON ({error.msg})") from None
-    if not whole:
-        raise ValueError(f"{path} has no records")
-    return [check_record(record, where) for record, where in zip(whole, places, strict=True)]
+    return TEMPLATES[template](as_messages(prompt, system_prompt)) + response_prefix
 
 
 def as_columns(records):
-    """(rendered prompts, {field: values}) of records of PromptConsumer: the arguments of rewards."""
-    fields = {field for record in records for field in record} - {"prompt", "text", "tokens", "where", "split"}
-    return [r["text"] for r in records], {field: [r.get(field) for r in records] for field in fields}
-
-
-def side(prompt):
-    """The split of a prompt, 'train' or 'val': the same in every file and Python version."""
-    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
-    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-    return "val" if number % 100 < VALIDATION_PERCENT else "train"
-
-
-def write_prompts(folder, records, tokenizer, **facts):
-    """Writes prompts.jsonl and, last, meta.json; each appears whole or not at all. Identical prompts are kept once.
-
-    A record without a "split" gets the one that a hash of its prompt chooses.
-    """
-    os.makedirs(folder, exist_ok=True)
-    unique = {json.dumps(record["prompt"]): {**record, "split": record.get("split") or side(record["prompt"])}
-              for record in records}
-    facts |= {"records": len(unique), **{f"{split}_records": sum(r["split"] == split for r in unique.values())
-                                         for split in SPLITS}}
-    files = {PROMPTS: "".join(json.dumps(record) + "\n" for record in unique.values()),
-             "meta.json": json.dumps({"tokenizer": tokenizer.description(), **facts}, indent=1)}
-    for name, content in files.items():
-        path = os.path.join(folder, name)
-        with open(path + ".tmp", "w") as f:
-            f.write(content)
-        os.replace(path + ".tmp", path)
-    print(f"{folder}: " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()))
-    for split in SPLITS:
-        if not facts[f"{split}_records"]:
-            print(f'no {split} records: give more, or mark one with "split": "{split}"')
-
-
-def has_prompts(dataset):
-    """Whether a dataset consists of prompts, not of running text."""
-    return os.path.exists(os.path.join(dataset_folder(dataset), PROMPTS))
+    """(rendered prompts, {field: values}) of records of PromptConsumer: the arguments of rewards. If an answer was a
+    number, the field RAW has all answers as they were."""
+    fields = {field for record in records for field in record} - {"text", "tokens", "where", "split"}
+    columns = {field: [r.get(field) for r in records] for field in fields}
+    if RAW in columns:
+        columns[RAW] = [r.get(RAW, r.get("answer")) for r in records]
+    return [r["text"] for r in records], columns
 
 
 class PromptConsumer:
@@ -156,35 +66,72 @@ class PromptConsumer:
     Problem i of a step is drawn from (seed, step, its number in the step), however a step is cut into ranks and
     micro-batches, and no problem occurs twice in a step unless there are too few. Prompts longer than
     min(90th percentile of the lengths, max_prompt_length) tokens are left out and counted.
+    dataset: a prepared folder, a file of records, or hf:owner/name (core/records.py)
+    tokenizer: that of the model; None: the one that meta.json of the folder describes
+    template: a name of TEMPLATE_NAMES; chat_template_kwargs: arguments of the model's own template
     """
 
     def __init__(self, dataset, batch_size, seed=1337, rank=0, world=1, max_prompt_length=512, template="plain",
-                 system_prompt=None, response_prefix="", block_size=None):
-        self.folder = dataset_folder(dataset)
-        self.meta, self.tokenizer = load_meta(self.folder)
-        if self.tokenizer.stop_token_id is None:
+                 system_prompt=None, response_prefix="", block_size=None, tokenizer=None, chat_template_kwargs=None):
+        self._open(dataset, tokenizer)
+        if template == MODEL and not hasattr(self.tokenizer, "render_chat"):
+            raise ValueError("template='model' is the chat template of a Hugging Face model, which this model is not; "
+                             f"use one of {', '.join(TEMPLATES)}")
+        if template != MODEL and chat_template_kwargs:
+            raise ValueError(f"chat_template_kwargs={chat_template_kwargs} are arguments of the model's chat template, "
+                             f"which template={template!r} does not use; set template='model' or leave them out")
+        self.template = template
+        self.block_size, self.batch_size, self.seed, self.rank, self.world = block_size, batch_size, seed, rank, world
+        self.response_prefix = response_prefix
+        records = read_records(self.source) if self.prepared else load_records(dataset)
+        kept = records if self.prepared else unique_prompts(records)
+        self.repeated = len(records) - len(kept)
+        for record in kept:
+            if template == MODEL:  # it has the start token in its text
+                messages = as_messages(record["prompt"], system_prompt)
+                record["text"] = self.tokenizer.render_chat(messages, **(chat_template_kwargs or {}))
+                record["tokens"] = self.tokenizer.encode(record["text"] + response_prefix)
+            else:
+                record["text"] = render(record["prompt"], template, system_prompt)
+                record["tokens"] = self.tokenizer.encode_prompt(record["text"] + response_prefix)
+        self._sort(kept, max_prompt_length)
+
+    def _open(self, dataset, tokenizer):
+        """Finds the file of records and, if none is given, the tokenizer."""
+        self.prepared = not is_file_of_records(dataset)
+        self.folder = dataset_folder(dataset) if self.prepared else dataset
+        self.source = os.path.join(self.folder, PROMPTS) if self.prepared else dataset
+        self.tokenizer = tokenizer
+        if self.prepared and tokenizer is None:
+            self.tokenizer = load_meta(self.folder)[1]
+        elif self.prepared:
+            read_meta(self.folder)  # it was prepared; its text serves every tokenizer
+        elif tokenizer is None:
+            raise ValueError(f"dataset={dataset} has prompts but no tokenizer, which a model brings with it; to train "
+                             "a new model: data/custom/prepare.py --input=FILE --tokenizer=NAME --out=FOLDER")
+        if self.tokenizer.stop_token_id is None and tokenizer is None:
             raise ValueError(f"{self.folder}/meta.json has no stop_token_id: prepare it as a dataset of prompts, "
                              "for example with data/custom/prepare.py --input=FILE")
-        self.block_size, self.batch_size, self.seed, self.rank, self.world = block_size, batch_size, seed, rank, world
-        records = read_records(os.path.join(self.folder, PROMPTS))
-        for record in records:
-            record["text"] = render(record["prompt"], template, system_prompt)
-            record["tokens"] = self.tokenizer.encode(record["text"] + response_prefix)
+        if self.tokenizer.stop_token_id is None:
+            raise ValueError(f"dataset={dataset} has prompts, but the model's tokenizer has no token that ends a "
+                             "completion: use a causal model, with its eos_token_id in generation_config.json")
+
+    def _sort(self, records, max_prompt_length):
+        """Sorts the records into splits, without those that are too long."""
         lengths = np.array([len(record["tokens"]) for record in records])
         if not lengths.all():
-            raise ValueError(f"{self.folder}/{PROMPTS}: record {int(lengths.argmin()) + 1} has no usable characters in "
-                             "its prompt")
+            raise ValueError(f"{records[int(lengths.argmin())]['where']}: no usable characters in the prompt")
         longest = min(int(np.percentile(lengths, 90, method="higher")), max_prompt_length)
         self.dropped = int((lengths > longest).sum())
         self.records = {split: [r for r in records if len(r["tokens"]) <= longest
                                 and (r.get("split") or side(r["prompt"])) == split] for split in SPLITS}
         for split in SPLITS:
             if not self.records[split]:
-                raise ValueError(f"{self.folder}/{PROMPTS}: no {split} prompts of at most {longest} tokens; give more "
+                raise ValueError(f"{self.source}: no {split} prompts of at most {longest} tokens; give more "
                                  "records, or set \"split\" in them")
-        if block_size and longest >= block_size:
+        if self.block_size and longest >= self.block_size:
             raise ValueError(f"prompts of up to {longest} tokens leave no room for a completion in block_size="
-                             f"{block_size}: raise block_size or lower max_prompt_length")
+                             f"{self.block_size}: raise block_size or lower max_prompt_length")
         self.longest = max(len(r["tokens"]) for split in SPLITS for r in self.records[split])
         self.order = (None, None)
 
@@ -202,8 +149,19 @@ class PromptConsumer:
             cut = sum(len(r["tokens"]) + len(self.tokenizer.encode(str(r.get("completion", "")))) > self.block_size
                       for split in SPLITS for r in self.records[split])
             cut = f"; {cut} training examples are cut at block_size={self.block_size}" if cut else ""
+        repeated = f", {self.repeated} repeated ones left out" if self.repeated else ""
         return (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
-                f"{self.longest} tokens, {self.dropped} longer ones dropped{cut}")
+                f"{self.longest} tokens, {self.dropped} longer ones dropped{repeated}{cut}")
+
+    def describe_prompts(self):
+        """Lines for the start of a run: how the first prompt ends as the model reads it, and what ends a completion."""
+        text = self.records["train"][0]["text"] + self.response_prefix
+        ends = [f"{i} {name!r}" for i, name in zip(self.tokenizer.stop_token_ids, self.tokenizer.stop_token_names,
+                                                   strict=True)]
+        lines = [f"the first prompt ends in {text[-80:]!r}", f"a completion ends with token {' or '.join(ends)}"]
+        if self.template != MODEL and getattr(self.tokenizer, "has_chat_template", False):
+            lines.append(f"the tokenizer has a chat template, which template={self.template!r} does not use")
+        return lines
 
     def _drawn(self, split, step, micro):
         """(numbers, records) of this rank's share of a micro-batch."""

@@ -21,8 +21,10 @@ def build_missing(path, recipe, key, command, say):
 
 
 def build_missing_dataset(folder, recipe, say):
-    """Runs the recipe, a prepare.py, if the folder has no meta.json, the file that it writes last."""
-    build_missing(os.path.join(folder, "meta.json"), recipe, "dataset", [recipe, f"--out={folder}"], say)
+    """Runs the recipe, a prepare.py with or without arguments, if the folder has no meta.json, the file that it writes
+    last."""
+    command = [*(recipe or "").split(), f"--out={folder}"]
+    build_missing(os.path.join(folder, "meta.json"), recipe, "dataset", command, say)
 
 
 def build_missing_checkpoint(path, recipe, key, dataset, say):

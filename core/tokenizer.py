@@ -7,6 +7,8 @@ import os
 import re
 import unicodedata
 
+from core.huggingface_tokenizer import load_huggingface_tokenizer
+
 SPECIALS = ("mask", "pad", "cls")  # they follow the base vocabulary, in this order
 BPE_ENCODINGS = ("gpt2", "cl100k_base")
 ASCII = "\n" + "".join(map(chr, range(32, 127)))
@@ -27,9 +29,12 @@ def fold_to_ascii(text):
     return "".join(out), folded, dropped
 
 
-def number_specials(tokenizer, base_vocab_size):
+def number_specials(tokenizer, base_vocab_size, stop_name):
     """Gives MASK, PAD and CLS the ids after the base vocabulary: a model reads them and never samples them."""
     tokenizer.base_vocab_size, tokenizer.vocab_size = base_vocab_size, base_vocab_size + len(SPECIALS)
+    tokenizer.stop_token_ids = () if tokenizer.stop_token_id is None else (tokenizer.stop_token_id,)
+    tokenizer.stop_token_names = (stop_name,) * len(tokenizer.stop_token_ids)
+    tokenizer.banned_token_ids = ()
     for i, name in enumerate(SPECIALS):
         setattr(tokenizer, f"{name}_token_id", base_vocab_size + i)
 
@@ -53,7 +58,7 @@ class CharTokenizer:
         self.stop_token_id = len(self.pieces) if stop else None
         self.at_tags = re.compile(f"({'|'.join(map(re.escape, self.tags)) or '(?!)'})")
         self.newline_token_id = self.ids.get("\n", -1)
-        number_specials(self, len(self.pieces) + stop)
+        number_specials(self, len(self.pieces) + stop, "STOP")
 
     def encode(self, text):
         """Ids of tags and characters; a character outside the vocabulary is folded to ASCII or left out."""
@@ -62,6 +67,10 @@ class CharTokenizer:
             ids += [self.ids[part]] if part in self.tags else [self.ids[c] for c in fold_to_ascii(part)[0]
                                                                if c in self.ids]
         return ids
+
+    def encode_prompt(self, text):
+        """Ids of a whole prompt: there is no token that begins one."""
+        return self.encode(text)
 
     def decode(self, ids, special="_"):
         """Text of the ids; every special token is shown as `special`, the stop token not at all."""
@@ -92,11 +101,15 @@ class BPETokenizer:
             self.bpe = bpe_of_tokens(self.tokens)
         self.stop_token_id, self.words = self.bpe.eot_token, len(self.bpe.token_byte_values())
         self.newline_token_id = next(iter(self.bpe.encode_ordinary("\n")), -1)
-        number_specials(self, self.bpe.n_vocab)
+        number_specials(self, self.bpe.n_vocab, "<|endoftext|>")
 
     def encode(self, text):
         """Ids of the text; the name of a special token in it is read as plain characters."""
         return self.bpe.encode_ordinary(text)
+
+    def encode_prompt(self, text):
+        """Ids of a whole prompt: there is no token that begins one."""
+        return self.encode(text)
 
     def decode(self, ids, special="_"):
         """Text of the ids; every special token is shown as `special`, the stop token not at all."""
@@ -135,7 +148,8 @@ def bpe_of_tokens(tokens):
 def read_ranks(path):
     """The tokens of a file of ranks, in the order of their ranks."""
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"tokenizer {path}: neither char, {', '.join(BPE_ENCODINGS)} nor a file of ranks")
+        raise FileNotFoundError(f"tokenizer {path}: neither char, {', '.join(BPE_ENCODINGS)}, a file of ranks nor a "
+                                "folder in Hugging Face format")
     ranks = {}
     with open(path, "rb") as f:
         for number, line in enumerate(f, 1):
@@ -175,9 +189,26 @@ def described_bpe(description, where):
     return BPETokenizer(path)
 
 
+def described_huggingface(description, where):
+    """The tokenizer in Hugging Face format of a description, which names its folder or its name on the hub."""
+    for key in ("name", "vocabulary"):
+        if key not in description:
+            raise ValueError(f"{where}: its tokenizer has no {key}; prepare it again")
+    tokenizer = load_huggingface_tokenizer(description["name"], f"{where}: tokenizer")
+    if tokenizer.description()["vocabulary"] != description["vocabulary"]:
+        raise ValueError(f"{where}: the vocabulary of its tokenizer {description['name']} has changed since; put the "
+                         "old one there again, or prepare it again")
+    return tokenizer
+
+
 def named_tokenizer(name, tags=()):
-    """For causal models: 'char' (with tags and a stop token), 'gpt2', 'cl100k_base', or a file of ranks."""
-    return CharTokenizer(tags=tags, stop=True) if name == "char" else BPETokenizer(name)
+    """For causal models: 'char' (with tags and a stop token), 'gpt2', 'cl100k_base', a file of ranks, or a folder or
+    hf:owner/name in Hugging Face format."""
+    if name == "char":
+        return CharTokenizer(tags=tags, stop=True)
+    if name not in BPE_ENCODINGS and (name.startswith("hf:") or os.path.isdir(name)):
+        return load_huggingface_tokenizer(name, "tokenizer")
+    return BPETokenizer(name)
 
 
 def from_description(description, where):
@@ -190,8 +221,11 @@ def from_description(description, where):
                                   description.get("stop_token_id") is not None)
     elif description["kind"] == "bpe":
         tokenizer = described_bpe(description, where)
+    elif description["kind"] == "huggingface":
+        return described_huggingface(description, where)
     else:
-        raise ValueError(f"{where}: kind={description['kind']!r} of tokenizer is not known (known: char, bpe)")
+        raise ValueError(f"{where}: kind={description['kind']!r} of tokenizer is not known (known: char, bpe, "
+                         "huggingface)")
     sizes = lambda values: {key: x for key, x in values.items() if key not in ("encoding", "sha256", "ranks")}
     if sizes(tokenizer.description()) != sizes(description):
         raise ValueError(f"{where}: its vocabulary sizes and special ids do not agree with its characters or ranks; "
@@ -203,11 +237,14 @@ def same_vocabulary(description, tokenizer, where):
     """Whether a description, of this form or of the older one, is that of the tokenizer."""
     if "sha256" in description:
         description = from_description(description, where).description()
-    return description == tokenizer.description()
+    other = tokenizer.description()
+    if description.get("kind") == other["kind"] == "huggingface":  # known by its words, wherever its folder is
+        return description.get("vocabulary") == other["vocabulary"]
+    return description == other
 
 
-def load_meta(folder):
-    """meta.json of a prepared dataset, checked, and its tokenizer."""
+def read_meta(folder):
+    """meta.json of a prepared dataset."""
     path = os.path.join(folder, "meta.json")
     if not os.path.exists(path):
         own = os.path.join(folder, "prepare.py")
@@ -215,8 +252,27 @@ def load_meta(folder):
         raise FileNotFoundError(f"dataset not prepared: {path} is missing; run python {command}")
     try:
         with open(path) as f:
-            meta = json.load(f)
+            return json.load(f)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON ({error}); prepare the dataset again") from None
-    return meta, from_description(meta.get("tokenizer", {}), path)
 
+
+def load_meta(folder):
+    """meta.json of a prepared dataset, checked, and its tokenizer."""
+    meta = read_meta(folder)
+    return meta, from_description(meta.get("tokenizer", {}), os.path.join(folder, "meta.json"))
+
+
+def character_ends(tokenizer, ids):
+    """For each token, the number of characters of the text up to and with it. ids: a list"""
+    if len(tokenizer.decode(ids)) == len(ids):  # a character each
+        return list(range(1, len(ids) + 1))
+    return [len(tokenizer.decode(ids[: i + 1])) for i in range(len(ids))]
+
+
+def by_character(tokenizer, ids, mask):
+    """For each character of the text of `ids`, the value of `mask`, which has one for each token."""
+    out = []
+    for value, end in zip(mask, character_ends(tokenizer, ids), strict=True):
+        out = out[:end] + [value] * (end - len(out))
+    return out

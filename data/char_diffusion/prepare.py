@@ -1,9 +1,10 @@
-"""Character-level English text for fill-in: writes train.bin, val.bin and meta.json beside this file.
+"""English text for fill-in, as characters or word pieces: writes train.bin, val.bin and meta.json beside this file.
 
 python data/char_diffusion/prepare.py                        the prose of Python's own documentation, no download
 python data/char_diffusion/prepare.py --source=shakespeare   nanoGPT's Tiny Shakespeare, downloaded
 python data/char_diffusion/prepare.py --input=FILE           any text of yours
-With each of them, --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
+With each of them, --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER. With that, --tokenizer=MODEL, a folder
+in Hugging Face format or hf:owner/name, writes the word pieces of a masked language model such as BERT, for that model.
 
 A hash of a paragraph's text decides whether it is for training or for validation. So no validation text is in the
 training text of any Python version or source, and one pretrained checkpoint can be evaluated on all of them.
@@ -24,7 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import UsageError, run_script
 from core.dataset_consumer import write_dataset
-from core.tokenizer import CharTokenizer, fold_to_ascii
+from core.tokenizer import CharTokenizer, fold_to_ascii, load_huggingface_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -99,27 +100,53 @@ def read_source(options):
                      "for your own text pass --input=FILE")
 
 
-def main(argv):
+def choose_tokenizer(name):
+    """Characters, or the word pieces of a masked language model."""
+    if name == "char":
+        return CharTokenizer()
+    tokenizer = load_huggingface_tokenizer(name, "tokenizer")
+    if tokenizer.mask_token_id is None:
+        raise ValueError(f"tokenizer={name} has no mask token, which filling in needs; use the tokenizer of a masked "
+                         "language model, such as BERT's")
+    return tokenizer
+
+
+def read_options(argv):
+    """{name: value} of the arguments."""
     options = {}
     for argument in argv:
         key, _, value = argument.removeprefix("--").partition("=")
-        if not argument.startswith("--") or key not in ("source", "input", "out") or not value:
-            raise UsageError(f"{argument}: known are --source=python|shakespeare, --input=FILE, --out=FOLDER")
+        if not argument.startswith("--") or key not in ("source", "input", "out", "tokenizer") or not value:
+            raise UsageError(f"{argument}: known are --source=python|shakespeare, --input=FILE, --out=FOLDER, "
+                             "--tokenizer=MODEL")
         options[key] = value
+    if options.get("tokenizer", "char") != "char" and "out" not in options:
+        raise UsageError(f"--tokenizer={options['tokenizer']} needs --out=FOLDER: the folder of this file is for "
+                         "characters")
+    return options
+
+
+def main(argv):
+    options = read_options(argv)
+    tokenizer = choose_tokenizer(options.get("tokenizer", "char"))
     source, paragraphs = read_source(options)
+    characters = isinstance(tokenizer, CharTokenizer)
     seen, sides, folded, dropped = set(), {"train": [], "val": []}, 0, 0
     for paragraph in paragraphs:
-        text, f, d = fold_to_ascii(paragraph)
+        text, f, d = fold_to_ascii(paragraph) if characters else (paragraph, 0, 0)
         folded, dropped = folded + f, dropped + d
         if text.strip() and text not in seen:
             seen.add(text)
             sides["val" if is_validation(text) else "train"].append(text)
     if not seen:
-        raise ValueError(f"{source}: no usable characters (the vocabulary is printable ASCII and newline)")
-    tokenizer = CharTokenizer()
-    counts = {"paragraphs_read": len(paragraphs), "paragraphs_kept": len(seen),
-              "characters_folded": folded, "characters_dropped": dropped}
-    tokens = {side: tokenizer.encode("".join(texts)) for side, texts in sides.items()}
+        raise ValueError(f"{source}: no usable characters"
+                         + (" (the vocabulary is printable ASCII and newline)" if characters else ""))
+    tokens = {side: [i for text in texts for i in tokenizer.encode(text)] for side, texts in sides.items()}
+    counts = {"paragraphs_read": len(paragraphs), "paragraphs_kept": len(seen)}
+    if characters:
+        counts |= {"characters_folded": folded, "characters_dropped": dropped}
+    else:
+        counts["unknown_pieces"] = sum(ids.count(tokenizer.backend.unk_token_id) for ids in tokens.values())
     write_dataset(options.get("out", HERE), tokens, tokenizer, source=source, **counts)
 
 

@@ -1,14 +1,19 @@
 """Makes a dataset of your own prompts: writes prompts.jsonl and meta.json beside this file.
 
 python data/custom/prepare.py --input=FILE
---tokenizer=gpt2 (or cl100k_base, or a file of ranks) instead of characters
+--tokenizer=gpt2 (or cl100k_base, a file of ranks, or a Hugging Face folder or hf:owner/name) instead of characters
 --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
+
+A Hugging Face model needs no preparation: --dataset=FILE reads the file with the model's own tokenizer.
 
 FILE is JSONL, a JSON list, or {"prompts": [...]}. The fields of a record:
   prompt (or question, instruction, problem)    a text, or a list of {"role", "content"} messages
   answer (or solution, response, output)        optional: what rewards compare a completion with
   completion                                    optional: the text that core/pretrain.py trains a model to write; if it
                                                 is missing, an answer that is a text takes its place
+  messages                                      instead of prompt and completion: a list of messages; the completion is
+                                                the content of the last one if that is the assistant's, the prompt the
+                                                others
   split                                         optional: train or val
   any other                                     optional: for your own rewards
 """
@@ -21,7 +26,8 @@ from dataclasses import dataclass
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import UsageError, load_config, run_script
-from core.prompts import plain, read_records, write_prompts
+from core.prompts import plain
+from core.records import RAW, read_records, with_completion, write_prompts
 from core.tokenizer import CharTokenizer, fold_to_ascii, named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -30,7 +36,7 @@ HERE = os.path.dirname(os.path.relpath(__file__))
 @dataclass(frozen=True)
 class CustomConfig:
     input: str = ""          # the JSONL or JSON file with the prompts
-    tokenizer: str = "char"  # char, gpt2, cl100k_base or a file of ranks
+    tokenizer: str = "char"  # char, gpt2, cl100k_base, a file of ranks, or a Hugging Face folder or hf:owner/name
     out: str = HERE          # the folder of the dataset; another one is used as --dataset=FOLDER
 
     def __post_init__(self):
@@ -39,11 +45,10 @@ class CustomConfig:
 
 
 def as_lesson(record):
-    """The record without its place in the file; an answer that is a text becomes the completion if there is none."""
-    record = {key: value for key, value in record.items() if key != "where"}
-    if record.get("completion") is None and isinstance(record.get("answer"), str):
-        record["completion"] = record["answer"]
-    return record
+    """The record without its place in the file, with its answer as it was; an answer that is a text or a number
+    becomes the completion if there is none."""
+    record = with_completion({key: value for key, value in record.items() if key != "where"})
+    return record | {"answer": record.pop(RAW)} if RAW in record else record
 
 
 def text_of(record):
@@ -56,6 +61,9 @@ def main(argv):
     config, _ = load_config(CustomConfig, argv)
     records = [as_lesson(record) for record in read_records(config.input)]
     tokenizer = named_tokenizer(config.tokenizer)
+    if tokenizer.stop_token_id is None:
+        raise ValueError(f"tokenizer={config.tokenizer} has no token that ends a completion; name that of a causal "
+                         "model, with its eos_token_id in generation_config.json")
     facts = {"source": os.path.basename(config.input), "completions": sum("completion" in r for r in records)}
     if isinstance(tokenizer, CharTokenizer):
         _, facts["characters_folded"], facts["characters_dropped"] = fold_to_ascii("".join(map(text_of, records)))

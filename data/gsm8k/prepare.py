@@ -20,7 +20,7 @@ from dataclasses import dataclass
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import UsageError, load_config, run_script
-from core.prompts import read_records, write_prompts
+from core.records import read_records, write_prompts
 from core.tokenizer import CharTokenizer, fold_to_ascii, named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -33,7 +33,7 @@ NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 class GSM8KConfig:
     train: str = ""          # a local train.jsonl; if train and test are both empty, both are downloaded
     test: str = ""           # a local test.jsonl
-    tokenizer: str = "gpt2"  # char (tags are one token each), gpt2, cl100k_base or a file of ranks
+    tokenizer: str = "gpt2"  # char (tags are one token each), gpt2, cl100k_base, a file of ranks, or a Hugging Face one
     out: str = HERE          # the folder of the dataset; another one is used as --dataset=FOLDER
 
     def __post_init__(self):

@@ -9,7 +9,8 @@ import torch
 
 from core.dataset_consumer import SPLITS, DatasetConsumer, unpack_batch, write_dataset
 from core.model import LANGUAGE_MODEL, MASKED_FILL
-from tests.tiny import TEXT, TOKENIZER, config, consumer, write_text_dataset
+from core.tokenizer import BPETokenizer, CharTokenizer
+from tests.tiny import TEXT, TOKENIZER, config, consumer, write_ranks, write_text_dataset
 
 
 def test_batches_are_pure_and_dealt_alike_to_any_layout(dataset):
@@ -86,3 +87,43 @@ def test_a_batch_without_masks_is_refused(dataset):
     batch["mask"][1] = False
     with pytest.raises(ValueError, match="without masks"):
         unpack_batch(batch, "cpu")
+
+
+@pytest.mark.parametrize(("vocabulary", "bits"), [(2**16, 16), (2**16 + 1, 32), (151936, 32)])
+def test_every_id_of_a_large_vocabulary_is_read_as_it_was_written(tmp_path, vocabulary, bits):
+    t = CharTokenizer()
+    t.vocab_size = t.base_vocab_size = vocabulary
+    ids = list(range(vocabulary - 40, vocabulary))
+    write_dataset(str(tmp_path), {"train": ids, "val": ids[::-1]}, t)
+    assert json.loads((tmp_path / "meta.json").read_text()).get("dtype", "uint16") == f"uint{bits}"
+    assert os.path.getsize(tmp_path / "train.bin") == 40 * bits // 8
+    data = DatasetConsumer(str(tmp_path), LANGUAGE_MODEL, 16, 4, tokenizer=t)
+    assert data.tokens["train"].tolist() == ids and data.tokens["val"].tolist() == ids[::-1]
+    assert set(data.batch("train", 0)["input"].flatten()) <= set(ids)
+
+
+def test_a_given_tokenizer_is_used_and_must_have_the_vocabulary_of_the_files(tmp_path):
+    write_text_dataset(tmp_path, TEXT)
+    own = CharTokenizer()
+    data = DatasetConsumer(str(tmp_path), MASKED_FILL, 16, 4, tokenizer=own)
+    assert data.tokenizer is own
+    expected = DatasetConsumer(str(tmp_path), MASKED_FILL, 16, 4).batch("val", 2)
+    assert all(np.array_equal(x, expected[key]) for key, x in data.batch("val", 2).items())
+    with pytest.raises(ValueError, match="dataset=.* was prepared with another vocabulary .99 tokens. than the model's "
+                                         ".100.; .*--tokenizer=MODEL"):
+        DatasetConsumer(str(tmp_path), MASKED_FILL, 16, 4, tokenizer=CharTokenizer(stop=True))
+
+
+def test_masks_that_the_tokenizer_cannot_make_are_refused(tmp_path):
+    t = BPETokenizer(write_ranks(tmp_path / "ranks", b"th"))
+    write_dataset(str(tmp_path), {"train": t.encode(TEXT), "val": t.encode(TEXT)}, t)
+    DatasetConsumer(str(tmp_path), MASKED_FILL, 16, 4, masks={"line": 1.0}, tokenizer=t)
+    t.newline_token_id = -1
+    DatasetConsumer(str(tmp_path), MASKED_FILL, 16, 4, masks={"span": 1.0}, tokenizer=t)
+    with pytest.raises(ValueError, match="mask_line is above 0, but the tokenizer has no token for the end of a line"):
+        DatasetConsumer(str(tmp_path), MASKED_FILL, 16, 4, masks={"span": 1.0, "line": 0.5}, tokenizer=t)
+    t.description = lambda written=t.description(): written
+    t.mask_token_id = None
+    DatasetConsumer(str(tmp_path), LANGUAGE_MODEL, 16, 4, masks={"line": 1.0}, tokenizer=t)
+    with pytest.raises(ValueError, match="its tokenizer has no mask token, which filling in needs"):
+        DatasetConsumer(str(tmp_path), MASKED_FILL, 16, 4, tokenizer=t)

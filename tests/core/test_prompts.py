@@ -1,13 +1,15 @@
-"""Prompts: records, templates, splits, and batches of problems and of training examples."""
+"""Prompts: templates, splits, and batches of problems and of training examples."""
 
-import json
 import os
 
 import numpy as np
 import pytest
 
-from core.prompts import TEMPLATES, PromptConsumer, as_columns, has_prompts, read_records, render, side, write_prompts
+from core.huggingface_tokenizer import load_huggingface_tokenizer
+from core.prompts import TEMPLATE_NAMES, TEMPLATES, PromptConsumer, as_columns, render
+from core.records import RAW, has_prompts, read_records, side, write_prompts
 from core.tokenizer import CharTokenizer, load_meta, named_tokenizer
+from tests.families import tokenizer_of
 from tests.tiny import jsonl, without_place
 
 RECORDS = [{"prompt": f"{i}+{i * i}=", "completion": str(i + i * i), "split": "train" if i % 5 else "val"}
@@ -17,39 +19,6 @@ RECORDS = [{"prompt": f"{i}+{i * i}=", "completion": str(i + i * i), "split": "t
 def prepared(folder, records=RECORDS, tokenizer=None):
     write_prompts(str(folder), records, tokenizer or named_tokenizer("char"))
     return str(folder)
-
-
-def test_prompt_and_answer_go_by_many_names(tmp_path):
-    path = jsonl(tmp_path / "a.jsonl", {"question": "1+1?", "response": 2}, {"instruction": "Go", "output": "went"},
-                 {"problem": "x", "solution": "y", "hint": [1]}, {"prompt": "p", "question": "q", "answer": "a"})
-    assert without_place(read_records(path)) == [
-        {"prompt": "1+1?", "answer": "2"}, {"prompt": "Go", "answer": "went"},
-        {"prompt": "x", "answer": "y", "hint": [1]}, {"prompt": "p", "question": "q", "answer": "a"}]
-    assert read_records(path)[2]["where"] == f"{path}, line 3"
-
-
-def test_every_way_to_write_a_list_of_records_is_read(tmp_path):
-    records = [{"prompt": [{"role": "user", "content": "h\u00e9"}]}, {"prompt": "two\u2028lines", "answer": "b"}]
-    rows = [json.dumps(record, ensure_ascii=False) for record in records]
-    for text in (json.dumps({"prompts": records}, indent=1), json.dumps(records), "\n".join(rows), "\n\n".join(rows),
-                 "\r\n".join(rows) + "\r\n", "\ufeff" + "\n".join(rows)):
-        (tmp_path / "a").write_bytes(text.encode())
-        assert without_place(read_records(str(tmp_path / "a"))) == records
-    assert without_place(read_records(jsonl(tmp_path / "one", records[1]))) == records[1:]
-
-
-@pytest.mark.parametrize(("text", "message"), [
-    ('{"prompt": "a"}\n\n{"answer": "b"}', r"line 3: no prompt; .*question, instruction"),
-    ('{"prompt": "a"}\n{"prompt": "b"', "line 2: not JSON"), ("", "has no records"), ("\n \n", "has no records"),
-    ('{"prompts": []}', "has no records"), ('[{"prompt": "a"}, 3]', "record 2: .*object.*int"),
-    ('{"prompt": "a"}\n{"prompt": ""}', "line 2: prompt must be"), ('[{"prompt": []}]', "record 1: prompt must be"),
-    ('[{"prompt": [{"role": "user"}]}]', "prompt must be"), ("42", "list of records"), ('{"prompts": 4}', "list of"),
-    ('{"prompt": "a"}\n{"prompt": "b", "split": "test"}', "line 2: split='test' must be train or val"),
-    (b'{"prompt": "a"}\n{"prompt": "\xff"}', "line 2: not UTF-8")])
-def test_a_mistake_in_a_file_is_named_with_its_place(tmp_path, text, message):
-    (tmp_path / "bad.jsonl").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ValueError, match=f"bad.jsonl.*{message}"):
-        read_records(str(tmp_path / "bad.jsonl"))
 
 
 def test_a_template_ends_where_the_answer_begins():
@@ -85,14 +54,6 @@ def test_a_prompt_that_occurs_twice_is_kept_once(tmp_path):
     folder = prepared(tmp_path / "d", [*RECORDS, *RECORDS[:7]])
     assert load_meta(folder)[0]["records"] == len(RECORDS) == len(read_records(os.path.join(folder, "prompts.jsonl")))
     assert has_prompts(folder) and not has_prompts(str(tmp_path)) and not list((tmp_path / "d").glob("*.tmp"))
-
-
-def test_a_split_without_records_is_named_with_the_remedy(tmp_path, capsys):
-    write_prompts(str(tmp_path), [{"prompt": "a", "split": "train"}], named_tokenizer("char"))
-    assert 'no val records: give more, or mark one with "split": "val"' in capsys.readouterr().out
-    write_prompts(str(tmp_path), [{"prompt": "a", "split": "train"}, {"prompt": "b", "split": "val"}],
-                  named_tokenizer("char"))
-    assert "give more" not in capsys.readouterr().out
 
 
 def test_long_prompts_are_dropped_and_counted(tmp_path):
@@ -169,14 +130,8 @@ def test_a_missing_field_is_named_with_its_file_and_line(tmp_path):
     with pytest.raises(ValueError, match="meta.json has no stop_token_id.*data/custom"):
         PromptConsumer(str(tmp_path / "fill"), 4)
     prepared(tmp_path / "none", [*RECORDS, {"prompt": "\u4e2d"}])
-    with pytest.raises(ValueError, match="record 61 has no usable characters"):
+    with pytest.raises(ValueError, match="line 61: no usable characters"):
         PromptConsumer(str(tmp_path / "none"), 4)
-
-
-def test_a_reserved_field_is_refused(tmp_path):
-    for name in ("prompts", "completions", "text", "tokens", "where"):
-        with pytest.raises(ValueError, match=f"line 2: the field {name} is reserved; give it another name"):
-            read_records(jsonl(tmp_path / "a.jsonl", {"prompt": "a"}, {"prompt": "b", name: 1}))
 
 
 def test_columns_are_the_fields_of_all_records_with_none_where_one_is_missing(tmp_path):
@@ -185,5 +140,103 @@ def test_columns_are_the_fields_of_all_records_with_none_where_one_is_missing(tm
     data = PromptConsumer(prepared(tmp_path / "d", rows), 1, template="chat", response_prefix="!")
     prompts, columns = as_columns(data.records["train"])
     assert prompts == ["User: 1?\n\nAssistant: ", "User: 2?\n\nAssistant: ", "User: 3?\n\nAssistant: "]
-    assert columns == {"answer": ["1", "2", "3"], "level": [None, 7, None]}
+    assert columns == {"prompt": ["1?", "2?", "3?"], "answer": ["1", "2", "3"], "level": [None, 7, None]}
     assert as_columns([]) == ([], {})
+
+
+def test_an_answer_that_is_a_number_is_also_given_as_it_was(tmp_path):
+    rows = [{"prompt": f"{i}?", "answer": x, "split": s} for i, (x, s) in enumerate(
+        [(5, "train"), (0.5, "train"), ("five", "train"), (1, "val")])]
+    columns = as_columns(PromptConsumer(jsonl(tmp_path / "a.jsonl", *rows), 1, tokenizer=named_tokenizer("char"))
+                         .records["train"])[1]
+    assert columns["answer"] == ["5", "0.5", "five"] and columns[RAW] == [5, 0.5, "five"]
+
+
+def test_arguments_of_a_chat_template_that_is_not_used_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="chat_template_kwargs=.*which template='chat' does not use; set template="):
+        PromptConsumer(prepared(tmp_path / "d"), 1, template="chat", chat_template_kwargs={"enable_thinking": False})
+
+
+def test_a_file_as_it_is_gives_the_problems_of_the_prepared_folder(tmp_path):
+    rows = [{"question": f"{i}+{i}=", "output": str(2 * i), "completion": str(2 * i)} for i in range(80)]
+    path = jsonl(tmp_path / "mine.jsonl", *rows, *rows[:5])
+    t = named_tokenizer("char")
+    folder = prepared(tmp_path / "d", without_place(read_records(path)), t)
+    data, expected = PromptConsumer(path, 6, tokenizer=t), PromptConsumer(folder, 6)
+    assert not os.path.exists(tmp_path / "meta.json") and data.folder == path
+    assert data.repeated == 5 and "5 repeated ones left out" in data.size() and "repeated" not in expected.size()
+    for split in ("train", "val"):
+        for draw in ("problems", "batch"):
+            a, b = getattr(data, draw)(split, 3), getattr(expected, draw)(split, 3)
+            assert all(np.array_equal(a[key], b[key]) for key in ("input", "number"))
+        assert [r["answer"] for r in data.records[split]] == [r["answer"] for r in expected.records[split]]
+    with pytest.raises(ValueError, match="dataset=.*mine.jsonl has prompts but no tokenizer.*data/custom/prepare.py"):
+        PromptConsumer(path, 6)
+    with pytest.raises(ValueError, match="mine.jsonl has prompts, but the model's tokenizer has no token that ends"):
+        PromptConsumer(path, 6, tokenizer=CharTokenizer())
+    with pytest.raises(FileNotFoundError, match="dataset=gone.jsonl does not exist"):
+        PromptConsumer("gone.jsonl", 6, tokenizer=t)
+
+
+def huggingface_tokenizer(path, kind):
+    pytest.importorskip("transformers")
+    tokenizer_of(kind).save_pretrained(str(path))
+    return load_huggingface_tokenizer(str(path))
+
+
+def test_a_prepared_folder_of_prompts_serves_every_tokenizer(tmp_path):
+    folder = prepared(tmp_path / "d")
+    for kind in ("bytes", "start"):
+        t = huggingface_tokenizer(tmp_path / kind, kind)
+        data = PromptConsumer(folder, 8, response_prefix="=", tokenizer=t)
+        assert data.tokenizer is t
+        batch = data.problems("train", 2)
+        for row, padding, record in zip(batch["input"], batch["padding"], batch["record"], strict=True):
+            assert row[padding:].tolist() == t.backend(record["prompt"] + "=")["input_ids"]
+            assert (row[:padding] == t.pad_token_id).all()
+        batch = data.batch("train", 2)
+        records = data.problems("train", 2)["record"]
+        for target, mask, record in zip(batch["target"], batch["mask"], records, strict=True):
+            assert target[mask].tolist() == t.encode(record["completion"]) + [t.stop_token_id]
+    with pytest.raises(FileNotFoundError, match="dataset not prepared"):
+        PromptConsumer(str(tmp_path / "gone"), 8, tokenizer=t)
+
+
+def test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answer_begins(tmp_path):
+    t = huggingface_tokenizer(tmp_path / "chat", "chat")
+    turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"},
+             {"role": "user", "content": "3+3?"}]
+    rows = [{"prompt": "1+1?", "split": "train"}, {"prompt": turns, "split": "val"}]
+    data = PromptConsumer(jsonl(tmp_path / "a.jsonl", *rows), 1, template="model", system_prompt="Add.", tokenizer=t,
+                          response_prefix="It is", chat_template_kwargs={"enable_thinking": False})
+    first, last = data.records["train"][0], data.records["val"][0]
+    system, end = "<|im_start|>system\nAdd.<|im_end|>\n", "<|im_start|>assistant\n<think></think>"
+    assert first["text"] == f"{system}<|im_start|>user\n1+1?<|im_end|>\n{end}"
+    assert last["text"] == system + "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in turns) + end
+    for record in (first, last):
+        assert record["tokens"] == t.backend.encode(record["text"] + "It is", add_special_tokens=False)
+    started = huggingface_tokenizer(tmp_path / "start", "start")
+    started.backend.chat_template = "<s>{% for m in messages %}{{ m.content }}{% endfor %}"
+    data = PromptConsumer(jsonl(tmp_path / "a.jsonl", *rows), 1, template="model", tokenizer=started)
+    assert data.records["train"][0]["tokens"] == started.backend("1+1?")["input_ids"], "one start token, not two"
+    with pytest.raises(ValueError, match="template='model' is the chat template of a Hugging Face model, which this"):
+        PromptConsumer(prepared(tmp_path / "d"), 1, template="model")
+    assert set(TEMPLATE_NAMES) == {*TEMPLATES, "model"}
+
+
+def test_the_start_of_a_run_shows_how_a_prompt_ends_and_what_ends_a_completion(tmp_path):
+    data = PromptConsumer(prepared(tmp_path / "d"), 4, template="chat", response_prefix="=")
+    prompt = data.records["train"][0]["prompt"]
+    assert data.describe_prompts() == [f"the first prompt ends in 'User: {prompt}\\n\\nAssistant: ='",
+                                       "a completion ends with token 96 'STOP'"]
+    t = huggingface_tokenizer(tmp_path / "chat", "chat")
+    t.stop_token_ids, t.stop_token_names = (0, 2), ("<|endoftext|>", "<|im_end|>")
+    data = PromptConsumer(prepared(tmp_path / "e", [{"prompt": "x" * 200, "split": "train"},
+                                                      {"prompt": "y", "split": "val"}]), 1, template="model", tokenizer=t)
+    tail, ends = data.describe_prompts()
+    assert tail == f"the first prompt ends in {data.records['train'][0]['text'][-80:]!r}" and "assistant" in tail
+    assert ends == "a completion ends with token 0 '<|endoftext|>' or 2 '<|im_end|>'"
+    data = PromptConsumer(data.folder, 1, template="plain", tokenizer=t)
+    assert data.describe_prompts()[2:] == ["the tokenizer has a chat template, which template='plain' does not use"]
+    bare = huggingface_tokenizer(tmp_path / "bytes", "bytes")
+    assert len(PromptConsumer(data.folder, 1, template="plain", tokenizer=bare).describe_prompts()) == 2

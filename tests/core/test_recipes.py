@@ -47,6 +47,13 @@ def test_a_recipe_runs_alone_even_if_this_process_is_a_rank(tmp_path, monkeypatc
     assert '"OTHER": "kept"' in text and not any(f'"{name}"' in text for name in TORCHRUN_VARIABLES)
 
 
+def test_a_recipe_of_a_dataset_may_have_arguments(tmp_path):
+    script = recipe(tmp_path, "json.dump(sys.argv[1:], open(os.path.join(os.path.dirname(__file__), 'meta.json'), 'w'))")
+    build_missing_dataset(str(tmp_path), f"{script} --tokenizer=bert --source=python", lambda text: None)
+    assert (tmp_path / "meta.json").read_text() == f'["--tokenizer=bert", "--source=python", "--out={tmp_path}"]'
+    build_missing_dataset(str(tmp_path / "none"), None, pytest.fail)
+
+
 def test_a_checkpoint_is_trained_in_a_folder_beside_it_and_resumed_there(tmp_path, monkeypatch):
     commands = []
 

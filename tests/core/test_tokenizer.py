@@ -9,10 +9,10 @@ import pytest
 import requests
 import tiktoken
 
-from core.checkpoint_manager import load_model, load_tokenizer, save_model
-from core.tokenizer import (BPETokenizer, CharTokenizer, fold_to_ascii, from_description, named_tokenizer,
+from core.models import load_model, load_tokenizer, save_model
+from core.tokenizer import (BPETokenizer, CharTokenizer, by_character, fold_to_ascii, from_description, named_tokenizer,
                             same_vocabulary)
-from tests.tiny import model, write_ranks
+from tests.tiny import TOKENIZER, model, write_ranks
 
 TAGS = ["<end_working_out>", "<SOLUTION>", "</SOLUTION>"]
 
@@ -115,7 +115,7 @@ def test_a_description_of_the_older_form_is_read_from_its_file(tmp_path):
 @pytest.mark.parametrize(("change", "message"), [
     ({"ranks": "AA== AQ=="}, "ranks of its tokenizer are damaged"), ({"ranks": "?"}, "its tokenizer are damaged"),
     ({"vocab_size": 7}, "do not agree"), ({"stop_token_id": 3}, "do not agree"), ({"extra": 1}, "do not agree"),
-    ({"kind": "words"}, "known: char, bpe")])
+    ({"kind": "words"}, "known: char, bpe, huggingface")])
 def test_a_damaged_description_is_named(tmp_path, change, message):
     description = named_tokenizer(write_ranks(tmp_path / "ranks", b"th")).description()
     with pytest.raises(ValueError, match=f"^here: .*{message}"):
@@ -140,3 +140,26 @@ def test_named_byte_pairs_need_a_network_once_and_may_have_holes(monkeypatch):
     assert t.decode([97, *range(256, t.vocab_size), 98]) == "a" + "_" * (t.vocab_size - 257) + "b"
     assert t.description()["encoding"] == "cl100k_base" and "ranks" not in t.description()
     assert from_description(through_json(t.description()), "here").description() == t.description()
+
+
+def test_what_a_causal_run_asks_of_a_tokenizer(tmp_path):
+    byte_pairs = named_tokenizer(write_ranks(tmp_path / "ranks", b"th"))
+    for t, names in ((named_tokenizer("char"), ("STOP",)), (byte_pairs, ("<|endoftext|>",)), (CharTokenizer(), ())):
+        assert t.stop_token_names == names and t.banned_token_ids == ()
+        assert t.stop_token_ids == (() if t.stop_token_id is None else (t.stop_token_id,)) and len(names) == len(
+            t.stop_token_ids)
+        assert t.encode_prompt("the 7") == t.encode("the 7"), "no token begins a prompt"
+
+
+def test_characters_are_marked_by_the_token_that_they_belong_to():
+    ids = TOKENIZER.encode("a_b")
+    assert by_character(TOKENIZER, ids, [False, True, False]) == [False, True, False]
+
+    class Words:
+        """A word for each id; the third joins the second without a space, and the last is left out."""
+
+        def decode(self, ids):
+            return " ".join(["one", "two", "three", ""][i] for i in ids).replace("two three", "twothree").strip()
+
+    assert by_character(Words(), [0, 1, 2, 3], [False, False, True, True]) == [0] * 7 + [1] * 5
+    assert by_character(Words(), [2, 0], [True, False]) == [1] * 5 + [0] * 4

@@ -9,11 +9,13 @@ import sys
 import numpy as np
 import pytest
 
-from core.prompts import PromptConsumer, read_records
+from core.prompts import PromptConsumer
+from core.records import RAW, read_records
 from core.tokenizer import load_meta
 from grpo.reward_functions import verify_code, verify_math
 from grpo.reward_functions.registry import REWARDS
 from grpo.reward_functions.sandbox import run_tests
+from tests.families import tokenizer_of
 from tests.tiny import ROOT, TOKENIZER, jsonl, run_script, without_place, write_ranks
 
 
@@ -134,7 +136,7 @@ def test_your_own_prompts_become_a_dataset(tmp_path):
     assert "completions 2" in done.stdout and "characters folded 2, characters dropped 1" in done.stdout, done.stderr
     records = without_place(read_records(str(tmp_path / "d" / "prompts.jsonl")))
     assert [r.get("completion") for r in records] == ["4", "b\u2026", None]
-    assert records[0] == {"prompt": "2+2?", "answer": "4", "level": 1, "completion": "4", "split": "val"}
+    assert records[0] == {"prompt": "2+2?", "answer": "4", RAW: 4, "level": 1, "completion": "4", "split": "val"}
     ranks = write_ranks(tmp_path / "ranks", b"th")
     prepare("custom").main([f"--input={path}", f"--out={tmp_path}/d", f"--tokenizer={ranks}"])
     assert "characters_folded" not in load_meta(tmp_path / "d")[0]
@@ -142,6 +144,15 @@ def test_your_own_prompts_become_a_dataset(tmp_path):
     for arguments, message in (([], "--input=FILE"), (["--input=gone.jsonl"], "gone.jsonl does not exist")):
         done = run("custom", *arguments, f"--out={tmp_path}/x")
         assert done.returncode and message in done.stderr and len(done.stderr.strip().split("\n")) == 1
+
+
+def test_prompts_need_a_tokenizer_with_an_end(tmp_path):
+    pytest.importorskip("transformers")
+    tokenizer_of("words").save_pretrained(str(tmp_path / "bert"))
+    path = jsonl(tmp_path / "mine.jsonl", {"prompt": "a", "answer": 4}, {"prompt": "b", "split": "val"})
+    with pytest.raises(ValueError, match=f"tokenizer={tmp_path}/bert has no token that ends a completion; name that of"):
+        prepare("custom").main([f"--input={path}", f"--out={tmp_path}/d", f"--tokenizer={tmp_path}/bert"])
+    assert not (tmp_path / "d").exists()
 
 
 def test_prose_keeps_prose():
@@ -204,3 +215,37 @@ def test_a_failed_download_names_the_way_out(monkeypatch):
     monkeypatch.setattr(corpus.urllib.request, "urlopen", refuse)
     with pytest.raises(ValueError, match="--input=FILE"):
         corpus.read_source({"source": "shakespeare"})
+
+
+def test_prose_in_the_word_pieces_of_a_model(tmp_path):
+    pytest.importorskip("transformers")
+    tokenizer_of("words").save_pretrained(str(tmp_path / "model"))
+    tokenizer_of("bytes").save_pretrained(str(tmp_path / "causal"))
+    paragraphs = [f"the quick brown fox number {i} jumps over the caf\u00e9" for i in range(60)]
+    (tmp_path / "text").write_text("\n\n".join([*paragraphs, paragraphs[3]]))
+    arguments = [f"--input={tmp_path}/text", f"--out={tmp_path}/d"]
+    prepare("char_diffusion").main([*arguments, f"--tokenizer={tmp_path}/model"])
+    meta, t = load_meta(str(tmp_path / "d"))
+    assert meta["paragraphs_kept"] == 60 and "characters_folded" not in meta
+    bare = lambda text: t.backend(text, add_special_tokens=False)["input_ids"]
+    written = {split: np.fromfile(tmp_path / "d" / f"{split}.bin", dtype=np.uint16).tolist()
+               for split in ("train", "val")}
+    assert sorted(written["train"] + written["val"]) == sorted(i for text in paragraphs for i in bare(text))
+    assert meta["unknown_pieces"] == sum(ids.count(t.backend.unk_token_id) for ids in written.values()) >= 0
+    held_out = [text for text in paragraphs if prepare("char_diffusion").is_validation(text)]
+    assert held_out and written["val"] == [i for text in held_out for i in bare(text)]
+    with pytest.raises(ValueError, match="tokenizer=.*causal has no mask token, which filling in needs; .*BERT's"):
+        prepare("char_diffusion").main([*arguments, f"--tokenizer={tmp_path}/causal"])
+    with pytest.raises(ValueError, match="needs --out=FOLDER: the folder of this file is for characters"):
+        prepare("char_diffusion").main([f"--tokenizer={tmp_path}/model"])
+
+
+def test_your_own_prompts_may_have_the_tokenizer_of_a_model_or_be_conversations(tmp_path):
+    pytest.importorskip("transformers")
+    tokenizer_of("chat").save_pretrained(str(tmp_path / "model"))
+    turns = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    path = jsonl(tmp_path / "mine.jsonl", {"messages": turns, "split": "val"}, {"prompt": "2+2?", "answer": 4})
+    prepare("custom").main([f"--input={path}", f"--out={tmp_path}/d", f"--tokenizer={tmp_path}/model"])
+    records = without_place(read_records(str(tmp_path / "d" / "prompts.jsonl")))
+    assert records[0] == {"prompt": turns[:1], "completion": "2", "split": "val"} and records[1]["completion"] == "4"
+    assert load_meta(str(tmp_path / "d"))[1].encode("1+1?") == tokenizer_of("chat").encode("1+1?")
