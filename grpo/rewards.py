@@ -1,7 +1,7 @@
 """The rewards of a run: named functions, each with a weight, whose values are added.
 
 python grpo/rewards.py                           lists them with their ranges, and the presets
-python grpo/rewards.py --reward_file=FILE        ... with those that a file of yours defines with @reward
+python grpo/rewards.py --reward_file=FILE        ... with those of a file of yours
 """
 
 import os
@@ -11,24 +11,26 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import inspect
 import math
-import multiprocessing
-import time
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import torch
 from torch.nn import functional as F
 
-from core.config import UsageError, run_config_file, run_script
+from core.config import UsageError, run_script
 from core.prompts import as_columns
-from grpo.reward_functions import text, verify_math, verify_code, judge  # noqa: F401: they register the rewards
-from grpo.reward_functions.registry import IN_PROCESS, REWARDS, arguments, parameters, reward, run_reward
+from grpo.reward_functions import text, verify_math, verify_code, judge, reward_model  # noqa: F401: they register
+from grpo.reward_functions.record_checks import check_reader, check_records
+from grpo.reward_functions.registry import (IN_PROCESS, REWARDS, Log, arguments, gets, load_reward_file, parameters,
+                                            reward, run_together)
+from grpo.reward_functions.trl import TrainerState, plain_arguments, register_functions
+from grpo.reward_functions.workers import Workers
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
 PRESETS = {"fill_in": ("judge",), "math": ("math_format", "math_answer", "math_number"),
            "code": ("code_correctness", "length_penalty"), "general": ("length_penalty",),
            "reasoning": ("math_format", "length_penalty")}
 PRESET_SUCCESS = {"math": "math_answer", "reasoning": "math_format"}  # the reward that decides what is correct
+MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}  # {parameter: setting}
 
 
 @dataclass
@@ -41,55 +43,55 @@ class Scored:
     credit: torch.Tensor | None = None           # (P, G, 1 or M) reward of each completion, or of each sampled token
     values: dict = field(default_factory=dict)   # {name of a reward: (N,)}
     weight: torch.Tensor | None = None           # (P, G) factor on the advantage of each completion
+    compared: torch.Tensor | None = None         # (P, G) a group teaches something if these differ; None: the reward
+    metrics: dict | None = None                  # {name: (sum, count)} that rewards logged; None: none of them can log
 
     def __post_init__(self):
         self.credit = self.reward[..., None] if self.credit is None else self.credit
         self.weight = torch.ones_like(self.reward) if self.weight is None else self.weight
+        self.compared = self.reward if self.compared is None else self.compared
 
     def select(self, useful):
-        """The problems for which useful (P,) is True, without their values."""
-        return Scored(self.reward[useful], self.credit[useful], weight=self.weight[useful])
+        """The problems for which useful (P,) is True, without their values and metrics."""
+        return Scored(self.reward[useful], self.credit[useful], weight=self.weight[useful],
+                      compared=self.compared[useful])
 
     @classmethod
     def join(cls, parts):
-        """Several as one, without their values. Credit of tokens is padded with zeros on the right to the longest."""
+        """Several as one, without their values and metrics. Credit of tokens is padded with zeros on the right to the
+        longest."""
         parts = [part for part in parts if len(part.reward)] or parts[:1]
         longest = max(part.credit.shape[2] for part in parts)
         credit = torch.cat([F.pad(part.credit, (0, longest - part.credit.shape[2])) for part in parts])
-        reward, weight = (torch.cat([getattr(part, name) for part in parts]) for name in ("reward", "weight"))
-        return cls(reward, credit, weight=weight)
+        reward, weight, compared = (torch.cat([getattr(part, name) for part in parts])
+                                    for name in ("reward", "weight", "compared"))
+        return cls(reward, credit, weight=weight, compared=compared)
 
 
 class Rewards:
     """The rewards of a run, called with rollouts. Returns Scored:
 
     reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
-    credit: the same, or with config.credit_window=W the judge's log-odds within W positions of each token
+    credit: the same, with config.reward_normalisation="group" of the normalised values; or with config.credit_window=W
+            the judge's log-odds within W positions of each token
     weight: ones, or with config.train_pass_k=k the factors that turn the advantage into one of pass@k
     values: NaN where a function skipped a completion
 
-    judge: a Judge, or None if no reward needs it
+    judge: a Judge, reward_scorer: a RewardModel, or None if no reward needs it
+    state: what rewards may know about the run; the trainer counts its steps in state.global_step
     """
 
-    def __init__(self, config, judge=None):
-        load_reward_file(config.reward_file)
+    def __init__(self, config, judge=None, reward_scorer=None):
         names = config.reward_functions or PRESETS[config.task_type]
-        for name in names:
-            if name not in REWARDS:
-                raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; "
-                                 "define your own in reward_file")
-            if judge is None and "judge_model" in parameters(name):
-                raise ValueError(f"judge_checkpoint is not set, but reward {name} is asked for; name a checkpoint in "
-                                 "the config or with --judge_checkpoint=FILE")
-        if config.reward_weights and len(config.reward_weights) != len(names):
-            raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: "
-                             f"{', '.join(names)}")
-        if config.credit_window is not None and tuple(names) != ("judge",):
-            raise ValueError(f"credit_window={config.credit_window} divides the judge's score among tokens and works "
-                             "with that reward alone; use credit_window=None with other rewards")
+        register_functions(names, load_reward_file(config.reward_file), config.reward_file)
+        self.models = {"judge_model": judge, "reward_scorer": reward_scorer}
+        check_settings(config, names, self.models)
         self.names, self.weights = tuple(names), config.reward_weights or (1.0,) * len(names)
         self.success = success(config, names)
-        self.config, self.judge, self.pool = config, judge, None
+        self.config, self.judge, self.fields = config, judge, ()
+        self.can_log = any(gets(name, key) for name in names for key in ("log_metric", "log_extra"))
+        self.state = TrainerState(0, config.max_iters, config.log_interval, config.eval_interval, config.save_interval)
+        self.workers = Workers(config.reward_workers, config.reward_timeout, know_rewards, config.reward_file)
 
     @torch.no_grad()
     def __call__(self, rollouts):
@@ -97,27 +99,51 @@ class Rewards:
         if self.config.credit_window is not None:
             score, credit = self.judge.score_and_credit(rollouts.texts, self.config.credit_window)
             return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
-        values, _ = self.score(rollouts.texts, G)
+        values, _, log = self.score(rollouts.texts, G)
+        compared = None
+        if self.config.reward_normalisation == "group":
+            compared = self.total(normalised(values, G)).round(decimals=6).float().to(device).view(-1, G)
         values = {name: x.to(device) for name, x in values.items()}                  # (N,) each
         k = self.config.train_pass_k
         weight = pass_k_weight(self.right(values).view(-1, G), k) if k > 1 else None
-        return Scored(self.total(values).view(-1, G), values=values, weight=weight)
+        return Scored(self.total(values).view(-1, G), None if compared is None else compared[..., None], values, weight,
+                      compared, log.metrics if self.can_log else None)
 
     def score(self, texts, group_size, names=None):
-        """({name: (N,) float32 on the CPU, NaN where the function skipped}, (N,) bool: the completion was late).
+        """({name: (N,) float32 on the CPU, NaN where the function skipped}, (N,) bool: the completion was late, Log).
 
         A completion is late if a worker did not finish it before reward_timeout. Every function then skips it.
-        texts: has what the run's rewards ask for: prompts, completions (lists of N), columns, tokens; the group_size
-        completions of a problem are consecutive
+        texts: has what the run's rewards ask for: prompts, completions (lists of N), columns, tokens, completion_ids;
+        the group_size completions of a problem are consecutive
         names: the functions to call, at least one; None: all of the run
         """
-        values, late = {}, set()
+        calls = [self.prepared(name, texts, group_size) for name in names or self.names]
+        here = [call for call in calls if not self.in_workers(call)]
+        found, late, log = dict(zip([call[0] for call in here], run_together(here), strict=True)), set(), Log()
+        for call in calls:
+            if self.in_workers(call):
+                *found[call[0]], late_here = self.workers.call(*call)
+                late |= late_here
+        values, N = {}, calls[0][-1]
         for name in names or self.names:
-            numbers, late_here = self.call(name, texts, group_size)
+            numbers, logged = found[name]
+            check_finite(name, numbers, texts)
             values[name] = torch.tensor([math.nan if x is None else float(x) for x in numbers])
-            late |= late_here
-        was_late = torch.tensor([i in late for i in range(len(numbers))], dtype=torch.bool)
-        return {name: x.masked_fill(was_late, math.nan) for name, x in values.items()}, was_late
+            log.add(logged, name)
+        was_late = torch.tensor([i in late for i in range(N)], dtype=torch.bool)
+        return {name: x.masked_fill(was_late, math.nan) for name, x in values.items()}, was_late, log
+
+    def prepared(self, name, texts, group_size):
+        """(name, {parameter: list of N}, {other parameter: value}, N): a call of a function."""
+        known = vars(self.config) | self.models | {"group_size": group_size, "texts": texts,
+                                                   "trainer_state": self.state}
+        fields, settings = (plain_arguments(name, texts, known, self.fields) if REWARDS[name].plain
+                            else arguments(name, texts, known))
+        return name, fields, settings, len(next(iter(fields.values())) if fields else texts.tokens or texts.completions)
+
+    def in_workers(self, call):
+        name, _, settings, _ = call
+        return REWARDS[name].slow and self.config.reward_workers > 0 and not IN_PROCESS & set(settings)
 
     def total(self, values):
         """(N,) the weighted sum of `values`, as score returns them; NaN where every function skipped."""
@@ -129,141 +155,95 @@ class Rewards:
         x = values[self.success]
         return (x >= REWARDS[self.success].high - 1e-6).float().masked_fill(x.isnan(), torch.nan)
 
-    def check(self, records):
+    def check(self, records, tokenizer=None):
         """Raises ValueError naming file and line of the first record that a reward cannot score.
 
-        A function's own check sees every record. Without one, the function is called with empty completions: on all
-        records, or, if it is slow, on one record of each set of fields.
+        A plain function is not called, because it need not accept empty completions: it is enough that the records
+        have each field that its signature names. A judge or a reward model reads some records.
+        tokenizer: the generator's; None: whether a completion of max_new_tokens fits is then not always known
         """
-        columns = as_columns(records)[1]
+        self.fields = tuple(as_columns(records)[1])
         for name in self.names:
-            if check := REWARDS[name].check:
-                for i, record in enumerate(records):
-                    named(record, check, **{key: x[i] for key, x in columns.items()})
-            elif not IN_PROCESS & set(parameters(name)):
-                self.check_calls(name, one_of_each_kind(records) if REWARDS[name].slow else records)
-
-    def check_calls(self, name, records):
-        """Calls a function with empty completions of the records; on an error, searches for the record."""
-        def call(part):
-            prompts, columns = as_columns(part)
-            texts = SimpleNamespace(prompts=prompts, completions=[""] * len(part), columns=columns, tokens=None)
-            self.call(name, texts, group_size=1)
-
-        def fails(count):
-            try:
-                call(records[:count])
-            except ValueError:
-                return True
-            return False
-
-        try:
-            call(records)
-        except ValueError:
-            low, high = 0, len(records)  # the first `low` records pass, the first `high` fail
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (low, middle) if fails(middle) else (middle, high)
-            named(records[low], call, [records[low]])
-            raise
-
-    def call(self, name, texts, group_size):
-        """(values of one function: one float or None for each completion, indices of the late completions)"""
-        known = vars(self.config) | {"group_size": group_size, "texts": texts, "judge_model": self.judge}
-        fields, settings = arguments(name, texts, known)
-        N, late = len(next(iter(fields.values())) if fields else texts.tokens or texts.completions), set()
-        if REWARDS[name].slow and self.config.reward_workers and not IN_PROCESS & set(settings):
-            values, late = self.call_in_pool(name, fields, settings, N)
-        else:
-            values = run_reward(name, fields, settings, N)
-        for i, x in enumerate(values):
-            if x is not None and not math.isfinite(x):
-                raise ValueError(f"reward {name} returned {x} for completion {texts.completions[i][:60]!r}; return "
-                                 "None to skip a completion")
-        return values, late
-
-    def call_in_pool(self, name, fields, settings, N):
-        """(values, indices of the late completions) of a slow function, called in worker processes.
-
-        Each completion (or with whole_group all of them) is one job. Jobs that are not done after reward_timeout
-        seconds are late: their values are None, and the workers are ended. A ValueError of a job is raised here.
-        """
-        workers, late, values = self.config.reward_workers, set(), []
-        self.pool = self.pool or start_pool(workers, self.config.reward_file)
-        cuts = [slice(0, N)] if REWARDS[name].whole_group else [slice(i, i + 1) for i in range(N)]
-        jobs = [self.pool.apply_async(run_reward, (name, {key: x[cut] for key, x in fields.items()}, settings,
-                                                   cut.stop - cut.start)) for cut in cuts]
-        deadline = time.monotonic() + self.config.reward_timeout
-        for cut, job in zip(cuts, jobs, strict=True):
-            try:
-                values += job.get(max(0.0, deadline - time.monotonic()))
-            except ValueError as error:  # without the worker's traceback, which multiprocessing puts into its cause
-                raise ValueError(str(error)) from None
-            except multiprocessing.TimeoutError:
-                late |= set(range(cut.start, cut.stop))
-                values += [None] * (cut.stop - cut.start)
-        if late:
-            self.close()
-        return values, late
+            alone = (lambda texts: self.prepared(name, texts, 1)) if REWARDS[name].plain else (
+                lambda texts: self.score(texts, 1, [name]))
+            check_records(name, records, alone)
+        for parameter, model in self.models.items():
+            if any(parameter in parameters(name) for name in self.names):
+                check_reader(model, records, self.config.max_new_tokens, tokenizer)
 
     def close(self):
         """Ends the worker processes; the next call starts new ones."""
-        if self.pool is not None:
-            self.pool.terminate()
-            self.pool.join()
-            self.pool = None
+        self.workers.close()
 
 
-def start_pool(workers, reward_file):
-    """Worker processes that know the rewards; returns when all have started, which is no part of a job's time."""
-    spawn = multiprocessing.get_context("spawn")
-    started = spawn.Semaphore(0)
-    pool = spawn.Pool(workers, start_worker, (reward_file, started))
-    for _ in range(workers):
-        started.acquire()
-    return pool
+def check_settings(config, names, models):
+    """Raises ValueError if a reward is not known, or settings do not fit each other. models: {parameter: model}"""
+    for name in names:
+        if name not in REWARDS:
+            raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; "
+                             "define your own in reward_file")
+        for parameter, key in MODELS.items():
+            if models[parameter] is None and parameter in parameters(name) and not config.reward_functions:
+                raise ValueError(f"{key} is not set, and neither is reward_functions: for prompts set those that "
+                                 f"python grpo/rewards.py lists; for fill-in name a judge with --{key}=PATH")
+            if models[parameter] is None and parameter in parameters(name):
+                raise ValueError(f"{key} is not set, but reward {name} is asked for; name a model in the config or "
+                                 f"with --{key}=PATH")
+    if config.reward_weights and len(config.reward_weights) != len(names):
+        raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}")
+    if config.credit_window is not None and tuple(names) != ("judge",):
+        raise ValueError(f"credit_window={config.credit_window} divides the judge's score among tokens and works "
+                         "with that reward alone; use credit_window=None with other rewards")
+    for key, off in (("credit_window", None), ("train_pass_k", 1)):
+        if config.reward_normalisation != "none" and getattr(config, key) != off:
+            raise ValueError(f"reward_normalisation={config.reward_normalisation!r} changes the rewards that {key}="
+                             f"{getattr(config, key)} is made for; set reward_normalisation='none' or {key}={off}")
 
 
-def start_worker(reward_file, started):
-    load_reward_file(reward_file)
-    started.release()
+def check_finite(name, numbers, texts):
+    """Raises ValueError if a reward is neither a finite number nor None."""
+    for i, x in enumerate(numbers):
+        if x is not None and not math.isfinite(x):
+            raise ValueError(f"reward {name} returned {x} for completion {texts.completions[i][:60]!r}; return "
+                             "None to skip a completion")
 
 
-def load_reward_file(path):
-    """Runs a Python file, whose @reward functions are then in REWARDS; None does nothing."""
-    if path is None:
-        return
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"reward_file={path} does not exist")
-    run_config_file(path)
+def know_rewards(path):
+    """Fills a worker's table: importing this module registers the built-in rewards, and the file those of the user."""
+    load_reward_file(path)
 
 
-def one_of_each_kind(records):
-    """The first record of each set of fields that have a value."""
-    first = {}
-    for record in records:
-        first.setdefault(frozenset(key for key, x in record.items() if x is not None), record)
-    return list(first.values())
-
-
-def named(record, function, /, *arguments, **fields):
-    """Calls a function; a ValueError then begins with the file and the line of the record."""
-    try:
-        function(*arguments, **fields)
-    except ValueError as error:
-        raise ValueError(f"{record['where']}: {error}") from None
+def is_reward(fn):
+    """Whether a function of a reward_file looks like a reward and no helper: it reads completions."""
+    return inspect.isfunction(fn) and bool({"completions", "completion_ids"} & set(inspect.signature(fn).parameters))
 
 
 def success(config, names):
     """The reward whose highest value means that a completion is correct; None if there is none."""
     name = config.success_reward or (PRESET_SUCCESS.get(config.task_type) if not config.reward_functions else names[0])
-    usable = [n for n in names if "judge_model" not in parameters(n) and math.isfinite(REWARDS[n].high)]
+    of_ids = {"completion_ids", *MODELS}  # evaluation has greedy completions as texts alone
+    usable = [n for n in names if not of_ids & set(parameters(n)) and math.isfinite(REWARDS[n].high)]
     if name not in usable and config.success_reward is not None:
-        raise ValueError(f"success_reward={name!r} is not one of the rewards that have a highest value: "
-                         f"{', '.join(usable)}")
+        found = ", ".join(usable) or "this run has none; use success_reward=None or add one with @reward(low, high)"
+        raise ValueError(f"success_reward={name!r} is not one of the rewards of texts that have a highest value: "
+                         f"{found}")
     if name not in usable and config.train_pass_k > 1:
         raise ValueError(f"train_pass_k={config.train_pass_k} needs a success_reward that decides what is correct")
     return name if name in usable else None
+
+
+def normalised(values, G):
+    """Each reward minus its mean within the group, divided by its standard deviation there plus 1e-4, so that the range
+    of a reward does not decide how much it counts (arXiv 2601.05242). values: {name: (N,)}, NaN where skipped, which
+    stays NaN and counts in neither. In float64, because the sum of rewards that cancel must be 0."""
+    out = {}
+    for name, x in values.items():
+        x = x.double().view(-1, G)                                                   # (P, G)
+        count = (~x.isnan()).sum(1, keepdim=True)                                    # (P, 1)
+        apart = x - x.nansum(1, keepdim=True) / count.clamp(min=1)
+        std = (apart.square().nansum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+        out[name] = (apart / (std + 1e-4)).flatten()
+    return out
 
 
 def pass_k_weight(right, k):
@@ -286,9 +266,11 @@ def pass_k_weight(right, k):
 def main(argv):
     """Prints the table of rewards and the presets."""
     for argument in argv:
-        if not argument.startswith("--reward_file="):
+        path = argument.removeprefix("--reward_file=")
+        if path == argument:
             raise UsageError(f"{argument}: the one option is --reward_file=FILE")
-        load_reward_file(argument.partition("=")[2])
+        functions = load_reward_file(path)
+        register_functions([name for name, fn in functions.items() if is_reward(fn)], functions, path)
     for name, r in REWARDS.items():
         print(f"{name:<18}[{r.low:g}, {r.high:g}]".ljust(34) + (inspect.getdoc(r.fn) or "").split("\n")[0])
     print("\npresets (task_type)")

@@ -1,13 +1,15 @@
 """Held-out evaluation of a fill-in generator on fixed problems: by judges, and by metrics that use no judge."""
 
 import re
+from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from functools import cached_property
 
 import torch
 
 from core.dataset_consumer import unpack_batch
-from grpo.evaluation.samples import SHOWN, reward_sums
+from core.tokenizer import by_character, character_ends
+from grpo.evaluation.samples import SHOWN, extra_columns, log_sums, reward_sums, under_own_names
 from grpo.scoring import score, with_reference
 from grpo.step_metrics import unique_completions
 
@@ -25,10 +27,24 @@ def touched_words(truth, mask):
     """[(start, end)] of the words of the true text with at least one masked character. A word at the edge of the window
     is left out, because it may be cut.
 
-    truth: str of T characters; mask: (T,) bool
+    truth: str; mask: for each of its characters, whether it was masked
     """
     spans = (match.span() for match in WORD.finditer(truth))
-    return [(a, b) for a, b in spans if a > 0 and b < len(truth) and mask[a:b].any()]
+    return [(a, b) for a, b in spans if a > 0 and b < len(truth) and any(mask[a:b])]
+
+
+def words_instead(spans, truth, ends, filled, filled_ends):
+    """What the same tokens of a completion have in the place of words of the true text; "" where it is no word alone.
+
+    spans: [(start, end)] of the words in truth; ends, filled_ends: character_ends of the true and of the filled text
+    """
+    for a, b in spans:
+        first, last = bisect_right(ends, a), bisect_left(ends, b)
+        start, filled_start = (e[first - 1] if first else 0 for e in (ends, filled_ends))
+        before, after = truth[start:a], truth[b : ends[last]]  # such as the space that a word piece begins with
+        found = filled[filled_start : filled_ends[last]]
+        whole = found.startswith(before) and found.endswith(after) and len(found) > len(before) + len(after)
+        yield found[len(before) : len(found) - len(after)] if whole else ""
 
 
 class FillInEvaluation:
@@ -36,7 +52,7 @@ class FillInEvaluation:
 
     evaluation(policy, temperature) returns ({metric: mean over all completions of all problems}, samples to show):
       judge, gold_judge     score of the completed text
-      reward/<name>         the other rewards of the run
+      reward/<name>         the other rewards of the run; and under their own names, the metrics that rewards log
       word_validity         of the words of the true text with a masked character, the share whose filled span is one
                             word of the training text; one-letter words separated by spaces do not count
       words_recovered       of the same words, the share whose filled span is the true word
@@ -77,14 +93,15 @@ class FillInEvaluation:
         for step, batch in self.batches:
             part, samples = self._batch(policy, step, batch, replace(self.config, temperature=temperature),
                                         len(shown) < SHOWN)
-            sums = {name: sums.get(name, 0.0) + value for name, value in part.items()}
+            sums |= {name: sums.get(name, 0.0) + value for name, value in part.items()}
             shown = (shown + samples)[:SHOWN]
         N = self.config.eval_problems * self.config.group_size
         per = {"judge": N, "gold_judge": N, "word_validity": sums["words"], "words_recovered": sums["words"],
                "token_accuracy": sums["tokens"], "kl": sums["places"], "entropy": sums["places"],
                "unique_completions": self.config.eval_problems}
-        per |= {name: sums[f"count of {name}"] for name in sums if name.startswith("reward/")}
-        return {name: float(sums[name] / count) for name, count in per.items() if name in sums and count}, shown
+        per |= {name: sums[f"count of {name}"] for name in sums if f"count of {name}" in sums}
+        metrics = {name: float(sums[name] / count) for name, count in per.items() if name in sums and count}
+        return under_own_names(metrics), shown
 
     def _batch(self, policy, step, batch, config, wants_samples):
         """Returns (sums over the completions of a batch, samples to show)."""
@@ -104,35 +121,41 @@ class FillInEvaluation:
         sums |= {name: x.sum() for name, x in values.items()}
         total = values.get("judge", torch.zeros(len(mask), device=mask.device))
         names = [name for name in self.rewards.names if name != "judge"] if self.rewards is not None else []
+        log = None
         if names:
-            others, _ = self.rewards.score(texts, G, names)
-            sums |= reward_sums(others)
+            others, _, log = self.rewards.score(texts, G, names)
+            sums |= reward_sums(others) | log_sums(log)
             if "judge" not in values:
                 total = self.rewards.total(others).nan_to_num(0.0)
         _, target, masked = unpack_batch(batch, "cpu")                                # (P, T) each
         text = torch.stack(texts.tokens).cpu().unflatten(0, (len(target), G))        # (P, G, T)
-        samples = self._samples(batch, text, total.view(-1, G)) if wants_samples else []
+        samples = self._samples(batch, text, total.view(-1, G), log) if wants_samples else []
         return sums | self._words(target, masked, text), samples
 
     def _words(self, target, mask, text):
         words = valid = recovered = 0
-        for truth, masked, completions in zip(target.tolist(), mask.numpy(), text.tolist(), strict=True):
-            truth = self.data.tokenizer.decode(truth)
-            spans = touched_words(truth, masked)
-            for completion in map(self.data.tokenizer.decode, completions):
+        for truth, masked, completions in zip(target.tolist(), mask.tolist(), text.tolist(), strict=True):
+            true_text, hidden = self.data.tokenizer.decode(truth), by_character(self.data.tokenizer, truth, masked)
+            spans = touched_words(true_text, hidden)
+            ends = character_ends(self.data.tokenizer, truth)
+            for ids in completions:
+                found = list(words_instead(spans, true_text, ends, self.data.tokenizer.decode(ids),
+                                           character_ends(self.data.tokenizer, ids)))
                 words += len(spans)
-                valid += sum(completion[a:b].lower() in self.words for a, b in spans)
-                recovered += sum(completion[a:b] == truth[a:b] for a, b in spans)
+                valid += sum(word.lower() in self.words for word in found)
+                recovered += sum(word == true_text[a:b] for word, (a, b) in zip(found, spans, strict=True))
         return {"words": words, "word_validity": valid, "words_recovered": recovered}
 
-    def _samples(self, batch, text, total):
+    def _samples(self, batch, text, total, log):
         """Records of the first problems with their best and worst completions. total: (P, G) rewards"""
-        records = []
+        records, G = [], total.shape[1]
         for i in range(min(SHOWN, len(text))):
             best, worst = int(total[i].argmax()), int(total[i].argmin())
             texts = {"problem": batch["input"][i], "truth": batch["target"][i], "best": text[i, best],
                      "worst": text[i, worst]}
             scores = {"best_score": round(float(total[i, best]), 4), "worst_score": round(float(total[i, worst]), 4)}
             records.append({name: self.data.tokenizer.decode(ids.tolist()) for name, ids in texts.items()} | scores
-                           | {"mask": batch["mask"][i].astype(int).tolist()})
+                           | extra_columns(log, i * G + best, i * G + worst)
+                           | {"mask": {name: by_character(self.data.tokenizer, ids.tolist(), batch["mask"][i].tolist())
+                                       for name, ids in texts.items()}})
         return records

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 from math import comb
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from core.prompts import as_columns
-from grpo.evaluation.samples import SHOWN, reward_sums
+from grpo.evaluation.samples import SHOWN, extra_columns, log_sums, reward_sums, under_own_names
 from grpo.kl import choose_estimator, kl_per_token
-from grpo.rollout import Texts
 from grpo.scoring import score, with_reference
 
 NOISE_SEED = 99  # seed of the sampling noise of every evaluation, whatever the seed of the run
@@ -28,7 +28,7 @@ class PromptEvaluation:
       greedy_accuracy     share of prompts whose greedy completion is correct
       sampled_accuracy    share of correct completions among those sampled as in training
       pass_at_k           probability that at least one of k sampled completions is correct, k = config.pass_k
-      reward/<name>       mean over the sampled completions
+      reward/<name>       mean over the sampled completions; and under their own names, the metrics that rewards log
       completion_length   number of tokens, the stop token included
       truncated           share of completions that reached max_new_tokens without an end
       kl, entropy         per token of the sampled completions; KL to the reference by the run's estimator
@@ -60,11 +60,12 @@ class PromptEvaluation:
             part, samples = self._sampled(policy, batch, config)
             if self.rewards.success:
                 part |= accuracy_sums("greedy_accuracy", self._greedy(policy, batch, records))
-            sums = {name: sums.get(name, 0.0) + float(value) for name, value in part.items()}
+            sums |= {name: sums.get(name, 0.0) + float(value) for name, value in part.items()}
             shown = (shown + samples)[:SHOWN]
         names = ["greedy_accuracy", "sampled_accuracy", "pass_at_k"]
         names += [name for name in sums if name not in names and f"count of {name}" in sums]
-        return {name: sums[name] / count for name in names if (count := sums.get(f"count of {name}"))}, shown
+        metrics = {name: sums[name] / count for name in names if (count := sums.get(f"count of {name}"))}
+        return under_own_names(metrics), shown
 
     def _sampled(self, policy, batch, config):
         """Returns (sums over the prompts of a batch, samples to show)."""
@@ -72,21 +73,21 @@ class PromptEvaluation:
         estimator = choose_estimator(config, policy)
         rollouts = with_reference(policy.sample(batch, 0, config), self.reference, estimator, config)
         scores, mask = score(policy, rollouts, config.temperature), rollouts.mask
-        values, _ = self.rewards.score(rollouts.texts, G)
+        values, _, log = self.rewards.score(rollouts.texts, G)
         sums = {}
         if self.rewards.success:
             right = self.rewards.right(values).view(P, G)                            # NaN where not scored
             sums = accuracy_sums("sampled_accuracy", right) | pass_at_k_sums(right, config.pass_k)
-        sums |= reward_sums(values)
+        sums |= reward_sums(values) | log_sums(log)
         means = rollouts.texts.metrics | {"entropy": ((scores.entropy * mask).sum(), mask.sum())}
         kl = kl_per_token(scores, rollouts, estimator)
         if kl is not None:
             means["kl"] = ((kl * mask).sum(), mask.sum())
         for name, (total, count) in means.items():
             sums |= {name: total, f"count of {name}": count}
-        return sums, self._samples(rollouts.texts, values, P, G)
+        return sums, self._samples(rollouts.texts, values, log, P, G)
 
-    def _samples(self, texts, values, P, G):
+    def _samples(self, texts, values, log, P, G):
         total = self.rewards.total(values).nan_to_num(0.0).view(P, G)
         samples, answers = [], texts.columns.get("answer", [None] * P * G)
         for i in range(min(SHOWN, P)):
@@ -94,14 +95,15 @@ class PromptEvaluation:
             samples.append({"problem": texts.prompts[i * G], "answer": answers[i * G],
                             "best": texts.completions[i * G + best], "worst": texts.completions[i * G + worst],
                             "best_score": round(float(total[i, best]), 4),
-                            "worst_score": round(float(total[i, worst]), 4)})
+                            "worst_score": round(float(total[i, worst]), 4)}
+                           | extra_columns(log, i * G + best, i * G + worst))
         return samples
 
     def _greedy(self, policy, batch, records):
         """(P,) 1.0 where the greedy completion of a prompt is correct, 0.0 where it is wrong, NaN where not scored."""
         written, success = policy.greedy(batch, self.config), self.rewards.success
         prompts, columns = as_columns(records)
-        texts = Texts(lambda: (prompts, written, columns), None, None, {}, 0)
+        texts = SimpleNamespace(prompts=prompts, completions=written, columns=columns, tokens=None)
         return self.rewards.right(self.rewards.score(texts, 1, [success])[0])
 
 

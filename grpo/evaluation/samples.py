@@ -5,7 +5,8 @@ import os
 
 from core.logger import highlight
 
-SHOWN = 3  # problems of an evaluation that are shown as samples
+SHOWN = 3              # problems of an evaluation that are shown as samples
+LOGGED = "logged by "  # begins the name of a sum of what a reward logged
 
 
 def reward_sums(values):
@@ -15,17 +16,41 @@ def reward_sums(values):
             | {f"count of reward/{name}": (~x.isnan()).sum() for name, x in values.items()})
 
 
+def log_sums(log):
+    """Sums and counts of the metrics that rewards logged, under names that no other metric has."""
+    return ({f"{LOGGED}{name}": total for name, (total, _) in log.metrics.items()}
+            | {f"count of {LOGGED}{name}": count for name, (_, count) in log.metrics.items()})
+
+
+def under_own_names(metrics):
+    """Metrics, those of log_sums under the names that the rewards gave them. Raises ValueError if another has one."""
+    out = {name: x for name, x in metrics.items() if not name.startswith(LOGGED)}
+    for name in metrics.keys() - out.keys():
+        own = name.removeprefix(LOGGED)
+        if own in out:
+            raise ValueError(f"log_metric({own!r}, ...): the held-out metrics have one of this name; give it another")
+        out[own] = metrics[name]
+    return out
+
+
+def extra_columns(log, best, worst):
+    """What rewards logged with log_extra about the best and the worst completion, given by their numbers.
+    log: a Log (grpo/reward_functions/registry.py), or None if no reward was asked"""
+    return {"best_extra": log.extra(best), "worst_extra": log.extra(worst)} if log and log.columns else {}
+
+
 def format_samples(records, color):
     """The lines of samples for the console.
 
-    records: [{"problem", "best", "worst", "best_score", "worst_score"}], and in fill-in "mask"
+    records: [{"problem", "best", "worst", "best_score", "worst_score"}], and in fill-in "mask": for each
+    text, which of its characters were filled in
     color: whether filled-in characters are coloured
     """
     lines = []
     for r in records:
         for name in ("problem", "best", "worst"):
             score = r.get(f"{name}_score")
-            filled = r.get("mask") or [0] * len(r[name])
+            filled = r["mask"][name] if "mask" in r else [0] * len(r[name])
             shown = highlight(r[name], filled, color and name != "problem")
             lines.append(f"  {name:<8}{'' if score is None else f'{score:.3f}':>7} | {shown}")
     return "\n".join(lines)
@@ -33,7 +58,8 @@ def format_samples(records, color):
 
 def append_samples(out_dir, step, records):
     with open(os.path.join(out_dir, "samples.jsonl"), "a") as f:
-        f.writelines(json.dumps({"step": step, **{k: v for k, v in r.items() if k != "mask"}}) + "\n" for r in records)
+        f.writelines(json.dumps({"step": step, **{k: v for k, v in r.items() if k != "mask"}},
+                                default=str) + "\n" for r in records)
 
 
 def comparison_table(before, after):

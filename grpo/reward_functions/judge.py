@@ -24,6 +24,8 @@ class Judge:
     Texts of equal length are read together, without padding: the other texts of a call do not change a score.
     """
 
+    setting = "judge_checkpoint"  # names the model, for errors
+
     def __init__(self, model, tokenizer, reads_ids, dtype=torch.float32):
         self.model, self.tokenizer, self.reads_ids, self.dtype = model, tokenizer, reads_ids, dtype
 
@@ -61,7 +63,7 @@ class Judge:
     def batches(self, texts):
         """Yields (rows, token ids (n, T)): the texts of each length and their indices."""
         texts = self.token_ids(texts)
-        room, longest = self.model.config.block_size - (self.model.config.judge_head == "cls"), max(map(len, texts))
+        room, longest = self.room(), max(map(len, texts))
         if longest > room:
             raise ValueError(f"judge_checkpoint reads {room} tokens, but a prompt with its completion has {longest}: "
                              "lower max_new_tokens or max_prompt_length, or take a judge with a larger block_size")
@@ -69,6 +71,14 @@ class Judge:
         for length in sorted({len(ids) for ids in texts}):
             rows = [i for i, ids in enumerate(texts) if len(ids) == length]
             yield rows, torch.stack([texts[i] for i in rows]).to(device)
+
+    def room(self):
+        """The most tokens of a text."""
+        return self.model.longest_input - (self.model.judge_head == "cls")
+
+    def shares_tokens(self, tokenizer):
+        """Whether the judge has the generator's tokens; the generator's tokenizer is not asked."""
+        return self.reads_ids
 
     def token_ids(self, texts):
         """A list of N 1-D tensors: each text in the judge's vocabulary. An empty text is one pad token."""

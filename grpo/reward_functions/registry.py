@@ -1,9 +1,17 @@
 """The table of rewards. A reward is a function: texts in, one number for each completion out."""
 
+import asyncio
+import functools
 import inspect
 import math
+import os
+import sys
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from core.config import run_config_file
+from core.records import RAW
 
 
 @dataclass(frozen=True)
@@ -14,10 +22,14 @@ class Reward:
     slow: bool               # runs in worker processes with a deadline, if there are workers
     whole_group: bool        # compares the completions of a problem: it gets all of them in one call
     check: Callable | None   # check(**fields of one record) raises ValueError if the record cannot be scored
+    plain: bool = False      # a function without @reward: it gets what TRL gives it (grpo/reward_functions/trl.py)
 
 
 REWARDS: dict[str, Reward] = {}
-IN_PROCESS = {"texts", "judge_model"}  # parameters that a worker process cannot be given, and that records do not have
+# Parameters that a worker process cannot be given, and that records do not have
+IN_PROCESS = {"texts", "judge_model", "reward_scorer"}
+OF_PLAIN = ("prompt", RAW)          # fields for functions without @reward alone: the record's own prompt and answer
+OF_THE_RUN = ("trainer_state", "log_metric", "log_extra")  # TRL's; a reward may name them in any place of its signature
 
 
 def reward(low=-math.inf, high=math.inf, slow=False, whole_group=False, check=None):
@@ -25,12 +37,18 @@ def reward(low=-math.inf, high=math.inf, slow=False, whole_group=False, check=No
 
     The function gets only what its signature names:
       prompts, completions     lists of N texts, without padding and stop token
+      completion_ids           a list of N lists of token ids, each completion as sampled, with its stop token
       a field of the records   a list of N values; **columns takes all fields that have no parameter of their own
       keyword-only parameters  a setting of the config by its name; group_size, the number of completions of a problem;
-                               texts, the rollouts' texts with their token ids; judge_model, the run's Judge
-    It returns a list or a 1-D tensor. A function that takes texts or judge_model runs in the training process even if
-    it is slow. Before the first step, `check` is called with the fields of every record. A reward without `check` that
-    is not slow is called on all records with empty completions instead. A ValueError for a record is then seen early.
+                               texts, the rollouts' texts with their token ids; judge_model, the run's Judge;
+                               reward_scorer, the run's RewardModel
+      trainer_state            the number of the step: trainer_state.global_step of trainer_state.max_steps
+      log_metric, log_extra    functions: log_metric(name, value) logs a metric, log_extra(column, N values) adds a
+                               column to the samples
+    It returns a list or a 1-D tensor. An `async def` function is awaited, at the same time as the run's others. A
+    function that takes texts, judge_model or reward_scorer runs in the training process even if it is slow. Before the
+    first step, `check` is called with the fields of every record. A reward without `check` that is not slow is called
+    on all records with empty completions instead. A ValueError for a record is then seen early.
     Raises ValueError if another function has the name; the same function may be loaded again.
     """
     if callable(low):
@@ -38,13 +56,39 @@ def reward(low=-math.inf, high=math.inf, slow=False, whole_group=False, check=No
 
     def register(fn):
         taken = REWARDS.get(fn.__name__)
-        if taken and (taken.fn.__module__, taken.fn.__qualname__) != (fn.__module__, fn.__qualname__):
-            raise ValueError(f"reward {fn.__name__} of {fn.__module__} is already defined in {taken.fn.__module__}: "
+        if taken and origin(taken.fn) != origin(fn):
+            raise ValueError(f"reward {fn.__name__} of {fn.__module__} is already defined in {origin(taken.fn)[0]}: "
                              "give it another name")
         REWARDS[fn.__name__] = Reward(fn, low, high, slow, whole_group, check)
         return fn
 
     return register
+
+
+def origin(fn):
+    """(module, name) of where a function was defined; functools.partial and objects that can be called have none."""
+    return getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
+
+
+def load_reward_file(path):
+    """Runs a Python file, whose @reward functions are then in REWARDS; it may import files of its own folder.
+
+    Returns {name: function} of what it can call; None does nothing.
+    """
+    if path is None:
+        return {}
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"reward_file={path} does not exist")
+    folder = os.path.dirname(os.path.abspath(path))
+    sys.path.insert(0, folder)
+    try:
+        names = run_config_file(path)
+    except ImportError as error:
+        raise ValueError(f"reward_file={path} cannot be run ({error}); pip install what it needs, or put the file that "
+                         "it imports beside it") from None
+    finally:
+        sys.path.remove(folder)
+    return {name: x for name, x in names.items() if callable(x) and not inspect.isclass(x)}
 
 
 def column(fn, columns, field):
@@ -60,31 +104,142 @@ def parameters(name):
     return inspect.signature(REWARDS[name].fn).parameters
 
 
-def arguments(name, texts, known):
-    """What a function's signature names: ({parameter: list of N}, {keyword-only parameter: value}).
+def takes_all(name):
+    """Whether a registered function has a parameter **columns."""
+    return any(p.kind is p.VAR_KEYWORD for p in parameters(name).values())
 
-    texts: has prompts, completions and columns {field: list of N}, which are read only if the function needs them
-    known: {name: value} for keyword-only parameters; it wins over a field of the same name
+
+def gets(name, key):
+    """Whether a registered function gets one of OF_THE_RUN."""
+    return key in parameters(name) or REWARDS[name].plain and takes_all(name)
+
+
+def arguments(name, texts, known):
+    """What the signature of a function with @reward names: ({parameter: list of N}, {other parameter: value}).
+
+    texts: has prompts, completions, completion_ids and columns {field: list of N}, read only if the function needs them
+    known: {name: value} for keyword-only parameters, and trainer_state; it wins over a field of the same name
     Raises ValueError if a parameter without a default is neither.
     """
     wanted = parameters(name)
-    settings = {key: known[key] for key, p in wanted.items() if p.kind is p.KEYWORD_ONLY and key in known}
-    fields = {key: getattr(texts, key) for key in ("prompts", "completions") if key in wanted}
-    columns = texts.columns if set(wanted) - set(settings) - set(fields) else {}
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in wanted.values())
-    fields |= {key: x for key, x in columns.items() if (takes_all or key in wanted) and key not in settings}
-    for key, p in wanted.items():
-        required = p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-        if required and key not in fields and key not in settings:
-            raise ValueError(f"reward {name} needs the field '{key}' in every record")
+    settings = {key: known[key] for key, p in wanted.items()
+                if key in known and (p.kind is p.KEYWORD_ONLY or key in OF_THE_RUN)}
+    fields = {key: getattr(texts, key) for key in ("prompts", "completions", "completion_ids") if key in wanted}
+    columns = texts.columns if set(wanted) - set(settings) - set(fields) - set(OF_THE_RUN) else {}
+    others = {*OF_PLAIN, *settings, *fields, *OF_THE_RUN}
+    fields |= {key: x for key, x in columns.items() if (takes_all(name) or key in wanted) and key not in others}
+    check_filled(name, fields | settings)
     return fields, settings
 
 
+def check_filled(name, given):
+    """Raises ValueError if a parameter without a default is not among what is given."""
+    for key, p in parameters(name).items():
+        required = p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        if required and key not in given and key not in OF_THE_RUN:
+            raise ValueError(f"reward {name} needs the field '{key}' in every record")
+
+
+@dataclass
+class Log:
+    """What rewards log beside their values: metrics {name: (sum, count)}, extra columns {name: list of N}."""
+    metrics: dict = field(default_factory=dict)
+    columns: dict = field(default_factory=dict)
+
+    def log_metric(self, name, value):
+        """Adds to the mean that is logged under this name; a value that is not finite is left out of it."""
+        if math.isfinite(value := float(value)):
+            total, count = self.metrics.get(name, (0.0, 0))
+            self.metrics[name] = (total + value, count + 1)
+
+    def log_extra(self, column, values):
+        """Adds values to a column of the samples: in the end, one for each completion of the call."""
+        self.columns.setdefault(column, []).extend(values)
+
+    def add(self, other, name=""):
+        """Adds the log of another function, a reward of this name, for the same completions. A column that is already
+        there becomes name/column."""
+        for column, values in other.columns.items():
+            self.columns[f"{name}/{column}" if column in self.columns else column] = values
+        for name, (total, count) in other.metrics.items():
+            mine = self.metrics.get(name, (0.0, 0))
+            self.metrics[name] = (mine[0] + total, mine[1] + count)
+
+    def extra(self, i):
+        """{column: value} of completion i."""
+        return {column: values[i] for column, values in self.columns.items()}
+
+    @classmethod
+    def join(cls, parts):
+        """The logs of calls with different completions, [(number of completions, Log)], as that of one call. A column
+        is None where a call did not log it."""
+        joined = cls()
+        for _, log in parts:
+            joined.add(cls(log.metrics))
+        for column in dict.fromkeys(column for _, log in parts for column in log.columns):
+            joined.columns[column] = [x for n, log in parts for x in log.columns.get(column, [None] * n)]
+        return joined
+
+
 def run_reward(name, fields, settings, N):
-    """Calls a reward by its name, here or in a worker process. Returns a list of N values."""
-    values = REWARDS[name].fn(**fields, **settings)
+    """Calls a reward by its name, here or in a worker process. Returns (a list of N values, its Log)."""
+    return run_together([(name, fields, settings, N)])[0]
+
+
+def run_together(calls):
+    """[(a list of N values, Log)] of several calls (name, fields, settings, N). The functions are called one after
+    another; those that are `async def` then run at the same time, on one event loop."""
+    logs, found = [Log() for _ in calls], []
+    for (name, fields, settings, _), log in zip(calls, logs, strict=True):
+        logging = {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(name, key)}
+        found.append(REWARDS[name].fn(**fields, **settings, **logging))
+    waiting = [i for i, values in enumerate(found) if inspect.isawaitable(values)]
+    for i, values in zip(waiting, wait_for([found[i] for i in waiting]) if waiting else [], strict=True):
+        found[i] = values
+    return [(checked(name, values, log, N), log)
+            for (name, _, _, N), values, log in zip(calls, found, logs, strict=True)]
+
+
+def checked(name, values, log, N):
+    """The values of a reward as a list; NaN of a plain function becomes None, as in TRL. Raises ValueError if it did
+    not return, or log, one for each completion."""
     if getattr(values, "ndim", 1) != 1:
         raise ValueError(f"reward {name} returned shape {tuple(values.shape)}; return one value for each completion")
+    if not hasattr(values, "__len__") or isinstance(values, (str, bytes, dict, set)):
+        raise ValueError(f"reward {name} returned {type(values).__name__}; return a list of {N} numbers or None")
     if len(values) != N:
         raise ValueError(f"reward {name} returned {len(values)} values for {N} completions")
-    return values.tolist() if hasattr(values, "tolist") else list(values)
+    for column, logged in log.columns.items():
+        if len(logged) != N:
+            raise ValueError(f"reward {name}: log_extra({column!r}, ...) got {len(logged)} values for {N} completions")
+    values = values.tolist() if hasattr(values, "tolist") else list(values)
+    wrong = [x for x in values if not is_number(x)]
+    if wrong:
+        raise ValueError(f"reward {name} returned a list with {wrong[0]!r:.60}; return a list of {N} numbers or None")
+    skipped = lambda x: x is not None and REWARDS[name].plain and math.isnan(x)
+    return [None if skipped(x) else x for x in values]
+
+
+def is_number(x):
+    """Whether a value is None or a number, of numpy or torch too."""
+    try:
+        return x is None or not isinstance(x, (str, bytes)) and isinstance(float(x), float)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+def wait_for(coroutines):
+    """Their results, in order."""
+    async def together():
+        return await asyncio.gather(*coroutines)
+
+    return asyncio.run_coroutine_threadsafe(together(), event_loop()).result()
+
+
+@functools.cache
+def event_loop():
+    """An event loop in a thread of its own, for as long as the process runs: connections that a reward keeps open stay
+    usable, and a notebook, whose own loop is running, can train."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop

@@ -15,28 +15,20 @@ import torch
 
 from core.judge import calculate_judge_scores
 from grpo.reward_functions.judge import Judge
-from grpo.rewards import PRESETS, REWARDS, Rewards, Scored, pass_k_weight, reward
+from grpo.reward_functions.trl import TrainerState
+from grpo.rewards import PRESETS, REWARDS, Rewards, Scored, normalised, pass_k_weight, reward
 from tests.tiny import ROOT, TOKENIZER, Undecoded, config, judge, run_script
 
 BUILT_IN = {"math_format": (-3, 3), "math_answer": (-4.5, 5), "math_number": (-2.5, 3.5), "countdown": (0, 1),
             "math_working": (0, 1), "equations": (0, 1), "judge": (0, 1),
             "code_correctness": (0, 2), "code_execution": (0, 1), "length_penalty": (-1, 1), "exact_match": (0, 1),
             "contains": (0, 1), "regex": (0, 1), "json_valid": (0, 1), "xml_valid": (0, 1), "repetition": (-1, 0),
-            "diversity_bonus": (0, 1)}
-OF_TEXT = [name for name in BUILT_IN if name not in ("judge", "equations")]
+            "diversity_bonus": (0, 1), "reward_model": (-math.inf, math.inf)}
+OF_TEXT = [name for name in BUILT_IN if name not in ("judge", "equations", "reward_model")]
 COLUMNS = {"math_answer": ["answer"], "math_number": ["answer"], "countdown": ["numbers", "target"],
            "code_execution": ["tests"], "exact_match": ["answer"], "contains": ["answer"], "regex": ["pattern"],
            "equations": ["answer"]}
 RECORD = {"answer": "42", "numbers": [1, 2], "target": 3, "tests": "assert f() == 1", "pattern": "a+"}
-
-
-@pytest.fixture(autouse=True)
-def table():
-    """Rewards that a test defines are removed after it."""
-    before = dict(REWARDS)
-    yield
-    REWARDS.clear()
-    REWARDS.update(before)
 
 
 def run_config(*names, **settings):
@@ -46,6 +38,12 @@ def run_config(*names, **settings):
 def written(completions, tokens=None, place=None, **columns):
     return SimpleNamespace(prompts=["p"] * len(completions), completions=list(completions), columns=columns,
                            tokens=tokens, place=place)
+
+
+def with_ids(texts):
+    """Texts with completion_ids, which plain functions get."""
+    texts.completion_ids = [[ord(letter) for letter in text] for text in texts.completions]
+    return texts
 
 
 def rolled_out(texts, N, group_size):
@@ -122,7 +120,7 @@ def test_rewards_are_weighted_added_and_may_skip(tmp_path):
     own = {"reward_file": str(mine), "length_min": 1, "length_max": 6}
     texts = written(["7", "7", "8", "8"], answer=["7"] * 4)
     rewards = Rewards(run_config("half_or_none", "contains", "as_tensor", reward_weights=(2.0, 1.0, 4.0), **own))
-    values, late = rewards.score(texts, 4)
+    values, late, _ = rewards.score(texts, 4)
     assert values["half_or_none"].nan_to_num(-1).tolist() == [0.5, -1, 0.5, -1]
     assert values["contains"].tolist() == [1, 1, 0, 0] and values["as_tensor"].tolist() == [0.25] * 4
     assert not late.any() and late.shape == (4,)
@@ -144,7 +142,7 @@ def test_right_is_the_highest_value_of_the_success_reward():
     reward(0, 1)(graded)
     rewards = Rewards(run_config("graded", "length_penalty"))
     assert rewards.success == "graded"
-    values, _ = rewards.score(written(["1", "0.5", "none", "0"]), 4)
+    values, _, _ = rewards.score(written(["1", "0.5", "none", "0"]), 4)
     assert rewards.right(values).nan_to_num(-1).tolist() == [1, 0, -1, 0]
 
 
@@ -158,6 +156,168 @@ def test_one_reward_of_a_run_can_be_asked_alone():
 
 def graded(completions):
     return [None if text == "none" else float(text) for text in completions]
+
+
+# plain functions, as TRL users write them
+
+PLAIN = """
+def lengths_of_ids(prompts, completions, completion_ids, level, **kwargs):
+    kwargs["log_metric"]("mean_length", sum(map(len, completion_ids)) / len(completion_ids))
+    kwargs["log_extra"]("first", [ids[0] for ids in completion_ids])
+    step = kwargs["trainer_state"].global_step
+    return [len(ids) + step if x is None or x > 0 else None for ids, x in zip(completion_ids, level, strict=True)]
+
+async def loud(completions, log_metric):
+    log_metric("loud", sum(text.isupper() for text in completions))
+    return [float(text.isupper()) for text in completions]
+
+def helper(x):
+    return x
+"""
+
+
+@pytest.fixture
+def plain_file(tmp_path):
+    path = tmp_path / "plain.py"
+    path.write_text(PLAIN)
+    return str(path)
+
+
+def test_a_plain_function_of_the_reward_file_is_a_reward(plain_file):
+    c = run_config("lengths_of_ids", "loud", "contains", reward_weights=(1.0, 10.0, 100.0), reward_file=plain_file,
+                   max_iters=7, log_interval=2)
+    rewards = Rewards(c)
+    assert rewards.state == TrainerState(0, 7, 2, c.eval_interval, c.save_interval)
+    texts = with_ids(written(["a", "BB", "ccc", "D"], answer=["c"] * 4, level=[1, 0, 1, None]))
+    scored = rewards(rolled_out(texts, 4, 2))
+    assert scored.reward.tolist() == [[1, 10], [103, 11]]
+    assert scored.values["lengths_of_ids"].nan_to_num(-1).tolist() == [1, -1, 3, 1]
+    assert scored.metrics == {"mean_length": (1.75, 1), "loud": (2.0, 1)}
+    rewards.state.global_step = 5
+    values, _, log = rewards.score(texts, 2)
+    assert values["lengths_of_ids"].nan_to_num(-1).tolist() == [6, -1, 8, 6]
+    assert log.columns == {"first": [97, 66, 99, 68]}
+    assert rewards.success is None and "helper" not in REWARDS
+
+
+def test_rewards_that_cannot_log_have_no_metrics(plain_file):
+    texts = with_ids(written(["a", "b"], answer=["a", "a"], level=[1, 1]))
+    assert Rewards(run_config("contains"))(rolled_out(texts, 2, 2)).metrics is None
+
+    @reward(0, 1)
+    def quiet(completions, *, log_metric):
+        return [0.0] * len(completions)
+
+    assert Rewards(run_config("quiet"))(rolled_out(texts, 2, 2)).metrics == {}, "it might have, on another rank"
+
+
+def test_a_plain_function_is_not_called_at_the_start_but_its_fields_are_looked_for(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("def picky(completions, answer, level, **kwargs):\n"
+                    "    return [float(text[0] == x[0]) if y is None else 0.5 for text, x, y in "
+                    "zip(completions, answer, level)]\n")
+    rewards = Rewards(run_config("picky", reward_file=str(mine)))
+    with pytest.raises(ValueError, match="f.jsonl, line 1: reward picky needs the field 'level' in every record"):
+        rewards.check(records(answer=["a", "b", "c"]))
+    rewards.check(records(answer=["a", "b", "c"], level=[None, None, 3]))
+    values, _, _ = rewards.score(with_ids(written(["a", "x"], answer=["a", "a"])), 2)
+    assert values["picky"].tolist() == [1, 0], "completions of records without the field: it is None"
+
+
+def test_a_plain_function_may_not_have_the_name_of_a_built_in_reward(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("def contains(completions, **kwargs):\n    return [1.0] * len(completions)\n")
+    with pytest.raises(ValueError, match="'contains' is a function of reward_file=.*give the function another name"):
+        Rewards(run_config("contains", reward_file=str(mine)))
+
+
+@pytest.mark.slow
+def test_the_list_of_rewards_has_plain_functions_that_read_completions(plain_file):
+    done = run_script(os.path.join(ROOT, "grpo", "rewards.py"), f"--reward_file={plain_file}")
+    assert done.returncode == 0, done.stderr
+    names = [line.split()[0] for line in done.stdout.split("\n") if line]
+    assert {"lengths_of_ids", "loud", "exact_match"} <= set(names) and "helper" not in names
+
+
+def test_a_reward_of_ours_may_be_async_too():
+    @reward(0, 1)
+    async def slowly(completions, *, group_size):
+        return [1 / group_size for _ in completions]
+
+    texts = written(["a", "b"])
+    assert Rewards(run_config("slowly")).score(texts, 2)[0]["slowly"].tolist() == [0.5, 0.5]
+    Rewards(run_config("slowly")).check(records())
+
+
+# normalisation
+
+def normalised_by_a_loop(groups):
+    """The definition, group by group, without the completions that were skipped."""
+    out = []
+    for group in groups:
+        seen = [x for x in group if not math.isnan(x)]
+        mean = sum(seen) / len(seen) if seen else 0.0
+        std = math.sqrt(sum((x - mean) ** 2 for x in seen) / (len(seen) - 1)) if len(seen) > 1 else 0.0
+        out.append([(x - mean) / (std + 1e-4) for x in group])
+    return out
+
+
+def test_each_reward_is_normalised_within_its_group_before_they_are_added():
+    rng = np.random.default_rng(0)
+    tables = {"small": rng.normal(0, 0.01, (4, 6)), "large": rng.normal(50, 20, (4, 6))}
+    tables["small"][1, 2:] = math.nan
+    tables["large"][1, 4] = tables["small"][2, 1:] = math.nan
+    tables["large"][3] = 7.0
+    for name, table in tables.items():
+        def look_up(completions, table=table):
+            return [None if math.isnan(x) else x for x in table.flatten().tolist()]
+        look_up.__name__ = look_up.__qualname__ = name
+        reward(look_up)
+    c = run_config("small", "large", reward_weights=(2.0, 1.0), reward_normalisation="group")
+    rewards = Rewards(c)
+    rewards.prepared = lambda name, texts, G: (name, {"completions": texts.completions}, {}, 24)
+    scored = rewards(rolled_out(written([""] * 24), 24, 6))
+    parts = {name: normalised_by_a_loop(table.astype(np.float32).tolist()) for name, table in tables.items()}
+    for i, j in product(range(4), range(6)):
+        both = [w * parts[n][i][j] for n, w in (("small", 2.0), ("large", 1.0)) if not math.isnan(tables[n][i][j])]
+        raw = [w * tables[n][i][j] for n, w in (("small", 2.0), ("large", 1.0)) if not math.isnan(tables[n][i][j])]
+        if both:
+            assert float(scored.credit[i, j, 0]) == pytest.approx(sum(both), abs=2e-5), (i, j)
+            assert float(scored.reward[i, j]) == pytest.approx(sum(raw), rel=1e-5), "the metrics show raw rewards"
+    assert scored.reward.isnan().equal(scored.credit[..., 0].isnan()) and scored.reward[1, 4].isnan()
+    assert scored.compared.nan_to_num(0).equal(scored.credit[..., 0].nan_to_num(0))
+    assert scored.compared[3].std() > 0, "the other reward still tells them apart"
+
+
+def test_without_normalisation_the_credit_is_the_reward_itself():
+    texts = written(["7", "8", "77", "8"], answer=["7"] * 4)
+    scored = Rewards(run_config("contains"))(rolled_out(texts, 4, 2))
+    assert scored.compared is scored.reward and scored.credit[..., 0].equal(scored.reward)
+
+
+def test_rewards_that_cancel_when_normalised_teach_nothing_and_others_do():
+    ups = torch.tensor([0.1, 0.3, 0.2, 0.9])
+    values = {"up": ups, "down": (1 - ups) * 7, "flat": torch.full((4,), 0.1)}
+    cancelling = {name: values[name] for name in ("up", "down")}
+    rewards = SimpleNamespace(names=("up", "down"), weights=(1.0, 1.0))
+    total = Rewards.total(rewards, normalised(cancelling, 4))
+    assert total.abs().max() < 1e-2 and normalised(values, 4)["flat"].abs().max() < 1e-6
+    assert normalised(values, 4)["up"].std() == pytest.approx(1.0, abs=1e-3)
+
+    @reward
+    def up(completions):
+        return ups.tolist()
+
+    @reward
+    def down(completions):
+        return (1 - ups).tolist()
+
+    c = run_config("up", "down", reward_weights=(1.0, 3.0), reward_normalisation="group")
+    scored = Rewards(c)(rolled_out(written([""] * 4), 4, 4))
+    assert scored.reward.std() > 0 and scored.compared.std() > 0
+    c = run_config("up", "down", reward_weights=(1.0, 1.0), reward_normalisation="group")
+    scored = Rewards(c)(rolled_out(written([""] * 4), 4, 4))
+    assert scored.compared.unique().numel() == 1, "equal to the last bit: the group can be dropped"
 
 
 # the judge
@@ -252,12 +412,13 @@ def test_a_reward_alone_is_a_whole_result():
 
 def test_selected_and_joined_results_keep_each_problem_with_its_own():
     a = Scored(torch.rand(3, 2), torch.rand(3, 2, 4), {"judge": torch.rand(6)}, torch.rand(3, 2))
-    b = Scored(torch.rand(1, 2), torch.rand(1, 2, 6), weight=torch.rand(1, 2))
+    b = Scored(torch.rand(1, 2), torch.rand(1, 2, 6), weight=torch.rand(1, 2), compared=torch.rand(1, 2))
     part = a.select(torch.tensor([True, False, True]))
     joined = Scored.join([part, a.select(torch.zeros(3, dtype=torch.bool)), b])
     for row, (source, i) in enumerate(((a, 0), (a, 2), (b, 0))):
         M = source.credit.shape[2]
         assert joined.reward[row].equal(source.reward[i]) and joined.weight[row].equal(source.weight[i])
+        assert joined.compared[row].equal(source.compared[i])
         assert joined.credit[row, :, :M].equal(source.credit[i]) and not joined.credit[row, :, M:].any()
     assert joined.credit.shape == (3, 2, 6) and joined.values == part.values == {}
     assert Scored.join([Scored(a.reward), Scored(b.reward)]).credit.shape == (4, 2, 1)
@@ -301,14 +462,14 @@ def lengths(completions):
 def test_a_late_completion_is_skipped_everywhere():
     reward(0, 4, slow=True)(lengths)
     rewards = Rewards(run_config("contains", "lengths", reward_workers=2))
-    rewards.pool = OneProcessPool()
+    rewards.workers.pool = OneProcessPool()
     texts = written(["7", "late", "8", "77"], answer=["7", "late", "7", "7"])
-    values, late = rewards.score(texts, 4)
+    values, late, _ = rewards.score(texts, 4)
     assert late.tolist() == [False, True, False, False]
     assert values["lengths"].nan_to_num(-1).tolist() == [1, -1, 1, 2]
     assert values["contains"].nan_to_num(-1).tolist() == [1, -1, 0, 1], "whatever other rewards would give"
     assert rewards.right(values).nan_to_num(-1).tolist() == [1, -1, 0, 1], "neither right nor wrong"
-    rewards.pool = OneProcessPool()
+    rewards.workers.pool = OneProcessPool()
     scored = rewards(rolled_out(texts, 4, 4))
     assert scored.reward.nan_to_num(-1).tolist() == [[2, -1, 1, 3]]
 
@@ -316,13 +477,13 @@ def test_a_late_completion_is_skipped_everywhere():
 def test_only_a_call_with_late_completions_ends_the_workers():
     reward(0, 4, slow=True)(lengths)
     rewards = Rewards(run_config("lengths", reward_workers=2))
-    rewards.pool = first = OneProcessPool()
+    rewards.workers.pool = first = OneProcessPool()
     assert rewards.score(written(["a", "late"]), 2)[1].tolist() == [False, True]
-    assert first.ended == 1 and rewards.pool is None
-    rewards.pool = second = OneProcessPool()
-    values, late = rewards.score(written(["a", "bb"]), 2)
+    assert first.ended == 1 and rewards.workers.pool is None
+    rewards.workers.pool = second = OneProcessPool()
+    values, late, _ = rewards.score(written(["a", "bb"]), 2)
     assert values["lengths"].tolist() == [1, 2] and not late.any()
-    assert second.ended == 0 and rewards.pool is second, "an earlier call's late completion is forgotten"
+    assert second.ended == 0 and rewards.workers.pool is second, "an earlier call's late completion is forgotten"
 
 
 def test_a_slow_reward_that_looks_at_groups_is_one_job():
@@ -331,9 +492,9 @@ def test_a_slow_reward_that_looks_at_groups_is_one_job():
         return [float(sorted(completions).index(text)) for text in completions]
 
     rewards = Rewards(run_config("rank_in_group", reward_workers=2))
-    rewards.pool = OneProcessPool()
+    rewards.workers.pool = OneProcessPool()
     assert rewards.score(written(["b", "c", "a"]), 3)[0]["rank_in_group"].tolist() == [1, 2, 0]
-    rewards.pool = OneProcessPool()
+    rewards.workers.pool = OneProcessPool()
     assert rewards.score(written(["b", "late", "a"]), 3)[1].all()
 
 
@@ -346,7 +507,7 @@ def test_a_slow_reward_that_asks_for_the_judge_runs_in_this_process():
     rewards = Rewards(run_config("harsh", reward_workers=2), reader)
     texts = written(["a", "the fox"])
     torch.testing.assert_close(rewards.score(texts, 2)[0]["harsh"], reader.scores(texts) ** 2)
-    assert rewards.pool is None
+    assert rewards.workers.pool is None
 
 
 def test_a_value_error_in_a_worker_process_is_one_line_for_the_user():
@@ -355,7 +516,7 @@ def test_a_value_error_in_a_worker_process_is_one_line_for_the_user():
         raise ValueError(f"cannot score {completions[0]!r}")
 
     rewards = Rewards(run_config("strict", reward_workers=1))
-    rewards.pool = multiprocessing.get_context("fork").Pool(1)  # its process knows the reward above
+    rewards.workers.pool = multiprocessing.get_context("fork").Pool(1)  # its process knows the reward above
     try:
         with pytest.raises(ValueError, match="^cannot score 'a'$") as caught:
             rewards.score(written(["a", "b"]), 2)
@@ -382,6 +543,24 @@ def test_the_time_of_a_job_begins_when_every_worker_has_started(tmp_path):
 
 
 @pytest.mark.slow
+def test_an_async_reward_runs_in_processes_and_logs_from_there(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("import asyncio, os\nfrom grpo.rewards import REWARDS, reward\n\nassert 'contains' in REWARDS\n\n"
+                    "@reward(slow=True)\nasync def length(completions, trainer_state, log_metric, log_extra):\n"
+                    "    await asyncio.sleep(0.01)\n    log_metric('process', os.getpid())\n"
+                    "    log_extra('upper', [x.upper() for x in completions])\n"
+                    "    return [len(x) + trainer_state.max_steps for x in completions]\n")
+    rewards = Rewards(run_config("length", reward_workers=2, reward_file=str(mine), max_iters=10))
+    try:
+        values, late, log = rewards.score(written(["a", "bb", "ccc"]), 3)
+    finally:
+        rewards.close()
+    assert values["length"].tolist() == [11, 12, 13] and not late.any()
+    assert log.columns == {"upper": ["A", "BB", "CCC"]} and log.metrics["process"][1] == 3
+    assert log.metrics["process"][0] != 3 * os.getpid()
+
+
+@pytest.mark.slow
 def test_slow_rewards_run_in_processes_with_a_deadline(tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text("import time\nfrom grpo.rewards import reward\n\n@reward(0, 9, slow=True)\n"
@@ -389,13 +568,13 @@ def test_slow_rewards_run_in_processes_with_a_deadline(tmp_path):
                     "    time.sleep(60 if 'late' in completions else 0)\n    return [len(x) for x in completions]\n")
     own = {"reward_workers": 2, "reward_file": str(mine)}
     rewards = Rewards(run_config("sleepy", reward_timeout=20.0, **own))
-    values, late = rewards.score(written(["a", "bb", "ccc", "dddd"]), 4)
+    values, late, _ = rewards.score(written(["a", "bb", "ccc", "dddd"]), 4)
     assert values["sleepy"].tolist() == [1, 2, 3, 4] and not late.any()
-    rewards.config = run_config("sleepy", reward_timeout=2.0, **own)
+    rewards.workers.timeout = 2.0
     started = time.monotonic()
-    values, late = rewards.score(written(["a", "bb", "late", "dddd"]), 4)
+    values, late, _ = rewards.score(written(["a", "bb", "late", "dddd"]), 4)
     assert values["sleepy"].nan_to_num(-1).tolist() == [1, 2, -1, 4] and late.tolist() == [False, False, True, False]
-    assert time.monotonic() - started < 40 and rewards.pool is None, "late workers are gone"
+    assert time.monotonic() - started < 40 and rewards.workers.pool is None, "late workers are gone"
 
 
 # what is refused
@@ -405,12 +584,25 @@ def test_slow_rewards_run_in_processes_with_a_deadline(tmp_path):
     ({"reward_functions": ("contains",), "reward_weights": (1.0, 2.0)}, "must be as many as the rewards: contains"),
     ({"reward_functions": ("judge",)}, "judge_checkpoint is not set, but reward judge is asked for"),
     ({"reward_functions": ("contains",), "credit_window": 2}, "use credit_window=None with other rewards"),
-    ({"reward_functions": ("contains",), "success_reward": "countdown"}, "'countdown' is not one of the rewards that "
-                                                                         "have a highest value: contains"),
+    ({"reward_functions": ("contains",), "success_reward": "countdown"}, "'countdown' is not one of the rewards of "
+                                                                         "texts that have a highest value: contains"),
+    ({"reward_functions": ("contains",), "reward_normalisation": "group", "train_pass_k": 2,
+      "advantage": "leave_one_out"}, "reward_normalisation='group' changes the rewards that train_pass_k=2 is made for"),
+    ({"reward_functions": ("reward_model",), "success_reward": "reward_model", "reward_model_checkpoint": "x"},
+     "highest value: this run has none; use success_reward=None"),
+    ({"reward_functions": (), "task_type": "fill_in"}, "judge_checkpoint is not set, and neither is reward_"
+                                                       "functions: for prompts set those that python grpo"),
+    ({"reward_functions": ("reward_model",)}, "reward_model_checkpoint is not set, but reward reward_model is asked"),
     ({"reward_functions": ("contains",), "reward_file": "none.py"}, "reward_file=none.py does not exist")])
 def test_a_mistake_in_the_settings_is_refused(settings, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        Rewards(run_config(**settings))
+        Rewards(run_config(**settings), reward_scorer="loaded" if "reward_model_checkpoint" in settings else None)
+
+
+def test_the_credit_of_tokens_is_not_normalised():
+    c = run_config("judge", credit_window=2, reward_normalisation="group")
+    with pytest.raises(ValueError, match="reward_normalisation='group' changes the rewards that credit_window=2 is"):
+        Rewards(c, Judge(judge(), TOKENIZER, True))
 
 
 def test_training_for_pass_at_k_needs_a_reward_that_decides_what_is_correct():
@@ -435,7 +627,7 @@ def test_every_record_is_checked_and_the_first_bad_one_is_named(name, fields, me
     rewards = Rewards(run_config(name, reward_workers=workers))
     with pytest.raises(ValueError, match=message):
         rewards.check(records(**fields))
-    assert rewards.pool is None
+    assert rewards.workers.pool is None
     rewards.check(records(1, **{key: values[:1] for key, values in fields.items()}))
 
 
@@ -479,12 +671,40 @@ def test_a_slow_reward_without_a_check_is_called_on_one_record_of_each_set_of_fi
     assert sorted(seen) == ["q0", "q1", "q3"]
 
 
-def test_the_judge_is_not_asked_about_records():
-    class Refusing:
+def test_the_judge_does_not_score_records_but_must_have_room_for_prompt_and_completion():
+    class Refusing(Judge):
         def scores(self, texts):
             raise AssertionError
 
-    Rewards(run_config("judge", "exact_match"), Refusing()).check(records(answer=["1", "2", "3"]))
+    net, three = judge(), records(answer=["1", "2", "3"])
+    for reads_ids, most in ((True, net.longest_input - 1), (False, 2 * net.longest_input)):
+        rewards = Rewards(run_config("judge", "exact_match", max_new_tokens=most), Refusing(net, TOKENIZER, reads_ids))
+        rewards.check(three)
+    three[1]["tokens"], three[1]["text"] = [1, 1], "longer"
+    rewards = Rewards(run_config("judge", max_new_tokens=net.longest_input - 1), Judge(net, TOKENIZER, True))
+    with pytest.raises(ValueError, match=f"f.jsonl, line 2: judge_checkpoint reads {net.longest_input} tokens, but "
+                                         f"this prompt has 2 and its completion up to {net.longest_input - 1}: lower"):
+        rewards.check(three)
+
+
+def test_the_same_column_of_two_rewards_is_kept_twice(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("".join(f"def {name}(completions, log_extra, **kwargs):\n"
+                            f"    log_extra('length', [{number}] * len(completions))\n"
+                            "    return [1.0] * len(completions)\n" for number, name in enumerate(("one", "two"))))
+    rewards = Rewards(run_config("one", "two", reward_file=str(mine)))
+    assert rewards.score(with_ids(written(["a", "b"])), 2)[2].columns == {"length": [0, 0], "two/length": [1, 1]}
+
+
+def test_nan_of_a_plain_function_skips_a_completion_and_is_an_error_of_a_decorated_one(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("import math\nfrom grpo.reward_functions.registry import reward\n"
+                    "def plain_nan(completions, **kwargs):\n    return [math.nan, 2.0]\n"
+                    "@reward\ndef decorated_nan(completions):\n    return [math.nan, 2.0]\n")
+    scored = Rewards(run_config("plain_nan", reward_file=str(mine)))(rolled_out(with_ids(written(["a", "b"])), 2, 2))
+    assert scored.reward[0, 0].isnan() and scored.reward[0, 1] == 2
+    with pytest.raises(ValueError, match="reward decorated_nan returned nan for completion 'a'"):
+        Rewards(run_config("decorated_nan", reward_file=str(mine))).score(written(["a", "b"]), 2)
 
 
 def test_a_field_may_have_any_name():

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from core.checkpoint_manager import freeze
 from core.dataset_consumer import DatasetConsumer
 from core.distributions import sampling_logp
+from core.model import freeze
 from grpo.build import Models, fill_in_evaluation
-from grpo.evaluation.fill_in import NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluation, lexicon, touched_words
+from grpo.evaluation.fill_in import NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluation, lexicon, touched_words, words_instead
 from grpo.policies.fill import FillPolicy
 from grpo.reward_functions.judge import Judge
-from grpo.rewards import Rewards
+from grpo.rewards import REWARDS, Rewards, reward
 from tests.tiny import TOKENIZER, config, consumer, count_rows, fill_policy, judge, model, write_text_dataset
 
 
@@ -141,7 +141,8 @@ def test_only_the_rank_that_evaluates_decodes_the_training_text(dataset, monkeyp
     decoded = []
     text = DatasetConsumer.train_text
     monkeypatch.setattr(DatasetConsumer, "train_text", lambda self: decoded.append(1) or text(self))
-    evaluations = [evaluation_of(dataset), fill_in_evaluation(config(dataset=dataset), Models(None, None, None, None))]
+    models = Models(fill_policy(), None, None, None)
+    evaluations = [evaluation_of(dataset), fill_in_evaluation(config(dataset=dataset), models)]
     assert decoded == [], "building it, as every rank does, decodes nothing"
     for _ in range(2):
         evaluations[0](fill_policy(), 1.0)
@@ -181,7 +182,7 @@ def test_samples_are_the_best_and_the_worst_completion_by_the_judge(dataset):
         assert record["worst_score"] == round(min(share[group]), 4) == round(record["worst"].count("e") / 32, 4)
         assert record["best"] in texts.completions[group] and record["worst"] in texts.completions[group]
         assert (record["problem"], record["truth"]) == (texts.prompts[12 * i], texts.columns["answer"][12 * i])
-        assert record["mask"] == evaluation.batches[0][1]["mask"][i].astype(int).tolist()
+        assert all(mask == evaluation.batches[0][1]["mask"][i].tolist() for mask in record["mask"].values())
 
 
 def test_without_a_judge_rewards_order_the_samples_and_are_metrics(dataset):
@@ -209,7 +210,7 @@ def test_a_text_without_words_has_no_figures_of_words(tmp_path):
 
 def test_the_exact_kl_of_an_evaluation_needs_no_room_among_the_stored_distributions(dataset, monkeypatch):
     """Training with k3 stores no distributions, so its limit must not end the first evaluation."""
-    def check(states, vocabulary, config, exact, truncated):
+    def check(states, vocabulary, config, exact, truncated, kept=None):
         stored = states * vocabulary * 4
         assert stored < config.stored_megabytes * 50_000, "a megabyte that is small enough to matter here"
 
@@ -217,3 +218,30 @@ def test_the_exact_kl_of_an_evaluation_needs_no_room_among_the_stored_distributi
     evaluation = evaluation_of(dataset, reference=fill_policy(seed=3), kl_estimator="k3", stored_megabytes=1,
                                eval_problems=16, batch_size=16)
     assert evaluation(fill_policy(), 1.0)[0]["kl"] > 0
+
+
+def test_what_other_rewards_log_is_evaluated_and_shown(dataset):
+    @reward
+    def logs(completions, log_metric, log_extra):
+        log_metric("mean_length", sum(map(len, completions)) / len(completions))
+        log_extra("text", completions)
+        return [0.0] * len(completions)
+
+    try:
+        c = config(reward_functions=("logs",), task_type="general")
+        metrics, shown = evaluation_of(dataset, rewards=Rewards(c))(fill_policy(), 1.0)
+    finally:
+        del REWARDS["logs"]
+    assert metrics["mean_length"] == pytest.approx(np.mean([len(r["best"]) for r in shown])) and shown
+    for record in shown:
+        assert record["best_extra"] == {"text": record["best"]} and record["worst_extra"] == {"text": record["worst"]}
+
+
+@pytest.mark.parametrize("truth, filled, found", [
+    (["the", " dog", " runs"], ["the", " cat", " runs"], ["cat"]),         # a word of one piece
+    (["the", " d", "og", "s run"], ["the", " c", "at", "s run"], ["cats"]),  # a piece that goes on behind the word
+    (["the", " dog", " runs"], ["the", "m", " runs"], [""])])              # joined to the word before it
+def test_words_are_compared_by_the_tokens_that_they_are_made_of(truth, filled, found):
+    true_text, spans = "".join(truth), [(4, 8 if "s run" in truth else 7)]
+    ends, filled_ends = ([len("".join(pieces[: i + 1])) for i in range(len(pieces))] for pieces in (truth, filled))
+    assert list(words_instead(spans, true_text, ends, "".join(filled), filled_ends)) == found

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from core.distributions import sampling_logp
+from core.records import write_prompts
 from grpo.evaluation.prompts import NOISE_SEED, PromptEvaluation, accuracy_sums, pass_at_k, pass_at_k_sums
+from grpo.reward_functions.registry import Log
 from grpo.rewards import REWARDS, Rewards, reward
 from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer
 
@@ -143,11 +145,11 @@ def test_late_completions_count_neither_right_nor_wrong(prompts, early_reward):
     class WithDeadline(Rewards):
         """As if a worker did not finish some completions before reward_timeout."""
 
-        def call(self, name, texts, group_size):
-            values, late = super().call(name, texts, group_size)
-            asked.append((name, group_size))
-            slow = {i for i, text in enumerate(texts.completions) if is_late(text)}
-            return values, slow if name == "early" else late
+        def score(self, texts, group_size, names=None):
+            values, _, log = super().score(texts, group_size, names)
+            asked.extend((name, group_size) for name in values)
+            late = torch.tensor([is_late(text) for text in texts.completions])
+            return {name: x.masked_fill(late, math.nan) for name, x in values.items()}, late, log
 
     evaluation = evaluation_of(prompts, c, rewards=WithDeadline(c))
     metrics, _ = evaluation(policy, 1.0)
@@ -182,7 +184,7 @@ class Skips:
 
     def score(self, texts, group_size, names=None):
         values = torch.tensor([self.value(text) for text in texts.completions])
-        return {"x": values}, torch.zeros(len(values), dtype=torch.bool)
+        return {"x": values}, torch.zeros(len(values), dtype=torch.bool), Log()
 
     def total(self, values):
         return values["x"]
@@ -264,3 +266,58 @@ def test_as_many_samples_are_shown_however_prompts_are_cut(prompts, early_reward
 def test_pass_at_k_of_more_completions_than_are_sampled_is_refused(prompts, early_reward):
     with pytest.raises(ValueError, match="pass_k=5 must be at most eval_completions=4"):
         evaluation_of(prompts, settings(pass_k=5))
+
+
+PLAIN = """
+def of_ids(prompts, completions, completion_ids, answer, log_metric, log_extra, **kwargs):
+    log_metric("mean_ids", sum(map(len, completion_ids)) / len(completion_ids))
+    if "5+5=" in prompts:
+        log_metric("seldom", 1.0)
+    log_extra("all_of_it", [f"{p}{c}|{a}|{len(ids)}" for p, c, ids, a in
+                            zip(prompts, completions, completion_ids, answer, strict=True)])
+    return [float(len(ids)) for ids in completion_ids]
+"""
+
+
+def test_what_plain_functions_log_is_evaluated_and_shown(prompts, tmp_path):
+    """Their token ids are those that were sampled, one problem after another."""
+    (tmp_path / "plain.py").write_text(PLAIN)
+    c = settings(reward_functions=("of_ids",), reward_file=str(tmp_path / "plain.py"), batch_size=1, group_size=2)
+    policy, evaluation = causal_policy(seed=4, scale=4.0), evaluation_of(prompts, c)
+    try:
+        metrics, shown = evaluation(policy, 1.0)
+    finally:
+        del REWARDS["of_ids"]
+    assert metrics["mean_ids"] == pytest.approx(metrics["completion_length"]) == pytest.approx(metrics["reward/of_ids"])
+    assert ("seldom" in metrics) == any(r["prompt"] == "5+5=" for r in evaluation.records)
+    assert len(shown) == 3 and "greedy_accuracy" not in metrics
+    for record in shown:
+        for which in ("best", "worst"):
+            begin = f"{record['problem']}{record[which]}|{record['answer']}|"
+            assert record[f"{which}_extra"]["all_of_it"].startswith(begin)
+            assert float(record[f"{which}_extra"]["all_of_it"].removeprefix(begin)) == record[f"{which}_score"]
+
+
+def test_a_plain_function_gets_the_messages_of_the_records(tmp_path):
+    """Whatever the template made of them; and the answer under the name that TRL's own rewards read."""
+    records = [{"prompt": [{"role": "user", "content": f"{a}+{b}="}], "answer": str(a + b)}
+               for a in range(5, 13) for b in range(5, 13)]
+    write_prompts(str(tmp_path / "chats"), records, CAUSAL)
+    (tmp_path / "plain.py").write_text(
+        "SEEN = []\n\ndef of_chats(prompts, completions, solution, **kwargs):\n"
+        "    SEEN.append((prompts, completions, solution))\n    return [0.0] * len(prompts)\n")
+    c = settings(reward_functions=("of_chats",), reward_file=str(tmp_path / "plain.py"))
+    data = prompt_consumer(str(tmp_path / "chats"), c, template="chat")
+    rewards = Rewards(c)
+    evaluation, seen = PromptEvaluation(data, None, rewards, c), REWARDS["of_chats"].fn.__globals__["SEEN"]
+    try:
+        rewards.check(data.records["train"] + data.records["val"])
+        assert not seen, "not called with empty completions"
+        evaluation(causal_policy(), 1.0)
+    finally:
+        del REWARDS["of_chats"]
+    prompts, completions, solution = (sum(parts, []) for parts in zip(*seen, strict=True))
+    assert prompts == [r["prompt"] for r in evaluation.records for _ in range(4)] and len(prompts) >= 20
+    assert solution == [r["answer"] for r in evaluation.records for _ in range(4)]
+    written = evaluated_rollouts(causal_policy(), evaluation).texts.completions
+    assert completions == [[{"role": "assistant", "content": text}] for text in written]

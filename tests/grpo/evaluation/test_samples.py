@@ -6,10 +6,12 @@ import math
 import pytest
 import torch
 
-from grpo.evaluation.samples import append_samples, comparison_table, format_samples, reward_sums
+from grpo.evaluation.samples import (append_samples, comparison_table, extra_columns, format_samples, log_sums,
+                                     reward_sums, under_own_names)
+from grpo.reward_functions.registry import Log
 
 FILLED = {"problem": "a_c", "truth": "abc", "best": "abc", "worst": "axc", "best_score": 0.9, "worst_score": 0.125,
-          "mask": [0, 1, 0]}
+          "mask": dict.fromkeys(("problem", "truth", "best", "worst"), [0, 1, 0])}
 COMPLETED = {"problem": "1+1=", "answer": "2", "best": "2", "worst": "11\n", "best_score": 1.0, "worst_score": -1.0}
 
 
@@ -17,6 +19,28 @@ def test_reward_sums_leave_out_what_was_skipped():
     values = {"a": torch.tensor([1.0, math.nan, 0.5]), "b": torch.tensor([math.nan] * 3)}
     sums = {name: float(x) for name, x in reward_sums(values).items()}
     assert sums == {"reward/a": 1.5, "count of reward/a": 2, "reward/b": 0.0, "count of reward/b": 0}
+
+
+def test_a_logged_metric_has_its_own_name_in_the_end_and_never_that_of_another():
+    sums = log_sums(Log({"kl": (3.0, 2), "mine": (5.0, 1)}))
+    assert len(sums) == 4 and not {"kl", "mine"} & set(sums)
+    means = {name: sums[name] / sums[f"count of {name}"] for name in sums if f"count of {name}" in sums}
+    assert under_own_names({"entropy": 0.5} | means) == {"entropy": 0.5, "kl": 1.5, "mine": 5.0}
+    with pytest.raises(ValueError, match=r"log_metric\('kl', ...\): the held-out metrics have one of this name"):
+        under_own_names({"kl": 0.1} | means)
+
+
+def test_extra_columns_are_those_of_the_two_completions_that_are_shown():
+    log = Log({}, {"answer": ["1", "2", "3"], "steps": [4, 5, 6]})
+    assert extra_columns(log, 2, 0) == {"best_extra": {"answer": "3", "steps": 6},
+                                        "worst_extra": {"answer": "1", "steps": 4}}
+    assert extra_columns(Log(), 2, 0) == extra_columns(None, 2, 0) == {}
+
+
+def test_a_column_of_anything_can_be_kept(tmp_path):
+    append_samples(str(tmp_path), 3, [COMPLETED | extra_columns(Log({}, {"x": [torch.tensor(2), {"a": (1, 2)}]}), 0, 1)])
+    found = json.loads((tmp_path / "samples.jsonl").read_text())
+    assert found["best_extra"] == {"x": "tensor(2)"} and found["worst_extra"] == {"x": {"a": [1, 2]}}
 
 
 def test_filled_characters_are_coloured_on_a_terminal_only():

@@ -1,14 +1,18 @@
 """How a function becomes a reward, and which arguments it gets."""
 
+import asyncio
 import math
+import pickle
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from core.records import RAW
 from grpo.reward_functions import registry
-from grpo.reward_functions.registry import arguments, column, reward, run_reward
+from grpo.reward_functions.registry import Log, arguments, column, reward, run_reward, run_together
 from tests.tiny import Undecoded
 
 
@@ -18,7 +22,7 @@ def empty_table(monkeypatch):
 
 
 def texts(**columns):
-    return SimpleNamespace(prompts=["p", "p"], completions=["a", "b"], columns=columns)
+    return SimpleNamespace(prompts=["p", "p"], completions=["a", "b"], completion_ids=[[1], [2, 3]], columns=columns)
 
 
 def test_a_reward_is_registered_as_it_is_and_a_second_of_its_name_is_refused():
@@ -84,7 +88,7 @@ def test_a_parameter_that_nothing_fills_is_a_missing_field():
 @pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
 def test_values_may_be_a_list_or_one_dimensional_array(make):
     registry.REWARDS["f"] = registry.Reward(lambda completions: make([0.5, 1.0]), 0, 1, False, False, None)
-    found = run_reward("f", {"completions": ["a", "b"]}, {}, 2)
+    found, _ = run_reward("f", {"completions": ["a", "b"]}, {}, 2)
     assert found == [0.5, 1.0] and all(type(x) is float for x in found)
     with pytest.raises(ValueError, match="reward f returned 2 values for 3 completions"):
         run_reward("f", {"completions": ["a", "b", "c"]}, {}, 3)
@@ -96,6 +100,26 @@ def test_values_of_two_dimensions_are_refused():
         run_reward("f", {"completions": ["a", "b"]}, {}, 2)
 
 
+@pytest.mark.parametrize(("values", "what"), [
+    (None, "NoneType"), (1.0, "float"), ("ab", "str"), ({1.0, 2.0}, "set"), (["yes", 1.0], "a list with 'yes'"),
+    ([0.5, "1.0"], "a list with '1.0'"), ([[1.0], 2.0], r"a list with \[1.0\]"), ([0.0, 1j], "a list with 1j")])
+def test_what_is_no_list_of_numbers_is_one_line(values, what):
+    @reward
+    def odd(completions):
+        return values
+
+    with pytest.raises(ValueError, match=f"^reward odd returned {what}; return a list of 2 numbers or None$"):
+        run_reward("odd", {"completions": ["a", "b"]}, {}, 2)
+
+
+def test_values_in_a_list_may_be_any_number():
+    @reward
+    def numbers(completions):
+        return [None, True, 2, np.float32(0.5), torch.tensor(0.25)]
+
+    assert run_reward("numbers", {}, {"completions": ""}, 5)[0] == [None, True, 2, 0.5, 0.25]
+
+
 def test_a_column_is_complete_or_an_error():
     def near():
         pass
@@ -104,3 +128,150 @@ def test_a_column_is_complete_or_an_error():
     for columns in ({}, {"answer": ["1", None]}):
         with pytest.raises(ValueError, match="reward near needs the field 'answer' in every record"):
             column(near, columns, "answer")
+
+
+def test_ids_state_and_logging_are_given_in_any_place_of_a_signature():
+    @reward
+    def by_name(completion_ids, trainer_state=None, *, log_metric, log_extra=None):
+        log_metric("length", sum(map(len, completion_ids)))
+        log_extra("first", [ids[0] for ids in completion_ids])
+        return [trainer_state for _ in completion_ids]
+
+    fields, settings = arguments("by_name", texts(), {"trainer_state": 7.0, "length_min": 1})
+    assert (fields, settings) == ({"completion_ids": [[1], [2, 3]]}, {"trainer_state": 7.0})
+    values, log = run_reward("by_name", fields, settings, 2)
+    assert values == [7.0, 7.0] and log.metrics == {"length": (3.0, 1)} and log.columns == {"first": [1, 2]}
+
+
+def test_a_reward_of_ours_that_takes_all_columns_gets_neither_the_own_prompt_nor_what_it_does_not_name():
+    @reward
+    def everything(completions, **columns):
+        pass
+
+    given = texts(**{RAW: [1, 2]}, prompt=["q", "q"], answer=["1", "2"], log_metric=["a", "b"])
+    fields, settings = arguments("everything", given, {"trainer_state": 7})
+    assert fields == {"completions": ["a", "b"], "answer": ["1", "2"]} and settings == {}
+
+
+# what is logged
+
+def test_a_logged_metric_is_a_mean_over_calls_and_leaves_out_what_is_not_finite():
+    log = Log()
+    for value in (1.0, torch.tensor(4.0), np.float32(1.0), math.nan, math.inf):
+        log.log_metric("x", value)
+    assert log.metrics == {"x": (6.0, 3)}
+
+
+def test_a_column_may_be_logged_in_parts_and_has_a_value_for_each_completion():
+    @reward
+    def one_by_one(completions, log_extra):
+        for text in completions:
+            log_extra("upper", [text.upper()])
+        return [0.0] * len(completions)
+
+    @reward
+    def too_few(completions, log_extra):
+        log_extra("upper", ["A"])
+        return [0.0] * len(completions)
+
+    log = run_reward("one_by_one", {"completions": ["a", "b"]}, {}, 2)[1]
+    assert log.columns == {"upper": ["A", "B"]} and log.extra(1) == {"upper": "B"}
+    with pytest.raises(ValueError, match=r"reward too_few: log_extra\('upper', ...\) got 1 values for 2 completions"):
+        run_reward("too_few", {"completions": ["a", "b"]}, {}, 2)
+
+
+def test_logs_of_calls_with_different_completions_join_in_their_order():
+    first, second = Log({"x": (1.0, 1)}, {"a": [1]}), Log({"x": (3.0, 2), "y": (5.0, 1)}, {"b": [2, 3]})
+    joined = Log.join([(1, first), (2, second), (1, Log())])
+    assert joined.metrics == {"x": (4.0, 3), "y": (5.0, 1)}
+    assert joined.columns == {"a": [1, None, None, None], "b": [None, 2, 3, None]}
+    assert first.columns == {"a": [1]} and first.metrics == {"x": (1.0, 1)}, "its parts stay as they are"
+    assert pickle.loads(pickle.dumps(joined)) == joined, "a worker process can return it"
+
+
+def test_logs_of_two_rewards_add_up_and_the_same_column_of_the_second_has_its_name():
+    log = Log({"x": (1.0, 1)}, {"a": [1, 2]})
+    log.add(Log({"x": (2.0, 1)}, {"b": [3, 4]}))
+    assert log.metrics == {"x": (3.0, 2)} and log.columns == {"a": [1, 2], "b": [3, 4]}
+    log.add(Log({}, {"a": [5, 6]}), "second")
+    assert log.columns == {"a": [1, 2], "b": [3, 4], "second/a": [5, 6]}
+
+
+# async def
+
+def test_async_rewards_run_at_the_same_time_and_others_as_usual():
+    """Each of the two waits for the other to begin: one after the other they would never end."""
+    begun = {}
+
+    async def meet(mine, other):
+        begun.setdefault(mine, asyncio.Event()).set()
+        await asyncio.wait_for(begun.setdefault(other, asyncio.Event()).wait(), 10)
+
+    @reward
+    async def one(completions):
+        await meet("one", "two")
+        return [1.0 for _ in completions]
+
+    @reward
+    async def two(completions, log_metric):
+        await meet("two", "one")
+        log_metric("seen", len(completions))
+        return torch.tensor([2.0] * len(completions))
+
+    @reward
+    def plain(completions):
+        return [3.0 for _ in completions]
+
+    calls = [(name, {"completions": ["a", "b"]}, {}, 2) for name in ("one", "plain", "two")]
+    found = run_together(calls)
+    assert [values for values, _ in found] == [[1.0, 1.0], [3.0, 3.0], [2.0, 2.0]]
+    assert [log.metrics for _, log in found] == [{}, {}, {"seen": (2.0, 1)}]
+
+
+def test_an_async_reward_keeps_its_event_loop_and_works_where_another_is_running():
+    loops = []
+
+    @reward
+    async def waits(completions):
+        loops.append(asyncio.get_running_loop())
+        return [1.0 for _ in completions]
+
+    async def notebook():
+        return run_reward("waits", {"completions": ["a"]}, {}, 1)[0]
+
+    assert run_reward("waits", {"completions": ["a"]}, {}, 1)[0] == asyncio.run(notebook()) == [1.0]
+    assert loops[0] is loops[1], "a connection that belongs to the loop stays open"
+
+
+def test_an_error_of_an_async_reward_is_the_error_of_the_call():
+    @reward
+    async def broken(completions):
+        raise ValueError("no key")
+
+    with pytest.raises(ValueError, match="^no key$"):
+        run_reward("broken", {"completions": ["a"]}, {}, 1)
+
+
+# reward_file
+
+def test_a_reward_file_gives_what_it_can_call_and_registers_what_is_decorated(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("from grpo.reward_functions.registry import reward\n\nCONSTANT = 3\n\nclass Kind: pass\n\n"
+                    "@reward(0, 1)\ndef decorated(completions): return []\n\ndef bare(completions): return []\n")
+    found = registry.load_reward_file(str(mine))
+    assert {"decorated", "bare"} <= set(found) and not {"CONSTANT", "Kind"} & set(found)
+    assert set(registry.REWARDS) == {"decorated"}
+    assert registry.load_reward_file(None) == {}
+
+
+def test_a_reward_file_imports_its_neighbours_and_a_missing_package_is_one_line(tmp_path):
+    (tmp_path / "neighbour_of_rewards.py").write_text("POINTS = 0.5\n")
+    mine, path = tmp_path / "mine.py", list(sys.path)
+    mine.write_text("from neighbour_of_rewards import POINTS\n"
+                    "def half(completions): return [POINTS for _ in completions]\n")
+    assert registry.load_reward_file(str(mine))["half"](["a"]) == [0.5]
+    mine.write_text("import package_that_nobody_has\n")
+    with pytest.raises(ValueError, match=r"reward_file=.*mine.py cannot be run \(No module named "
+                                         r"'package_that_nobody_has'\); pip install what it needs") as found:
+        registry.load_reward_file(str(mine))
+    assert "\n" not in str(found.value) and sys.path == path

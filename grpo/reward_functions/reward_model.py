@@ -1,0 +1,161 @@
+"""A reward model as a reward: a frozen classifier with one label, trained elsewhere, scores each completion."""
+
+import os
+
+import torch
+
+from core.distributed import autocast
+from core.huggingface_files import ENDINGS, calling, check_weights, quiet_transformers, read_config
+from core.huggingface_tokenizer import load_huggingface_tokenizer
+from core.model import freeze
+from core.models import is_huggingface
+from core.optional import require
+from grpo.reward_functions.registry import reward
+from grpo.reward_functions.trl import own_prompts
+
+BATCH = 16  # texts per forward pass
+KEY = "reward_model_checkpoint"
+
+
+@reward
+def reward_model(*, texts, reward_scorer):
+    """The score of reward_model_checkpoint for prompt and completion together; any number, and more is better."""
+    return reward_scorer.scores(texts)
+
+
+class RewardModel:
+    """A frozen reward model and the way it reads texts.
+
+    model:     a transformers model for sequence classification with one label, in eval mode
+    tokenizer: its own, of transformers. With a chat template it reads prompt and completion as a chat: the messages of
+               the record, or its text as the user's message, then the completion as the assistant's message. Without,
+               it reads the rendered prompt and the completion as one text.
+    dtype:     of its matrix products
+    setting:   that names the model, for errors
+    Texts of like length are read together, padded on the right. A model whose config has no pad token takes its score
+    from the last token; it reads texts of equal length together, without padding.
+    """
+
+    setting = KEY
+
+    def __init__(self, model, tokenizer, dtype=torch.float32):
+        self.model, self.tokenizer, self.dtype = model, tokenizer, dtype
+        self.config = model.config.get_text_config()
+        self.pad = self.config.pad_token_id
+
+    @torch.no_grad()
+    def scores(self, texts):
+        """Score of each text, (N,) float32 on the model's device.
+
+        texts: has prompts and completions (lists of N texts), and columns, whose "prompt" are the prompts of the
+        records. Raises ValueError if a text is longer than the model can read.
+        """
+        ids, device = self.token_ids(texts), next(self.model.parameters()).device
+        room, longest = self.room(), max(map(len, ids))
+        if longest > room:
+            raise ValueError(f"{KEY} reads {room} tokens, but a prompt with its completion has {longest}: lower "
+                             "max_new_tokens or max_prompt_length, or take a reward model that reads longer texts")
+        out = torch.empty(len(ids), device=device)
+        for rows in self.batches(ids):
+            length = torch.tensor([len(ids[i]) for i in rows])                       # (n,)
+            tokens = torch.full((len(rows), int(length.max())), self.pad or 0)       # (n, T)
+            for row, i in enumerate(rows):
+                tokens[row, : length[row]] = torch.tensor(ids[i])
+            mask = (torch.arange(tokens.shape[1]) < length[:, None]).long()          # (n, T)
+            with autocast(device, self.dtype):
+                logits = self.logits(tokens.to(device), mask.to(device))             # (n, 1)
+            out[torch.tensor(rows, device=device)] = logits[:, 0].float()
+        return out
+
+    def logits(self, tokens, mask):
+        """(n, 1) of texts (n, T), with their mask, 1 on tokens and 0 on padding."""
+        if self.pad is not None or len(tokens) == 1:
+            return self.model(input_ids=tokens, attention_mask=mask).logits
+        self.config.pad_token_id = -1  # transformers reads several texts only if there is a pad token; no token is -1
+        try:
+            return self.model(input_ids=tokens, attention_mask=mask).logits
+        finally:
+            self.config.pad_token_id = None
+
+    def batches(self, ids):
+        """Yields indices of texts that are read together, at most BATCH of them."""
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        lengths = [len(ids[i]) for i in order]
+        start = 0
+        while start < len(order):
+            end = start + 1
+            while end < min(len(order), start + BATCH) and (self.pad is not None or lengths[end] == lengths[start]):
+                end += 1
+            yield order[start:end]
+            start = end
+
+    def token_ids(self, texts):
+        """N lists of token ids. An empty text is one pad token."""
+        if self.tokenizer.chat_template:
+            ids = [self.chat_ids(prompt, completion)
+                   for prompt, completion in zip(own_prompts(texts), texts.completions, strict=True)]
+        else:
+            whole = [prompt + completion for prompt, completion in zip(texts.prompts, texts.completions, strict=True)]
+            ids = self.tokenizer(whole)["input_ids"]
+        return [x or [self.pad or 0] for x in ids]
+
+    def chat_ids(self, prompt, completion):
+        """Token ids of a prompt and the assistant's answer, with the special tokens of the chat template alone. Raises
+        ValueError if the template refuses the prompt."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        errors = require("jinja2", f"{KEY} with a chat template").exceptions
+        try:
+            chat = self.tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": completion}],
+                                                      tokenize=False)
+        except (errors.TemplateError, TypeError, ValueError) as error:
+            raise ValueError(f"the chat template of {KEY} refuses a prompt ({error}); change the prompt, or take a "
+                             "reward model whose template accepts it") from None
+        return self.tokenizer(chat, add_special_tokens=False)["input_ids"]
+
+    def shares_tokens(self, tokenizer):
+        """Whether a generator with this tokenizer, None if it is not known, has the same tokens."""
+        backend = getattr(tokenizer, "backend", None)
+        return backend is not None and backend.get_vocab() == self.tokenizer.get_vocab()
+
+    def room(self):
+        """The most tokens of a text, special tokens included."""
+        longest = min(getattr(self.config, "max_position_embeddings", None) or 2**30, self.tokenizer.model_max_length)
+        for part in self.model.modules():
+            table = getattr(part, "position_embeddings", None)
+            if getattr(table, "padding_idx", None) is not None:  # RoBERTa counts positions from padding_idx + 1
+                longest = min(longest, table.num_embeddings - table.padding_idx - 1)
+        return longest
+
+
+def load_reward_model(path, device="cpu", dtype=torch.float32):
+    """A RewardModel from a folder in Hugging Face format or hf:owner/name, in the precision of its file.
+
+    dtype: of its matrix products
+    Raises FileNotFoundError or ValueError, naming the setting and the path, for what is not a reward model.
+    """
+    if not path.startswith("hf:") and not os.path.isdir(path):
+        raise FileNotFoundError(f"{KEY}={path} is no folder; name a folder in Hugging Face format or hf:owner/name")
+    is_huggingface(path, KEY)
+    if os.path.exists(os.path.join(path, "adapter_config.json")):
+        raise ValueError(f"{KEY}={path} is an adapter; merge it into its model with peft's merge_and_unload, and name "
+                         "the folder that this gives")
+    config = read_config(path, KEY)
+    written_by = (config.architectures or [""])[0]
+    if written_by.endswith(tuple(ENDINGS)):
+        raise ValueError(f"{KEY}={path} is a language model or detector ({written_by}); take a reward model, which was "
+                         "saved as ...ForSequenceClassification")
+    if config.num_labels != 1:
+        raise ValueError(f"{KEY}={path} has {config.num_labels} labels, but a reward model has 1; take a model that "
+                         "was trained to give one score")
+    check_weights(path, KEY)
+    load = quiet_transformers(path, KEY).AutoModelForSequenceClassification.from_pretrained
+    model, report = calling(load, path, KEY, use_safetensors=True, dtype="auto", output_loading_info=True)
+    if report["missing_keys"]:
+        missing = ", ".join(sorted(report["missing_keys"])[:3])
+        raise ValueError(f"{KEY}={path} has no weights for {missing}, so it is not a trained reward model; take one "
+                         "that was saved as ...ForSequenceClassification")
+    tokenizer, rows = load_huggingface_tokenizer(path, KEY), model.get_input_embeddings().num_embeddings
+    if tokenizer.vocab_size > rows:
+        raise ValueError(f"{KEY}={path}: its tokenizer has {tokenizer.vocab_size} tokens, but the model reads {rows}; "
+                         "copy the tokenizer files that belong to the model")
+    return RewardModel(freeze(model.to(device)), tokenizer.backend, dtype)

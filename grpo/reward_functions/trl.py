@@ -1,0 +1,79 @@
+"""Rewards as TRL users have them: plain functions of reward_file, without @reward, called with what TRL 1.x gives them.
+
+def right(prompts, completions, completion_ids, answer, **kwargs):
+    return [float(text.strip() == truth) for text, truth in zip(completions, answer)]
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+
+from core.records import FIELDS, RAW
+from grpo.reward_functions.registry import (OF_THE_RUN, REWARDS, Reward, check_filled, gets, origin, parameters,
+                                            takes_all)
+
+NOT_GIVEN = ("prompt", "completion", RAW, *OF_THE_RUN)  # fields that are not arguments
+
+
+@dataclass
+class TrainerState:
+    """What a reward may know about the run, under the names of transformers' TrainerState."""
+    global_step: int = 0   # optimizer steps that are done
+    max_steps: int = 0
+    logging_steps: int = 0
+    eval_steps: int = 0
+    save_steps: int = 0
+
+
+def register_functions(names, functions, path):
+    """Puts the functions of reward_file that a run asks for by name, and that have no @reward, into the table.
+
+    functions: {name: function} of the file; path: of the file, for the error
+    Raises ValueError if one has the name of a reward that is defined elsewhere.
+    """
+    for name in names:
+        fn, taken = functions.get(name), REWARDS.get(name)
+        if fn is None or taken is not None and taken.fn is fn:
+            continue
+        if taken is not None and not (taken.plain and origin(taken.fn) == origin(fn)):
+            raise ValueError(f"reward_functions: {name!r} is a function of reward_file={path}, but also a reward that "
+                             "is defined elsewhere; give the function another name")
+        REWARDS[name] = Reward(fn, -math.inf, math.inf, slow=False, whole_group=True, check=None, plain=True)
+
+
+def plain_arguments(name, texts, known, all_fields=()):
+    """What TRL gives a function: ({parameter: list of N}, {other parameter: value}), as far as its signature names them
+    or has **kwargs.
+
+      prompts                  as the records have them: texts, or lists of messages
+      completions              texts; for a prompt of messages, [{"role": "assistant", "content": text}]
+      completion_ids           lists of token ids, as sampled
+      a field of the records   a list of N values, None where a record lacks it; "prompt" and "completion" are left out.
+                               The answer also has the other names that data sets give it (core/records.py: FIELDS),
+                               and is a number where the record's is one
+      trainer_state            known["trainer_state"]
+    What comes from the records is a copy for each completion, which the function may change.
+    all_fields: fields that any record of the data has, also those that these N lack
+    Raises ValueError if a parameter without a default is none of these.
+    """
+    columns = {field: [None] * len(texts.completions) for field in all_fields} | dict(texts.columns)
+    if RAW in texts.columns:
+        columns["answer"] = texts.columns[RAW]
+    aliases = {other: columns["answer"] for other in FIELDS["answer"] if "answer" in columns}
+    prompts = own_prompts(texts)
+    completions = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+                   for prompt, text in zip(prompts, texts.completions, strict=True)]
+    columns = {key: x for key, x in (aliases | columns).items() if key not in NOT_GIVEN}
+    given = columns | {"prompts": prompts, "completions": completions}
+    if "completion_ids" in parameters(name) or takes_all(name):
+        given["completion_ids"] = texts.completion_ids
+    fields = {key: x for key, x in given.items() if takes_all(name) or key in parameters(name)}
+    fields = {key: x if key in ("completions", "completion_ids") else [copy.deepcopy(value) for value in x]
+              for key, x in fields.items()}  # a list of a record is one object for all completions and steps
+    check_filled(name, fields)
+    return fields, {"trainer_state": known["trainer_state"]} if gets(name, "trainer_state") else {}
+
+
+def own_prompts(texts):
+    """The prompts of N completions as their records have them, before a template: texts, or lists of messages."""
+    return texts.columns.get("prompt", texts.prompts)
