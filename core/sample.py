@@ -2,6 +2,7 @@
 
 python core/sample.py --checkpoint=data/char_diffusion/pretrained/generator.safetensors --text='The ____ of the ____'
 python core/sample.py --checkpoint=data/arithmetic/pretrained/generator.safetensors --text='347+85='
+python core/sample.py --checkpoint=hf:Qwen/Qwen3-0.6B --template=model --text='What is 347 + 85?'
 """
 
 import os
@@ -12,23 +13,29 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
 
-from core.checkpoint_manager import load_model, load_tokenizer
 from core.config import load_config, run_script
 from core.distributed import detect_device
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, fill_in_passes
 from core.generation import Stop, generate
+from core.huggingface_tokenizer import HuggingFaceTokenizer
 from core.logger import highlight
 from core.masking import masked_positions
 from core.model import LANGUAGE_MODEL, MASKED_FILL
+from core.models import load_model, load_tokenizer
+from core.tokenizer import by_character
+
+TEMPLATES = ("plain", "model")
 
 
 @dataclass(frozen=True)
 class SampleConfig:
     """The settings of core/sample.py and their defaults."""
 
-    checkpoint: str = "out-grpo/model.safetensors"  # the model that writes
+    checkpoint: str = "out-grpo/model.safetensors"  # the model that writes: a file of ours, a folder in Hugging Face
+                               #   format, or hf:owner/name
     text: str = ""             # what it fills in or completes
+    template: str = "plain"    # plain: a causal model reads it as it is; model: as a message in its chat template
     mask_character: str = "_"  # one for each hidden token
     unmask_steps: int = 1      # passes in which a masked-fill model fills in
     max_new_tokens: int = 128  # most tokens of a completion
@@ -39,6 +46,8 @@ class SampleConfig:
     device: str = "auto"       # auto takes cuda, then mps, then cpu
 
     def __post_init__(self):
+        if self.template not in TEMPLATES:
+            raise ValueError(f"template={self.template!r} is not one of {', '.join(TEMPLATES)}")
         if len(self.mask_character) != 1:
             raise ValueError(f"mask_character={self.mask_character!r} must be one character")
         for key in ("max_new_tokens", "unmask_steps"):
@@ -51,30 +60,43 @@ class SampleConfig:
 
 def encode_with_masks(text, mask_character, tokenizer):
     """(ids, mask), each (1, T): the text, with MASK for the mask character."""
-    ids = []
-    for i, part in enumerate(text.split(mask_character)):
-        ids += [tokenizer.mask_token_id] * (i > 0) + tokenizer.encode(part)
+    if isinstance(tokenizer, HuggingFaceTokenizer):  # its mask token has a name in texts, and may take the space before
+        ids = tokenizer.encode(text.replace(mask_character, tokenizer.backend.mask_token))
+    else:
+        ids = []
+        for i, part in enumerate(text.split(mask_character)):
+            ids += [tokenizer.mask_token_id] * (i > 0) + tokenizer.encode(part)
     ids = torch.tensor([ids])
     mask = ids == tokenizer.mask_token_id
     if mask.all():
         raise ValueError(f"--text={text!r} has no usable characters beside {mask_character!r} to go by")
     if not mask.any():
-        raise ValueError(f"--text={text!r} has nothing to fill in: write {mask_character!r} for every hidden character")
+        raise ValueError(f"--text={text!r} has nothing to fill in: write {mask_character!r} for every hidden token")
     return ids, mask
+
+
+def encode_prompt(tokenizer, config):
+    """The ids that a causal model reads before it writes."""
+    if config.template == "plain":
+        return tokenizer.encode_prompt(config.text)
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        raise ValueError(f"template={config.template!r}: {config.checkpoint} has no chat template; use template=plain")
+    return tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": config.text}]))
 
 
 def complete(model, tokenizer, config, device):
     """Prints the text with what a causal model writes after it, up to its stop token."""
-    ids = tokenizer.encode(config.text)
-    room = min(config.max_new_tokens, model.config.block_size - len(ids))
+    ids = encode_prompt(tokenizer, config)
+    room = min(config.max_new_tokens, model.longest_input - len(ids))
     if not ids or room < 1:
-        raise ValueError(f"--text={config.text!r} must have 1 to {model.config.block_size - 1} tokens of the model's "
+        raise ValueError(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens of the model's "
                          f"vocabulary, not {len(ids)}")
     noise, stop = draw_uniforms(config.seed, 0, [0], (config.num_samples, room)), Stop(tokenizer)
     out = generate(model, torch.tensor([ids], device=device), None, noise, stop, config.temperature, config.top_p)
+    text = config.text if config.template == "plain" else config.text + "\n"
     for row, length in zip(out.target.tolist(), out.mask.sum(1).int().tolist(), strict=True):
         written = stop.text(row[:length])
-        print(highlight(config.text + written, [0] * len(config.text) + [1] * len(written), sys.stdout.isatty()))
+        print(highlight(text + written, [0] * len(text) + [1] * len(written), sys.stdout.isatty()))
 
 
 def main(argv):
@@ -83,10 +105,10 @@ def main(argv):
     device = detect_device(config.device)
     model, _ = load_model(config.checkpoint, device)
     tokenizer = load_tokenizer(config.checkpoint)
-    if model.config.mode == LANGUAGE_MODEL:
+    if model.mode == LANGUAGE_MODEL:
         return complete(model, tokenizer, config, device)
-    if model.config.mode != MASKED_FILL:
-        raise ValueError(f"checkpoint={config.checkpoint} has mode {model.config.mode}, but {MASKED_FILL} or "
+    if model.mode != MASKED_FILL:
+        raise ValueError(f"checkpoint={config.checkpoint} has mode {model.mode}, but {MASKED_FILL} or "
                          f"{LANGUAGE_MODEL} is needed here")
     ids, mask = encode_with_masks(config.text, config.mask_character, tokenizer)
     noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, ids.shape[1]))
@@ -95,7 +117,8 @@ def main(argv):
                                 config.temperature, config.top_p)
     filled = fill_in(ids, position, chosen, target[None])[0]
     for row in filled.tolist():
-        print(highlight(tokenizer.decode(row), mask[0].tolist(), sys.stdout.isatty()))
+        written = by_character(tokenizer, row, mask[0].tolist())
+        print(highlight(tokenizer.decode(row), written, sys.stdout.isatty()))
 
 
 if __name__ == "__main__":

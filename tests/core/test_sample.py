@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from core import sample
-from core.checkpoint_manager import save_model
+from core.models import load_tokenizer, save_model
+from tests.families import model_folder
 from tests.tiny import CAUSAL, TOKENIZER, causal_model, judge, model, run_script, save
 
 
@@ -74,8 +75,52 @@ def test_a_text_is_completed(paths, capsys):
 
 @pytest.mark.parametrize("setting", [
     {"mask_character": "__"}, {"mask_character": ""}, {"max_new_tokens": 0}, {"unmask_steps": 0}, {"num_samples": 0},
-    {"temperature": 0.0}, {"top_p": 0.0}, {"top_p": 1.5}])
+    {"temperature": 0.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"template": "chat"}])
 def test_settings_that_cannot_work_are_refused(setting):
     ((key, value),) = setting.items()
     with pytest.raises(ValueError, match=f"{key}={value!r}( |,)"):
         sample.SampleConfig(**setting)
+
+
+def test_a_native_model_has_no_chat_template(paths):
+    with pytest.raises(ValueError, match="template='model': .* has no chat template"):
+        sample.main([f"--checkpoint={paths['causal']}", "--text=7+8=", "--template=model", "--device=cpu"])
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+def test_a_mask_of_word_pieces_is_one_hidden_token(tmp_path, capsys, family):
+    transformers = pytest.importorskip("transformers")
+    path = model_folder(tmp_path, family)
+    tokenizer = load_tokenizer(path)
+    ids, mask = sample.encode_with_masks("the * fox j*mps", "*", tokenizer)
+    theirs = transformers.AutoTokenizer.from_pretrained(path)
+    name = theirs.mask_token
+    assert ids[0].tolist() == theirs(f"the {name} fox j{name}mps", add_special_tokens=False).input_ids
+    assert mask.sum() == 2
+    arguments = (f"--checkpoint={path}", "--text=the quick * fox", "--mask_character=*", "--temperature=5.0",
+                 "--num_samples=4")
+    lines = printed(capsys, *arguments)
+    assert len(lines) == 4 and len(set(lines)) > 1 and lines == printed(capsys, *arguments)
+    assert all(x.startswith("the quick") and x.endswith("fox") and "*" not in x and name not in x for x in lines)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_hugging_face_model_completes_a_text_as_transformers_does(tmp_path, capsys, family):
+    transformers = pytest.importorskip("transformers")
+    path = model_folder(tmp_path, family)
+    arguments = (f"--checkpoint={path}", "--text=the quick", "--max_new_tokens=8", "--temperature=1e-4")
+    net, tokenizer = (kind.from_pretrained(path) for kind in (transformers.AutoModelForCausalLM,
+                                                              transformers.AutoTokenizer))
+
+    def greedy(**inputs):
+        start = inputs["input_ids"].shape[1]
+        out = net.generate(**inputs, do_sample=False, max_new_tokens=8, pad_token_id=0)[0, start:]
+        return tokenizer.decode(out, skip_special_tokens=True).replace("\n", "\u21b5")
+
+    inputs = tokenizer("the quick", return_tensors="pt", return_token_type_ids=False)
+    assert printed(capsys, *arguments, "--num_samples=1") == ["the quick" + greedy(**inputs)]
+    if family == "qwen3":
+        inputs = tokenizer.apply_chat_template([{"role": "user", "content": "the quick"}], add_generation_prompt=True,
+                                               return_dict=True, return_tensors="pt")
+        lines = printed(capsys, *arguments, "--num_samples=1", "--template=model")
+        assert lines == ["the quick\u21b5" + greedy(**inputs)]

@@ -1,0 +1,55 @@
+"""Writes a model to a folder that transformers loads: a causal model of ours, or a Hugging Face model with its adapter
+merged into the weights.
+
+python core/export.py --checkpoint=data/arithmetic/pretrained/generator.safetensors --out=arithmetic-hf
+python core/export.py --checkpoint=out-grpo/model --out=merged --dtype=bfloat16
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import torch
+
+from core.config import load_config, run_script
+from core.huggingface_files import quiet_transformers
+from core.models import is_huggingface, load_model, load_tokenizer
+from core.to_huggingface import copy_merged, new_folder, write_causal
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """The settings of core/export.py and their defaults."""
+
+    checkpoint: str = "out-grpo/model.safetensors"  # a causal model of ours, a folder in Hugging Face format (a
+                               #   full model or an adapter), or hf:owner/name
+    out: str = ""              # the folder to write; it must not exist yet
+    dtype: str = "float32"     # of the weights in it: float32, bfloat16, float16
+
+    def __post_init__(self):
+        if not self.out:
+            raise ValueError(f"out={self.out!r}: name the folder to write, --out=FOLDER")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
+
+
+def main(argv):
+    """Writes the folder, or nothing at all."""
+    config, _ = load_config(ExportConfig, argv)
+    quiet_transformers(config.out, "out")
+    path, dtype = config.checkpoint, getattr(torch, config.dtype)
+    with new_folder(config.out) as folder:
+        if is_huggingface(path):
+            copy_merged(path, folder, dtype)
+        else:
+            model, _ = load_model(path)
+            write_causal(model, load_tokenizer(path), folder, dtype, where=f"checkpoint={path}")
+    print(f"wrote {config.out} ({config.dtype})")
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,94 @@
+"""core/export.py: a folder that transformers opens, or one line."""
+
+import os
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+
+from core import export
+from core.model import LANGUAGE_MODEL
+from core.models import save_model
+from core.tokenizer import BPETokenizer, read_ranks
+from tests.families import adapter_folder, model_folder
+from tests.tiny import judge, model, run_script, save, write_ranks
+
+
+@pytest.fixture(scope="module")
+def byte_pairs(tmp_path_factory):
+    """A tokenizer from a file of ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return BPETokenizer(tokens=read_ranks(write_ranks(folder / "ranks", b"th", b"the", b" the", b"qu")))
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory, byte_pairs):
+    """{name: file or folder} of models of every kind."""
+    folder = tmp_path_factory.mktemp("models")
+    causal, damaged = str(folder / "causal.safetensors"), folder / "damaged.safetensors"
+    save_model(causal, model(LANGUAGE_MODEL, tokenizer=byte_pairs, tied=True), byte_pairs)
+    with open(causal, "rb") as f:
+        damaged.write_bytes(f.read()[:-100])
+    return {"causal": causal, "damaged": str(damaged), "judge": save(folder / "judge.safetensors", judge()),
+            "fill": save(folder / "fill.safetensors", model()), "folder": model_folder(folder / "llama", "llama")}
+
+
+def test_a_model_of_ours_becomes_a_folder_that_transformers_opens(paths, byte_pairs, tmp_path, capsys):
+    export.main([f"--checkpoint={paths['causal']}", f"--out={tmp_path}/new/hf", "--dtype=bfloat16"])
+    assert capsys.readouterr().out == f"wrote {tmp_path}/new/hf (bfloat16)\n"
+    assert os.listdir(tmp_path / "new") == ["hf"]
+    net = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "new" / "hf")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "new" / "hf")
+    assert net.dtype == torch.bfloat16 and net.config.vocab_size == byte_pairs.base_vocab_size
+    assert tokenizer(" the qu\u00e9 the").input_ids == byte_pairs.encode(" the qu\u00e9 the")
+
+
+def test_an_adapter_is_merged_and_a_folder_copied(paths, tmp_path):
+    pytest.importorskip("peft")
+    adapter = adapter_folder(tmp_path / "adapter", paths["folder"])
+    for name, path in (("merged", adapter), ("copied", paths["folder"])):
+        export.main([f"--checkpoint={path}", f"--out={tmp_path / name}"])
+    merged, copied = (transformers.AutoModelForCausalLM.from_pretrained(tmp_path / x) for x in ("merged", "copied"))
+    plain = transformers.AutoModelForCausalLM.from_pretrained(paths["folder"])
+    weight = lambda net: net.model.layers[0].mlp.up_proj.weight
+    assert torch.equal(weight(plain), weight(copied)) and not torch.equal(weight(plain), weight(merged))
+
+
+@pytest.mark.parametrize("name, message", [
+    ("fill", "has mode masked_fill"), ("judge", "has mode sequence_scorer"), ("damaged", "is damaged or cut short"),
+    ("gone", "does not exist")])
+def test_a_model_that_cannot_be_exported_is_one_line_and_leaves_nothing(paths, tmp_path, name, message):
+    path = paths.get(name, f"{tmp_path}/gone.safetensors")
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
+        export.main([f"--checkpoint={path}", f"--out={tmp_path}/hf"])
+    assert str(caught.value).startswith(f"checkpoint={path}") and "\n" not in str(caught.value)
+    assert not os.listdir(tmp_path)
+
+
+def test_an_existing_target_stays_as_it_is(paths, tmp_path):
+    for name in ("folder", "file"):
+        target = tmp_path / name
+        target.mkdir() if name == "folder" else target.write_text("mine")
+        with pytest.raises(ValueError, match=f"out={target}: .* exists, and nothing is overwritten"):
+            export.main([f"--checkpoint={paths['causal']}", f"--out={target}"])
+    assert not os.listdir(tmp_path / "folder") and (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("setting, message", [
+    ({"out": ""}, "name the folder to write, --out=FOLDER"), ({"dtype": "int8"}, "dtype='int8' is not one of float32")])
+def test_settings_that_cannot_work_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        export.ExportConfig(**{"out": "x"} | setting)
+
+
+@pytest.mark.slow
+def test_the_script_prints_one_line(paths, tmp_path):
+    done = run_script("core/export.py", "--help")
+    assert done.returncode == 0 and "--dtype='float32'" in done.stdout and "must not exist" in done.stdout
+    done = run_script("core/export.py", f"--checkpoint={paths['causal']}", f"--out={tmp_path}/hf")
+    assert done.returncode == 0 and done.stdout == f"wrote {tmp_path}/hf (float32)\n" and not done.stderr, done.stderr
+    done = run_script("core/export.py", f"--checkpoint={paths['judge']}", f"--out={tmp_path}/other")
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and len(done.stderr.strip().split("\n")) == 1
