@@ -2,30 +2,74 @@
 
 import torch
 
-from core.checkpoint_manager import freeze, load_model
 from core.dataset_consumer import DatasetConsumer, unpack_batch
+from core.huggingface_files import check_target, model_mode
 from core.judge import FilledText, judge_report
-from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig
-from core.prompts import PromptConsumer, has_prompts
+from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
+from core.models import is_huggingface, load_model, load_tokenizer
+from core.prompts import PromptConsumer
+from core.records import has_prompts, is_file_of_records, with_completion
 from core.supervised_loss import supervised_sums
+
+LARGE_RATE, LARGE_MODEL = 1e-3, 50e6  # learning rates above are refused for pretrained models with more parameters
 
 
 def build_data(config, dist):
     """Windows of running text, or prompts with their completions if the dataset is one of prompts."""
+    mode, tokenizer = mode_of(config), None
+    if starts_from_huggingface(config) or config.init_from and is_file_of_records(config.dataset):
+        tokenizer = load_tokenizer(config.init_from, "init_from")
     if has_prompts(config.dataset):
-        if config.mode != LANGUAGE_MODEL:
-            raise ValueError(f"dataset={config.dataset} has prompts to complete: set mode='language_model'")
+        if mode != LANGUAGE_MODEL:
+            remedy = "use a causal model" if starts_from_huggingface(config) else "set mode='language_model'"
+            raise ValueError(f"dataset={config.dataset} has prompts to complete: {remedy}")
         data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world,
-                              block_size=config.block_size)
+                              template=config.template, system_prompt=config.system_prompt,
+                              block_size=config.block_size, tokenizer=tokenizer,
+                              chat_template_kwargs=config.chat_template_kwargs)
+        if not data.prepared:  # data/custom/prepare.py does this for a prepared one
+            data.records = {split: [with_completion(r) for r in records] for split, records in data.records.items()}
         data.require("completion", "supervised training")
         return data
-    return DatasetConsumer(config.dataset, config.mode if config.mode != SEQUENCE_SCORER else MASKED_FILL,
-                           config.block_size, config.batch_size, config.seed, dist.rank, dist.world, config.masks,
-                           config.mask_low, config.mask_high)
+    return DatasetConsumer(config.dataset, mode if mode != SEQUENCE_SCORER else MASKED_FILL, config.block_size,
+                           config.batch_size, config.seed, dist.rank, dist.world, config.masks, config.mask_low,
+                           config.mask_high, tokenizer)
 
 
-def build_model(config, data):
-    """A new model. With init_from it starts from that model's weights, all but the output layer if the mode differs."""
+def starts_from_huggingface(config):
+    """Whether the run fine-tunes a Hugging Face model."""
+    return config.init_from is not None and is_huggingface(config.init_from, "init_from")
+
+
+def mode_of(config):
+    """The mode of the model: a Hugging Face model has its own."""
+    return model_mode(config.init_from, "init_from") if starts_from_huggingface(config) else config.mode
+
+
+def build_model(config, data, dist):
+    """A Hugging Face model as init_from has it, or a new model; with init_from that starts from the named model's
+    weights, all but the output layer if the mode differs."""
+    if starts_from_huggingface(config):
+        if config.dropout > 0:
+            raise ValueError(f"dropout={config.dropout} is for new models; set dropout=0.0 with init_from="
+                             f"{config.init_from}")
+        if config.export:
+            check_target(config.export, config.has_adapter, "export")
+        model, _ = load_model(config.init_from, dist.device, None, data.tokenizer, "init_from", config, dist.dtype)
+        if config.block_size > model.longest_input:
+            raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of init_from="
+                             f"{config.init_from}")
+        if config.learning_rate > LARGE_RATE and model.num_parameters() > LARGE_MODEL:
+            raise ValueError(f"learning_rate={config.learning_rate} is for small new models and would ruin the weights "
+                             f"of init_from={config.init_from}; set optimizer='adamw', learning_rate=1e-5, min_lr=1e-6")
+        return model
+    if config.has_adapter:
+        raise ValueError(f"{config.asked_for} is for Hugging Face models: set init_from to a folder or hf:owner/name")
+    return build_new_model(config, data).to(dist.device)
+
+
+def build_new_model(config, data):
+    """A model of the config's shape, with the weights of init_from if it is set."""
     tokenizer, judging = data.tokenizer, config.mode == SEQUENCE_SCORER
     torch.manual_seed(config.seed)
     model = GPT(GPTConfig(config.mode, tokenizer.vocab_size, tokenizer.base_vocab_size, config.block_size + judging,
@@ -43,7 +87,7 @@ def build_model(config, data):
 
 def build_batches(config, data, dist):
     """(batches(split, step, micro), evaluate(model)) for the mode."""
-    if config.mode != SEQUENCE_SCORER:
+    if mode_of(config) != SEQUENCE_SCORER:
         batches = lambda split, step, micro=0: unpack_batch(data.batch(split, step, micro), dist.device)
 
         def evaluate(model):

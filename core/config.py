@@ -34,6 +34,11 @@ class RunConfig:
     # data
     dataset: str = "char_diffusion"        # a folder under data/, or a folder of your own
     block_size: int = 128                  # tokens per text
+    # prompts
+    template: str = "plain"                # how a prompt is rendered: plain, chat, math, code, or model: the chat
+                                           # template of a Hugging Face tokenizer
+    chat_template_kwargs: dict | None = None  # arguments of that chat template, such as {"enable_thinking": False}
+    system_prompt: str | None = None       # the first message of every prompt; None: none
     # optimization
     batch_size: int = 64                   # texts per micro-batch and rank
     gradient_accumulation_steps: int = 1   # micro-batches per optimizer step
@@ -73,6 +78,9 @@ class RunConfig:
             raise ValueError(f"seed={self.seed} must not be negative")
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate={self.learning_rate} must be above 0")
+        if self.min_lr > self.learning_rate:
+            raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}, so the rate would "
+                             f"rise; set min_lr={self.learning_rate / 10:g}")
 
 
 def at_least(config, key, least):
@@ -124,7 +132,8 @@ def literal(text, hint):
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-    return value if value is None or str not in typing.get_args(hint) else text
+    others = [t for t in typing.get_args(hint) if t is not str]
+    return value if value is None or str not in typing.get_args(hint) or type(value) in others else text
 
 
 def allowed_types(hint):

@@ -25,7 +25,7 @@ def calculate_judge_scores(judge, text, cls_token_id):
     text: (N, T) completed tokens
     Returns (N,) float32
     """
-    if judge.config.judge_head == "cls":
+    if judge.judge_head == "cls":
         text = torch.cat((torch.full_like(text[:, :1], cls_token_id), text), dim=1)  # (N, 1 + T)
         return torch.cat([1 - judge(part).sigmoid() for part in text.split(CHUNK)])
     return calculate_realness(judge, text).mean(1)

@@ -1,5 +1,6 @@
 """One transformer for three jobs: write the next token, fill in masked tokens, or score a text."""
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,11 @@ class GPTConfig:
             raise ValueError(f"n_embd={self.n_embd} must be a multiple of 2 * n_head={2 * self.n_head} (rotary pairs)")
         if not 0 < self.base_vocab_size <= self.vocab_size:
             raise ValueError(f"base_vocab_size={self.base_vocab_size} must lie in 1..vocab_size={self.vocab_size}")
+
+
+def freeze(model):
+    """The model without gradients and dropout, as a reference or a judge."""
+    return model.requires_grad_(False).eval()
 
 
 def at_least_float32(x):
@@ -165,13 +171,16 @@ class Cache:
 class GPT(nn.Module):
     """Tokens in, logits out; what a logit means depends on config.mode.
 
-    The model interface, which every kind of model offers to the rest of the code: states, project, new_cache,
-    longest_input, vocabulary and parameters_by_kind.
+    The model interface, which every kind of model offers to the rest of the code: mode, judge_head, states, project,
+    new_cache, longest_input, vocabulary, parameters_by_kind, weights, load_weights, frozen, dimensions, suffix, and the
+    settings grad_checkpoint and head_dtype. Nobody else reads its config.
 
     LANGUAGE_MODEL, MASKED_FILL: logits over the base vocabulary, so that a special token has probability exactly 0.
     SEQUENCE_SCORER, realness:   one logit per position, log-odds that the token there is the true one.
     SEQUENCE_SCORER, cls:        one logit per text, read at position 0, where the caller puts the CLS token.
     """
+
+    suffix = ".safetensors"  # it is saved as a file
 
     def __init__(self, config):
         super().__init__()
@@ -244,6 +253,16 @@ class GPT(nn.Module):
         return Cache()
 
     @property
+    def mode(self):
+        """One of MODES."""
+        return self.config.mode
+
+    @property
+    def judge_head(self):
+        """What a SEQUENCE_SCORER scores: "realness", each position, or "cls", the text."""
+        return self.config.judge_head
+
+    @property
     def longest_input(self):
         """Tokens that fit into one row."""
         return self.config.block_size
@@ -262,3 +281,20 @@ class GPT(nn.Module):
 
     def num_parameters(self):
         return sum(p.numel() for p in self.parameters())
+
+    def weights(self):
+        """{name: tensor} of what training changes, sharing memory with the model."""
+        return self.state_dict()
+
+    def load_weights(self, weights):
+        """Takes over weights that `weights` gave."""
+        self.load_state_dict(weights)
+
+    def frozen(self):
+        """A model that stays as this one is now."""
+        return freeze(copy.deepcopy(self))
+
+    @property
+    def dimensions(self):
+        """(number of layers, width of the hidden states, keys and values that a cache holds for a token)."""
+        return self.config.n_layer, self.config.n_embd, 2 * self.config.n_layer * self.config.n_embd

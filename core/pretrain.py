@@ -2,6 +2,8 @@
 
 python core/pretrain.py config/pretrain_generator.py
 python core/pretrain.py config/pretrain_judge.py --out_dir=out-judge
+python core/pretrain.py --init_from=FOLDER --dataset=my.jsonl --optimizer=adamw --learning_rate=1e-5 --min_lr=1e-6
+The last one fine-tunes a Hugging Face model on prompt records; with --lora_rank=16 an adapter of it.
 """
 
 import os
@@ -17,6 +19,7 @@ from core.config import describe, load_config, run_script, save_config
 from core.distributed import Distributed
 from core.logger import create_logger
 from core.pretrain_config import PretrainConfig
+from core.prompts import PromptConsumer
 from core.recipes import build_missing_checkpoint
 from core.trainer import COLUMNS, Trainer
 
@@ -29,17 +32,19 @@ def main(argv):
     if dist.is_main:
         build_missing_checkpoint(config.init_from, config.init_recipe, "init_from", config.dataset, print)
     dist.barrier()
-    model = build_model(config, data).to(dist.device)
+    model = build_model(config, data, dist)
     batches, evaluate = build_batches(config, data, dist)
     dist.barrier()  # every rank has read its checkpoints, one of which may be about to move
     if dist.is_main and not config.resume and (previous := set_aside(config.out_dir)):
         print(f"{config.out_dir} held an earlier run, which is now in {previous}")
     logger = create_logger(config, dist, config.max_iters, COLUMNS)
     logger.say("\n".join(describe(config, origin)))
-    logger.say(f"{config.mode}: {model.num_parameters() / 1e6:.2f} M parameters on {dist.device}, {dist.dtype}; "
+    logger.say(f"{model.mode}: {model.num_parameters() / 1e6:.2f} M parameters on {dist.device}, {dist.dtype}; "
                f"{data.size()}; {config.batch_size} windows x "
                f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = "
                f"{config.batch_size * config.gradient_accumulation_steps * dist.world} per step")
+    if isinstance(data, PromptConsumer):
+        logger.say("\n".join(data.describe_prompts()))
     if config.compile:
         model.states = torch.compile(model.states)
     trainer = Trainer(model, config, batches, evaluate, data.tokenizer, logger, dist)

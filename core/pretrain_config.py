@@ -3,25 +3,29 @@
 from dataclasses import dataclass
 
 from core.config import RunConfig, at_least
+from core.lora import LoraConfig
 from core.masking import MaskConfig
 from core.model import JUDGE_HEADS, MASKED_FILL, MODES
+from core.prompts import TEMPLATE_NAMES
 
 
 @dataclass(frozen=True)
-class PretrainConfig(RunConfig, MaskConfig):
+class PretrainConfig(RunConfig, MaskConfig, LoraConfig):
     """The settings of core/pretrain.py with their defaults; values that cannot work are refused."""
 
     # data
     mask_low: float = 0.1
     mask_high: float = 0.6
     # model
-    mode: str = MASKED_FILL                # language_model, masked_fill or sequence_scorer
+    mode: str = MASKED_FILL                # language_model, masked_fill or sequence_scorer; a Hugging Face model has
+                                           # its own, and its own shape
     n_layer: int = 4                       # blocks of the transformer
     n_head: int = 4                        # attention heads of a block
     n_embd: int = 128                      # width of the hidden states; a multiple of 2 * n_head
     dropout: float = 0.0                   # while training; 0.0: none
     tied: bool = True                      # one matrix for reading and writing tokens
-    init_from: str | None = None           # start from this checkpoint's weights; a judge takes any trunk of its size
+    init_from: str | None = None           # start from this checkpoint's weights; a judge takes any trunk of its size;
+                                           # a folder in Hugging Face format, or hf:owner/name, is fine-tuned as it is
     init_recipe: str | None = None         # the config that builds init_from if it is missing
     # judge (mode='sequence_scorer')
     judge_head: str = "realness"           # per position: is this the true token? or "cls": regress the replaced share
@@ -41,5 +45,9 @@ class PretrainConfig(RunConfig, MaskConfig):
             raise ValueError(f"judge_head={self.judge_head!r} is not one of {', '.join(JUDGE_HEADS)}")
         MaskConfig.__post_init__(self)
         RunConfig.__post_init__(self)
+        LoraConfig.__post_init__(self)
+        self.check_base("init_from")
+        if self.template not in TEMPLATE_NAMES:
+            raise ValueError(f"template={self.template!r} is not one of {', '.join(TEMPLATE_NAMES)}")
         for key in ("eval_batches", "n_layer", "n_head", "n_embd"):
             at_least(self, key, 1)

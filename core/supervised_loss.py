@@ -21,12 +21,12 @@ def supervised_sums(model, input, target, mask):
     cross-entropy of 'this token is the true one' at every position (replaced-token detection, arXiv 2003.10555); for a
     cls judge, whose input starts with CLS, the squared error of the replaced share's target.
     """
-    if model.config.mode == SEQUENCE_SCORER and model.config.judge_head == "cls":
+    if model.mode == SEQUENCE_SCORER and model.judge_head == "cls":
         share = (input[:, 1:] != target).float().mean(1)                             # (B,)
         error = model(input).sigmoid() - replacement_target(share)                   # (B,)
         return {"loss": error.square().sum(), "correct": (error.abs() < 0.1).sum(),
                 "count": error.new_full((), len(input))}
-    if model.config.mode == SEQUENCE_SCORER:
+    if model.mode == SEQUENCE_SCORER:
         real = input == target                                                       # (B, T)
         logits = model(input)                                                        # (B, T)
         loss = F.binary_cross_entropy_with_logits(logits, real.float(), reduction="sum")

@@ -4,7 +4,8 @@ import time
 
 import torch
 
-from core.checkpoint_manager import STATE, CheckpointManager, save_model
+from core.checkpoint_manager import STATE, CheckpointManager
+from core.models import save_model
 from core.scheduler import CosineLRScheduler
 from core.training_step import build_optimizers, training_step
 
@@ -27,7 +28,7 @@ class BadSteps:
 
 
 class Trainer:
-    """Trains any GPT on batches(split, step, micro) -> (input, target, mask).
+    """Trains any model on batches(split, step, micro) -> (input, target, mask).
 
     evaluate: model -> {metric: number}, called every eval_interval steps and at the end, on rank 0
     """
@@ -38,20 +39,21 @@ class Trainer:
         self.optimizers = build_optimizers(model, config, dist.device.type)
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
-        self.checkpoints = CheckpointManager(config.out_dir, self.write_model, config.keep_checkpoints)
+        self.checkpoints = CheckpointManager(config.out_dir, self.write_model, config.keep_checkpoints, model.suffix,
+                                             getattr(model, "identity", dict)())
         self.step, self.skipped_steps, self.facts = 0, 0, {}
 
     def write_model(self, path, **facts):
         save_model(path, self.model, self.tokenizer, **facts)
 
     def resume(self):
-        state = self.checkpoints.load(self.model.state_dict(), self.optimizers)
-        self.model.load_state_dict(state["model"])
+        state = self.checkpoints.load(self.model.weights(), self.optimizers)
+        self.model.load_weights(state["model"])
         self.step, self.skipped_steps, self.facts = state["step"], state["skipped_steps"], state["facts"]
 
     def save(self):
         if self.dist.is_main:
-            self.checkpoints.save(self.step, self.model.state_dict(), self.optimizers, self.facts,
+            self.checkpoints.save(self.step, self.model.weights(), self.optimizers, self.facts,
                                   skipped_steps=self.skipped_steps)
 
     def run(self):
@@ -61,7 +63,7 @@ class Trainer:
         self.logger.start(self.step)
         since, tokens = time.time(), 0
         while self.step < c.max_iters:
-            self.model.train()
+            self.model.train(c.dropout > 0)
             if c.dropout > 0:  # a resumed run draws the same dropout masks
                 torch.manual_seed(hash((c.seed, self.dist.rank, self.step)))
             batches = [self.batches("train", self.step, micro) for micro in range(c.gradient_accumulation_steps)]

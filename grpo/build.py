@@ -4,13 +4,16 @@ from dataclasses import dataclass
 
 import torch
 
-from core.checkpoint_manager import freeze, load_model, load_tokenizer
 from core.config import describe
 from core.dataset_consumer import DatasetConsumer, dataset_folder
-from core.distributions import truncates
-from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
-from core.prompts import PromptConsumer, has_prompts
+from core.distributions import LOGITS_AT_ONCE, truncates
+from core.lora import FULL
+from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
+from core.models import is_huggingface, load_model, load_tokenizer
+from core.prompts import PromptConsumer
 from core.recipes import build_missing_checkpoint, build_missing_dataset
+from core.records import has_prompts, is_file_of_records
+from core.tokenizer import same_vocabulary
 from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.kl import choose_estimator
@@ -18,6 +21,7 @@ from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.reference import needs_reference
 from grpo.reward_functions.judge import Judge
+from grpo.reward_functions.reward_model import load_reward_model
 from grpo.rewards import REWARDS, Rewards
 from grpo.scoring import check_stored
 
@@ -52,21 +56,25 @@ def build_what_is_missing(config, origin, dist):
 
 def build_data(config, dist):
     """Prompts, or windows of running text with hidden tokens, as the dataset has it."""
+    tokenizer, path = None, config.generator_checkpoint
+    if path is None:
+        raise ValueError("generator_checkpoint is not set; name a checkpoint in the config or with "
+                         "--generator_checkpoint=FILE")
+    if is_file_of_records(config.dataset) or is_huggingface(path, "generator_checkpoint"):
+        tokenizer = load_tokenizer(path, "generator_checkpoint")
     if has_prompts(config.dataset):
         return PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world,
-                              config.max_prompt_length, config.template, config.system_prompt, config.response_prefix)
+                              config.max_prompt_length, config.template, config.system_prompt, config.response_prefix,
+                              tokenizer=tokenizer, chat_template_kwargs=config.chat_template_kwargs)
     return DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, config.batch_size, config.seed, dist.rank,
-                           dist.world, config.masks, config.mask_low, config.mask_high)
+                           dist.world, config.masks, config.mask_low, config.mask_high, tokenizer)
 
 
 def build_models(config, data, dist):
     """Models. Raises ValueError or FileNotFoundError naming the setting that does not fit the others, or a dataset that
     is not of the generator's kind."""
-    if config.generator_checkpoint is None:
-        raise ValueError("generator_checkpoint is not set; name a checkpoint in the config or with "
-                         "--generator_checkpoint=FILE")
-    policy = load_policy("generator_checkpoint", config, data.tokenizer, dist)
-    mode = policy.model.config.mode
+    policy = load_policy("generator_checkpoint", config, data.tokenizer, dist, adapter=config)
+    mode = policy.model.mode
     if (mode == LANGUAGE_MODEL) != isinstance(data, PromptConsumer):
         kind, example = ("prompts", "arithmetic") if mode == LANGUAGE_MODEL else ("running text", "char_diffusion")
         raise ValueError(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
@@ -77,28 +85,31 @@ def build_models(config, data, dist):
                 raise ValueError(f"{key}={getattr(config, key)} is for {KINDS[kind]}, which generator_checkpoint="
                                  f"{config.generator_checkpoint} does not do; use {key}={default}")
     judge, gold_judge = (load_judge(key, config, policy, dist) for key in ("judge_checkpoint", "gold_judge_checkpoint"))
-    if config.credit_window is not None and judge is not None and judge.model.config.judge_head != "realness":
+    if config.credit_window is not None and judge is not None and judge.model.judge_head != "realness":
         raise ValueError(f"credit_window={config.credit_window} needs a judge that scores every position, but "
-                         f"judge_checkpoint={config.judge_checkpoint} has judge_head={judge.model.config.judge_head}; "
+                         f"judge_checkpoint={config.judge_checkpoint} has judge_head={judge.model.judge_head}; "
                          "use credit_window=None")
     return Models(policy, build_reference(config, policy, dist), judge, gold_judge)
 
 
 def make_policy(model, tokenizer, config, dist):
     """The policy of the kind that the model's mode says."""
-    shared = {"shared_prompt": config.shared_prompt} if model.config.mode == LANGUAGE_MODEL else {}
-    return POLICIES[model.config.mode](model, tokenizer, dtype=dist.dtype, grad_checkpoint=config.grad_checkpoint,
+    shared = {"shared_prompt": config.shared_prompt} if model.mode == LANGUAGE_MODEL else {}
+    return POLICIES[model.mode](model, tokenizer, dtype=dist.dtype, grad_checkpoint=config.grad_checkpoint,
                                        head_dtype=None if config.head_dtype == "auto" else torch.float32, **shared)
 
 
-def load_policy(key, config, tokenizer, dist, mode=None):
-    """The policy of the checkpoint that the setting `key` names; mode: the one that it must have."""
+def load_policy(key, config, tokenizer, dist, mode=None, adapter=FULL):
+    """The policy of the checkpoint that the setting `key` names.
+
+    mode: the one that it must have; adapter: a LoraConfig: whether an adapter of it is trained
+    """
     path = getattr(config, key)
-    model, _ = load_model(path, dist.device, mode, tokenizer, key)
-    if model.config.mode not in POLICIES:
-        raise ValueError(f"{key}={path} has mode {model.config.mode}, but {MASKED_FILL} or {LANGUAGE_MODEL} is needed "
+    model, _ = load_model(path, dist.device, mode, tokenizer, key, adapter, dist.dtype)
+    if model.mode not in POLICIES:
+        raise ValueError(f"{key}={path} has mode {model.mode}, but {MASKED_FILL} or {LANGUAGE_MODEL} is needed "
                          "here")
-    if model.config.mode == MASKED_FILL and config.block_size > model.longest_input:
+    if model.mode == MASKED_FILL and config.block_size > model.longest_input:
         raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of {key}={path}")
     return make_policy(model, tokenizer, config, dist)
 
@@ -107,12 +118,13 @@ def build_reference(config, policy, dist):
     """The policy as it is at step 0, or that of reference_checkpoint; None if nothing is to be kept near it."""
     if not needs_reference(config):
         return None
-    reference = policy.frozen()
-    if config.reference_checkpoint is not None:
-        mode, path = policy.model.config.mode, config.reference_checkpoint
+    if config.reference_checkpoint is None:
+        reference = policy.frozen()
+    else:
+        mode, path = policy.model.mode, config.reference_checkpoint
         reference = load_policy("reference_checkpoint", config, policy.tokenizer, dist, mode)
         freeze(reference.model)
-        if config.reference_mode != "static" and reference.model.config != policy.model.config:
+        if config.reference_mode != "static" and shapes(reference) != shapes(policy):
             raise ValueError(f"reference_checkpoint={path} has another shape than the generator, so "
                              f"reference_mode={config.reference_mode!r} cannot move it to the policy; use 'static'")
     if config.ref_offload:
@@ -120,26 +132,36 @@ def build_reference(config, policy, dist):
     return reference
 
 
+def shapes(policy):
+    """{name: shape} of what moves when the reference does."""
+    return {name: x.shape for name, x in policy.weights().items()}
+
+
 def load_judge(key, config, policy, dist):
     """The frozen judge that the setting `key` names, or None. A judge of fill-in reads the generator's token ids, so it
     needs its vocabulary; a judge of completed prompts may have one of its own."""
-    path, fills = getattr(config, key), policy.model.config.mode == MASKED_FILL
+    path, fills = getattr(config, key), policy.model.mode == MASKED_FILL
     if path is None:
         return None
     model = freeze(load_model(path, dist.device, SEQUENCE_SCORER, policy.tokenizer if fills else None, key)[0])
-    with_cls = model.config.judge_head == "cls"
+    with_cls = model.judge_head == "cls"
     if fills and model.longest_input < config.block_size + with_cls:
         raise ValueError(f"{key}={path} has block_size={model.longest_input}, but needs {config.block_size + with_cls} "
                          f"for texts of block_size={config.block_size}{' and CLS' if with_cls else ''}")
     tokenizer = load_tokenizer(path, key)
-    return Judge(model, tokenizer, tokenizer.description() == policy.tokenizer.description(), dist.dtype)
+    return Judge(model, tokenizer, same_vocabulary(tokenizer.description(), policy.tokenizer, path), dist.dtype)
 
 
-def build_rewards(config, models, data):
+def build_rewards(config, models, data, dist):
     """A Rewards, with every record checked for what its functions need."""
-    rewards = Rewards(config, models.judge)
+    scorer, path = None, config.reward_model_checkpoint
+    if path is not None:
+        if "reward_model" not in config.reward_functions:
+            raise ValueError(f"reward_model_checkpoint={path} is not used: add 'reward_model' to reward_functions")
+        scorer = load_reward_model(path, dist.device, dist.dtype)
+    rewards = Rewards(config, models.judge, scorer)
     if isinstance(data, PromptConsumer):
-        rewards.check(data.records["train"] + data.records["val"])
+        rewards.check(data.records["train"] + data.records["val"], data.tokenizer)
     return rewards
 
 
@@ -148,12 +170,12 @@ def build_evaluation(config, models, rewards, data):
     iteration's distributions need more than stored_megabytes."""
     check_memory(config, models)
     policy = models.policy
-    if policy.model.config.mode == MASKED_FILL:
+    if policy.model.mode == MASKED_FILL:
         return fill_in_evaluation(config, models, rewards)
     room = min(p.model.longest_input for p in (policy, models.reference) if p is not None) - data.longest
     if config.max_new_tokens > room:
         raise ValueError(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens do not "
-                         f"fit the model's block_size={room + data.longest}; set max_new_tokens to at most "
+                         f"fit the {room + data.longest} tokens that the model reads; set max_new_tokens to at most "
                          f"{room}, or max_prompt_length")
     return PromptEvaluation(data, models.reference, rewards, config)
 
@@ -168,7 +190,7 @@ def check_memory(config, models):
 def fill_in_evaluation(config, models, rewards=None):
     """Validation problems of a run's masks, the same for every seed and batch size."""
     data = DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, PROBLEMS_PER_STEP, masks=config.masks,
-                           mask_low=config.mask_low, mask_high=config.mask_high)
+                           mask_low=config.mask_low, mask_high=config.mask_high, tokenizer=models.policy.tokenizer)
     judges = {"judge": models.judge, "gold_judge": models.gold_judge}
     return FillInEvaluation(data, models.reference, judges, rewards, config)
 
@@ -184,14 +206,42 @@ def plan(config, origin, models, rewards, data, dist):
         ("generator", models.policy), ("reference", models.reference), ("judge", models.judge),
         ("gold judge", models.gold_judge)) if part is not None}
     for name, model in networks.items():
-        yield (f"{name:<10} {model.config.mode}, {model.config.n_layer} layers x {model.config.n_embd}, "
-               f"{model.num_parameters() / 1e6:.2f} M parameters{'' if name == 'generator' else ', frozen'}")
+        layers, width, _ = model.dimensions
+        yield (f"{name:<10} {model.mode}, {layers} layers x {width}, {model.num_parameters() / 1e6:.2f} M parameters"
+               f"{what_moves(model) if name == 'generator' else ', frozen'}")
     yield f"data: {data.folder}, {data.size()}"
+    if isinstance(data, PromptConsumer):
+        yield from data.describe_prompts()
     yield "rewards: " + ", ".join(f"{weight:g} x {name} [{REWARDS[name].low:g}, {REWARDS[name].high:g}]"
                                   for name, weight in zip(rewards.names, rewards.weights, strict=True))
-    sizes = {name: model.num_parameters() for name, model in networks.items()}
-    weights = 4 * sum(sizes.values()) + 12 * sizes["generator"]                      # bytes; AdamW keeps two moments
-    length = max(config.block_size, networks["generator"].longest_input)
-    wide = max(model.config.n_embd * (12 + 2 * model.config.n_layer) for model in networks.values())
-    yield (f"on {dist.device} in {dist.dtype}; about {(weights + 4 * length * 64 * wide) / 1e6:.0f} MB for weights, "
-           "optimizer and activations")
+    megabytes = memory_estimate(config, networks, data, dist)
+    yield (f"on {dist.device} in {dist.dtype}; about {sum(megabytes.values()):.0f} MB: "
+           + ", ".join(f"{name} {size:.0f}" for name, size in megabytes.items()))
+
+
+def what_moves(model):
+    """What of a model is trained, in words: nothing to add if it is all of it."""
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return "" if trained == model.num_parameters() else f", {trained / 1e6:.2f} M of them trained"
+
+
+def memory_estimate(config, networks, data, dist):
+    """{what for: megabytes}, roughly. The activations of a layer are those of arXiv 2205.05198 section 4.1 without
+    attention scores, 34 bytes of each token and unit of width in 16 bits."""
+    policy, distinct = networks["generator"], {id(p): p for model in networks.values() for p in model.parameters()}
+    trained = sum(p.numel() for p in distinct.values() if p.requires_grad)
+    layers, width, cached = policy.dimensions
+    prompts = isinstance(data, PromptConsumer)
+    places = config.group_size * config.max_new_tokens if prompts else config.block_size  # of each problem
+    tokens = config.batch_size * (places + (data.longest if prompts else 0))
+    size = 2 if dist.dtype == torch.bfloat16 else 4  # bytes of a number in the layers
+    kept = size if config.grad_checkpoint else 34 / 2 * size  # bytes that a layer keeps of a token and unit of width
+    logits = min(LOGITS_AT_ONCE, config.batch_size * places * policy.vocabulary)
+    found = {"weights": sum(p.numel() * p.element_size() for p in distinct.values()),
+             "gradients and optimizer": 12 * trained,
+             "activations or cache": tokens * width * (layers * kept + 34 / 2 * size), "logits": 4 * 4 * logits}
+    if prompts:  # while sampling, before there are activations
+        rows = config.batch_size * config.group_size
+        found["activations or cache"] = max(found["activations or cache"],
+                                            rows * (data.longest + config.max_new_tokens) * cached * size)
+    return {name: x / 1e6 for name, x in found.items()}

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from core.config import RunConfig, at_least
+from core.lora import LoraConfig
 from core.masking import MaskConfig
-from core.prompts import TEMPLATES
+from core.prompts import TEMPLATE_NAMES
 from grpo.advantages import ADVANTAGES
 from grpo.kl import KL_ESTIMATORS
 from grpo.objectives import OBJECTIVES
@@ -14,18 +15,16 @@ from grpo.rewards import PRESETS
 
 
 @dataclass(frozen=True)
-class GRPOConfig(RunConfig, MaskConfig):
+class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     """The settings of grpo/train_grpo.py and their defaults; those shared with pretraining are in RunConfig."""
 
     # data
     dataset_recipe: str | None = None         # the prepare.py that builds the dataset if it is missing
     # prompts, for a causal generator
-    template: str = "plain"                   # how a prompt is rendered: plain, chat, math, code
-    system_prompt: str | None = None          # the first message of every prompt; None: none
     response_prefix: str = ""                 # the text that every answer begins with
     max_prompt_length: int = 512              # tokens; longer prompts are dropped, and those above the 90th percentile
     max_new_tokens: int = 128                 # tokens of a completion, at most
-    stop_sequences: tuple = ()                # texts that end a completion, beside the stop token
+    stop_sequences: tuple = ()                # texts that end a completion, beside the tokens that do
     # models
     generator_checkpoint: str | None = None   # the model that is trained
     generator_recipe: str | None = None       # the config that builds it if it is missing
@@ -34,6 +33,7 @@ class GRPOConfig(RunConfig, MaskConfig):
     judge_recipe: str | None = None           # the config that builds it if it is missing
     gold_judge_checkpoint: str | None = None  # a second judge: logged, never trained against
     gold_judge_recipe: str | None = None      # the config that builds it if it is missing
+    reward_model_checkpoint: str | None = None  # the Hugging Face classifier that gives the reward reward_model
     # sampling
     batch_size: int = 16                      # distinct problems per micro-batch and rank
     group_size: int = 8                       # completions per problem
@@ -45,12 +45,16 @@ class GRPOConfig(RunConfig, MaskConfig):
     fill_estimator: str = "trajectory"        # fill-in: estimator of log-probabilities (grpo/policies/fill_views.py)
     shared_prompt: bool = True                # read a group's prompt once; False repeats it, to check or compare
     stored_megabytes: int = 2048              # memory for distributions kept with rollouts: tokens that truncation
-                                              # kept, the reference's for the exact KL
+                                              # kept, the reference's for the exact KL; a run that needs more is refused
+                                              # before its first step, or while it is sampled, as soon as the kept ids
+                                              # exceed it
     # rewards: python grpo/rewards.py lists them
     task_type: str = "fill_in"                # a preset of rewards: fill_in (the judge), math, code, general, reasoning
     reward_functions: tuple = ()              # names of rewards; (): the preset's
     reward_weights: tuple = ()                # one for each reward; (): all 1.0
-    reward_file: str | None = None            # a Python file of yours that defines more with @reward
+    reward_normalisation: str = "none"        # group: each reward is normalised within its group before they are added
+    reward_file: str | None = None            # a Python file of yours with more: @reward functions,
+                                              # or functions as TRL calls them
     reward_workers: int = 0                   # processes for slow rewards; 0 runs them in the training process
     reward_timeout: float = 30.0              # seconds for a step's slow rewards in workers; late ones are skipped
     success_reward: str | None = None         # a completion is correct if this reward is at its maximum; None: the
@@ -113,6 +117,8 @@ class GRPOConfig(RunConfig, MaskConfig):
     def __post_init__(self):
         MaskConfig.__post_init__(self)
         RunConfig.__post_init__(self)
+        LoraConfig.__post_init__(self)
+        self.check_base("generator_checkpoint")
         check_choices(self)
         check_numbers(self)
         check_objective(self)
@@ -128,9 +134,10 @@ class GRPOConfig(RunConfig, MaskConfig):
 
 def check_choices(c):
     """Raises ValueError if a name is in no table."""
-    tables = {"template": TEMPLATES, "task_type": PRESETS, "objective": OBJECTIVES, "advantage": (None, *ADVANTAGES),
+    tables = {"template": TEMPLATE_NAMES, "task_type": PRESETS, "objective": OBJECTIVES,
+              "advantage": (None, *ADVANTAGES),
               "reference_mode": REFERENCES, "fill_estimator": FILL_ESTIMATORS, "zero_std": ("keep", "drop", "resample"),
-              "head_dtype": ("auto", "float32")}
+              "head_dtype": ("auto", "float32"), "reward_normalisation": ("none", "group")}
     if c.kl_estimator == "k1":
         raise ValueError("kl_estimator='k1' is refused: the gradient of mean(logp - ref_logp) does not contain the "
                          "reference; use kl_estimator='exact' or 'k3', or kl_in_reward=True, where k1 belongs")
@@ -202,6 +209,12 @@ def check_reference(c):
     if c.reference_mode == "none" and (c.kl_beta > 0 or c.reference_checkpoint is not None):
         raise ValueError(f"reference_mode='none' leaves the KL penalty without a reference: set kl_beta=0.0 (now "
                          f"{c.kl_beta}) and reference_checkpoint=None")
+    if c.has_adapter and c.reference_mode == "ema" and c.kl_beta > 0:
+        raise ValueError("reference_mode='ema' averages weights, and the average of two adapters' matrices is not the "
+                         "average of what they add to the weights; use reference_mode='static' or 'periodic'")
+    if c.has_adapter and c.ref_offload and c.reference_checkpoint is None:
+        raise ValueError(f"ref_offload=True has nothing to move: with {c.asked_for} the reference is the policy's own "
+                         "weights without the adapter; set ref_offload=False")
     for key in ("kl_target", "kl_in_reward", "reference_checkpoint"):
         if c.kl_beta == 0 and getattr(c, key):
             raise ValueError(f"kl_beta=0.0 builds no reference, so {key}={getattr(c, key)!r} has no effect; set "

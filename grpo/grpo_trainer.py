@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from core.checkpoint_manager import CheckpointManager
+from core.checkpoint_manager import CheckpointManager, shapes
 from core.logger import keep_records, read_records
 from core.scheduler import CosineLRScheduler
 from core.trainer import BadSteps
@@ -30,7 +30,8 @@ class GRPOTrainer:
         self.optimizers = build_optimizers(policy, config, dist.device.type)
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
-        self.checkpoints = CheckpointManager(config.out_dir, policy.save, config.keep_checkpoints)
+        self.checkpoints = CheckpointManager(config.out_dir, policy.save, config.keep_checkpoints, policy.suffix,
+                                             getattr(policy, "identity", dict)())
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
         self.step, self.skipped_steps, self.empty_steps, self.before, self.after = 0, 0, 0, {}, {}
@@ -61,6 +62,7 @@ class GRPOTrainer:
     def train_step(self):
         """One optimizer step; the last one of an iteration moves the reference and kl_beta."""
         c = self.config
+        self.tell_rewards()
         metrics = grpo_training_step(
             self.policy, self.reference, self.rewards, self.problems, self.optimizers, self.schedule.lr(self.step),
             self.iteration, c, self.dist, self.kl_beta, self.hand_out, self.logger.doing)
@@ -111,6 +113,10 @@ class GRPOTrainer:
             raise ValueError(f"{path} was not saved by this version of GRPO training; start without resume")
         if self.reference is not None and "reference" not in state:
             raise ValueError(f"{path} is of a run without a reference; resume it with kl_beta=0.0")
+        if self.reference is not None and shapes(self.reference.weights()) != shapes(state["reference"]):
+            raise ValueError(f"{path} has a reference of other weights than reference_mode="
+                             f"{self.config.reference_mode!r} makes here; resume with the settings of "
+                             f"{self.checkpoints.path('config.json')} or choose another out_dir")
         self.policy.load_weights(state["model"])
         if self.reference is not None:
             self.reference.load_weights(state["reference"])
@@ -137,6 +143,7 @@ class GRPOTrainer:
         if not self.dist.is_main:
             return {}
         self.logger.doing("evaluating")
+        self.tell_rewards()
         metrics, samples = self.evaluation(self.policy, self.config.temperature)
         metrics = {f"eval/{name}": value for name, value in metrics.items()}
         self.buffer.store_evaluation_data(self.step, metrics)
@@ -147,6 +154,11 @@ class GRPOTrainer:
             self.logger.say(format_samples(samples, sys.stdout.isatty()))
         return metrics
 
+    def tell_rewards(self):
+        """Tells the rewards how many steps are done, for functions that ask for trainer_state."""
+        if hasattr(self.rewards, "state"):
+            self.rewards.state.global_step = self.step
+
     def finish(self):
         """Ends what the run has opened, and on rank 0 draws the curves and prints what changed."""
         self.logger.close()
@@ -156,6 +168,6 @@ class GRPOTrainer:
             from grpo.evaluation.plots import draw_curves  # the algorithm loads without a plotting library
             draw_curves({"": read_records(self.logger.path)}, self.checkpoints.path("curves.png"))
             self.logger.say(comparison_table(self.before, self.after))
-            self.logger.say(f"{self.config.out_dir}: model.safetensors, state.pt, metrics.jsonl, samples.jsonl, "
-                            "curves.png")
+            self.logger.say(f"{self.config.out_dir}: model{self.policy.suffix}, state.pt, metrics.jsonl, "
+                            "samples.jsonl, curves.png")
         self.dist.barrier()

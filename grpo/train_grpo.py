@@ -29,7 +29,7 @@ def main(argv):
         build_what_is_missing(config, origin, dist)
     data = build_data(config, dist)
     models = build_models(config, data, dist)
-    rewards = build_rewards(config, models, data)
+    rewards = build_rewards(config, models, data, dist)
     evaluation = build_evaluation(config, models, rewards, data)
     lines = list(plan(config, origin, models, rewards, data, dist))
     if config.dry_run:

@@ -2,11 +2,13 @@ import os
 import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test never waits for the network
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import pytest
 import torch
 
+from grpo.rewards import REWARDS
 from tests.tiny import TEXT, write_prompt_dataset, write_text_dataset
 
 
@@ -27,3 +29,12 @@ def prompts(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def rewards_of_a_test():
+    """Rewards that a test defines are removed after it."""
+    before = dict(REWARDS)
+    yield
+    REWARDS.clear()
+    REWARDS.update(before)

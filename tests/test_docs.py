@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from core.config import exit_code, load_config
+from core.lora import ATTENTION, LoraConfig
 from core.pretrain_config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
 from grpo.objectives import OBJECTIVES
@@ -86,8 +87,9 @@ def test_settings_of_papers_are_settings():
 
 
 def test_answers_name_settings_that_exist():
-    known = FIELDS | documented_keys() | set(OBJECTIVES) | set(FILL_ESTIMATORS) | set(REWARDS) | {
-        "OMP_NUM_THREADS", "auto", "float32", "static", "ema", "periodic", "adamw", "muon", "keep", "resample", "grpo"}
+    known = FIELDS | documented_keys() | set(OBJECTIVES) | set(FILL_ESTIMATORS) | set(REWARDS) | set(ATTENTION) | {
+        "OMP_NUM_THREADS", "auto", "float32", "static", "ema", "periodic", "adamw", "muon", "keep", "resample", "grpo",
+        "all-linear", "none", "group"}
     seen = set()
     for heading, cells in tables("grpo/README.md"):
         named = {part.partition("=")[0] for part in CODE.findall(" ".join(cells))}
@@ -96,7 +98,8 @@ def test_answers_name_settings_that_exist():
         assert told & (FIELDS | {"OMP_NUM_THREADS"}), cells
         seen |= told
     quiet = {"clip_low", "clip_high", "clip_cap", "kl_in_reward", "kl_importance", "overlong_buffer", "max_resamples",
-             "ema_alpha", "reference_update_freq", "unmask_steps", "fill_estimator", "ppo_epochs", "minibatches"}
+             "ema_alpha", "reference_update_freq", "unmask_steps", "fill_estimator", "ppo_epochs", "minibatches",
+             "reward_normalisation", *(f.name for f in dataclasses.fields(LoraConfig))}
     assert quiet <= seen, quiet - seen
 
 
@@ -122,7 +125,7 @@ def test_a_walk_through_the_code_never_goes_back_to_a_file():
 
 def test_no_table_of_thirty_rows_stands_without_headings():
     for document in ("README.md", "grpo/README.md", "AGENTS.md", *(f"docs/{name}.md" for name in (
-            "algorithm", "metrics", "results", "architecture"))):
+            "algorithm", "metrics", "results", "architecture", "huggingface"))):
         rows = 0
         for line in pathlib.Path(ROOT, document).read_text().split("\n"):
             rows = rows + 1 if line.startswith("|") else 0
@@ -140,7 +143,8 @@ def test_the_python_example_of_the_readme_runs_and_learns(tmp_path):
 
 
 @pytest.mark.parametrize("document", ["README.md", "AGENTS.md", "grpo/README.md", "docs/results.md", "docs/log.md",
-                                      "docs/architecture.md", "data/char_diffusion/pretrained/README.md"])
+                                      "docs/architecture.md", "docs/huggingface.md",
+                                      "data/char_diffusion/pretrained/README.md"])
 def test_commands_name_scripts_and_configs_that_exist(document):
     text = pathlib.Path(ROOT, document).read_text()
     for path in re.findall(r"(?:python|nproc_per_node=\d+) ((?:core|grpo|data)/\S+?\.py)", text) + re.findall(

@@ -1,6 +1,7 @@
 """The rules of the house that a machine can check."""
 
 import ast
+import functools
 import importlib
 import pathlib
 import re
@@ -20,6 +21,7 @@ KINDLESS = ("advantages", "objectives", "kl", "reference", "scoring", "step_metr
             "grpo_training_step", "grpo_trainer", "rewards", "rollout")
 
 
+@functools.cache
 def tree_of(name):
     return ast.parse(pathlib.Path(ROOT, name).read_text())
 
@@ -85,7 +87,7 @@ def test_a_file_is_one_idea(path):
     lines = path.read_text().split("\n")
     assert len(lines) <= 301
     assert max(map(len, lines)) <= 120
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef):
             assert node.end_lineno - node.lineno <= 50, f"{node.name} is too long"
         if isinstance(node, ast.Call):
@@ -97,7 +99,7 @@ def test_a_file_is_one_idea(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_names_explain_themselves(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         name = getattr(node, "id", None) or getattr(node, "name", None) or getattr(node, "arg", None)
         assert name not in ("said", "some", "speak", "hiding", "spread"), f"{path.name}: {name}"
 

@@ -4,8 +4,8 @@ import copy
 
 import torch
 
-from core.checkpoint_manager import freeze, save_model
 from core.distributed import autocast
+from core.models import save_model
 
 
 class ModelPolicy:
@@ -26,6 +26,10 @@ class ModelPolicy:
     def vocabulary(self):
         return self.model.vocabulary
 
+    @property
+    def suffix(self):
+        return self.model.suffix
+
     def autocast(self):
         return autocast(self.device, self.dtype)
 
@@ -35,7 +39,7 @@ class ModelPolicy:
 
     def frozen(self):
         twin = copy.copy(self)
-        twin.model = freeze(copy.deepcopy(self.model))
+        twin.model = self.model.frozen()
         return twin
 
     def parameters(self):
@@ -45,10 +49,14 @@ class ModelPolicy:
         return self.model.parameters_by_kind()
 
     def weights(self):
-        return self.model.state_dict()
+        return self.model.weights()
 
     def load_weights(self, weights):
-        self.model.load_state_dict(weights)
+        self.model.load_weights(weights)
+
+    def identity(self):
+        """What must be equal for a saved state to fit, beside the names and shapes of the weights."""
+        return getattr(self.model, "identity", dict)()
 
     def save(self, path, **facts):
         save_model(path, self.model, self.tokenizer, **facts)

@@ -3,6 +3,7 @@
 python grpo/tools/bench.py fill         6 layers x 384, sequence 256, 16 inputs x 8 completions, 30% masked
 python grpo/tools/bench.py causal       prompts of 256 tokens, read once or again with each completion of 64 tokens
 python grpo/tools/bench.py checkpoint   grad_checkpoint: activations stored, or computed again in the backward pass
+python grpo/tools/bench.py vocabulary   a Hugging Face model of 151,936 tokens: logits whole, or in parts
 python grpo/tools/bench.py fill --n_layer=4 --n_embd=128 --block_size=128 --batch_size=16
 
 Both sides train on the same completions. The last line is one JSON object.
@@ -16,17 +17,20 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 import numpy as np
 import torch
 
-from core.checkpoint_manager import freeze
+from core import distributions
 from core.config import UsageError, load_config, run_script
 from core.distributed import Distributed
+from core.huggingface import HuggingFaceModel
 from core.judge import calculate_judge_scores
-from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig
+from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
+from core.optional import require
 from core.tokenizer import CharTokenizer
 from grpo.advantages import compute_advantages
 from grpo.build import make_policy
@@ -53,6 +57,7 @@ class BenchConfig:
     masked: float = 0.3          # fill: masked share of a text
     prompt_length: int = 256     # causal: tokens of a prompt
     completion_length: int = 64  # causal: largest number of tokens of a completion
+    vocab_size: int = 151936     # vocabulary: number of tokens
     # measuring
     repeats: int = 3             # timed steps of each side; the fastest is reported
     device: str = "auto"         # auto (cuda, else mps, else cpu), cpu, cuda, mps
@@ -171,18 +176,22 @@ class Causal(Bench):
     def __init__(self, c):
         self.c, self.dist = c, Distributed(c.device, c.dtype)
         torch.manual_seed(0)
-        length = c.prompt_length + c.completion_length
-        model = GPT(GPTConfig(LANGUAGE_MODEL, TOKENIZER.vocab_size, TOKENIZER.base_vocab_size, length, c.n_layer,
-                              c.n_head, c.n_embd)).to(self.dist.device)
+        model, tokenizer = self.generator(c.prompt_length + c.completion_length)
         self.config = GRPOConfig(batch_size=c.batch_size, group_size=c.group_size, temperature=1.0, top_p=1.0,
                                  kl_beta=0.0, max_new_tokens=c.completion_length)
-        self.policy = make_policy(model, TOKENIZER, self.config, self.dist)
+        self.policy = make_policy(model.to(self.dist.device), tokenizer, self.config, self.dist)
         prompts = np.random.default_rng(0).integers(96, size=(c.batch_size, c.prompt_length))
         self.batch = {"input": prompts, "padding": np.zeros(c.batch_size, dtype=np.int64),
                       "number": np.arange(c.batch_size), "record": np.array([None] * c.batch_size)}
         self.rollouts = self.collect()
         reward = torch.rand(c.batch_size, c.group_size, 1, device=self.dist.device)
         self.advantage = compute_advantages(reward, "group_std").view(-1, 1)
+
+    def generator(self, length):
+        """(model that reads `length` tokens, its tokenizer)"""
+        c = self.c
+        return GPT(GPTConfig(LANGUAGE_MODEL, TOKENIZER.vocab_size, TOKENIZER.base_vocab_size, length, c.n_layer,
+                             c.n_head, c.n_embd)), TOKENIZER
 
     def collect(self):
         return self.policy.sample(self.batch, 0, self.config)
@@ -212,6 +221,29 @@ class Causal(Bench):
         return {"time_ratio": round(naive / shared, 2)}
 
 
+class Vocabulary(Causal):
+    """Training of a Hugging Face model with a large vocabulary: all logits at once (whole), or in parts."""
+
+    columns = ("whole", "parts")
+
+    def generator(self, length):
+        """A random model of Qwen2's shape. Its tokenizer knows ids only, and nothing ends a completion."""
+        transformers, c = require("transformers", "bench.py vocabulary"), self.c
+        net = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
+            vocab_size=c.vocab_size, hidden_size=c.n_embd, intermediate_size=4 * c.n_embd, num_hidden_layers=c.n_layer,
+            num_attention_heads=c.n_head, num_key_value_heads=c.n_head, max_position_embeddings=length,
+            tie_word_embeddings=True))
+        tokenizer = SimpleNamespace(base_vocab_size=c.vocab_size, banned_token_ids=(), stop_token_ids=())
+        return HuggingFaceModel(net, tokenizer, LANGUAGE_MODEL), tokenizer
+
+    def train(self, parts):
+        """Forward and backward pass on the completions. parts: whether logits are made in parts."""
+        usual = distributions.LOGITS_AT_ONCE
+        distributions.LOGITS_AT_ONCE = usual if parts else 2**62
+        Causal.train(self, True)
+        distributions.LOGITS_AT_ONCE = usual
+
+
 def row(name, naive, shared, digits):
     print(f"{name:<24}{naive:>12.{digits}f}{shared:>12.{digits}f}{max(naive, shared) / min(naive, shared):>8.2f}")
 
@@ -236,7 +268,7 @@ def one_side(bench, side):
 
 def main(argv):
     """Prints the time and peak memory of both sides, their ratios, and the difference of the gradients."""
-    kinds = {"fill": Fill, "causal": Causal, "checkpoint": Checkpointed}
+    kinds = {"fill": Fill, "causal": Causal, "checkpoint": Checkpointed, "vocabulary": Vocabulary}
     if not argv or argv[0] not in kinds:
         raise UsageError(f"python grpo/tools/bench.py {'|'.join(kinds)} [--key=value]")
     c, _ = load_config(BenchConfig, argv[1:])
@@ -249,8 +281,9 @@ def main(argv):
     ours = bench.gradient()
     bench.naive(False)
     difference = float((ours - bench.gradient()).norm() / bench.gradient().norm())
-    texts = (f"sequence {c.block_size}, {c.masked:.0%} masked" if argv[0] != "causal" else
-             f"prompt {c.prompt_length}, completion {c.completion_length}")
+    texts = (f"prompt {c.prompt_length}, completion {c.completion_length}" if isinstance(bench, Causal) else
+             f"sequence {c.block_size}, {c.masked:.0%} masked")
+    texts += f", vocabulary {c.vocab_size}" * isinstance(bench, Vocabulary)
     print(f"{c.n_layer} layers x {c.n_embd}, {texts}, {c.batch_size} x {c.group_size}, {bench.dist.device}")
     print(f"{'':<24}{bench.columns[0]:>12}{bench.columns[1]:>12}{'ratio':>8}")
     result = bench.report()

@@ -10,11 +10,11 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from core.checkpoint_manager import load_model
 from core.config import UsageError, load_config, run_script
 from core.distributed import Distributed
 from core.logger import read_records
 from core.model import MASKED_FILL
+from core.models import load_model
 from grpo.build import build_data, build_models, fill_in_evaluation, make_policy
 from grpo.evaluation.plots import draw_curves, draw_temperatures
 from grpo.grpo_config import GRPOConfig
@@ -51,13 +51,13 @@ def report_seeds(folders, picture):
 def report_temperatures(argv, trained, picture):
     """Prints the held-out metrics at several temperatures, before and after GRPO, and draws them.
 
-    trained: the model file after GRPO; None: the one in the config's out_dir
+    trained: the model after GRPO; None: the one in the config's out_dir
     """
     config, _ = load_config(GRPOConfig, argv)
     dist = Distributed(config.device, config.dtype)
     data = build_data(config, dist)
     models = build_models(config, data, dist)
-    trained = trained or os.path.join(config.out_dir, "model.safetensors")
+    trained = trained or os.path.join(config.out_dir, f"model{models.policy.suffix}")
     after, _ = load_model(trained, dist.device, MASKED_FILL, data.tokenizer, "--trained")
     after = make_policy(after, data.tokenizer, config, dist)
     evaluation, curves = fill_in_evaluation(config, models), {}

@@ -7,54 +7,19 @@ import pytest
 import torch
 
 from core import checkpoint_manager
-from core.checkpoint_manager import CheckpointManager, freeze, load_model, load_tokenizer, save_model, set_aside
-from core.model import MASKED_FILL, SEQUENCE_SCORER
-from core.tokenizer import CharTokenizer
-from tests.tiny import TOKENIZER, judge, model, save
+from core.checkpoint_manager import CheckpointManager, set_aside
+from core.models import load_model, save_model
+from tests.tiny import TOKENIZER, model
 
 
 def manager_of(folder, net, keep=0):
     return CheckpointManager(str(folder), lambda path, **facts: save_model(path, net, TOKENIZER, **facts), keep)
 
 
-def test_a_model_file_is_all_that_is_needed_to_use_the_model(tmp_path):
-    net, tokens = model(), torch.randint(0, 96, (2, 9))
-    path = str(tmp_path / "deep" / "m.safetensors")
-    save_model(path, net, TOKENIZER, step=7)
-    loaded, facts = load_model(path, mode=MASKED_FILL, tokenizer=TOKENIZER)
-    assert torch.equal(net(tokens), loaded(tokens)) and facts == {"step": 7} and not loaded.training
-    assert load_tokenizer(path).description() == TOKENIZER.description()
-    save_model(path, net, TOKENIZER, torch.float16)
-    half, _ = load_model(path)
-    assert next(half.parameters()).dtype == torch.float32
-    torch.testing.assert_close(half(tokens), net(tokens), rtol=0.05, atol=0.05)
-    assert os.listdir(tmp_path / "deep") == ["m.safetensors"]
-
-
-def test_a_wrong_file_is_named_with_what_was_found(tmp_path):
-    generator, scorer = save(tmp_path / "g.safetensors", model()), save(tmp_path / "j.safetensors", judge())
-    with pytest.raises(ValueError, match=f"judge_checkpoint={generator} has mode masked_fill, but sequence_scorer"):
-        load_model(generator, mode=SEQUENCE_SCORER, key="judge_checkpoint")
-    with pytest.raises(ValueError, match="has another vocabulary"):
-        load_model(scorer, tokenizer=CharTokenizer("abc"))
-    with pytest.raises(FileNotFoundError, match="generator_checkpoint=nowhere"):
-        load_model("nowhere", key="generator_checkpoint")
-    with pytest.raises(ValueError, match="is a folder; name the file in it"):
-        load_model(str(tmp_path))
-    whole = open(generator, "rb").read()
-    for cut in (0, 5, len(whole) // 2, len(whole) - 1):
-        (tmp_path / "cut").write_bytes(whole[:cut])
-        with pytest.raises(ValueError, match="cut is damaged or cut short"):
-            load_model(str(tmp_path / "cut"))
-    from safetensors.torch import save_file
-    save_file({"x": torch.zeros(1)}, tmp_path / "foreign")
-    with pytest.raises(ValueError, match="not one that this project wrote"):
-        load_model(str(tmp_path / "foreign"))
-
-
-def test_a_frozen_model_has_no_gradients_and_no_dropout():
-    net = freeze(model(dropout=0.5).train())
-    assert not net.training and not any(p.requires_grad for p in net.parameters())
+def write_folder(path, step, **facts):
+    """A model that is a folder, as those in Hugging Face format are."""
+    os.makedirs(path, exist_ok=True)
+    (pathlib.Path(path) / "config.json").write_text(str(step))
 
 
 def test_state_round_trip_and_keep(tmp_path):
@@ -84,12 +49,48 @@ def test_state_round_trip_and_keep(tmp_path):
         manager.load(other.state_dict(), [fresh])
 
 
+def test_a_state_of_another_identity_is_refused_and_one_without_it_is_not(tmp_path):
+    net = model()
+    of = lambda identity: CheckpointManager(str(tmp_path), lambda path, **facts: None, identity=identity)
+    of({"alpha": 2.0, "layers": ["a"]}).save(1, net.state_dict(), [], {})
+    assert of({"alpha": 2.0, "layers": ["a"]}).load(net.state_dict(), [])["step"] == 1
+    for identity, words in (({"alpha": 4.0, "layers": ["a"]}, "alpha=2.0, not 4.0"),
+                            ({"alpha": 2.0, "layers": ["b"]}, r"layers=\['a'\], not \['b'\]")):
+        with pytest.raises(ValueError, match=f"state.pt is of a run with {words}; resume with.*config.json") as error:
+            of(identity).load(net.state_dict(), [])
+        assert "\n" not in str(error.value)
+    of({}).save(2, net.state_dict(), [], {})
+    assert "identity" not in torch.load(tmp_path / "state.pt", weights_only=True), "native states as before"
+    assert of({"alpha": 4.0}).load(net.state_dict(), [])["step"] == 2, "a state of an earlier version"
+
+
 def test_the_last_models_are_kept_beyond_a_million_steps(tmp_path):
     net = model()
     manager = manager_of(tmp_path, net, keep=2)
     for step in (999998, 999999, 1000000):
         manager.save(step, net.state_dict(), [], {})
     assert manager.numbered() == ["model-999999.safetensors", "model-1000000.safetensors"]
+
+
+def test_models_that_are_folders_are_numbered_and_removed_as_files_are(tmp_path):
+    manager = CheckpointManager(str(tmp_path), write_folder, keep=2, suffix="")
+    for step in (1, 2, 3):
+        manager.save(step, {}, [], {})
+    assert sorted(os.listdir(tmp_path)) == ["model", "model-000002", "model-000003", "state.pt"]
+    assert contents(tmp_path / "model-000002") == {"config.json": "2"}
+    assert contents(tmp_path / "model") == {"config.json": "3"} and manager.numbered() == ["model-000002",
+                                                                                           "model-000003"]
+
+
+@pytest.mark.parametrize("suffix, others", [("", ("model-1.safetensors", "model-1-notes", "model-x", "my-model-1")),
+                                            (".safetensors", ("model-1", "model-1xsafetensors", "model-1.bin"))])
+def test_only_models_of_its_own_kind_are_numbered(tmp_path, suffix, others):
+    for name in others:
+        (tmp_path / name).mkdir()
+    manager = CheckpointManager(str(tmp_path), write_folder, keep=1, suffix=suffix)
+    manager.save(7, {}, [], {})
+    manager.save(8, {}, [], {})
+    assert manager.numbered() == [f"model-000008{suffix}"] and set(others) <= set(os.listdir(tmp_path))
 
 
 def test_state_is_loaded_without_running_code(tmp_path):
@@ -251,3 +252,13 @@ def test_folders_of_a_run_stay_and_numbers_are_not_used_again(tmp_path):
     write(tmp_path, log="z")
     assert set_aside(str(tmp_path)) == os.path.join(tmp_path, "previous", "10")
     assert contents(tmp_path) == {"wandb/log": "x", "previous/9/log": "y", "previous/10/log": "z"}
+
+
+def test_models_that_are_folders_are_set_aside_with_their_run_and_other_folders_stay(tmp_path):
+    for name in ("model", "model-000002", "notes", "model-notes"):
+        write(tmp_path / name, **{"config.json": name})
+    write(tmp_path, **{"state.pt": "A"})
+    assert set_aside(str(tmp_path)) == os.path.join(tmp_path, "previous", "1")
+    moved = {"model/config.json": "model", "model-000002/config.json": "model-000002", "state.pt": "A"}
+    assert contents(tmp_path) == in_folder("previous/1", moved) | {"notes/config.json": "notes",
+                                                                   "model-notes/config.json": "model-notes"}

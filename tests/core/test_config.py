@@ -154,8 +154,8 @@ def test_every_key_of_every_script_has_a_reason(path, name):
     spec.loader.exec_module(module)
     lines = help_lines(getattr(module, name))
     fields = dataclasses.fields(getattr(module, name))
-    shown = [re.fullmatch(r"  --(\w+)=(.+?)  +(str|int|float|bool|tuple)( or None)?  +(\S.*)", x) for x in lines
-             if x.startswith("  --")]
+    line = re.compile(r"  --(\w+)=(.+?)  +(str or tuple|str|int|float|bool|tuple|dict)( or None)?  +(\S.*)")
+    shown = [line.fullmatch(x) for x in lines if x.startswith("  --")]
     assert all(shown) and {match[1] for match in shown} == {field.name for field in fields}
     assert len(shown) == len(fields) and max(map(len, lines)) <= HELP_WIDTH == 120
 
@@ -209,3 +209,9 @@ def test_a_script_ends_with_the_code_that_its_main_asks_for(tmp_path):
         done = subprocess.run([sys.executable, script(tmp_path, body)], capture_output=True, text=True, timeout=60)
         assert done.returncode == code and message in done.stderr and (message or not done.stderr)
         assert message == "Traceback" or "Traceback" not in done.stderr
+
+
+def test_a_learning_rate_that_would_rise_is_refused():
+    with pytest.raises(ValueError, match="min_lr=0.0001 is above learning_rate=1e-05.*; set min_lr=1e-06"):
+        RunConfig(learning_rate=1e-5)
+    assert RunConfig(learning_rate=1e-4).min_lr == 1e-4

@@ -63,7 +63,7 @@ def test_the_report_of_a_judge_that_knows_the_truth(dataset):
     truths = torch.cat([unpack_batch(data.batch("val", s), "cpu")[1] for s in range(2)])
 
     class Oracle:
-        config = judge().config
+        judge_head = "realness"
 
         def __call__(self, text):
             known = (text[:, None] == truths).float()                                 # against the nearest true text

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from core.distributions import in_parts, token_logp
-from core.model import (GPT, LANGUAGE_MODEL, MASKED_FILL, MODES, SEQUENCE_SCORER, Cache, GPTConfig, rotary_table,
-                        rotate)
+from core.model import (GPT, LANGUAGE_MODEL, MASKED_FILL, MODES, SEQUENCE_SCORER, Cache, GPTConfig, freeze,
+                        rotary_table, rotate)
 from tests.tiny import CAUSAL, causal_model, model
 
 
@@ -194,3 +194,8 @@ def test_logits_under_autocast_are_the_same_with_and_without_gradients(tied, hea
         with torch.no_grad():
             scoring = net.project(h)
     assert learning.requires_grad and not scoring.requires_grad and torch.equal(learning, scoring)
+
+
+def test_a_frozen_model_has_no_gradients_and_no_dropout():
+    net = freeze(model(dropout=0.5).train())
+    assert not net.training and not any(p.requires_grad for p in net.parameters())

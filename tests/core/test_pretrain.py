@@ -3,11 +3,13 @@
 import os
 
 import pytest
+import torch
 
-from core.checkpoint_manager import load_model
 from core.logger import read_records
+from core.models import load_model
 from core.pretrain import main
-from tests.tiny import model, run_script, same, save, without_clock
+from tests.families import model_folder
+from tests.tiny import jsonl, model, run_script, same, save, without_clock
 
 pytestmark = pytest.mark.slow
 
@@ -74,3 +76,71 @@ def test_a_mistake_is_one_clear_line(dataset, tmp_path, setting, message):
     done = start(dataset, tmp_path / "out", setting)
     errors = done.stderr.strip().split("\n")
     assert done.returncode in (1, 2) and len(errors) == 1 and message in errors[0], done.stderr
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    pytest.importorskip("transformers")
+    return model_folder(tmp_path_factory.mktemp("models") / "llama", "llama", n_layer=1, scale=3.0)
+
+
+def fine_tune(folder, data, out_dir, *arguments):
+    """The metrics of a run that starts from a Hugging Face folder and a file of records, and nothing else."""
+    main([f"--init_from={folder}", f"--dataset={data}", f"--out_dir={out_dir}", "--optimizer=adamw", "--batch_size=16",
+          "--learning_rate=1e-2", "--block_size=64", "--warmup_iters=2", "--lr_decay_iters=30", "--log_interval=5",
+          "--eval_interval=10", "--save_interval=10", "--eval_batches=2", "--device=cpu", *arguments])
+    return read_records(os.path.join(out_dir, "metrics.jsonl"))
+
+
+@pytest.mark.parametrize("rank", [0, 8], ids=["full", "lora"])
+def test_a_hugging_face_model_is_fine_tuned_on_answers(llama, tmp_path, capsys, rank):
+    """It learns, resumes bit for bit, and its folder is one that transformers, or peft, opens."""
+    transformers = pytest.importorskip("transformers")
+    records = [{"prompt": f"{a}+{b}=", "answer": "the fox"} for a in range(5, 13) for b in range(5, 13)]
+    data, lora = jsonl(tmp_path / "my.jsonl", *records), [f"--lora_rank={rank}"] if rank else []
+    whole = fine_tune(llama, data, tmp_path / "whole", "--max_iters=30", *lora)
+    out = capsys.readouterr().out
+    assert "language_model: " in out and "a completion ends with token" in out
+    assert "the first prompt ends in '" in out
+    fine_tune(llama, data, tmp_path / "cut", "--max_iters=20", *lora)
+    cut = fine_tune(llama, data, tmp_path / "cut", "--max_iters=30", "--resume=True", *lora)
+    assert without_clock(whole) == without_clock(cut)
+    assert whole[-1]["val_accuracy"] == 1.0, "it learned what all records have in common"
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "whole" / "model"))
+    ids = tokenizer("7+8=", return_tensors="pt").input_ids
+    writes = lambda net: net.eval().generate(input_ids=ids, max_new_tokens=12, do_sample=False, pad_token_id=0)[
+        0, ids.shape[1] :]
+    base = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    assert tokenizer.decode(writes(base), skip_special_tokens=True) != "the fox"
+    net = base if rank else transformers.AutoModelForCausalLM.from_pretrained(str(tmp_path / "whole" / "model"))
+    if rank:
+        peft = pytest.importorskip("peft")
+        net = peft.PeftModel.from_pretrained(net, str(tmp_path / "whole" / "model"))
+        assert "model.safetensors" not in os.listdir(tmp_path / "whole" / "model")
+        state = torch.load(tmp_path / "cut" / "state.pt", weights_only=True)["model"]
+        assert state and all("lora_" in name for name in state)
+    written = writes(net)
+    assert int(written[-1]) == tokenizer.eos_token_id and tokenizer.decode(written[:-1]) == "the fox"
+
+
+def test_the_exported_folder_of_a_fine_tuned_model_is_in_float16(llama, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    data = jsonl(tmp_path / "my.jsonl", *({"prompt": f"{a}", "completion": "fox"} for a in range(99)))
+    fine_tune(llama, data, tmp_path / "out", "--max_iters=1", f"--export={tmp_path / 'shipped'}")
+    shipped, own = (transformers.AutoModelForCausalLM.from_pretrained(str(tmp_path / name), dtype="auto").state_dict()
+                    for name in ("shipped", "out/model"))
+    assert all(p.dtype == torch.float16 and torch.equal(p, own[name].half()) for name, p in shipped.items())
+    assert own["lm_head.weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("settings, message", [
+    (["--dropout=0.1"], "dropout=0.1 is for new models"),
+    (["--block_size=129"], "block_size=129 is larger than the 128"),
+    (["--template=model"], "has no chat template"), (["--dataset=gone.jsonl"], "dataset=gone.jsonl does not exist"),
+    (["--init_from=gone", "--mode=language_model"], "init_from=gone does not exist")])
+def test_a_mistake_in_fine_tuning_is_one_clear_line(llama, tmp_path, settings, message):
+    data = jsonl(tmp_path / "my.jsonl", *({"prompt": f"{a}", "completion": "fox"} for a in range(99)))
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+        fine_tune(llama, data, tmp_path / "out", *settings)
+    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from core.config import RunConfig
+from core.lora import LoraConfig
 from core.masking import MaskConfig
 from core.pretrain_config import PretrainConfig
 
@@ -16,16 +17,19 @@ from core.pretrain_config import PretrainConfig
     ({"n_head": 0}, "n_head=0"), ({"n_embd": 0}, "n_embd=0"), ({"eval_batches": 0}, "eval_batches=0"),
     ({"block_size": 0}, "block_size=0 must be at least 1"), ({"seed": -1}, "seed=-1 must not be negative"),
     ({"mask_low": 0.7}, "without masks"), ({"mask_random": 0.0, "mask_span": 0.0}, "without masks"),
-    ({"learning_rate": 0.0}, "learning_rate=0.0 must be above 0")])
+    ({"learning_rate": 0.0}, "learning_rate=0.0 must be above 0"),
+    ({"template": "poem"}, "template='poem' is not one of plain, chat, math, code, model"),
+    ({"lora_rank": -1}, "lora_rank=-1"), ({"load_in_4bit": True}, "set lora_rank=16"),
+    ({"lora_rank": 4, "init_from": "out-pretrain/model"}, "init_from=out-pretrain/model lies in out_dir=out-pretrain")])
 def test_values_that_cannot_work_are_refused(setting, message):
     with pytest.raises(ValueError, match=message):
         PretrainConfig(**setting)
 
 
-def test_it_shares_the_settings_of_runs_and_masks():
+def test_it_shares_the_settings_of_runs_masks_and_adapters():
     c = PretrainConfig()
     names = {f.name for f in dataclasses.fields(c)}
-    assert names > {f.name for f in dataclasses.fields(RunConfig)} | {f.name for f in dataclasses.fields(MaskConfig)}
+    assert names > {f.name for cls in (RunConfig, MaskConfig, LoraConfig) for f in dataclasses.fields(cls)}
     assert c.masks == {"random": 1.0, "span": 1.0} and (c.mask_low, c.mask_high) == (0.1, 0.6)
 
 

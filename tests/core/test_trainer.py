@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from core.build import build_batches, build_data, build_model
-from core.checkpoint_manager import CheckpointManager, load_model
+from core.checkpoint_manager import CheckpointManager
 from core.logger import Logger, read_records
+from core.models import load_model
 from core.pretrain_config import PretrainConfig
 from core.trainer import COLUMNS, BadSteps, Trainer
 from tests.tiny import one_process, same, same_momentum, undocumented, without_clock
@@ -22,7 +23,7 @@ def train(dataset, out_dir, resume=False, **settings):
     dist = one_process()
     data = build_data(c, dist)
     batches, evaluate = build_batches(c, data, dist)
-    trainer = Trainer(build_model(c, data), c, batches, evaluate, data.tokenizer,
+    trainer = Trainer(build_model(c, data, dist), c, batches, evaluate, data.tokenizer,
                       Logger(c.out_dir, c.max_iters, COLUMNS), dist)
     if resume:
         trainer.resume()

@@ -1,23 +1,27 @@
 """What a config builds, and what is refused before the first step."""
 
+import re
+import shutil
+
 import pytest
 import torch
 
-from core.checkpoint_manager import save_model
 from core.dataset_consumer import DatasetConsumer
 from core.model import SEQUENCE_SCORER
+from core.models import load_model, load_tokenizer, save_model
 from core.prompts import PromptConsumer
 from grpo import build
 from grpo.build import (build_data, build_evaluation, build_models, build_reference, build_rewards, check_memory,
-                        make_policy)
+                        make_policy, plan)
 from grpo.evaluation.fill_in import FillInEvaluation
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.rewards import Rewards
 from grpo.scoring import with_reference
+from tests.families import adapter_folder, folder_maker, model_folder, write_prose, write_sums
 from tests.tiny import (CAUSAL, TOKENIZER, causal_model, causal_policy, config, consumer, fill_policy, judge, model,
-                        one_process, prompt_consumer, same, sampled, save)
+                        one_process, prompt_config, prompt_consumer, same, sampled, save)
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +52,15 @@ def text_data(dataset):
 
 
 def test_the_data_is_what_the_dataset_holds(dataset, prompts):
-    assert isinstance(build_data(config(dataset=dataset), one_process()), DatasetConsumer)
-    data = build_data(config(dataset=prompts, max_prompt_length=4), one_process())
+    known = {"generator_checkpoint": "model.safetensors"}  # the data are prepared: no tokenizer is read from it
+    assert isinstance(build_data(config(dataset=dataset, **known), one_process()), DatasetConsumer)
+    data = build_data(config(dataset=prompts, max_prompt_length=4, **known), one_process())
     assert isinstance(data, PromptConsumer) and data.longest == 4
+
+
+def test_a_run_without_a_generator_is_refused(dataset):
+    with pytest.raises(ValueError, match="generator_checkpoint is not set"):
+        build_data(config(dataset=dataset), one_process())
 
 
 def test_the_policy_is_of_the_kind_that_its_checkpoint_says(checkpoints, dataset, prompts):
@@ -128,7 +138,6 @@ def test_reference_checkpoint_is_the_reference(checkpoints, dataset, prompts):
 
 
 REFUSED = {
-    "no generator": ("text", {}, "generator_checkpoint is not set"),
     "a judge as generator": ("text", {"generator_checkpoint": "judge"},
                              "generator_checkpoint=.* has mode sequence_scorer, but masked_fill or language_model"),
     "passes": ("prompts", {"generator_checkpoint": "causal", "unmask_steps": 2}, "unmask_steps=2 is for fill-in"),
@@ -180,12 +189,12 @@ def test_the_evaluation_suits_the_generator(checkpoints, dataset, prompts):
                judge_checkpoint=str(checkpoints / "judge"), eval_problems=4)
     data = build_data(c, one_process())
     models = build_models(c, data, one_process())
-    rewards = build_rewards(c, models, data)
+    rewards = build_rewards(c, models, data, one_process())
     assert isinstance(build_evaluation(c, models, rewards, data), FillInEvaluation) and rewards.names == ("judge",)
     c = config(dataset=prompts, generator_checkpoint=str(checkpoints / "causal"), task_type="general", max_new_tokens=5)
     data = build_data(c, one_process())
     models = build_models(c, data, one_process())
-    rewards = build_rewards(c, models, data)
+    rewards = build_rewards(c, models, data, one_process())
     assert isinstance(build_evaluation(c, models, rewards, data), PromptEvaluation)
 
 
@@ -199,7 +208,7 @@ def test_held_out_problems_are_the_same_for_every_seed_and_batch_size(dataset):
 
 
 @pytest.mark.parametrize("settings, message", [
-    ({"max_new_tokens": 500}, "max_new_tokens=500 and prompts of up to 6 tokens do not fit the model's block_size=64"),
+    ({"max_new_tokens": 500}, "max_new_tokens=500 and prompts of up to 6 tokens do not fit the 64 tokens that the model reads"),
     ({"pass_k": 9, "max_new_tokens": 5}, "pass_k=9 must be at most eval_completions=4")])
 def test_an_evaluation_that_cannot_run_is_refused(prompts, settings, message):
     c = config(task_type="general", **settings)
@@ -211,7 +220,7 @@ def test_an_evaluation_that_cannot_run_is_refused(prompts, settings, message):
 def test_a_shorter_reference_bounds_the_room_for_completions(prompts):
     c = config(task_type="general", max_new_tokens=30)
     models = build.Models(causal_policy(), causal_policy(block_size=20), None, None)
-    with pytest.raises(ValueError, match="block_size=20; set max_new_tokens to at most 14"):
+    with pytest.raises(ValueError, match="20 tokens that the model reads; set max_new_tokens to at most 14"):
         build_evaluation(c, models, Rewards(c), prompt_consumer(prompts, c))
 
 
@@ -252,17 +261,19 @@ def test_an_iteration_whose_distributions_need_too_much_memory_is_refused():
 
 @pytest.mark.parametrize("truncation", [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
 def test_kept_tokens_count_as_stored_memory(truncation):
+    """How many truncation keeps is known when they are sampled; at least one of each state is certain: 6 MB here."""
     policy = Wide(4096, 8 * 1024)
     settings = {"batch_size": 64, "group_size": 8, "kl_estimator": "k3"}
     models = build.Models(policy, policy, None, None)
+    check_memory(config(**settings, **truncation, stored_megabytes=6), models)
     with pytest.raises(ValueError) as error:
-        check_memory(config(**settings, **truncation, stored_megabytes=2047), models)
-    says(error, "stored_megabytes=2047", "2048 MB", "truncation", "top_p=1.0", "top_k=0", "min_p=0.0")
+        check_memory(config(**settings, **truncation, stored_megabytes=5), models)
+    says(error, "stored_megabytes=5", "6 MB", "truncation", "top_p=1.0", "top_k=0", "min_p=0.0")
     assert "kl_estimator" not in str(error.value)
-    check_memory(config(**settings, stored_megabytes=2047), models)
+    check_memory(config(**settings, stored_megabytes=5), models)
     with pytest.raises(ValueError) as error:
         check_memory(config(**settings | {"kl_estimator": "exact"}, **truncation), models)
-    says(error, "10240 MB", "exact KL", "truncation", "kl_estimator='k3'", "top_p=1.0")
+    says(error, "8198 MB", "exact KL", "truncation", "kl_estimator='k3'", "top_p=1.0")
 
 
 @pytest.mark.parametrize("settings", [{}, {"unmask_steps": 3}, {"unmask_steps": 3, "fill_estimator": "coupled"},
@@ -287,5 +298,160 @@ def test_a_config_that_would_store_too_much_is_refused_before_the_first_step(che
     data = build_data(c, one_process())
     models = build_models(c, data, one_process())
     with pytest.raises(ValueError) as error:
-        build_evaluation(c, models, build_rewards(c, models, data), data)
+        build_evaluation(c, models, build_rewards(c, models, data, one_process()), data)
     says(error, "stored_megabytes=2", "3 MB", "exact KL", "kl_estimator='k3'")
+
+
+# Hugging Face models
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """family -> the folder of a small random Hugging Face model."""
+    pytest.importorskip("transformers")
+    return folder_maker(tmp_path_factory.mktemp("families"))
+
+
+@pytest.fixture
+def sums(tmp_path):
+    return write_sums(tmp_path / "sums.jsonl")
+
+
+def planned(c):
+    """(the lines that a run prints at its start, its Models, its data)."""
+    dist = one_process()
+    data = build_data(c, dist)
+    models = build_models(c, data, dist)
+    return list(plan(c, {}, models, build_rewards(c, models, data, dist), data, dist)), models, data
+
+
+def megabytes(lines):
+    """{what for: megabytes} of the plan's last line."""
+    return {name: float(size) for name, size in re.findall(r"(?:: |, )([a-z ]+?) (\d+)(?=,|$)", lines[-1])}
+
+
+def test_the_plan_shows_how_the_rendered_prompt_ends_and_every_end_of_a_completion(folder, sums):
+    """The tail is what transformers' own chat template gives; qwen3's second end is in its generation_config alone."""
+    import transformers
+    c = prompt_config(dataset=sums, generator_checkpoint=folder("qwen3"), template="model", response_prefix="It is",
+                      chat_template_kwargs={"enable_thinking": False}, system_prompt="Add.")
+    lines, models, data = planned(c)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder("qwen3"))
+    messages = [{"role": "system", "content": "Add."},
+                {"role": "user", "content": data.records["train"][0]["prompt"]}]
+    text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
+                                      enable_thinking=False) + "It is"
+    assert text.endswith("<|im_start|>assistant\n<think></think>It is") and len(text) > 80
+    assert f"the first prompt ends in {text[-80:]!r}" in lines
+    ends = [f"{theirs.convert_tokens_to_ids(name)} {name!r}" for name in ("<|endoftext|>", "<|im_end|>")]
+    assert f"a completion ends with token {' or '.join(ends)}" in lines
+    assert set(models.policy.tokenizer.stop_token_ids) == {int(end.split()[0]) for end in ends}
+    ids = theirs(text, add_special_tokens=False).input_ids
+    assert data.records["train"][0]["tokens"] == ids, "the template has the start token in its text"
+
+
+def test_the_plan_of_a_native_run_shows_the_prompt_and_its_stop_token(checkpoints, prompts):
+    lines, _, data = planned(prompt_config(dataset=prompts, generator_checkpoint=str(checkpoints / "causal"),
+                                           response_prefix="?"))
+    assert f"the first prompt ends in {data.records['train'][0]['prompt'] + '?'!r}" in lines
+    assert [line for line in lines if line.startswith(f"a completion ends with token {CAUSAL.stop_token_id} ")]
+
+
+def test_the_plan_says_what_is_trained_and_counts_weights_once(folder, sums, tmp_path):
+    """A wide model, so that its megabytes do not round to zero. LoRA: no second copy, and gradients of the adapter."""
+    pytest.importorskip("peft")
+    wide, rank = model_folder(tmp_path / "wide", "gpt2", n_layer=1, n_embd=512), 64
+    numbers = {name: planned(prompt_config(dataset=sums, generator_checkpoint=wide, kl_beta=beta, lora_rank=lora))[0]
+               for name, beta, lora in (("alone", 0.0, 0), ("full", 0.1, 0), ("lora", 0.1, rank))}
+    count = sum(p.numel() for p in load_model(wide)[0].parameters())
+    adapter = rank * ((512 + 3 * 512) + (512 + 512) + 2 * (512 + 4 * 512))  # (in + out) of GPT-2's four linear layers
+    found = {name: megabytes(lines) for name, lines in numbers.items()}
+    assert found["alone"]["weights"] == round(4 * count / 1e6) and found["alone"]["weights"] > 5
+    assert found["full"]["weights"] == round(8 * count / 1e6), "the reference is a copy"
+    assert found["lora"]["weights"] == round(4 * (count + adapter) / 1e6), "the reference is the same weights"
+    assert found["full"]["gradients and optimizer"] == round(12 * count / 1e6)
+    assert found["lora"]["gradients and optimizer"] == round(12 * adapter / 1e6)
+    generator = next(line for line in numbers["lora"] if line.startswith("generator"))
+    assert f"{(count + adapter) / 1e6:.2f} M parameters" in generator and f"{adapter / 1e6:.2f} M" in generator
+    assert "trained" in generator and "trained" not in next(x for x in numbers["full"] if x.startswith("generator"))
+    assert all("frozen" in next(x for x in numbers[name] if x.startswith("reference")) for name in ("full", "lora"))
+
+
+def test_more_memory_is_planned_for_what_needs_more(folder, tmp_path, sums):
+    wide = model_folder(tmp_path / "wide", "gpt2", n_layer=4, n_embd=256)
+    total = lambda **settings: sum(megabytes(planned(prompt_config(
+        dataset=sums, generator_checkpoint=wide, **{"batch_size": 16, "group_size": 8, "max_new_tokens": 64} | settings)
+        )[0]).values())
+    assert total(grad_checkpoint=True) < total() < total(batch_size=64) and total(max_new_tokens=16) < total()
+
+
+REFUSED_MODELS = {
+    "an adapter of ours": ({"generator_checkpoint": "causal", "lora_rank": 4},
+                           "lora_rank=4 is for Hugging Face models, which generator_checkpoint=.*causal is not"),
+    "an adapter of ours from a file": ({"generator_checkpoint": "causal", "lora_init_from": "x"},
+                                       "lora_init_from=x is for Hugging Face models"),
+    "no template": ({"generator_checkpoint": "causal", "template": "model"},
+                    "template='model' is the chat template of a Hugging Face model, which this model is not"),
+    "no chat template": ({"generator_checkpoint": "llama", "template": "model"}, "has no chat template"),
+    "4 bits": ({"generator_checkpoint": "llama", "lora_rank": 4, "load_in_4bit": True},
+               "load_in_4bit=True needs a CUDA GPU, but the device is cpu"),
+    "an unused reward model": ({"generator_checkpoint": "causal", "reward_model_checkpoint": "bert_reward"},
+                               "reward_model_checkpoint=.* is not used: add 'reward_model' to reward_functions"),
+    "a generator as reward model": ({"generator_checkpoint": "causal", "reward_model_checkpoint": "bert",
+                                     "reward_functions": ("reward_model",)}, "reward_model_checkpoint=.*bert is a lang"),
+    "a reward model as generator": ({"generator_checkpoint": "llama_reward"},
+                                    "is a reward model or classifier .*name it in reward_model_checkpoint"),
+    "a judge of another vocabulary": ({"generator_checkpoint": "bert", "judge_checkpoint": "judge"},
+                                      "judge_checkpoint=.*judge has another vocabulary"),
+    "passes": ({"generator_checkpoint": "llama", "unmask_steps": 2}, "unmask_steps=2 is for fill-in"),
+    "no room": ({"generator_checkpoint": "llama", "max_new_tokens": 500}, "do not fit the 128 tokens that the model reads"),
+    "long block": ({"generator_checkpoint": "bert", "block_size": 127}, "block_size=127 is larger than the 126 of"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_MODELS)
+def test_hugging_face_models_and_settings_that_do_not_fit_are_one_line(checkpoints, folder, sums, tmp_path, name):
+    settings, message = REFUSED_MODELS[name]
+    if settings.keys() & {"lora_rank", "lora_init_from"}:
+        pytest.importorskip("peft")
+    ours = ("causal", "judge")
+    settings = {key: (str(checkpoints / x) if x in ours else folder(x)) if key.endswith("checkpoint") else x
+                for key, x in settings.items()}
+    fills = "bert" == REFUSED_MODELS[name][0]["generator_checkpoint"]
+    data_of = write_prose(tmp_path / "prose", load_tokenizer(folder("bert"))) if fills else sums
+    c, dist = prompt_config(dataset=data_of, **settings), one_process()
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+        data = build_data(c, dist)
+        models = build_models(c, data, dist)
+        build_evaluation(c, models, build_rewards(c, models, data, dist), data)
+    assert "\n" not in str(error.value)
+
+
+def test_the_evaluation_of_a_fill_in_model_reads_the_dataset_with_the_tokenizer_of_the_model(folder, tmp_path):
+    """The folder whose tokenizer prepared the text may be gone: the model has the same one."""
+    other = str(tmp_path / "other")
+    shutil.copytree(folder("bert"), other)
+    prose = write_prose(tmp_path / "prose", load_tokenizer(other))
+    shutil.rmtree(other)
+    c = config(dataset=prose, generator_checkpoint=folder("bert"), judge_checkpoint=folder("electra_judge"),
+               eval_problems=4, eval_completions=2)
+    dist = one_process()
+    data = build_data(c, dist)
+    models = build_models(c, data, dist)
+    metrics, samples = build_evaluation(c, models, build_rewards(c, models, data, dist), data)(models.policy, 1.0)
+    assert 0 < metrics["judge"] < 1 and metrics["kl"] == 0.0 and samples
+
+
+def test_an_adapter_is_a_generator_merged_into_its_base(folder, sums, tmp_path):
+    """Without lora settings all weights of the merged model are trained; the reference is a copy of it."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    adapter = adapter_folder(tmp_path / "adapter", folder("llama"))
+    _, models, data = planned(prompt_config(dataset=sums, generator_checkpoint=adapter))
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder("llama")).eval()
+    tokens = torch.tensor([data.records["train"][0]["tokens"]])
+    with torch.no_grad():
+        plain = base(tokens).logits
+        theirs = peft.PeftModel.from_pretrained(base, adapter).eval()(tokens).logits
+        torch.testing.assert_close(models.policy.model(tokens), theirs, rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(plain, theirs, atol=0.1)
+    assert same(models.policy, models.reference) and models.policy.model.adapter is None

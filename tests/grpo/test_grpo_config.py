@@ -35,7 +35,10 @@ def test_a_key_of_another_project_is_translated(argument, message):
     ("--learning_rate=0.0", "learning_rate=0.0 must be above 0"), ("--credit_window=-1", "credit_window=-1"),
     ("--minibatches=17", "minibatches=17 is more than the problems"), ("--stop_sequences=('',)", "stop_sequences"),
     ("--head_dtype=bfloat16", "head_dtype='bfloat16' is not one of auto, float32"),
-    ("--stored_megabytes=0", "stored_megabytes=0 must be at least 1")])
+    ("--stored_megabytes=0", "stored_megabytes=0 must be at least 1"),
+    ("--lora_rank=-1", "lora_rank=-1"), ("--lora_alpha=0.0", "lora_alpha=0.0 must be above 0"),
+    ("--attention=fast", "attention='fast' is not one of auto, sdpa"),
+    ("--reward_normalisation=batch", "reward_normalisation='batch' is not one of none, group")])
 def test_values_are_checked_before_anything_starts(argument, message):
     with pytest.raises(ValueError, match=message) as error:
         load(argument)
@@ -51,10 +54,29 @@ def test_values_are_checked_before_anything_starts(argument, message):
     (["--kl_beta=0.0", "--kl_target=0.1"], "set kl_beta above 0"),
     (["--fill_estimator=coupled", "--top_p=1.0", "--kl_in_reward=True"], "fill_estimator='trajectory'"),
     (["--train_pass_k=9", "--advantage=leave_one_out"], "train_pass_k=9 must be 1 to group_size=8"),
-    (["--train_pass_k=2", "--advantage=leave_one_out", "--credit_window=3"], "set credit_window=None")])
+    (["--train_pass_k=2", "--advantage=leave_one_out", "--credit_window=3"], "set credit_window=None"),
+    (["--lora_rank=4", "--reference_mode=ema"], "reference_mode='ema' averages weights.*use reference_mode='static'"),
+    (["--lora_init_from=x", "--reference_mode=ema"], "reference_mode='ema'"),
+    (["--lora_rank=4", "--ref_offload=True"], "ref_offload=True has nothing to move: with lora_rank=4"),
+    (["--lora_init_from=x", "--ref_offload=True"], "with lora_init_from=x the reference.*set ref_offload=False"),
+    (["--lora_init_from=x", "--lora_rank=4"], "lora_init_from=x has its own rank; leave lora_rank out"),
+    (["--load_in_4bit=True"], "set lora_rank=16"),
+    (["--lora_rank=4", "--generator_checkpoint=out-grpo/model"],
+     "generator_checkpoint=out-grpo/model lies in out_dir=out-grpo.*choose another out_dir"),
+    (["--lora_rank=4", "--generator_checkpoint=./a/../b/model-000010/", "--out_dir=b/"], "lies in out_dir=b/")])
 def test_settings_that_contradict_each_other_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         load(*arguments)
+
+
+@pytest.mark.parametrize("arguments", [
+    ["--lora_rank=4", "--reference_mode=periodic"], ["--lora_rank=4", "--reference_mode=ema", "--kl_beta=0.0"],
+    ["--lora_rank=4", "--ref_offload=True", "--reference_checkpoint=other"], ["--ref_offload=True"],
+    ["--lora_rank=16", "--load_in_4bit=True"], ["--generator_checkpoint=out-grpo/model"],
+    ["--generator_checkpoint=out-grpo/previous/1/model", "--lora_rank=4"],
+    ["--generator_checkpoint=hf:owner/name", "--lora_rank=4"], ["--chat_template_kwargs={'enable_thinking': False}"]])
+def test_settings_that_suit_each_other_are_not_refused(arguments):
+    assert load(*arguments)
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)

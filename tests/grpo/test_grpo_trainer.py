@@ -7,16 +7,18 @@ import pytest
 import torch
 
 from core import checkpoint_manager
-from core.checkpoint_manager import load_model
 from core.logger import Logger, read_records
+from core.models import load_model
 from core.training_step import build_optimizers
-from grpo.build import Models, build_reference, fill_in_evaluation
+from grpo.build import Models, build_data, build_models, build_reference, fill_in_evaluation
 from grpo.data_buffer import DataBuffer
 from grpo.evaluation import plots
 from grpo.evaluation.prompts import PromptEvaluation
+from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.objectives import OBJECTIVES
 from grpo.reward_functions.judge import Judge
+from grpo.reward_functions.trl import TrainerState
 from grpo.rewards import Rewards, Scored
 from tests.tiny import (TOKENIZER, causal_policy, config, consumer, count_rows, fill_policy, grpo_step, judge,
                         one_process, prompt_consumer, rewards, same, same_momentum, share_of_e, undocumented,
@@ -59,7 +61,7 @@ def trainer(dataset, out_dir, reward=None, policy=None, resume=False, **settings
 def evaluated(dataset, out_dir, resume=False, **settings):
     """A whole run of a fill-in policy with a judge and its evaluation."""
     c = config(dataset=dataset, out_dir=str(out_dir), eval_problems=4, eval_completions=2, grad_clip=1.0,
-               learning_rate=1e-3, lr_decay_iters=6, log_interval=1, eval_interval=3, sample_interval=3,
+               learning_rate=1e-3, min_lr=1e-4, lr_decay_iters=6, log_interval=1, eval_interval=3, sample_interval=3,
                save_interval=3, **settings)
     dist, policy, scorer = one_process(), fill_policy(seed=1, scale=3.0), judge()
     models = Models(policy, build_reference(c, policy, dist), Judge(scorer, TOKENIZER, reads_ids=True), None)
@@ -72,7 +74,7 @@ def causal(prompts, out_dir, resume=False, **changes):
     """A whole run of a causal policy and its evaluation."""
     c = config(**{"out_dir": str(out_dir), "max_new_tokens": 5, "task_type": "general", "eval_problems": 4,
                   "eval_completions": 4, "pass_k": 2, "length_min": 1, "length_max": 6, "learning_rate": 1e-3,
-                  "lr_decay_iters": 6, "eval_interval": 3, "sample_interval": 3, "save_interval": 3,
+                  "min_lr": 1e-4, "lr_decay_iters": 6, "eval_interval": 3, "sample_interval": 3, "save_interval": 3,
                   "success_reward": "length_penalty"} | changes)
     dist, policy = one_process(), causal_policy(seed=1, scale=3.0)
     data, scoring = prompt_consumer(prompts, c), Rewards(c)
@@ -282,6 +284,32 @@ def test_the_trainer_calls_the_buffer_in_order(dataset, tmp_path):
                                                 "evaluations": 2}
 
 
+def test_rewards_know_how_many_steps_are_done(dataset, tmp_path):
+    """Before each step, before each evaluation, with several steps in an iteration, and after a resume."""
+    seen = []
+
+    class Watching(Calls):
+        state = TrainerState()
+
+        def __call__(self, rollouts):
+            seen.append(self.state.global_step)
+            return super().__call__(rollouts)
+
+    def run(steps, resume):
+        t = trainer(dataset, tmp_path, Watching(share_of_e), resume=resume, max_iters=steps, ppo_epochs=2,
+                    eval_interval=2, save_interval=2)
+        t.evaluation = lambda policy, temperature: (seen.append(f"evaluation {t.rewards.state.global_step}")
+                                                    or {"kl": 0.0}, [])
+        t.run()
+
+    run(4, False)
+    assert seen == ["evaluation 0", 0, "evaluation 2", 2, "evaluation 4"]
+    seen.clear()
+    Watching.state.global_step = 0
+    run(6, True)
+    assert seen == [4, "evaluation 6"]
+
+
 def flat_in_odd_iterations():
     """A rewards object: random, but all equal in every second call."""
     calls = []
@@ -381,6 +409,79 @@ def test_a_run_without_a_reference_is_not_resumed_with_one(dataset, tmp_path):
     trainer(dataset, tmp_path, max_iters=1, kl_beta=0.0).run()
     with pytest.raises(ValueError, match="without a reference; resume it with kl_beta=0.0"):
         trainer(dataset, tmp_path, max_iters=2, resume=True)
+
+
+def test_a_reference_of_other_weights_is_refused_in_one_line(dataset, tmp_path):
+    trainer(dataset, tmp_path, max_iters=1).run()
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    state["reference"].popitem()
+    torch.save(state, tmp_path / "state.pt")
+    with pytest.raises(ValueError, match="state.pt has a reference of other weights than reference_mode='static'") as e:
+        trainer(dataset, tmp_path, max_iters=2, resume=True)
+    assert "\n" not in str(e.value)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """(folder of a Hugging Face model, file of prompts)."""
+    pytest.importorskip("transformers"), pytest.importorskip("peft")
+    from tests.families import model_folder, write_sums
+    folder = tmp_path_factory.mktemp("llama")
+    return model_folder(folder / "model", "llama", n_layer=1), write_sums(folder / "sums.jsonl")
+
+
+def share_of_low_ids(rollouts):
+    """A rewards object: the share of a completion's tokens whose id is below 150."""
+    low = ((rollouts.target < 150) * rollouts.mask).sum(1) / rollouts.mask.sum(1)
+    return Scored(low.view(rollouts.problems, rollouts.group_size))
+
+
+def adapted(llama, out_dir, resume=False, **settings):
+    """A trainer of a Hugging Face model with an adapter, without an evaluation."""
+    c = GRPOConfig(**{"generator_checkpoint": llama[0], "dataset": llama[1], "out_dir": str(out_dir), "device": "cpu",
+                      "batch_size": 2, "group_size": 4, "max_new_tokens": 4, "lora_rank": 4, "learning_rate": 1e-2,
+                      "lr_decay_iters": 4, "warmup_iters": 0, "task_type": "general", "eval_interval": 100,
+                      "sample_interval": 100} | settings)
+    dist = one_process()
+    data = build_data(c, dist)
+    models = build_models(c, data, dist)
+    t = GRPOTrainer(models.policy, models.reference, share_of_low_ids, data, no_evaluation, c,
+                    Logger(c.out_dir, c.max_iters, ("loss",)), dist)
+    if resume:
+        t.resume()
+    return t
+
+
+@pytest.mark.parametrize("settings", [
+    {"lora_targets": ("embed_tokens", "q_proj"), "reference_mode": "periodic", "reference_update_freq": 1},
+    {"lora_targets": "lm_head,q_proj"}], ids=str)
+def test_a_resumed_run_of_an_adapter_equals_the_uninterrupted_one(llama, tmp_path, settings):
+    uncut = adapted(llama, tmp_path / "uncut", max_iters=4, ppo_epochs=2, **settings)
+    start = {name: p.detach().clone() for name, p in uncut.policy.model.net.named_parameters()}
+    uncut.run()
+    adapted(llama, tmp_path / "cut", max_iters=3, ppo_epochs=2, **settings).run()
+    resumed = adapted(llama, tmp_path / "cut", max_iters=4, ppo_epochs=2, resume=True, **settings)
+    assert resumed.buffer.queue, "it was cut within an iteration"
+    resumed.run()
+    there = dict(resumed.policy.model.net.named_parameters())
+    for name, p in uncut.policy.model.net.named_parameters():  # the reference's adapter as well
+        assert torch.equal(p, there[name]), name
+        assert torch.equal(p, start[name]) == ("lora_" not in name), name
+    assert all(r["grad_norm"] > 0 for r in training_records(tmp_path / "cut"))
+
+
+def test_a_run_of_an_adapter_is_not_resumed_with_another_one_or_another_reference(llama, tmp_path):
+    adapted(llama, tmp_path / "static", max_iters=1).run()
+    adapted(llama, tmp_path / "moving", max_iters=1, reference_mode="periodic").run()
+    other = "state.pt has a reference of other weights than reference_mode="
+    for folder, settings, words in (
+            ("static", {"reference_mode": "periodic"}, f"{other}'periodic'"), ("moving", {}, f"{other}'static'"),
+            ("static", {"reference_checkpoint": llama[0]}, f"{other}'static'"),
+            ("static", {"lora_alpha": 128.0}, "state.pt is of a run with lora_alpha=32.0, not 128.0"),
+            ("static", {"lora_rank": 8}, "state.pt is of a run with lora_rank=4, not 8")):
+        with pytest.raises(ValueError, match=words) as error:
+            adapted(llama, tmp_path / folder, max_iters=2, resume=True, **settings)
+        assert "\n" not in str(error.value) and "config.json" in str(error.value)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ class TableReading(Reading):
 
 class TablePolicy(torch.nn.Module):
     """A table of logits: for each prompt and place, the distribution of the token that is written there."""
-    Reading, kl_estimator, device, vocabulary = TableReading, "exact", torch.device("cpu"), TOKENS
+    Reading, kl_estimator, vocabulary, suffix, device = TableReading, "exact", TOKENS, ".table", torch.device("cpu")
 
     def __init__(self):
         super().__init__()
@@ -122,7 +122,7 @@ def test_the_trainer_trains_saves_and_resumes_it(tmp_path, settings):
     assert whole.table.softmax(-1)[..., -1].mean() > 0.7
     trained(tmp_path / "cut", 30, **settings)
     assert same(whole, trained(tmp_path / "cut", 60, resume=True, **settings))
-    with open(tmp_path / "cut" / "model.safetensors", "rb") as f:  # the policy's own format
+    with open(tmp_path / "cut" / "model.table", "rb") as f:  # the policy's own format
         assert torch.equal(torch.load(f)["table"], whole.table)
 
 

@@ -11,14 +11,14 @@ import sys
 import pytest
 import torch
 
-from core.checkpoint_manager import load_model, save_model
 from core.config import exit_code
 from core.logger import read_records
 from core.model import SEQUENCE_SCORER
+from core.models import load_model, save_model
 from core.tokenizer import CharTokenizer
 from grpo import train_grpo
 from grpo.grpo_config import GRPOConfig
-from grpo.rewards import REWARDS
+from tests.families import model_folder
 from tests.tiny import (CAUSAL, ROOT, TEXT, causal_model, judge, model, run_script, same, save, write_prompt_dataset,
                         write_text_dataset)
 
@@ -121,7 +121,7 @@ def test_a_causal_job_from_start_to_finish(causal_world):
 def test_a_dry_run_prints_every_setting_and_the_plan_and_writes_nothing(world, launch):
     folder, _, base = world
     code, out, err = launch(*arguments(base | {"out_dir": folder / "dry", "dry_run": True}))
-    assert code == 0 and err == "" and "nothing was trained" in out and " MB " in out
+    assert code == 0 and err == "" and "nothing was trained" in out and " MB: weights" in out
     settings, _, plan = out.partition("\n\n")
     keys = [line.split(" = ")[0] for line in settings.split("\n")]
     assert keys == [field.name for field in dataclasses.fields(GRPOConfig)]
@@ -138,6 +138,7 @@ def test_a_dry_run_on_prompts_writes_nothing(causal_world, launch):
     folder, base = causal_world
     code, out, _ = launch(*arguments(base | {"out_dir": folder / "dry", "dry_run": True}))
     assert code == 0 and "nothing was trained" in out and "validation prompts" in out and not (folder / "dry").exists()
+    assert "\nthe first prompt ends in '" in out and f"\na completion ends with token {CAUSAL.stop_token_id} " in out
 
 
 @pytest.mark.slow
@@ -189,7 +190,7 @@ def broken(world, name):
         "nothing to resume": ({"resume": True, "out_dir": folder / "empty"}, 1, "resume=True"),
         "bad device": ({"device": "gpu"}, 1, "device='gpu'"),
         "bad dtype": ({"dtype": "float16"}, 1, "dtype='float16' is not one of"),
-        "folder as checkpoint": ({"generator_checkpoint": folder}, 1, "is a folder; name the file in it"),
+        "folder as checkpoint": ({"generator_checkpoint": folder}, 1, "is a folder without a Hugging Face config.json"),
         "credit of cls": ({"judge_checkpoint": paths["wide cls"], "credit_window": 4}, 1, "use credit_window=None"),
         "too much to store": ({"batch_size": 1024, "stored_megabytes": 5}, 1, "stored_megabytes=5"),
     }[name]
@@ -220,7 +221,7 @@ def broken_causal(world, name):
     return {
         "fill-in on prompts": ({"generator_checkpoint": folder / "fill.safetensors"}, "another vocabulary"),
         "causal on text": ({"dataset": folder / "text"}, "another vocabulary"),
-        "no room": ({"max_new_tokens": 500}, "do not fit the model's block_size=64"),
+        "no room": ({"max_new_tokens": 500}, "do not fit the 64 tokens that the model reads"),
         "unknown reward": ({"reward_functions": "('exact',)"}, "'exact' is not one of"),
         "unknown preset": ({"task_type": "poetry"}, "task_type='poetry' is not one of"),
         "weights": ({"reward_weights": "(1.0, 2.0)"}, "must be as many as the rewards"),
@@ -230,6 +231,14 @@ def broken_causal(world, name):
         "pass_k": ({"pass_k": 9}, "pass_k=9 must be at most eval_completions=4"),
         "success": ({"success_reward": "countdown"}, "success_reward='countdown' is not one of the rewards"),
         "pass@k": ({"train_pass_k": 2, "advantage": "group_mean"}, "set advantage='leave_one_out'"),
+        "unused reward model": ({"reward_model_checkpoint": "folder"},
+                                "reward_model_checkpoint=folder is not used: add"),
+        "no reward model": ({"reward_functions": "('reward_model',)"}, "reward_model_checkpoint is not set"),
+        "reward model is gone": ({"reward_functions": "('reward_model',)", "reward_model_checkpoint": "folder"},
+                                 "reward_model_checkpoint=folder is no folder"),
+        "adapter of ours": ({"lora_rank": 4}, "lora_rank=4 is for Hugging Face models"),
+        "template of ours": ({"template": "model"}, "template='model' is the chat template of a Hugging Face model"),
+        "ema of an adapter": ({"lora_rank": 4, "reference_mode": "ema"}, "use reference_mode='static'"),
         "empty stop": ({"stop_sequences": "('',)"}, "stop_sequences=('',) must be texts"),
         "unwritable stop": ({"stop_sequences": "('\\u00e9',)"}, "a text that the tokenizer cannot write"),
         "gold judge": ({"gold_judge_checkpoint": folder / "judge.safetensors"}, "is for fill-in"),
@@ -246,7 +255,8 @@ def broken_causal(world, name):
 @pytest.mark.parametrize("name", [
     "fill-in on prompts", "causal on text", "no room", "unknown reward", "unknown preset", "weights",
     "judge without one", "credit", "k1", "pass_k", "success", "pass@k", "empty stop", "unwritable stop",
-    "gold judge", "short judge", "template", "no answer", "too much to store"])
+    "gold judge", "short judge", "template", "no answer", "too much to store", "unused reward model",
+    "no reward model", "reward model is gone", "adapter of ours", "template of ours", "ema of an adapter"])
 def test_a_mistake_on_prompts_is_one_clear_line(causal_world, launch, name):
     changes, message = broken_causal(causal_world, name)
     code, _, err = launch(*arguments(causal_world[1] | changes))
@@ -367,7 +377,6 @@ def test_two_failed_starts_after_a_finished_run_keep_that_run_whole(causal_world
         code, out, err = launch(*arguments(failing | {"seed": number}))
         assert code == 1 and "reward never_a_number returned nan" in err
         assert f"previous/{number}\n" in out
-    REWARDS.pop("never_a_number")
     kept = {path.name: path.read_bytes() for path in (tmp_path / "out" / "previous" / "1").iterdir()}
     assert kept == whole
     failed = json.loads((tmp_path / "out" / "previous" / "2" / "config.json").read_text())
@@ -427,3 +436,46 @@ def test_output_that_nobody_reads_ends_the_script_without_a_traceback(world, set
     piped = subprocess.run(["bash", "-c", '"$@" | head -n 1', "-", *command], cwd=ROOT, capture_output=True, text=True,
                            timeout=120)
     assert piped.stderr == "" and len(piped.stdout.strip().split("\n")) == 1 and piped.stdout.strip()
+
+
+@pytest.mark.parametrize("family", ["bert_reward", "llama_reward"])
+def test_a_reward_model_scores_the_completions_of_a_run(causal_world, tmp_path, launch, family):
+    """The score that is shown beside a completion is that of transformers for prompt and completion as one text."""
+    transformers = pytest.importorskip("transformers")
+    folder, base = causal_world
+    judging = model_folder(tmp_path / "judging", family)
+    code, out, err = launch(*arguments(base | {
+        "reward_functions": "('reward_model',)", "reward_model_checkpoint": judging, "out_dir": tmp_path / "out",
+        "max_iters": 2, "sample_interval": 1, "learning_rate": 1e-3, "kl_beta": 0.0}))
+    assert code == 0 and "1 x reward_model [-inf, inf]" in out, err
+    net = transformers.AutoModelForSequenceClassification.from_pretrained(judging).eval()
+    tokenizer, seen = transformers.AutoTokenizer.from_pretrained(judging), set()
+    for sample in read_records(tmp_path / "out" / "samples.jsonl"):
+        for which in ("best", "worst"):
+            ids = torch.tensor([tokenizer(sample["problem"] + sample[which]).input_ids])
+            with torch.no_grad():
+                score = float(net(input_ids=ids).logits)
+            assert sample[f"{which}_score"] == pytest.approx(score, rel=1e-3, abs=1e-3)
+            seen.add(round(score, 3))
+        assert sample["best_score"] >= sample["worst_score"]
+    assert len(seen) > 2
+    steps = [r for r in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in r]
+    assert all(r["mean_reward"] == r["reward/reward_model"] != 0 and r["grad_norm"] > 0 for r in steps)
+
+
+@pytest.mark.slow
+def test_the_electra_config_runs_on_small_models_of_that_shape(tmp_path, launch):
+    """Folders in the place of the names of the hub: the recipe prepares the text in the generator's word pieces."""
+    pytest.importorskip("transformers")
+    generator, detector = (model_folder(tmp_path / name, name) for name in ("electra", "electra_judge"))
+    code, out, err = launch("config/grpo_electra.py", *arguments({
+        "dataset": tmp_path / "pieces", "generator_checkpoint": generator, "judge_checkpoint": detector,
+        "dataset_recipe": f"data/char_diffusion/prepare.py --tokenizer={generator}", "max_iters": 2, "batch_size": 2,
+        "group_size": 3, "eval_problems": 4, "eval_completions": 2, "device": "cpu", "out_dir": tmp_path / "out",
+        "log_interval": 1, "sample_interval": 1}))
+    assert code == 0 and "credit_window = 2" in out and "sequence_scorer" in out, err
+    steps = [r for r in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in r]
+    assert len(steps) == 2 and all(0 < r["reward/judge"] < 1 and r["grad_norm"] > 0 for r in steps)
+    assert steps[0]["mean_kl"] == 0.0 and steps[0]["mismatch_max"] < 1e-4
+    samples = read_records(tmp_path / "out" / "samples.jsonl")
+    assert samples and all("_" in r["problem"] and "[mask]" not in r["best"].lower() for r in samples)

@@ -1,13 +1,21 @@
 """The same tensors into TRL's GRPOTrainer give the same loss. Runs where trl is installed: pip install trl==1.16.0."""
 
 import collections
+import dataclasses
 import types
 
 import pytest
 import torch
 
+from core.huggingface_tokenizer import load_huggingface_tokenizer
+from core.lora import FULL, LoraConfig
+from core.models import load_model
+from core.prompts import PromptConsumer
 from grpo.grpo_training_step import rollout_loss
 from grpo.objectives import OBJECTIVES, token_weights
+from grpo.policies.causal import CausalPolicy
+from tests.families import adapter_folder, model_folder, write_sums
+from tests.tiny import prompt_config
 from tests.tiny_objectives import MAX_TOKENS, M, N, objective_config, table_rollouts, with_advantage
 
 trl = pytest.importorskip("trl")
@@ -59,3 +67,72 @@ def test_loss_and_gradient_equal_trls(name, loss_type, level, estimator, cap, hi
     loss.backward()
     torch.testing.assert_close(our_loss, loss)
     torch.testing.assert_close(policy.logits.grad, twin.grad)
+
+
+def their_trainer(folder, adapter, objective, c, out_dir):
+    """TRL's GRPOTrainer as its users build it, of the model in this folder, with the adapter of that folder or None."""
+    transformers, datasets = pytest.importorskip("transformers"), pytest.importorskip("datasets")
+    net = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    if adapter:
+        net = pytest.importorskip("peft").PeftModel.from_pretrained(net, adapter, is_trainable=True)
+    args = trl.GRPOConfig(output_dir=str(out_dir), use_cpu=True, bf16=False, report_to=[], temperature=c.temperature,
+                          beta=0.0, loss_type=objective, max_completion_length=c.max_new_tokens, num_generations=2,
+                          per_device_train_batch_size=2)
+    trainer = trl.GRPOTrainer(model=net, reward_funcs=lambda prompts, **_: [0.0] * len(prompts), args=args,
+                              train_dataset=datasets.Dataset.from_list([{"prompt": "1+1="}] * 4),
+                              processing_class=transformers.AutoTokenizer.from_pretrained(folder))
+    trainer.args.use_bias_correction_kl = c.kl_importance
+    trainer.beta, trainer.current_gradient_accumulation_steps = c.kl_beta, 1  # a beta in args would load a reference
+    return trainer
+
+
+def their_inputs(problems, rollouts, G):
+    """A batch for TRL's _compute_loss: the tokens, advantages and log-probabilities of our rollouts."""
+    prompt = torch.from_numpy(problems["input"]).repeat_interleave(G, 0)             # (N, T)
+    padding = torch.from_numpy(problems["padding"]).repeat_interleave(G)             # (N,)
+    return {"prompt_ids": prompt, "prompt_mask": (torch.arange(prompt.shape[1]) >= padding[:, None]).long(),
+            "completion_ids": rollouts.target, "completion_mask": rollouts.mask.long(),
+            "advantages": rollouts.advantage.flatten(), "old_per_token_logps": rollouts.old_logp,
+            "ref_per_token_logps": rollouts.ref_logp, "num_items_in_batch": rollouts.mask.sum()}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """(folder of a model, folder of an adapter for it, file of prompts)."""
+    pytest.importorskip("peft")
+    folder = tmp_path_factory.mktemp("llama")
+    base = model_folder(folder / "model", "llama")
+    return base, adapter_folder(folder / "adapter", base), write_sums(folder / "sums.jsonl")
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "bnpo"])
+def test_loss_and_gradient_of_a_hugging_face_model_equal_those_of_trls_trainer(name, lora, llama, tmp_path):
+    folder, adapter, sums = llama
+    c = prompt_config(objective=name, temperature=0.8, kl_beta=0.3, kl_estimator="k3", kl_importance=lora,
+                      max_new_tokens=8, stop_sequences=("e", "o", "1", "x", "L"))
+    tokenizer = load_huggingface_tokenizer(folder)
+    model, _ = load_model(folder, adapter=LoraConfig(lora_init_from=adapter) if lora else FULL)
+    policy = CausalPolicy(model, tokenizer)
+    problems = PromptConsumer(sums, c.batch_size, tokenizer=tokenizer).problems("train", 0)
+    rollouts = policy.sample(problems, 0, c)
+    for lengths in (problems["padding"].tolist(), rollouts.mask.sum(1).tolist()):
+        assert len(set(lengths)) > 1, "prompts and completions of different lengths"
+    noise = lambda: 0.3 * torch.randn(rollouts.mask.shape) * rollouts.mask
+    rollouts = dataclasses.replace(rollouts, advantage=torch.randn(len(rollouts.mask), 1),
+                                   old_logp=rollouts.old_logp + noise(), ref_logp=rollouts.old_logp + noise())
+    weight, row = token_weights(rollouts.train_mask, OBJECTIVES[name].average, c.max_new_tokens), OBJECTIVES[name]
+    our_loss, metrics = rollout_loss(policy, rollouts, weight, c, c.kl_beta, on_policy=False)
+    our_loss.backward()
+    assert float(metrics["clip_fraction"]) > 0, "ratios beyond the clipping range"
+    trainer = their_trainer(folder, adapter if lora else None, name, c, tmp_path)
+    trainer.epsilon_low, trainer.epsilon_high = row.clip_low, row.clip_high
+    loss = trainer._compute_loss(trainer.model, their_inputs(problems, rollouts, c.group_size))
+    loss.backward()
+    torch.testing.assert_close(our_loss, loss, rtol=1e-5, atol=1e-6)
+    ours = {key: p.grad for key, p in model.net.named_parameters() if p.grad is not None}
+    theirs = {key: p.grad for key, p in trainer.model.named_parameters() if p.grad is not None}
+    assert ours.keys() == theirs.keys() and all(("lora_" in key) == lora for key in ours)
+    for key, grad in theirs.items():
+        assert grad.norm() > 0, key
+        torch.testing.assert_close(ours[key], grad, rtol=1e-4, atol=1e-5 * float(grad.abs().max()), msg=key)

@@ -1,0 +1,241 @@
+"""Small random Hugging Face models of many families, each with a tokenizer that is trained on the spot."""
+
+import functools
+import json
+import os
+import random
+import shutil
+
+import pytest
+import torch
+
+from tests.tiny import TEXT
+
+CAUSAL_FAMILIES = ("gpt2", "llama", "qwen2", "qwen3", "gemma3", "mistral")
+FILL_FAMILIES = ("bert", "distilbert", "roberta", "modernbert", "electra")
+JUDGE_FAMILIES = ("electra_judge", "deberta_judge")
+REWARD_FAMILIES = ("bert_reward", "llama_reward")
+CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+                 "{% if add_generation_prompt %}<|im_start|>assistant\n"
+                 "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}")
+TOKENIZERS = {"gpt2": "bytes", "llama": "start", "qwen2": "padded", "qwen3": "chat", "gemma3": "start",
+              "mistral": "start", "roberta": "angle", "modernbert": "square", "llama_reward": "start"}  # else words
+
+
+def training_text():
+    """Lines that a tokenizer learns from: the prose of the tests, sums and numbers."""
+    sums = [f"{a}+{b}={a + b}" for a in range(5, 13) for b in range(5, 13)]
+    return [*TEXT.splitlines(), *sums, "user assistant system What is the sum ?"]
+
+
+def byte_pairs(special, post=None):
+    """A byte-level tokenizer of 256 bytes, a few merges and these special tokens; post: what it adds to a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=290, special_tokens=list(special), show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(training_text(), trainer)
+    if post:
+        ids = [(token, tokenizer.token_to_id(token)) for token in post.replace("$A", "").split()]
+        tokenizer.post_processor = processors.TemplateProcessing(single=post, pair=f"{post} $B", special_tokens=ids)
+    return tokenizer
+
+
+def word_pieces():
+    """A tokenizer of BERT's kind."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer.train_from_iterator(training_text(), trainers.WordPieceTrainer(
+        vocab_size=130, special_tokens=special, show_progress=False))
+    ids = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]",
+                                                             special_tokens=ids)
+    return tokenizer
+
+
+@functools.cache  # judges and generators of one test process share the tokenizer of their kind
+def tokenizer_of(kind):
+    """A transformers tokenizer.
+
+    kind: bytes (no pad token), padded, chat (with a chat template and <|im_end|>), start (a start token before each
+    text, no pad token), words (BERT's), angle (RoBERTa's), square (ModernBERT's)
+    """
+    from transformers import PreTrainedTokenizerFast
+    end, framed = "<|endoftext|>", {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
+                                    "pad_token": "[PAD]", "mask_token": "[MASK]"}
+    angle = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>",
+             "mask_token": "<mask>", "cls_token": "<s>", "sep_token": "</s>"}
+    build = {"bytes": lambda: (byte_pairs([end]), {"bos_token": end, "eos_token": end}),
+             "padded": lambda: (byte_pairs([end, "<|pad|>"]), {"eos_token": end, "pad_token": "<|pad|>"}),
+             "chat": lambda: (byte_pairs([end, "<|im_start|>", "<|im_end|>"]), {"eos_token": end, "pad_token": end}),
+             "start": lambda: (byte_pairs(["<s>", "</s>"], "<s> $A"), {"bos_token": "<s>", "eos_token": "</s>"}),
+             "words": lambda: (word_pieces(), framed),
+             "angle": lambda: (byte_pairs(dict.fromkeys(angle.values()), "<s> $A </s>"), angle),
+             "square": lambda: (byte_pairs(framed.values(), "[CLS] $A [SEP]"), framed)}
+    tokenizer, names = build[kind]()
+    out = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+    if kind == "chat":
+        out.chat_template = CHAT_TEMPLATE
+    return out
+
+
+def architecture(family, tokenizer, n_layer=2, n_embd=32, longest=128):
+    """(class, config) of a small model; the model's vocabulary has ids behind the tokenizer's, as Qwen's has."""
+    import transformers as t
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    vocabulary, heads = {"vocab_size": len(tokenizer) + 6 * (family in ("qwen2", "qwen3"))}, 2
+    modern = {"hidden_size": n_embd, "num_hidden_layers": n_layer, "num_attention_heads": heads,
+              "intermediate_size": 2 * n_embd, "max_position_embeddings": longest}
+    shared_heads = modern | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    causal = vocabulary | shared_heads | ids
+    frame = vocabulary | modern | {"pad_token_id": ids["pad_token_id"], "type_vocab_size": 2}
+    electra = frame | {"embedding_size": n_embd // 2}
+    build = {
+        "gpt2": lambda: (t.GPT2LMHeadModel, t.GPT2Config(**vocabulary, **ids, n_embd=n_embd, n_layer=n_layer,
+                                                         n_head=heads, n_positions=longest)),
+        "llama": lambda: (t.LlamaForCausalLM, t.LlamaConfig(**causal)),
+        "qwen2": lambda: (t.Qwen2ForCausalLM, t.Qwen2Config(**{k: v for k, v in causal.items() if k != "head_dim"})),
+        "qwen3": lambda: (t.Qwen3ForCausalLM, t.Qwen3Config(**causal, tie_word_embeddings=True)),
+        "gemma3": lambda: (t.Gemma3ForCausalLM, t.Gemma3TextConfig(
+            **causal, sliding_window=8, query_pre_attn_scalar=8, layer_types=[
+                "full_attention" if i % 2 else "sliding_attention" for i in range(n_layer)])),
+        "mistral": lambda: (t.MistralForCausalLM, t.MistralConfig(**causal, sliding_window=8)),
+        "bert": lambda: (t.BertForMaskedLM, t.BertConfig(**frame)),
+        "distilbert": lambda: (t.DistilBertForMaskedLM, t.DistilBertConfig(
+            **vocabulary, pad_token_id=ids["pad_token_id"], dim=n_embd, n_layers=n_layer, n_heads=heads,
+            hidden_dim=2 * n_embd, max_position_embeddings=longest)),
+        "roberta": lambda: (t.RobertaForMaskedLM, t.RobertaConfig(
+            **frame | ids | {"type_vocab_size": 1, "max_position_embeddings": longest + 2})),
+        "modernbert": lambda: (t.ModernBertForMaskedLM, t.ModernBertConfig(
+            **vocabulary, **modern, **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id")
+                                       for name in ("pad", "cls", "sep")},
+            bos_token_id=None, eos_token_id=None, local_attention=8, global_attn_every_n_layers=2)),
+        "electra": lambda: (t.ElectraForMaskedLM, t.ElectraConfig(**electra)),
+        "electra_judge": lambda: (t.ElectraForPreTraining, t.ElectraConfig(**electra)),
+        "bert_reward": lambda: (t.BertForSequenceClassification, t.BertConfig(**frame, num_labels=1)),
+        "llama_reward": lambda: (t.LlamaForSequenceClassification, t.LlamaConfig(**causal, num_labels=1)),
+        "deberta_judge": lambda: (t.DebertaV2Model, t.DebertaV2Config(
+            **frame | {"type_vocab_size": 0}, relative_attention=True, position_biased_input=False,
+            pos_att_type=["p2c", "c2p"], position_buckets=16, max_relative_positions=-1, norm_rel_ebd="layer_norm",
+            share_att_key=True))}
+    return build[family]()
+
+
+def randomise(model, seed=0, scale=12.0):
+    """Larger weights, and biases and norms that differ, so that distributions are far from uniform and every part of
+    the model counts."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            noise = torch.randn(p.shape, generator=generator)
+            p.copy_(scale * 0.02 * noise) if p.dim() > 1 else p.add_(0.1 * noise)
+    return model.eval()
+
+
+def model_folder(path, family, seed=0, scale=12.0, **shape):
+    """Writes a small random model and its tokenizer in Hugging Face format. Returns the folder as a string.
+
+    shape: n_layer, n_embd, longest
+    """
+    tokenizer = tokenizer_of(TOKENIZERS.get(family, "words"))
+    kind, config = architecture(family, tokenizer, **shape)
+    model = randomise(kind(config), seed, scale)
+    if family == "qwen3":  # ends that generation_config alone declares
+        model.generation_config.eos_token_id = [tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.eos_token_id]
+    model.save_pretrained(str(path))
+    if family == "deberta_judge":
+        with_detector_head(str(path), model, seed, scale)
+    tokenizer.save_pretrained(str(path))
+    return str(path)
+
+
+def with_detector_head(path, model, seed, scale):
+    """The files of a DebertaV2Model as those of DeBERTa-v3's discriminator: a replaced-token head beside it."""
+    from safetensors.torch import save_file
+    width = model.config.hidden_size
+    head = torch.nn.ModuleDict({"dense": torch.nn.Linear(width, width), "LayerNorm": torch.nn.LayerNorm(width),
+                                "classifier": torch.nn.Linear(width, 1)})
+    randomise(head, seed + 1, scale)
+    weights = {f"deberta.{name}": p for name, p in model.state_dict().items()}
+    weights |= {f"mask_predictions.{name}": p for name, p in head.state_dict().items()}
+    save_file({name: p.clone().contiguous() for name, p in weights.items()}, os.path.join(path, "model.safetensors"),
+              metadata={"format": "pt"})
+
+
+def adapter_folder(path, base, rank=4, seed=3, task_type="CAUSAL_LM"):
+    """Writes a random LoRA adapter of all linear layers of the model in `base`, with peft. Returns the folder."""
+    import peft
+    import transformers
+    kinds = {"CAUSAL_LM": transformers.AutoModelForCausalLM, None: transformers.AutoModelForMaskedLM}
+    model = peft.get_peft_model(kinds[task_type].from_pretrained(base), peft.LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type=task_type))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_" in name:
+                p.copy_(0.1 * torch.randn(p.shape, generator=generator))
+    model.save_pretrained(str(path))
+    return str(path)
+
+
+def write_sums(path, count=60):
+    """A JSONL file of sums, prompts of several lengths. Returns its path as a string."""
+    pairs = [(a, b) for a in range(5, 13) for b in range(5, 13)]
+    random.Random(0).shuffle(pairs)
+    with open(path, "w") as f:
+        for a, b in pairs[:count]:
+            words = ("", "sum: ", "the quick sum of ")[(a + b) % 3]
+            f.write(json.dumps({"prompt": f"{words}{a}+{b}=", "answer": str(a + b), "completion": str(a + b)}) + "\n")
+    return str(path)
+
+
+def write_prose(folder, tokenizer):
+    """A prepared data set of running text in the tokens of this tokenizer (core's interface)."""
+    from core.dataset_consumer import write_dataset
+    cut = len(TEXT) * 4 // 5
+    write_dataset(str(folder), {"train": tokenizer.encode(TEXT[:cut]), "val": tokenizer.encode(TEXT[cut:])}, tokenizer)
+    return str(folder)
+
+
+def random_ids(tokenizer, *shape, seed=0):
+    """Ids of the vocabulary that are not special."""
+    excluded = {*tokenizer.stop_token_ids, *tokenizer.banned_token_ids, *tokenizer.backend.all_special_ids}
+    allowed = torch.tensor([i for i in range(tokenizer.base_vocab_size) if i not in excluded])
+    return allowed[torch.randint(len(allowed), shape, generator=torch.Generator().manual_seed(seed))]
+
+
+def folder_maker(root):
+    """family -> the folder below `root` with its model, made when it is first asked for."""
+    made = {}
+
+    def of(family):
+        if family not in made:
+            made[family] = model_folder(os.path.join(str(root), family), family)
+        return made[family]
+    return of
+
+
+def spoiled(path, folder, **changes):
+    """A copy of a model's folder with other values in config.json; None removes one."""
+    shutil.copytree(folder, path)
+    file = os.path.join(path, "config.json")
+    values = json.load(open(file)) | changes
+    json.dump({key: value for key, value in values.items() if value is not None}, open(file, "w"))
+    return str(path)
+
+
+def refused(path, *words, **settings):
+    """Loads a model, and checks that the error is one line which names the setting, the path and these words."""
+    from core.models import load_model
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        load_model(path, key="generator_checkpoint", **settings)
+    text = str(caught.value)
+    assert "\n" not in text and text.startswith(f"generator_checkpoint={path}"), text
+    for word in words:
+        assert word in text, text
