@@ -2,10 +2,12 @@
 
 import base64
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -311,3 +313,27 @@ def run_script(*arguments, ranks=1, cwd=ROOT, threads=None, **environment):
     env = os.environ | {"OMP_NUM_THREADS": str(threads or (1 if ranks > 1 else 2))} | environment
     return subprocess.run([*command, *map(str, arguments)], cwd=cwd, env=env, capture_output=True, text=True,
                           timeout=600)
+
+
+class OneProcessPool:
+    """In a pool's place: runs a job when it is asked for; one with the completion "late" never ends."""
+
+    def __init__(self):
+        self.jobs, self.waits, self.ended = [], [], 0
+
+    def apply_async(self, function, arguments):
+        self.jobs.append(arguments[1]["completions"])
+
+        def get(seconds):
+            self.waits.append(seconds)
+            if "late" in arguments[1]["completions"]:
+                raise multiprocessing.TimeoutError
+            return function(*arguments)
+
+        return SimpleNamespace(get=get)
+
+    def terminate(self):
+        self.ended += 1
+
+    def join(self):
+        pass

@@ -17,7 +17,7 @@ from core.judge import calculate_judge_scores
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.trl import TrainerState
 from grpo.rewards import PRESETS, REWARDS, Rewards, Scored, normalised, pass_k_weight, reward
-from tests.tiny import ROOT, TOKENIZER, Undecoded, config, judge, run_script
+from tests.tiny import ROOT, TOKENIZER, OneProcessPool, Undecoded, config, judge, run_script
 
 BUILT_IN = {"math_format": (-3, 3), "math_answer": (-4.5, 5), "math_number": (-2.5, 3.5), "countdown": (0, 1),
             "math_working": (0, 1), "equations": (0, 1), "judge": (0, 1),
@@ -434,26 +434,6 @@ def test_credit_of_completions_of_one_token_joins_that_of_longer_ones():
 
 
 # slow rewards
-
-class OneProcessPool:
-    """In a pool's place: runs a job when it is asked for; one with the completion "late" never ends."""
-
-    ended = 0
-
-    def apply_async(self, function, arguments):
-        def get(seconds):
-            if "late" in arguments[1]["completions"]:
-                raise multiprocessing.TimeoutError
-            return function(*arguments)
-
-        return SimpleNamespace(get=get)
-
-    def terminate(self):
-        self.ended += 1
-
-    def join(self):
-        pass
-
 
 def lengths(completions):
     return [float(len(text)) for text in completions]

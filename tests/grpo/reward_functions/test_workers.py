@@ -1,37 +1,11 @@
 """Worker processes of slow rewards: the jobs they get, and what is late. Real processes: tests/grpo/test_rewards.py."""
 
-import multiprocessing
-from types import SimpleNamespace
-
 import pytest
 
 from grpo.reward_functions import registry
 from grpo.reward_functions.registry import Reward
 from grpo.reward_functions.workers import Workers
-
-
-class OneProcessPool:
-    """In a pool's place: runs a job when it is asked for; one with the completion "late" never ends."""
-
-    def __init__(self):
-        self.jobs, self.waits, self.ended = [], [], 0
-
-    def apply_async(self, function, arguments):
-        self.jobs.append(arguments[1]["completions"])
-
-        def get(seconds):
-            self.waits.append(seconds)
-            if "late" in arguments[1]["completions"]:
-                raise multiprocessing.TimeoutError
-            return function(*arguments)
-
-        return SimpleNamespace(get=get)
-
-    def terminate(self):
-        self.ended += 1
-
-    def join(self):
-        pass
+from tests.tiny import OneProcessPool
 
 
 def logging_length(completions, log_metric, log_extra, scale=1):
