@@ -32,7 +32,8 @@ class RunConfig:
     """What every training script's config has."""
 
     # data
-    dataset: str = "char_diffusion"        # a folder under data/, or a folder of your own
+    dataset: str = "char_diffusion"        # a folder under data/, a folder of your own, or prompts:
+                                           # a .jsonl, .json or .parquet file, or hf:owner/name
     block_size: int = 128                  # tokens per text
     # prompts
     template: str = "plain"                # how a prompt is rendered: plain, chat, math, code, or model: the chat

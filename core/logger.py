@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+import unicodedata
 
 from tqdm import tqdm
 
@@ -158,11 +159,12 @@ def read_records(path):
 
 
 def highlight(text, filled, color):
-    """A text on one line, newlines as arrows; with `color` the characters where `filled` is true are green."""
+    """A text on one line, newlines as arrows, and other control characters, which a terminal would obey, as U+FFFD.
+    With `color` the characters where `filled` is true are green."""
     out, on = [], False
     for c, sampled in zip(text, filled, strict=True):
         if color and bool(sampled) != on:
             on = bool(sampled)
             out.append("\033[1;32m" if on else "\033[0m")
-        out.append("\u21b5" if c == "\n" else c)
+        out.append("\u21b5" if c == "\n" else "\ufffd" if unicodedata.category(c) == "Cc" else c)
     return "".join(out) + ("\033[0m" if on else "")

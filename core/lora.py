@@ -26,7 +26,7 @@ class LoraConfig:
 
     # Hugging Face models (docs/huggingface.md)
     lora_rank: int = 0                        # size of a LoRA adapter, which alone is trained; 0: no adapter
-    lora_alpha: float = 32.0                  # the adapter's output counts lora_alpha / lora_rank times
+    lora_alpha: float | None = None           # the adapter's output counts lora_alpha / lora_rank times; None: twice
     lora_targets: str | tuple = ALL_LINEAR    # layers with an adapter: all but the output layer, or names of layers,
                                               # as in q_proj,v_proj
     lora_init_from: str | None = None         # the folder of an adapter to start from
@@ -35,7 +35,7 @@ class LoraConfig:
 
     def __post_init__(self):
         at_least(self, "lora_rank", 0)
-        if self.lora_alpha <= 0:
+        if self.lora_alpha is not None and self.lora_alpha <= 0:
             raise ValueError(f"lora_alpha={self.lora_alpha} must be above 0")
         if self.attention not in ATTENTION:
             raise ValueError(f"attention={self.attention!r} is not one of {', '.join(ATTENTION)}")
@@ -92,6 +92,11 @@ class LoraConfig:
         return [str(name).strip() for name in names]
 
     @property
+    def alpha(self):
+        """lora_alpha, or twice the rank."""
+        return 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+
+    @property
     def asked_for(self):
         """The setting that asks for an adapter, for errors."""
         return f"lora_init_from={self.lora_init_from}" if self.lora_init_from else f"lora_rank={self.lora_rank}"
@@ -114,7 +119,7 @@ def add_adapter(net, adapter):
         net = read_adapter(peft, net, adapter.lora_init_from)
     else:
         check_targets(net, adapter)
-        settings = peft.LoraConfig(r=adapter.lora_rank, lora_alpha=adapter.lora_alpha, target_modules=adapter.targets,
+        settings = peft.LoraConfig(r=adapter.lora_rank, lora_alpha=adapter.alpha, target_modules=adapter.targets,
                                    lora_dropout=0.0)
         try:
             net = peft.get_peft_model(net, settings, POLICY)

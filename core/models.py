@@ -51,7 +51,7 @@ def load_model(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", 
     """
     if is_huggingface(path, key):
         return load_huggingface(path, device, mode, tokenizer, key, adapter, dtype), {}
-    if adapter.has_adapter:
+    if adapter.has_adapter and os.path.exists(path):
         raise ValueError(f"{adapter.asked_for} is for Hugging Face models, which {key}={path} is not; leave it out")
     return read_model_file(path, device, mode, tokenizer, key)
 

@@ -112,6 +112,10 @@ class PromptConsumer:
         if self.tokenizer.stop_token_id is None and tokenizer is None:
             raise ValueError(f"{self.folder}/meta.json has no stop_token_id: prepare it as a dataset of prompts, "
                              "for example with data/custom/prepare.py --input=FILE")
+        if self.tokenizer.stop_token_id is None and self.tokenizer.mask_token_id is not None:
+            raise ValueError(f"dataset={dataset} has prompts, which a causal model completes, but this model fills in "
+                             "text: use a causal model, or running text (data/char_diffusion/prepare.py --tokenizer="
+                             "MODEL --input=FILE --out=FOLDER)")
         if self.tokenizer.stop_token_id is None:
             raise ValueError(f"dataset={dataset} has prompts, but the model's tokenizer has no token that ends a "
                              "completion: use a causal model, with its eos_token_id in generation_config.json")

@@ -7,6 +7,7 @@ import torch
 from core.config import describe
 from core.dataset_consumer import DatasetConsumer, dataset_folder
 from core.distributions import LOGITS_AT_ONCE, truncates
+from core.huggingface_files import is_adapter
 from core.lora import FULL
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
@@ -207,8 +208,14 @@ def plan(config, origin, models, rewards, data, dist):
         ("gold judge", models.gold_judge)) if part is not None}
     for name, model in networks.items():
         layers, width, _ = model.dimensions
+        if name == "reference" and next(model.parameters()) is next(networks["generator"].parameters()):
+            yield "reference  the generator's own weights, without the adapter or with the one that it starts from"
+            continue
         yield (f"{name:<10} {model.mode}, {layers} layers x {width}, {model.num_parameters() / 1e6:.2f} M parameters"
                f"{what_moves(model) if name == 'generator' else ', frozen'}")
+    if is_adapter(config.generator_checkpoint):
+        yield (f"generator_checkpoint={config.generator_checkpoint} is an adapter: it is merged, and all weights are "
+               "trained; to train the adapter, name its base model and lora_init_from")
     yield f"data: {data.folder}, {data.size()}"
     if isinstance(data, PromptConsumer):
         yield from data.describe_prompts()
@@ -222,7 +229,7 @@ def plan(config, origin, models, rewards, data, dist):
 def what_moves(model):
     """What of a model is trained, in words: nothing to add if it is all of it."""
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return "" if trained == model.num_parameters() else f", {trained / 1e6:.2f} M of them trained"
+    return "" if trained == model.num_parameters() else f", {trained / 1e6:.3g} M of them trained"
 
 
 def memory_estimate(config, networks, data, dist):

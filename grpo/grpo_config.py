@@ -26,7 +26,8 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     max_new_tokens: int = 128                 # tokens of a completion, at most
     stop_sequences: tuple = ()                # texts that end a completion, beside the tokens that do
     # models
-    generator_checkpoint: str | None = None   # the model that is trained
+    generator_checkpoint: str | None = None   # the model that is trained: a file of this project, a
+                                              # folder in Hugging Face format, or hf:owner/name
     generator_recipe: str | None = None       # the config that builds it if it is missing
     reference_checkpoint: str | None = None   # the model that the KL penalty is to; None: the generator at step 0
     judge_checkpoint: str | None = None       # the model that gives the reward judge

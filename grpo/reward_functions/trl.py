@@ -49,8 +49,8 @@ def plain_arguments(name, texts, known, all_fields=()):
       completions              texts; for a prompt of messages, [{"role": "assistant", "content": text}]
       completion_ids           lists of token ids, as sampled
       a field of the records   a list of N values, None where a record lacks it; "prompt" and "completion" are left out.
-                               The answer also has the other names that data sets give it (core/records.py: FIELDS),
-                               and is a number where the record's is one
+                               Prompt and answer also have the other names that data sets give them (core/records.py:
+                               FIELDS); an answer is a number where the record's is one
       trainer_state            known["trainer_state"]
     What comes from the records is a copy for each completion, which the function may change.
     all_fields: fields that any record of the data has, also those that these N lack
@@ -59,7 +59,7 @@ def plain_arguments(name, texts, known, all_fields=()):
     columns = {field: [None] * len(texts.completions) for field in all_fields} | dict(texts.columns)
     if RAW in texts.columns:
         columns["answer"] = texts.columns[RAW]
-    aliases = {other: columns["answer"] for other in FIELDS["answer"] if "answer" in columns}
+    aliases = {other: columns[field] for field, names in FIELDS.items() for other in names if field in columns}
     prompts = own_prompts(texts)
     completions = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
                    for prompt, text in zip(prompts, texts.completions, strict=True)]

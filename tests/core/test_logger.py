@@ -121,3 +121,7 @@ def test_the_other_ranks_write_nothing(tmp_path, capsys):
     logger.say("hello")
     logger.close()
     assert not (tmp_path / "out").exists() and capsys.readouterr().out == ""
+
+
+def test_control_characters_of_a_sample_do_not_reach_the_terminal():
+    assert highlight("a\n\x1b[2J\r\x00b", [0] * 9, color=False) == "a\u21b5\ufffd[2J\ufffd\ufffdb"

@@ -465,7 +465,7 @@ def test_a_state_of_other_settings_of_the_adapter_is_refused(folders, tmp_path):
         again, _ = load_model(base, adapter=LoraConfig(**same), dtype=dtype)
         assert state_of(again, tmp_path).load(again.weights(), [])["step"] == 1
     other = model_folder(tmp_path / "other", "llama", seed=9)
-    for base, settings, words in ((path, {"lora_alpha": 128.0}, "lora_alpha=32.0, not 128.0"),
+    for base, settings, words in ((path, {"lora_alpha": 128.0}, "lora_alpha=8.0, not 128.0"),
                                   (path, {"lora_rank": 8}, "lora_rank=4, not 8"),
                                   (path, {"lora_targets": "v_proj"}, r"lora_targets=\['q_proj'\], not \['v_proj'\]"),
                                   (other, {}, "the base model's weights .generator_checkpoint or init_from.*'.*, not")):
@@ -485,7 +485,7 @@ def test_supervised_training_refuses_a_state_of_other_settings(folders, tmp_path
 
     loop().save()
     loop().resume()
-    with pytest.raises(ValueError, match="state.pt is of a run with lora_alpha=32.0, not 128.0"):
+    with pytest.raises(ValueError, match="state.pt is of a run with lora_alpha=8.0, not 128.0"):
         loop(lora_alpha=128.0).resume()
 
 

@@ -172,7 +172,7 @@ def test_a_file_as_it_is_gives_the_problems_of_the_prepared_folder(tmp_path):
         assert [r["answer"] for r in data.records[split]] == [r["answer"] for r in expected.records[split]]
     with pytest.raises(ValueError, match="dataset=.*mine.jsonl has prompts but no tokenizer.*data/custom/prepare.py"):
         PromptConsumer(path, 6)
-    with pytest.raises(ValueError, match="mine.jsonl has prompts, but the model's tokenizer has no token that ends"):
+    with pytest.raises(ValueError, match="mine.jsonl has prompts, which a causal model completes, but this model fills in text"):
         PromptConsumer(path, 6, tokenizer=CharTokenizer())
     with pytest.raises(FileNotFoundError, match="dataset=gone.jsonl does not exist"):
         PromptConsumer("gone.jsonl", 6, tokenizer=t)

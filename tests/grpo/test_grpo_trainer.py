@@ -477,7 +477,7 @@ def test_a_run_of_an_adapter_is_not_resumed_with_another_one_or_another_referenc
     for folder, settings, words in (
             ("static", {"reference_mode": "periodic"}, f"{other}'periodic'"), ("moving", {}, f"{other}'static'"),
             ("static", {"reference_checkpoint": llama[0]}, f"{other}'static'"),
-            ("static", {"lora_alpha": 128.0}, "state.pt is of a run with lora_alpha=32.0, not 128.0"),
+            ("static", {"lora_alpha": 128.0}, "state.pt is of a run with lora_alpha=8.0, not 128.0"),
             ("static", {"lora_rank": 8}, "state.pt is of a run with lora_rank=4, not 8")):
         with pytest.raises(ValueError, match=words) as error:
             adapted(llama, tmp_path / folder, max_iters=2, resume=True, **settings)

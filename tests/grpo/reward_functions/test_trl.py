@@ -41,7 +41,8 @@ def test_a_function_with_kwargs_gets_all_that_trl_gives():
     found = given(everything, texts(answer=["1", "2"], level=[3, 4]))
     assert found == {"prompts": ["q", "q"], "completions": ["a", "b"], "completion_ids": [[1, 0], [2]],
                      "answer": ["1", "2"], "solution": ["1", "2"], "response": ["1", "2"], "output": ["1", "2"],
-                     "level": [3, 4], "trainer_state": TrainerState(3, 9)}
+                     "level": [3, 4], "trainer_state": TrainerState(3, 9),
+                     "question": ["q", "q"], "instruction": ["q", "q"], "problem": ["q", "q"]}
 
 
 def test_a_number_as_an_answer_stays_a_number():
