@@ -209,7 +209,7 @@ def plan(config, origin, models, rewards, data, dist):
     for name, model in networks.items():
         layers, width, _ = model.dimensions
         if name == "reference" and next(model.parameters()) is next(networks["generator"].parameters()):
-            yield "reference  the generator's own weights without the adapter, or with the one that it starts from, frozen"
+            yield "reference  the generator's weights without the adapter, or with the one that it starts from, frozen"
             continue
         yield (f"{name:<10} {model.mode}, {layers} layers x {width}, {model.num_parameters() / 1e6:.2f} M parameters"
                f"{what_moves(model) if name == 'generator' else ', frozen'}")
