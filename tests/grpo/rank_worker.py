@@ -40,7 +40,7 @@ KL = [{"kl_beta": 0.0}, *({"kl_estimator": name} for name in ("exact", "k2", "k3
 CHOICES = [(name, None) for name in OBJECTIVES] + [("plain", name) for name in ADVANTAGES]
 for (objective, advantage), window in itertools.product(CHOICES, (None, 3)):
     c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective=objective,
-               advantage=advantage, credit_window=window, learning_rate=1e-3, grad_clip=1.0)
+               advantage=advantage, credit_window=window, learning_rate=1e-3, min_lr=1e-3, grad_clip=1.0)
     name = f"{objective}/{advantage}/{window}"
     policy = fill_policy(seed=1 + dist.rank, scale=3.0)
     dist.broadcast(policy.parameters())
