@@ -165,6 +165,7 @@ def greedy(model, tokenizer, prompts, length):
     return [row[: int(n)].tolist() for row, n in zip(out.target, out.mask.sum(1), strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
 def test_greedy_text_equals_that_of_transformers_generate(family, both):
     model, tokenizer, theirs = both(family)

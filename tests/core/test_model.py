@@ -156,6 +156,7 @@ def head_gradient(net, h, target, parts, monkeypatch, dtype=torch.bfloat16):
     return weight.grad.double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_gradient_of_the_head_does_not_lose_precision_over_parts(tied, monkeypatch):
     net = model(tied=tied, scale=1.0)

@@ -131,6 +131,7 @@ def opened(path):
     return lambda ids: net(ids).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["characters", "tags", "byte pairs"])
 def test_transformers_computes_equal_logits(tmp_path, kind, tied):
@@ -200,6 +201,7 @@ def test_the_tokenizer_gives_equal_ids_and_texts(tmp_path, monkeypatch, kind):
     assert theirs.eos_token_id == ours.stop_token_id and len(theirs) == ours.base_vocab_size
 
 
+@pytest.mark.slow
 def test_characters_are_folded_as_ours_are():
     import unicodedata
 

@@ -69,6 +69,7 @@ def one_off(code):
         yield ast.unparse(tree)
 
 
+@pytest.mark.slow
 def test_the_tests_of_a_function_pass_what_is_right_and_nothing_that_is_one_off(tmp_path):
     module = prepare("code")
     records = module.problems(5 * len(module.FAMILIES), seed=3)
@@ -86,6 +87,7 @@ def test_the_tests_of_a_function_pass_what_is_right_and_nothing_that_is_one_off(
         module.problems(10**6, seed=0)
 
 
+@pytest.mark.slow
 def test_equation_lines_are_true_and_on_one_side_each(tmp_path):
     done = run("equations", "--largest=30", "--copies=3", f"--out={tmp_path}")
     assert done.returncode == 0 and "lines" in done.stdout, done.stderr
@@ -98,6 +100,7 @@ def test_equation_lines_are_true_and_on_one_side_each(tmp_path):
     assert 0.05 < len(lines["val"]) / 31**2 < 0.2
 
 
+@pytest.mark.slow
 def test_gsm8k_becomes_prompts_with_working_out(tmp_path):
     train = jsonl(tmp_path / "train.jsonl", {
         "question": "Ann\u2019s 3 and 4?", "answer": "3+4=$<<3+4=7>>7.\nSo <<7*200=1400>>1,400.\n#### 1,400"},

@@ -82,7 +82,8 @@ def train(steps=60, **settings):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("kl_estimator", ["exact", "k2", "k3"])
+@pytest.mark.parametrize("kl_estimator", [pytest.param("exact", marks=pytest.mark.slow),
+                                          pytest.param("k2", marks=pytest.mark.slow), "k3"])
 def test_a_table_of_logits_trains_with_the_whole_zoo(objective, kl_estimator):
     policy, metrics = train(objective=objective, kl_estimator=kl_estimator)
     assert policy.table.softmax(-1)[..., -1].mean() > 0.8 and metrics["mean_reward"] > 0.7
@@ -116,6 +117,7 @@ def trained(out_dir, steps, resume=False, **settings):
     return policy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"ppo_epochs": 2, "minibatches": 2, "reference_mode": "ema"}])
 def test_the_trainer_trains_saves_and_resumes_it(tmp_path, settings):
     whole = trained(tmp_path / "whole", 60, **settings)

@@ -51,6 +51,7 @@ def test_temperatures_are_drawn_as_quality_against_diversity(tmp_path, figures):
     assert [text.get_text() for text in figures[0].axes[0].texts] == ["0.2", "0.4", "0.2"]
 
 
+@pytest.mark.slow
 def test_the_algorithm_loads_without_plotting_and_optional_libraries():
     code = ("import sys, grpo.advantages, grpo.grpo_training_step, grpo.grpo_trainer\n"
             "print(sorted({'matplotlib', 'wandb', 'tiktoken', 'transformers'} & set(sys.modules)))")

@@ -39,6 +39,7 @@ def test_the_sandbox_passes_only_what_ran_to_its_end(code, tests, verdict):
     assert run_tests(code, tests) == verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [
     "while True:\n    pass", "while True:\n    print('x' * 10 ** 6)", "import time\ntime.sleep(10 ** 6)",
     "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n        pass",
@@ -62,6 +63,7 @@ def test_the_sandbox_leaves_no_folder_behind(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_grandchild_does_not_survive(monkeypatch, tmp_path):
     child = tmp_path / "child.py"  # without the guard: it forks, and its child keeps the pipe open
     child.write_text("import os, sys, time\nif os.fork() == 0:\n    time.sleep(60)\nelse:\n"

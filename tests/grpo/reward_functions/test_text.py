@@ -86,6 +86,7 @@ def search(patterns, texts):
     return REWARDS["regex"].fn(["?"] * len(texts), texts, pattern=patterns)
 
 
+@pytest.mark.slow
 def test_a_search_that_takes_too_long_is_stopped_and_skipped(children):
     began = time.monotonic()
     assert search(["^(a+)+$"] * 4, ["aaa", "a" * 40 + "b", "b", "aa"]) == [1.0, None, 0.0, 1.0]
@@ -93,6 +94,7 @@ def test_a_search_that_takes_too_long_is_stopped_and_skipped(children):
     assert len(children) == 2, "the second one continues behind the search that was stopped"
 
 
+@pytest.mark.slow
 def test_when_the_time_of_a_call_is_over_the_rest_is_skipped(children, monkeypatch):
     monkeypatch.setattr(module, "SEARCH_SECONDS", 0.5)
     monkeypatch.setattr(module, "CALL_SECONDS", 2.0)
@@ -117,6 +119,7 @@ def test_a_search_has_the_result_of_re_for_any_text(children):
     assert 100 < sum(expected) < len(pairs) - 100
 
 
+@pytest.mark.slow
 def test_a_call_may_be_larger_than_the_buffer_of_a_pipe(children):
     rng = random.Random(4)
     texts = ["".join(rng.choices("abcdé", k=200)) for _ in range(20000)]

@@ -28,6 +28,7 @@ def table(capsys, *argv):
     return lines[2:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
 def test_a_causal_family_computes_the_same_in_every_way(family, folder, capsys):
     (path, kind, *cells), = table(capsys, folder(family))
