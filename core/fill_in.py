@@ -3,26 +3,38 @@
 import torch
 
 from core.distributions import LOGITS_AT_ONCE, KeptCollector, KeptTokens, sample_tokens
-from core.masking import masked_positions
+from core.masking import masked_positions, places_of_mask
 
 
-def predict_and_sample_tokens(model, input, position, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0):
-    """Fills the masked positions of every input G times in one forward per input, few enough inputs at a time that the
-    logits stay below LOGITS_AT_ONCE numbers.
+def predict_and_sample_tokens(model, input, position, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0,
+                              places=None):
+    """Samples G tokens at the masked positions of every input, in one forward per input. Logits are made only for the
+    places where a token is drawn, and for few enough at a time that they stay below LOGITS_AT_ONCE numbers.
 
     input: (P, T); position: (P, M) from masked_positions; uniform: (P, G, T) noise by place in the text
     temperature: a number, or (P, 1, 1)
-    Returns target (P, G, M) ids, their logp (P, G, M) under the distribution drawn from, and the KeptTokens of the
-    P * M places, or None for all
+    places: (P, M) bool on the CPU, where a token is drawn; elsewhere it and its log-probability are 0. None: everywhere
+    Returns target (P, G, M) ids, their logp (P, G, M) under the distribution drawn from, and the KeptTokens of the K
+    places where a token is drawn, or None for all
     """
-    noise = uniform.to("cpu" if input.device.type == "mps" else input.device)        # MPS has no float64
-    noise = noise.gather(2, position.to(noise.device)[:, None].expand(-1, uniform.shape[1], -1))  # (P, G, M)
-    size = max(1, LOGITS_AT_ONCE // max(1, position.shape[1] * model.vocabulary))
-    cut, parts = lambda x: x.split(size) if torch.is_tensor(x) else [x] * -(-len(input) // size), []
-    for texts, places, u, t in zip(cut(input), cut(position), cut(noise), cut(temperature), strict=True):
-        parts.append(sample_tokens(model(texts, places), u, t, top_p, top_k, min_p))
+    (P, M), G, device = position.shape, uniform.shape[1], input.device
+    where = torch.arange(P * M) if places is None else places.flatten().nonzero().squeeze(1)
+    where = where.to(device)                                                         # (K,)
+    each_place = lambda x: x.transpose(1, 2).flatten(0, 1)[where.to(x.device)]       # (P, ..., M) -> (K, ...)
+    noise = uniform.to("cpu" if device.type == "mps" else device)                    # MPS has no float64
+    noise = each_place(noise.gather(2, position.to(noise.device)[:, None].expand(-1, G, -1)))  # (K, G)
+    if torch.is_tensor(temperature):
+        temperature = each_place(temperature.expand(P, 1, M))                        # (K, 1)
+    h = model.states(input, position).flatten(0, 1)                                  # (P M, C)
+    h = h if len(where) == len(h) else h[where]                                      # (K, C)
+    size, parts = max(1, LOGITS_AT_ONCE // model.vocabulary), []
+    cut = lambda x: x.split(size) if torch.is_tensor(x) else [x] * -(-len(h) // size)
+    for part, u, t in zip(cut(h), cut(noise), cut(temperature), strict=True):
+        parts.append(sample_tokens(model.project(part)[None], u.T[None], t, top_p, top_k, min_p))
     target, logp, kept = zip(*parts, strict=True)
-    return torch.cat(target), torch.cat(logp), None if kept[0] is None else KeptTokens.join(kept)
+    whole = lambda x: x.new_zeros(P * M, G).index_copy(0, where, x[0].T).view(P, M, G).transpose(1, 2)  # (P, G, M)
+    target, logp = whole(torch.cat(target, 2)), whole(torch.cat(logp, 2))
+    return target, logp, None if kept[0] is None else KeptTokens.join(kept)
 
 
 def fill_in(input, position, chosen, target):
@@ -41,7 +53,7 @@ def fill_in(input, position, chosen, target):
 def draw_turns(order, chosen, passes):
     """The pass in which each hidden token is filled: in random order, about as many in each pass.
 
-    order: (N, M) noise; chosen: (N, M) 1.0 where a token is hidden
+    order: (N, M) noise; chosen: (N, M) 1.0 or True where a token is hidden
     Returns (N, M) in 0 .. passes - 1, and -1 where nothing is hidden
     """
     shuffled = order.masked_fill(chosen == 0, 2.0).argsort(1).argsort(1)             # (N, M) place in the order
@@ -49,45 +61,46 @@ def draw_turns(order, chosen, passes):
 
 
 @torch.no_grad()
-def fill_in_passes(model, input, position, chosen, uniform, order, passes, temperature=1.0, top_p=1.0, top_k=0,
+def fill_in_passes(model, input, position, places, uniform, order, passes, temperature=1.0, top_p=1.0, top_k=0,
                    min_p=0.0, budget=None):
     """Fills hidden tokens in several passes; each pass reads the tokens drawn in those before it.
 
-    input: (P, T); position, chosen: (P, M); uniform, order: (P, G, T) noise by place, for tokens and for their order
+    input: (P, T); position, places: (P, M), places bool on the CPU: where a token is hidden
+    uniform, order: (P, G, T) noise by place in the text, for tokens and for their order
     budget: a KeptBudget, which raises ValueError for too many kept tokens, or None
     Returns target (N, M), their logp (N, M) and turn (N, M), the texts read (N, passes, T), and the KeptTokens of the
-    N * M places, or None for all; passes=1 draws what predict_and_sample_tokens draws
+    hidden tokens in order, or None for all; passes=1 draws what predict_and_sample_tokens draws. Target and logp are 0
+    on padding
     """
     P, G, T = uniform.shape
-    order = order.to("cpu" if input.device.type == "mps" else input.device)
-    rows = torch.arange(P, device=input.device).repeat_interleave(G)                 # (N,)
-    text, where, hidden = input[rows], position[rows], chosen[rows]                  # (N, T), (N, M), (N, M)
-    by_place = where.to(order.device)  # noise may have to stay on the CPU: MPS has no float64
-    turn = draw_turns(order.flatten(0, 1).gather(1, by_place), hidden.to(order.device), passes).to(input.device)
-    target, logp, read, collector = torch.zeros_like(where), torch.zeros_like(hidden), [], KeptCollector(budget)
-    settings = temperature, top_p, top_k, min_p
+    text, where, hidden = (x.repeat_interleave(G, 0) for x in (input, position, places))  # (N, T), (N, M), (N, M)
+    by_place = order.cpu().flatten(0, 1).gather(1, where.cpu())                      # (N, M)
+    turn = draw_turns(by_place, hidden, passes)                                      # (N, M)
+    target, logp = torch.zeros_like(where), torch.zeros(where.shape, device=input.device)  # (N, M) each
+    read, collector = [], KeptCollector(budget)
     for i in range(passes):
         read.append(text)
+        now = turn == i                                                              # (N, M)
         if i == 0:  # the completions of a problem share the first text
-            token, token_logp, kept = predict_and_sample_tokens(model, input, position, uniform, *settings)
+            drawn, batch = now.view(P, G, -1).any(1), (input, position, uniform)     # (P, M)
         else:
-            token, token_logp, kept = predict_and_sample_tokens(model, text, where, uniform.flatten(0, 1)[:, None],
-                                                                *settings)
-        # Padding gets tokens of the first pass: one that could not be drawn would have log-probability -inf
-        now = turn == i if i else turn <= 0                                          # (N, M)
+            drawn, batch = now, (text, where, uniform.flatten(0, 1)[:, None])        # (N, M)
+        token, token_logp, kept = predict_and_sample_tokens(model, *batch, temperature, top_p, top_k, min_p, drawn)
+        if kept is not None:
+            n, m = now.nonzero(as_tuple=True)                                        # (k,) each
+            number = drawn.flatten().cumsum(0).view(drawn.shape) - 1                 # (P or N, M) of each place in kept
+            collector.add(n * now.shape[1] + m, kept[number[n if i else n // G, m]])
+        now = now.to(input.device)
         target = torch.where(now, token.flatten(0, 1), target)
         logp = torch.where(now, token_logp.flatten(0, 1), logp)
-        if kept is not None:
-            n, m = now.cpu().nonzero(as_tuple=True)                                  # (k,) each
-            M = now.shape[1]
-            collector.add(n * M + m, kept[(n if i else n // G) * M + m])
-        text = fill_in(text, where, (turn == i).float(), target[:, None])[:, 0]
-    return target, logp, turn, torch.stack(read, 1), collector.joined()
+        text = fill_in(text, where, now.float(), target[:, None])[:, 0]
+    return target, logp, turn.to(input.device), torch.stack(read, 1), collector.joined()
 
 
 @torch.no_grad()
 def fill_once(model, input, mask, uniform, temperature=1.0, top_p=1.0):
     """The completed texts alone: input, mask (P, T), uniform (P, G, T) -> (P, G, T)."""
     position, chosen = masked_positions(mask, input.device)
-    target, _, _ = predict_and_sample_tokens(model, input, position, uniform, temperature, top_p)
+    target, _, _ = predict_and_sample_tokens(model, input, position, uniform, temperature, top_p,
+                                             places=places_of_mask(mask))
     return fill_in(input, position, chosen, target)

@@ -6,8 +6,9 @@ import torch
 from torch.nn import functional as F
 
 from core.distributions import LOGITS_AT_ONCE, KeptCollector, KeptTokens, sample_tokens
+from core.prepacked import prepacked
 
-LEAVE_SHARE = 0.75  # finished rows leave the batch once at most this share is still being written
+LEAVE_SHARE = 0.9  # finished rows leave the batch once at most this share is still being written
 
 
 @dataclass
@@ -28,7 +29,7 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
 
     prompt: (P, T) tokens, padded on the left; padding: (P,) number of padded columns, or None for none
     uniform: (P, G, L) noise in [0, 1) of each completion's tokens, at most L of them; temperature=0 takes the likeliest
-    stop: (rows of tokens (n, t)) -> (n,) bool, whether a row has just ended
+    stop: (tokens so far (n, t), f) -> (n, t - f) bool, whether a row ends at each of the columns from f on; as Stop
     check_every: tokens between two looks, each of which waits for the device, at which rows have finished; the default
     is 1 on a CPU and 8 elsewhere, and what is written does not depend on it; truncation waits at every token
     budget: a KeptBudget, which raises ValueError for too many kept tokens, or None
@@ -36,37 +37,56 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
     device, (P, G, L) = prompt.device, uniform.shape
     check_every = check_every or (1 if device.type == "cpu" else 8)
     noise = uniform.flatten(0, 1).to("cpu" if device.type == "mps" else device)      # MPS has no float64
-    past = model.new_cache()
-    last = torch.full((P, 1), prompt.shape[1] - 1, device=device)
+    rows, collector, unchecked = torch.arange(P * G, device=device), KeptCollector(budget), []
+    target, logp = torch.zeros_like(rows)[:, None].repeat(1, L), torch.zeros(P * G, L, device=device)
+    length, ended = torch.full_like(rows, L + 1), torch.full_like(rows, L + 1)       # (N,), (n,) L + 1: not yet
+    last, past = torch.full((P, 1), prompt.shape[1] - 1, device=device), model.new_cache()
     h = model.states(prompt, last, past, padding)                                    # (P, 1, C)
-    past = past.repeat(G, room=L)
-    padding = None if padding is None else padding.repeat_interleave(G, 0)
-    rows, collector, zeros = torch.arange(P * G, device=device), KeptCollector(budget), torch.zeros(P * G, L).to(device)
-    out = Generation(zeros.long(), zeros.clone(), zeros.clone(), None, None)
-    live, open_rows = torch.ones_like(rows, dtype=torch.bool), torch.ones_like(rows, dtype=torch.bool)
-    for t in range(L):
-        u = noise[rows.to(noise.device), t].view(len(h), -1, 1)                      # (P, G, 1), then (n, 1, 1)
-        token, logp, kept = next_tokens(model, h, u, temperature, top_p, top_k, min_p)  # (n,), (n,)
-        out.target[rows, t], out.mask[rows, t] = torch.where(live, token, 0), live.float()
-        out.logp[rows, t] = logp * live
+    past, first = past.expand(rows // G, room=L), 0
+    padding = None if padding is None else padding[rows // G]                        # (n,)
+    with prepacked(model):
+        for t in range(L):
+            u = noise[rows.to(noise.device), t].view(len(h), -1, 1)                  # (P, G, 1), then (n, 1, 1)
+            token, logp[rows, t], kept = next_tokens(model, h, u, temperature, top_p, top_k, min_p)  # (n,), (n,)
+            target[rows, t] = token
+            unchecked.append((t, kept))
+            if (t + 1) % check_every == 0 or t + 1 == L:
+                ends = stop(target[rows, : t + 1], first)                            # (n, t + 1 - first)
+                column = torch.arange(first, t + 1, device=device)
+                ended = ended.minimum(torch.where(ends, column + 1, L + 1).amin(1))
+                length[rows] = ended
+                collect(collector, unchecked, rows, ended, L)
+                first, unchecked, live = t + 1, [], ended > L
+                if t + 1 == L or (left := int(live.sum())) == 0:
+                    break
+                if left <= LEAVE_SHARE * len(live):
+                    keep = gathered(live, left)
+                    past.keep(keep)
+                    rows, token, ended = rows[keep], token[keep], ended[keep]
+                    padding = None if padding is None else padding[keep]
+            h = model.states(token[:, None], None, past, padding)                    # (n, 1, C)
+    M = int(length.clamp(max=L).max())
+    mask = torch.arange(M, device=device) < length[:, None]                          # (N, M)
+    return Generation(target[:, :M] * mask, mask.float(), logp[:, :M] * mask, collector.joined(), (length > L).cpu())
+
+
+def gathered(live, left):
+    """The indices (left,) of the rows that live (n,) marks: those among the first `left` stay where they are, and the
+    others take the places between."""
+    keep = torch.arange(left, device=live.device)
+    keep[~live[:left]] = live[left:].nonzero().squeeze(1) + left
+    return keep
+
+
+def collect(collector, unchecked, rows, ended, L):
+    """Adds the kept tokens of columns to a collector, without those that were drawn after a row's end.
+
+    unchecked: [(column, its KeptTokens or None)]; ended: (n,) length of each row, or more if it has not ended
+    """
+    for t, kept in unchecked:
         if kept is not None:
-            alive = live.nonzero().squeeze(1)                                        # (k,)
+            alive = (ended > t).nonzero().squeeze(1)                                 # (k,)
             collector.add((rows[alive] * L + t).cpu(), kept[alive.cpu() // (len(rows) // len(kept))])
-        live = live & ~stop(out.target[rows, : t + 1])
-        open_rows[rows] = live
-        if t + 1 == L:
-            break
-        if (t + 1) % check_every == 0:
-            if (left := int(live.sum())) == 0:
-                break
-            if left <= LEAVE_SHARE * len(live):  # moving the others together costs a copy of the cache
-                keep = live.nonzero().squeeze(1)
-                past.keep(keep)
-                rows, token, live = rows[keep], token[keep], live[keep]
-                padding = None if padding is None else padding[keep]
-        h = model.states(token[:, None], None, past, padding)                        # (n, 1, C)
-    M = max(1, int(out.mask.sum(1).max()))
-    return Generation(out.target[:, :M], out.mask[:, :M], out.logp[:, :M], collector.joined(), open_rows.cpu())
 
 
 def next_tokens(model, h, uniform, *settings):
@@ -105,17 +125,42 @@ class Stop:
                                  "end a completion")
         # Tokens that can hold a sequence, and one before them: a tokenizer may leave out a space that begins a text
         self.window = max((len(s.encode()) + 1 for s in self.sequences), default=0)
+        self.able, self.known = None, set()  # (V,) False: this token never completes a sequence; the tokens looked at
 
-    def __call__(self, written):
-        """written: (n, t) tokens so far. Returns (n,) bool."""
-        ended = torch.zeros_like(written[:, -1], dtype=torch.bool)                   # (n,)
+    def __call__(self, written, first):
+        """Where rows end. written: (n, t) tokens so far, of which those from column `first` on are new.
+
+        Returns (n, t - first) bool; the first end of a row counts, and what is marked after it means nothing.
+        """
+        new = written[:, first:]
+        ended = torch.zeros_like(new, dtype=torch.bool)                              # (n, t - first)
         for stop in self.tokenizer.stop_token_ids:
-            ended = ended | (written[:, -1] == stop)
+            ended |= new == stop
         if self.sequences:
-            tails = (self.tokenizer.decode(ids) for ids in written[:, -self.window :].tolist())
-            found = [any(s in tail for s in self.sequences) for tail in tails]
-            ended = ended | torch.tensor(found, device=written.device)
+            self._find_sequences(written, first, ended)
         return ended
+
+    def _find_sequences(self, written, first, ended):
+        """Marks in `ended` where a sequence is complete. Rows whose new tokens complete none are not decoded."""
+        if self.able is None:
+            self.able = torch.ones(self.tokenizer.vocab_size, dtype=torch.bool, device=written.device)
+        able = self.able[written[:, first:]]                                         # (n, t - first)
+        rows = able.any(1).nonzero().squeeze(1)                                      # (r,)
+        for i, ids, columns in zip(rows.tolist(), written[rows].tolist(), able[rows].tolist(), strict=True):
+            for j in (j for j, can in enumerate(columns) if can):
+                end = first + j + 1
+                tail = self.tokenizer.decode(ids[max(0, end - self.window) : end])
+                ended[i, j] |= any(s in tail for s in self.sequences)
+                self._learn(ids[end - 1])
+
+    def _learn(self, token):
+        """Notes of a token that it never completes a sequence, where that is certain: its text is known, and it lacks
+        the last character of each of them. Spaces may be left out, and a part of a character has no text."""
+        if token not in self.known:
+            self.known.add(token)
+            text = self.tokenizer.decode([token])
+            unclear = not text or "\ufffd" in text
+            self.able[token] = unclear or any(s[-1].isspace() or s[-1] in text for s in self.sequences)
 
     def text(self, ids):
         """A completion as its reader sees it: without stop tokens, cut before the first stop sequence."""

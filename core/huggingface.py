@@ -38,16 +38,16 @@ def output_layers(net):
 
 
 class HuggingFaceCache:
-    """transformers' keys and values with the methods of core.model.Cache."""
+    """transformers' keys and values with the methods of core.cache.Cache."""
 
     def __init__(self, content):
         self.content, self.length = content, 0
 
-    def repeat(self, times, room=0):
-        """A cache with `times` copies of every row, one after another. It grows as it is needed, whatever the room."""
+    def expand(self, rows, room=0):
+        """As core.cache.Cache.expand; it grows as it is needed, whatever the room."""
         new = HuggingFaceCache(copy.copy(self.content))
         new.content.layers, new.length = [copy.copy(layer) for layer in self.content.layers], self.length
-        new.content.batch_repeat_interleave(times)
+        new.content.batch_select_indices(rows)
         return new
 
     def keep(self, rows):

@@ -87,3 +87,8 @@ def masked_positions(mask, device):
     M = int(mask.sum(1).max())
     order = mask.int().argsort(dim=1, descending=True, stable=True)                  # (B, T) the masked positions first
     return order[:, :M].to(device), mask.gather(1, order[:, :M]).float().to(device)
+
+
+def places_of_mask(mask):
+    """What masked_positions returns as `chosen`, as bool and on the CPU: mask (B, T) -> (B, M)."""
+    return mask.sort(dim=1, descending=True).values[:, : int(mask.sum(1).max())]

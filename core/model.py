@@ -2,11 +2,14 @@
 
 import copy
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+from core.cache import Cache, attend, attention_mask
 
 LANGUAGE_MODEL = "language_model"    # causal: the state at position t predicts token t + 1
 MASKED_FILL = "masked_fill"          # bidirectional: the state at position t predicts token t
@@ -51,16 +54,15 @@ def at_least_float32(x):
 
 
 def rotary_table(length, head_size, base=10000.0):
-    """cos and sin of RoPE (arXiv 2104.09864), each (length, head_size / 2)."""
+    """cos and sin of RoPE (arXiv 2104.09864), each (length, head_size), as `rotate` takes them."""
     frequency = base ** (-torch.arange(0, head_size, 2).float() / head_size)         # (D/2,)
     angle = torch.arange(length).float()[:, None] * frequency                        # (length, D/2)
-    return angle.cos(), angle.sin()
+    return torch.cat((angle.cos(), angle.cos()), 1), torch.cat((-angle.sin(), angle.sin()), 1)
 
 
 def rotate(x, cos, sin):
-    """x: (B, H, T, D), turned by its position: the pair (x[i], x[i + D/2]) is one complex number."""
-    a, b = x.chunk(2, dim=-1)                                                        # (B, H, T, D/2) each
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)                 # (B, H, T, D)
+    """x: (..., D), turned by its position: the pair (x[i], x[i + D/2]) is one complex number."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)                 # (..., D)
 
 
 class Attention(nn.Module):
@@ -73,19 +75,33 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
         self.out = nn.Linear(config.n_embd, config.n_embd, bias=False)
 
-    def forward(self, x, cos, sin, mask=None, past=None):
+    def project(self, x, cos, sin):
+        """Queries, keys and values (B, H, T, D) of x (B, T, C)."""
         B, T, C = x.shape
-        q, k, v = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # (B, H, T, D) each
-        q, k = (F.rms_norm(z, z.shape[-1:]) for z in (q, k))  # bounded logits: a high learning rate stays stable
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        q, k, v = (at_least_float32(z) if x.device.type == "cpu" else z.to(v.dtype) for z in (q, k, v))
-        if past is not None:
-            k, v = past(k, v)                                                        # (B, H, before + T, D)
+        qk, v = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head).split((2, 1), 2)
+        qk = F.rms_norm(qk, qk.shape[-1:])  # bounded logits: a high learning rate stays stable
+        qk = rotate(qk, cos[:, None, None], sin[:, None, None])                      # (B, T, 2, H, D)
+        q, k, v = (z.transpose(1, 2) for z in (*qk.unbind(2), v.squeeze(2)))         # (B, H, T, D) each
         # On a CPU the bfloat16 kernel is slower than the float32 one
-        with torch.autocast(x.device.type, enabled=False):
-            y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal and mask is None and T > 1,
-                                               dropout_p=self.dropout * self.training)
-        return self.out(y.transpose(1, 2).reshape(B, T, C))
+        return tuple(at_least_float32(z) if x.device.type == "cpu" else z.to(v.dtype) for z in (q, k, v))
+
+    def forward(self, q, k, v, mask=None, past=None):
+        return (past or attend)(q, k, v, mask, self.causal, self.dropout * self.training)  # (B, H, T, D)
+
+
+class SquaredReLU(torch.autograd.Function):
+    """max(x, 0)^2 (arXiv 2109.08668), with a backward pass over fewer tensors than autograd derives."""
+
+    @staticmethod
+    def forward(ctx, x):
+        h = F.relu(x)
+        ctx.save_for_backward(h)
+        return h * h
+
+    @staticmethod
+    def backward(ctx, gradient):
+        h, = ctx.saved_tensors
+        return (gradient * h).mul_(2)
 
 
 class Block(nn.Module):
@@ -93,6 +109,7 @@ class Block(nn.Module):
 
     def __init__(self, config):
         super().__init__()
+        self.compiled = False
         self.norm_1 = nn.RMSNorm(config.n_embd, eps=1e-5)
         self.attention = Attention(config)
         self.norm_2 = nn.RMSNorm(config.n_embd, eps=1e-5)
@@ -100,72 +117,25 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
         self.drop = nn.Dropout(config.dropout)
 
+    def before(self, x, cos, sin):
+        return self.attention.project(self.norm_1(x), cos, sin)
+
+    def after(self, x, y):
+        x = x + self.drop(self.attention.out(y.transpose(1, 2).reshape(x.shape)))    # (B, T, C)
+        h = SquaredReLU.apply(self.up(self.norm_2(x)))                               # (B, T, 4C)
+        return x + self.drop(self.down(h))
+
     def forward(self, x, cos, sin, mask=None, past=None):
-        x = x + self.drop(self.attention(self.norm_1(x), cos, sin, mask, past))
-        h = F.relu(self.up(self.norm_2(x)))                                         # (B, T, 4C)
-        return x + self.drop(self.down(h * h))
+        # Token by token, as in generation, the shapes change too often, and weights are packed instead
+        part = compiled if self.compiled and x.shape[1] > 1 else lambda function: function
+        q, k, v = part(Block.before)(self, x, cos, sin)                              # (B, H, T, D) each
+        return part(Block.after)(self, x, self.attention(q, k, v, mask, past))
 
 
-def attention_mask(before, T, padding, causal, device):
-    """Which of the before + T columns each of T new positions reads.
-
-    padding: (B,) number of leading columns without a token, or None
-    Returns (1 or B, 1, T, before + T) bool, or None where the kernel's own causal mask, or none, is right. Every
-    position reads itself, so that no softmax is empty.
-    """
-    if padding is None and (before == 0 or T == 1):
-        return None
-    column, here = torch.arange(before + T, device=device), torch.arange(before, before + T, device=device)[:, None]
-    seen = (column <= here if causal else torch.ones_like(column <= here))[None]     # (1, T, before + T)
-    if padding is not None:
-        seen = seen & (column >= padding[:, None, None]) | (column == here)          # (B, T, before + T)
-    return seen[:, None]
-
-
-class Cache:
-    """Keys and values of the tokens that the rows of a batch have read so far, so that no token is read twice.
-
-    In generation new columns are written in place, into room that `repeat` reserves. In training the prompt that a
-    group shares is read once, and gradients flow back through its keys and values.
-    """
-
-    def __init__(self):
-        self.layers, self.length, self.room = [], 0, 0
-
-    def layer(self, i):
-        """The function that layer i calls with keys and values (B, H, T, D) of new tokens. It returns those of all
-        tokens, (B, H, before + T, D)."""
-        before = self.layers[i] if i < len(self.layers) else None  # grad_checkpoint calls the function a second time
-
-        def extend(k, v):
-            if before is None:
-                self.layers[i:] = [(k, v)]
-                return k, v
-            if self.room:
-                for whole, new in zip(before, (k, v), strict=True):
-                    whole[:, :, self.length : self.length + new.shape[2]] = new
-                return tuple(x[:, :, : self.length + k.shape[2]] for x in before)
-            self.layers[i] = tuple(torch.cat(pair, dim=2) for pair in zip(before, (k, v), strict=True))
-            return self.layers[i]
-        return extend
-
-    def repeat(self, times, room=0):
-        """A Cache with `times` copies of every row, one after another; room: columns reserved for writing in place."""
-        new = Cache()
-        new.length, new.room = self.length, room
-        for pair in self.layers:
-            pair = tuple(x.repeat_interleave(times, dim=0) for x in pair)
-            new.layers.append(tuple(F.pad(x, (0, 0, 0, room)) for x in pair) if room else pair)
-        return new
-
-    def keep(self, rows):
-        """Drops all rows but these, one tensor at a time: the old cache and the new one never exist together."""
-        for i in range(len(self.layers)):
-            k, v = self.layers[i]
-            self.layers[i] = None
-            k = k[rows]
-            v = v[rows]
-            self.layers[i] = (k, v)
+@cache
+def compiled(function):
+    """A compiled function: one for the layers of all models, so that a policy and its reference compute alike."""
+    return torch.compile(function, dynamic=True)
 
 
 class GPT(nn.Module):
@@ -216,7 +186,10 @@ class GPT(nn.Module):
             raise ValueError(f"an input of {before + T} tokens does not fit a model with "
                              f"block_size={self.config.block_size}")
         x, here = self.drop(self.embed(tokens)), slice(before, before + T)           # (B, T, C)
-        mask = attention_mask(before, T, padding, self.config.mode == LANGUAGE_MODEL, tokens.device)
+        if past is not None:
+            mask = past.mask(T, padding, tokens.device)
+        else:
+            mask = attention_mask(0, T, padding, self.config.mode == LANGUAGE_MODEL, tokens.device)
         again = self.grad_checkpoint and torch.is_grad_enabled()
         for i, block in enumerate(self.blocks):
             inputs = (x, self.cos[here], self.sin[here], mask, past and past.layer(i))
@@ -251,6 +224,11 @@ class GPT(nn.Module):
     def new_cache(self):
         """An empty cache for `states` to fill."""
         return Cache()
+
+    def compile_layers(self):
+        """Compiles what a layer computes before and after its attention, when first called with more than a token."""
+        for block in self.blocks:
+            block.compiled = True
 
     @property
     def mode(self):

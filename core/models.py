@@ -130,7 +130,7 @@ def check_outputs(model, named):
     if model.mode == LANGUAGE_MODEL and T > 2:
         past = model.new_cache()
         parts = [model(tokens[:, :1], past=past), model(tokens[:, 1:-1], past=past)]
-        past = past.repeat(2)
+        past = past.expand(tokens.new_zeros(2))
         past.keep(torch.tensor([1], device=tokens.device))
         parts.append(model(tokens[:, -1:], past=past))
         padded = model(torch.cat((tokens[:, :1], tokens), 1), padding=tokens.new_ones(1))[:, 1:]

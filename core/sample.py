@@ -20,7 +20,7 @@ from core.fill_in import fill_in, fill_in_passes
 from core.generation import Stop, generate
 from core.huggingface_tokenizer import HuggingFaceTokenizer
 from core.logger import highlight
-from core.masking import masked_positions
+from core.masking import masked_positions, places_of_mask
 from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.models import load_model, load_tokenizer
 from core.tokenizer import by_character
@@ -113,8 +113,8 @@ def main(argv):
     ids, mask = encode_with_masks(config.text, config.mask_character, tokenizer)
     noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, ids.shape[1]))
     ids, (position, chosen) = ids.to(device), masked_positions(mask, device)
-    target, *_ = fill_in_passes(model, ids, position, chosen, noise[:, 0], noise[:, 1], config.unmask_steps,
-                                config.temperature, config.top_p)
+    target, *_ = fill_in_passes(model, ids, position, places_of_mask(mask), noise[:, 0], noise[:, 1],
+                                config.unmask_steps, config.temperature, config.top_p)
     filled = fill_in(ids, position, chosen, target[None])[0]
     for row in filled.tolist():
         written = by_character(tokenizer, row, mask[0].tolist())

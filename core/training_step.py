@@ -25,7 +25,7 @@ def build_optimizers(learner, config, device_type="cpu"):
     else:
         raise ValueError(f"optimizer={config.optimizer!r} is not one of adamw, muon")
     return [torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2),
-                              fused=device_type == "cuda"), *muon]
+                              fused=device_type != "mps"), *muon]
 
 
 def apply_gradients(parameters, optimizers, lr, grad_clip, sums, dist, count, mean=False, largest=None):

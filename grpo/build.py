@@ -8,6 +8,7 @@ from core.config import describe
 from core.dataset_consumer import DatasetConsumer, dataset_folder
 from core.distributions import LOGITS_AT_ONCE, truncates
 from core.huggingface_files import is_adapter
+from core.judge_reading import AUTO, PLAIN
 from core.lora import FULL
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
@@ -21,7 +22,7 @@ from grpo.kl import choose_estimator
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.reference import needs_reference
-from grpo.reward_functions.judge import Judge
+from grpo.reward_functions.judge import Judge, choose_readings
 from grpo.reward_functions.reward_model import load_reward_model
 from grpo.rewards import REWARDS, Rewards
 from grpo.scoring import check_stored
@@ -95,7 +96,8 @@ def build_models(config, data, dist):
 
 def make_policy(model, tokenizer, config, dist):
     """The policy of the kind that the model's mode says."""
-    shared = {"shared_prompt": config.shared_prompt} if model.mode == LANGUAGE_MODEL else {}
+    shared = ({"shared_prompt": config.shared_prompt, "like_lengths": config.like_lengths}
+              if model.mode == LANGUAGE_MODEL else {})
     return POLICIES[model.mode](model, tokenizer, dtype=dist.dtype, grad_checkpoint=config.grad_checkpoint,
                                        head_dtype=None if config.head_dtype == "auto" else torch.float32, **shared)
 
@@ -151,6 +153,28 @@ def load_judge(key, config, policy, dist):
                          f"for texts of block_size={config.block_size}{' and CLS' if with_cls else ''}")
     tokenizer = load_tokenizer(path, key)
     return Judge(model, tokenizer, same_vocabulary(tokenizer.description(), policy.tokenizer, path), dist.dtype)
+
+
+def choose_judge_readings(models, data, config, dist, notes):
+    """Decides how the judges read texts. Returns lines that tell the user.
+
+    notes: what the run keeps in its checkpoints. The choice is written there, and a resumed run goes on with it.
+    """
+    judges = {"judge": models.judge, "gold_judge": models.gold_judge}
+    setting, few = config.judge_reading, min(8, config.batch_size)
+    if setting == AUTO and models.policy.model.mode != MASKED_FILL:  # of prompts it reads little
+        setting = PLAIN
+
+    def sample():
+        problems = {key: x[:few] for key, x in data.problems("train", 0).items()}
+        return models.policy.sample(problems, 0, config).texts
+
+    iterations = config.max_iters / (config.ppo_epochs * config.minibatches)
+    share = iterations * config.batch_size * config.gradient_accumulation_steps / few
+    stored = notes.get("judge_reading") if setting == AUTO else None
+    lines = choose_readings(judges, stored or dict.fromkeys(judges, setting), sample, share, dist)
+    notes["judge_reading"] = {key: judge.reading for key, judge in judges.items() if judge is not None}
+    return lines
 
 
 def build_rewards(config, models, data, dist):
@@ -240,7 +264,7 @@ def memory_estimate(config, networks, data, dist):
     layers, width, cached = policy.dimensions
     prompts = isinstance(data, PromptConsumer)
     places = config.group_size * config.max_new_tokens if prompts else config.block_size  # of each problem
-    tokens = config.batch_size * (places + (data.longest if prompts else 0))
+    tokens = config.micro_batch_tokens or config.batch_size * (places + (data.longest if prompts else 0))
     size = 2 if dist.dtype == torch.bfloat16 else 4  # bytes of a number in the layers
     kept = size if config.grad_checkpoint else 34 / 2 * size  # bytes that a layer keeps of a token and unit of width
     logits = min(LOGITS_AT_ONCE, config.batch_size * places * policy.vocabulary)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from core.config import RunConfig, at_least
+from core.judge_reading import AUTO, READINGS
 from core.lora import LoraConfig
 from core.masking import MaskConfig
 from core.prompts import TEMPLATE_NAMES
@@ -32,6 +33,8 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     reference_checkpoint: str | None = None   # the model that the KL penalty is to; None: the generator at step 0
     judge_checkpoint: str | None = None       # the model that gives the reward judge
     judge_recipe: str | None = None           # the config that builds it if it is missing
+    judge_reading: str = "auto"               # how judges are read: a name in READINGS (core/judge_reading.py), such as
+                                              # plain; auto: the fastest on this CPU that gives the same scores
     gold_judge_checkpoint: str | None = None  # a second judge: logged, never trained against
     gold_judge_recipe: str | None = None      # the config that builds it if it is missing
     reward_model_checkpoint: str | None = None  # the Hugging Face classifier that gives the reward reward_model
@@ -45,6 +48,8 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     unmask_steps: int = 1                     # fill-in: passes in which masked tokens are sampled, in random order
     fill_estimator: str = "trajectory"        # fill-in: estimator of log-probabilities (grpo/policies/fill_views.py)
     shared_prompt: bool = True                # read a group's prompt once; False repeats it, to check or compare
+    like_lengths: bool = True                 # causal: prompts and completions of like length are read together; False
+                                              # pads them to the longest, to check or compare
     stored_megabytes: int = 2048              # memory for distributions kept with rollouts: tokens that truncation
                                               # kept, the reference's for the exact KL; a run that needs more is refused
                                               # before its first step, or while it is sampled, as soon as the kept ids
@@ -93,6 +98,8 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     # optimization
     ppo_epochs: int = 1                       # passes over each iteration's rollouts
     minibatches: int = 1                      # optimizer steps in each of these passes
+    micro_batch_tokens: int | None = None     # tokens read at a time in training and by the reference, of problems of
+                                              # like size; None: batch_size problems at a time
     max_kl_to_old: float | None = None        # the KL to the sampling policy that ends an iteration early; None: never
     grad_checkpoint: bool = False             # activations are computed again in the backward pass: less memory, slower
     max_iters: int = 200
@@ -137,7 +144,8 @@ def check_choices(c):
     """Raises ValueError if a name is in no table."""
     tables = {"template": TEMPLATE_NAMES, "task_type": PRESETS, "objective": OBJECTIVES,
               "advantage": (None, *ADVANTAGES),
-              "reference_mode": REFERENCES, "fill_estimator": FILL_ESTIMATORS, "zero_std": ("keep", "drop", "resample"),
+              "reference_mode": REFERENCES, "judge_reading": (AUTO, *READINGS),
+              "fill_estimator": FILL_ESTIMATORS, "zero_std": ("keep", "drop", "resample"),
               "head_dtype": ("auto", "float32"), "reward_normalisation": ("none", "group")}
     if c.kl_estimator == "k1":
         raise ValueError("kl_estimator='k1' is refused: the gradient of mean(logp - ref_logp) does not contain the "
@@ -167,6 +175,8 @@ def check_numbers(c):
     for key in ("kl_target", "max_kl_to_old"):
         if getattr(c, key) is not None and getattr(c, key) <= 0:
             raise ValueError(f"{key}={getattr(c, key)} must be above 0, or None")
+    if c.micro_batch_tokens is not None and c.micro_batch_tokens < 1:
+        raise ValueError(f"micro_batch_tokens={c.micro_batch_tokens} must be None, or 1 or more tokens")
     if c.credit_window is not None and c.credit_window < 0:
         raise ValueError(f"credit_window={c.credit_window} must be None, or 0 or more positions")
     if not 1 <= c.train_pass_k <= c.group_size:

@@ -34,6 +34,7 @@ class GRPOTrainer:
                                              getattr(policy, "identity", dict)())
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
+        self.notes = {}  # plain values of the caller that the checkpoints keep
         self.step, self.skipped_steps, self.empty_steps, self.before, self.after = 0, 0, 0, {}, {}
 
     def run(self):
@@ -104,7 +105,7 @@ class GRPOTrainer:
             reference = {} if self.reference is None else {"reference": self.reference.weights()}
             self.checkpoints.save(self.step, self.policy.weights(), self.optimizers, self.after, before=self.before,
                                   skipped_steps=self.skipped_steps, empty_steps=self.empty_steps, kl_beta=self.kl_beta,
-                                  iteration=self.iteration, buffers=buffers, **reference)
+                                  iteration=self.iteration, buffers=buffers, notes=self.notes, **reference)
 
     def resume(self):
         path = self.checkpoints.path("state.pt")
@@ -122,7 +123,7 @@ class GRPOTrainer:
             self.reference.load_weights(state["reference"])
         self.step, self.skipped_steps = state["step"], state["skipped_steps"]
         self.empty_steps, self.iteration = state.get("empty_steps", 0), state["iteration"]
-        self.before, self.after = state["before"], state["facts"]
+        self.before, self.after, self.notes = state["before"], state["facts"], state.get("notes", {})
         if self.config.kl_target is not None:
             self.kl_beta = state["kl_beta"]
         self._load_buffer(state["buffers"], path)

@@ -171,8 +171,8 @@ def resample_groups(rollouts, scored, sampled, problems, config, dist):
 def train_on_experience(policy, experience, optimizers, lr, config, dist, kl_beta):
     """Phase 4: one optimizer step on this rank's share. Returns the metrics as floats.
 
-    The backward pass runs in micro-batches of config.batch_size problems. The weights are those of the whole step over
-    all ranks, so that neither the cut nor the number of ranks changes the gradient.
+    The backward pass runs in micro-batches. The weights are those of the whole step over all ranks, so that neither the
+    cut nor the number of ranks changes the gradient.
     """
     rollouts = experience.rollouts
     weight = token_weights(rollouts.train_mask, OBJECTIVES[config.objective].average, rollouts.max_tokens, dist.total)
@@ -184,7 +184,7 @@ def train_on_experience(policy, experience, optimizers, lr, config, dist, kl_bet
     names = ["loss", "pg_loss", "trained_tokens", "entropy", "clip_fraction", "kl_to_old"]
     names += MISMATCH * (experience.on_policy and not rescored)
     trained = dict.fromkeys(names + ["kl", "kl_penalty"] * has_reference, 0.0)
-    for part in problems.split(config.batch_size) if len(problems) else ():
+    for part in rollouts.reading.micro_batches(config, problems):
         micro, rows = rollouts.select(part)
         loss, parts = rollout_loss(policy, micro, weight[rows], config, kl_beta, experience.on_policy)
         loss.backward()

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional as F
 
+from core.batching import parts_of_tokens
 from core.distributions import KeptTokens
 
 
@@ -98,6 +99,18 @@ class Reading:
         """(P,) number of states of each problem."""
         rows = self.chosen.sum(1)                                                    # (R,)
         return rows.view(self.problems, len(rows) // max(1, self.problems)).sum(1)
+
+    def sizes(self):
+        """(P,) number of tokens that are read for each problem, on the CPU; of a kind that has no own, its states."""
+        return self.counts()
+
+    def micro_batches(self, config, problems=None):
+        """The problems, all or those given by their indices, in parts that are read together: config.batch_size of
+        them, or with micro_batch_tokens as many of like size as have that many tokens. A list of index tensors."""
+        problems = torch.arange(self.problems) if problems is None else problems
+        if config.micro_batch_tokens is None:
+            return list(problems.split(config.batch_size)) if len(problems) else []
+        return [problems[part] for part in parts_of_tokens(self.sizes()[problems], config.micro_batch_tokens)]
 
     def select(self, problems):
         """The reading of these problems, given by their indices on the CPU."""

@@ -7,6 +7,7 @@ import torch
 
 from core.distributions import LOGITS_AT_ONCE, KeptTokens, entropy, in_parts, restrict, sampling_logp
 from grpo.kl import exact_kl
+from grpo.rollout import places_of
 
 
 @dataclass
@@ -82,7 +83,7 @@ def check_rollouts(rollouts, config):
 
 @torch.no_grad()
 def with_reference(rollouts, reference, estimator, config):
-    """The rollouts with what the reference says about their tokens, read once, config.batch_size problems at a time.
+    """The rollouts with what the reference says about their tokens, read once, a micro-batch at a time.
 
     estimator: "exact" stores its distributions at every state, k2 and k3 the log-probabilities of the sampled tokens
     """
@@ -99,23 +100,27 @@ def reference_logp(rollouts, reference, config):
 
 def reference_distributions(rollouts, reference, config):
     """Written in place part by part: beside them exist only the logits of one part."""
-    counts, done, full = rollouts.reading.counts(), 0, None
-    kept = rollouts.reading.kept
+    counts, full, kept = rollouts.reading.counts(), None, rollouts.reading.kept
     check_stored(int(counts.sum()), reference.vocabulary, config, True, kept is not None, kept)
     size = max(1, LOGITS_AT_ONCE // reference.vocabulary)
-    for part in torch.arange(rollouts.problems).split(config.batch_size):
-        for h in reference.states(rollouts.reading.select(part)).split(size):
+    for part in rollouts.reading.micro_batches(config):
+        places = places_of(part, counts)                                             # those of its states among all K
+        for h, place in zip(reference.states(rollouts.reading.select(part)).split(size), places.split(size),
+                            strict=True):
             logp = sampling_logp(reference.project(h), config.temperature)           # (k, V)
             full = logp.new_empty(int(counts.sum()), logp.shape[1]) if full is None else full
-            full[done : done + len(logp)] = logp
-            done += len(logp)
+            full[place.to(full.device)] = logp
     return replace(rollouts, ref_distributions=full)
 
 
 @torch.no_grad()
 def score_in_batches(policy, rollouts, config):
-    """Log-probabilities (N, M) of the sampled tokens, config.batch_size problems at a time."""
+    """Log-probabilities (N, M) of the sampled tokens, a micro-batch at a time."""
     if not rollouts.problems:
         return rollouts.old_logp
-    parts = torch.arange(rollouts.problems).split(config.batch_size)
-    return torch.cat([score(policy, rollouts.select(part)[0], config.temperature).logp for part in parts])
+    logp, order = [], []
+    for part in rollouts.reading.micro_batches(config):
+        micro, rows = rollouts.select(part)
+        logp.append(score(policy, micro, config.temperature).logp)
+        order.append(rows)
+    return torch.cat(logp)[torch.cat(order).argsort()]

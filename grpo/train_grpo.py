@@ -16,7 +16,8 @@ from core.checkpoint_manager import set_aside
 from core.config import load_config, run_script, save_config
 from core.distributed import Distributed
 from core.logger import create_logger
-from grpo.build import build_data, build_evaluation, build_models, build_rewards, build_what_is_missing, plan
+from grpo.build import (build_data, build_evaluation, build_models, build_rewards, build_what_is_missing,
+                        choose_judge_readings, plan)
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
 
@@ -44,12 +45,15 @@ def main(argv):
     logger = create_logger(config, dist, config.max_iters, evaluation.columns)
     logger.say("\n".join(lines))
     if config.compile:
-        models.policy.compile()
+        for policy in filter(None, (models.policy, models.reference)):
+            policy.compile()
     trainer = GRPOTrainer(models.policy, models.reference, rewards, data, evaluation, config, logger, dist)
     if config.resume:
         trainer.resume()
     if dist.is_main:  # only now: a resume that is refused leaves the settings of the run as they are
         save_config(config, os.path.join(config.out_dir, "config.json"))
+    for line in choose_judge_readings(models, data, config, dist, trainer.notes):
+        logger.say(line)
     trainer.run()
     dist.close()
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional as F
 
+from core.batching import parts_of_like_length
 from core.distributions import KeptBudget, draw_uniforms
 from core.generation import Stop, generate, join_generations
 from core.prompts import as_columns
 from grpo.policies.model_policy import ModelPolicy
 from grpo.rollout import Reading, Rollouts, Texts
+
+PART_TOKENS = 128  # what reading one more part of like length costs, in tokens
 
 
 @dataclass
@@ -30,6 +33,9 @@ class CausalReading(Reading):
     def chosen(self):
         return torch.arange(self.inputs.shape[2]) < self.length.flatten()[:, None]   # (N, M)
 
+    def sizes(self):
+        return self.prompt.shape[1] - self.padding + self.length.sum(1)
+
     @staticmethod
     def alike(parts):
         T, M = max(part.prompt.shape[1] for part in parts), max(part.inputs.shape[2] for part in parts)
@@ -39,14 +45,17 @@ class CausalReading(Reading):
 
 
 class CausalPolicy(ModelPolicy):
-    """Completes prompts (batches of PromptConsumer). shared_prompt=False reads a prompt again with each completion:
-    the same gradient, slower."""
+    """Completes prompts (batches of PromptConsumer).
+
+    shared_prompt=False reads a prompt again with each completion, like_lengths=False pads all prompts and completions
+    to the longest: the same gradient, slower
+    """
 
     Reading, kl_estimator = CausalReading, "k3"
 
-    def __init__(self, model, tokenizer, shared_prompt=True, **settings):
+    def __init__(self, model, tokenizer, shared_prompt=True, like_lengths=True, **settings):
         super().__init__(model, tokenizer, **settings)
-        self.shared_prompt = shared_prompt
+        self.shared_prompt, self.like_lengths = shared_prompt, like_lengths
 
     @torch.no_grad()
     def sample(self, problems, iteration, config):
@@ -103,20 +112,47 @@ class CausalPolicy(ModelPolicy):
         return prompts, written, columns
 
     def states(self, reading):
+        """Reads prompts of like length together, and then their completions of like length."""
         (P, G, M), T = reading.inputs.shape, reading.prompt.shape[1]
-        inputs, padding = reading.inputs.flatten(0, 1), self._padding(reading.padding)  # (N, M), (P,)
-        each = None if padding is None else padding.repeat_interleave(G)             # (N,)
-        position = torch.arange(M, device=inputs.device).expand(P * G, M)
+        length, found, numbers = reading.length.flatten(), [], []                    # (N,)
         with self.autocast():
-            if self.shared_prompt and T:
-                past = self.model.new_cache()
-                self.model.states(reading.prompt, past=past, padding=padding)
-                h = self.model.states(inputs, position, past.repeat(G), each)        # (N, M, C)
-            else:
-                whole = torch.cat((reading.prompt.repeat_interleave(G, 0), inputs), 1)  # (N, T + M)
-                h = self.model.states(whole, T + position, padding=each)
-        where = reading.chosen.flatten().nonzero().squeeze(1).to(h.device)           # (K,)
-        return h.flatten(0, 1)[where]
+            for problems in self._alike(T - reading.padding):
+                cut = max(0, min(int(reading.padding[problems].min()), T - 1))
+                prompt = reading.prompt[problems.to(self.device), cut:]              # (p, T - cut)
+                past, padding = self._read_prompt(prompt, reading.padding[problems] - cut)
+                completions = problems.repeat_interleave(G) * G + torch.arange(G).repeat(len(problems))  # (p G,)
+                for part in self._alike(length[completions]):
+                    rows, m = completions[part], int(length[completions[part]].max())
+                    inputs = reading.inputs.flatten(0, 1)[rows.to(self.device), :m]  # (n, m)
+                    found.append(self._read_completions(inputs, prompt, past, padding, part // G).flatten(0, 1))
+                    place = torch.arange(m)
+                    number = (rows[:, None] * M + place).masked_fill(place >= length[rows, None], P * G * M)
+                    numbers.append(number.flatten())                                 # (n m,)
+        h, K = torch.cat(found) if len(found) > 1 else found[0], int(length.sum())
+        if len(found) == 1 and len(h) == K:
+            return h
+        return h[torch.cat(numbers).argsort()[:K].to(h.device)]                      # (K, C) in the order of the index
+
+    def _alike(self, length):
+        """The rows (n,) in parts of like length that are read together."""
+        return parts_of_like_length(length, PART_TOKENS) if self.like_lengths else [torch.arange(len(length))]
+
+    def _read_prompt(self, prompt, padding):
+        """(a cache of the prompts, or None if they are read again with each completion; their padding or None)"""
+        padding = self._padding(padding)                                             # (p,) or None
+        if not self.shared_prompt or not prompt.shape[1]:
+            return None, padding
+        past = self.model.new_cache()
+        self.model.states(prompt, past=past, padding=padding)
+        return past, padding
+
+    def _read_completions(self, inputs, prompt, past, padding, which):
+        """States (n, m, C) of completions (n, m); which: (n,) the index of each one's prompt, on the CPU."""
+        which = which.to(inputs.device)
+        padding = None if padding is None else padding[which]                        # (n,)
+        if past is not None:
+            return self.model.states(inputs, None, past.expand(which), padding)
+        return self.model.states(torch.cat((prompt[which], inputs), 1), padding=padding)[:, prompt.shape[1] :]
 
     def stored_states(self, config):
         """The most states (K) of a problem that kept tokens or reference distributions are stored for."""

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from core.dataset_consumer import unpack_batch
 from core.distributions import KeptBudget, KeptTokens, draw_uniforms
 from core.fill_in import fill_in, fill_in_passes, predict_and_sample_tokens
-from core.masking import masked_positions
+from core.masking import masked_positions, places_of_mask
 from grpo.policies.fill_views import FILL_ESTIMATORS, View, Written
 from grpo.policies.model_policy import ModelPolicy
 from grpo.rollout import Reading, Rollouts, Texts
@@ -29,6 +29,9 @@ class FillReading(Reading):
     @property
     def chosen(self):
         return self.places.flatten(0, 1)                                             # (R, M)
+
+    def sizes(self):
+        return torch.full((self.problems,), self.texts.shape[1:].numel())
 
     @staticmethod
     def alike(parts):
@@ -49,14 +52,14 @@ class FillPolicy(ModelPolicy):
         input, target, mask = unpack_batch(problems, self.device)                    # (P, T) each
         (P, T), G = input.shape, config.group_size
         position, chosen = masked_positions(mask, self.device)                       # (P, M)
+        places = places_of_mask(mask)                                                # (P, M) on the CPU
         one_pass = config.unmask_steps == 1 and config.fill_estimator in ("trajectory", "one_step")
         noise = draw_uniforms(config.seed, iteration, problems["number"], (G, T) if one_pass else (4, G, T))
-        noise = noise if self.device.type == "mps" else noise.to(self.device, non_blocking=True)  # no float64 there
         write, parts, budget = self._one_pass if one_pass else self._passes, [], KeptBudget(config.stored_megabytes)
         for part in torch.arange(P).split(config.batch_size):
             part = slice(int(part[0]), int(part[-1]) + 1)
             with self.autocast():
-                parts.append(write(input[part], position[part], chosen[part], noise[part], config, budget))
+                parts.append(write(input[part], position[part], places[part], noise[part], config, budget))
         *tensors, kept = zip(*parts, strict=True)
         tokens, logp, turn, read = (None if x[0] is None else torch.cat(x) for x in tensors)
         kept = None if kept[0] is None else KeptTokens.join(kept)
@@ -66,28 +69,29 @@ class FillPolicy(ModelPolicy):
             view = View(input[:, None], position[:, None])
         else:
             view = FILL_ESTIMATORS[config.fill_estimator](Written(
-                input, text, position[row], chosen[row], turn, read, noise[:, 2:], self.tokenizer.mask_token_id))
+                input, text, position[row], chosen[row], turn, read, noise[:, 2:].to(self.device, torch.float32),
+                self.tokenizer.mask_token_id))
         hidden, truth = chosen[row], target.gather(1, position)[row]                 # (N, M) each
         metrics = {"mean_token_accuracy": (((tokens == truth) * hidden).sum(), hidden.sum())}
         texts = Texts(lambda: self._decode(input, target, text, G), lambda: list(text), position[row], metrics,
                       text.numel(), text.tolist)
-        reading = FillReading(G, kept, view.texts, view.position, torch.ones(view.position.shape, dtype=torch.bool))
+        reading = FillReading(G, kept, view.texts, view.position, places[:, None].expand(view.position.shape))
         return Rollouts(group_size=G, target=tokens, mask=hidden,
                         train_mask=hidden if view.train_mask is None else view.train_mask, old_logp=logp,
                         truncated=torch.zeros(P * G, dtype=torch.bool, device=self.device),
                         max_tokens=config.block_size, reading=reading, texts=texts)
 
-    def _one_pass(self, input, position, chosen, noise, config, budget):
-        """target, logp (N, M), no turns and texts read, and the KeptTokens of P * M places or None."""
+    def _one_pass(self, input, position, places, noise, config, budget):
+        """target, logp (N, M), no turns and texts read, and the KeptTokens of the hidden tokens of P texts or None."""
         tokens, logp, kept = predict_and_sample_tokens(self.model, input, position, noise, config.temperature,
-                                                       config.top_p, config.top_k, config.min_p)
+                                                       config.top_p, config.top_k, config.min_p, places)
         if kept is not None:
             budget.add(kept)
         return tokens.flatten(0, 1), logp.flatten(0, 1), None, None, kept
 
-    def _passes(self, input, position, chosen, noise, config, budget):
-        """target, logp, turn (N, M), the texts read (N, S, T), and the KeptTokens of N * M places or None."""
-        return fill_in_passes(self.model, input, position, chosen, noise[:, 0], noise[:, 1], config.unmask_steps,
+    def _passes(self, input, position, places, noise, config, budget):
+        """target, logp, turn (N, M), the texts read (N, S, T), and the KeptTokens of N texts' hidden tokens or None."""
+        return fill_in_passes(self.model, input, position, places, noise[:, 0], noise[:, 1], config.unmask_steps,
                               config.temperature, config.top_p, config.top_k, config.min_p, budget)
 
     def _decode(self, input, target, text, G):

@@ -21,7 +21,7 @@ class Written:
     hidden: torch.Tensor  # (N, M) 1.0 where a token was hidden, 0.0 on padding
     turn: torch.Tensor    # (N, M) the pass that drew the token, -1 on padding
     read: torch.Tensor    # (N, S, T) the text that each pass read
-    noise: torch.Tensor   # (P, 2, G, T)
+    noise: torch.Tensor   # (P, 2, G, T) float32
     mask_id: int          # the token that hides another
 
     def first_texts(self, texts_each):
@@ -35,7 +35,7 @@ class Written:
 
     def random_share(self):
         """(N, M) bool: each hidden token with a chance t that is uniform for each completion; at least one token."""
-        noise, t = (self.noise[:, i].flatten(0, 1).float().to(self.text.device) for i in (0, 1))  # (N, T) each
+        noise, t = (self.noise[:, i].flatten(0, 1) for i in (0, 1))  # (N, T) each
         noise = noise.gather(1, self.place).masked_fill(self.hidden == 0, 2.0)       # (N, M)
         return (noise < t[:, :1]) | (noise == noise.amin(1, keepdim=True))
 
@@ -74,7 +74,7 @@ def one_step(w):
 def prompt_mask(w):
     """one_step with 15% of the visible text hidden too (diffu-GRPO of d1, arXiv 2504.12216, which hides other places in
     each epoch; here one draw serves a rollout). Reads 1 text."""
-    hide = (w.noise[:, 0, 0].float() < PROMPT_MASKED).to(w.input.device)             # (P, T)
+    hide = w.noise[:, 0, 0] < PROMPT_MASKED                                          # (P, T)
     return View(w.input.masked_fill(hide, w.mask_id)[:, None], w.by_problem(w.place)[:, :1])
 
 

@@ -65,5 +65,7 @@ class ModelPolicy:
         self.model.to(device)
 
     def compile(self):
-        """Compiles the forward; copies of the policy are made before."""
-        self.model.states = torch.compile(self.model.states, dynamic=True)
+        """Compiles the layers, for reading texts. The copies that `frozen` made before are compiled apart."""
+        if not hasattr(self.model, "compile_layers"):
+            raise ValueError("compile=True: a Hugging Face model cannot be compiled here; set compile=False")
+        self.model.compile_layers()

@@ -4,6 +4,7 @@ import torch
 
 from core.distributed import autocast
 from core.judge import calculate_judge_scores, calculate_realness
+from core.judge_reading import AUTO, PLAIN, READINGS, choose_reading, obstacle, prepared
 from grpo.reward_functions.registry import reward
 
 
@@ -20,7 +21,8 @@ class Judge:
     tokenizer: the tokenizer that the judge was trained with
     reads_ids: True if the judge has the generator's vocabulary: it then reads the token ids of the texts as they are.
                False: it reads prompt + completion, encoded by its own tokenizer
-    dtype:     of its matrix products
+    dtype:     of its matrix products, unless its reading has one of its own
+    reading:   the way in which it is read, a name in READINGS (core/judge_reading.py)
     Texts of equal length are read together, without padding: the other texts of a call do not change a score.
     """
 
@@ -28,6 +30,7 @@ class Judge:
 
     def __init__(self, model, tokenizer, reads_ids, dtype=torch.float32):
         self.model, self.tokenizer, self.reads_ids, self.dtype = model, tokenizer, reads_ids, dtype
+        self.reading, self.reader = PLAIN, model
 
     def scores(self, texts):
         """Score of each text, (N,) float32 on the judge's device.
@@ -37,8 +40,8 @@ class Judge:
         """
         scores = []
         for rows, batch in self.batches(texts):
-            with autocast(batch.device, self.dtype):
-                scores.append((rows, calculate_judge_scores(self.model, batch, self.tokenizer.cls_token_id)))
+            with self.autocast(batch.device):
+                scores.append((rows, calculate_judge_scores(self.reader, batch, self.tokenizer.cls_token_id)))
         return in_order(scores)
 
     @torch.no_grad()
@@ -51,14 +54,30 @@ class Judge:
         """
         scores, credits = [], []
         for rows, batch in self.batches(texts):
-            with autocast(batch.device, self.dtype):
-                realness = calculate_realness(self.model, batch)                     # (n, T)
+            with self.autocast(batch.device):
+                realness = calculate_realness(self.reader, batch)                    # (n, T)
             odds = realness.clamp(1e-3, 1 - 1e-3).logit()
             near = windowed_mean(odds, window)                                       # (n, T)
             place = texts.place[rows].to(near.device).clamp(max=near.shape[1] - 1)   # padding may lie behind the text
             scores.append((rows, realness.mean(1)))
             credits.append((rows, near.gather(1, place)))                            # (n, M)
         return in_order(scores), in_order(credits)
+
+    def autocast(self, device):
+        return autocast(device, self.dtype if self.reading == PLAIN else torch.float32)
+
+    def read_in(self, reading):
+        """From now on texts are read in this way. Raises ValueError if it is not possible here."""
+        if problem := obstacle(self.model, reading):
+            raise ValueError(f"judge_reading={reading!r} is not possible: {problem}; use judge_reading='plain'")
+        self.reading, self.reader = reading, prepared(self.model, reading)
+
+    def fastest_reading(self, texts, share, names):
+        """As core.judge_reading.choose_reading, which see; texts: the sample texts, as for `scores`."""
+        def scores(reader):
+            return Judge(reader, self.tokenizer, self.reads_ids).scores(texts)
+
+        return choose_reading(self.model, scores, share, names)
 
     def batches(self, texts):
         """Yields (rows, token ids (n, T)): the texts of each length and their indices."""
@@ -88,6 +107,33 @@ class Judge:
         encoded = [self.tokenizer.encode(prompt + completion)
                    for prompt, completion in zip(texts.prompts, texts.completions, strict=True)]
         return [torch.tensor(ids) if ids else empty for ids in encoded]
+
+
+def choose_readings(judges, readings, sample, share, dist):
+    """Decides how judges read their texts, alike on all ranks. Returns lines that tell the user.
+
+    judges:   {name: Judge or None}
+    readings: {name: a key of READINGS, or AUTO: rank 0 measures; the later ones take the choice of the first, unless
+              it changes their scores}
+    sample:   a function that returns texts such as those of the run; share: how many times these the run reads
+    """
+    names, lines, texts = list(READINGS), [], None
+    for key, judge in judges.items():
+        if judge is None:
+            continue
+        choice = readings[key]
+        if choice == AUTO:
+            line, found = None, torch.zeros(1, dtype=torch.long, device=dist.device)
+            if dist.is_main:
+                texts = texts or sample()
+                choice, line = judge.fastest_reading(texts, share, names)
+                found.fill_(list(READINGS).index(choice))
+            dist.broadcast([found])
+            choice = list(READINGS)[int(found)]
+            names = [PLAIN, choice]
+            lines += [f"{key.replace('_', ' ')} is read {line}"] if line else []
+        judge.read_in(choice)
+    return lines
 
 
 def in_order(parts):

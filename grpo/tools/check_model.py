@@ -95,7 +95,7 @@ def cache_difference(policy, tokens):
     with policy.autocast():
         whole, past = model(tokens), model.new_cache()
         parts = [model(tokens[:, :split], None, past)]
-        past = past.repeat(1, room=tokens.shape[1] - split)
+        past = past.expand(torch.arange(len(tokens), device=tokens.device), room=tokens.shape[1] - split)
         parts += [model(tokens[:, t : t + 1], None, past) for t in range(split, tokens.shape[1])]
     return apart(torch.cat(parts, 1), whole)
 

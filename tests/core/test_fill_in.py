@@ -23,14 +23,17 @@ class TinyVocabulary(torch.nn.Module):
         self.vocabulary = 6
         self.logits = torch.nn.Parameter(2 * torch.randn(5, 6, generator=torch.Generator().manual_seed(3)))
 
-    def forward(self, input, position):
-        return self.logits[position]
+    def states(self, input, position):
+        return position[..., None]
+
+    def project(self, states):
+        return self.logits[states[:, 0]]
 
 
 def passes(net, dataset, c, S, **more):
     batch, input, position, chosen = masked_problems(consumer(dataset, c))
     noise = draw_uniforms(c.seed, 0, batch["number"], (2, c.group_size, c.block_size))
-    return fill_in_passes(net, input, position, chosen, noise[:, 0], noise[:, 1], S, **more)
+    return fill_in_passes(net, input, position, chosen > 0, noise[:, 0], noise[:, 1], S, **more)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
@@ -96,12 +99,12 @@ def test_one_pass_is_the_one_pass_sampler(dataset):
     noise = draw_uniforms(c.seed, 0, batch["number"], (c.group_size, c.block_size))
     order = torch.rand(noise.shape, dtype=torch.float64)
     target, logp, kept = predict_and_sample_tokens(net, input, position, noise, 0.8, 0.9)
-    again, logp_again, turn, read, kept_again = fill_in_passes(net, input, position, chosen, noise, order, 1, 0.8, 0.9)
+    again, logp_again, turn, read, kept_again = fill_in_passes(net, input, position, chosen > 0, noise, order, 1, 0.8, 0.9)
     hidden = chosen.repeat_interleave(4, 0) > 0
-    assert torch.equal(target.flatten(0, 1)[hidden], again[hidden])
+    assert torch.equal(target.flatten(0, 1)[hidden], again[hidden]) and not again[~hidden].any()
     torch.testing.assert_close(logp.flatten(0, 1)[hidden], logp_again[hidden])
-    kept, kept_again = (x.dense(96).view(-1, position.shape[1], 96) for x in (kept, kept_again))
-    assert torch.equal(kept.repeat_interleave(4, 0)[hidden], kept_again[hidden])
+    kept = kept.dense(96).view(-1, position.shape[1], 96).repeat_interleave(4, 0)   # (N, M, V)
+    assert torch.equal(kept[hidden], kept_again.dense(96))
     assert (turn[hidden] == 0).all() and torch.equal(read[:, 0], input.repeat_interleave(4, 0))
 
 
@@ -142,15 +145,12 @@ def test_each_token_has_the_kept_tokens_of_the_pass_that_drew_it(dataset):
     c, net = config(batch_size=2), model()
     target, logp, turn, read, kept = passes(net, dataset, c, 3, top_k=5)
     _, _, position, chosen = masked_problems(consumer(dataset, c))
-    assert len(kept) == target.numel()
-    kept = kept.dense(96).view(*target.shape, 96)
-    for n in range(len(target)):
-        for m in range(target.shape[1]):
-            if chosen[n // 4, m]:
-                full = sampling_logp(net(read[n, turn[n, m]][None])[0, position[n // 4, m]])
-                assert torch.equal(kept[n, m], kept_tokens(full, top_k=5)) and kept[n, m].sum() == 5
-                assert abs(float(restrict(full, kept[n, m])[target[n, m]] - logp[n, m])) < 1e-4
-            assert torch.isfinite(logp[n, m]) and kept[n, m, target[n, m]], "padding has a token that could be drawn"
+    hidden = chosen.repeat_interleave(4, 0) > 0                                      # (N, M)
+    assert len(kept) == hidden.sum() and not logp[~hidden].any()
+    for allowed, (n, m) in zip(kept.dense(96), hidden.nonzero().tolist(), strict=True):
+        full = sampling_logp(net(read[n, turn[n, m]][None])[0, position[n // 4, m]])
+        assert torch.equal(allowed, kept_tokens(full, top_k=5)) and allowed.sum() == 5 and allowed[target[n, m]]
+        assert abs(float(restrict(full, allowed)[target[n, m]] - logp[n, m])) < 1e-4
 
 
 def test_several_passes_sample_the_chain_rule():
@@ -158,17 +158,20 @@ def test_several_passes_sample_the_chain_rule():
     class Coupled(torch.nn.Module):
         vocabulary = 2
 
-        def forward(self, input, position):
+        def states(self, input, position):
             logits = torch.zeros(len(input), 2, 2)
             logits[:, 0, 1] = 1.0
             other = input.gather(1, torch.tensor([[1, 0]]).expand(len(input), -1))   # the token at the other place
             logits[..., 1] += torch.where(other == 9, 0.0, torch.where(other == 1, 2.0, -2.0))
             return logits
 
+        def project(self, states):
+            return states
+
     N = 20_000
     noise = torch.rand(2, 1, N, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     input, position, chosen = torch.full((1, 2), 9), torch.tensor([[0, 1]]), torch.ones(1, 2)
-    target, logp, turn, _, _ = fill_in_passes(Coupled(), input, position, chosen, noise[0], noise[1], 2)
+    target, logp, turn, _, _ = fill_in_passes(Coupled(), input, position, chosen > 0, noise[0], noise[1], 2)
     for first in (0, 1):
         rows = turn[:, first] == 0
         for a in (0, 1):
@@ -186,7 +189,8 @@ def test_logits_in_parts_fill_in_the_same_tokens(dataset, S, temperature, monkey
     c, net, found, sizes = config(), model(), [], []
     _, input, position, chosen = masked_problems(consumer(dataset, c))
     noise = draw_uniforms(0, 0, range(len(input)), (2, 5, c.block_size))
-    net.register_forward_hook(lambda module, args, logits: sizes.append(logits.numel()))
+    project = net.project
+    monkeypatch.setattr(net, "project", lambda h: sizes.append(h.shape[:-1].numel() * 96) or project(h))
     for at_once in (2**25, 2 * position.shape[1] * 96):
         monkeypatch.setattr(fill_in_module, "LOGITS_AT_ONCE", at_once)
         sizes.clear()
@@ -194,7 +198,7 @@ def test_logits_in_parts_fill_in_the_same_tokens(dataset, S, temperature, monkey
             each = torch.linspace(0.5, 2.0, len(input))[:, None, None]
             found.append(predict_and_sample_tokens(net, input, position, noise[:, 0], each, top_p=0.9))
         else:
-            found.append(fill_in_passes(net, input, position, chosen, noise[:, 0], noise[:, 1], S, temperature, 0.9))
+            found.append(fill_in_passes(net, input, position, chosen > 0, noise[:, 0], noise[:, 1], S, temperature, 0.9))
     whole, parts = found
     assert max(sizes) <= at_once and len(sizes) > 1
     assert torch.equal(whole[0], parts[0]) and torch.equal(whole[-1].dense(96), parts[-1].dense(96))

@@ -8,8 +8,9 @@ from core.distributions import KeptBudget, draw_uniforms, kept_tokens, restrict,
 from core.generation import Stop, generate, join_generations
 from tests.tiny import CAUSAL, causal_model, count_rows
 
-never = lambda written: torch.zeros(len(written), dtype=torch.bool)
-early = lambda written: written[:, -1] >= 72  # about a quarter of the vocabulary ends a row
+never = lambda written, first: torch.zeros_like(written[:, first:], dtype=torch.bool)
+early = lambda written, first: written[:, first:] >= 72  # about a quarter of the vocabulary ends a row
+ends_with = lambda stop, rows: stop(torch.tensor(rows), len(rows[0]) - 1)[:, 0].tolist()
 
 
 def padded(prompts):
@@ -142,15 +143,15 @@ def test_joined_generations_are_those_of_their_parts(truncation):
 def test_stop_sequences_end_a_row_and_are_cut_from_its_text():
     stop = Stop(CAUSAL, ["END", ";"])
     rows = [CAUSAL.encode(text) for text in ("abcEND", "abcdEN", "abcde;")]
-    assert stop(torch.tensor(rows)).tolist() == [True, False, True]
+    assert ends_with(stop, rows) == [True, False, True]
     assert [stop.text(row) for row in rows] == ["abc", "abcdEN", "abcde"]
     assert Stop(CAUSAL).text([*CAUSAL.encode("ab"), CAUSAL.stop_token_id]) == "ab"
 
 
 def test_the_stop_token_ends_a_row_and_the_prefix_is_part_of_its_text():
     stop = Stop(CAUSAL, prefix="so ")
-    rows = torch.tensor([[1, 2, CAUSAL.stop_token_id], [1, CAUSAL.stop_token_id, 3]])
-    assert stop(rows).tolist() == [True, False], "it has just ended, or not"
+    rows = [[1, 2, CAUSAL.stop_token_id], [1, CAUSAL.stop_token_id, 3]]
+    assert ends_with(stop, rows) == [True, False], "it has just ended, or not"
     assert stop.text(CAUSAL.encode("ab")) == "so ab"
     with pytest.raises(ValueError, match="stop_sequences: 'é' is a text that the tokenizer cannot write"):
         Stop(CAUSAL, ["é"])
@@ -203,9 +204,9 @@ class Ends:
 
 def test_any_of_several_stop_tokens_ends_a_row():
     stop = Stop(Ends())
-    assert stop(torch.tensor([[1, 3], [3, 1], [2, 26], [5, 6]])).tolist() == [True, False, True, False]
+    assert ends_with(stop, [[1, 3], [3, 1], [2, 26], [5, 6]]) == [True, False, True, False]
     assert stop.text([0, 1, 26]) == stop.text([0, 1, 3]) == stop.text([0, 1]) == "ab"
-    assert not Stop(CAUSAL)(torch.tensor([[1]])).any()
+    assert ends_with(Stop(CAUSAL), [[1]]) == [False]
     out = generate(causal_model(scale=1.0), torch.tensor([[1, 2]]), None, torch.rand(1, 64, 20, dtype=torch.float64),
                    stop)
     ends = {int(row[n - 1]) for row, n in zip(out.target, out.mask.sum(1).long(), strict=True)} & {3, 26}
@@ -215,7 +216,7 @@ def test_any_of_several_stop_tokens_ends_a_row():
 
 class Words(Ends):
     """A tokenizer that leaves out the space with which a text begins."""
-    stop_token_ids, words = (), ("a", " a", " ")
+    stop_token_ids, words, vocab_size = (), ("a", " a", " "), 3
 
     def encode(self, text):
         return [1, 0] if text == " aa" else [2]
@@ -227,7 +228,7 @@ class Words(Ends):
 def test_a_stop_sequence_that_begins_with_a_space_is_found():
     stop = Stop(CAUSAL, [" aa"])
     stop.tokenizer = Words()
-    assert stop(torch.tensor([[0, 0, 0, 1, 0], [0, 0, 0, 0, 0]])).tolist() == [True, False]
+    assert ends_with(stop, [[0, 0, 0, 1, 0], [0, 0, 0, 0, 0]]) == [True, False]
 
 
 def test_a_stop_sequence_that_can_be_written_in_mid_text_alone_is_accepted():
@@ -243,6 +244,90 @@ def test_a_stop_sequence_that_can_be_written_in_mid_text_alone_is_accepted():
     assert tokenizer.decode(tokenizer.encode(" fox")) == "fox"
     stop = Stop(tokenizer, [" fox"])
     rows = [tokenizer.encode(text)[-3:] for text in ("a a fox", "aaafox")]
-    assert stop(torch.tensor(rows)).tolist() == [True, False]
+    assert ends_with(stop, rows) == [True, False]
     with pytest.raises(ValueError, match="is a text that the tokenizer cannot write"):
         Stop(tokenizer, ["\n"])
+
+
+class Counting:
+    """A tokenizer that notes every text it decodes."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.decoded, self.stop_token_ids = tokenizer, [], tokenizer.stop_token_ids
+        self.encode, self.vocab_size = tokenizer.encode, tokenizer.vocab_size
+
+    def decode(self, ids, special="_"):
+        self.decoded.append(list(ids))
+        return self.tokenizer.decode(ids)
+
+
+def test_a_row_is_decoded_only_when_its_newest_token_can_complete_a_stop_sequence():
+    tokenizer = Counting(CAUSAL)
+    stop = Stop(tokenizer, ["END", "x;"])
+    text = torch.tensor([CAUSAL.encode("abcabcaENDa"), CAUSAL.encode("cbacbacbx;b")])
+    for t in range(1, 4):
+        stop(text[:, :t], t - 1)  # it has met a, b and c now
+    tokenizer.decoded.clear()
+    ends = torch.cat([stop(text[:, : t + 1], t) for t in range(3, 11)], 1)           # (2, 8)
+    assert ends.nonzero().tolist() == [[0, 6], [1, 6]]
+    alone = [ids for ids in tokenizer.decoded if len(ids) == 1]
+    assert len(alone) == len({ids[0] for ids in alone}) == 5, "E, N, D, x and ; are looked at once each"
+    tails = [CAUSAL.decode(ids)[-1] for ids in tokenizer.decoded if len(ids) > 1]
+    assert sorted(tails) == sorted("ENDx;")
+
+
+def test_where_a_row_ends_does_not_depend_on_how_many_columns_are_looked_at_together():
+    text = torch.tensor([CAUSAL.encode("aENDa;aEND"), CAUSAL.encode("xEN;DENDab"), CAUSAL.encode("END;abcdef")])
+    for k in (1, 2, 5, 10):
+        stop = Stop(CAUSAL, ["END", ";"])
+        ends = torch.cat([stop(text[:, : t + k], t) for t in range(0, 10, k)], 1)    # (3, 10)
+        assert [row.index(True) for row in ends.tolist()] == [3, 3, 2], k
+
+
+def test_a_sequence_is_found_where_its_last_character_is_written_in_parts():
+    """Byte pairs: a token may hold a part of a character, and has no text of its own."""
+    class Bytes:
+        stop_token_ids, vocab_size = (), 256
+        encode = staticmethod(lambda text: list(text.encode()))
+        decode = staticmethod(lambda ids: bytes(ids).decode(errors="replace"))
+
+    text = Bytes.encode("aé→b→")
+    for sequence in ("→", "é→", "b→"):
+        stop = Stop(Bytes, [sequence])
+        ends = torch.cat([stop(torch.tensor([text[: t + 1]] * 2), t) for t in range(len(text))], 1)
+        assert ends[0].tolist() == [Bytes.decode(text[: t + 1])[-len(sequence) :] == sequence or
+                                    sequence in Bytes.decode(text[max(0, t + 1 - stop.window) : t + 1])
+                                    for t in range(len(text))]
+        assert ends.any()
+
+
+@pytest.mark.parametrize("sequences", [["e"], ["o", "  "], ["the", "a", "X"]])
+def test_stop_sequences_end_completions_alike_however_often_they_are_looked_for(sequences):
+    prompt, padding = padded([CAUSAL.encode(text) for text in ("the quick", "a", "fox")])
+    noise, found = draw_uniforms(3, 7, range(3), (16, 20)), []
+    for check_every in (1, 3, 8, 100):
+        stop = Stop(CAUSAL, sequences)
+        found.append(generate(causal_model(scale=1.0), prompt, padding, noise, stop, check_every=check_every))
+        for row, n in zip(found[-1].target.tolist(), found[-1].mask.sum(1).long().tolist(), strict=True):
+            ends = [t for t in range(20) if any(s in CAUSAL.decode(row[: t + 1]) for s in sequences)
+                    or row[t] == CAUSAL.stop_token_id]
+            assert n == (ends[0] + 1 if ends and ends[0] < n else 20)
+    assert found[0].truncated.sum() < 48 and len(set(found[0].mask.sum(1).tolist())) > 3
+    for out in found[1:]:
+        assert torch.equal(out.target, found[0].target) and torch.equal(out.mask, found[0].mask)
+        assert torch.equal(out.truncated, found[0].truncated)
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.9}])
+def test_shared_prompts_and_packed_weights_write_what_the_plain_way_writes(truncation, monkeypatch):
+    prompt, padding = padded([CAUSAL.encode(text) for text in ("the quick", "a", "fox")])
+    found = []
+    for share_from, pack_from in ((10**9, 10**9), (0, 10**9), (0, 0)):
+        monkeypatch.setattr("core.cache.SHARE_FROM", share_from)
+        monkeypatch.setattr("core.prepacked.PACK_FROM", pack_from)
+        noise = draw_uniforms(3, 7, range(3), (16, 20))
+        found.append(generate(causal_model(scale=2.0, n_layer=2), prompt, padding, noise, early, **truncation))
+    for out in found[1:]:
+        assert torch.equal(out.target, found[0].target) and torch.equal(out.mask, found[0].mask)
+        torch.testing.assert_close(out.logp, found[0].logp, rtol=1e-4, atol=1e-4)
+        assert truncation == {} or torch.equal(out.kept.dense(97), found[0].kept.dense(97))

@@ -166,7 +166,8 @@ def test_the_gradient_of_an_adapter_is_that_of_peft_also_with_a_shared_prompt_an
         model.grad_checkpoint = checkpointed
         past = model.new_cache()
         model.states(TOKENS[:, :3], past=past)
-        after = model(TOKENS.repeat_interleave(2, 0)[:, 3:], past=past.repeat(2))    # (4, 4, V)
+        twice = torch.arange(len(TOKENS)).repeat_interleave(2)                       # (4,)
+        after = model(TOKENS[twice][:, 3:], past=past.expand(twice))                 # (4, 4, V)
         weight = torch.linspace(-1, 1, after.shape[-1])
         (after.log_softmax(-1) * weight).sum().backward()
         found.append({name: p.grad for name, p in model.net.named_parameters() if p.grad is not None})

@@ -1,12 +1,10 @@
 """The transformer, its cache, and the precision of its output layer."""
 
-import weakref
-
 import pytest
 import torch
 
 from core.distributions import in_parts, token_logp
-from core.model import (GPT, LANGUAGE_MODEL, MASKED_FILL, MODES, SEQUENCE_SCORER, Cache, GPTConfig, freeze,
+from core.model import (GPT, LANGUAGE_MODEL, MASKED_FILL, MODES, SEQUENCE_SCORER, GPTConfig, SquaredReLU, freeze,
                         rotary_table, rotate)
 from tests.tiny import CAUSAL, causal_model, model
 
@@ -87,7 +85,7 @@ def test_logits_are_the_same_with_and_without_the_cache():
 
     past = net.new_cache()
     first = net(tokens[:, :9], past=past)
-    roomy, parts = past.repeat(1, room=11), [first]
+    roomy, parts = past.expand(torch.arange(3), room=11), [first]
     for t in range(9, 20):
         parts.append(net(tokens[:, t : t + 1], past=roomy))
     torch.testing.assert_close(torch.cat(parts, 1), net(tokens), rtol=1e-4, atol=1e-4)
@@ -103,37 +101,11 @@ def test_padding_on_the_left_changes_nothing():
     assert torch.equal(shown, net(other, padding=torch.tensor([4, 4]))[:, 4:])
 
 
-class WatchedIndex(torch.Tensor):
-    """An index that notes, each time a tensor is indexed with it, what `look` returns."""
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.__getitem__:
-            for x in (args[1] if isinstance(args[1], tuple) else (args[1],)):
-                if isinstance(x, cls):
-                    x.seen.append(x.look())
-        with torch._C.DisableTorchFunctionSubclass():
-            return function(*args, **(kwargs or {}))
-
-
-def test_dropping_rows_never_holds_the_old_cache_beside_the_new_one():
-    layers, cache = 5, Cache()
-    cache.layers = [(torch.randn(6, 2, 3, 4), torch.randn(6, 2, 3, 4)) for _ in range(layers)]
-    values = [torch.stack(pair) for pair in cache.layers]
-    old = [weakref.ref(x) for pair in cache.layers for x in pair]
-    rows = torch.tensor([4, 0]).as_subclass(WatchedIndex)
-    rows.seen, rows.look = [], lambda: sum(reference() is not None for reference in old)
-    cache.keep(rows)
-    assert rows.seen == list(range(2 * layers, 0, -1)), "each old tensor is gone before the next one is indexed"
-    for pair, before in zip(cache.layers, values, strict=True):
-        assert torch.equal(torch.stack(pair), before[:, [4, 0]])
-
-
 def test_a_cache_goes_on_after_rows_were_dropped():
     net, tokens = causal_model(n_layer=2), torch.randint(0, 90, (4, 12))
     past = net.new_cache()
     net(tokens[:, :8], past=past)
-    past = past.repeat(1, room=4)
+    past = past.expand(torch.arange(4), room=4)
     past.keep(torch.tensor([3, 1]))
     rest = torch.cat([net(tokens[[3, 1], t : t + 1], past=past) for t in range(8, 12)], 1)
     torch.testing.assert_close(rest, net(tokens)[[3, 1], 8:], rtol=1e-4, atol=1e-4)
@@ -200,3 +172,53 @@ def test_logits_under_autocast_are_the_same_with_and_without_gradients(tied, hea
 def test_a_frozen_model_has_no_gradients_and_no_dropout():
     net = freeze(model(dropout=0.5).train())
     assert not net.training and not any(p.requires_grad for p in net.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mode", [LANGUAGE_MODEL, MASKED_FILL])
+def test_compiled_layers_compute_what_plain_ones_do_and_a_frozen_copy_exactly_the_same(mode, dtype):
+    """So that the first ratio is 1 and the first KL is 0: a policy is read with gradients, its reference without."""
+    torch.compiler.reset()
+    net, tokens, padding = model(mode, n_layer=3, scale=2.0), torch.randint(0, 90, (4, 12)), torch.tensor([2, 0, 1, 0])
+    plain, twin, rows = net.frozen(), net.frozen(), torch.tensor([0, 0, 1, 1, 2, 3])
+
+    def read(net):
+        """States of whole texts, and of texts that continue those of a cache."""
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            found, past = [net.states(tokens[:, 3:]), net.states(tokens[:, :5])], net.new_cache()
+            if mode == LANGUAGE_MODEL:
+                net.states(tokens[:, :7], past=past, padding=padding)
+                found.append(net.states(tokens[rows, 7:], None, past.expand(rows), padding[rows]))
+            return found
+
+    net.compile_layers()
+    twin.compile_layers()
+    learning = read(net)
+    sum(h.sum() for h in learning).backward()
+    assert all(p.grad is not None for name, p in net.named_parameters() if name.startswith("blocks."))
+    with torch.no_grad():
+        for a, b, c in zip(learning, read(twin), read(plain), strict=True):
+            assert a.requires_grad and torch.equal(a, b)
+            close = 1e-4 if dtype == torch.float32 else 0.1
+            torch.testing.assert_close(b, c, rtol=close, atol=close)
+
+
+@torch.no_grad()
+def test_only_texts_are_read_by_compiled_layers_and_single_tokens_by_plain_ones(monkeypatch):
+    net, tokens, names = causal_model(n_layer=2), torch.randint(0, 90, (2, 6)), []
+    monkeypatch.setattr("core.model.compiled", lambda function: names.append(function.__name__) or function)
+    past = net.new_cache()
+    net(tokens, past=past)
+    assert names == []
+    net.compile_layers()
+    net(tokens[:, :1], past=past)
+    assert names == []
+    net(tokens)
+    assert names == ["before", "after"] * 2
+
+
+def test_the_squared_relu_passes_finite_differences():
+    x = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    assert torch.equal(SquaredReLU.apply(x), x.clamp(min=0) ** 2)
+    assert torch.autograd.gradcheck(SquaredReLU.apply, x)

@@ -69,6 +69,32 @@ def test_on_prompts_the_gradient_does_not_depend_on_the_micro_batch(prompts, obj
         assert (other - found[0]).norm() < 2e-5 * found[0].norm()
 
 
+@pytest.mark.parametrize("settings", [{}, {"ppo_epochs": 2}, {"kl_estimator": "exact"}])
+def test_the_gradient_does_not_depend_on_micro_batch_tokens(prompts, settings):
+    found, read, reference = [], [], causal_policy(seed=2).frozen()
+    for tokens in (None, 1, 110, 10_000):
+        policy = causal_policy(seed=1)
+        policy.model.embed.register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
+        c = prompt_config(batch_size=4, max_new_tokens=12, micro_batch_tokens=tokens, **settings)
+        read.append("run")
+        found.append(step_gradient(policy, reference, length_reward, prompt_consumer(prompts, c), c))
+    for other in found[1:]:
+        assert (other - found[0]).norm() < 2e-5 * found[0].norm()
+    starts = [i for i, x in enumerate(read) if x == "run"]
+    forwards = [end - start for start, end in zip(starts, starts[1:] + [len(read)], strict=True)]
+    assert forwards[1] > forwards[2] > forwards[3], "the fewer tokens at a time, the more forwards"
+
+
+@pytest.mark.parametrize("estimator", ["trajectory", "coupled"])
+def test_on_fill_in_the_gradient_does_not_depend_on_micro_batch_tokens(dataset, estimator):
+    found, reference = [], fill_policy(seed=2).frozen()
+    for tokens in (None, 100, 1000):
+        c = config(batch_size=4, fill_estimator=estimator, unmask_steps=2, micro_batch_tokens=tokens)
+        found.append(step_gradient(fill_policy(seed=1), reference, rewards(c, judge()), consumer(dataset, c), c))
+    for other in found[1:]:
+        assert (other - found[0]).norm() < 2e-5 * found[0].norm()
+
+
 def test_the_gradient_passes_finite_differences(dataset):
     c = config(kl_beta=0.2, objective="plain")
     policy, reference = fill_policy(seed=1, scale=4.0), fill_policy(seed=2).frozen()

@@ -125,7 +125,7 @@ def test_a_step_that_keeps_groups_of_equal_rewards_is_an_ordinary_step(dataset):
 
 def test_truncated_completions_are_counted_and_can_be_left_out(prompts, monkeypatch):
     moved = {}
-    never = lambda stop, written: torch.zeros(len(written), dtype=torch.bool)
+    never = lambda stop, written, first: torch.zeros_like(written[:, first:], dtype=torch.bool)
     monkeypatch.setattr("core.generation.Stop.__call__", never)
     for masked in (False, True):
         c = prompt_config(kl_beta=0.0, mask_truncated=masked, weight_decay=0.0, max_new_tokens=1)

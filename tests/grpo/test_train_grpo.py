@@ -36,8 +36,8 @@ def world(tmp_path_factory):
              "wide cls": model(SEQUENCE_SCORER, judge_head="cls")}
     paths = {name: save(folder / f"{name}.safetensors", net) for name, net in files.items()}
     base = {"dataset": folder / "data", "generator_checkpoint": paths["generator"], "judge_checkpoint": paths["judge"],
-            "gold_judge_checkpoint": paths["gold"], "block_size": 32, "batch_size": 4, "group_size": 3, "max_iters": 3,
-            "eval_problems": 4, "eval_completions": 2, "log_interval": 1, "sample_interval": 3, "device": "cpu",
+            "gold_judge_checkpoint": paths["gold"], "judge_reading": "plain", "block_size": 32, "batch_size": 4,
+            "group_size": 3, "max_iters": 3, "eval_problems": 4, "eval_completions": 2, "log_interval": 1, "sample_interval": 3, "device": "cpu",
             "out_dir": folder / "out"}
     return folder, paths, base
 

@@ -1,4 +1,4 @@
-"""The same tensors into TRL's GRPOTrainer give the same loss. Runs where trl is installed: pip install trl==1.16.0."""
+"""The same tensors into TRL's GRPOTrainer give the same loss. Runs where TRL is installed: pip install -r requirements-peer.txt."""
 
 import collections
 import dataclasses

@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from core.records import write_prompts
 from core.tokenizer import CharTokenizer
-from grpo.policies.causal import CausalPolicy
+from grpo.policies import causal
+from grpo.policies.causal import CausalPolicy, CausalReading
+from grpo.rollout import Rollouts
 from grpo.scoring import score
 from tests.tiny import (CAUSAL, causal_model, causal_policy, clear_gradient, flat_gradient, prompt_config,
                         prompt_consumer, sampled)
@@ -31,6 +34,57 @@ def test_a_prompt_that_is_shared_gives_the_gradient_of_repeating_it(prompts, tru
     assert (found[0][1] - found[1][1]).norm() < 1e-9 * found[1][1].norm()
     (P, S), (N, M) = rollouts.reading.prompt.shape, rollouts.target.shape
     assert read == [P * S, N * M, N * (S + M)], "tokens of each forward: prompts once, then completions; all at once"
+
+
+def unequal_rollouts(seed=1):
+    """Rollouts of prompts of 1 to 9 tokens with completions of 1 to 7."""
+    rng, (P, G, M, T) = np.random.default_rng(seed), (5, 4, 7, 9)
+    length, padding = torch.from_numpy(rng.integers(1, M + 1, (P, G))), torch.from_numpy(rng.integers(0, T, P))
+    padding[0] = 0
+    ids = lambda *shape: torch.from_numpy(rng.integers(0, CAUSAL.base_vocab_size, shape))
+    reading = CausalReading(G, None, ids(P, T), padding, ids(P, G, M), length)
+    mask, target = reading.chosen.float(), ids(P * G, M)
+    return Rollouts(G, target, mask, mask, torch.zeros(P * G, M), torch.zeros(P * G, dtype=torch.bool), M, reading)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("overhead", [1, 8])
+def test_reading_like_lengths_together_gives_the_gradient_of_padding_them(monkeypatch, overhead, shared):
+    monkeypatch.setattr(causal, "PART_TOKENS", overhead)
+    net, rollouts, found, read = causal_model(seed=1).double(), unequal_rollouts(), [], []
+    weight = torch.rand(rollouts.target.shape, dtype=torch.float64) * rollouts.mask
+    net.embed.register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
+    for like in (True, False):
+        policy = CausalPolicy(net, CAUSAL, shared_prompt=shared, like_lengths=like)
+        clear_gradient(policy), read.append("forwards")
+        logp = score(policy, rollouts, 0.7).logp
+        (logp * weight).sum().backward()
+        found.append((logp.detach(), flat_gradient(policy)))
+    # Less padding moves a prompt to other positions, and the rotary table is in float32
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-6, atol=1e-6)
+    assert (found[0][1] - found[1][1]).norm() < 1e-6 * found[1][1].norm()
+    second = read.index("forwards", 1)
+    alike, padded = read[1:second], read[second + 1 :]
+    assert len(alike) > len(padded) and sum(alike) < 0.8 * sum(padded)
+
+
+def test_each_completion_alone_has_the_log_probabilities_of_those_read_together():
+    net, rollouts = causal_model(seed=1).double(), unequal_rollouts()
+    found, reading = score(CausalPolicy(net, CAUSAL), rollouts, 1.0).logp, rollouts.reading
+    for n, row in enumerate(found):
+        p, g = divmod(n, 4)
+        length = int(reading.length[p, g])
+        text = torch.cat((reading.prompt[p, reading.padding[p] :], reading.inputs[p, g, :length]))
+        logp = net(text[None])[0, -length:].log_softmax(-1)
+        truth = logp.gather(1, rollouts.target[n, :length, None])[:, 0]
+        torch.testing.assert_close(row[:length], truth, rtol=1e-6, atol=1e-6)
+        assert not row[length:].any()
+
+
+def test_sizes_are_the_tokens_of_prompt_and_completions():
+    reading = unequal_rollouts().reading
+    for p, size in enumerate(reading.sizes().tolist()):
+        assert size == 9 - int(reading.padding[p]) + int(reading.length[p].sum())
 
 
 def test_prompts_of_one_token_are_read_with_their_completions(tmp_path):

@@ -54,12 +54,11 @@ def test_each_state_predicts_the_tokens_that_the_index_names(sample, kind, trunc
     states, index = policy.states(reading), reading.index()
     expected = []
     for p in range(3):
-        if kind == "fill":  # a state for each place of the masked text, shared by the group
-            expected += [[(4 * p + g) * M + m for g in range(4)] for m in range(M)]
+        if kind == "fill":  # a state for each hidden place of the masked text, shared by the group
+            expected += [[(4 * p + g) * M + m for g in range(4)] for m in range(int(rollouts.mask[4 * p].sum()))]
             continue
         for n in range(4 * p, 4 * p + 4):
-            length = int(rollouts.mask[n].sum()) if kind == "causal" else M
-            expected += [[n * M + m] for m in range(length)]
+            expected += [[n * M + m] for m in range(int(rollouts.mask[n].sum()))]
     assert index.tolist() == expected and len(states) == len(expected)
     assert (reading.kept is None) == (not truncation)
     logp = sampling_logp(policy.project(states))                                     # (K, V)
@@ -76,12 +75,9 @@ def test_each_state_predicts_the_tokens_that_the_index_names(sample, kind, trunc
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_problem_has_as_many_states_as_a_loop_counts(sample, kind):
     rollouts = sample(build(kind), kind)
-    M = rollouts.target.shape[1]
-    if kind == "causal":
-        expected = [int(rollouts.mask[4 * p : 4 * p + 4].sum()) for p in range(3)]
-        assert len(set(expected)) > 1
-    else:
-        expected = [M if kind == "fill" else 4 * M] * 3
+    rows = 1 if kind == "fill" else 4  # a group that shares its text has one row
+    expected = [int(rollouts.mask[4 * p : 4 * p + rows].sum()) for p in range(3)]
+    assert len(set(expected)) > 1
     assert rollouts.reading.counts().tolist() == expected and rollouts.reading.problems == rollouts.problems == 3
 
 

@@ -5,9 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from core.distributed import Distributed
 from core.judge import CHUNK, calculate_judge_scores
-from grpo.reward_functions.judge import Judge, windowed_mean
-from tests.tiny import TOKENIZER, judge
+from core.judge_reading import READINGS
+from grpo.reward_functions import judge as module
+from grpo.reward_functions.judge import Judge, choose_readings, windowed_mean
+from tests.tiny import ROOT, TOKENIZER, judge, run_script
 
 
 def random_ids(*lengths, seed=0):
@@ -107,3 +110,62 @@ def test_a_windowed_mean_is_that_of_a_loop(width):
         for t in range(11):
             near = x[n, [s for s in range(11) if abs(s - t) <= width]]
             torch.testing.assert_close(windowed_mean(x, width)[n, t], near.mean())
+
+
+def test_a_reading_that_is_chosen_by_name_scores_and_credits_like_the_plain_one():
+    texts = SimpleNamespace(tokens=random_ids(20, 7, 20, 13), place=torch.zeros(4, 2, dtype=torch.long))
+    plain = Judge(judge(scale=1.0), TOKENIZER, True)
+    for dtype in (torch.float32, torch.bfloat16):  # of the run; a reading has its own
+        fast = Judge(judge(scale=1.0), TOKENIZER, True, dtype)
+        fast.read_in("packed")
+        assert fast.reading == "packed"
+        for found, expected in zip(fast.score_and_credit(texts, 2), plain.score_and_credit(texts, 2), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(fast.scores(texts), plain.scores(texts))
+
+
+def test_a_reading_that_is_not_possible_here_is_a_clear_error():
+    with pytest.raises(ValueError, match="judge_reading='packed' is not possible: it is for judges of this project on "
+                                         "a CPU; use judge_reading='plain'"):
+        Judge(judge().to("meta"), TOKENIZER, True).read_in("packed")
+
+
+def test_all_judges_take_the_choice_of_the_first(monkeypatch):
+    seen = []
+
+    def choose(model, scores, share, names):
+        seen.append((tuple(names), share, scores(model).shape))
+        return ("packed", "in packed")
+    monkeypatch.setattr(module, "choose_reading", choose)
+    judges = {"judge": Judge(judge(), TOKENIZER, True), "gold_judge": Judge(judge(1), TOKENIZER, True), "third": None}
+    sample = lambda: SimpleNamespace(tokens=random_ids(9, 9))
+    lines = choose_readings(judges, dict.fromkeys(judges, "auto"), sample, 7, Distributed("cpu"))
+    assert lines == ["judge is read in packed", "gold judge is read in packed"]
+    assert judges["judge"].reading == judges["gold_judge"].reading == "packed"
+    assert seen == [(tuple(READINGS), 7, (2,)), (("plain", "packed"), 7, (2,))]
+    assert choose_readings(judges, {"judge": "plain", "gold_judge": "packed"}, None, 7, Distributed("cpu")) == []
+    assert judges["judge"].reading == "plain" and len(seen) == 2, "what is named is not measured"
+
+
+@pytest.mark.slow
+def test_all_ranks_take_the_choice_of_the_first_rank(tmp_path):
+    script = tmp_path / "ranks.py"
+    script.write_text(f"""
+import sys; sys.path.insert(0, {ROOT!r})
+import torch
+from types import SimpleNamespace
+from core.distributed import Distributed
+from grpo.reward_functions import judge as module
+from tests.tiny import TOKENIZER, judge
+dist = Distributed("cpu")
+module.choose_reading = lambda *args: ("packed", "in packed") if dist.is_main else ("plain", "as it is")
+reader = module.Judge(judge(), TOKENIZER, True)
+sample = lambda: SimpleNamespace(tokens=[torch.zeros(5, dtype=torch.long)])
+lines = module.choose_readings({{"judge": reader}}, {{"judge": "auto"}}, sample, 1, dist)
+open({str(tmp_path)!r} + f"/{{dist.rank}}", "w").write(f"{{reader.reading}} {{lines}}")
+dist.close()
+""")
+    done = run_script(script, ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "0").read_text() == "packed ['judge is read in packed']"
+    assert (tmp_path / "1").read_text() == "packed []"

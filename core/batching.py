@@ -1,0 +1,40 @@
+"""Which rows are read together, so that little padding and no more memory than wanted is used."""
+
+import numpy as np
+import torch
+
+
+def parts_of_like_length(length, overhead):
+    """The rows in parts of like length. Each part is padded to its longest row. The cut is the one with the fewest
+    tokens, where padding counts, and each part counts as `overhead` more.
+
+    length: (n,) on the CPU; overhead: what reading one more part costs, in tokens
+    Returns a list of index tensors, the longest rows first; each is in ascending order
+    """
+    values, kind, count = np.unique(-np.asarray(length), return_inverse=True, return_counts=True)
+    longest, before = -values, np.concatenate(([0], count.cumsum()))                 # (D,), (D + 1,)
+    cost, start = np.zeros(len(longest) + 1), np.zeros(len(longest) + 1, dtype=int)  # (D + 1,) of the best cut up to j
+    for j in range(1, len(cost)):
+        each = cost[:j] + longest[:j] * (before[j] - before[:j]) + overhead          # (j,) if the last part begins at i
+        start[j] = each.argmin()
+        cost[j] = each[start[j]]
+    parts, end = [], len(longest)
+    while end:
+        parts.append(torch.from_numpy(((kind >= start[end]) & (kind < end)).nonzero()[0]))
+        end = start[end]
+    return parts[::-1]
+
+
+def parts_of_tokens(size, most):
+    """The rows, the largest first, in parts of at most `most` tokens together; a larger row is a part of its own.
+
+    size: (n,) tokens of each row, on the CPU. Returns a list of index tensors, each in ascending order
+    """
+    parts, room = [], 0
+    for row in torch.as_tensor(size).argsort(descending=True, stable=True).tolist():
+        if not parts or int(size[row]) > room:
+            parts.append([])
+            room = most
+        parts[-1].append(row)
+        room -= int(size[row])
+    return [torch.tensor(sorted(part)) for part in parts]

@@ -1,0 +1,70 @@
+"""How time and memory grow: exponents, what fits, the tables and the picture."""
+
+import json
+
+import pytest
+
+from grpo.benchmarks.growth import AXES, Growth, GrowthConfig, draw
+from tests.tiny import run_script
+
+
+def power_law(axis="length", sizes=(64, 128, 256, 512), time=1.5, memory=2.0, process=300.0):
+    """Growth by these exponents from 1 second and 100 MB at 64."""
+    growth = Growth(axis, process)
+    growth.sizes = list(sizes)
+    growth.points = [{"seconds": (x / 64) ** time, "tokens": 10.0, "megabytes": process + 100 * (x / 64) ** memory}
+                     for x in sizes]
+    return growth
+
+
+def test_the_exponent_is_that_of_a_power_law():
+    growth = power_law()
+    assert growth.exponent("seconds") == 1.5 and growth.exponent("megabytes") == 2.0
+
+
+def test_the_exponent_is_that_of_the_upper_half():
+    growth = power_law(time=1.0)
+    growth.points[0]["seconds"] = 50.0
+    assert growth.exponent("seconds") == 1.0
+
+
+def test_memory_that_does_not_grow_has_no_exponent():
+    growth = power_law(memory=0.0)
+    growth.points[-1]["megabytes"] = growth.process
+    assert growth.exponent("megabytes") is None and growth.fits(10**6) == "512 (measured), and more"
+
+
+@pytest.mark.parametrize("megabytes, words", [
+    (350, "less than 64 (measured)"), (700, "128 (measured)"), (6000, "256 (measured)"),
+    (300 + 100 * 20**2, "1,300 (extrapolated)"),  # 20 times 64, in two digits
+    (10**9, "over 51,000 (extrapolated)")])       # not more than 100 times the largest
+def test_what_fits_is_measured_within_the_sizes_and_extrapolated_beyond(megabytes, words):
+    assert power_law().fits(megabytes) == words
+
+
+def test_the_table_has_a_row_for_each_size():
+    rows = list(power_law().lines())
+    assert rows[0].startswith("| tokens of a completion | seconds") and rows[2] == "| 64 | 1 | 10 | 400 |"
+    assert rows[-1] == "| exponent, upper half | 1.5 | | 2.0 |" and len(rows) == 7
+
+
+def test_the_picture_is_drawn(tmp_path):
+    draw({"length": power_law(), "model": power_law("model", (10**5, 10**6))}, str(tmp_path / "growth.png"))
+    assert (tmp_path / "growth.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_an_axis_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="axes: 'width' is not one of group_size, length, model, vocabulary, ranks"):
+        GrowthConfig(axes="length,width")
+
+
+@pytest.mark.slow
+def test_the_benchmark_prints_a_table_for_each_axis_and_one_json_object(tmp_path):
+    done = run_script("grpo/tools/bench.py", "growth", "--axes=group_size,ranks", "--points=2", "--steps=1",
+                      "--warmup=0", "--n_layer=1", "--n_head=2", "--n_embd=16", "--batch_size=2", "--completion_length=8",
+                      f"--picture={tmp_path}/growth.png")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.strip().split("\n")[-1])
+    assert set(result) == {"group_size_time_exponent", "group_size_memory_exponent", "two_ranks"}
+    assert done.stdout.count("\n| 2 |") == done.stdout.count("\n| 4 |") == 1 and len(AXES["group_size"]) > 2
+    assert (tmp_path / "growth.png").exists() and "two" in done.stdout

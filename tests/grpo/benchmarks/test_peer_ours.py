@@ -1,0 +1,60 @@
+"""Our side of the comparison: steps on given work, whose completions end where they should."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from core.distributions import draw_uniforms, sample_from
+from grpo.benchmarks import peer_ours
+from grpo.benchmarks.peer_ours import ending_noise, our_steps
+from grpo.benchmarks.work import Work
+from grpo.policies import causal
+
+TINY = Work(n_layer=1, n_head=2, n_embd=16, batch_size=2, group_size=3, prompt_length=4, completion_length=8,
+            mixed=True)
+
+
+def steps_of(work, huggingface=False, steps=2):
+    """The records of a few steps, taken in this process."""
+    records = []
+
+    def turn(record):
+        records.append(record)
+        return len(records) <= steps
+
+    our_steps(work, huggingface, {"device": "cpu", "dtype": "float32"}, turn)
+    return records[1:]
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    monkeypatch.setattr(causal, "draw_uniforms", draw_uniforms)
+
+
+@pytest.mark.parametrize("huggingface", [False, True])
+def test_phases_add_up_to_the_step(huggingface):
+    for record in steps_of(TINY, huggingface):
+        whole = record.pop("step")
+        assert set(record) == {"generation", "reference", "policy", "optimizer", "rest"}
+        assert all(seconds > 0 for seconds in record.values())
+        assert sum(record.values()) == pytest.approx(whole)
+
+
+def test_other_lengths_than_the_drawn_ones_are_an_error(monkeypatch):
+    monkeypatch.setattr(peer_ours, "ending_noise", lambda work, draw: lambda *a: 0.5 * draw(*a))
+    with pytest.raises(AssertionError, match="not those that were drawn"):
+        steps_of(TINY)
+
+
+def test_noise_ends_a_completion_at_its_length_and_not_before():
+    noise = ending_noise(TINY, draw_uniforms)(0, 5, [0, 1], (3, 8))                  # (P, G, M)
+    logits = torch.randn(2, 8, TINY.vocab_size, generator=torch.Generator().manual_seed(0)) / 10
+    ends = sample_from(logits.log_softmax(-1), noise) == TINY.stop_id                # (P, G, M)
+    assert (ends.sum(-1) == 1).all() and (ends.int().argmax(-1) + 1 == torch.from_numpy(TINY.lengths(5))).all()
+
+
+def test_two_ranks_divide_the_prompts_of_a_step():
+    ranks = [peer_ours.problems(TINY, 3, SimpleNamespace(batch_size=1), SimpleNamespace(rank=r)) for r in (0, 1)]
+    assert [list(part["number"]) for part in ranks] == [[0], [1]]
+    assert [list(part["input"][0]) for part in ranks] == TINY.prompts(3).tolist()

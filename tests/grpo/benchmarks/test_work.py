@@ -1,0 +1,63 @@
+"""The work that trainers are compared on: lengths that are drawn beforehand, operations that are counted."""
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from core.model import GPT, LANGUAGE_MODEL, GPTConfig
+from grpo.benchmarks.work import CASES, MEAN_LENGTH, Work, counted_operations, matmul_peak
+
+TINY = Work(n_layer=2, n_head=2, n_embd=16, vocab_size=20, batch_size=2, group_size=3, prompt_length=5,
+            completion_length=4)
+
+
+def test_lengths_depend_on_the_step_alone():
+    work = Work(mixed=True)
+    assert (work.lengths(3) == work.lengths(3)).all() and (work.lengths(3) != work.lengths(4)).any()
+
+
+def test_mixed_lengths_have_the_mean_of_a_geometric_distribution_that_is_cut():
+    work = Work(mixed=True)
+    drawn = np.concatenate([work.lengths(step).flatten() for step in range(200)])
+    assert drawn.min() >= 1 and drawn.max() == work.completion_length
+    expected = MEAN_LENGTH * (1 - (1 - 1 / MEAN_LENGTH) ** work.completion_length)  # sum of P(length >= j), j = 1 .. 64
+    assert abs(drawn.mean() - expected) < 4 * drawn.std() / len(drawn) ** 0.5
+
+
+def test_without_mixed_lengths_every_completion_is_as_long_as_it_can_be():
+    assert (TINY.lengths(0) == 4).all() and TINY.lengths(0).shape == (2, 3)
+
+
+def test_prompts_hold_no_stop_token():
+    assert TINY.prompts(0).shape == (2, 5) and (TINY.prompts(0) < TINY.stop_id).all()
+
+
+def test_the_operations_of_a_step_are_those_that_torch_counts_in_five_forward_passes():
+    work = dataclasses.replace(TINY, group_size=1)
+    P, T, M, V = work.batch_size, work.prompt_length, work.completion_length, work.vocab_size
+    net = GPT(GPTConfig(LANGUAGE_MODEL, V, V, T + M, work.n_layer, work.n_head, work.n_embd))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        net.project(net.states(torch.zeros(P, T + M - 1, dtype=torch.long))[:, T - 1 :])
+    products = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
+    pairs = sum(column + 1 for column in range(T + M - 1)) * P
+    attention = work.n_layer * pairs * 2 * 2 * work.n_embd  # a multiplication and an addition for each of q k and p v
+    assert counted_operations(work, work.lengths(0)) == 5 * (products + attention)
+
+
+def test_a_prompt_is_counted_once_for_its_group():
+    alone, group = (counted_operations(w, w.lengths(0)) for w in (dataclasses.replace(TINY, group_size=1), TINY))
+    assert alone < group < 3 * alone
+
+
+def test_the_six_cases_are_two_sizes_with_three_kinds_of_length():
+    assert [(w.n_layer, w.n_embd, w.prompt_length, w.mixed) for w in CASES.values()] == [
+        (4, 128, 32, False), (6, 384, 32, False), (4, 128, 32, True), (6, 384, 32, True), (4, 128, 256, True),
+        (6, 384, 256, True)]
+
+
+def test_the_peak_counts_a_multiplication_and_an_addition_for_each_product(monkeypatch):
+    clock = iter([0.0, 9.0, 10.0, 14.0, 20.0, 22.0])
+    monkeypatch.setattr("grpo.benchmarks.work.time.perf_counter", lambda: next(clock))
+    assert matmul_peak(size=8, repeats=2) == 2 * 8**3 / 2.0
