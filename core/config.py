@@ -65,7 +65,7 @@ class RunConfig:
     # system
     device: str = "auto"                   # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
     dtype: str = "auto"                    # float32, bfloat16; auto: bfloat16 on CUDA
-    compile: bool = False                  # torch.compile: a slow start, then faster steps
+    compile: bool = False                  # torch.compile: half a minute at the start, then faster; for long runs
     wandb_log: bool = False                # log to Weights & Biases as well
     wandb_project: str = "nano-grpo"       # the project of the run on Weights & Biases
     wandb_run_name: str | None = None      # the run's name on Weights & Biases; None: chosen by wandb

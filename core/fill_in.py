@@ -28,7 +28,7 @@ def predict_and_sample_tokens(model, input, position, uniform, temperature=1.0, 
     h = model.states(input, position).flatten(0, 1)                                  # (P M, C)
     h = h if len(where) == len(h) else h[where]                                      # (K, C)
     size, parts = max(1, LOGITS_AT_ONCE // model.vocabulary), []
-    cut = lambda x: x.split(size) if torch.is_tensor(x) else [x] * -(-len(h) // size)
+    cut = lambda x: x.split(size) if torch.is_tensor(x) else [x] * max(1, -(-len(h) // size))
     for part, u, t in zip(cut(h), cut(noise), cut(temperature), strict=True):
         parts.append(sample_tokens(model.project(part)[None], u.T[None], t, top_p, top_k, min_p))
     target, logp, kept = zip(*parts, strict=True)
@@ -81,6 +81,8 @@ def fill_in_passes(model, input, position, places, uniform, order, passes, tempe
     for i in range(passes):
         read.append(text)
         now = turn == i                                                              # (N, M)
+        if not now.any():  # no text has as many hidden tokens as there are passes
+            continue
         if i == 0:  # the completions of a problem share the first text
             drawn, batch = now.view(P, G, -1).any(1), (input, position, uniform)     # (P, M)
         else:

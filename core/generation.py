@@ -30,7 +30,7 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
     prompt: (P, T) tokens, padded on the left; padding: (P,) number of padded columns, or None for none
     uniform: (P, G, L) noise in [0, 1) of each completion's tokens, at most L of them; temperature=0 takes the likeliest
     stop: (tokens so far (n, t), f) -> (n, t - f) bool, whether a row ends at each of the columns from f on; as Stop
-    check_every: tokens between two looks, each of which waits for the device, at which rows have finished; the default
+    check_every: tokens between two looks, each of which waits for the device, at which rows have ended; the default
     is 1 on a CPU and 8 elsewhere, and what is written does not depend on it; truncation waits at every token
     budget: a KeptBudget, which raises ValueError for too many kept tokens, or None
     """
@@ -44,11 +44,11 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
     h = model.states(prompt, last, past, padding)                                    # (P, 1, C)
     past, first = past.expand(rows // G, room=L), 0
     padding = None if padding is None else padding[rows // G]                        # (n,)
-    with prepacked(model):
+    with prepacked(model.layers):
         for t in range(L):
             u = noise[rows.to(noise.device), t].view(len(h), -1, 1)                  # (P, G, 1), then (n, 1, 1)
-            token, logp[rows, t], kept = next_tokens(model, h, u, temperature, top_p, top_k, min_p)  # (n,), (n,)
-            target[rows, t] = token
+            token, drawn, kept = next_tokens(model, h, u, temperature, top_p, top_k, min_p)  # (n,), (n,)
+            target[rows, t], logp[rows, t] = token, drawn.float()
             unchecked.append((t, kept))
             if (t + 1) % check_every == 0 or t + 1 == L:
                 ends = stop(target[rows, : t + 1], first)                            # (n, t + 1 - first)
@@ -160,7 +160,7 @@ class Stop:
             self.known.add(token)
             text = self.tokenizer.decode([token])
             unclear = not text or "\ufffd" in text
-            self.able[token] = unclear or any(s[-1].isspace() or s[-1] in text for s in self.sequences)
+            self.able[token] = unclear or any(s[-1] == " " or s[-1] in text for s in self.sequences)
 
     def text(self, ids):
         """A completion as its reader sees it: without stop tokens, cut before the first stop sequence."""

@@ -5,11 +5,13 @@ own models.
 """
 
 import copy
+import functools
 import inspect
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from core.lora import FULL, POLICY, REFERENCE, adapter_identity, adapter_weights, load_adapter_weights, using
@@ -44,15 +46,58 @@ class HuggingFaceCache:
         self.content, self.length = content, 0
 
     def expand(self, rows, room=0):
-        """As core.cache.Cache.expand; it grows as it is needed, whatever the room."""
+        """As core.cache.Cache.expand. Layers of a kind that cannot be written in place grow as they need."""
         new = HuggingFaceCache(copy.copy(self.content))
-        new.content.layers, new.length = [copy.copy(layer) for layer in self.content.layers], self.length
-        new.content.batch_select_indices(rows)
+        new.content.layers = [continued(layer, rows, room) for layer in self.content.layers]
+        new.length = self.length
         return new
 
     def keep(self, rows):
-        """Drops all rows but these."""
+        """Drops all rows but these, as core.cache.Cache.keep."""
         self.content.batch_select_indices(rows)
+
+
+def continued(layer, rows, room):
+    """A layer of transformers' cache whose row i continues row rows[i] of this one, which stays as it is."""
+    from transformers.cache_utils import DynamicLayer
+    new = copy.copy(layer)
+    new.batch_select_indices(rows)
+    in_place = room and type(layer) is DynamicLayer and layer.get_seq_length() and not torch.is_grad_enabled()
+    return layer_with_room()(new, room) if in_place else new
+
+
+@functools.cache  # transformers is optional: it is imported when a model of it is used
+def layer_with_room():
+    """The class of a layer of transformers' cache that writes new columns in place, into room that it reserves."""
+    from transformers.cache_utils import DynamicLayer
+
+    class LayerWithRoom(DynamicLayer):
+        def __init__(self, layer, room):
+            super().__init__()
+            self.whole = [F.pad(x, (0, 0, 0, room)) for x in (layer.keys, layer.values)]  # (n, H, before + room, D)
+            self.dtype, self.device, self.is_initialized = layer.dtype, layer.device, True
+            self.show(layer.get_seq_length())
+
+        def show(self, length):
+            self.keys, self.values = (x[:, :, :length] for x in self.whole)          # (n, H, length, D) each
+
+        def update(self, keys, values, *args, **settings):
+            before = self.get_seq_length()
+            length = before + keys.shape[2]
+            assert length <= self.whole[0].shape[2], length
+            for whole, new in zip(self.whole, (keys, values), strict=True):
+                whole[:, :, before:length] = new
+            self.show(length)
+            return self.keys, self.values
+
+        def batch_select_indices(self, rows):
+            moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
+            for x in (self.keys, self.values):
+                x[moved] = x[rows[moved]]
+            self.whole = [x[: len(rows)] for x in self.whole]
+            self.show(self.get_seq_length())
+
+    return LayerWithRoom
 
 
 def computed_again(forward, layers, i):

@@ -135,15 +135,16 @@ class Block(nn.Module):
 @cache
 def compiled(function):
     """A compiled function: one for the layers of all models, so that a policy and its reference compute alike."""
+    torch._dynamo.config.recompile_limit = 64  # beyond it, functions silently run uncompiled and compute otherwise
     return torch.compile(function, dynamic=True)
 
 
 class GPT(nn.Module):
     """Tokens in, logits out; what a logit means depends on config.mode.
 
-    The model interface, which every kind of model offers to the rest of the code: mode, judge_head, states, project,
-    new_cache, longest_input, vocabulary, parameters_by_kind, weights, load_weights, frozen, dimensions, suffix, and the
-    settings grad_checkpoint and head_dtype. Nobody else reads its config.
+    The model interface, which every kind of model offers to the rest of the code: mode, judge_head, layers, states,
+    project, new_cache, longest_input, vocabulary, parameters_by_kind, weights, load_weights, frozen, dimensions,
+    suffix, and the settings grad_checkpoint and head_dtype. Nobody else reads its config.
 
     LANGUAGE_MODEL, MASKED_FILL: logits over the base vocabulary, so that a special token has probability exactly 0.
     SEQUENCE_SCORER, realness:   one logit per position, log-odds that the token there is the true one.
@@ -229,6 +230,11 @@ class GPT(nn.Module):
         """Compiles what a layer computes before and after its attention, when first called with more than a token."""
         for block in self.blocks:
             block.compiled = True
+
+    @property
+    def layers(self):
+        """The modules between the embedding and the output layer."""
+        return self.blocks
 
     @property
     def mode(self):

@@ -8,7 +8,7 @@ from core.config import describe
 from core.dataset_consumer import DatasetConsumer, dataset_folder
 from core.distributions import LOGITS_AT_ONCE, truncates
 from core.huggingface_files import is_adapter
-from core.judge_reading import AUTO, PLAIN
+from core.judge_reading import AUTO, PLAIN, obstacle
 from core.lora import FULL
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
@@ -91,7 +91,11 @@ def build_models(config, data, dist):
         raise ValueError(f"credit_window={config.credit_window} needs a judge that scores every position, but "
                          f"judge_checkpoint={config.judge_checkpoint} has judge_head={judge.model.judge_head}; "
                          "use credit_window=None")
-    return Models(policy, build_reference(config, policy, dist), judge, gold_judge)
+    reference = build_reference(config, policy, dist)
+    if config.compile:
+        for part in filter(None, (policy, reference)):
+            part.compile()
+    return Models(policy, reference, judge, gold_judge)
 
 
 def make_policy(model, tokenizer, config, dist):
@@ -152,7 +156,10 @@ def load_judge(key, config, policy, dist):
         raise ValueError(f"{key}={path} has block_size={model.longest_input}, but needs {config.block_size + with_cls} "
                          f"for texts of block_size={config.block_size}{' and CLS' if with_cls else ''}")
     tokenizer = load_tokenizer(path, key)
-    return Judge(model, tokenizer, same_vocabulary(tokenizer.description(), policy.tokenizer, path), dist.dtype)
+    judge = Judge(model, tokenizer, same_vocabulary(tokenizer.description(), policy.tokenizer, path), dist.dtype)
+    if key == "judge_checkpoint" and config.judge_reading != AUTO:
+        judge.check_reading(config.judge_reading)
+    return judge
 
 
 def choose_judge_readings(models, data, config, dist, notes):
@@ -161,18 +168,20 @@ def choose_judge_readings(models, data, config, dist, notes):
     notes: what the run keeps in its checkpoints. The choice is written there, and a resumed run goes on with it.
     """
     judges = {"judge": models.judge, "gold_judge": models.gold_judge}
-    setting, few = config.judge_reading, min(8, config.batch_size)
-    if setting == AUTO and models.policy.model.mode != MASKED_FILL:  # of prompts it reads little
-        setting = PLAIN
+    fills, few = models.policy.model.mode == MASKED_FILL, min(-(-64 // config.group_size), config.batch_size)
+    readings = dict.fromkeys(judges, config.judge_reading)
+    if config.judge_reading == AUTO:
+        readings |= notes.get("judge_reading", {})
+    elif models.gold_judge is not None and obstacle(models.gold_judge.model, config.judge_reading):
+        readings["gold_judge"] = PLAIN
 
     def sample():
         problems = {key: x[:few] for key, x in data.problems("train", 0).items()}
         return models.policy.sample(problems, 0, config).texts
 
     iterations = config.max_iters / (config.ppo_epochs * config.minibatches)
-    share = iterations * config.batch_size * config.gradient_accumulation_steps / few
-    stored = notes.get("judge_reading") if setting == AUTO else None
-    lines = choose_readings(judges, stored or dict.fromkeys(judges, setting), sample, share, dist)
+    share = iterations * config.batch_size * config.gradient_accumulation_steps / few if fills else 0
+    lines = choose_readings(judges, readings, sample, share, dist)
     notes["judge_reading"] = {key: judge.reading for key, judge in judges.items() if judge is not None}
     return lines
 
@@ -264,7 +273,10 @@ def memory_estimate(config, networks, data, dist):
     layers, width, cached = policy.dimensions
     prompts = isinstance(data, PromptConsumer)
     places = config.group_size * config.max_new_tokens if prompts else config.block_size  # of each problem
-    tokens = config.micro_batch_tokens or config.batch_size * (places + (data.longest if prompts else 0))
+    of_problem = places + (data.longest if prompts else 0)
+    tokens = config.batch_size * of_problem
+    if config.micro_batch_tokens is not None:  # a problem is never cut
+        tokens = min(tokens * config.gradient_accumulation_steps, max(config.micro_batch_tokens, of_problem))
     size = 2 if dist.dtype == torch.bfloat16 else 4  # bytes of a number in the layers
     kept = size if config.grad_checkpoint else 34 / 2 * size  # bytes that a layer keeps of a token and unit of width
     logits = min(LOGITS_AT_ONCE, config.batch_size * places * policy.vocabulary)

@@ -33,8 +33,9 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     reference_checkpoint: str | None = None   # the model that the KL penalty is to; None: the generator at step 0
     judge_checkpoint: str | None = None       # the model that gives the reward judge
     judge_recipe: str | None = None           # the config that builds it if it is missing
-    judge_reading: str = "auto"               # how judges are read: a name in READINGS (core/judge_reading.py), such as
-                                              # plain; auto: the fastest on this CPU that gives the same scores
+    judge_reading: str = "auto"               # plain, packed, packed_bfloat16, compiled or compiled_bfloat16: ways to
+                                              # read a judge that give the same scores; auto: what is fastest here of
+                                              # those that need no compiler
     gold_judge_checkpoint: str | None = None  # a second judge: logged, never trained against
     gold_judge_recipe: str | None = None      # the config that builds it if it is missing
     reward_model_checkpoint: str | None = None  # the Hugging Face classifier that gives the reward reward_model
@@ -99,7 +100,8 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     ppo_epochs: int = 1                       # passes over each iteration's rollouts
     minibatches: int = 1                      # optimizer steps in each of these passes
     micro_batch_tokens: int | None = None     # tokens read at a time in training and by the reference, of problems of
-                                              # like size; None: batch_size problems at a time
+                                              # like size, at least one problem with its group; None: batch_size
+                                              # problems at a time
     max_kl_to_old: float | None = None        # the KL to the sampling policy that ends an iteration early; None: never
     grad_checkpoint: bool = False             # activations are computed again in the backward pass: less memory, slower
     max_iters: int = 200

@@ -44,16 +44,13 @@ def main(argv):
         print(f"{config.out_dir} held an earlier run, which is now in {previous}")
     logger = create_logger(config, dist, config.max_iters, evaluation.columns)
     logger.say("\n".join(lines))
-    if config.compile:
-        for policy in filter(None, (models.policy, models.reference)):
-            policy.compile()
     trainer = GRPOTrainer(models.policy, models.reference, rewards, data, evaluation, config, logger, dist)
     if config.resume:
         trainer.resume()
-    if dist.is_main:  # only now: a resume that is refused leaves the settings of the run as they are
-        save_config(config, os.path.join(config.out_dir, "config.json"))
     for line in choose_judge_readings(models, data, config, dist, trainer.notes):
         logger.say(line)
+    if dist.is_main:  # only now: a resume that is refused leaves the settings of the run as they are
+        save_config(config, os.path.join(config.out_dir, "config.json"))
     trainer.run()
     dist.close()
 

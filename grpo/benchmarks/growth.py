@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import math
+import os
 import socket
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
-from grpo.benchmarks.peer import chosen_work
+from grpo.benchmarks.peer import chosen_work, detected
 from grpo.benchmarks.peer_ours import our_steps
 from grpo.benchmarks.side import Side, in_turns
 from grpo.benchmarks.work import Work
@@ -36,9 +37,9 @@ class GrowthConfig:
     warmup: int = 1                         # steps that are not counted
     steps: int = 2                          # measured steps; the median is reported
     points: int = 6                         # sizes on an axis, the smallest first
-    picture: str = "docs/growth.png"        # the file of the plots; an empty text: none
+    picture: str | None = None              # the file of the plots, such as docs/growth.png
     device: str = "cpu"                     # auto (cuda, else mps, else cpu), cpu, cuda, mps; ranks always use the CPU
-    dtype: str = "float32"                  # float32 or bfloat16
+    dtype: str = "float32"                  # auto, float32 or bfloat16; ranks always compute in float32
     # the step
     n_layer: int = 4
     n_head: int = 4
@@ -52,14 +53,19 @@ class GrowthConfig:
         for name in self.axes.split(","):
             if name not in (*AXES, "ranks"):
                 raise ValueError(f"axes: {name!r} is not one of {', '.join(AXES)}, ranks")
-        for key, least in (("steps", 1), ("points", 2)):
+        for key, least in (("warmup", 0), ("steps", 1), ("points", 2)):
             if getattr(self, key) < least:
                 raise ValueError(f"{key}={getattr(self, key)} must be at least {least}")
+        chosen_work(Work(), self)
+        if "ranks" in self.axes.split(",") and self.batch_size % 2:
+            raise ValueError(f"batch_size={self.batch_size} must be even: axes=ranks gives half of it to each rank")
+        if self.picture and not os.path.isdir(folder := os.path.dirname(self.picture) or "."):
+            raise ValueError(f"picture={self.picture}: the folder {folder} does not exist; create it")
 
 
 def run_growth(c):
     """Prints a table for each axis, what fits, and the JSON object of exponents; draws the picture."""
-    base, axes, result, found = chosen_work(Work(), c), c.axes.split(","), {}, {}
+    c, base, axes, result, found = detected(c), chosen_work(Work(), c), c.axes.split(","), {}, {}
     tiny = measure(Work(n_layer=1, n_head=1, n_embd=16, batch_size=2, group_size=2, completion_length=4), c)
     print(f"{base.describe()}\na process with a tiny model takes {tiny['megabytes']:.0f} MB, which fits leave out")
     for axis in (axis for axis in axes if axis in AXES):
@@ -74,9 +80,9 @@ def run_growth(c):
             print(f"| {TITLES[axis]} | " + " | ".join(growth.fits(1024 * size) for size in GIGABYTES) + " |")
     if "ranks" in axes:
         result |= measure_ranks(base, c)
+    print(json.dumps(result), flush=True)
     if found and c.picture:
         draw(found, c.picture)
-    print(json.dumps(result))
 
 
 def measure(work, c):
@@ -117,10 +123,10 @@ class Growth:
         return round(float(np.polyfit(np.log(sizes), np.log(values), 1)[0]), 2)
 
     def fits(self, megabytes):
-        """The largest size whose step fits, in words."""
-        fitting = [size for size, p in zip(self.sizes, self.points, strict=True) if p["megabytes"] <= megabytes]
-        if len(fitting) < len(self.sizes):
-            return f"{fitting[-1]:,} (measured)" if fitting else f"less than {self.sizes[0]:,} (measured)"
+        """The largest size whose step fits, in words, and the smallest measured one that does not."""
+        for i, (size, p) in enumerate(zip(self.sizes, self.points, strict=True)):
+            if p["megabytes"] > megabytes:
+                return f"{self.sizes[i - 1]:,}, not {size:,} (measured)" if i else f"less than {size:,} (measured)"
         exponent, last = self.exponent("megabytes"), self.values("megabytes")[-1]
         if exponent is None or exponent <= 0:
             return f"{self.sizes[-1]:,} (measured), and more"
@@ -146,17 +152,19 @@ def measure_ranks(base, c):
     two = [rank_side(base, base.batch_size // 2, rank, 2, port) for rank in range(2)]
     for side in (one, *two):
         side.wait()
-    times = {"one": [], "two": []}
+    times, megabytes = {"one": [], "two": []}, {}
     for number in range(c.warmup + c.steps):
         for name, sides in (("one", [one]), ("two", two)):
             for side in sides:
                 side.begin()
-            seconds = [side.wait()["step"] for side in sides]
-            times[name] += [max(seconds)] * (number >= c.warmup)
+            records = [side.wait() for side in sides]
+            times[name] += [max(r["step"] for r in records)] * (number >= c.warmup)
+            megabytes[name] = " and ".join(f"{r['megabytes']:.0f}" for r in records)
     for side in (one, *two):
         side.close()
     one, two = median(times["one"]), median(times["two"])
-    print(f"\nthe same step on one rank of one core {one:.3g} s, on two {two:.3g} s: {one / two:.2f} times faster")
+    print(f"\nthe same step in float32 on one rank of one core {one:.3g} s, on two {two:.3g} s: {one / two:.2f} times "
+          f"faster; peak memory {megabytes['one']} MB on the one, {megabytes['two']} MB on the two")
     return {"two_ranks": round(one / two, 2)}
 
 

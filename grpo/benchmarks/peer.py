@@ -6,8 +6,10 @@ import os
 from dataclasses import dataclass
 from statistics import median
 
+import torch
 
 from core.distributed import detect_device, detect_dtype
+from core.optional import require
 from grpo.benchmarks.peer_ours import our_steps
 from grpo.benchmarks.peer_trl import environment, require_trl, trl_steps
 from grpo.benchmarks.side import KEEP_MEMORY, Side, in_turns
@@ -26,7 +28,7 @@ class PeerConfig:
     warmup: int = 1                     # steps of each side that are not counted
     steps: int = 5                      # measured steps of each side, in turns; the median is reported
     device: str = "cpu"                 # auto (cuda, else mps, else cpu), cpu, cuda, mps
-    dtype: str = "float32"              # float32 or bfloat16
+    dtype: str = "float32"              # auto, float32 or bfloat16
     # other sizes than those of the cases
     n_layer: int | None = None
     n_head: int | None = None
@@ -42,8 +44,11 @@ class PeerConfig:
             for name in getattr(self, key).split(","):
                 if name not in known:
                     raise ValueError(f"{key}: {name!r} is not one of {', '.join(known)}")
-        if self.steps < 1:
-            raise ValueError(f"steps={self.steps} must be at least 1")
+        for key, least in (("warmup", 0), ("steps", 1)):
+            if getattr(self, key) < least:
+                raise ValueError(f"{key}={getattr(self, key)} must be at least {least}")
+        for name in self.cases.split(","):
+            chosen_work(CASES[name], self)
 
 
 def chosen_work(work, config):
@@ -52,27 +57,30 @@ def chosen_work(work, config):
     return dataclasses.replace(work, **sizes)
 
 
+def detected(c):
+    """The config with the device and the precision that auto means on this machine: all sides get the same."""
+    device = detect_device(c.device)
+    return dataclasses.replace(c, device=str(device), dtype=str(detect_dtype(c.dtype, device)).removeprefix("torch."))
+
+
 def run_peer(c):
     """Prints a table for each case, and a JSON object with TRL's seconds of a step divided by ours."""
-    sides, result, peak = c.sides.split(","), {}, 0.0
+    c, sides, result = detected(c), c.sides.split(","), {}
     if any(name.startswith("trl") for name in sides):
         require_trl()
+    if "ours_hf" in sides:
+        require("transformers", "sides=ours_hf")
     print("Medians of steps in turns. TRL's best: no gradient checkpointing, up to 16 completions in a forward pass,\n"
-          f"no logging, fused AdamW, and for both sides {' '.join(f'{k}={v}' for k, v in KEEP_MEMORY.items())}")
+          f"no logging, fused AdamW. Environment of TRL's best and of ours, which TRL's default lacks (so\n"
+          f"ratio_*_default is TRL without it over ours with it): {' '.join(f'{k}={v}' for k, v in KEEP_MEMORY.items())}")
+    peak = matmul_peak(torch.device(c.device), getattr(torch, c.dtype))
     for name in c.cases.split(","):
         work = chosen_work(CASES[name], c)
-        peak = max(peak, measured_peak(c))
         records = in_turns({side: start(side, work, c) for side in sides}, c.warmup, c.steps)
-        peak = max(peak, measured_peak(c))
         print(f"\n{name}: {work.describe()}, {c.device}, {c.dtype}, {os.cpu_count()} cores")
         seconds = report(work, records, peak, c)
         result |= ratios(name, seconds)
     print(json.dumps(result))
-
-
-def measured_peak(c):
-    device = detect_device(c.device)
-    return matmul_peak(device, detect_dtype(c.dtype, device))
 
 
 def start(side, work, c):
@@ -100,7 +108,7 @@ def report(work, records, peak, c):
     for name, (values, digits) in lines.items():
         print(f"{name:<22}" + "".join(f"{x:>18.{digits}f}" for x in values))
     print(f"floor {operations / peak:.3f} s: {operations / 1e9:.1f} GFLOP counted, at {peak / 1e9:.0f} GFLOP/s, the "
-          f"fastest large product of this run; {tokens:.0f} sampled tokens", flush=True)
+          f"fastest of the large products before the first case; {tokens:.0f} sampled tokens", flush=True)
     return whole
 
 

@@ -45,7 +45,8 @@ def trl_steps(work, best, device, dtype, turn):
 
 def settings(work, best, device, dtype):
     """Arguments of TRL's GRPOConfig: those of the work, and with `best` those that make it fast."""
-    rows = min(ROWS if best else 8, work.rows)  # 8 is its default
+    limit = ROWS if best else 8  # 8 is its default
+    rows = max(n for n in range(1, limit + 1) if work.rows % n == 0)
     args = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": work.rows // rows,
             "num_generations": work.group_size, "max_completion_length": work.completion_length, "beta": 0.04,
             "temperature": 1.0, "top_p": 1.0, "num_iterations": 1, "learning_rate": 1e-4, "max_steps": 10**6,

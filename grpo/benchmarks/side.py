@@ -27,17 +27,25 @@ class Side:
         end.close()  # only the child holds it now, so that its end is noticed
 
     def begin(self):
-        self.pipe.send(True)
+        """Lets the child take a step. Raises ValueError if it ended."""
+        try:
+            self.pipe.send(True)
+        except BrokenPipeError:
+            raise self.ended() from None
 
     def wait(self):
-        """What the child reports at the end of a step, or None once it is ready for the first. Raises RuntimeError if
+        """What the child reports at the end of a step, or None once it is ready for the first. Raises ValueError if
         it ended."""
         try:
             return self.pipe.recv()
-        except EOFError:
-            self.process.join()
-            raise RuntimeError(f"a side of the benchmark ended with exit code {self.process.exitcode}; its error is "
-                               "above") from None
+        except (EOFError, ConnectionResetError):
+            raise self.ended() from None
+
+    def ended(self):
+        """The error of a child that ended, as one line for the user."""
+        self.process.join()
+        return ValueError(f"a side of the benchmark ended with exit code {self.process.exitcode}; its error is above; "
+                          "a negative code is a signal, -9 often the lack of memory")
 
     def step(self):
         self.begin()
@@ -71,7 +79,11 @@ def peak_megabytes():
     """Peak memory: on a GPU of what torch allocated, else of the whole process."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    with contextlib.suppress(FileNotFoundError), open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # not below the peak of the parent process
 
 
 @contextlib.contextmanager

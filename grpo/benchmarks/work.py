@@ -25,6 +25,14 @@ class Work:
     completion_length: int = 64  # tokens of a completion, at most
     mixed: bool = False          # completions end at lengths drawn from a geometric distribution of mean MEAN_LENGTH
 
+    def __post_init__(self):
+        for key, value in vars(self).items():
+            least = 4 if key == "vocab_size" else 1  # a letter, and three special tokens of TRL's tokenizer
+            if key != "mixed" and value < least:
+                raise ValueError(f"{key}={value} must be at least {least}")
+        if self.n_embd % (2 * self.n_head):
+            raise ValueError(f"n_embd={self.n_embd} must be a multiple of 2 * n_head={2 * self.n_head}")
+
     @property
     def rows(self):
         return self.batch_size * self.group_size
@@ -91,7 +99,7 @@ def wait_for_device(device):
         torch.cuda.synchronize()
 
 
-def matmul_peak(device="cpu", dtype=torch.float32, size=2048, repeats=5):
+def matmul_peak(device="cpu", dtype=torch.float32, size=2048, repeats=20):
     """Operations per second of the fastest of several large matrix products."""
     a, seconds = torch.ones(size, size, device=device, dtype=dtype), []
     for _ in range(repeats + 1):  # the first warms up

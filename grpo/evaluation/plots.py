@@ -9,26 +9,37 @@ PANELS = ("judge", "gold_judge", "word_validity", "token_accuracy", "greedy_accu
           "completion_length", "kl", "entropy")  # held-out metrics with a panel, of both kinds of generator
 
 
-def draw_curves(runs, path):
-    """Draws a panel for each held-out metric, with a line over steps for each run.
+def draw_curves(runs, path, over="step"):
+    """Draws a panel for each held-out metric, with a line for each run.
 
     runs: {label: records of metrics.jsonl}; path: the picture file
+    over: "step", or "seconds" of the optimizer steps, without the evaluations between them
     """
     logged = {name for records in runs.values() for record in records for name in record}
     panels = [name for name in PANELS if f"eval/{name}" in logged]
     figure, axes = plt.subplots(2, -(-len(panels) // 2), figsize=(12, 6), sharex=True, squeeze=False)
     for axis, name in zip(axes.flat, panels):
         for i, (label, records) in enumerate(runs.items()):
-            points = [(r["step"], r[f"eval/{name}"]) for r in records if f"eval/{name}" in r]
+            place = seconds_of_steps(records) if over == "seconds" else {r["step"]: r["step"] for r in records}
+            points = [(place[r["step"]], r[f"eval/{name}"]) for r in records if f"eval/{name}" in r]
             if points:
                 axis.plot(*zip(*points, strict=True), marker=".", label=label, color=f"C{i}")
         axis.set_title(name.replace("_", " "))
         axis.grid(alpha=0.3)
     for axis in axes[1]:
-        axis.set_xlabel("optimizer step")
+        axis.set_xlabel("optimizer step" if over == "step" else "seconds of training")
     if len(runs) > 1:
         axes[0, 0].legend(fontsize=8)
     save(figure, path)
+
+
+def seconds_of_steps(records):
+    """{step: seconds that it and the steps before it took}."""
+    found, total = {}, 0.0
+    for record in records:
+        total += sum(seconds for name, seconds in record.items() if name.startswith("time/"))
+        found[record["step"]] = total
+    return found
 
 
 def draw_temperatures(curves, path):

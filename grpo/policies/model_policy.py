@@ -65,7 +65,7 @@ class ModelPolicy:
         self.model.to(device)
 
     def compile(self):
-        """Compiles the layers, for reading texts. The copies that `frozen` made before are compiled apart."""
+        """Compiles the layers, for reading texts. A reference is a copy that was made before: it needs a call too."""
         if not hasattr(self.model, "compile_layers"):
             raise ValueError("compile=True: a Hugging Face model cannot be compiled here; set compile=False")
         self.model.compile_layers()

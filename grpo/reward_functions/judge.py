@@ -4,7 +4,7 @@ import torch
 
 from core.distributed import autocast
 from core.judge import calculate_judge_scores, calculate_realness
-from core.judge_reading import AUTO, PLAIN, READINGS, choose_reading, obstacle, prepared
+from core.judge_reading import AUTO, LEAST_SHARE, MEASURED, PLAIN, READINGS, choose_reading, obstacle, prepared
 from grpo.reward_functions.registry import reward
 
 
@@ -66,18 +66,23 @@ class Judge:
     def autocast(self, device):
         return autocast(device, self.dtype if self.reading == PLAIN else torch.float32)
 
-    def read_in(self, reading):
-        """From now on texts are read in this way. Raises ValueError if it is not possible here."""
+    def check_reading(self, reading):
+        """Raises ValueError if this judge cannot be read in this way here."""
         if problem := obstacle(self.model, reading):
             raise ValueError(f"judge_reading={reading!r} is not possible: {problem}; use judge_reading='plain'")
+
+    def read_in(self, reading):
+        """From now on texts are read in this way. Raises ValueError if it is not possible here."""
+        self.check_reading(reading)
         self.reading, self.reader = reading, prepared(self.model, reading)
 
-    def fastest_reading(self, texts, share, names):
+    def fastest_reading(self, texts, names):
         """As core.judge_reading.choose_reading, which see; texts: the sample texts, as for `scores`."""
         def scores(reader):
-            return Judge(reader, self.tokenizer, self.reads_ids).scores(texts)
+            dtype = self.dtype if reader is self.model else torch.float32
+            return Judge(reader, self.tokenizer, self.reads_ids, dtype).scores(texts)
 
-        return choose_reading(self.model, scores, share, names)
+        return choose_reading(self.model, scores, names)
 
     def batches(self, texts):
         """Yields (rows, token ids (n, T)): the texts of each length and their indices."""
@@ -117,21 +122,21 @@ def choose_readings(judges, readings, sample, share, dist):
               it changes their scores}
     sample:   a function that returns texts such as those of the run; share: how many times these the run reads
     """
-    names, lines, texts = list(READINGS), [], None
+    names, lines, texts = MEASURED, [], None
     for key, judge in judges.items():
         if judge is None:
             continue
         choice = readings[key]
         if choice == AUTO:
-            line, found = None, torch.zeros(1, dtype=torch.long, device=dist.device)
-            if dist.is_main:
+            line, found = "as it is", torch.zeros(1, dtype=torch.long, device=dist.device)
+            if dist.is_main and share >= LEAST_SHARE and not all(obstacle(judge.model, name) for name in names):
                 texts = texts or sample()
-                choice, line = judge.fastest_reading(texts, share, names)
+                choice, line = judge.fastest_reading(texts, names)
                 found.fill_(list(READINGS).index(choice))
             dist.broadcast([found])
             choice = list(READINGS)[int(found)]
-            names = [PLAIN, choice]
-            lines += [f"{key.replace('_', ' ')} is read {line}"] if line else []
+            names = [choice]
+            lines.append(f"{key.replace('_', ' ')} is read {line}")
         judge.read_in(choice)
     return lines
 

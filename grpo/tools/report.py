@@ -1,6 +1,7 @@
 """Tables of results: mean and standard deviation over seeds, or the metrics at several temperatures.
 
 python grpo/tools/report.py seeds out-seed-1 out-seed-2 out-seed-3 out-seed-4 out-seed-5 --picture=docs/curves.png
+python grpo/tools/report.py seeds out-before out-after --over=seconds --picture=docs/wall_clock.png
 python grpo/tools/report.py temperatures config/grpo_example.py --picture=docs/temperatures.png
 """
 
@@ -31,8 +32,8 @@ def held_out(folder):
     return records, evaluations[0], evaluations[-1]
 
 
-def report_seeds(folders, picture):
-    """Prints a table over the runs with a row for each held-out metric, and draws their curves."""
+def report_seeds(folders, picture, over):
+    """Prints a table over the runs with a row for each held-out metric, and draws their curves. over: step, seconds"""
     runs = {folder: held_out(folder) for folder in folders}
     print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
     print("|---|---|---|---|---|---|")
@@ -45,7 +46,7 @@ def report_seeds(folders, picture):
               f"{statistics.mean(change):+.4f} ± {sd:.4f} | {min(change):+.4f} | "
               f"{sum(x > 0 for x in change)}/{len(change)} |")
     if picture:
-        draw_curves({folder: run[0] for folder, run in runs.items()}, picture)
+        draw_curves({folder: run[0] for folder, run in runs.items()}, picture, over)
 
 
 def report_temperatures(argv, trained, picture):
@@ -72,16 +73,21 @@ def report_temperatures(argv, trained, picture):
 
 
 def main(argv):
-    options = dict(a.removeprefix("--").split("=", 1) for a in argv if a.startswith(("--picture=", "--trained=")))
-    rest = [a for a in argv[1:] if not a.startswith(("--picture=", "--trained="))]
+    """Reads the command line and prints one of the two reports."""
+    options = {"picture": None, "trained": None, "over": "step"}
+    keys = tuple(f"--{key}=" for key in options)
+    given = dict(a.removeprefix("--").split("=", 1) for a in argv if a.startswith(keys))
+    rest = [a for a in argv[1:] if not a.startswith(keys)]
+    options |= given
     folders = argv[:1] == ["seeds"]
-    if not rest or argv[0] not in ("seeds", "temperatures") or folders and any(a.startswith("-") for a in rest):
-        raise UsageError("python grpo/tools/report.py seeds FOLDER... [--picture=FILE], "
+    if (not rest or argv[0] not in ("seeds", "temperatures") or options["over"] not in ("step", "seconds")
+            or folders and any(a.startswith("-") for a in rest)):
+        raise UsageError("python grpo/tools/report.py seeds FOLDER... [--over=seconds] [--picture=FILE], "
                          "or temperatures CONFIG [--trained=FILE] [--picture=FILE]")
     if folders:
-        report_seeds(rest, options.get("picture"))
+        report_seeds(rest, options["picture"], options["over"])
     else:
-        report_temperatures(rest, options.get("trained"), options.get("picture"))
+        report_temperatures(rest, options["trained"], options["picture"])
 
 
 if __name__ == "__main__":

@@ -75,7 +75,8 @@ def run(study, choice, seed, out, threads, settings):
     """Trains one run, unless it is already finished, and returns its records."""
     folder = os.path.join(out, f"{choice}-{seed}")
     arguments = [study.config, *study.settings, f"--{study.key}={choice}", f"--seed={seed}",
-                 "--sample_interval=1000000", "--save_interval=1000000", f"--out_dir={folder}", *settings]
+                 "--sample_interval=1000000", "--save_interval=1000000", "--judge_reading=plain",
+                 f"--out_dir={folder}", *settings]
     if finished(folder, arguments) is None:
         command = [sys.executable, TRAIN, *arguments]
         env = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})

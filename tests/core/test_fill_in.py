@@ -9,7 +9,7 @@ import torch
 from core import fill_in as fill_in_module
 from core.distributions import KeptBudget, draw_uniforms, kept_tokens, restrict, sampling_logp
 from core.fill_in import draw_turns, fill_in, fill_in_passes, fill_once, predict_and_sample_tokens
-from core.masking import masked_positions
+from core.masking import masked_positions, places_of_mask
 from tests.tiny import TOKENIZER, config, consumer, masked_problems, model
 
 MASK = TOKENIZER.mask_token_id
@@ -151,6 +151,33 @@ def test_each_token_has_the_kept_tokens_of_the_pass_that_drew_it(dataset):
         full = sampling_logp(net(read[n, turn[n, m]][None])[0, position[n // 4, m]])
         assert torch.equal(allowed, kept_tokens(full, top_k=5)) and allowed.sum() == 5 and allowed[target[n, m]]
         assert abs(float(restrict(full, allowed)[target[n, m]] - logp[n, m])) < 1e-4
+
+
+@torch.no_grad()
+def test_logits_are_made_only_where_a_token_is_drawn(dataset, monkeypatch):
+    c, net, rows = config(batch_size=3), model(), []
+    project = net.project
+    monkeypatch.setattr(net, "project", lambda h: rows.append(h.shape[:-1].numel()) or project(h))
+    target, _, turn, _, _ = passes(net, dataset, c, 3)
+    first = (turn == 0).view(3, 4, -1).any(1)  # the completions of a problem share the first text
+    assert rows == [int(first.sum()), int((turn == 1).sum()), int((turn == 2).sum())]
+    assert sum(rows) < target.numel()
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 5}])
+@torch.no_grad()
+def test_texts_with_fewer_hidden_tokens_than_passes_are_filled_in(truncation):
+    net, mask = model(), torch.arange(32) < torch.tensor([[2], [1]])
+    input, (position, _) = torch.full((2, 32), 5).masked_fill(mask, MASK), masked_positions(mask, "cpu")
+    noise = draw_uniforms(0, 0, [0, 1], (2, 3, 32))
+    places = places_of_mask(mask)
+    target, logp, turn, read, kept = fill_in_passes(net, input, position, places, noise[:, 0], noise[:, 1], 4,
+                                                    **truncation)
+    hidden = places.repeat_interleave(3, 0)
+    assert read.shape == (6, 4, 32) and (logp[hidden] < 0).all() and set(turn[hidden].tolist()) == {0, 2}
+    assert kept is None if not truncation else len(kept) == hidden.sum()
+    last = fill_in(read[:, -1], position.repeat_interleave(3, 0), hidden.float(), target[:, None])[:, 0]
+    assert not (last == MASK).any()
 
 
 def test_several_passes_sample_the_chain_rule():

@@ -92,6 +92,36 @@ def test_token_by_token_through_the_cache_equals_transformers_on_the_whole_text(
     torch.testing.assert_close(ours[rows], whole[rows], **CLOSE)
 
 
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma3"])
+def test_a_cache_written_in_place_gives_the_states_of_one_that_grows(family, padded, both):
+    """Rows leave in between, and others take their places. Gemma 3's layers with a sliding window grow either way."""
+    model, tokenizer, _ = both(family)
+    prompt, rest = random_ids(tokenizer, 2, 9), random_ids(tokenizer, 6, 12, seed=1)
+    padding, group = torch.tensor([0, 4]), torch.tensor([0, 0, 0, 1, 1, 1])
+    padding = padding if padded else None
+    with torch.no_grad():
+        first = model.new_cache()
+        model.states(prompt, None, first, padding)
+        before = [layer.keys.clone() for layer in first.content.layers]
+        caches, rows = [first.expand(group, room=room) for room in (0, 12)], torch.arange(6)
+        for t in range(12):
+            if t in (3, 7):
+                keep = torch.tensor([0, 4, 2, 5] if t == 3 else [2, 1])
+                rows = rows[keep]
+                for past in caches:
+                    past.keep(keep)
+            shift = None if padding is None else padding[group[rows]]
+            grown, in_place = (model.states(rest[rows, t : t + 1], None, past, shift) for past in caches)
+            torch.testing.assert_close(in_place, grown, **CLOSE)
+    assert rows.tolist() == [2, 4] and caches[1].length == caches[1].content.get_seq_length() == 21
+    for layer, keys in zip(first.content.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys), "the prompts' keys have changed"
+    reserved = [(a.whole[0].shape, b.keys.shape) for a, b in zip(*(c.content.layers for c in reversed(caches)))
+                if hasattr(a, "whole")]
+    assert reserved and all(wide == (2, keys[1], 21, keys[3]) for wide, keys in reserved)
+
+
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
 def test_padding_changes_nothing_whatever_its_columns_hold(family, both):
     model, tokenizer, theirs = both(family)

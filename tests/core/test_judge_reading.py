@@ -77,38 +77,40 @@ def slow_clock(monkeypatch, speeds):
 SPEEDS = {PLAIN: 1.0, "packed": 0.8, "packed_bfloat16": 0.6, "compiled": 0.5, "compiled_bfloat16": 0.3}
 
 
-@pytest.mark.parametrize(("share", "changed", "expected"), [
-    (400, {}, "compiled_bfloat16"), (10, {}, "packed_bfloat16"), (400, {"packed": 0.55}, "compiled"),
-    (10, {"packed": 0.98, "packed_bfloat16": 2.0}, PLAIN)])
-def test_the_fastest_is_chosen_and_compiled_only_in_a_long_run(share, changed, expected, monkeypatch):
+@pytest.mark.parametrize(("changed", "expected"), [
+    ({}, "packed_bfloat16"), ({"packed": 0.55}, "packed"), ({"packed": 0.98, "packed_bfloat16": 2.0}, PLAIN)])
+def test_the_fastest_is_chosen_if_it_is_worth_a_change(changed, expected, monkeypatch):
     slow_clock(monkeypatch, SPEEDS | changed)
-    name, line = choose_reading(judge(), lambda reader: torch.arange(9.0), share)
+    name, line = choose_reading(judge(), lambda reader: torch.arange(9.0))
     assert name == expected and line.startswith("as it is" if name == PLAIN else f"in {name}, ")
 
 
 @pytest.mark.parametrize("broken", ["difference", "order", "not a number"])
 def test_a_reading_with_other_scores_is_refused_however_fast(broken, monkeypatch):
     slow_clock(monkeypatch, SPEEDS | {"packed_bfloat16": 0.01})
-    right = torch.linspace(0.5, 0.5001 if broken == "order" else 0.9, 40)
+    right = torch.linspace(0.5, 0.9, 40)
     wrong = {"difference": right + 0.0021, "order": right.flip(0), "not a number": right * float("nan")}[broken]
     scores = lambda reader: wrong if reader[0] == "packed_bfloat16" else right
     monkeypatch.setattr(module, "seconds", lambda scores, reader: SPEEDS[reader[0]] if type(reader) is tuple else 1.0)
-    name, line = choose_reading((PLAIN, None), scores, share=1)
+    name, line = choose_reading((PLAIN, None), scores)
     assert name == "packed" and "refused: packed_bfloat16 (scores differ" in line
 
 
 def test_equal_scores_correlate_perfectly_and_reversed_ones_do_not():
-    x = torch.rand(20)
-    assert compare(x, x) == (0.0, 1.0)
+    x = torch.rand(20, generator=torch.Generator().manual_seed(0))
+    assert compare(x, x)[0] == 0 and compare(x, x)[1] == pytest.approx(1)
     assert compare(-x, x)[1] == pytest.approx(-1) and compare(torch.ones(5), torch.zeros(5))[0] == 1
 
 
-def test_a_judge_of_another_kind_or_device_is_read_plainly_and_nothing_is_measured():
-    never = lambda reader: pytest.fail("measured")
+def test_the_order_of_texts_with_nearly_equal_scores_tells_nothing():
+    x = 0.5 + 1e-4 * torch.rand(20, generator=torch.Generator().manual_seed(0))
+    assert compare(x.flip(0), x)[1] == compare(x[:2].flip(0), x[:2])[1] == 1.0
+
+
+def test_a_judge_of_another_kind_or_device_can_only_be_read_as_it_is():
     for other in (judge().to("meta"), HuggingFaceModel.__new__(HuggingFaceModel)):
         torch.nn.Module.__init__(other) if isinstance(other, HuggingFaceModel) else None
         assert all(obstacle(other, name) for name in EAGER) and obstacle(other, PLAIN) is None
-        assert choose_reading(other, never, 1000) == (PLAIN, None)
 
 
 def test_without_a_compiler_or_instructions_the_reason_is_told(monkeypatch):

@@ -11,12 +11,13 @@ from core.model import SEQUENCE_SCORER
 from core.models import load_model, load_tokenizer, save_model
 from core.prompts import PromptConsumer
 from grpo import build
-from grpo.build import (build_data, build_evaluation, build_models, build_reference, build_rewards, check_memory,
-                        make_policy, plan)
+from grpo.build import (Models, build_data, build_evaluation, build_models, build_reference, build_rewards,
+                        check_memory, choose_judge_readings, make_policy, plan)
 from grpo.evaluation.fill_in import FillInEvaluation
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
+from grpo.reward_functions.judge import Judge
 from grpo.rewards import Rewards
 from grpo.scoring import with_reference
 from tests.families import adapter_folder, folder_maker, model_folder, write_prose, write_sums
@@ -455,3 +456,45 @@ def test_an_adapter_is_a_generator_merged_into_its_base(folder, sums, tmp_path):
         torch.testing.assert_close(models.policy.model(tokens), theirs, rtol=1e-4, atol=1e-4)
         assert not torch.allclose(plain, theirs, atol=0.1)
     assert same(models.policy, models.reference) and models.policy.model.adapter is None
+
+
+def judged(**settings):
+    """Models of a fill-in run with a judge, its config, and its judge."""
+    reader = Judge(judge(), TOKENIZER, True)
+    return Models(fill_policy(), None, reader, None), config(**settings), reader
+
+
+def test_the_fastest_reading_of_the_judge_is_chosen_and_kept(dataset, monkeypatch):
+    models, c, reader = judged(max_iters=30, batch_size=3)
+    seen = []
+    monkeypatch.setattr(Judge, "fastest_reading", lambda self, texts, names: seen.append(
+        len(texts.tokens)) or ("packed", "in packed"))
+    notes = {}
+    lines = choose_judge_readings(models, consumer(dataset, c), c, one_process(), notes)
+    assert lines == ["judge is read in packed"] and reader.reading == "packed"
+    assert notes == {"judge_reading": {"judge": "packed"}}
+    assert seen == [12]
+
+
+def test_a_resumed_run_goes_on_with_its_reading_unless_another_is_named(dataset, monkeypatch):
+    monkeypatch.setattr(Judge, "fastest_reading", lambda *_: pytest.fail("nothing is to be measured"))
+    for setting, reading in (("auto", "packed"), ("plain", "plain")):
+        models, c, reader = judged(judge_reading=setting)
+        notes = {"judge_reading": {"judge": "packed"}}
+        assert choose_judge_readings(models, consumer(dataset, c), c, one_process(), notes) == []
+        assert reader.reading == reading and notes["judge_reading"] == {"judge": reading}
+
+
+def test_the_judge_of_prompts_is_read_as_it_is(prompts, monkeypatch):
+    monkeypatch.setattr(Judge, "fastest_reading", lambda *_: pytest.fail("nothing is to be measured"))
+    models, c, reader = judged()
+    models.policy = causal_policy()
+    assert choose_judge_readings(models, None, c, one_process(), {}) == ["judge is read as it is"]
+    assert reader.reading == "plain"
+
+
+def test_a_reading_that_is_not_possible_is_refused_before_the_run(checkpoints, dataset, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ValueError, match="judge_reading='compiled' is not possible: there is no C.. compiler"):
+        built(checkpoints, text_data(dataset), generator_checkpoint="fill", judge_checkpoint="judge",
+              judge_reading="compiled")

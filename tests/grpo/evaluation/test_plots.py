@@ -57,3 +57,9 @@ def test_the_algorithm_loads_without_plotting_and_optional_libraries():
             "print(sorted({'matplotlib', 'wandb', 'tiktoken', 'transformers'} & set(sys.modules)))")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout == "[]\n", done.stderr or done.stdout
+
+
+def test_a_curve_over_seconds_has_the_time_of_the_steps_before_each_evaluation():
+    records = [{"step": 0, "eval/judge": 0.1}, {"step": 1, "time/train": 2.0, "time/reward": 1.0},
+               {"step": 2, "time/train": 0.5}, {"step": 2, "eval/judge": 0.3}, {"step": 3, "time/train": 4.0}]
+    assert plots.seconds_of_steps(records) == {0: 0.0, 1: 3.0, 2: 3.5, 3: 7.5}

@@ -49,13 +49,14 @@ def unequal_rollouts(seed=1):
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("overhead", [1, 8])
-def test_reading_like_lengths_together_gives_the_gradient_of_padding_them(monkeypatch, overhead, shared):
+@pytest.mark.parametrize("again", [False, True])
+def test_reading_like_lengths_together_gives_the_gradient_of_padding_them(monkeypatch, overhead, shared, again):
     monkeypatch.setattr(causal, "PART_TOKENS", overhead)
     net, rollouts, found, read = causal_model(seed=1).double(), unequal_rollouts(), [], []
     weight = torch.rand(rollouts.target.shape, dtype=torch.float64) * rollouts.mask
     net.embed.register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
     for like in (True, False):
-        policy = CausalPolicy(net, CAUSAL, shared_prompt=shared, like_lengths=like)
+        policy = CausalPolicy(net, CAUSAL, shared_prompt=shared, like_lengths=like, grad_checkpoint=again)
         clear_gradient(policy), read.append("forwards")
         logp = score(policy, rollouts, 0.7).logp
         (logp * weight).sum().backward()

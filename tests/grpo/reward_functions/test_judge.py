@@ -7,7 +7,7 @@ import torch
 
 from core.distributed import Distributed
 from core.judge import CHUNK, calculate_judge_scores
-from core.judge_reading import READINGS
+from core.judge_reading import MEASURED
 from grpo.reward_functions import judge as module
 from grpo.reward_functions.judge import Judge, choose_readings, windowed_mean
 from tests.tiny import ROOT, TOKENIZER, judge, run_script
@@ -133,18 +133,20 @@ def test_a_reading_that_is_not_possible_here_is_a_clear_error():
 def test_all_judges_take_the_choice_of_the_first(monkeypatch):
     seen = []
 
-    def choose(model, scores, share, names):
-        seen.append((tuple(names), share, scores(model).shape))
+    def choose(model, scores, names):
+        seen.append((tuple(names), scores(model).shape))
         return ("packed", "in packed")
     monkeypatch.setattr(module, "choose_reading", choose)
     judges = {"judge": Judge(judge(), TOKENIZER, True), "gold_judge": Judge(judge(1), TOKENIZER, True), "third": None}
     sample = lambda: SimpleNamespace(tokens=random_ids(9, 9))
-    lines = choose_readings(judges, dict.fromkeys(judges, "auto"), sample, 7, Distributed("cpu"))
+    lines = choose_readings(judges, dict.fromkeys(judges, "auto"), sample, 50, Distributed("cpu"))
     assert lines == ["judge is read in packed", "gold judge is read in packed"]
     assert judges["judge"].reading == judges["gold_judge"].reading == "packed"
-    assert seen == [(tuple(READINGS), 7, (2,)), (("plain", "packed"), 7, (2,))]
+    assert seen == [(MEASURED, (2,)), (("packed",), (2,))]
     assert choose_readings(judges, {"judge": "plain", "gold_judge": "packed"}, None, 7, Distributed("cpu")) == []
     assert judges["judge"].reading == "plain" and len(seen) == 2, "what is named is not measured"
+    lines = choose_readings(judges, dict.fromkeys(judges, "auto"), None, 7, Distributed("cpu"))
+    assert lines == ["judge is read as it is", "gold judge is read as it is"] and len(seen) == 2, "too few texts"
 
 
 @pytest.mark.slow
@@ -161,7 +163,7 @@ dist = Distributed("cpu")
 module.choose_reading = lambda *args: ("packed", "in packed") if dist.is_main else ("plain", "as it is")
 reader = module.Judge(judge(), TOKENIZER, True)
 sample = lambda: SimpleNamespace(tokens=[torch.zeros(5, dtype=torch.long)])
-lines = module.choose_readings({{"judge": reader}}, {{"judge": "auto"}}, sample, 1, dist)
+lines = module.choose_readings({{"judge": reader}}, {{"judge": "auto"}}, sample, 50, dist)
 open({str(tmp_path)!r} + f"/{{dist.rank}}", "w").write(f"{{reader.reading}} {{lines}}")
 dist.close()
 """)

@@ -74,7 +74,7 @@ def test_a_model_that_is_wrong_is_found_out(wrong, folder, monkeypatch):
             if wrong == WRONG[1] and past is not None and past.length and tokens.shape[1] == 1:
                 past.keep(torch.arange(len(tokens)))
                 for layer in past.content.layers:
-                    layer.keys = torch.zeros_like(layer.keys)
+                    layer.keys.zero_()
             h = states(tokens, position, past, padding)
             odd = wrong == WRONG[2] and net.grad_checkpoint or wrong == WRONG[3] and not torch.is_grad_enabled()
             return h * 1.01 if odd else h

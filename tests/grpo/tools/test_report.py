@@ -19,7 +19,7 @@ def write_run(folder, before, after):
 def test_the_table_over_seeds_holds_means_deviations_and_the_least_change(tmp_path, capsys):
     figures = {"a": (0.1, 0.4), "b": (0.2, 0.3), "c": (0.3, 0.2)}
     runs = [write_run(tmp_path / name, *pair) for name, pair in figures.items()]
-    report.main(["seeds", *runs, f"--picture={tmp_path / 'p.png'}"])
+    report.main(["seeds", *runs, "--over=seconds", f"--picture={tmp_path / 'p.png'}"])
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.split("\n")[2:-1]]
     assert rows == [["x", "0.2000", "0.3000", "+0.1000 ± 0.2000", "-0.1000", "2/3"],
                     ["kl", "0.0000", "0.5000", "+0.5000 ± 0.0000", "+0.5000", "3/3"]]
@@ -37,7 +37,8 @@ def test_a_run_that_did_not_end_is_refused(tmp_path):
         report.main(["seeds", str(tmp_path)])
 
 
-@pytest.mark.parametrize("argv", [[], ["seeds"], ["speeds", "out"], ["temperatures", "--picture=x.png"]])
+@pytest.mark.parametrize("argv", [[], ["seeds"], ["speeds", "out"], ["temperatures", "--picture=x.png"],
+                                  ["seeds", "out", "--over=tokens"]])
 def test_a_report_that_cannot_be_is_refused(argv):
     with pytest.raises(ValueError, match="report.py seeds FOLDER"):
         report.main(argv)
