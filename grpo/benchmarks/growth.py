@@ -159,12 +159,12 @@ def measure_ranks(base, c):
                 side.begin()
             records = [side.wait() for side in sides]
             times[name] += [max(r["step"] for r in records)] * (number >= c.warmup)
-            megabytes[name] = " and ".join(f"{r['megabytes']:.0f}" for r in records)
+            megabytes[name] = " and ".join(f"{r['megabytes']:.0f} MB" for r in records)
     for side in (one, *two):
         side.close()
     one, two = median(times["one"]), median(times["two"])
     print(f"\nthe same step in float32 on one rank of one core {one:.3g} s, on two {two:.3g} s: {one / two:.2f} times "
-          f"faster; peak memory {megabytes['one']} MB on the one, {megabytes['two']} MB on the two")
+          f"faster; peak memory {megabytes['one']} on the one, {megabytes['two']} on the two")
     return {"two_ranks": round(one / two, 2)}
 
 

@@ -71,9 +71,10 @@ def run_peer(c):
     if "ours_hf" in sides:
         require("transformers", "sides=ours_hf")
     print("Medians of steps in turns. TRL's best: no gradient checkpointing, up to 16 completions in a forward pass,\n"
-          f"no logging, fused AdamW. Environment of TRL's best and of ours, which TRL's default lacks (so\n"
-          f"ratio_*_default is TRL without it over ours with it): {' '.join(f'{k}={v}' for k, v in KEEP_MEMORY.items())}")
-    peak = matmul_peak(torch.device(c.device), getattr(torch, c.dtype))
+          "no logging, fused AdamW. It and both of ours run with the environment variables "
+          f"{' '.join(f'{k}={v}' for k, v in KEEP_MEMORY.items())}.\n"
+          "TRL's default runs without, so ratio_*_default divides TRL without these variables by ours with them.")
+    peak = matmul_peak(c.device, getattr(torch, c.dtype))
     for name in c.cases.split(","):
         work = chosen_work(CASES[name], c)
         records = in_turns({side: start(side, work, c) for side in sides}, c.warmup, c.steps)

@@ -27,7 +27,7 @@ class Work:
 
     def __post_init__(self):
         for key, value in vars(self).items():
-            least = 4 if key == "vocab_size" else 1  # a letter, and three special tokens of TRL's tokenizer
+            least = {"vocab_size": 4, "group_size": 2}.get(key, 1)  # TRL's tokenizer has three special tokens
             if key != "mixed" and value < least:
                 raise ValueError(f"{key}={value} must be at least {least}")
         if self.n_embd % (2 * self.n_head):

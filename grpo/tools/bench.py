@@ -55,7 +55,7 @@ def compare(argv):
     c, _ = load_config(BenchConfig, argv[1:])
     if c.side != "both":
         return one_side(kind(c), c.side)
-    # Measured first, because a child process inherits the peak of its parent
+    # Measured first: without /proc, the peak of a child process is not below that of its parent
     peaks = [peak_memory(argv, side) for side in ("naive", "shared")]
     bench = kind(c)
     bench.shared(False)

@@ -1,8 +1,10 @@
 """The table and the ratios of the comparison with TRL."""
 
 import json
+import sys
 
 import pytest
+import torch
 
 from grpo.benchmarks import peer
 from grpo.benchmarks.peer import PHASES, PeerConfig, chosen_work, ratios, report
@@ -39,7 +41,9 @@ def test_a_table_has_the_median_step_its_rate_and_its_share_of_the_peak(capsys):
 
 @pytest.mark.parametrize("settings, message", [({"cases": "T,X"}, "cases: 'X' is not one of T, S"),
                                                ({"sides": "verl"}, "sides: 'verl' is not one of trl"),
-                                               ({"steps": 0}, "steps=0 must be at least 1")])
+                                               ({"steps": 0}, "steps=0 must be at least 1"),
+                                               ({"warmup": -3}, "warmup=-3 must be at least 0"),
+                                               ({"cases": "T", "n_head": 3}, "n_embd=128 must be a multiple")])
 def test_settings_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         PeerConfig(**settings)
@@ -57,6 +61,34 @@ def test_our_sides_need_no_trl(monkeypatch, capsys):
     monkeypatch.setattr(peer, "require_trl", lambda: pytest.fail("trl was asked for"))
     peer.run_peer(PeerConfig(cases="T", sides="ours,ours_hf", steps=1))
     assert json.loads(capsys.readouterr().out.strip().split("\n")[-1]) == {}
+
+
+def test_without_transformers_the_error_comes_before_the_first_measurement(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr(peer, "matmul_peak", lambda *_: pytest.fail("measured"))
+    with pytest.raises(ValueError, match="sides=ours_hf needs the package transformers"):
+        peer.run_peer(PeerConfig(sides="ours,ours_hf"))
+
+
+def test_both_sides_get_the_precision_that_auto_means(monkeypatch):
+    monkeypatch.setattr(peer, "detect_dtype", lambda name, device: torch.bfloat16)
+    monkeypatch.setattr(peer, "require_trl", lambda: None)
+    monkeypatch.setattr(peer, "matmul_peak", lambda *_: 1e9)
+    monkeypatch.setattr(peer, "Side", lambda *arguments, **_: arguments)
+    monkeypatch.setattr(peer, "report", lambda *_: {})
+    started = {}
+    monkeypatch.setattr(peer, "in_turns", lambda sides, *_: started.update(sides))
+    peer.run_peer(PeerConfig(cases="T", sides="trl,ours", dtype="auto"))
+    assert started["trl"][3:] == ("cpu", "bfloat16") and started["ours"][3] == {"device": "cpu", "dtype": "bfloat16"}
+
+
+def test_every_table_uses_one_peak(monkeypatch, capsys):
+    monkeypatch.setattr(peer, "in_turns", lambda sides, *_: {name: records(1.0) for name in sides})
+    monkeypatch.setattr(peer, "start", lambda *_: None)
+    peaks = iter([1e9])
+    monkeypatch.setattr(peer, "matmul_peak", lambda *_: next(peaks))
+    peer.run_peer(PeerConfig(cases="T,S", sides="ours", steps=1))
+    assert capsys.readouterr().out.count("at 1 GFLOP/s") == 2
 
 
 @pytest.mark.slow

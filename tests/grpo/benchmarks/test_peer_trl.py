@@ -43,6 +43,15 @@ def test_both_settings_take_one_optimizer_step_for_all_completions(best, rows):
     assert ("gradient_checkpointing" in args) == best and args["bf16"] is False
 
 
+@pytest.mark.parametrize("sizes, rows, default", [((3, 8), 12, 8), ((8, 6), 16, 8), ((2, 6), 12, 6), ((1, 34), 2, 2)])
+def test_no_completion_is_left_out_whatever_the_sizes(sizes, rows, default):
+    work = Work(batch_size=sizes[0], group_size=sizes[1])
+    for best, expected in ((True, rows), (False, default)):
+        args = settings(work, best, "cpu", "float32")
+        assert args["per_device_train_batch_size"] == expected
+        assert args["gradient_accumulation_steps"] * expected == work.rows
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mixed", [True, False])
 def test_phases_add_up_to_the_step(mixed):

@@ -1,11 +1,14 @@
 """Child processes take their steps in turns."""
 
 import os
+import resource
 import time
 
+import numpy as np
 import pytest
 
-from grpo.benchmarks.side import Side, in_turns, variables
+from grpo.benchmarks import side
+from grpo.benchmarks.side import Side, in_turns, peak_megabytes, variables
 
 
 def clocked_steps(name, turn):
@@ -38,8 +41,25 @@ def test_sides_take_their_steps_one_after_another():
 def test_a_child_that_ends_early_is_noticed():
     side = Side(failing_steps)
     assert side.wait() is None
-    with pytest.raises(RuntimeError, match="exit code 3"):
+    with pytest.raises(ValueError, match="exit code 3"):
         side.step()
+    with pytest.raises(ValueError, match="exit code 3"):  # the pipe is closed now
+        side.begin()
+
+
+@pytest.mark.slow
+def test_the_peak_memory_of_a_child_is_its_own():
+    block = np.ones(2**27)  # 1024 MB
+    assert peak_megabytes() > 1024
+    del block
+    [record] = in_turns({"child": Side(clocked_steps, "child")}, warmup=0, steps=1)["child"]
+    assert 1 < record["megabytes"] < 1024
+
+
+def test_without_proc_the_peak_is_that_of_the_resource_usage(monkeypatch):
+    monkeypatch.setattr(side, "open", lambda _: open("/no/such/file"), raising=False)
+    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    assert usage <= peak_megabytes() < usage + 10
 
 
 def test_environment_variables_are_as_before_afterwards(monkeypatch):

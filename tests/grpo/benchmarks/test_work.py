@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -34,21 +35,29 @@ def test_prompts_hold_no_stop_token():
     assert TINY.prompts(0).shape == (2, 5) and (TINY.prompts(0) < TINY.stop_id).all()
 
 
-def test_the_operations_of_a_step_are_those_that_torch_counts_in_five_forward_passes():
-    work = dataclasses.replace(TINY, group_size=1)
-    P, T, M, V = work.batch_size, work.prompt_length, work.completion_length, work.vocab_size
-    net = GPT(GPTConfig(LANGUAGE_MODEL, V, V, T + M, work.n_layer, work.n_head, work.n_embd))
+def test_five_forward_passes_read_a_prompt_once_for_its_group():
+    T, lengths, pairs = TINY.prompt_length, np.array([[1, 4, 2], [3, 4, 4]]), 0
+    net = GPT(GPTConfig(LANGUAGE_MODEL, TINY.vocab_size, TINY.vocab_size, T + TINY.completion_length, TINY.n_layer,
+                        TINY.n_head, TINY.n_embd))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        net.project(net.states(torch.zeros(P, T + M - 1, dtype=torch.long))[:, T - 1 :])
+        for group in lengths:
+            net.states(torch.zeros(1, T, dtype=torch.long))
+            pairs += sum(column + 1 for column in range(T))
+            for length in group:
+                net.states(torch.zeros(1, length - 1, dtype=torch.long))  # the last token is not read
+                net.project(torch.zeros(1, length, TINY.n_embd))
+                pairs += sum(column + 1 for column in range(T, T + length - 1))
     products = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
-    pairs = sum(column + 1 for column in range(T + M - 1)) * P
-    attention = work.n_layer * pairs * 2 * 2 * work.n_embd  # a multiplication and an addition for each of q k and p v
-    assert counted_operations(work, work.lengths(0)) == 5 * (products + attention)
+    attention = TINY.n_layer * pairs * 2 * 2 * TINY.n_embd  # a multiplication and an addition for each of q k and p v
+    assert products > attention and counted_operations(TINY, lengths) == 5 * (products + attention)
 
 
-def test_a_prompt_is_counted_once_for_its_group():
-    alone, group = (counted_operations(w, w.lengths(0)) for w in (dataclasses.replace(TINY, group_size=1), TINY))
-    assert alone < group < 3 * alone
+@pytest.mark.parametrize("sizes, message", [
+    ({"n_embd": 18}, "n_embd=18 must be a multiple of 2 \\* n_head=4"), ({"n_head": 0}, "n_head=0 must be at least 1"),
+    ({"group_size": 1}, "group_size=1 must be at least 2"), ({"vocab_size": 3}, "vocab_size=3 must be at least 4")])
+def test_sizes_that_cannot_be_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(TINY, **sizes)
 
 
 def test_the_six_cases_are_two_sizes_with_three_kinds_of_length():
