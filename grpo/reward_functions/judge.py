@@ -136,7 +136,8 @@ def choose_readings(judges, readings, sample, share, dist):
             dist.broadcast([found])
             choice = list(READINGS)[int(found)]
             names = [choice]
-            lines.append(f"{key.replace('_', ' ')} is read {line}")
+            if dist.is_main:
+                lines.append(f"{key.replace('_', ' ')} is read {line}")
         judge.read_in(choice)
     return lines
 

@@ -140,12 +140,12 @@ for step, different in enumerate((dist.rank == 1, False)):
 result["alone/empty_steps"] = torch.tensor(empty_steps)
 
 policy = model(seed=1, scale=1.0)
-optimizers = build_optimizers(policy, PretrainConfig())
+start, optimizers = weights(policy), build_optimizers(policy, PretrainConfig())
 data = consumer(dataset, config(batch_size=batch_size), rank=dist.rank, world=dist.world)
 for step in range(10):
     parts = [unpack_batch(data.batch("train", step, micro), "cpu") for micro in range(accumulation)]
     training_step(policy, parts, optimizers, 1e-3, 1.0, dist)
-result["supervised"] = weights(policy)
+result["supervised"] = weights(policy) - start
 torch.save(result, f"{out}-{dist.rank}.pt")
 dist.close()
 threads = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]  # where there is such a folder

@@ -39,8 +39,10 @@ def test_two_ranks_equal_one(layouts, other):
         if name.endswith("last"):  # Adam makes a full step of a gradient that is rounding alone: compare the way gone
             travelled = (expected - layouts[other][name.replace("last", "first")]).norm()
             assert (weights - expected).norm() < 0.02 * travelled, name
+        elif name == "supervised":  # the way gone in ten steps of Muon, which computes in bfloat16
+            assert (weights - expected).norm() < 0.02 * expected.norm()
         else:
-            scale = 1.0 if name.endswith(("first", "metrics", "supervised")) else float(expected.abs().max())
+            scale = 1.0 if name.endswith(("first", "metrics")) else float(expected.abs().max())
             torch.testing.assert_close(weights, expected, rtol=1e-4, atol=2e-5 * scale,
                                        msg=lambda m, n=name: f"{n}: {m}")
 

@@ -168,7 +168,8 @@ def test_a_function_gets_the_same_from_trl_itself(chat, is_async, monkeypatch):
     theirs = GRPOTrainer._calculate_rewards(trainer, records, prompts, answers, [[1, 0], [2]])
     register_functions([fn.__name__], {fn.__name__: fn}, "mine.py")
     values, _ = run_reward(fn.__name__, *plain_arguments(fn.__name__, ours, {"trainer_state": TrainerState(3, 9)}), 2)
-    left_out = {"solution", "response", "output"}                  # names of the answer that TRL does not know
+    # Names of the prompt and of the answer that TRL does not know
+    left_out = {"question", "instruction", "problem", "solution", "response", "output"}
     them, us = ({key: x for key, x in call.items() if key not in left_out and not callable(x)} for call in seen)
-    assert us == them and set(seen[0]) == set(seen[1]) - left_out
+    assert us == them and set(seen[0]) - left_out == set(seen[1]) - left_out
     assert values == [1.0, None] and theirs[0, 0] == 1 and theirs[1, 0].isnan()
