@@ -1,5 +1,5 @@
 # python grpo/train_grpo.py config/grpo_example.py
-# Five minutes on 2 CPU cores, under 1 GB of memory; results over five seeds: docs/results.md
+# Five to six minutes on 2 CPU cores, under 1 GB of memory; results over five seeds: docs/results.md
 dataset = "char_diffusion"
 dataset_recipe = "data/char_diffusion/prepare.py"  # built from Python's own documentation if it is missing
 generator_checkpoint = "data/char_diffusion/pretrained/generator.safetensors"
