@@ -128,8 +128,9 @@ class Growth:
             if p["megabytes"] > megabytes:
                 return f"{self.sizes[i - 1]:,}, not {size:,} (measured)" if i else f"less than {size:,} (measured)"
         exponent, last = self.exponent("megabytes"), self.values("megabytes")[-1]
-        if exponent is None or exponent <= 0:
+        if exponent is None:
             return f"{self.sizes[-1]:,} (measured), and more"
+        exponent = max(1.0, exponent)  # in the end weights and activations grow at least as fast as the size
         times = math.exp(min(math.log((megabytes - self.process) / last) / exponent, math.log(FAR)))
         more = "over " if times >= FAR * 0.999 else ""
         return f"{more}{float(f'{self.sizes[-1] * times:.2g}'):,.0f} (extrapolated)"
@@ -175,6 +176,12 @@ def rank_side(work, batch_size, rank, world, port):
                 OMP_NUM_THREADS="1")
 
 
+def in_short(number):
+    """512 as it is, 1,500 as 1.5k, 2,000,000 as 2M."""
+    power = 2 if number >= 1e5 else 1
+    return f"{number / 1000**power:.2g}{'kM'[power - 1]}" if number >= 1000 else str(number)
+
+
 def draw(found, path):
     """A panel for each axis: seconds on the left scale, memory on the right one."""
     import matplotlib
@@ -186,6 +193,8 @@ def draw(found, path):
         for panel, name, color, label in ((axis, "seconds", "C0", "seconds"), (right, "megabytes", "C1", "peak MB")):
             panel.loglog(growth.sizes, [p[name] for p in growth.points], marker=".", color=color)
             panel.set_ylabel(f"{label} (exponent {growth.exponent(name)})", color=color)
+        axis.set_xticks(growth.sizes, [in_short(size) for size in growth.sizes])
+        axis.set_xticks([], minor=True)
         axis.set_xlabel(TITLES[growth.axis])
         axis.grid(alpha=0.3)
     for axis in axes.flat[len(found) :]:

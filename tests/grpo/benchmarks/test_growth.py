@@ -43,6 +43,10 @@ def test_what_fits_is_measured_within_the_sizes_and_extrapolated_beyond(megabyte
     assert power_law().fits(megabytes) == words
 
 
+def test_an_extrapolation_assumes_at_least_linear_growth():
+    assert power_law(memory=0.5).fits(300 + 10 * 100 * 8**0.5) == "5,100 (extrapolated)"  # 10 times 512
+
+
 def test_the_table_has_a_row_for_each_size():
     rows = list(power_law().lines())
     assert rows[0].startswith("| tokens of a completion | seconds") and rows[2] == "| 64 | 1 | 10 | 400 |"
