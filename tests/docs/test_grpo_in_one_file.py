@@ -1,0 +1,98 @@
+"""The file that teaches computes what the project computes, and learns."""
+
+import importlib.util
+import pathlib
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from grpo.advantages import compute_advantages
+from grpo.grpo_training_step import rollout_loss
+from grpo.objectives import OBJECTIVES, token_weights
+from grpo.rollout import Reading, Rollouts
+from tests.tiny import ROOT, config
+
+PATH = pathlib.Path(ROOT, "docs", "grpo_in_one_file.py")
+
+
+@pytest.fixture
+def one_file():
+    spec = importlib.util.spec_from_file_location("grpo_in_one_file", PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass
+class OneFileReading(Reading):
+    tokens: torch.Tensor   # (P, G, length) prompts with their completions
+    mask: torch.Tensor     # (P, G, L) 1.0 where the policy chose the token
+
+    @property
+    def chosen(self):
+        return self.mask.flatten(0, 1) > 0
+
+
+class ProjectPolicy:
+    """The transformer of the file, as the project's algorithm sees a policy."""
+    kl_estimator, vocabulary = "k3", 13
+
+    def __init__(self, model, prompt):
+        self.model, self.prompt = model, prompt
+
+    def states(self, reading):
+        logits = self.model(reading.tokens.flatten(0, 1)[:, :-1])[:, self.prompt - 1:]           # (N, L, V)
+        return logits[reading.chosen]                                                            # (K, V)
+
+    def project(self, states):
+        return states
+
+
+def gradients(model):
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    return found
+
+
+def test_its_loss_and_gradient_are_the_project_s_on_the_same_tokens(one_file):
+    torch.manual_seed(1)
+    policy, old, reference = (one_file.Policy() for _ in range(3))
+    pairs, G = [(7, 85), (40, 2), (99, 99), (0, 0)], 6
+    prompts = one_file.prompts_of(pairs)
+    completions, mask = one_file.sample(old, prompts, G)
+    assert 0 < mask.mean() < 1                                           # some completions end before the others
+    rewards = torch.rand(len(pairs), G)
+    old_logp, ref_logp = (one_file.log_probabilities(m, prompts, completions).detach() for m in (old, reference))
+    logp = one_file.log_probabilities(policy, prompts, completions)
+    loss = one_file.grpo_loss(logp, old_logp, ref_logp, one_file.advantages_of(rewards), mask)
+    loss.backward()
+    by_hand = gradients(policy)
+
+    c = config(objective="grpo", kl_estimator="k3", temperature=1.0, kl_beta=one_file.KL_BETA, group_size=G)
+    tokens = torch.cat((prompts.repeat_interleave(G, 0), completions), 1)
+    reading = OneFileReading(G, None, tokens.view(len(pairs), G, -1), mask.view(len(pairs), G, -1))
+    advantage = compute_advantages(rewards[..., None], OBJECTIVES["grpo"].advantage).flatten(0, 1)
+    rollouts = Rollouts(G, completions, mask, mask, old_logp, mask[:, 0] > 1, one_file.ANSWER, reading, None,
+                        ref_logp=ref_logp, advantage=advantage)
+    weight = token_weights(mask, OBJECTIVES["grpo"].average, one_file.ANSWER)
+    project_loss, sums = rollout_loss(ProjectPolicy(policy, one_file.PROMPT), rollouts, weight, c, c.kl_beta,
+                                      on_policy=False)
+    project_loss.backward()
+    assert sums["clip_fraction"] > 0                                     # the policies differ enough to be clipped
+    torch.testing.assert_close(project_loss, loss)
+    for theirs, mine in zip(gradients(policy), by_hand, strict=True):
+        torch.testing.assert_close(theirs, mine, atol=1e-6, rtol=1e-4)
+
+
+def test_it_is_short_and_needs_torch_alone():
+    text = PATH.read_text()
+    assert text.count("\n") <= 200
+    imported = {line.split()[1].split(".")[0] for line in text.split("\n") if line.startswith(("import ", "from "))}
+    assert imported == {"copy", "itertools", "torch"}
+
+
+@pytest.mark.slow
+def test_it_learns_from_rewards(one_file):
+    before, after = one_file.main(grpo_steps=60)
+    assert 0.05 < before < 0.9 and after > before + 0.1
