@@ -1,5 +1,8 @@
 """The data, the model and the batches of a supervised run, checked against each other before the first step."""
 
+import math
+import os
+
 import torch
 
 from core.dataset_consumer import DatasetConsumer, unpack_batch
@@ -71,9 +74,14 @@ def build_model(config, data, dist):
 def build_new_model(config, data):
     """A model of the config's shape, with the weights of init_from if it is set."""
     tokenizer, judging = data.tokenizer, config.mode == SEQUENCE_SCORER
+    shape = GPTConfig(config.mode, tokenizer.vocab_size, tokenizer.base_vocab_size, config.block_size + judging,
+                      config.n_layer, config.n_head, config.n_embd, config.dropout, config.tied, config.judge_head)
+    size = 4 * (12 * config.n_layer * config.n_embd**2 + tokenizer.vocab_size * config.n_embd)  # bytes, about
+    if size > memory():
+        raise ValueError(f"n_layer={config.n_layer} and n_embd={config.n_embd} make a model of {size / 1e9:.0f} GB, "
+                         f"but this machine has {memory() / 1e9:.0f} GB of memory; make one of them smaller")
     torch.manual_seed(config.seed)
-    model = GPT(GPTConfig(config.mode, tokenizer.vocab_size, tokenizer.base_vocab_size, config.block_size + judging,
-                          config.n_layer, config.n_head, config.n_embd, config.dropout, config.tied, config.judge_head))
+    model = GPT(shape)
     if config.init_from:
         start, _ = load_model(config.init_from, tokenizer=tokenizer, key="init_from")
         same = start.config.mode == config.mode and start.config.judge_head == config.judge_head
@@ -83,6 +91,13 @@ def build_new_model(config, data):
                                  f"the config {getattr(config, key)}; make them equal")
         model.load_state_dict({k: v for k, v in start.state_dict().items() if same or k != "head.weight"}, strict=False)
     return model
+
+
+def memory():
+    """The bytes of memory that the machine has; infinite where Python cannot tell."""
+    if not hasattr(os, "sysconf"):
+        return math.inf
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def build_batches(config, data, dist):

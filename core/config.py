@@ -3,24 +3,25 @@
 import ast
 import dataclasses
 import difflib
-import inspect
-import io
+import errno
 import json
+import math
 import os
-import pathlib
 import runpy
 import sys
-import textwrap
-import tokenize
 import traceback
-import types
 import typing
 
-ROOT = str(pathlib.Path(__file__).resolve().parents[1])
+from core.config_help import allowed_types, default_of, help_lines, type_name
+from core.ranges import check_ranges, shown
+from core.user_code import UserCodeError, is_ours, run_user_code
+from core.whole_files import replacing
+
 SYNONYMS = {"kl_coef": "kl_beta", "max_grad_norm": "grad_clip", "num_iterations": "max_iters",
             "rollout_batch_size": "batch_size", "num_generations": "group_size", "model_path": "generator_checkpoint",
             "output_dir": "out_dir"}  # the names of some keys in other projects
-HELP_WIDTH = 120
+UNUSABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG,
+            errno.ELOOP}  # errors of the system that say why a file or folder cannot be read or written
 
 
 class UsageError(ValueError):
@@ -59,34 +60,65 @@ class RunConfig:
     eval_interval: int = 500               # steps between two evaluations
     save_interval: int = 500               # steps between two checkpoints
     keep_checkpoints: int = 0              # numbered models to keep beside the latest
+    keep_states: int = 2                   # states to keep: state.pt and those before it, used if it is damaged
     out_dir: str = "out"                   # the folder of everything that the run writes
-    resume: bool = False                   # go on from out_dir/state.pt, bit for bit
+    resume: bool | str = False             # go on from out_dir/state.pt, bit for bit; auto: if it is there
     seed: int = 1337                       # of the data, of what is sampled, and of a new model
     # system
     device: str = "auto"                   # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
     dtype: str = "auto"                    # float32, bfloat16; auto: bfloat16 on CUDA
+    rank_timeout: float = 1800.0           # seconds in which every rank must do its part of a step, else all end
     compile: bool = False                  # torch.compile: half a minute at the start, then faster; for long runs
-    wandb_log: bool = False                # log to Weights & Biases as well
-    wandb_project: str = "nano-grpo"       # the project of the run on Weights & Biases
-    wandb_run_name: str | None = None      # the run's name on Weights & Biases; None: chosen by wandb
+    report_to: tuple[str, ...] = ()        # where the metrics go as well: wandb, tensorboard, trackio
+    log_text: bool = False                 # send samples, which are prompts and completions, there too
+    wandb_log: bool = False                # the same as wandb in report_to
+    wandb_project: str = "nano-grpo"       # the project of the run in wandb and trackio
+    wandb_run_name: str | None = None      # the run's name in wandb and trackio; None: they choose one
 
     def __post_init__(self):
-        for key in ("block_size", "batch_size", "gradient_accumulation_steps", "max_iters", "log_interval",
-                    "eval_interval", "save_interval", "max_bad_steps"):
-            at_least(self, key, 1)
-        at_least(self, "keep_checkpoints", 0)
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed} must not be negative")
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate={self.learning_rate} must be above 0")
+        check_ranges(self, RANGES)
+        if self.optimizer not in ("adamw", "muon"):
+            raise ValueError(f"optimizer={self.optimizer!r} is not one of adamw, muon")
+        if self.resume not in (True, False, "auto"):
+            raise ValueError(f"resume={self.resume!r} is not one of True, False, auto")
         if self.min_lr > self.learning_rate:
             raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}, so the rate would "
                              f"rise; set min_lr={self.learning_rate / 10:g}")
+        if self.chat_template_kwargs is not None:
+            check_writable("chat_template_kwargs", self.chat_template_kwargs)
 
 
-def at_least(config, key, least):
-    if getattr(config, key) < least:
-        raise ValueError(f"{key}={getattr(config, key)} must be at least {least}")
+RANGES = {"block_size": "[2, 1e6]", "batch_size": "[1, 1e6]", "gradient_accumulation_steps": "[1, 1e6]",
+          "max_iters": "[1, 1e12]", "learning_rate": "(0, 1e3]", "min_lr": "[0, 1e3]", "warmup_iters": "[0, 1e12]",
+          "lr_decay_iters": "[1, 1e12]", "weight_decay": "[0, 1e3]", "beta1": "[0, 1)", "beta2": "[0, 1)",
+          "grad_clip": "[0, inf)", "max_bad_steps": "[1, 1e12]", "log_interval": "[1, 1e12]",
+          "eval_interval": "[1, 1e12]", "save_interval": "[1, 1e12]", "keep_checkpoints": "[0, 1e6]",
+          "keep_states": "[1, 1e6]", "rank_timeout": "[1, 1e6]",
+          "seed": "[0, 1e18]"}  # of RunConfig
+
+
+def check_writable(key, value):
+    """Raises ValueError for a value that config.json cannot hold."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{key}={shown(value)} must consist of texts, numbers, True, False, None, lists and dicts "
+                         f"with texts as keys ({error})") from None
+    if not all(isinstance(name, str) for name in value):
+        raise ValueError(f"{key}={shown(value)} must have texts as keys")
+
+
+def check_out_dir(path, key="out_dir"):
+    """Raises ValueError if no folder can be made or written at a path."""
+    if not path or "\0" in path:
+        raise ValueError(f"{key}={path!r} is no name of a folder; name one")
+    above = os.path.abspath(path)
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if not os.path.isdir(above):
+        raise ValueError(f"{key}={path} cannot be a folder: {above} is a file; name another")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"{key}={path} cannot be written: {above} is not yours to write to; name another folder")
 
 
 def load_config(cls, argv):
@@ -115,13 +147,18 @@ def load_config(cls, argv):
 
 
 def run_config_file(path):
-    """The public names that the file assigns; it runs in a namespace of its own."""
-    if not os.path.exists(path):
+    """The public names that the file assigns; it runs in a namespace of its own. Raises UsageError for a file that is
+    not Python, and UserCodeError for what it raises."""
+    if not os.path.isfile(path):
         raise FileNotFoundError(f"config file {path} does not exist")
     try:
-        names = runpy.run_path(path)
-    except SyntaxError as error:
-        raise UsageError(f"{path}, line {error.lineno}: {error.msg}") from None
+        names = run_user_code(runpy.run_path, path)
+    except UserCodeError as error:
+        if isinstance(error.__cause__, SyntaxError):
+            raise UsageError(str(error)) from None
+        raise
+    except (SyntaxError, ValueError, ImportError, MemoryError, RecursionError) as error:  # no line of it to name
+        raise UsageError(f"{path} is not a Python file ({error})") from None
     return {key: value for key, value in names.items() if not key.startswith("_")}
 
 
@@ -131,18 +168,10 @@ def literal(text, hint):
         return text
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: brackets nested too deeply
         return text
-    others = [t for t in typing.get_args(hint) if t is not str]
-    return value if value is None or str not in typing.get_args(hint) or type(value) in others else text
-
-
-def allowed_types(hint):
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-
-
-def type_name(hint):
-    return " or ".join(t.__name__.replace("NoneType", "None") for t in allowed_types(hint))
+    allowed = [typing.get_origin(t) or t for t in allowed_types(hint)]
+    return value if value is None or str not in allowed or type(value) in set(allowed) - {str} else text
 
 
 def checked(key, value, hints, where):
@@ -151,82 +180,37 @@ def checked(key, value, hints, where):
         near = SYNONYMS.get(key) or next(iter(difflib.get_close_matches(key, hints, n=1)), None)
         hint = f"; did you mean {near}?" if near in hints else "; --help lists the keys"
         raise UsageError(f"{where}: unknown key {key}{hint}")
-    allowed = allowed_types(hints[key])
-    if float in allowed and type(value) is int:
-        value = float(value)
-    if tuple in allowed and type(value) is list:
+    types = {typing.get_origin(t) or t: typing.get_args(t)[:1] for t in allowed_types(hints[key])}
+    if type(value) is list and tuple in types:
         value = tuple(value)
-    if type(value) not in allowed:
-        remedy = f'; write {key}="({value!r},)"' if tuple in allowed else ""
-        raise UsageError(f"{where}: {key}={value!r} must be {type_name(hints[key])}, not {type(value).__name__}"
-                         + remedy)
+    value = as_float(value) if float in types else value
+    found, remedy = type(value).__name__, ""
+    if type(value) is tuple and tuple in types:
+        of = types[tuple]
+        value = tuple(as_float(x) if of == (float,) else x for x in value)
+        wrong = [x for x in value if of and type(x) is not of[0]]
+        found = f"a tuple with {shown(wrong[0])}" if wrong else ""
+    elif type(value) in types:
+        found = ""
+    elif tuple in types:
+        remedy = f'; write {key}="({shown(value)},)"'
+    if found:
+        raise UsageError(f"{where}: {key}={shown(value)} must be {type_name(hints[key])}, not {found}{remedy}")
+    if isinstance(value, str) and "\0" in value:
+        raise UsageError(f"{where}: {key}={shown(value)} must not have a NUL character in it")
     return value
 
 
-def class_comments(cls):
-    """{field: (section, reason)} of the fields that the class itself declares.
-
-    A comment on a line of its own starts a section. The comment after a field is its reason; comments further right on
-    the next lines continue it. Where there is no source to read (a class typed into the interpreter) both are empty.
-    """
+def as_float(value):
+    """An int as a float; any other value as it is."""
     try:
-        source = textwrap.dedent(inspect.getsource(cls))
-    except (OSError, TypeError):
-        return dict.fromkeys(cls.__dict__.get("__annotations__", {}), ("", ""))
-    comments = [token for token in tokenize.generate_tokens(io.StringIO(source).readline)
-                if token.type == tokenize.COMMENT]
-    alone = {token.start[0]: token for token in comments if token.line.lstrip().startswith("#")}
-    text = {token.start[0]: token.string.lstrip("# ") for token in comments}
-    found = {}
-    for node in (node for node in ast.parse(source).body[0].body if isinstance(node, ast.AnnAssign)):
-        headings = [line for line, token in alone.items() if token.start[1] == node.col_offset and line < node.lineno]
-        end = node.end_lineno + 1
-        while end in alone and alone[end].start[1] > node.col_offset:
-            end += 1
-        reason = " ".join(text.get(line, "") for line in range(node.end_lineno, end))
-        found[node.target.id] = (text[headings[-1]] if headings else ""), reason
-    return found
-
-
-def field_comments(cls):
-    """{field: (section, reason)}: the class's own sections first; its bases' fields join the section of that name.
-
-    A field that a class declares again is in the class's own section; without a comment it has the base's reason.
-    """
-    found = {}
-    for base in cls.__mro__:
-        if dataclasses.is_dataclass(base):
-            for name, (section, reason) in class_comments(base).items():
-                first, own_reason = found.get(name, (section, ""))
-                found[name] = first, own_reason or reason
-    return found
-
-
-def default_of(field):
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
-def help_lines(cls):
-    """What --help prints: for each section its keys with their defaults, types and reasons."""
-    hints, fields = typing.get_type_hints(cls), {f.name: f for f in dataclasses.fields(cls)}
-    comments = {name: about for name, about in field_comments(cls).items() if name in fields}
-    settings = {name: f"--{name}" + ("" if (default := default_of(f)) is dataclasses.MISSING else f"={default!r}")
-                for name, f in fields.items()}
-    wide, typed = (max(map(len, column), default=0) for column in (settings.values(), map(type_name, hints.values())))
-    lines = ["Arguments: config files ending in .py and --key=value, in any order; a later one wins."]
-    for section in dict.fromkeys(section for section, _ in comments.values()):
-        lines += ["", section] if section else [""]
-        for name in (name for name, about in comments.items() if about[0] == section):
-            start = f"  {settings[name]:<{wide}}  {type_name(hints[name]):<{typed}}  "
-            lines += textwrap.wrap(comments[name][1], HELP_WIDTH, initial_indent=start,
-                                   subsequent_indent=" " * len(start)) or [start.rstrip()]
-    return lines
+        return float(value) if type(value) is int else value
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def save_config(config, path):
-    with open(path, "w") as f:
+    with replacing(path) as new, open(new, "w") as f:
         json.dump(dataclasses.asdict(config), f, indent=1)
 
 
@@ -238,27 +222,25 @@ def describe(config, origin):
     return [f"{f'{k} = {v!r}':<{width}}  (default {default[k]!r}; {origin[k]})" for k, v in changed]
 
 
-def is_ours(filename):
-    """Whether a source file belongs to this repository, whatever links lead to it."""
-    path = os.path.realpath(filename)
-    return path.startswith(ROOT + os.sep) and "site-packages" not in path
-
-
 def exit_code(main):
     """Calls main(argv) and returns the exit code; a mistake of the user's and an interrupt are one line on stderr.
 
-    A ValueError or FileNotFoundError counts as the user's only if this repository's code raised it. A script that does
-    not know --help itself prints its docstring.
+    A ValueError or FileNotFoundError counts as the user's only if this repository's code raised it, an OSError if it
+    names a file that cannot be used. A script that does not know --help itself prints its docstring.
     """
     try:
         main(sys.argv[1:])
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         if isinstance(error, UsageError) and {"--help", "-h"} & set(sys.argv):
             print(sys.modules[main.__module__].__doc__.strip())
             return 0
-        if not is_ours(traceback.extract_tb(error.__traceback__)[-1].filename):
+        ours = is_ours(traceback.extract_tb(error.__traceback__)[-1].filename)
+        if isinstance(error, OSError) and error.filename is not None and error.errno in UNUSABLE:
+            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        elif ours and isinstance(error, (ValueError, FileNotFoundError)):
+            print(f"error: {error}", file=sys.stderr)
+        else:
             raise
-        print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

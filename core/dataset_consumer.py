@@ -8,9 +8,11 @@ import torch
 
 from core.masking import draw_mask
 from core.model import LANGUAGE_MODEL
+from core.ranges import shown
 from core.tokenizer import load_meta, read_meta, same_vocabulary
 
 SPLITS = ("train", "val")
+DTYPES = ("uint16", "uint32")  # of the ids in a file
 PROBLEMS = 0  # the first number of this file's seeds, so that sampling draws other numbers (core/fill_in.py)
 
 
@@ -60,6 +62,8 @@ class DatasetConsumer:
     MASKED_FILL replaces target's tokens by MASK in input where mask is True; LANGUAGE_MODEL shifts by one.
     Problem i of a step is drawn from (seed, step, its number in the step), so the same problems are drawn however a
     step is cut into ranks and micro-batches. The files stay on disk; windows of them are read as they are needed.
+    A window starts at a multiple of meta.json's "stride", if it has one: texts of one length, such as the boards of a
+    game, are then read whole.
     tokenizer: the one that is used, whose vocabulary must be that of the files; None: the one that wrote them
     """
 
@@ -76,6 +80,10 @@ class DatasetConsumer:
         self.masks, self.mask_low, self.mask_high = masks or {"random": 1.0}, mask_low, mask_high
         if mode != LANGUAGE_MODEL:
             self._check_masks()
+        self.stride = self.meta.get("stride", 1)
+        if type(self.stride) is not int or self.stride < 1:
+            raise ValueError(f"{self.folder}/meta.json: stride={shown(self.stride)} must be a whole number above 0; "
+                             "prepare the dataset again")
         self.tokens = {split: self._open(split) for split in SPLITS}
 
     def _check_vocabulary(self):
@@ -97,7 +105,11 @@ class DatasetConsumer:
         path = os.path.join(self.folder, f"{split}.bin")
         if not os.path.exists(path):
             raise FileNotFoundError(f"dataset not prepared: {path} is missing; run python {self.folder}/prepare.py")
-        dtype = np.dtype(self.meta.get("dtype", "uint16"))
+        name = self.meta.get("dtype", "uint16")
+        if name not in DTYPES:
+            raise ValueError(f"{self.folder}/meta.json: dtype={shown(name)} is not one of {', '.join(DTYPES)}; prepare "
+                             "the dataset again")
+        dtype = np.dtype(name)
         count = os.path.getsize(path) // dtype.itemsize
         if count <= self.block_size + 1:
             raise ValueError(f"{path} has {count} tokens, fewer than one window of "
@@ -117,8 +129,11 @@ class DatasetConsumer:
     def _problem(self, split, step, number):
         rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step, number])
         tokens = self.tokens[split]
-        start = int(rng.integers(len(tokens) - self.block_size))
+        start = int(rng.integers(-(-(len(tokens) - self.block_size) // self.stride))) * self.stride
         window = np.array(tokens[start : start + self.block_size + 1], dtype=np.int64)  # (T + 1,)
+        if window.max() >= self.tokenizer.vocab_size:
+            raise ValueError(f"{self.folder}/{split}.bin has the token id {window.max()}, but its vocabulary has "
+                             f"{self.tokenizer.vocab_size} tokens; prepare the dataset again")
         if self.mode == LANGUAGE_MODEL:
             return {"input": window[:-1], "target": window[1:], "mask": np.ones(self.block_size, dtype=bool),
                     "number": np.int64(number)}

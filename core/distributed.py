@@ -46,19 +46,25 @@ def autocast(device, dtype):
     return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
+class OtherRank(ValueError):
+    """Another rank has ended, or does not answer."""
+
+
 class Distributed:
     """One process, or one of several under torchrun (nccl on CUDA, gloo elsewhere).
 
+    timeout: seconds after which a rank that does not take part in a step ends the others. `barrier` and `agree` wait
+    longer, because rank 0 may build or evaluate before. If a rank ends, the others end with OtherRank.
     Gradients are summed over ranks by one explicit all-reduce per optimizer step. The losses here carry their
     normalisation in their weights (see grpo/objectives.py), so the sum over ranks is the gradient, and a rank whose
     share of a step needs no backward simply adds zeros.
     """
 
-    def __init__(self, device="auto", dtype="auto"):
+    def __init__(self, device="auto", dtype="auto", timeout=1800.0):
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.device = detect_device(device, int(os.environ.get("LOCAL_RANK", 0)))
         self.dtype = detect_dtype(dtype, self.device)
-        self.is_main = self.rank == 0
+        self.is_main, self.timeout, self.ranks = self.rank == 0, timeout, None
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.world > 1:
@@ -66,21 +72,46 @@ class Distributed:
             # the group and gloo's threads alive beyond `close`, and such a thread can abort Python as it ends.
             importlib.import_module("torch.distributed.nn")
             on_gpu = self.device.type == "cuda"
-            dist.init_process_group("nccl" if on_gpu else "gloo", timeout=LONGEST_WAIT,
-                                    device_id=self.device if on_gpu else None)
+            with self.ending_together():
+                dist.init_process_group("gloo", timeout=LONGEST_WAIT)  # of `barrier` and `agree`
+                self.ranks = dist.new_group(timeout=timedelta(seconds=timeout), backend="nccl" if on_gpu else "gloo",
+                                            device_id=self.device if on_gpu else None)  # of everything else
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is None or self.device.type != "cuda":  # nccl would wait for ranks that have ended
+            self.close()
+
+    @contextlib.contextmanager
+    def ending_together(self):
+        """A failed exchange between ranks is raised as OtherRank, in one line."""
+        try:
+            yield
+        except RuntimeError as error:
+            if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
+                raise  # out of memory, for example
+            text = str(error).splitlines()[0]
+            late = "timed out" in text.lower() or "timeout" in text.lower()
+            raise OtherRank(f"rank {self.rank} ended because another rank " + (
+                f"did not answer for rank_timeout={self.timeout:g} seconds" if late else "did: see its error")
+                + f" ({text[:200]})") from None
 
     def total(self, x):
         """The sum of tensor x over ranks; x itself is left alone."""
         if self.world > 1:
             x = x.clone()
-            dist.all_reduce(x)
+            with self.ending_together():
+                dist.all_reduce(x, group=self.ranks)
         return x
 
     def largest(self, x):
         """The largest over ranks of each number of tensor x; x itself is left alone."""
         if self.world > 1:
             x = x.clone()
-            dist.all_reduce(x, op=dist.ReduceOp.MAX)
+            with self.ending_together():
+                dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.ranks)
         return x
 
     def sum_gradients(self, parameters):
@@ -91,15 +122,17 @@ class Distributed:
         if self.world > 1:
             gradients = [p.grad for p in parameters]
             flat = torch.cat([g.flatten() for g in gradients])
-            dist.all_reduce(flat)
+            with self.ending_together():
+                dist.all_reduce(flat, group=self.ranks)
             for g, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
                 g.copy_(summed.view_as(g))
 
     def broadcast(self, parameters):
         """Gives every rank the parameters of rank 0."""
         if self.world > 1:
-            for p in parameters:
-                dist.broadcast(p.data, src=0)
+            with self.ending_together():
+                for p in parameters:
+                    dist.broadcast(p.data, src=0, group=self.ranks)
 
     def gather(self, value):
         """The values of all ranks, in their order, on rank 0; None elsewhere. Tensors in it arrive on the CPU."""
@@ -107,7 +140,8 @@ class Distributed:
             return [value]
         packed, values = io.BytesIO(), [None] * self.world if self.is_main else None
         torch.save(value, packed)
-        dist.gather_object(packed.getvalue(), values)
+        with self.ending_together():
+            dist.gather_object(packed.getvalue(), values, group=self.ranks)
         if not self.is_main:
             return None
         return [torch.load(io.BytesIO(x), map_location="cpu", weights_only=True) for x in values]
@@ -117,12 +151,22 @@ class Distributed:
         if self.world == 1:
             return sorted(names)
         found = [None] * self.world
-        dist.all_gather_object(found, sorted(names))
+        with self.ending_together():
+            dist.all_gather_object(found, sorted(names), group=self.ranks)
         return sorted(set().union(*found))
 
     def barrier(self):
+        """Waits for every rank, however long one of them builds or evaluates."""
+        self.agree(0)
+
+    def agree(self, number):
+        """The largest of a small whole number over ranks, on the CPU. Waits as long as `barrier` does."""
         if self.world > 1:
-            dist.barrier()
+            x = torch.tensor(int(number))
+            with self.ending_together():
+                dist.all_reduce(x, op=dist.ReduceOp.MAX)
+            number = int(x)
+        return number
 
     def autocast(self):
         return autocast(self.device, self.dtype)

@@ -53,6 +53,7 @@ def kept_tokens(logp, top_p=1.0, top_k=0, min_p=0.0):
         kept = kept & nucleus(logp if whole else restrict(logp, kept), top_p)
     if min_p > 0:
         kept = kept & (logp >= logp.amax(-1, keepdim=True) + math.log(min_p))
+    kept[..., :1] |= ~kept.any(-1, keepdim=True)  # where logp is NaN, no token passes all three
     return kept
 
 
@@ -112,11 +113,12 @@ def sample_from(logp, uniform):
     """Inverse-CDF sampling: a token is drawn where the cumulative probability first exceeds the noise.
 
     logp: (P, M, V) log-probabilities; uniform: (P, G, M) in [0, 1)
-    Returns ids (P, G, M), never one of probability 0
+    Returns ids (P, G, M), never one of probability 0; where logp is NaN, any
     """
     cdf = logp.to(uniform.device, torch.float64, copy=True).exp_().cumsum_(-1)       # (P, M, V)
     u = uniform.transpose(1, 2).contiguous() * cdf[..., -1:]                         # (P, M, G) below the last one
-    return torch.searchsorted(cdf, u, right=True).to(logp.device).transpose(1, 2)    # (P, G, M)
+    ids = torch.searchsorted(cdf, u, right=True).clamp_(max=logp.shape[-1] - 1)      # (P, M, G) NaN would be V
+    return ids.to(logp.device).transpose(1, 2)                                       # (P, G, M)
 
 
 def sample_tokens(logits, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0):

@@ -13,6 +13,7 @@ from torch import nn
 from core.lora import FULL, POLICY, adapter_weights, check_tied, first_line
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.optional import quiet_transformers, require
+from core.whole_files import flush
 
 READS = {LANGUAGE_MODEL: "AutoModelForCausalLM", MASKED_FILL: "AutoModelForMaskedLM",
          SEQUENCE_SCORER: "AutoModelForPreTraining"}
@@ -266,5 +267,7 @@ def replace_files(new, folder):
     """Moves the files of one folder into another, the weights last, so that neither ever holds half a file."""
     os.makedirs(folder, exist_ok=True)
     for name in sorted(os.listdir(new), key=lambda name: name.endswith(".safetensors")):
+        flush(os.path.join(new, name))
         os.replace(os.path.join(new, name), os.path.join(folder, name))
+    flush(folder)
     shutil.rmtree(new)

@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 
+from core.json_text import object_from_json
 from core.optional import quiet_transformers, require
+from core.ranges import shown
 
 HUB = "hf:"                                                # begins a name of the hub: hf:owner/name
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
@@ -113,9 +115,8 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
         backend = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{key}={path}: {reason(error, name)}") from None
-    architectures = declared[0].get("architectures") or ()
-    writes = any(end in architecture for architecture in architectures for end in WRITERS)
-    ends = [i for values in declared for i in end_ids(values)]
+    writes = any(end in architecture for architecture in declared[0][0] for end in WRITERS)
+    ends = [i for _, ids in declared for i in ids]
     tokenizer = HuggingFaceTokenizer(backend, path, ends, fills=backend.mask_token_id is not None and not writes)
     if lacking := [i for i in ends if i >= tokenizer.vocab_size]:
         raise ValueError(f"{key}={path}: the model declares the end token {lacking[0]}, but its tokenizer has "
@@ -145,27 +146,26 @@ def name_with_tokenizer(name, setting):
 def base_of(folder):
     """The model that the adapter of a folder was trained on; None if the folder has no adapter."""
     path = os.path.join(folder, "adapter_config.json")
-    return read_json(path, folder).get("base_model_name_or_path") if os.path.isfile(path) else None
+    base = read_json(path, folder).get("base_model_name_or_path") if os.path.isfile(path) else None
+    return base if isinstance(base, str) else None
 
 
 def read_json(path, setting):
-    try:
-        with open(path, encoding="utf-8") as f:
-            return json.load(f)
-    except ValueError as error:  # json.JSONDecodeError and UnicodeDecodeError are such
-        raise ValueError(f"{setting}: {os.path.basename(path)} is not JSON ({error}); copy it again") from None
+    with open(path, "rb") as f:
+        return object_from_json(f.read(), f"{setting}: {os.path.basename(path)}", "copy it again")
 
 
 def declared_by(transformers, name, file):
-    """The content of a JSON file of the model; empty if it has none."""
+    """What a JSON file of the model declares: (its architectures, its end ids); nothing if there is no file."""
     path = transformers.utils.cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-    return {} if path is None else read_json(path, name)
-
-
-def end_ids(values):
-    """The end ids that a config declares: one, several or none."""
-    ids = values.get("eos_token_id", (values.get("text_config") or {}).get("eos_token_id"))
-    return ids if isinstance(ids, list) else [] if ids is None else [ids]
+    values = {} if path is None else read_json(path, name)
+    inner = values.get("text_config")
+    ids = values.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None)
+    found = values.get("architectures") or [], ids if isinstance(ids, list) else [] if ids is None else [ids]
+    for key, part, kind in zip(("architectures", "eos_token_id"), found, (str, int), strict=True):
+        if not isinstance(part, list) or not all(isinstance(x, kind) and (kind is str or x >= 0) for x in part):
+            raise ValueError(f"{file}: {key}={shown(part)} is not what a model declares")
+    return found
 
 
 def reason(error, name):

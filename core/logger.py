@@ -1,6 +1,5 @@
-"""Metrics: one aligned console line, a record in metrics.jsonl at once, wandb if asked."""
+"""Metrics: one aligned console line, a record in metrics.jsonl at once, trackers if asked."""
 
-import dataclasses
 import json
 import math
 import os
@@ -10,34 +9,21 @@ import unicodedata
 
 from tqdm import tqdm
 
+from core.trackers import Trackers
+from core.whole_files import replacing, writing
+
 
 def create_logger(config, dist, total_steps, columns):
     """A Logger for rank 0; the other ranks get one that writes nothing.
 
-    config: has out_dir, wandb_log, wandb_project, wandb_run_name; columns: metrics of the console line, in order
+    config: a RunConfig; columns: metrics of the console line, in order
     """
     if not dist.is_main:
         return Logger(config.out_dir, total_steps, columns, silent=True)
     os.makedirs(config.out_dir, exist_ok=True)
     logger = Logger(config.out_dir, total_steps, columns)
-    if config.wandb_log:
-        logger.wandb_run, logger.wandb_errors = start_wandb(config)
+    logger.trackers = Trackers(config, logger.say)
     return logger
-
-
-def start_wandb(config):
-    """(a wandb run, the errors that wandb raises)"""
-    try:
-        import wandb
-    except ImportError:
-        raise ValueError("wandb_log=True, but wandb is not installed: pip install wandb") from None
-    try:
-        run = wandb.init(project=config.wandb_project, name=config.wandb_run_name, dir=config.out_dir,
-                         config=dataclasses.asdict(config))
-    except wandb.Error as error:
-        raise ValueError(f"wandb_log=True, but wandb did not start ({error}); run wandb login, set WANDB_MODE=offline "
-                         "or wandb_log=False") from None
-    return run, (wandb.Error,)
 
 
 def format_number(value):
@@ -52,13 +38,14 @@ class Logger:
     """log(step, metrics) writes a record; say(text) prints without breaking the progress bar."""
 
     HEADER_EVERY = 10  # console lines between two rows of column names
+    MOST_TIMES = 2000  # times of steps that are kept for the estimate, evenly in the run
 
-    def __init__(self, out_dir, total_steps, columns, wandb_run=None, silent=False, clock=time.monotonic):
+    def __init__(self, out_dir, total_steps, columns, silent=False, clock=time.monotonic):
         self.path, self.columns = os.path.join(out_dir, "metrics.jsonl"), columns
-        self.wandb_run, self.silent, self.clock = wandb_run, silent, clock
+        self.trackers, self.silent, self.clock = Trackers(), silent, clock
         self.total_steps, self.bar = total_steps, None
-        self.ended = [(0, clock())]  # (step, time at its end), from where the estimate begins
-        self.lines, self.wandb_errors = 0, ()
+        self._begin_estimate(0)
+        self.lines = 0
         if not silent:
             os.makedirs(out_dir, exist_ok=True)
             self.bar = tqdm(total=total_steps, disable=not sys.stderr.isatty(), dynamic_ncols=True, unit="step",
@@ -66,25 +53,35 @@ class Logger:
 
     def start(self, step=0):
         """A run begins or goes on at `step`: the records of later steps will be written again."""
-        self.ended = [(step, self.clock())]
+        self._begin_estimate(step)
         if not self.silent:
             self.bar.update(step)
+            self.trackers.start(step, read_records(self.path))
             keep_records(self.path, step)
 
     def restart_clock(self):
         """Leaves the time until now out of the estimate."""
-        self.ended = [(self.ended[-1][0], self.clock())]
+        self._begin_estimate(self.done)
+
+    def _begin_estimate(self, step):
+        """self.ended: (step, time at its end) of every `every`-th step from this one on."""
+        self.ended, self.done, self.every = [(step, self.clock())], step, 1
 
     def tick(self):
         """A step has ended, with its evaluation and its checkpoint, if any."""
         if not self.silent:
-            self.ended.append((self.ended[-1][0] + 1, self.clock()))
+            self.done += 1
+            if (self.done - self.ended[0][0]) % self.every == 0:
+                self.ended.append((self.done, self.clock()))
+            if len(self.ended) > self.MOST_TIMES:  # a long run needs no more memory than a short one
+                self.ended, self.every = self.ended[::2], 2 * self.every
             self.bar.update(1)
 
     def say(self, text=""):
         if not self.silent:
-            tqdm.write(str(text))
-            sys.stdout.flush()
+            with writing("the output of the run"):
+                tqdm.write(str(text))
+                sys.stdout.flush()
 
     def eta(self, step):
         """Time left, from the mean time of the later half of the steps so far; '-' while there is only the first.
@@ -100,16 +97,15 @@ class Logger:
         return f"{int(left) // 60}:{int(left) % 60:02d}"
 
     def log(self, step, metrics, show=True):
-        """metrics: {name: number}. All go to metrics.jsonl and wandb, those in `columns` to the console as well."""
+        """metrics: {name: number}. All go to metrics.jsonl and the trackers, `columns` to the console as well."""
         if self.silent:
             return
-        with open(self.path, "a") as f:
+        with writing(self.path), open(self.path, "a") as f:
             finite = {name: x if math.isfinite(x) else None for name, x in metrics.items()}  # NaN is no JSON
             f.write(json.dumps({"step": step, **finite}) + "\n")
         if show:
             self._show(step, metrics)
-        if self.wandb_run is not None:
-            self._dashboard(lambda run: run.log(metrics, step=step))
+        self.trackers.log(step, metrics)
 
     def _show(self, step, metrics):
         """One aligned line; every HEADER_EVERY lines a line of column names above it."""
@@ -121,14 +117,6 @@ class Logger:
         cells = [f"{value:>{w}}" for value, w in zip(values, width.values(), strict=True)]
         self.say("  ".join([f"{step:>6}", *cells, f"{self.eta(step):>6}"]))
 
-    def _dashboard(self, call):
-        """Calls wandb. A failure of wandb must not end a training run."""
-        try:
-            call(self.wandb_run)
-        except (OSError, RuntimeError, ValueError, *self.wandb_errors) as error:
-            self.say(f"wandb failed ({error}); metrics go on in {self.path}")
-            self.wandb_run = None
-
     def doing(self, what):
         """Shows beside the progress bar what the run is doing."""
         if not self.silent:
@@ -137,25 +125,38 @@ class Logger:
     def close(self):
         if self.bar is not None:
             self.bar.close()
-        if self.wandb_run is not None:
-            self._dashboard(lambda run: run.finish())
+        self.trackers.finish()
 
 
 def keep_records(path, step):
     """Drops a file's records of steps after `step`, at step 0 all records, and a line that a crash cut short."""
-    earlier = [record for record in read_records(path) if step and record["step"] <= step]
-    with open(path + ".tmp", "w") as f:
-        f.writelines(json.dumps(record) + "\n" for record in earlier)
-    os.replace(path + ".tmp", path)
+    with replacing(path) as new, open(new, "w") as f:
+        f.writelines(json.dumps(record) + "\n" for record in each_record(path) if step and record["step"] <= step)
 
 
 def read_records(path):
     """The records of a metrics.jsonl; a last line that was cut short is left out."""
-    if not os.path.exists(path):
-        return []
-    with open(path) as f:
-        lines = f.read().split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]  # a line without a newline is unfinished
+    return list(each_record(path))
+
+
+def each_record(path):
+    """The same, one at a time: the file of a long run may be larger than the memory."""
+    if os.path.exists(path):
+        with open(path, errors="replace") as f:
+            for number, line in enumerate(f, 1):
+                if line.endswith("\n") and line != "\n":
+                    yield record_of(line, f"{path}, line {number}")
+
+
+def record_of(line, where):
+    """One record. Raises ValueError if the line, which `where` names, is none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        raise ValueError(f"{where} is damaged; delete the line")
+    return record
 
 
 def highlight(text, filled, color):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 import safetensors
 import torch
 
-from core.config import at_least
 from core.optional import require
+from core.ranges import check_ranges
 
 ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2")
 ALL_LINEAR = "all-linear"
@@ -27,16 +27,14 @@ class LoraConfig:
     # Hugging Face models (docs/huggingface.md)
     lora_rank: int = 0                        # size of a LoRA adapter, which alone is trained; 0: no adapter
     lora_alpha: float | None = None           # the adapter's output counts lora_alpha / lora_rank times; None: twice
-    lora_targets: str | tuple = ALL_LINEAR    # layers with an adapter: all but the output layer, or names of layers,
-                                              # as in q_proj,v_proj
+    lora_targets: str | tuple[str, ...] = ALL_LINEAR  # layers with an adapter: all but the output layer, or names of
+                                              # layers, as in q_proj,v_proj
     lora_init_from: str | None = None         # the folder of an adapter to start from
     load_in_4bit: bool = False                # hold the weights that are not trained in 4 bits (CUDA only)
     attention: str = "auto"                   # how transformers computes it: auto, sdpa, eager, flash_attention_2
 
     def __post_init__(self):
-        at_least(self, "lora_rank", 0)
-        if self.lora_alpha is not None and self.lora_alpha <= 0:
-            raise ValueError(f"lora_alpha={self.lora_alpha} must be above 0")
+        check_ranges(self, {"lora_rank": "[0, 1e5]", "lora_alpha": "(0, 1e9]"})
         if self.attention not in ATTENTION:
             raise ValueError(f"attention={self.attention!r} is not one of {', '.join(ATTENTION)}")
         if self.load_in_4bit and not self.has_adapter:
@@ -99,7 +97,8 @@ class LoraConfig:
     @property
     def asked_for(self):
         """The setting that asks for an adapter, for errors."""
-        return f"lora_init_from={self.lora_init_from}" if self.lora_init_from else f"lora_rank={self.lora_rank}"
+        key = "lora_rank" if self.lora_init_from is None else "lora_init_from"
+        return f"{key}={getattr(self, key)}"
 
 
 FULL = LoraConfig()

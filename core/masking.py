@@ -4,11 +4,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from core.ranges import check_ranges
+
 
 def random_mask(rng, tokens, count, newline):
     """Masks `count` single positions, drawn uniformly."""
     mask = np.zeros(len(tokens), dtype=bool)
     mask[rng.choice(len(tokens), size=count, replace=False)] = True
+    return mask
+
+
+def in_lines_mask(rng, tokens, count, newline):
+    """Masks `count` single positions as random_mask does, but no newline; all others, if there are fewer."""
+    mask, inside = np.zeros(len(tokens), dtype=bool), np.flatnonzero(tokens != newline)
+    mask[rng.choice(inside, size=min(count, len(inside)), replace=False)] = True
     return mask
 
 
@@ -35,7 +44,9 @@ def line_mask(rng, tokens, count, newline):
     return mask
 
 
-MASKS = {"random": random_mask, "span": span_mask, "line": line_mask}
+MASKS = {"random": random_mask, "in_lines": in_lines_mask, "span": span_mask, "line": line_mask}
+RANGES = {"mask_random": "[0, 1e6]", "mask_in_lines": "[0, 1e6]", "mask_span": "[0, 1e6]", "mask_line": "[0, 1e6]",
+          "mask_low": "(0, 1]", "mask_high": "(0, 1]"}  # of MaskConfig
 
 
 @dataclass(frozen=True)
@@ -43,19 +54,20 @@ class MaskConfig:
     """The settings of masking, for all scripts that mask text."""
 
     # data
-    mask_random: float = 1.0               # weight of masking single positions, relative to the other two weights
+    mask_random: float = 1.0               # weight of masking single positions, relative to the other weights
+    mask_in_lines: float = 0.0             # weight of masking single positions that are not newlines
     mask_span: float = 1.0                 # weight of masking runs of positions
     mask_line: float = 0.0                 # weight of masking whole lines
     mask_low: float = 0.2                  # smallest masked share of a text; drawn for each text
     mask_high: float = 0.5                 # largest masked share of a text
 
     def __post_init__(self):
-        if not 0 < self.mask_low <= self.mask_high <= 1:
-            raise ValueError(f"mask_low={self.mask_low} and mask_high={self.mask_high} must be 0 < low <= high <= 1: "
-                             "a batch without masks has nothing to fill in")
+        check_ranges(self, RANGES)
+        if self.mask_low > self.mask_high:
+            raise ValueError(f"mask_low={self.mask_low} must be at most mask_high={self.mask_high}")
         if not self.masks:
-            raise ValueError("mask_random, mask_span and mask_line are all 0: a batch without masks has nothing to "
-                             "fill in; set one of them above 0")
+            raise ValueError("mask_random, mask_in_lines, mask_span and mask_line are all 0: a batch without masks "
+                             "has nothing to fill in; set one of them above 0")
 
     @property
     def masks(self):

@@ -1,7 +1,7 @@
 """One transformer for three jobs: write the next token, fill in masked tokens, or score a text."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 
 import torch
@@ -10,12 +10,16 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from core.cache import Cache, attend, attention_mask
+from core.ranges import check_ranges, shown
 
 LANGUAGE_MODEL = "language_model"    # causal: the state at position t predicts token t + 1
 MASKED_FILL = "masked_fill"          # bidirectional: the state at position t predicts token t
 SEQUENCE_SCORER = "sequence_scorer"  # bidirectional: how real the text looks, per position or as a whole
 MODES = (LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER)
 JUDGE_HEADS = ("realness", "cls")
+RANGES = {"vocab_size": "[1, 1e7]", "base_vocab_size": "[1, 1e7]", "block_size": "[1, 1e6]", "n_layer": "[1, 1e3]",
+          "n_head": "[1, 1e3]", "n_embd": "[2, 65536]", "dropout": "[0, 1)"}  # of GPTConfig
+LARGEST_TABLE = 2**25  # numbers in a table of rotary embeddings, which no tensor of a file is as large as
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,22 @@ class GPTConfig:
     judge_head: str = "realness"  # SEQUENCE_SCORER only: "realness" per position, or "cls" read at position 0
 
     def __post_init__(self):
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if type(value) is not field.type and (type(value), field.type) != (int, float):
+                raise ValueError(f"{field.name}={shown(value)} must be {field.type.__name__}, not "
+                                 f"{type(value).__name__}")
         for key, known in (("mode", MODES), ("judge_head", JUDGE_HEADS)):
             if getattr(self, key) not in known:
-                raise ValueError(f"{key}={getattr(self, key)!r} is not one of {', '.join(known)}")
+                raise ValueError(f"{key}={shown(getattr(self, key))} is not one of {', '.join(known)}")
+        check_ranges(self, RANGES)
         if self.n_embd % (2 * self.n_head):
             raise ValueError(f"n_embd={self.n_embd} must be a multiple of 2 * n_head={2 * self.n_head} (rotary pairs)")
-        if not 0 < self.base_vocab_size <= self.vocab_size:
-            raise ValueError(f"base_vocab_size={self.base_vocab_size} must lie in 1..vocab_size={self.vocab_size}")
+        if self.base_vocab_size > self.vocab_size:
+            raise ValueError(f"base_vocab_size={self.base_vocab_size} must be at most vocab_size={self.vocab_size}")
+        if self.block_size * self.n_embd // self.n_head > LARGEST_TABLE:
+            raise ValueError(f"block_size={self.block_size} * n_embd={self.n_embd} / n_head={self.n_head} must be at "
+                             f"most {LARGEST_TABLE}")
 
 
 def freeze(model):

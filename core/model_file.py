@@ -12,9 +12,14 @@ import safetensors
 import torch
 from safetensors.torch import save_file
 
+from core.json_text import object_from_json
 from core.model import GPT, GPTConfig
+from core.ranges import shown
 from core.tokenizer import from_description, same_vocabulary
+from core.whole_files import replacing
 
+AGAIN = "copy or train it again"
+FLOATS = ("F32", "F16", "BF16", "F64")
 RECIPES = {"judge_checkpoint": "judge", "gold_judge_checkpoint": "gold_judge", "init_from": "trunk"}
 
 
@@ -22,9 +27,8 @@ def write_model_file(path, model, tokenizer, dtype=torch.float32, **facts):
     """Writes weights, config, tokenizer and plain facts (step, metrics) to one safetensors file, atomically."""
     header = {"config": dataclasses.asdict(model.config), "tokenizer": tokenizer.description(), "facts": facts}
     weights = {name: p.detach().to("cpu", dtype).contiguous() for name, p in model.state_dict().items()}
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    save_file(weights, path + ".tmp", metadata={"nano_grpo": json.dumps(header)})
-    os.replace(path + ".tmp", path)
+    with replacing(path) as new:
+        save_file(weights, new, metadata={"nano_grpo": json.dumps(header)})
 
 
 def read_header(path, key="checkpoint"):
@@ -36,12 +40,53 @@ def read_header(path, key="checkpoint"):
                                 f"python core/pretrain.py config/pretrain_{kind}.py --export={path}")
     try:
         with safetensors.safe_open(path, "pt") as f:
-            return json.loads(f.metadata()["nano_grpo"])
+            text = (f.metadata() or {}).get("nano_grpo")
+    except OSError as error:
+        raise ValueError(f"{key}={path} cannot be read ({one_line(error)}); {AGAIN}") from None
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{key}={path} is damaged or cut short ({error}); copy or train it again") from None
-    except (KeyError, TypeError):
+        raise ValueError(f"{key}={path} is damaged or cut short ({one_line(error)}); {AGAIN}") from None
+    if text is None:
         raise ValueError(f"{key}={path} is a safetensors file, but not one that this project wrote; of a Hugging Face "
-                         "model, name the folder") from None
+                         "model, name the folder")
+    header = object_from_json(text, f"{key}={path}: its header", AGAIN)
+    for name in ("config", "tokenizer", "facts"):
+        if not isinstance(header.get(name), dict):
+            raise ValueError(f"{key}={path}: its header has no object {name!r}; {AGAIN}")
+    return header
+
+
+def read_config(header, named):
+    """The GPTConfig of a header. named: the setting and the path, for errors"""
+    found, known = set(header["config"]), {field.name for field in dataclasses.fields(GPTConfig)}
+    if found != known:
+        raise ValueError(f"{named}: the config in its header {'lacks' if known - found else 'has the unknown key'} "
+                         f"{min(known - found or found - known)}; {AGAIN}")
+    try:
+        config = GPTConfig(**header["config"])
+    except ValueError as error:
+        raise ValueError(f"{named}: the config in its header is damaged: {error}; {AGAIN}") from None
+    for name in ("vocab_size", "base_vocab_size"):
+        if header["tokenizer"].get(name) != getattr(config, name):
+            raise ValueError(f"{named}: its header has {name}={getattr(config, name)}, but its tokenizer "
+                             f"{shown(header['tokenizer'].get(name))}; {AGAIN}")
+    return config
+
+
+def check_tensors(config, file, named):
+    """Raises ValueError unless the tensors of an open file have the names and shapes that its config asks for; no
+    memory is taken. named: the setting and the path, for errors"""
+    few = dataclasses.replace(config, n_layer=min(config.n_layer, len(file.keys())))  # of more, one is not in the file
+    with torch.device("meta"):
+        wanted = {name: list(p.shape) for name, p in GPT(few).state_dict().items()}
+    slices = {name: file.get_slice(name) for name in file.keys()}
+    found = {name: part.get_shape() for name, part in slices.items()}
+    for name in sorted(wanted | found):
+        if wanted.get(name) != found.get(name):
+            raise ValueError(f"{named}: by the config in its header, the tensor {name} has shape {wanted.get(name)}, "
+                             f"but in the file {found.get(name)}; {AGAIN}")
+        if slices[name].get_dtype() not in FLOATS:
+            raise ValueError(f"{named}: its tensor {name} is of type {slices[name].get_dtype()}, not one of "
+                             f"{', '.join(FLOATS)}; {AGAIN}")
 
 
 def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoint"):
@@ -51,15 +96,16 @@ def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoi
     Returns (model, facts). Raises FileNotFoundError or ValueError naming `key`, the file and what was found in it.
     """
     header = read_header(path, key)
-    config = GPTConfig(**header["config"])
+    config = read_config(header, f"{key}={path}")
     if mode is not None and config.mode != mode:
         raise ValueError(f"{key}={path} has mode {config.mode}, but {mode} is needed here")
     if tokenizer is not None and not same_vocabulary(header["tokenizer"], tokenizer, path):
         raise ValueError(f"{key}={path} has another vocabulary ({header['tokenizer'].get('vocab_size')} tokens) than "
                          f"the dataset or generator ({tokenizer.vocab_size}); "
                          "use models trained on the same vocabulary")
-    model = GPT(config)
     with safetensors.safe_open(path, "pt") as f:
+        check_tensors(config, f, f"{key}={path}")
+        model = GPT(config)
         model.load_state_dict({name: f.get_tensor(name).float() for name in f.keys()})
     return model.to(device).eval(), header["facts"]
 
@@ -67,3 +113,7 @@ def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoi
 def read_tokenizer(path, key="checkpoint"):
     """The tokenizer in the header of a model file."""
     return from_description(read_header(path, key)["tokenizer"], path)
+
+
+def one_line(error):
+    return " ".join(str(error).split())[:300]

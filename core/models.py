@@ -13,10 +13,12 @@ import torch
 from core.huggingface import HuggingFaceModel
 from core.huggingface_files import base_of, check_target, is_adapter, local_name, open_transformer, replace_files
 from core.huggingface_tokenizer import load_huggingface_tokenizer
+from core.json_text import object_from_json
 from core.lora import FULL, POLICY, add_adapter
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, at_least_float32
 from core.model_file import read_model_file, read_tokenizer, write_model_file
 from core.tokenizer import same_vocabulary
+from core.whole_files import writing
 
 FACTS = "nano_grpo.json"
 
@@ -30,11 +32,10 @@ def is_huggingface(path, key="checkpoint"):
         return False
     if is_adapter(path):
         return True
-    try:
-        with open(os.path.join(path, "config.json")) as f:
-            described = "model_type" in json.load(f)
-    except (FileNotFoundError, json.JSONDecodeError):
-        described = False
+    file, described = os.path.join(path, "config.json"), False
+    if os.path.isfile(file):
+        with open(file, "rb") as f:
+            described = "model_type" in object_from_json(f.read(), f"{key}={path}: config.json", "copy it again")
     if not described:
         own = [name for name in ("model.safetensors", "model") if os.path.exists(os.path.join(path, name))]
         remedy = f"name the model in it, {os.path.join(path, own[0])}" if own else "correct the path"
@@ -147,12 +148,16 @@ def save_huggingface(path, model, tokenizer, dtype=torch.float32, **facts):
     check_target(path, model.has_adapter, "the folder")
     new = path + ".tmp"
     shutil.rmtree(new, ignore_errors=True)
-    if model.has_adapter:
-        model.net.save_pretrained(new, selected_adapters=[POLICY], save_embedding_layers=False)
-    else:
-        net = model.net if dtype == torch.float32 else copy.deepcopy(model.net).to(dtype)
-        net.save_pretrained(new, max_shard_size="1000GB")  # one file, which can be replaced at once
-    tokenizer.save(new)
-    with open(os.path.join(new, FACTS), "w") as f:
-        json.dump(facts, f)
-    replace_files(new, path)
+    try:
+        with writing(path):
+            if model.has_adapter:
+                model.net.save_pretrained(new, selected_adapters=[POLICY], save_embedding_layers=False)
+            else:
+                net = model.net if dtype == torch.float32 else copy.deepcopy(model.net).to(dtype)
+                net.save_pretrained(new, max_shard_size="1000GB")  # one file, which can be replaced at once
+            tokenizer.save(new)
+            with open(os.path.join(new, FACTS), "w") as f:
+                json.dump(facts, f)
+            replace_files(new, path)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)

@@ -14,46 +14,50 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import torch
 
 from core.build import build_batches, build_data, build_model
-from core.checkpoint_manager import set_aside
-from core.config import describe, load_config, run_script, save_config
+from core.config import check_out_dir, describe, load_config, run_script, save_config
 from core.distributed import Distributed
 from core.logger import create_logger
 from core.pretrain_config import PretrainConfig
 from core.prompts import PromptConsumer
 from core.recipes import build_missing_checkpoint
+from core.run_folder import run_folder
+from core.trackers import check_trackers
 from core.trainer import COLUMNS, Trainer
 
 
 def main(argv):
     """Trains the model that the config files and --key=value settings in argv describe."""
     config, origin = load_config(PretrainConfig, argv)
-    dist = Distributed(config.device, config.dtype)
-    data = build_data(config, dist)
-    if dist.is_main:
-        build_missing_checkpoint(config.init_from, config.init_recipe, "init_from", config.dataset, print)
-    dist.barrier()
-    model = build_model(config, data, dist)
-    batches, evaluate = build_batches(config, data, dist)
-    dist.barrier()  # every rank has read its checkpoints, one of which may be about to move
-    if dist.is_main and not config.resume and (previous := set_aside(config.out_dir)):
-        print(f"{config.out_dir} held an earlier run, which is now in {previous}")
-    logger = create_logger(config, dist, config.max_iters, COLUMNS)
-    logger.say("\n".join(describe(config, origin)))
-    logger.say(f"{model.mode}: {model.num_parameters() / 1e6:.2f} M parameters on {dist.device}, {dist.dtype}; "
-               f"{data.size()}; {config.batch_size} windows x "
-               f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = "
-               f"{config.batch_size * config.gradient_accumulation_steps * dist.world} per step")
+    check_out_dir(config.out_dir)
+    check_trackers(config)
+    with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
+        data = build_data(config, dist)
+        if dist.is_main:
+            build_missing_checkpoint(config.init_from, config.init_recipe, "init_from", config.dataset, print)
+        dist.barrier()
+        model = build_model(config, data, dist)
+        batches, evaluate = build_batches(config, data, dist)
+        with run_folder(config, dist) as resume:
+            logger = create_logger(config, dist, config.max_iters, COLUMNS)
+            logger.say("\n".join([*describe(config, origin), *plan(config, model, data, dist)]))
+            if config.compile:
+                model.states = torch.compile(model.states)
+            trainer = Trainer(model, config, batches, evaluate, data.tokenizer, logger, dist)
+            if resume:
+                trainer.resume()
+            if dist.is_main:  # only now: a resume that is refused leaves the settings of the run as they are
+                save_config(config, os.path.join(config.out_dir, "config.json"))
+            trainer.run()
+
+
+def plan(config, model, data, dist):
+    """Lines that tell the user what is about to happen."""
+    batch, ranks = config.batch_size * config.gradient_accumulation_steps, dist.world
+    yield (f"{model.mode}: {model.num_parameters() / 1e6:.2f} M parameters on {dist.device}, {dist.dtype}; "
+           f"{data.size()}; {config.batch_size} windows x {config.gradient_accumulation_steps} accumulation x {ranks} "
+           f"ranks = {batch * ranks} per step")
     if isinstance(data, PromptConsumer):
-        logger.say("\n".join(data.describe_prompts()))
-    if config.compile:
-        model.states = torch.compile(model.states)
-    trainer = Trainer(model, config, batches, evaluate, data.tokenizer, logger, dist)
-    if config.resume:
-        trainer.resume()
-    if dist.is_main:  # only now: a resume that is refused leaves the settings of the run as they are
-        save_config(config, os.path.join(config.out_dir, "config.json"))
-    trainer.run()
-    dist.close()
+        yield from data.describe_prompts()
 
 
 if __name__ == "__main__":

@@ -2,11 +2,16 @@
 
 from dataclasses import dataclass
 
-from core.config import RunConfig, at_least
+from core.config import RunConfig
 from core.lora import LoraConfig
 from core.masking import MaskConfig
 from core.model import JUDGE_HEADS, MASKED_FILL, MODES
 from core.prompts import TEMPLATE_NAMES
+from core.ranges import check_ranges
+
+RANGES = {"n_layer": "[1, 1e3]", "n_head": "[1, 1e3]", "n_embd": "[2, 65536]", "dropout": "[0, 1)",
+          "fill_temperature_low": "[1e-6, 1e3]", "fill_temperature_high": "[1e-6, 1e3]", "clean_share": "[0, 1]",
+          "eval_batches": "[1, 1e6]"}  # of PretrainConfig, beside those of its bases
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class PretrainConfig(RunConfig, MaskConfig, LoraConfig):
     init_recipe: str | None = None         # the config that builds init_from if it is missing
     # judge (mode='sequence_scorer')
     judge_head: str = "realness"           # per position: is this the true token? or "cls": regress the replaced share
-    fill_checkpoints: tuple = ()           # generators whose fills the judge learns from, each equally often
+    fill_checkpoints: tuple[str, ...] = ()  # generators whose fills the judge learns from, each equally often
     fill_temperature_low: float = 0.7      # lowest temperature at which a text is filled; drawn for each text
     fill_temperature_high: float = 1.0     # highest temperature at which a text is filled
     clean_share: float = 0.1               # share of the texts that no generator has changed
@@ -49,5 +54,7 @@ class PretrainConfig(RunConfig, MaskConfig, LoraConfig):
         self.check_base("init_from")
         if self.template not in TEMPLATE_NAMES:
             raise ValueError(f"template={self.template!r} is not one of {', '.join(TEMPLATE_NAMES)}")
-        for key in ("eval_batches", "n_layer", "n_head", "n_embd"):
-            at_least(self, key, 1)
+        check_ranges(self, RANGES)
+        if self.fill_temperature_low > self.fill_temperature_high:
+            raise ValueError(f"fill_temperature_low={self.fill_temperature_low} must be at most fill_temperature_high="
+                             f"{self.fill_temperature_high}")

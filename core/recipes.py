@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from core.config import ROOT
+from core.user_code import ROOT
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -16,8 +16,9 @@ def build_missing(path, recipe, key, command, say):
     say(f"{key}: {path} is missing; building it with {recipe} (if you interrupt it, the next start goes on from there)")
     # The command runs as a single process, not as a rank of this run
     environment = {name: value for name, value in os.environ.items() if name not in TORCHRUN_VARIABLES}
-    if subprocess.run([sys.executable, *command], env=environment).returncode:
-        raise ValueError(f"{key}: building {path} with {recipe} failed, see above")
+    if subprocess.run([sys.executable, *command], env=environment).returncode or not os.path.exists(path):
+        raise ValueError(f"{key}: building {path} with {recipe} failed or was stopped, see above; start "
+                         "again to go on")
 
 
 def build_missing_dataset(folder, recipe, say):
@@ -34,5 +35,5 @@ def build_missing_checkpoint(path, recipe, key, dataset, say):
         return
     out_dir = os.path.splitext(path)[0] + "-run"
     command = [os.path.join(ROOT, "core", "pretrain.py"), str(recipe), f"--dataset={dataset}", f"--out_dir={out_dir}",
-               f"--export={path}", f"--resume={os.path.exists(os.path.join(out_dir, 'state.pt'))}"]
+               f"--export={path}", "--resume=auto"]
     build_missing(path, recipe, key, command, say)

@@ -5,6 +5,7 @@ import json
 import os
 
 from core.dataset_consumer import SPLITS, dataset_folder
+from core.json_text import fault_of_json, from_json
 from core.optional import quiet_hub, require
 
 PROMPTS = "prompts.jsonl"
@@ -13,6 +14,7 @@ HUB = "hf:"                              # begins a data set that the package da
 FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
           "answer": ("answer", "solution", "response", "output")}  # their names in other data sets; the first one wins
 RAW = "answer as it was"                 # holds an answer that was a number, which "answer" holds as a text
+CORRECT = "correct it"
 RESERVED = ("prompts", "completions", "text", "tokens", "where")  # arguments of rewards, and what we add to a record
 VALIDATION_PERCENT = 10
 VALIDATION_NAMES = ("validation", "val", "dev", "test")            # of the split of a data set, the first one wins
@@ -53,6 +55,8 @@ def check_record(record, where):
     """The record with its prompt and answer under these names; errors name `where` (file and line)."""
     if not isinstance(record, dict):
         raise ValueError(f"{where}: a record must be an object with a prompt, not {type(record).__name__}")
+    if fault := fault_of_json(record):
+        raise ValueError(f"{where}: {fault}")
     record = dict(record)
     for name in RESERVED:
         if name in record:
@@ -97,19 +101,14 @@ def read_records(path):
         raise ValueError(f"{path}, line {number}: not UTF-8 text") from None
     try:
         whole = json.loads(text)
+    except (ValueError, RecursionError):  # a record in each line, then, or what from_json refuses
+        lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        places, whole = [place for place, _ in lines], [from_json(line, place, CORRECT) for place, line in lines]
+    else:
         whole = whole.get("prompts", [whole]) if isinstance(whole, dict) else whole
         if not isinstance(whole, list):
             raise ValueError(f"{path} must be a record per line, a list of records, or {{\"prompts\": [...]}}")
         places = [f"{path}, record {i}" for i in range(1, len(whole) + 1)]
-    except json.JSONDecodeError:
-        whole, places = [], []
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                places.append(f"{path}, line {number}")
-                try:
-                    whole.append(json.loads(line))
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"{places[-1]}: not JSON ({error.msg})") from None
     if not whole:
         raise ValueError(f"{path} has no records")
     return [check_record(record, where) for record, where in zip(whole, places, strict=True)]

@@ -23,9 +23,12 @@ from core.logger import highlight
 from core.masking import masked_positions, places_of_mask
 from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.models import load_model, load_tokenizer
+from core.ranges import check_ranges
 from core.tokenizer import by_character
 
 TEMPLATES = ("plain", "model")
+RANGES = {"unmask_steps": "[1, 1e6]", "max_new_tokens": "[1, 1e6]", "num_samples": "[1, 1e4]",
+          "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]", "seed": "[0, 1e18]"}  # of SampleConfig
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,7 @@ class SampleConfig:
             raise ValueError(f"template={self.template!r} is not one of {', '.join(TEMPLATES)}")
         if len(self.mask_character) != 1:
             raise ValueError(f"mask_character={self.mask_character!r} must be one character")
-        for key in ("max_new_tokens", "unmask_steps"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key}={getattr(self, key)} must be at least 1")
-        if self.num_samples < 1 or self.temperature <= 0 or not 0 < self.top_p <= 1:
-            raise ValueError(f"num_samples={self.num_samples} must be at least 1, "
-                             f"temperature={self.temperature} above 0, top_p={self.top_p} in (0, 1]")
+        check_ranges(self, RANGES)
 
 
 def encode_with_masks(text, mask_character, tokenizer):

@@ -2,12 +2,13 @@
 
 import base64
 import hashlib
-import json
 import os
 import re
 import unicodedata
 
 from core.huggingface_tokenizer import load_huggingface_tokenizer
+from core.json_text import object_from_json
+from core.ranges import shown
 
 SPECIALS = ("mask", "pad", "cls")  # they follow the base vocabulary, in this order
 BPE_ENCODINGS = ("gpt2", "cl100k_base")
@@ -211,26 +212,45 @@ def named_tokenizer(name, tags=()):
     return BPETokenizer(name)
 
 
+KINDS = {"kind": str, "base_vocab_size": int, "vocab_size": int, "stop_token_id": int | None, "characters": str,
+         "tags": list, "encoding": str | None, "sha256": str | None, "ranks": str, "name": str,
+         "vocabulary": str}  # the types of what a description may have
+
+
 def from_description(description, where):
     """The tokenizer that wrote `description`; `where` names its file, for the error."""
     for key in ("kind", "base_vocab_size", "vocab_size", *(f"{name}_token_id" for name in SPECIALS)):
         if key not in description:
             raise ValueError(f"{where} has no {key}: prepare the dataset again with its prepare.py")
+    for key, kind in KINDS.items():
+        if key in description and not isinstance(description[key], kind):
+            raise ValueError(f"{where}: {key}={shown(description[key])} of its tokenizer is of the wrong type; prepare "
+                             "it again")
     if description["kind"] == "char":
-        tokenizer = CharTokenizer(description["characters"], description.get("tags", ()),
-                                  description.get("stop_token_id") is not None)
+        tokenizer = described_characters(description, where)
     elif description["kind"] == "bpe":
         tokenizer = described_bpe(description, where)
     elif description["kind"] == "huggingface":
         return described_huggingface(description, where)
     else:
-        raise ValueError(f"{where}: kind={description['kind']!r} of tokenizer is not known (known: char, bpe, "
+        raise ValueError(f"{where}: kind={shown(description['kind'])} of tokenizer is not known (known: char, bpe, "
                          "huggingface)")
     sizes = lambda values: {key: x for key, x in values.items() if key not in ("encoding", "sha256", "ranks")}
     if sizes(tokenizer.description()) != sizes(description):
         raise ValueError(f"{where}: its vocabulary sizes and special ids do not agree with its characters or ranks; "
                          "prepare it again")
     return tokenizer
+
+
+def described_characters(description, where):
+    """The characters and tags of a description."""
+    tags = description.get("tags", [])
+    if "characters" not in description or not all(isinstance(tag, str) and tag for tag in tags):
+        raise ValueError(f"{where}: its tokenizer has no characters, or tags that are no texts; prepare it again")
+    pieces = [*description["characters"], *tags]
+    if not pieces or len(set(pieces)) < len(pieces):
+        raise ValueError(f"{where}: its tokenizer has no character, or one of them twice; prepare it again")
+    return CharTokenizer(description["characters"], tags, description.get("stop_token_id") is not None)
 
 
 def same_vocabulary(description, tokenizer, where):
@@ -250,17 +270,17 @@ def read_meta(folder):
         own = os.path.join(folder, "prepare.py")
         command = own if os.path.exists(own) else f"data/char_diffusion/prepare.py --input=FILE --out={folder}"
         raise FileNotFoundError(f"dataset not prepared: {path} is missing; run python {command}")
-    try:
-        with open(path) as f:
-            return json.load(f)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON ({error}); prepare the dataset again") from None
+    with open(path, "rb") as f:
+        meta = object_from_json(f.read(), path, "prepare the dataset again")
+    if not isinstance(meta.get("tokenizer"), dict):
+        raise ValueError(f"{path} has no tokenizer: prepare the dataset again with its prepare.py")
+    return meta
 
 
 def load_meta(folder):
     """meta.json of a prepared dataset, checked, and its tokenizer."""
     meta = read_meta(folder)
-    return meta, from_description(meta.get("tokenizer", {}), os.path.join(folder, "meta.json"))
+    return meta, from_description(meta["tokenizer"], os.path.join(folder, "meta.json"))
 
 
 def character_ends(tokenizer, ids):

@@ -1,30 +1,18 @@
 """The supervised loop: schedule, step, evaluate, log, save."""
 
 import time
+from dataclasses import asdict
 
 import torch
 
-from core.checkpoint_manager import STATE, CheckpointManager
+from core.bad_steps import BadSteps
+from core.checkpoint_manager import CheckpointManager
 from core.models import save_model
 from core.scheduler import CosineLRScheduler
+from core.stop_signal import StopSignal
 from core.training_step import build_optimizers, training_step
 
 COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_steps")
-
-
-class BadSteps:
-    """Counts optimizer steps skipped in a row and stops a run that no longer trains."""
-
-    def __init__(self, limit, checkpoints):
-        self.limit, self.checkpoints, self.in_a_row = limit, checkpoints, 0
-
-    def check(self, skipped):
-        self.in_a_row = self.in_a_row + 1 if skipped else 0
-        if self.in_a_row >= self.limit:
-            last_good = self.checkpoints.path(STATE)
-            way_on = f"go on with resume=True from {last_good}" if self.checkpoints.exists() else "start again"
-            raise ValueError(f"{self.in_a_row} steps in a row had a loss or gradient that is not finite (max_bad_steps="
-                             f"{self.limit}); lower learning_rate and {way_on}")
 
 
 class Trainer:
@@ -40,14 +28,14 @@ class Trainer:
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
         self.checkpoints = CheckpointManager(config.out_dir, self.write_model, config.keep_checkpoints, model.suffix,
-                                             getattr(model, "identity", dict)())
+                                             getattr(model, "identity", dict)(), config.keep_states)
         self.step, self.skipped_steps, self.facts = 0, 0, {}
 
     def write_model(self, path, **facts):
         save_model(path, self.model, self.tokenizer, **facts)
 
     def resume(self):
-        state = self.checkpoints.load(self.model.weights(), self.optimizers)
+        state = self.checkpoints.load(self.model.weights(), self.optimizers, self.logger.say)
         self.model.load_weights(state["model"])
         self.step, self.skipped_steps, self.facts = state["step"], state["skipped_steps"], state["facts"]
 
@@ -57,8 +45,17 @@ class Trainer:
                                   skipped_steps=self.skipped_steps)
 
     def run(self):
-        """Trains to max_iters optimizer steps, evaluating, logging and saving on the way."""
-        c, bad = self.config, BadSteps(self.config.max_bad_steps, self.checkpoints)
+        """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves."""
+        with self.checkpoints.keeping(), StopSignal(self.dist) as stop:
+            stopped = self.train(stop)
+            self.logger.close()
+            if self.config.export and self.dist.is_main and not stopped:
+                save_model(self.config.export, self.model, self.tokenizer, torch.float16, step=self.step, **self.facts)
+            self.dist.barrier()
+
+    def train(self, stop):
+        """The loop: steps, evaluating, logging and saving on the way. Returns whether a signal ended it early."""
+        c, bad = self.config, BadSteps(self.config.max_bad_steps, self.checkpoints, self.logger, self.dist.rank)
         self.dist.broadcast(self.model.parameters())
         self.logger.start(self.step)
         since, tokens = time.time(), 0
@@ -70,7 +67,7 @@ class Trainer:
             lr = self.schedule.lr(self.step)
             metrics = training_step(self.model, batches, self.optimizers, lr, c.grad_clip, self.dist)
             self.step += 1
-            bad.check(metrics["skipped_steps"])
+            bad.check(self.step, metrics, lambda: plain_batch(batches, lr, c))
             self.skipped_steps += metrics["skipped_steps"]
             tokens += sum(input.numel() for input, _, _ in batches) * self.dist.world
             last = self.step == c.max_iters
@@ -81,13 +78,14 @@ class Trainer:
                 since, tokens = time.time(), 0
             if self.step % c.eval_interval == 0 or last:
                 self.facts = self.evaluation()
-            if self.step % c.save_interval == 0 or last:
+            signal = stop.came()
+            if self.step % c.save_interval == 0 and not bad.in_a_row or last or signal:  # the last state stays good
                 self.save()
             self.logger.tick()
-        self.logger.close()
-        if c.export and self.dist.is_main:
-            save_model(c.export, self.model, self.tokenizer, torch.float16, step=self.step, **self.facts)
-        self.dist.barrier()
+            if signal and not last:
+                self.logger.say(f"stopped by {signal} after step {self.step}; go on with --resume=True")
+                return True
+        return False
 
     @torch.no_grad()
     def evaluation(self):
@@ -99,3 +97,10 @@ class Trainer:
         self.logger.log(self.step, facts, show=False)
         self.logger.say("  validation: " + ", ".join(f"{name} {value:.4f}" for name, value in facts.items()))
         return facts
+
+
+def plain_batch(batches, lr, config):
+    """The micro-batches [(input, target, mask)] of a step as plain tensors and values."""
+    parts = {name: [x.cpu() for x in tensors]
+             for name, tensors in zip(("input", "target", "mask"), zip(*batches), strict=True)}
+    return parts | {"lr": lr, "config": asdict(config)}

@@ -6,6 +6,8 @@ import torch
 
 from core.supervised_loss import supervised_sums
 
+NONFINITE = "nonfinite_"  # begins the name of a sum that counts numbers that are not finite
+
 
 def build_optimizers(learner, config, device_type="cpu"):
     """AdamW, or Muon for the matrices of the blocks (Jordan et al. 2024) and AdamW for the rest.
@@ -33,8 +35,9 @@ def apply_gradients(parameters, optimizers, lr, grad_clip, sums, dist, count, me
 
     sums: {name: 0-d tensor or number} that add up over ranks; largest: {name: the same} whose maximum over ranks counts
     count: the name of the sum that counts the tokens in the loss; mean: whether the gradient is divided by its total
-    A step whose sums or gradient are not finite changes nothing but the count of skipped steps. A step without a single
-    token in the loss changes nothing either: momentum and weight decay alone must not move the weights.
+    A step whose sums or gradient are not finite on any rank, or with a sum "nonfinite_..." that is not 0, changes
+    nothing on all ranks but the count of skipped steps. A step without a single token in the loss changes nothing
+    either: momentum and weight decay alone must not move the weights.
     Returns {name: float} of both with grad_norm, and skipped_steps and empty_steps (0 or 1 each), added
     """
     parameters = [p for p in parameters if p.requires_grad]
@@ -48,7 +51,10 @@ def apply_gradients(parameters, optimizers, lr, grad_clip, sums, dist, count, me
     norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip if grad_clip > 0 else math.inf)
     *values, norm = torch.cat((found, norm.reshape(1).float())).tolist()
     out = dict(zip([*sums, *(largest or {})], values, strict=True))
-    finite, empty = math.isfinite(norm) and all(map(math.isfinite, values)), out[count] == 0
+    # Sums alone decide, which are equal on all ranks: a maximum over ranks with NaN on one of them may not be
+    finite = all(math.isfinite(x) for x in (norm, *(out[name] for name in sums)))
+    finite = finite and not any(out[name] for name in sums if name.startswith(NONFINITE))
+    empty = finite and out[count] == 0
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = lr

@@ -23,7 +23,9 @@ from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.reference import needs_reference
 from grpo.reward_functions.judge import Judge, choose_readings
+from grpo.reward_functions.registry import parameters
 from grpo.reward_functions.reward_model import load_reward_model
+from grpo.reward_functions.sandbox import describe_sandbox
 from grpo.rewards import REWARDS, Rewards
 from grpo.scoring import check_stored
 
@@ -254,6 +256,8 @@ def plan(config, origin, models, rewards, data, dist):
         yield from data.describe_prompts()
     yield "rewards: " + ", ".join(f"{weight:g} x {name} [{REWARDS[name].low:g}, {REWARDS[name].high:g}]"
                                   for name, weight in zip(rewards.names, rewards.weights, strict=True))
+    if any("sandbox" in parameters(name) for name in rewards.names):
+        yield describe_sandbox(config.sandbox, config.sandbox_seconds, config.sandbox_megabytes)
     megabytes = memory_estimate(config, networks, data, dist)
     yield (f"on {dist.device} in {dist.dtype}; about {sum(megabytes.values()):.0f} MB: "
            + ", ".join(f"{name} {size:.0f}" for name, size in megabytes.items()))

@@ -2,13 +2,13 @@
 
 import math
 from collections import deque
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from core.distributions import KeptTokens
-from grpo.rollout import Rollouts
+from grpo.rollout import Rollouts, plain
 
 SHUFFLE = 3                # keeps this noise apart from that of problems and samples
 MOST_EVALUATIONS = 1000
@@ -102,11 +102,6 @@ class DataBuffer:
         self.rollouts = {id: (whole(saved), sums) for id, (saved, sums) in state["rollouts"].items()}
         self.queue, self.stored = [tuple(entry) for entry in state["queue"]], state["stored"]
         self.evaluations = deque(state["evaluations"], maxlen=MOST_EVALUATIONS)
-
-
-def plain(x):
-    """The fields of a dataclass as plain tensors and values, and those of the dataclasses in it."""
-    return {f.name: plain(value) if is_dataclass(value := getattr(x, f.name)) else value for f in fields(x)}
 
 
 def load_kept(saved):

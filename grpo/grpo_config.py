@@ -1,18 +1,34 @@
 """Every setting of GRPO training, in the order of the data flow."""
 
+import math
 from dataclasses import dataclass
 
-from core.config import RunConfig, at_least
+from core.config import RunConfig
 from core.judge_reading import AUTO, READINGS
 from core.lora import LoraConfig
 from core.masking import MaskConfig
 from core.prompts import TEMPLATE_NAMES
+from core.ranges import check_ranges
 from grpo.advantages import ADVANTAGES
 from grpo.kl import KL_ESTIMATORS
 from grpo.objectives import OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.reference import REFERENCES
 from grpo.rewards import PRESETS
+
+RANGES = {  # of GRPOConfig, beside those of its bases
+    "max_prompt_length": "[1, 1e6]", "max_new_tokens": "[1, 1e6]",
+    "batch_size": "[1, 1e6]", "group_size": "[2, 1e5]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
+    "top_k": "[0, 1e9]", "min_p": "[0, 1)", "unmask_steps": "[1, 1e6]", "stored_megabytes": "[1, 1e9]",
+    "reward_workers": "[0, 1e3]", "reward_timeout": "(0, 1e6]", "train_pass_k": "[1, 1e5]", "length_min": "[0, 1e9]",
+    "length_max": "[1, 1e9]", "sandbox_seconds": "(0, 1e5]", "sandbox_megabytes": "[1, 1e6]",
+    "credit_window": "[0, 1e9]", "kl_beta": "[0, 1e6]", "kl_target": "(0, 1e6]", "entropy_bonus": "[0, 1e6]",
+    "overlong_buffer": "[0, 1e6]", "overlong_penalty": "[0, 1e6]", "max_resamples": "[0, 1e6]",
+    "clip_low": "[0, 1e9]", "clip_high": "[0, 1e9]", "clip_cap": "(1, 1e9]",
+    "ema_alpha": "[0, 1]", "reference_update_freq": "[1, 1e12]",
+    "ppo_epochs": "[1, 1e6]", "minibatches": "[1, 1e6]", "micro_batch_tokens": "[1, 1e12]",
+    "max_kl_to_old": "(0, 1e6]",
+    "eval_problems": "[1, 1e6]", "eval_completions": "[2, 1e5]", "pass_k": "[1, 1e5]", "sample_interval": "[1, 1e12]"}
 
 
 @dataclass(frozen=True)
@@ -25,7 +41,7 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     response_prefix: str = ""                 # the text that every answer begins with
     max_prompt_length: int = 512              # tokens; longer prompts are dropped, and those above the 90th percentile
     max_new_tokens: int = 128                 # tokens of a completion, at most
-    stop_sequences: tuple = ()                # texts that end a completion, beside the tokens that do
+    stop_sequences: tuple[str, ...] = ()      # texts that end a completion, beside the tokens that do
     # models
     generator_checkpoint: str | None = None   # the model that is trained: a file of this project, a
                                               # folder in Hugging Face format, or hf:owner/name
@@ -57,8 +73,8 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
                                               # exceed it
     # rewards: python grpo/rewards.py lists them
     task_type: str = "fill_in"                # a preset of rewards: fill_in (the judge), math, code, general, reasoning
-    reward_functions: tuple = ()              # names of rewards; (): the preset's
-    reward_weights: tuple = ()                # one for each reward; (): all 1.0
+    reward_functions: tuple[str, ...] = ()    # names of rewards; (): the preset's
+    reward_weights: tuple[float, ...] = ()    # one for each reward; (): all 1.0
     reward_normalisation: str = "none"        # group: each reward is normalised within its group before they are added
     reward_file: str | None = None            # a Python file of yours with more: @reward functions,
                                               # or functions as TRL calls them
@@ -71,6 +87,8 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     length_max: int = 500                     # length_penalty: characters above which it is too long
     sandbox_seconds: float = 5.0              # time limit of code_execution, per completion
     sandbox_megabytes: int = 256              # memory limit of code_execution
+    sandbox: str = "auto"                     # of code_execution: auto takes what this machine's kernel offers; strict
+                                              # refuses to run where a part is missing (docs/security.md)
     # objective
     objective: str = "grpo"                   # a row of OBJECTIVES (grpo/objectives.py)
     advantage: str | None = None              # a name in ADVANTAGES (grpo/advantages.py); None: the objective's own,
@@ -120,6 +138,7 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     save_interval: int = 50
     out_dir: str = "out-grpo"
     dry_run: bool = False                     # check everything, print the plan, train nothing
+    doctor: bool = False                      # take one step, say what is wrong and what to change, write nothing
     # system
     head_dtype: str = "auto"                  # float32: the output layer in float32 also under bfloat16, so that
                                               # sampler and scorer differ less
@@ -133,7 +152,7 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
         check_numbers(self)
         check_objective(self)
         check_reference(self)
-        if not all(isinstance(s, str) and s for s in self.stop_sequences):
+        if not all(self.stop_sequences):
             raise ValueError(f"stop_sequences={self.stop_sequences!r} must be texts that are not empty")
 
     @property
@@ -148,7 +167,8 @@ def check_choices(c):
               "advantage": (None, *ADVANTAGES),
               "reference_mode": REFERENCES, "judge_reading": (AUTO, *READINGS),
               "fill_estimator": FILL_ESTIMATORS, "zero_std": ("keep", "drop", "resample"),
-              "head_dtype": ("auto", "float32"), "reward_normalisation": ("none", "group")}
+              "head_dtype": ("auto", "float32"), "reward_normalisation": ("none", "group"),
+              "sandbox": ("auto", "strict")}
     if c.kl_estimator == "k1":
         raise ValueError("kl_estimator='k1' is refused: the gradient of mean(logp - ref_logp) does not contain the "
                          "reference; use kl_estimator='exact' or 'k3', or kl_in_reward=True, where k1 belongs")
@@ -158,36 +178,16 @@ def check_choices(c):
 
 
 def check_numbers(c):
-    """Raises ValueError if a number is out of its range."""
-    if c.group_size < 2:
-        raise ValueError(f"group_size={c.group_size} must be at least 2: a group is compared with itself")
-    if c.temperature <= 0 or not 0 < c.top_p <= 1 or c.top_k < 0 or not 0 <= c.min_p < 1:
-        raise ValueError(f"temperature={c.temperature} must be above 0, top_p={c.top_p} in (0, 1], "
-                         f"top_k={c.top_k} 0 or more, min_p={c.min_p} in [0, 1)")
-    for key in ("eval_problems", "sample_interval", "max_prompt_length", "max_new_tokens", "pass_k", "ppo_epochs",
-                "minibatches", "reference_update_freq", "unmask_steps", "stored_megabytes"):
-        at_least(c, key, 1)
-    if c.eval_completions < 2:
-        raise ValueError(f"eval_completions={c.eval_completions} must be at least 2: diversity and pass@k compare the "
-                         "completions of a problem")
-    for key in ("kl_beta", "clip_low", "clip_high", "entropy_bonus", "overlong_buffer", "overlong_penalty",
-                "max_resamples"):
-        if getattr(c, key) is not None and getattr(c, key) < 0:
-            raise ValueError(f"{key}={getattr(c, key)} must not be negative")
-    for key in ("kl_target", "max_kl_to_old"):
-        if getattr(c, key) is not None and getattr(c, key) <= 0:
-            raise ValueError(f"{key}={getattr(c, key)} must be above 0, or None")
-    if c.micro_batch_tokens is not None and c.micro_batch_tokens < 1:
-        raise ValueError(f"micro_batch_tokens={c.micro_batch_tokens} must be None, or 1 or more tokens")
-    if c.credit_window is not None and c.credit_window < 0:
-        raise ValueError(f"credit_window={c.credit_window} must be None, or 0 or more positions")
-    if not 1 <= c.train_pass_k <= c.group_size:
+    """Raises ValueError if a number is out of its range, or does not fit another one."""
+    check_ranges(c, RANGES)
+    for weight in c.reward_weights:
+        if not math.isfinite(weight):
+            raise ValueError(f"reward_weights={c.reward_weights} must be finite numbers")
+    if c.train_pass_k > c.group_size:
         raise ValueError(f"train_pass_k={c.train_pass_k} must be 1 to group_size={c.group_size}")
     if c.minibatches > c.batch_size * c.gradient_accumulation_steps:
         raise ValueError(f"minibatches={c.minibatches} is more than the problems of an iteration, batch_size * "
                          f"gradient_accumulation_steps={c.batch_size * c.gradient_accumulation_steps}")
-    if not 0 <= c.ema_alpha <= 1:
-        raise ValueError(f"ema_alpha={c.ema_alpha} must lie in 0..1")
     if c.overlong_buffer and c.overlong_buffer >= c.max_new_tokens:
         raise ValueError(f"overlong_buffer={c.overlong_buffer} must be less than max_new_tokens={c.max_new_tokens}")
 

@@ -1,19 +1,25 @@
 """The loop: a GRPO step after the other, with evaluation, logging and checkpoints."""
 
+import math
 import sys
+from dataclasses import asdict
 
 import numpy as np
 
+from core.bad_steps import BadSteps
 from core.checkpoint_manager import CheckpointManager, shapes
-from core.logger import keep_records, read_records
+from core.logger import each_record, keep_records
 from core.scheduler import CosineLRScheduler
-from core.trainer import BadSteps
+from core.stop_signal import StopSignal
 from core.training_step import build_optimizers
 from grpo.data_buffer import DataBuffer
+from grpo.evaluation.report_page import write_report
 from grpo.evaluation.samples import append_samples, comparison_table, format_samples
 from grpo.grpo_training_step import Experience, grpo_training_step
 from grpo.kl import adapted
 from grpo.reference import REFERENCES
+
+STATE_KEYS = {"buffers": list, "iteration": int, "skipped_steps": int, "before": dict}  # beside those of every state
 
 
 class GRPOTrainer:
@@ -31,34 +37,44 @@ class GRPOTrainer:
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
         self.checkpoints = CheckpointManager(config.out_dir, policy.save, config.keep_checkpoints, policy.suffix,
-                                             getattr(policy, "identity", dict)())
+                                             getattr(policy, "identity", dict)(), config.keep_states)
         self.buffer = DataBuffer(config.seed, dist.rank)
+        self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger, dist.rank)
+        self.experience, self.sampled = None, []  # of the step, and what was sampled in its iteration
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
         self.notes = {}  # plain values of the caller that the checkpoints keep
         self.step, self.skipped_steps, self.empty_steps, self.before, self.after = 0, 0, 0, {}, {}
 
     def run(self):
-        """Trains to max_iters optimizer steps, evaluating, logging and saving on the way."""
+        """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves."""
+        with self.checkpoints.keeping(), StopSignal(self.dist) as stop:
+            self.finish(stopped=self.train(stop))
+
+    def train(self, stop):
+        """The loop: steps, evaluating, logging and saving on the way. Returns whether a signal ended it early."""
         c = self.config
-        bad = BadSteps(c.max_bad_steps, self.checkpoints)
         self.dist.broadcast(self.policy.parameters())
         self.logger.start(self.step)
         if self.dist.is_main:
             keep_records(self.checkpoints.path("samples.jsonl"), self.step)
         if self.step == 0:
             self.before = self.evaluate()
+            self.dist.barrier()
             self.logger.restart_clock()
         while self.step < c.max_iters:
             metrics = self.train_step()
-            bad.check(metrics.pop("bad_step"))
             last = self.step == c.max_iters
             self.logger.log(self.step, metrics, show=self.step % c.log_interval == 0 or self.step == 1 or last)
             if self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0 or last:
                 self.after = self.evaluate()
-            if self.step % c.save_interval == 0 or last:
+            signal = stop.came()
+            if self.step % c.save_interval == 0 and not self.bad.in_a_row or last or signal:  # the state stays good
                 self.save()
             self.logger.tick()
-        self.finish()
+            if signal and not last:
+                self.logger.say(f"stopped by {signal} after step {self.step}; go on with --resume=True")
+                return True
+        return False
 
     def train_step(self):
         """One optimizer step; the last one of an iteration moves the reference and kl_beta."""
@@ -69,15 +85,17 @@ class GRPOTrainer:
             self.iteration, c, self.dist, self.kl_beta, self.hand_out, self.logger.doing)
         self.step, self.spent = self.step + 1, self.spent + sum(
             seconds for name, seconds in metrics.items() if name.startswith("time/"))
-        metrics |= {"bad_step": metrics["skipped_steps"], "kl_beta": self.kl_beta}
+        bad_rollouts, metrics["kl_beta"] = metrics.pop("bad_rollouts"), self.kl_beta
+        self.bad.check(self.step, metrics, self.plain_step)
+        self.experience = None  # its memory is for the next one
         for name in ("skipped_steps", "empty_steps"):
             setattr(self, name, getattr(self, name) + metrics[name])
             metrics[name] = getattr(self, name)
         metrics["tokens_per_second"] = metrics.pop("text_tokens") / self.spent
-        if c.max_kl_to_old is not None and metrics["kl_to_old"] > c.max_kl_to_old:
-            self.buffer.skip_rest()
+        if bad_rollouts or c.max_kl_to_old is not None and metrics["kl_to_old"] > c.max_kl_to_old:
+            self.buffer.skip_rest()  # of bad rollouts every other step would be skipped too
         if not self.buffer.queue:
-            self.iteration, self.spent = self.iteration + 1, 0.0
+            self.iteration, self.spent, self.sampled = self.iteration + 1, 0.0, []
             if self.reference is not None:
                 REFERENCES[c.reference_mode](self.reference, self.policy, self.iteration, c)
                 self.kl_beta = adapted(self.kl_beta, metrics["mean_kl"], c)
@@ -94,10 +112,17 @@ class GRPOTrainer:
         fresh, times = not self.buffer.queue, {}
         if fresh:
             experience = collect()
+            self.sampled = experience.sampled
             id, times = self.buffer.store_rollout_data(experience.rollouts, experience.sums), experience.times
             self.buffer.prepare_training_batch(id, self.config.ppo_epochs, self.config.minibatches)
         rollouts, sums = self.buffer.next_minibatch()
-        return Experience(rollouts, sums, on_policy=fresh, times=times)
+        self.experience = Experience(rollouts, sums, on_policy=fresh, times=times, sampled=self.sampled)
+        return self.experience
+
+    def plain_step(self):
+        """What the step was made of, as plain tensors and values."""
+        return {"iteration": self.iteration, "kl_beta": self.kl_beta, "config": asdict(self.config),
+                **self.experience.plain()}
 
     def save(self):
         buffers = self.dist.gather(self.buffer.state_dict())
@@ -108,9 +133,9 @@ class GRPOTrainer:
                                   iteration=self.iteration, buffers=buffers, notes=self.notes, **reference)
 
     def resume(self):
-        path = self.checkpoints.path("state.pt")
-        state = self.checkpoints.load(self.policy.weights(), self.optimizers)
-        if "buffers" not in state:
+        state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
+        path, _ = self.checkpoints.last_good
+        if not all(isinstance(state.get(key), kind) for key, kind in STATE_KEYS.items()):
             raise ValueError(f"{path} was not saved by this version of GRPO training; start without resume")
         if self.reference is not None and "reference" not in state:
             raise ValueError(f"{path} is of a run without a reference; resume it with kl_beta=0.0")
@@ -129,13 +154,13 @@ class GRPOTrainer:
         self._load_buffer(state["buffers"], path)
 
     def _load_buffer(self, buffers, path):
-        if len(buffers) != self.dist.world:
-            if buffers[0]["queue"]:
-                raise ValueError(f"{path} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
-            return
+        """Between iterations a buffer holds nothing of its rank alone, so another number of ranks can go on."""
         try:
-            self.buffer.load_state_dict(buffers[self.dist.rank], self.policy.Reading, self.dist.device)
-        except (TypeError, KeyError):
+            if len(buffers) != self.dist.world and buffers[0]["queue"]:
+                raise ValueError(f"{path} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
+            mine = buffers[self.dist.rank if len(buffers) == self.dist.world else 0]
+            self.buffer.load_state_dict(mine, self.policy.Reading, self.dist.device)
+        except (TypeError, LookupError, AttributeError):
             raise ValueError(f"{path} was saved within an iteration by another version, or with another kind of "
                              "generator; start without resume") from None
 
@@ -147,12 +172,14 @@ class GRPOTrainer:
         self.tell_rewards()
         metrics, samples = self.evaluation(self.policy, self.config.temperature)
         metrics = {f"eval/{name}": value for name, value in metrics.items()}
-        self.buffer.store_evaluation_data(self.step, metrics)
+        self.buffer.store_evaluation_data(self.step, {name: x for name, x in metrics.items() if math.isfinite(x)})
         self.logger.log(self.step, metrics, show=False)
         self.logger.say("  held out | " + " | ".join(f"{k.removeprefix('eval/')} {v:.4f}" for k, v in metrics.items()))
         if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
             append_samples(self.config.out_dir, self.step, samples)
+            self.logger.trackers.text(self.step, samples)
             self.logger.say(format_samples(samples, sys.stdout.isatty()))
+        write_report(self.config.out_dir)
         return metrics
 
     def tell_rewards(self):
@@ -160,15 +187,16 @@ class GRPOTrainer:
         if hasattr(self.rewards, "state"):
             self.rewards.state.global_step = self.step
 
-    def finish(self):
-        """Ends what the run has opened, and on rank 0 draws the curves and prints what changed."""
+    def finish(self, stopped=False):
+        """Ends what the run has opened; at the end of the training draws the curves and prints what changed."""
         self.logger.close()
         if hasattr(self.rewards, "close"):
             self.rewards.close()
-        if self.dist.is_main:
+        if self.dist.is_main and not stopped:
             from grpo.evaluation.plots import draw_curves  # the algorithm loads without a plotting library
-            draw_curves({"": read_records(self.logger.path)}, self.checkpoints.path("curves.png"))
+            held_out = [r for r in each_record(self.logger.path) if any(name.startswith("eval/") for name in r)]
+            draw_curves({"": held_out}, self.checkpoints.path("curves.png"))
             self.logger.say(comparison_table(self.before, self.after))
             self.logger.say(f"{self.config.out_dir}: model{self.policy.suffix}, state.pt, metrics.jsonl, "
-                            "samples.jsonl, curves.png")
+                            "samples.jsonl, curves.png, report.html")
         self.dist.barrier()

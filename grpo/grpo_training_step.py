@@ -1,17 +1,18 @@
 """The algorithm: one GRPO optimizer step, and its phases: collect, reward, advantage, train."""
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from core.training_step import apply_gradients
+from core.training_step import NONFINITE, apply_gradients
 from grpo.advantages import compute_advantages
 from grpo.kl import choose_estimator, kl_as_reward, kl_penalty, kl_per_token
 from grpo.objectives import OBJECTIVES, policy_loss, token_weights
-from grpo.rollout import Rollouts, join_rollouts
+from grpo.rollout import Rollouts, join_rollouts, plain
 from grpo.scoring import check_rollouts, score, score_in_batches, with_reference
-from grpo.step_metrics import LARGEST, add_up, finish_metrics, logged_sums, rollout_sums
+from grpo.step_metrics import LARGEST, add_up, finish_metrics, logged_sums, nonfinite_rewards, rollout_sums
 
 
 @dataclass
@@ -21,6 +22,16 @@ class Experience:
     sums: dict
     on_policy: bool = True                       # the policy at hand wrote them: the first step on them
     times: dict = field(default_factory=dict)    # {phase: seconds} that collecting them took, in their first step
+    sampled: list = field(default_factory=list)  # [(Texts, Scored)] of all that was sampled in the iteration
+
+    def plain(self):
+        """What the step was made of, as plain tensors and values on the CPU. Distributions over the vocabulary are left
+        out: they are large, and the models give them again."""
+        rollouts = replace(self.rollouts, texts=None, ref_distributions=None,
+                           reading=replace(self.rollouts.reading, kept=None)).to("cpu")
+        sampled = [{"prompts": texts.prompts, "completions": texts.completions, "reward": scored.reward.cpu(),
+                    "values": {name: x.cpu() for name, x in scored.values.items()}} for texts, scored in self.sampled]
+        return {"rollouts": plain(rollouts), "sampled": sampled, "on_policy": self.on_policy}
 
 
 class Timer:
@@ -58,13 +69,15 @@ def grpo_training_step(policy, reference, rewards, problems, optimizers, lr, ite
 
 def collect_experience(policy, reference, rewards, problems, iteration, config, dist, kl_beta, doing=lambda what: None):
     """Phases 1 to 3 for this rank's share of an iteration: rollouts with their advantages."""
-    timer, objective = Timer(), OBJECTIVES[config.objective]
+    timer, objective, taken, bad = Timer(), OBJECTIVES[config.objective], [], []
 
     def sampled(batch):
         doing(f"generating {len(batch['number']) * config.group_size} completions")
         rollouts = collect_rollouts(policy, reference, batch, iteration, config, timer)
         doing("scoring")
         scored = compute_rewards(rewards, rollouts, config, kl_beta)
+        taken.append((rollouts.texts, scored))
+        bad.append(nonfinite_rewards(scored, rollouts.mask))
         timer.end("reward")
         return rollouts, scored
 
@@ -79,14 +92,15 @@ def collect_experience(policy, reference, rewards, problems, iteration, config, 
         rollouts, scored, sums["resampled"] = resample_groups(rollouts, scored, sampled, problems, config, dist)
     rollouts = compute_rollout_advantages(rollouts, scored, config, dist)
     train_mask = rollouts.train_mask
-    sums |= {"advantage": (rollouts.advantage * train_mask).sum(), "advantage_tokens": train_mask.sum()}
+    sums |= {"advantage": (rollouts.advantage * train_mask).sum(), "advantage_tokens": train_mask.sum(),
+             f"{NONFINITE}rewards": sum(bad)}
     timer.end("advantage")
     if config.ppo_epochs * config.minibatches > 1:
         logp = score_in_batches(policy, rollouts, config)
         sums |= mismatch(logp, rollouts)
         rollouts = replace(rollouts, old_logp=logp)  # the first ratio is exactly 1 also where the sampler used a cache
         timer.end("rescore")
-    return Experience(rollouts, sums, times=timer.times)
+    return Experience(rollouts, sums, times=timer.times, sampled=taken)
 
 
 def collect_rollouts(policy, reference, batch, iteration, config, timer=None):
@@ -128,7 +142,8 @@ def compute_rollout_advantages(rollouts, scored, config, dist):
     credited = seen[..., None] * torch.ones_like(scored.credit)                      # (P, G, 1 or M)
     if credited.shape[2] > 1:
         credited = credited * rollouts.mask.view_as(credited)
-    advantage = compute_advantages(scored.credit.nan_to_num(0.0), config.baseline, credited, dist.total)
+    credit = torch.where(credited > 0, scored.credit, 0.0)                           # (P, G, 1 or M)
+    advantage = compute_advantages(credit, config.baseline, credited, dist.total)
     if config.train_pass_k > 1:
         advantage = advantage * scored.weight[..., None]
     train_mask = rollouts.train_mask * seen.view(-1, 1)
@@ -193,7 +208,8 @@ def train_on_experience(policy, experience, optimizers, lr, config, dist, kl_bet
     largest = {name: sums.pop(name) for name in LARGEST if name in sums}
     out = apply_gradients(policy.parameters(), optimizers, lr, config.grad_clip, sums, dist, "loss_tokens",
                           largest=largest)
-    return finish_metrics(out) | {"lr": lr}
+    bad = not all(math.isfinite(out[name]) for name in experience.sums if name not in LARGEST)
+    return finish_metrics(out) | {"lr": lr, "bad_rollouts": int(bad or out.get(f"{NONFINITE}rewards", 0) > 0)}
 
 
 def rollout_loss(policy, rollouts, weight, config, kl_beta, on_policy=True):

@@ -1,6 +1,8 @@
 """The KL divergence to the reference: its estimators, which of them a run uses, the penalty, and the controller of its
 weight."""
 
+import math
+
 import torch
 
 ADAPT_RATE, ADAPT_RANGE = 0.1, 100.0  # kl_beta moves by at most a fifth of the rate at once, within this factor
@@ -58,7 +60,7 @@ def kl_as_reward(rollouts, kl_beta):
 def adapted(kl_beta, mean_kl, config):
     """kl_beta after a step, by a proportional controller within bounds (arXiv 1909.08593 section 2.2): a KL above
     kl_target raises it, one below lowers it."""
-    if config.kl_target is None or not mean_kl > 0:  # no KL was measured, or it is not a number
+    if config.kl_target is None or not 0 < mean_kl < math.inf:  # no KL was measured, or it is not finite
         return kl_beta
     error = min(0.2, max(-0.2, mean_kl / config.kl_target - 1))
     return min(config.kl_beta * ADAPT_RANGE, max(config.kl_beta / ADAPT_RANGE, kl_beta * (1 + ADAPT_RATE * error)))

@@ -98,6 +98,7 @@ class Rewards:
         device, G = rollouts.target.device, rollouts.group_size
         if self.config.credit_window is not None:
             score, credit = self.judge.score_and_credit(rollouts.texts, self.config.credit_window)
+            score = score.masked_fill(score.isnan(), torch.inf)  # not finite; NaN would mean that it was skipped
             return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
         values, _, log = self.score(rollouts.texts, G)
         compared = None
@@ -110,7 +111,8 @@ class Rewards:
                       compared, log.metrics if self.can_log else None)
 
     def score(self, texts, group_size, names=None):
-        """({name: (N,) float32 on the CPU, NaN where the function skipped}, (N,) bool: the completion was late, Log).
+        """({name: (N,) float32 on the CPU}, (N,) bool: the completion was late, Log). A value is NaN where the function
+        skipped the completion, and infinity where it returned what is not finite.
 
         A completion is late if a worker did not finish it before reward_timeout. Every function then skips it.
         texts: has what the run's rewards ask for: prompts, completions (lists of N), columns, tokens, completion_ids;
@@ -127,8 +129,7 @@ class Rewards:
         values, N = {}, calls[0][-1]
         for name in names or self.names:
             numbers, logged = found[name]
-            check_finite(name, numbers, texts)
-            values[name] = torch.tensor([math.nan if x is None else float(x) for x in numbers])
+            values[name] = torch.tensor([math.nan if x is None else x for x in map(finite_or_inf, numbers)])
             log.add(logged, name)
         was_late = torch.tensor([i in late for i in range(N)], dtype=torch.bool)
         return {name: x.masked_fill(was_late, math.nan) for name, x in values.items()}, was_late, log
@@ -151,9 +152,10 @@ class Rewards:
         return stacked.nansum(0).masked_fill(stacked.isnan().all(0), torch.nan)
 
     def right(self, values):
-        """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it skipped the completion."""
+        """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it skipped the completion, or
+        is not finite."""
         x = values[self.success]
-        return (x >= REWARDS[self.success].high - 1e-6).float().masked_fill(x.isnan(), torch.nan)
+        return (x >= REWARDS[self.success].high - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
 
     def check(self, records, tokenizer=None):
         """Raises ValueError naming file and line of the first record that a reward cannot score.
@@ -165,7 +167,7 @@ class Rewards:
         self.fields = tuple(as_columns(records)[1])
         for name in self.names:
             alone = (lambda texts: self.prepared(name, texts, 1)) if REWARDS[name].plain else (
-                lambda texts: self.score(texts, 1, [name]))
+                lambda texts: check_finite(name, self.score(texts, 1, [name])[0][name]))
             check_records(name, records, alone)
         for parameter, model in self.models.items():
             if any(parameter in parameters(name) for name in self.names):
@@ -200,12 +202,15 @@ def check_settings(config, names, models):
                              f"{getattr(config, key)} is made for; set reward_normalisation='none' or {key}={off}")
 
 
-def check_finite(name, numbers, texts):
-    """Raises ValueError if a reward is neither a finite number nor None."""
-    for i, x in enumerate(numbers):
-        if x is not None and not math.isfinite(x):
-            raise ValueError(f"reward {name} returned {x} for completion {texts.completions[i][:60]!r}; return "
-                             "None to skip a completion")
+def finite_or_inf(x):
+    """A reward as a float, infinity for one that is not finite, and None for None. (NaN stands for None elsewhere.)"""
+    return x if x is None else float(x) if math.isfinite(x) else math.inf
+
+
+def check_finite(name, values):
+    """Raises ValueError if a value of a reward is not finite."""
+    if values.isinf().any():
+        raise ValueError(f"reward {name} returned a number that is not finite; return None to skip a completion")
 
 
 def know_rewards(path):

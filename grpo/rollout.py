@@ -1,7 +1,7 @@
 """Rollouts: what was sampled, and what is read to score it. The same for every kind of policy."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -28,7 +28,8 @@ class Policy(Protocol):
         """Hidden states (K, C) that predict the sampled tokens which reading.index() lists."""
 
     def project(self, states):
-        """(K, C) -> (K, V) float32 logits over the V tokens that it can write."""
+        """(K, C) -> (K, V) float32 logits over the V tokens that it can write. One that it must not write has a very
+        negative logit; minus infinity would make the exact KL NaN."""
 
     def frozen(self):
         """A policy that stays as this one is now: the reference."""
@@ -200,6 +201,11 @@ class Rollouts:
         by_completion = {name: x[rows] for name in BY_COMPLETION if (x := getattr(self, name)) is not None}
         return replace(self, **by_completion, ref_distributions=ref_distributions, texts=None,
                        reading=self.reading.select(problems)), rows
+
+
+def plain(x):
+    """The fields of a dataclass as plain tensors and values, and those of the dataclasses in it."""
+    return {f.name: plain(value) if is_dataclass(value := getattr(x, f.name)) else value for f in fields(x)}
 
 
 BY_TOKEN = ("target", "mask", "train_mask", "old_logp", "ref_logp")  # fields of (N, M)

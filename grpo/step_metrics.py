@@ -2,8 +2,10 @@
 
 import torch
 
+from core.training_step import NONFINITE
+
 LOGGED = "logged by "          # begins the name of a sum of what rewards logged
-OF_THE_TRAINER = ("step", "lr", "kl_beta", "bad_step", "tokens_per_second")  # added to a record later; and time/...
+OF_THE_TRAINER = ("step", "lr", "kl_beta", "bad_rollouts", "tokens_per_second")  # added to a record later; and time/...
 LARGEST = ("mismatch_max",)  # of these the largest over micro-batches and ranks counts; all others add up
 
 
@@ -61,6 +63,18 @@ def rollout_sums(rollouts, scored, differ, discriminative=False):
     return sums
 
 
+def nonfinite_rewards(scored, mask):
+    """How many completions have a reward, or a credit of a sampled token, that is not a finite number. NaN in a Scored
+    is none: there it means that the completion was skipped. mask: (N, M). Returns ()."""
+    seen, credit = ~scored.reward.isnan(), ~scored.credit.isfinite()                 # (P, G), (P, G, 1 or M)
+    if credit.shape[2] > 1:
+        credit = credit & (mask.view_as(credit) > 0)
+    bad = scored.reward.isinf() | credit.any(2) & seen                               # (P, G)
+    for x in scored.values.values():
+        bad = bad | x.view_as(bad).isinf()
+    return bad.sum()
+
+
 def logged_sums(metrics, names):
     """The sums of metrics {name: (sum, count)} that rewards logged, with those of these names that only others have."""
     sums = {}
@@ -92,6 +106,7 @@ def finish_metrics(out):
     metrics |= {"text_tokens": out["text_tokens"], "grad_norm": out["grad_norm"],
                 "skipped_steps": out["skipped_steps"], "empty_steps": out["empty_steps"],
                 "skipped_samples": N - out["scored"]}
+    metrics |= {name: x for name, x in out.items() if name.startswith(NONFINITE)}
     begin = f"{LOGGED}sum of "
     logged = {key.removeprefix(begin): x for key, x in out.items() if key.startswith(begin)}
     for name in logged:

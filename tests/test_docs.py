@@ -43,6 +43,15 @@ def test_a_shipped_config_is_one(path):
     assert len(origin) > 3
 
 
+def test_the_settings_that_newcomers_look_for_exist():
+    rows = [cells for heading, cells in tables("docs/coming_from.md")]
+    assert len(rows) > 50 and all(len(cells) == 3 and all(cells[:2]) for cells in rows)
+    named = {name for cells in rows for name in CODE.findall(" ".join(cells[1:])) if not name.startswith("python ")}
+    named |= set(CODE.findall(pathlib.Path(ROOT, "docs/coming_from.md").read_text().split("## nanoGPT")[1]))
+    named = {name for name in named if not name.startswith(("python ", "--")) and "=" not in name}
+    assert len(named) > 50 and named <= FIELDS, named - FIELDS
+
+
 def test_every_metric_has_a_meaning_a_healthy_range_and_a_remedy():
     rows = list(tables("docs/metrics.md"))
     assert len(rows) > 50
@@ -125,7 +134,7 @@ def test_a_walk_through_the_code_never_goes_back_to_a_file():
 
 def test_no_table_of_thirty_rows_stands_without_headings():
     for document in ("README.md", "grpo/README.md", "AGENTS.md", *(f"docs/{name}.md" for name in (
-            "algorithm", "metrics", "results", "architecture", "huggingface"))):
+            "algorithm", "metrics", "results", "architecture", "huggingface", "security", "trackers", "coming_from"))):
         rows = 0
         for line in pathlib.Path(ROOT, document).read_text().split("\n"):
             rows = rows + 1 if line.startswith("|") else 0

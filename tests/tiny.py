@@ -4,6 +4,7 @@ import base64
 import json
 import multiprocessing
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -302,6 +303,31 @@ def without_clock(records):
     """Logged records without times and speeds, which differ from run to run."""
     return [{key: x for key, x in record.items() if not key.startswith(("time/", "tokens_per_second"))}
             for record in records]
+
+
+def contents(folder):
+    """{path within the folder: text} of all files in it."""
+    return {str(p.relative_to(folder)): p.read_text() for p in sorted(pathlib.Path(folder).rglob("*")) if p.is_file()}
+
+
+class Cut(Exception):
+    """The power failed."""
+
+
+def cut_after(monkeypatch, count):
+    """The operation on files number `count` (from 0) and all later ones do not happen."""
+    left = [count]
+
+    def limited(real):
+        def operation(*arguments):
+            if left[0] == 0:
+                raise Cut
+            left[0] -= 1
+            return real(*arguments)
+        return operation
+
+    for name in ("replace", "remove"):
+        monkeypatch.setattr(os, name, limited(getattr(os, name)))
 
 
 def run_script(*arguments, ranks=1, cwd=ROOT, threads=None, **environment):

@@ -73,7 +73,7 @@ class FillInEvaluation:
         self.judges = {name: judge for name, judge in judges.items() if judge is not None}
         self.config = replace(config, group_size=config.eval_completions, seed=data.seed + NOISE_SEED, train_pass_k=1,
                               fill_estimator="trajectory",
-                              stored_megabytes=2**40)  # a batch is small, and the KL here is always exact
+                              stored_megabytes=10**9)  # a batch is small, and the KL here is always exact
         self.batches = []  # (number of the drawn batch, part of it)
         for first in range(0, config.eval_problems, PROBLEMS_PER_STEP):
             step, size = first // PROBLEMS_PER_STEP, min(PROBLEMS_PER_STEP, config.eval_problems - first)

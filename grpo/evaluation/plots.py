@@ -5,6 +5,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+from core.whole_files import writing
+
 PANELS = ("judge", "gold_judge", "word_validity", "token_accuracy", "greedy_accuracy", "sampled_accuracy", "pass_at_k",
           "completion_length", "kl", "entropy")  # held-out metrics with a panel, of both kinds of generator
 
@@ -63,5 +65,6 @@ def draw_temperatures(curves, path):
 
 def save(figure, path):
     figure.tight_layout()
-    figure.savefig(path, dpi=90)
+    with writing(path):
+        figure.savefig(path, dpi=90)
     plt.close(figure)

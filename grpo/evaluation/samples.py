@@ -2,8 +2,10 @@
 
 import json
 import os
+from itertools import pairwise
 
 from core.logger import highlight
+from core.whole_files import writing
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
 LOGGED = "logged by "  # begins the name of a sum of what a reward logged
@@ -57,9 +59,21 @@ def format_samples(records, color):
 
 
 def append_samples(out_dir, step, records):
-    with open(os.path.join(out_dir, "samples.jsonl"), "a") as f:
-        f.writelines(json.dumps({"step": step, **{k: v for k, v in r.items() if k != "mask"}},
-                                default=str) + "\n" for r in records)
+    """Adds samples to <out_dir>/samples.jsonl. A mask becomes "filled": {text: [[first, end], ...]}, the stretches of
+    characters that were masked."""
+    path = os.path.join(out_dir, "samples.jsonl")
+    with writing(path), open(path, "a") as f:
+        for record in records:
+            kept = {key: value for key, value in record.items() if key != "mask"}
+            if "mask" in record:
+                kept["filled"] = {name: spans(mask) for name, mask in record["mask"].items()}
+            f.write(json.dumps({"step": step, **kept}, default=str) + "\n")
+
+
+def spans(mask):
+    """[[first, end]] of the stretches of a list in which it is true."""
+    edges = [i for i, (a, b) in enumerate(pairwise([False, *mask, False])) if bool(a) != bool(b)]
+    return [list(pair) for pair in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def comparison_table(before, after):

@@ -7,11 +7,14 @@ import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from core.config import run_config_file
 from core.records import RAW
+from core.user_code import UserCodeError, as_user_error, definition, run_user_code
+from grpo.reward_functions.reward_log import Log
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Reward:
 REWARDS: dict[str, Reward] = {}
 # Parameters that a worker process cannot be given, and that records do not have
 IN_PROCESS = {"texts", "judge_model", "reward_scorer"}
+SEARCH_SECONDS = 2.0  # the longest search for the completion with which a reward raised an error
 OF_PLAIN = ("prompt", RAW)          # fields for functions without @reward alone: the record's own prompt and answer
 OF_THE_RUN = ("trainer_state", "log_metric", "log_extra")  # TRL's; a reward may name them in any place of its signature
 
@@ -83,9 +87,11 @@ def load_reward_file(path):
     sys.path.insert(0, folder)
     try:
         names = run_config_file(path)
-    except ImportError as error:
-        raise ValueError(f"reward_file={path} cannot be run ({error}); pip install what it needs, or put the file that "
-                         "it imports beside it") from None
+    except UserCodeError as error:
+        if not isinstance(error.__cause__, ImportError):
+            raise
+        raise ValueError(f"reward_file={path} cannot be run ({error.__cause__}); pip install what it needs, or put "
+                         f"the file that it imports beside it ({error.line})") from None
     finally:
         sys.path.remove(folder)
     return {name: x for name, x in names.items() if callable(x) and not inspect.isclass(x)}
@@ -140,47 +146,6 @@ def check_filled(name, given):
             raise ValueError(f"reward {name} needs the field '{key}' in every record")
 
 
-@dataclass
-class Log:
-    """What rewards log beside their values: metrics {name: (sum, count)}, extra columns {name: list of N}."""
-    metrics: dict = field(default_factory=dict)
-    columns: dict = field(default_factory=dict)
-
-    def log_metric(self, name, value):
-        """Adds to the mean that is logged under this name; a value that is not finite is left out of it."""
-        if math.isfinite(value := float(value)):
-            total, count = self.metrics.get(name, (0.0, 0))
-            self.metrics[name] = (total + value, count + 1)
-
-    def log_extra(self, column, values):
-        """Adds values to a column of the samples: in the end, one for each completion of the call."""
-        self.columns.setdefault(column, []).extend(values)
-
-    def add(self, other, name=""):
-        """Adds the log of another function, a reward of this name, for the same completions. A column that is already
-        there becomes name/column."""
-        for column, values in other.columns.items():
-            self.columns[f"{name}/{column}" if column in self.columns else column] = values
-        for name, (total, count) in other.metrics.items():
-            mine = self.metrics.get(name, (0.0, 0))
-            self.metrics[name] = (mine[0] + total, mine[1] + count)
-
-    def extra(self, i):
-        """{column: value} of completion i."""
-        return {column: values[i] for column, values in self.columns.items()}
-
-    @classmethod
-    def join(cls, parts):
-        """The logs of calls with different completions, [(number of completions, Log)], as that of one call. A column
-        is None where a call did not log it."""
-        joined = cls()
-        for _, log in parts:
-            joined.add(cls(log.metrics))
-        for column in dict.fromkeys(column for _, log in parts for column in log.columns):
-            joined.columns[column] = [x for n, log in parts for x in log.columns.get(column, [None] * n)]
-        return joined
-
-
 def run_reward(name, fields, settings, N):
     """Calls a reward by its name, here or in a worker process. Returns (a list of N values, its Log)."""
     return run_together([(name, fields, settings, N)])[0]
@@ -190,32 +155,73 @@ def run_together(calls):
     """[(a list of N values, Log)] of several calls (name, fields, settings, N). The functions are called one after
     another; those that are `async def` then run at the same time, on one event loop."""
     logs, found = [Log() for _ in calls], []
-    for (name, fields, settings, _), log in zip(calls, logs, strict=True):
-        logging = {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(name, key)}
-        found.append(REWARDS[name].fn(**fields, **settings, **logging))
-    waiting = [i for i, values in enumerate(found) if inspect.isawaitable(values)]
-    for i, values in zip(waiting, wait_for([found[i] for i in waiting]) if waiting else [], strict=True):
-        found[i] = values
+    try:
+        for (name, fields, settings, _), log in zip(calls, logs, strict=True):
+            found.append(call(name, fields, settings, log))
+        waiting = {calls[i][0]: values for i, values in enumerate(found) if inspect.isawaitable(values)}
+        done = wait_for(waiting) if waiting else {}
+    except UserCodeError as error:
+        name, fields, settings, N = next(c for c in calls if c[0] == error.reward)
+        raise ValueError(f"{error.line}: reward {name}, {failing(error, fields, settings, N)}: {error.what}") from error
+    found = [done.get(name, values) for (name, _, _, _), values in zip(calls, found, strict=True)]
     return [(checked(name, values, log, N), log)
             for (name, _, _, N), values, log in zip(calls, found, logs, strict=True)]
+
+
+def call(name, fields, settings, log):
+    """What the function of a reward returns, of an `async def` what is to be awaited. A UserCodeError has its name."""
+    logging = {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(name, key)}
+    try:
+        return run_user_code(REWARDS[name].fn, **fields, **settings, **logging)
+    except UserCodeError as error:
+        error.reward = name
+        raise
+
+
+def failing(error, fields, settings, N):
+    """The prompt and the completion with which a reward raised an error, in words. The function is called with one
+    completion after the other until one raises the same error; if none does, it is the call as a whole."""
+    until, i, alone = time.monotonic() + SEARCH_SECONDS, 0, N == 1
+    if not any(fields.get("completions", "?")):  # those of check_records, which finds the record itself
+        until = 0.0
+    while not alone and i < N and time.monotonic() < until:
+        try:
+            values = call(error.reward, {key: x[i : i + 1] for key, x in fields.items()}, settings, Log())
+            if inspect.isawaitable(values):
+                wait_for({error.reward: values})
+        except UserCodeError as again:
+            alone = again.line == error.line
+        i += not alone
+    shown = ", ".join(f"{key[:-1]} {short(fields[key][i if alone else 0])}" for key in ("prompts", "completions")
+                      if key in fields)
+    return shown or "called" if alone else f"called with {N} completions, the first with {shown}"
+
+
+def short(value):
+    """A text or a list of messages, cut after 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def checked(name, values, log, N):
     """The values of a reward as a list; NaN of a plain function becomes None, as in TRL. Raises ValueError if it did
     not return, or log, one for each completion."""
+    place, numbers = definition(REWARDS[name].fn), f"return a list of {N} numbers or None"
+    where = f" ({place})" if place else ""
     if getattr(values, "ndim", 1) != 1:
-        raise ValueError(f"reward {name} returned shape {tuple(values.shape)}; return one value for each completion")
+        raise ValueError(f"reward {name} returned shape {tuple(values.shape)}; {numbers}{where}")
     if not hasattr(values, "__len__") or isinstance(values, (str, bytes, dict, set)):
-        raise ValueError(f"reward {name} returned {type(values).__name__}; return a list of {N} numbers or None")
+        raise ValueError(f"reward {name} returned {short(values)}; {numbers}{where}")
     if len(values) != N:
-        raise ValueError(f"reward {name} returned {len(values)} values for {N} completions")
+        raise ValueError(f"reward {name} returned {len(values)} values for {N} completions; {numbers}{where}")
     for column, logged in log.columns.items():
         if len(logged) != N:
-            raise ValueError(f"reward {name}: log_extra({column!r}, ...) got {len(logged)} values for {N} completions")
+            raise ValueError(f"reward {name}: log_extra({column!r}, ...) got {len(logged)} values for {N} completions"
+                             f"{where}")
     values = values.tolist() if hasattr(values, "tolist") else list(values)
     wrong = [x for x in values if not is_number(x)]
     if wrong:
-        raise ValueError(f"reward {name} returned a list with {wrong[0]!r:.60}; return a list of {N} numbers or None")
+        raise ValueError(f"reward {name} returned a list with {short(wrong[0])}; {numbers}{where}")
     skipped = lambda x: x is not None and REWARDS[name].plain and math.isnan(x)
     return [None if skipped(x) else x for x in values]
 
@@ -224,16 +230,24 @@ def is_number(x):
     """Whether a value is None or a number, of numpy or torch too."""
     try:
         return x is None or not isinstance(x, (str, bytes)) and isinstance(float(x), float)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         return False
 
 
-def wait_for(coroutines):
-    """Their results, in order."""
+def wait_for(waiting):
+    """{name of a reward: what it returns} of {name: what is to be awaited}. A UserCodeError has the reward's name."""
     async def together():
-        return await asyncio.gather(*coroutines)
+        return await asyncio.gather(*waiting.values(), return_exceptions=True)
 
-    return asyncio.run_coroutine_threadsafe(together(), event_loop()).result()
+    found = asyncio.run_coroutine_threadsafe(together(), event_loop()).result()
+    for name, result in zip(waiting, found, strict=True):
+        if isinstance(result, BaseException):
+            error = as_user_error(result, REWARDS[name].fn)
+            if error is None:
+                raise result
+            error.reward = name
+            raise error from result
+    return dict(zip(waiting, found, strict=True))
 
 
 @functools.cache

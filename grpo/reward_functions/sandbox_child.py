@@ -1,50 +1,99 @@
-"""The child process of sandbox.py: limits itself, runs the code, runs the tests, and only then writes the nonce.
+"""The child process of sandbox.py: it gives up what the code must not have, runs the code, and then the tests.
 
-It runs as a script in an isolated interpreter and imports nothing of this repository.
+It runs as a script in an isolated interpreter and imports nothing of this repository but its two neighbours.
+
+    sandbox_child.py tests|program PARENT PARTS BYTES RLIMIT_NAME=VALUE...
+
+It reads the length of the code, 8 bytes, and the code. Of a program, the rest of the input is the program's own, and so
+is its output after "ready". Otherwise the child writes "ready" and "ended" around the code, and reads the tests, again
+after their length, and then a nonce, which it writes if the tests ran to their end.
 """
 
 import _posixsubprocess
-import json
+import builtins
+import errno
 import os
 import resource
-import runpy
 import signal
 import sys
+import types
 
 REFUSED = frozenset(["os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system", "pty.spawn", "subprocess.Popen",
-                     "os.kill", "os.killpg", "signal.pthread_kill",
-                     "os.mkdir"])  # a very deep tree of folders could not be deleted afterwards
+                     "os.kill", "os.killpg", "signal.pthread_kill", "os.setxattr", "resource.prlimit", "sys.settrace",
+                     "sys.setprofile", "gc.get_objects", "gc.get_referrers", "gc.get_referents",
+                     "sqlite3.enable_load_extension", "sqlite3.load_extension"])
 ALLOWED = frozenset(["socket.__new__"])  # event loops create a pair of sockets; connect and bind stay refused
-CHANGES = frozenset(["os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
-                     "os.chown", "os.utime", "shutil.rmtree"])
+CHANGES = frozenset(["os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate",
+                     "os.chmod", "os.chown", "os.utime", "shutil.rmtree", "sqlite3.connect"])
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+FOLDERS = 100        # folders that a program can make: a very deep tree could not be deleted afterwards
 
 
-def main():
-    """Reads a job from standard input; writes "ready", and then the job's nonce if code and tests ran to their end."""
-    job = json.load(sys.stdin.buffer)
-    report = os.dup(1)
+def main(kind, parent, parts, size, *limits):
+    """Reads the code and runs it, as the head of this file says."""
+    job, report = (0, 1) if kind == "program" else (os.dup(0), os.dup(1))
     null = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
+    for number in (2,) if kind == "program" else (0, 1, 2):
         os.dup2(null, number)
     os.environ.clear()  # not empty even here: Python sets LC_CTYPE
-    limit(job["limits"])
+    limit({name: int(value) for name, value in (text.split("=") for text in limits)})
+    if sys.platform == "linux":
+        kernel(report, parts.split(","), int(parent), int(size))
+    # Taken now, because the code can replace them where they are defined
+    read, write, leave, run_text, original = received, os.write, os._exit, runner(), dict(vars(builtins))
+    code = read(job)
     _posixsubprocess.fork_exec = refuse  # multiprocessing calls this, which has no audit event
     sys.addaudithook(guard(os.path.realpath(os.getcwd())))
-    run("solution.py", "", {})  # fails here, before "ready", if the limits are too low for any code
-    os.write(report, b"ready\n")
-    names = run("solution.py", job["code"], {})
-    run("tests.py", job["tests"], names)  # the file is written only now, so that the code could not read it
-    os.write(report, job["nonce"].encode())
-    os._exit(0)  # without the exit handlers that the code may have registered
+    run_text(b"", "solution", {})  # fails here, before "ready", if the limits are too low for any code
+    write(report, b"ready\n")
+    if kind == "program":
+        return run_text(code, "__main__", {})
+    names = run_text(code, "solution", {})
+    vars(builtins).update(original)
+    write(report, b"ended\n")
+    run_text(read(job), "tests", names)
+    write(report, read(job))
+    leave(0)  # without the exit handlers that the code may have registered
 
 
-def run(path, text, names):
-    """Runs a text as a file with the global `names`. Returns its globals, without those of the form __name__."""
-    with open(path, "w", encoding="utf-8") as f:
-        f.write(text)
-    names = runpy.run_path(path, init_globals=names)
-    return {name: value for name, value in names.items() if not (name.startswith("__") and name.endswith("__"))}
+def received(job, read=os.read):
+    """What the parent process sends next: 8 bytes with its length, then so many bytes."""
+    def exactly(count):
+        found = b""
+        while len(found) < count and (part := read(job, count - len(found))):
+            found += part
+        return found
+
+    return exactly(int.from_bytes(exactly(8), "big"))
+
+
+def runner(compile=compile, Function=types.FunctionType, Module=types.ModuleType, modules=sys.modules):
+    """A function that runs a text as a new module with the global `names`, and returns the module's globals without
+    those of the form __name__. It holds what it needs, so that the code cannot replace it."""
+    def run_text(text, name, names):
+        module = Module(name)
+        module.__dict__.update(names, __builtins__=builtins)
+        modules[name] = module
+        Function(compile(text, f"{name}.py", "exec", dont_inherit=True), module.__dict__)()
+        return {key: x for key, x in module.__dict__.items() if not (key.startswith("__") and key.endswith("__"))}
+
+    return run_text
+
+
+def kernel(report, parts, parent, size):
+    """What the kernel protects. If it refuses, reports "errno text" and ends."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path.insert(0, here)
+    import sandbox_kernel
+    import sandbox_syscalls
+    sys.path.remove(here)
+    try:
+        sandbox_kernel.protect(parts, parent, size, sandbox_syscalls.filter_program)
+    except OSError as error:
+        os.write(report, f"{error.errno} {error.filename}: {error.strerror}".encode())
+        os._exit(1)
+    for name in [name for name in sys.modules if name.startswith(("ctypes", "_ctypes", "sandbox_"))]:
+        del sys.modules[name]  # the guard refuses to import it again
 
 
 def limit(limits):
@@ -64,25 +113,37 @@ def limit(limits):
 def guard(folder):
     """An audit hook that refuses processes, signals, network, ctypes, and changes to files outside `folder`.
 
-    RLIMIT_NPROC is not enough, because it does not limit root.
+    It gives Python code a clear error. Where the kernel does not protect, it is all there is, and code that is written
+    to get around it can.
     """
+    realpath, isdir, fsdecode, devnull, made = os.path.realpath, os.path.isdir, os.fsdecode, os.devnull, [0]
+    refused, allowed, changes, writes, most, raise_error = REFUSED, ALLOWED, CHANGES, WRITES, FOLDERS, refuse
+
     def inside(path):
-        path = os.path.realpath(os.fsdecode(path))
-        return path == os.devnull or path.startswith(folder + os.sep)
+        path = realpath(fsdecode(path))
+        return path in (devnull, folder) or path.startswith(folder + "/")
 
     def hook(event, arguments):
-        if event in REFUSED or event.startswith(("ctypes.", "socket.")) and event not in ALLOWED:
-            refuse(event)
-        if event in CHANGES or event == "open" and arguments[2] & WRITES:
-            if not all(inside(path) for path in arguments[:2] if isinstance(path, (str, bytes))):
-                refuse(event)
+        if event in refused or event.startswith(("ctypes.", "socket.")) and event not in allowed:
+            raise_error(event)
+        if event == "import" and arguments[0].rpartition(".")[2] in ("ctypes", "_ctypes"):
+            raise_error("import ctypes")
+        if event == "os.mkdir":
+            made[0] += 1
+            if made[0] > most:
+                raise_error(f"more than {most} folders")
+        paths = [x for x in arguments[: 1 if event == "open" else 2] if isinstance(x, (str, bytes))]
+        # A folder that is open could be written to through dir_fd
+        if event in changes or event == "open" and (arguments[2] & writes or paths and isdir(paths[0])):
+            if not all(path in (":memory:", "") or inside(path) for path in paths):
+                raise_error(event)
 
     return hook
 
 
 def refuse(event, *arguments):
-    raise PermissionError(f"the sandbox refuses {event}")
+    raise PermissionError(errno.EPERM, f"the sandbox refuses {event}")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -22,38 +22,55 @@ def code_correctness(prompts, completions, **columns):
 
 
 def check_tests(tests=None, **columns):
-    """Raises ValueError unless a record's `tests` are Python code: a text that is not blank, or a list of texts."""
-    text = joined(tests)
-    try:
-        ast.parse(text.encode(), "tests")  # bytes, as the sandbox reads them: a byte order mark is allowed
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"reward code_execution: tests={tests!r:.60} of a record cannot be parsed: {error}") from None
+    """Raises ValueError unless a record's `tests` are Python code, a text that is not blank or a list of texts, or
+    inputs and outputs, a list of {"input": text, "output": text}."""
+    tests = read_tests(tests)
+    if isinstance(tests, str):
+        try:
+            ast.parse(tests.encode(), "tests")  # bytes, as the sandbox reads them: a byte order mark is allowed
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise ValueError(f"reward code_execution: tests={tests!r:.60} of a record cannot be parsed: "
+                             f"{error}") from None
 
 
-def joined(tests):
-    """The tests of a record as one text. Raises ValueError if they are missing, blank or of a wrong type."""
+def read_tests(tests):
+    """The tests of a record as one text, or as a list of inputs and outputs. Raises ValueError if they are missing,
+    blank or of a wrong type."""
     if tests is None:
         raise ValueError("reward code_execution needs the field 'tests' in every record")
-    texts = [tests] if isinstance(tests, str) else tests
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"reward code_execution: tests={tests!r} of a record must be a text or a list of texts")
-    if not "".join(texts).strip():
-        raise ValueError(f"reward code_execution needs the field 'tests' in every record, not {tests!r}: any code "
+    tests = [tests] if isinstance(tests, str) else tests
+    if isinstance(tests, list) and tests and all(map(is_case, tests)):
+        text, outputs = tests, [case["output"] for case in tests]
+    elif isinstance(tests, list) and all(isinstance(part, str) for part in tests):
+        text, outputs = "\n".join(tests), tests
+    else:
+        raise ValueError(f"reward code_execution: tests={tests!r:.200} of a record must be a text, a list of texts, or "
+                         "a list of {'input': text, 'output': text}")
+    if not "".join(outputs).strip():
+        raise ValueError(f"reward code_execution needs the field 'tests' in every record, not {tests!r:.200}: any code "
                          "would pass blank tests")
-    return "\n".join(texts)
+    return text
+
+
+def is_case(test):
+    """Whether a test is an input and an output."""
+    return isinstance(test, dict) and set(test) == {"input", "output"} and all(
+        isinstance(text, str) for text in test.values())
 
 
 @reward(0, 1, slow=True, check=check_tests)
-def code_execution(prompts, completions, *, sandbox_seconds=5.0, sandbox_megabytes=256, **columns):
-    """1 if the code passes the record's `tests` (text, or a list of texts) in a limited child process; else 0.
+def code_execution(prompts, completions, *, sandbox_seconds=5.0, sandbox_megabytes=256, sandbox="auto", **columns):
+    """1 if the code passes the record's `tests` in a limited child process, else 0; None if the machine is full.
 
+    tests: Python code, a text or a list of texts, which runs after the code; or a list of {"input": text, "output":
+    text}, for each of which the code runs as a program that must print that output.
     Raises ValueError for a record whose tests are blank: any code would pass them.
     """
     scores = []
     for text, tests in zip(completions, column(code_execution, columns, "tests"), strict=True):
-        code, tests = extract_code(text), joined(tests)
-        verdict = run_tests(code, tests, sandbox_seconds, sandbox_megabytes) if code.strip() else "failed"
-        scores.append(float(verdict == "passed"))
+        code, tests = extract_code(text), read_tests(tests)
+        verdict = run_tests(code, tests, sandbox_seconds, sandbox_megabytes, sandbox) if code.strip() else "failed"
+        scores.append(None if verdict == "skipped" else float(verdict == "passed"))
     return scores
 
 

@@ -1,6 +1,7 @@
 """Worker processes in which slow rewards run, with a deadline."""
 
 import multiprocessing
+import os
 import time
 
 from grpo.reward_functions.registry import REWARDS, Log, run_reward
@@ -51,15 +52,24 @@ class Workers:
 
 
 def start_pool(count, start, arguments):
-    """Worker processes; returns when all have started, which is no part of a job's time."""
+    """Worker processes; returns when all have started, which is no part of a job's time. Raises ValueError if one
+    cannot start."""
     spawn = multiprocessing.get_context("spawn")
-    started = spawn.Semaphore(0)
+    started = spawn.SimpleQueue()
     pool = spawn.Pool(count, start_worker, (started, start, arguments))
     for _ in range(count):
-        started.acquire()
+        if fault := started.get():
+            pool.terminate()
+            raise ValueError(fault)
     return pool
 
 
 def start_worker(started, start, arguments):
-    start(*arguments)
-    started.release()
+    if hasattr(os, "setpgid"):  # a signal to the run's group ends the run after its step, which needs the workers
+        os.setpgid(0, 0)
+    try:
+        start(*arguments)
+    except ValueError as error:  # such as one of the user's reward_file, which loads in the main process alone
+        started.put(f"a worker process could not start: {error}")
+    else:
+        started.put("")

@@ -1,5 +1,7 @@
-"""Tables of results: mean and standard deviation over seeds, or the metrics at several temperatures.
+"""Pages and tables of results: a run, several runs side by side, mean and standard deviation over seeds, temperatures.
 
+python grpo/tools/report.py html out-grpo
+python grpo/tools/report.py compare out-a out-b out-c --page=compare.html
 python grpo/tools/report.py seeds out-seed-1 out-seed-2 out-seed-3 out-seed-4 out-seed-5 --picture=docs/curves.png
 python grpo/tools/report.py seeds out-before out-after --over=seconds --picture=docs/wall_clock.png
 python grpo/tools/report.py temperatures config/grpo_example.py --picture=docs/temperatures.png
@@ -18,6 +20,7 @@ from core.model import MASKED_FILL
 from core.models import load_model
 from grpo.build import build_data, build_models, fill_in_evaluation, make_policy
 from grpo.evaluation.plots import draw_curves, draw_temperatures
+from grpo.evaluation.report_page import write_report
 from grpo.grpo_config import GRPOConfig
 
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -73,19 +76,21 @@ def report_temperatures(argv, trained, picture):
 
 
 def main(argv):
-    """Reads the command line and prints one of the two reports."""
-    options = {"picture": None, "trained": None, "over": "step"}
+    """Reads the command line and writes one of the four reports."""
+    options = {"picture": None, "page": "compare.html", "trained": None, "over": "step"}
     keys = tuple(f"--{key}=" for key in options)
-    given = dict(a.removeprefix("--").split("=", 1) for a in argv if a.startswith(keys))
-    rest = [a for a in argv[1:] if not a.startswith(keys)]
-    options |= given
-    folders = argv[:1] == ["seeds"]
-    if (not rest or argv[0] not in ("seeds", "temperatures") or options["over"] not in ("step", "seconds")
-            or folders and any(a.startswith("-") for a in rest)):
-        raise UsageError("python grpo/tools/report.py seeds FOLDER... [--over=seconds] [--picture=FILE], "
+    options |= dict(a.removeprefix("--").split("=", 1) for a in argv if a.startswith(keys))
+    kind, rest = "".join(argv[:1]), [a for a in argv[1:] if not a.startswith(keys)]
+    folders = kind in ("html", "compare", "seeds")
+    if (not rest or not folders and kind != "temperatures" or options["over"] not in ("step", "seconds")
+            or folders and any(a.startswith("-") for a in rest) or kind == "html" and len(rest) > 1):
+        raise UsageError("python grpo/tools/report.py html FOLDER, compare FOLDER... [--page=FILE], "
+                         "seeds FOLDER... [--over=seconds] [--picture=FILE], "
                          "or temperatures CONFIG [--trained=FILE] [--picture=FILE]")
-    if folders:
+    if kind == "seeds":
         report_seeds(rest, options["picture"], options["over"])
+    elif folders:
+        print(write_report(*rest, path=options["page"] if kind == "compare" else None))
     else:
         report_temperatures(rest, options["trained"], options["picture"])
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass, fields
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from core.config import ROOT, UsageError, load_config, run_script
+from core.config import UsageError, load_config, run_script
 from core.logger import read_records
+from core.user_code import ROOT
 from grpo.grpo_config import GRPOConfig
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.objectives import OBJECTIVES

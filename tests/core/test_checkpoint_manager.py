@@ -1,15 +1,17 @@
 """Files: whole or not at all, safe to load, and clear about what is wrong with them."""
 
+import errno
 import os
 import pathlib
+import random
 
 import pytest
 import torch
 
-from core import checkpoint_manager
-from core.checkpoint_manager import CheckpointManager, set_aside
+from core.checkpoint_manager import CheckpointManager, states
 from core.models import load_model, save_model
-from tests.tiny import TOKENIZER, model
+from core.whole_files import CannotWrite
+from tests.tiny import TOKENIZER, Cut, contents, cut_after, model
 
 
 def manager_of(folder, net, keep=0):
@@ -31,7 +33,7 @@ def test_state_round_trip_and_keep(tmp_path):
     for step in (1, 2, 3):
         manager.save(step, net.state_dict(), [optimizer], {"val_loss": 1.5}, before={"x": 0.5})
     assert sorted(os.listdir(tmp_path / "out")) == ["model-000002.safetensors", "model-000003.safetensors",
-                                                   "model.safetensors", "state.pt"]
+                                                   "model.safetensors", "state-000002.pt", "state.pt"]
     other = model(seed=2)
     fresh, untouched = torch.optim.AdamW(other.parameters()), {k: v.clone() for k, v in other.state_dict().items()}
     state = manager.load(other.state_dict(), [fresh])
@@ -40,11 +42,8 @@ def test_state_round_trip_and_keep(tmp_path):
     assert all(torch.equal(state["model"][name], p) for name, p in net.state_dict().items())
     assert all(torch.equal(untouched[name], p) for name, p in other.state_dict().items()), "the caller loads them"
     assert load_model(str(tmp_path / "out" / "model.safetensors"))[1] == {"step": 3, "val_loss": 1.5}
-    whole = (tmp_path / "out" / "state.pt").read_bytes()
-    (tmp_path / "out" / "state.pt").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="state.pt is damaged or cut short"):
-        manager.load(other.state_dict(), [fresh])
-    os.remove(tmp_path / "out" / "state.pt")
+    for name in ("state.pt", "state-000002.pt"):
+        os.remove(tmp_path / "out" / name)
     with pytest.raises(FileNotFoundError, match="resume=True"):
         manager.load(other.state_dict(), [fresh])
 
@@ -76,7 +75,8 @@ def test_models_that_are_folders_are_numbered_and_removed_as_files_are(tmp_path)
     manager = CheckpointManager(str(tmp_path), write_folder, keep=2, suffix="")
     for step in (1, 2, 3):
         manager.save(step, {}, [], {})
-    assert sorted(os.listdir(tmp_path)) == ["model", "model-000002", "model-000003", "state.pt"]
+    assert sorted(os.listdir(tmp_path)) == ["model", "model-000002", "model-000003", "state-000002.pt",
+                                            "state.pt"]
     assert contents(tmp_path / "model-000002") == {"config.json": "2"}
     assert contents(tmp_path / "model") == {"config.json": "3"} and manager.numbered() == ["model-000002",
                                                                                            "model-000003"]
@@ -124,26 +124,6 @@ def test_a_state_of_an_earlier_version_still_loads(tmp_path):
     assert state["step"] == 4 and set(state["model"]) == set(net.state_dict())
 
 
-class Cut(Exception):
-    """The power failed."""
-
-
-def cut_after(monkeypatch, count):
-    """The operation on files number `count` (from 0) and all later ones do not happen."""
-    left = [count]
-
-    def limited(real):
-        def operation(*arguments):
-            if left[0] == 0:
-                raise Cut
-            left[0] -= 1
-            return real(*arguments)
-        return operation
-
-    for name in ("replace", "remove"):
-        monkeypatch.setattr(checkpoint_manager.os, name, limited(getattr(os, name)))
-
-
 class Run:
     """A run of three steps that saves at every one; the weights of a step are that number."""
 
@@ -161,16 +141,16 @@ class Run:
             self.manager.save(self.step, self.net.state_dict(), [], {})
 
 
-@pytest.mark.parametrize("count", range(11))
+@pytest.mark.parametrize("count", range(14))
 def test_a_run_whose_save_was_cut_anywhere_ends_with_its_last_model(tmp_path, monkeypatch, count):
     with monkeypatch.context() as patch:
         cut_after(patch, count)
         try:
             Run(tmp_path, resume=False).to_the_end()
-            assert count >= 10, "nine files are put in place and one is removed"
+            assert count >= 13, "eleven files are put in place and two are removed"
         except Cut:
-            assert count < 10
-    Run(tmp_path, resume=(tmp_path / "state.pt").exists()).to_the_end()
+            assert count < 13
+    Run(tmp_path, resume=bool(states(str(tmp_path)))).to_the_end()
     for name, step in (("model", 3), ("model-000003", 3), ("model-000002", 2)):
         net, facts = load_model(str(tmp_path / f"{name}.safetensors"))
         assert facts == {"step": step} and all((p == step).all() for p in net.parameters())
@@ -178,87 +158,120 @@ def test_a_run_whose_save_was_cut_anywhere_ends_with_its_last_model(tmp_path, mo
     assert state["step"] == 3 and all((p == 3).all() for p in state["model"].values())
 
 
-def write(folder, **files):
-    os.makedirs(folder, exist_ok=True)
-    for name, text in files.items():
-        (pathlib.Path(folder) / name).write_text(text)
+def kept_states(folder):
+    return sorted(name for name in os.listdir(folder) if name.startswith("state"))
 
 
-def contents(folder):
-    """{path within the folder: text} of all files in it."""
-    return {str(p.relative_to(folder)): p.read_text() for p in sorted(pathlib.Path(folder).rglob("*")) if p.is_file()}
+def save_steps(folder, net, steps, keep_states=2):
+    """A manager that has saved these steps; the weights of a step are that number."""
+    manager = CheckpointManager(str(folder), lambda path, **facts: None, keep_states=keep_states)
+    for step in steps:
+        manager.save(step, {name: torch.full_like(p, step) for name, p in net.state_dict().items()}, [], {})
+    return manager
 
 
-A = {"config": "A", "metrics": "A", "model": "A", "state.pt": "A"}
+@pytest.mark.parametrize("keep, names", [(1, ["state.pt"]), (2, ["state-000003.pt", "state.pt"]),
+                                         (3, ["state-000002.pt", "state-000003.pt", "state.pt"])])
+def test_the_last_states_are_kept(tmp_path, keep, names):
+    save_steps(tmp_path, model(), (1, 2, 3, 4), keep)
+    assert kept_states(tmp_path) == names
 
 
-def in_folder(folder, files):
-    return {os.path.join(folder, name): text for name, text in files.items()}
+def damage(folder, *names):
+    for name in names:
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[: len(whole) // 2])
 
 
-def test_earlier_runs_are_set_aside_one_by_one(tmp_path):
-    write(tmp_path, **A)
-    assert set_aside(str(tmp_path)) == os.path.join(tmp_path, "previous", "1")
-    assert contents(tmp_path) == in_folder("previous/1", A)
-    assert set_aside(str(tmp_path)) is None and set_aside(str(tmp_path / "nowhere")) is None
-    assert contents(tmp_path) == in_folder("previous/1", A) and not (tmp_path / "nowhere").exists()
+def test_a_damaged_state_is_named_and_the_one_before_it_is_used(tmp_path):
+    net, told = model(), []
+    save_steps(tmp_path, net, (1, 2, 3), keep_states=3)
+    damage(tmp_path, "state.pt", "state-000002.pt")
+    manager = CheckpointManager(str(tmp_path), lambda path, **facts: None, keep_states=3)
+    state = manager.load(net.state_dict(), [], told.append)
+    assert state["step"] == 1 and all((p == 1).all() for p in state["model"].values())
+    assert len(told) == 1 and f"{tmp_path}/state.pt is damaged or cut short" in told[0]
+    assert f"going on from {tmp_path}/state-000001.pt, step 1" in told[0] and "\n" not in told[0]
+    manager.save(2, net.state_dict(), [], {})
+    assert kept_states(tmp_path) == ["state-000001.pt", "state-000002.pt", "state.pt"]
+    damage(tmp_path, "state.pt")
+    assert manager.load(net.state_dict(), [], told.append)["step"] == 1, "a damaged state never replaces a whole one"
 
 
-def test_two_failed_starts_leave_the_run_before_them_whole(tmp_path):
-    write(tmp_path, **A)
-    for number, failed in enumerate(("B", "C", "D"), 1):
-        assert set_aside(str(tmp_path)) == os.path.join(tmp_path, "previous", str(number))
-        write(tmp_path, config=failed)
-    assert contents(tmp_path) == {"config": "D", **in_folder("previous/1", A), "previous/2/config": "B",
-                                  "previous/3/config": "C"}
+def test_if_all_states_are_damaged_one_line_names_them(tmp_path):
+    net = model()
+    manager = save_steps(tmp_path, net, (1, 2))
+    damage(tmp_path, "state.pt", "state-000001.pt")
+    with pytest.raises(ValueError, match="state.pt is damaged.*state-000001.pt is damaged.*start without") as error:
+        manager.load(net.state_dict(), [], pytest.fail)
+    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("count", range(len(A) + 1))
-def test_a_move_that_was_interrupted_goes_on_at_the_next_start(tmp_path, monkeypatch, count):
-    write(tmp_path, **A)
+def test_a_state_that_was_moved_for_the_next_is_found_without_it(tmp_path):
+    net = model()
+    save_steps(tmp_path, net, (1, 2))
+    os.remove(tmp_path / "state.pt")
+    manager = CheckpointManager(str(tmp_path), lambda path, **facts: None)
+    assert manager.exists() and manager.load(net.state_dict(), [], pytest.fail)["step"] == 1
+
+
+def changed(state, **changes):
+    return {key: x for key, x in (state | changes).items() if x is not None}
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda s: [s], "a list instead of named values"), (lambda s: changed(s, step="3"), "without a valid step"),
+    (lambda s: changed(s, optimizers=None), "without a valid optimizers"), (lambda s: changed(s, model={"a": 1}), "model"),
+    (lambda s: changed(s, layout=None), "without a valid layout"), (lambda s: changed(s, identity=3), "valid identity"),
+    (lambda s: changed(s, model={name: p[:1] for name, p in s["model"].items()}), "not those that it lists"),
+    (lambda s: changed(s, optimizers=[]), "not those that it lists"),
+    (lambda s: changed(s, optimizers=[{"state": {}, "param_groups": []}]), ""),
+    (lambda s: changed(s, optimizers=[7]), "")])
+def test_a_file_that_torch_reads_but_that_is_no_state_is_damaged(tmp_path, change, words):
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters())
+    manager = manager_of(tmp_path, net)
+    manager.save(1, net.state_dict(), [optimizer], {})
+    torch.save(change(torch.load(tmp_path / "state.pt", weights_only=True)), tmp_path / "state.pt")
+    with pytest.raises(ValueError, match=f"state.pt is damaged or cut short .*{words}.*start without") as error:
+        manager.load(net.state_dict(), [optimizer])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_bytes_and_random_changes_are_damaged_or_harmless(tmp_path, seed):
+    net, rng = model(), random.Random(seed)
+    manager = save_steps(tmp_path, net, (1,))
+    content = bytearray((tmp_path / "state.pt").read_bytes())
+    if seed % 4 == 0:
+        content = rng.randbytes(rng.randrange(3000))
+    for place in rng.sample(range(len(content)), min(len(content), 1 + seed % 7)) if seed % 4 else ():
+        content[place] ^= 1 << rng.randrange(8)
+    (tmp_path / "state.pt").write_bytes(content)
+    try:
+        state = manager.load(net.state_dict(), [])
+    except ValueError as error:
+        assert "damaged or cut short" in str(error) or "another model" in str(error), error
+        assert "\n" not in str(error)
+    else:
+        assert all((p == 1).all() for p in state["model"].values()), "a changed weight is noticed"
+
+
+def test_a_save_that_fails_names_the_last_good_state_and_leaves_it(tmp_path, monkeypatch):
+    net = model()
+    manager = save_steps(tmp_path, net, (1, 2))
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     with monkeypatch.context() as patch:
-        cut_after(patch, count)
-        with pytest.raises(Cut):
-            set_aside(str(tmp_path))
-    assert sorted(contents(tmp_path).values()) == ["A"] * len(A)
-    assert count == 0 or not (tmp_path / "state.pt").exists(), "half a run is not resumed"
-    assert set_aside(str(tmp_path)) == os.path.join(tmp_path, "previous", "1")
-    assert contents(tmp_path) == in_folder("previous/1", A)
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(CannotWrite, match="state.pt could not be written .No space left.*last good state .step 2"):
+            with manager.keeping():
+                manager.save(3, net.state_dict(), [], {})
+    assert kept_states(tmp_path) == ["state-000001.pt", "state.pt"], "no temporary file is left"
+    assert manager.load(net.state_dict(), [], pytest.fail)["step"] == 2
 
 
-def test_a_run_after_an_interrupted_move_overwrites_nothing_of_it(tmp_path, monkeypatch):
-    write(tmp_path, **A)
-    with monkeypatch.context() as patch:
-        cut_after(patch, 2)
-        with pytest.raises(Cut):
-            set_aside(str(tmp_path))
-    moved = {name for name in os.listdir(tmp_path / "previous" / "partial")}
-    write(tmp_path, **{name: "B" for name in moved})
-    set_aside(str(tmp_path))
-    texts = list(contents(tmp_path).values())
-    assert texts.count("A") == len(A) and texts.count("B") == len(moved) == 2
-
-
-def test_an_earlier_run_of_an_older_version_stays_where_it_is(tmp_path):
-    write(tmp_path / "previous", **A)
-    write(tmp_path, **{"state.pt": "B"})
-    assert set_aside(str(tmp_path)) == os.path.join(tmp_path, "previous", "1")
-    assert contents(tmp_path) == in_folder("previous", A) | {"previous/1/state.pt": "B"}
-
-
-def test_folders_of_a_run_stay_and_numbers_are_not_used_again(tmp_path):
-    write(tmp_path / "wandb", log="x")
-    write(tmp_path / "previous" / "9", log="y")
-    write(tmp_path, log="z")
-    assert set_aside(str(tmp_path)) == os.path.join(tmp_path, "previous", "10")
-    assert contents(tmp_path) == {"wandb/log": "x", "previous/9/log": "y", "previous/10/log": "z"}
-
-
-def test_models_that_are_folders_are_set_aside_with_their_run_and_other_folders_stay(tmp_path):
-    for name in ("model", "model-000002", "notes", "model-notes"):
-        write(tmp_path / name, **{"config.json": name})
-    write(tmp_path, **{"state.pt": "A"})
-    assert set_aside(str(tmp_path)) == os.path.join(tmp_path, "previous", "1")
-    moved = {"model/config.json": "model", "model-000002/config.json": "model-000002", "state.pt": "A"}
-    assert contents(tmp_path) == in_folder("previous/1", moved) | {"notes/config.json": "notes",
-                                                                   "model-notes/config.json": "model-notes"}
+def test_the_way_on_without_a_state_is_to_start_again(tmp_path):
+    assert "start again" in CheckpointManager(str(tmp_path), None).way_on()

@@ -1,23 +1,19 @@
 """Config files, --key=value, --help, and how a script ends."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
 import pytest
 
-from core.config import HELP_WIDTH, RunConfig, UsageError, describe, help_lines, load_config, save_config
+from core.config import RunConfig, UsageError, check_out_dir, describe, load_config, save_config
 from core.pretrain_config import PretrainConfig
+from core.user_code import UserCodeError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-CONFIGS = sorted({(str(path.relative_to(ROOT)), name) for folder in ("core", "grpo", "data")
-                  for path in ROOT.joinpath(folder).rglob("*.py")
-                  for name in re.findall(r"load_config\((\w+Config),", path.read_text())})
 
 
 def load(*argv, cls=PretrainConfig):
@@ -55,6 +51,9 @@ def test_one_word_for_a_list_is_refused_with_the_way_to_write_it():
     ("--grad_clip=None", "grad_clip=None must be float"),
     ("--max_grad_norm=1", "did you mean grad_clip"),
     ("--n_layer", "write --key=value"),
+    ("--fill_checkpoints=(1,)", r"fill_checkpoints=\(1,\) must be tuple of str, not a tuple with 1$"),
+    ("--n_layer=" + "(" * 5000, "n_layer='.*[.]{3} must be int, not str"),
+    ("--n_layer=" + "9" * 5000, "n_layer='99.*[.]{3} must be int, not str"),
     ("n_layer=4", "expected a config file")])
 def test_a_mistake_is_named(argument, message):
     with pytest.raises(UsageError, match=message) as error:
@@ -73,7 +72,25 @@ def test_a_mistake_in_a_file_names_the_file(tmp_path):
         load("gone.py")
 
 
-@pytest.mark.parametrize("key", ["block_size", "batch_size", "gradient_accumulation_steps", "max_iters",
+@pytest.mark.parametrize(("text", "error", "message"), [
+    ("seed = 1\n\nbatch_size = 1 // 0\n", UserCodeError, "c.py, line 3: batch_size = 1 // 0: ZeroDivisionError: .* by"),
+    ("raise SystemExit('no')\n", UserCodeError, r"c.py, line 1: raise SystemExit\('no'\): SystemExit: no$"),
+    ("raise KeyError('a\\nb')\n", UserCodeError, "c.py, line 1: raise .*: KeyError: 'a.*b'$"),
+    ("import neighbour_that_fails\n", UserCodeError, "neighbour_that_fails.py, line 2: 1 / 0: ZeroDivisionError"),
+    ("batch_size = 10 ** 5000\n", ValueError, "^batch_size=an int of 16610 bits must be at most 1e6$"),
+    ("out_dir = 'a\\0b'\n", UsageError, "c.py: out_dir='a.x00b' must not have a NUL character"),
+    ("seed = 1\0\n", UsageError, "c.py is not a Python file"),
+    ("x = " + "(" * 1000, UsageError, "c.py.*: too many nested parentheses")])
+def test_what_a_file_raises_is_its_own_line_and_the_error(tmp_path, monkeypatch, text, error, message):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "neighbour_that_fails.py").write_text("\n1 / 0\n")
+    (tmp_path / "c.py").write_text(text)
+    with pytest.raises(error, match=message) as found:
+        load(str(tmp_path / "c.py"))
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("key", ["batch_size", "gradient_accumulation_steps", "max_iters",
                                  "log_interval", "eval_interval", "save_interval", "max_bad_steps"])
 def test_counts_and_intervals_of_a_run_are_at_least_one(key):
     assert getattr(RunConfig(**{key: 1}), key) == 1
@@ -82,9 +99,13 @@ def test_counts_and_intervals_of_a_run_are_at_least_one(key):
 
 
 @pytest.mark.parametrize("setting, message", [
-    ({"learning_rate": 0.0}, "learning_rate=0.0 must be above 0"), ({"seed": -1}, "seed=-1 must not be negative"),
+    ({"learning_rate": 0.0}, "learning_rate=0.0 must be above 0"), ({"seed": -1}, "seed=-1 must be at least 0"),
     ({"learning_rate": -1e-3}, "learning_rate=-0.001 must be above 0"),
-    ({"keep_checkpoints": -1}, "keep_checkpoints=-1 must be at least 0")])
+    ({"keep_checkpoints": -1}, "keep_checkpoints=-1 must be at least 0"),
+    ({"block_size": 1}, "block_size=1 must be at least 2"), ({"beta1": 1.5}, "beta1=1.5 must be below 1"),
+    ({"weight_decay": -1.0}, "weight_decay=-1.0 must be at least 0"), ({"optimizer": "sgd"}, "not one of adamw, muon"),
+    ({"chat_template_kwargs": {"a": {1}}}, "chat_template_kwargs={'a': .1.} must consist of texts"),
+    ({"chat_template_kwargs": {1: 2}}, "chat_template_kwargs=.1: 2. must have texts as keys")])
 def test_values_are_checked_before_anything_starts(setting, message):
     with pytest.raises(ValueError, match=message):
         RunConfig(**setting)
@@ -99,65 +120,6 @@ def test_the_difference_from_the_defaults_is_shown_with_its_origin(tmp_path):
     saved = json.loads((tmp_path / "c.json").read_text())
     assert saved["dropout"] == 0.5 and saved["n_layer"] == 3 and saved["fill_checkpoints"] == []
     assert set(saved) == {f.name for f in dataclasses.fields(PretrainConfig)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Shared:
-    """What the two example configs below share."""
-
-    # data
-    folder: str = "here"        # where texts are
-    # system
-    device: str | None = None   # cpu or cuda
-
-
-@dataclasses.dataclass(frozen=True)
-class Example(Shared):
-    # model
-    width: int = 8              # of the hidden states: a reason that goes on and on for so long that it needs
-                                # a second line of its own
-    rate: float = 0.5           # how fast
-
-    # system
-    device: str | None = "cpu"
-    names: tuple = ()           # of people, in the order (first, last)
-
-
-def test_help_shows_sections_defaults_types_and_reasons(capsys):
-    with pytest.raises(SystemExit) as stop:
-        load("--width=4", "--help", cls=Example)
-    first, *lines = capsys.readouterr().out.rstrip("\n").split("\n")
-    assert stop.value.code == 0 and "--key=value" in first
-    assert lines == [
-        "", "model",
-        "  --width=8        int          of the hidden states: a reason that goes on and on for so long that it "
-        "needs a second",
-        "                                line of its own",
-        "  --rate=0.5       float        how fast",
-        "", "system",
-        "  --device='cpu'   str or None  cpu or cuda",
-        "  --names=()       tuple        of people, in the order (first, last)",
-        "", "data",
-        "  --folder='here'  str          where texts are"]
-
-
-def test_help_works_without_sections_defaults_or_source():
-    names = dataclasses.field(default_factory=list)
-    small = dataclasses.make_dataclass("small", [("size", int), ("names", list, names)])
-    assert [line.split() for line in help_lines(small)[2:]] == [["--size", "int"], ["--names=[]", "list"]]
-
-
-@pytest.mark.parametrize(("path", "name"), CONFIGS)
-def test_every_key_of_every_script_has_a_reason(path, name):
-    spec = importlib.util.spec_from_file_location(f"config_of_{path.replace('/', '_')[:-3]}", ROOT / path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    lines = help_lines(getattr(module, name))
-    fields = dataclasses.fields(getattr(module, name))
-    line = re.compile(r"  --(\w+)=(.+?)  +(str or tuple|str|int|float|bool|tuple|dict)( or None)?  +(\S.*)")
-    shown = [line.fullmatch(x) for x in lines if x.startswith("  --")]
-    assert all(shown) and {match[1] for match in shown} == {field.name for field in fields}
-    assert len(shown) == len(fields) and max(map(len, lines)) <= HELP_WIDTH == 120
 
 
 SCRIPT = """
@@ -215,3 +177,25 @@ def test_a_learning_rate_that_would_rise_is_refused():
     with pytest.raises(ValueError, match="min_lr=0.0001 is above learning_rate=1e-05.*; set min_lr=1e-06"):
         RunConfig(learning_rate=1e-5)
     assert RunConfig(learning_rate=1e-4).min_lr == 1e-4
+
+
+def test_a_folder_that_cannot_be_made_or_written_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    check_out_dir(str(tmp_path / "new" / "deep"))
+    for path in ("file", "file/deep"):
+        with pytest.raises(ValueError, match=f"out_dir=.*{path} cannot be a folder: .*file is a file; name another"):
+            check_out_dir(str(tmp_path / path))
+    with pytest.raises(ValueError, match="out_dir='' is no name of a folder"):
+        check_out_dir("")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
+    with pytest.raises(ValueError, match=f"out_dir=.*new cannot be written: {tmp_path} is not yours to write to"):
+        check_out_dir(str(tmp_path / "new"))
+
+
+def test_a_file_that_the_system_refuses_is_one_line(tmp_path):
+    for error, code, message in (("PermissionError(13, 'Permission denied', 'x')", 1, "error: x: Permission denied\n"),
+                                 ("NotADirectoryError(20, 'no folder', 'x/y')", 1, "error: x/y: no folder\n"),
+                                 ("OSError(5, 'Input/output error')", 1, "Traceback")):
+        done = subprocess.run([sys.executable, script(tmp_path, f"raise {error}")], capture_output=True, text=True,
+                              timeout=60)
+        assert done.returncode == code and done.stderr.startswith(message)

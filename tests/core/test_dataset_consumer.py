@@ -127,3 +127,21 @@ def test_masks_that_the_tokenizer_cannot_make_are_refused(tmp_path):
     DatasetConsumer(str(tmp_path), LANGUAGE_MODEL, 16, 4, masks={"line": 1.0}, tokenizer=t)
     with pytest.raises(ValueError, match="its tokenizer has no mask token, which filling in needs"):
         DatasetConsumer(str(tmp_path), MASKED_FILL, 16, 4, tokenizer=t)
+
+
+@pytest.mark.parametrize("dtype", ["object", "float64", "uint8", 3, None, ["uint16"]])
+def test_ids_of_another_type_are_refused(tmp_path, dtype):
+    write_text_dataset(tmp_path, TEXT)
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    (tmp_path / "meta.json").write_text(json.dumps(meta | {"dtype": dtype}))
+    with pytest.raises(ValueError, match=r"meta.json: dtype=.* is not one of uint16, uint32; prepare the dataset again"):
+        DatasetConsumer(str(tmp_path), MASKED_FILL, 16, 2)
+
+
+def test_an_id_outside_the_vocabulary_is_refused(tmp_path):
+    write_text_dataset(tmp_path, TEXT)
+    (tmp_path / "train.bin").write_bytes(np.full(100, TOKENIZER.vocab_size, dtype=np.uint16).tobytes())
+    data = DatasetConsumer(str(tmp_path), MASKED_FILL, 16, 2)
+    with pytest.raises(ValueError, match="train.bin has the token id 99, but its vocabulary has 99 tokens; prepare"):
+        data.batch("train", 0)
+    data.batch("val", 0)

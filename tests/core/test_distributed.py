@@ -5,7 +5,7 @@ import pathlib
 import pytest
 import torch
 
-from core.distributed import Distributed, detect_device, detect_dtype
+from core.distributed import Distributed, OtherRank, detect_device, detect_dtype
 from tests.tiny import ROOT, model
 
 
@@ -58,3 +58,25 @@ def test_a_single_process_is_the_whole_world():
         assert torch.equal(p, before)
         assert p.grad.sum() == (p.numel() if p is net.head.weight else 0), "a missing gradient counts as zero"
     dist.close()
+
+
+@pytest.mark.parametrize("text, words", [
+    ("[pair.cc:538] Connection closed by peer [127.0.0.1]:4711\nmore", "another rank did: see its error .*4711"),
+    ("Timed out waiting 5000ms for recv operation", "another rank did not answer for rank_timeout=5 seconds")])
+def test_what_goes_wrong_between_ranks_is_one_line(text, words):
+    with pytest.raises(OtherRank, match=f"^rank 0 ended because {words}") as error:
+        with Distributed("cpu", timeout=5.0).ending_together():
+            raise RuntimeError(text)
+    assert "\n" not in str(error.value)
+
+
+def test_errors_of_the_rank_itself_are_not_blamed_on_others():
+    for error in (torch.OutOfMemoryError("x"), ValueError("x"), NotImplementedError("x")):
+        with pytest.raises(type(error)) as caught, Distributed("cpu").ending_together():
+            raise error
+        assert caught.value is error
+
+
+def test_a_single_process_agrees_with_itself_and_closes_after_a_block():
+    with Distributed("cpu") as dist:
+        assert dist.agree(15) == 15 and dist.agree(False) == 0

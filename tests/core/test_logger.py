@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from core.logger import Logger, format_number, highlight, keep_records, read_records
+from core.logger import Logger, each_record, format_number, highlight, keep_records, read_records
 
 
 def test_metrics_survive_a_crash_and_a_resume(tmp_path, capsys):
@@ -33,26 +33,6 @@ def test_numbers_that_are_not_finite_are_logged_as_valid_json(tmp_path, capsys):
     record = json.loads(open(logger.path).read(), parse_constant=pytest.fail)
     assert record == {"step": 1, "loss": None, "grad_norm": None}
     assert "nan" in (shown := capsys.readouterr().out) and "inf" in shown
-
-
-def test_a_failing_dashboard_does_not_stop_the_run(tmp_path, capsys):
-    class Broken:
-        def log(self, *_, **__):
-            raise DashboardError("connection lost")
-
-        finish = log
-
-    class DashboardError(Exception):
-        """As wandb.Error is: no OSError, no RuntimeError."""
-
-    logger = Logger(str(tmp_path), 10, ("loss",), Broken())
-    logger.wandb_errors = (DashboardError,)
-    logger.close()
-    logger.wandb_run = Broken()
-    logger.start()
-    logger.log(1, {"loss": 1.0})
-    logger.log(2, {"loss": 1.0})
-    assert len(read_records(logger.path)) == 2 and capsys.readouterr().out.count("wandb failed (connection lost)") == 2
 
 
 def test_numbers_are_short():
@@ -125,3 +105,37 @@ def test_the_other_ranks_write_nothing(tmp_path, capsys):
 
 def test_control_characters_of_a_sample_do_not_reach_the_terminal():
     assert highlight("a\n\x1b[2J\r\x00b", [0] * 9, color=False) == "a\u21b5\ufffd[2J\ufffd\ufffdb"
+
+
+def test_the_estimate_of_a_long_run_keeps_few_times_and_hardly_changes(tmp_path, monkeypatch):
+    cost, found = (lambda step: 5.0 if step <= 1000 else 1.0), {}
+    for most in (10**9, 100):
+        monkeypatch.setattr(Logger, "MOST_TIMES", most)
+        found[most] = estimates(tmp_path, 6000, cost, range(2, 6000, 97))
+    for step, exact in found[10**9].items():
+        assert seconds(found[100][step]) == pytest.approx(seconds(exact), rel=0.05, abs=5), step
+    logger = Logger(str(tmp_path), 6000, ("loss",))
+    for _ in range(6000):
+        logger.tick()
+    assert len(logger.ended) <= 100 and logger.done == 6000
+    assert {b[0] - a[0] for a, b in zip(logger.ended, logger.ended[1:])} == {64}
+
+
+def test_records_are_read_one_at_a_time(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n\n{"step": 2}\nno JSON\n{"step": 4}')
+    found = each_record(str(tmp_path / "metrics.jsonl"))
+    assert next(found) == {"step": 1} and next(found) == {"step": 2}
+    with pytest.raises(ValueError):
+        next(found)
+    assert list(each_record(str(tmp_path / "none.jsonl"))) == []
+
+
+@pytest.mark.parametrize("line", ["{", "\0\0", "[1]", "null", '{"loss": 1.0}', '{"step": "1"}', "[" * 100_000, "\udcff"])
+def test_a_damaged_line_is_named(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line.encode(errors="surrogateescape") + b'\n{"step": 2}\n')
+    for read in (read_records, lambda path: keep_records(path, 2)):
+        with pytest.raises(ValueError, match="metrics.jsonl, line 2 is damaged; delete the line") as error:
+            read(str(path))
+        assert "\n" not in str(error.value)
+    assert path.read_bytes().count(b"\n") == 3, "nothing is dropped"

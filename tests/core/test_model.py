@@ -222,3 +222,17 @@ def test_the_squared_relu_passes_finite_differences():
     x = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     assert torch.equal(SquaredReLU.apply(x), x.clamp(min=0) ** 2)
     assert torch.autograd.gradcheck(SquaredReLU.apply, x)
+
+
+@pytest.mark.parametrize(("setting", "message"), [
+    ({"n_layer": 100_000}, "n_layer=100000 must be at most 1e3"), ({"n_layer": -1}, "n_layer=-1 must be at least 1"),
+    ({"n_embd": 2**20}, "n_embd=1048576 must be at most 65536"), ({"n_head": 0}, "n_head=0 must be at least 1"),
+    ({"block_size": 10**12}, "block_size=1000000000000 must be at most 1e6"),
+    ({"n_layer": "4"}, "n_layer='4' must be int, not str"), ({"tied": 1}, "tied=1 must be bool, not int"),
+    ({"n_layer": True}, "n_layer=True must be int, not bool"), ({"mode": None}, "mode=None must be str"),
+    ({"dropout": float("nan")}, "dropout=nan must be a number"), ({"n_head": 3}, "must be a multiple of 2 . n_head=6"),
+    ({"base_vocab_size": 101}, "base_vocab_size=101 must be at most vocab_size=100"),
+    ({"block_size": 10**6, "n_head": 1}, "block_size=1000000 . n_embd=128 / n_head=1 must be at most 33554432")])
+def test_a_shape_that_cannot_be_is_refused_before_memory_is_taken(setting, message):
+    with pytest.raises(ValueError, match=message):
+        GPTConfig(**setting)

@@ -1,5 +1,6 @@
 """Model files of ours: whole or not at all, each enough to use the model, and clear about what is wrong with them."""
 
+import json
 import os
 import re
 
@@ -86,3 +87,45 @@ def test_a_missing_file_is_one_line_with_the_command_that_makes_it(key, config):
         read_header("nowhere", key)
     found = re.search(r"python core/pretrain.py (config/\w+.py) --export=nowhere$", str(error.value))[1]
     assert found == f"config/pretrain_{config}.py" and os.path.exists(os.path.join(ROOT, found))
+
+
+def rewritten(path, change):
+    """The file with another header, or other tensors. change(header, weights): changes them in place"""
+    with safetensors.safe_open(path, "pt") as f:
+        header, weights = json.loads(f.metadata()["nano_grpo"]), {name: f.get_tensor(name) for name in f.keys()}
+    text = change(header, weights)
+    save_file(weights, path, {"nano_grpo": text if isinstance(text, str) else json.dumps(header)})
+
+
+def config_with(**settings):
+    return lambda header, weights: header["config"].update(settings)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (config_with(n_layer=100_000), "config in its header is damaged: n_layer=100000 must be at most 1e3"),
+    (config_with(n_layer=900), r"tensor blocks.1.attention.out.weight has shape \[16, 16\], but in the file None"),
+    (config_with(n_embd=2**16), r"tensor blocks.0.attention.out.weight has shape \[65536, 65536\], but .*\[16, 16\]"),
+    (config_with(n_layer="4"), "n_layer='4' must be int, not str"), (config_with(n_head=0), "n_head=0 must be at lea"),
+    (config_with(width=3), "has the unknown key width"), (config_with(vocab_size=150), "but its tokenizer 99"),
+    (lambda header, weights: (header["config"].pop("tied"), None)[1], "the config in its header lacks tied"),
+    (lambda header, weights: (header.pop("facts"), None)[1], "its header has no object 'facts'"),
+    (lambda header, weights: header.update(config=[1]), "its header has no object 'config'"),
+    (lambda header, weights: "[]", "its header must be an object {...}, not list"),
+    (lambda header, weights: "null", "its header must be an object {...}, not NoneType"),
+    (lambda header, weights: "[" * 100_000, "its header is not JSON .nested too deeply."),
+    (lambda header, weights: (weights.pop("norm.weight"), None)[1], r"norm.weight has shape \[16\], but .* None"),
+    (lambda header, weights: weights.update(other=torch.zeros(2)), r"other has shape None, but in the file \[2\]"),
+    (lambda header, weights: weights.update({"norm.weight": torch.zeros(16, dtype=torch.int8)}), "is of type I8, not")])
+def test_a_hostile_header_is_one_line_before_a_model_is_built(tmp_path, monkeypatch, change, message):
+    path = save(tmp_path / "m.safetensors", model())
+    rewritten(path, change)
+    built = []
+    monkeypatch.setattr(model_file.GPT, "load_state_dict", lambda *arguments: built.append(arguments))
+    with pytest.raises(ValueError, match=f"^judge_checkpoint={path}: .*{message}.*; copy or train it again$") as error:
+        read_model_file(path, key="judge_checkpoint")
+    assert "\n" not in str(error.value) and not built
+
+
+def test_a_file_that_the_system_refuses_is_one_line(tmp_path):
+    with pytest.raises(ValueError, match=f"checkpoint={tmp_path} cannot be read"):
+        read_header(str(tmp_path))

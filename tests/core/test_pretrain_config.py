@@ -15,10 +15,12 @@ from core.pretrain_config import PretrainConfig
     ({"judge_head": "x"}, "judge_head='x' is not one of realness, cls"),
     ({"n_layer": 0}, "n_layer=0 must be at least 1"),
     ({"n_head": 0}, "n_head=0"), ({"n_embd": 0}, "n_embd=0"), ({"eval_batches": 0}, "eval_batches=0"),
-    ({"block_size": 0}, "block_size=0 must be at least 1"), ({"seed": -1}, "seed=-1 must not be negative"),
-    ({"mask_low": 0.7}, "without masks"), ({"mask_random": 0.0, "mask_span": 0.0}, "without masks"),
+    ({"block_size": 0}, "block_size=0 must be at least 2"), ({"seed": -1}, "seed=-1 must be at least 0"),
+    ({"mask_low": 0.7}, "mask_low=0.7 must be at most mask_high=0.6"), ({"mask_random": 0.0, "mask_span": 0.0}, "without masks"),
     ({"learning_rate": 0.0}, "learning_rate=0.0 must be above 0"),
     ({"template": "poem"}, "template='poem' is not one of plain, chat, math, code, model"),
+    ({"dropout": 1.0}, "dropout=1.0 must be below 1"), ({"clean_share": -0.1}, "clean_share=-0.1 must be at least 0"),
+    ({"fill_temperature_low": 2.0}, "fill_temperature_low=2.0 must be at most fill_temperature_high=1.0"),
     ({"lora_rank": -1}, "lora_rank=-1"), ({"load_in_4bit": True}, "set lora_rank=16"),
     ({"lora_rank": 4, "init_from": "out-pretrain/model"}, "init_from=out-pretrain/model lies in out_dir=out-pretrain")])
 def test_values_that_cannot_work_are_refused(setting, message):

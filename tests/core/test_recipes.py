@@ -55,18 +55,24 @@ def test_a_recipe_of_a_dataset_may_have_arguments(tmp_path):
 
 
 def test_a_checkpoint_is_trained_in_a_folder_beside_it_and_resumed_there(tmp_path, monkeypatch):
-    commands = []
+    commands, path = [], tmp_path / "g.safetensors"
 
     class Finished:
         returncode = 0
 
-    monkeypatch.setattr("core.recipes.subprocess.run", lambda command, env: commands.append(command) or Finished)
-    path = str(tmp_path / "g.safetensors")
-    for _ in range(2):
-        build_missing_checkpoint(path, "config.py", "key", "mine", lambda text: None)
-        os.makedirs(tmp_path / "g-run", exist_ok=True)
-        (tmp_path / "g-run" / "state.pt").touch()
-    for command, resume in zip(commands, ("False", "True"), strict=True):
-        assert command[0] == sys.executable and command[1].endswith(os.path.join("core", "pretrain.py"))
-        assert command[2:] == ["config.py", "--dataset=mine", f"--out_dir={tmp_path}/g-run", f"--export={path}",
-                               f"--resume={resume}"]
+    def run(command, env):
+        commands.append(command)
+        path.touch()
+        return Finished
+
+    monkeypatch.setattr("core.recipes.subprocess.run", run)
+    build_missing_checkpoint(str(path), "config.py", "key", "mine", lambda text: None)
+    assert commands[0][0] == sys.executable and commands[0][1].endswith(os.path.join("core", "pretrain.py"))
+    assert commands[0][2:] == ["config.py", "--dataset=mine", f"--out_dir={tmp_path}/g-run", f"--export={path}",
+                               "--resume=auto"]
+
+
+def test_a_recipe_that_was_stopped_before_it_wrote_its_file_ends_the_run(tmp_path):
+    script = recipe(tmp_path, "sys.exit(0)")
+    with pytest.raises(ValueError, match="building .*made with .* failed or was stopped, see above; start again to go"):
+        build_missing(str(tmp_path / "made"), script, "generator_checkpoint", [script], lambda text: None)

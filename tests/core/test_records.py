@@ -36,12 +36,16 @@ def test_every_way_to_write_a_list_of_records_is_read(tmp_path):
 
 @pytest.mark.parametrize(("text", "message"), [
     ('{"prompt": "a"}\n\n{"answer": "b"}', r"line 3: no prompt; .*question, instruction"),
-    ('{"prompt": "a"}\n{"prompt": "b"', "line 2: not JSON"), ("", "has no records"), ("\n \n", "has no records"),
+    ('{"prompt": "a"}\n{"prompt": "b"', "line 2 is not JSON .*column 15.; correct it$"), ("", "has no records"), ("\n \n", "has no records"),
     ('{"prompts": []}', "has no records"), ('[{"prompt": "a"}, 3]', "record 2: .*object.*int"),
     ('{"prompt": "a"}\n{"prompt": ""}', "line 2: prompt must be"), ('[{"prompt": []}]', "record 1: prompt must be"),
     ('[{"prompt": [{"role": "user"}]}]', "prompt must be"), ("42", "list of records"), ('{"prompts": 4}', "list of"),
     ('{"prompt": "a"}\n{"prompt": "b", "split": "test"}', "line 2: split='test' must be train or val"),
-    (b'{"prompt": "a"}\n{"prompt": "\xff"}', "line 2: not UTF-8")])
+    (b'{"prompt": "a"}\n{"prompt": "\xff"}', "line 2: not UTF-8"),
+    ('{"prompt": "a"}\n' + "[" * 100_000, "line 2 is not JSON .nested too deeply.; correct it"),
+    ('{"prompt": "a", "x": ' + "[" * 101 + "]" * 101 + "}", "record 1: nested more than 100 levels deep"),
+    ('{"prompt": "a", "x": ' + "9" * 5000 + "}", "line 1 is not JSON .Exceeds the limit"),
+    ('{"prompt": "a"}\n{"prompt": "b", "x": ["\\ud800"]}', "line 2: a text has half of a surrogate pair")])
 def test_a_mistake_in_a_file_is_named_with_its_place(tmp_path, text, message):
     (tmp_path / "bad.jsonl").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=f"bad.jsonl.*{message}"):

@@ -10,8 +10,8 @@ import requests
 import tiktoken
 
 from core.models import load_model, load_tokenizer, save_model
-from core.tokenizer import (BPETokenizer, CharTokenizer, by_character, fold_to_ascii, from_description, named_tokenizer,
-                            same_vocabulary)
+from core.tokenizer import (BPETokenizer, CharTokenizer, by_character, fold_to_ascii, from_description, load_meta,
+                            named_tokenizer, same_vocabulary)
 from tests.tiny import TOKENIZER, model, write_ranks
 
 TAGS = ["<end_working_out>", "<SOLUTION>", "</SOLUTION>"]
@@ -163,3 +163,25 @@ def test_characters_are_marked_by_the_token_that_they_belong_to():
 
     assert by_character(Words(), [0, 1, 2, 3], [False, False, True, True]) == [0] * 7 + [1] * 5
     assert by_character(Words(), [2, 0], [True, False]) == [1] * 5 + [0] * 4
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("[]", "must be an object {...}, not list"), ("null", "must be an object"), ("{}", "has no tokenizer"),
+    ("[" * 100_000, "is not JSON .nested too deeply."), ('{"tokenizer": []}', "has no tokenizer"),
+    ('{"a": ' + "9" * 5000 + "}", "is not JSON .Exceeds the limit"), (b"\xff\xff", "is not JSON .'utf-")])
+def test_a_hostile_meta_json_is_one_line(tmp_path, text, message):
+    (tmp_path / "meta.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=f"^{tmp_path}/meta.json {message}.*prepare the dataset again") as error:
+        load_meta(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"kind": []}, r"kind=\[\] of its tokenizer is of the wrong type"), ({"vocab_size": "99"}, "vocab_size='99' of"),
+    ({"characters": 4}, "characters=4 of its"), ({"characters": ""}, "has no character, or one of them twice"),
+    ({"characters": "aa"}, "has no character, or one of them twice"), ({"tags": [3]}, "tags that are no texts"),
+    ({"tags": [""]}, "tags that are no texts"), ({"kind": "bpe", "encoding": 5}, "encoding=5 of its"),
+    ({"kind": "bpe", "ranks": [1]}, r"ranks=\[1\] of its"), ({"kind": "huggingface", "name": 1}, "name=1 of its")])
+def test_a_hostile_description_is_one_line(change, message):
+    with pytest.raises(ValueError, match=f"^here: .*{message}"):
+        from_description(TOKENIZER.description() | change, "here")

@@ -1,21 +1,21 @@
 """The supervised loop: what it counts, writes and resumes."""
 
 import os
-import re
+import signal
 
 import pytest
 import torch
 
+from core import trainer as trainer_module
 from core.build import build_batches, build_data, build_model
-from core.checkpoint_manager import CheckpointManager
 from core.logger import Logger, read_records
 from core.models import load_model
 from core.pretrain_config import PretrainConfig
-from core.trainer import COLUMNS, BadSteps, Trainer
+from core.trainer import COLUMNS, Trainer
 from tests.tiny import one_process, same, same_momentum, undocumented, without_clock
 
 
-def train(dataset, out_dir, resume=False, **settings):
+def new_trainer(dataset, out_dir, **settings):
     c = PretrainConfig(**{"dataset": dataset, "out_dir": str(out_dir), "block_size": 32, "n_layer": 1, "n_embd": 16,
                           "n_head": 2, "batch_size": 4, "learning_rate": 1e-2, "lr_decay_iters": 6, "warmup_iters": 2,
                           "log_interval": 1, "eval_interval": 3, "save_interval": 3, "eval_batches": 2,
@@ -23,23 +23,16 @@ def train(dataset, out_dir, resume=False, **settings):
     dist = one_process()
     data = build_data(c, dist)
     batches, evaluate = build_batches(c, data, dist)
-    trainer = Trainer(build_model(c, data, dist), c, batches, evaluate, data.tokenizer,
-                      Logger(c.out_dir, c.max_iters, COLUMNS), dist)
+    return Trainer(build_model(c, data, dist), c, batches, evaluate, data.tokenizer,
+                   Logger(c.out_dir, c.max_iters, COLUMNS), dist)
+
+
+def train(dataset, out_dir, resume=False, **settings):
+    trainer = new_trainer(dataset, out_dir, **settings)
     if resume:
         trainer.resume()
     trainer.run()
     return trainer
-
-
-def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_checkpoint(tmp_path):
-    bad = BadSteps(3, CheckpointManager(str(tmp_path), lambda path, **facts: None))
-    for skipped in (1, 1, 0, 1, 1):
-        bad.check(skipped)
-    with pytest.raises(ValueError, match="3 steps in a row.*start again"):
-        bad.check(1)
-    (tmp_path / "state.pt").write_bytes(b"")
-    with pytest.raises(ValueError, match=f"resume=True from {re.escape(str(tmp_path))}/state.pt"):
-        bad.check(1)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -59,7 +52,8 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
                     gradient_accumulation_steps=2)
     counts = {int(s["step"]) for o in trainer.optimizers for s in o.state_dict()["state"].values() if "step" in s}
     assert counts == {5}
-    assert sorted(os.listdir(tmp_path / "run")) == ["metrics.jsonl", "model.safetensors", "state.pt"]
+    assert sorted(os.listdir(tmp_path / "run")) == ["metrics.jsonl", "model.safetensors", "state-000003.pt",
+                                                   "state.pt"]
     final, facts = load_model(str(tmp_path / "run" / "model.safetensors"))
     assert same(final, trainer.model) and facts["step"] == 5 and "val_loss" in facts
     shipped, facts = load_model(str(tmp_path / "shipped.safetensors"))
@@ -89,6 +83,60 @@ def test_a_step_that_is_not_finite_is_counted_and_too_many_end_the_run(dataset, 
     with torch.no_grad():
         next(good.model.parameters()).fill_(torch.nan)
     good.step = 0
-    with pytest.raises(ValueError, match="3 steps in a row had a loss or gradient that is not finite"):
+    with pytest.raises(ValueError, match="3 steps in a row had a loss, gradient or reward that is not finite"):
         good.run()
     assert good.step == 3
+
+
+def test_the_batch_of_a_bad_step_is_kept_and_a_run_repeats_it(dataset, tmp_path, capsys):
+    batches, runs = [], []
+    for name in ("bad", "again"):
+        run = new_trainer(dataset, tmp_path / name, max_iters=4, save_interval=1, gradient_accumulation_steps=2)
+        inner = run.batches
+        run.batches = lambda *which, inner=inner: batches.append(inner(*which)) or batches[-1]
+        states = run.model.states
+        run.model.states = lambda *args, states=states, run=run: states(*args) * (torch.nan if run.step == 2 else 1.0)
+        saved, save = [], run.save
+        run.save = lambda: saved.append(run.step) or save()
+        run.run()
+        runs.append(run)
+        assert run.skipped_steps == 1 and saved == [1, 2, 4], "no state is saved in a bad step"
+    assert same(runs[0].model, runs[1].model)
+    assert os.listdir(tmp_path / "bad" / "bad_steps") == ["step-000003-rank-0.pt"]
+    found = torch.load(tmp_path / "bad" / "bad_steps" / "step-000003-rank-0.pt", weights_only=True)
+    assert found["step"] == 3 and found["not_finite"] == ["loss", "grad_norm"] and found["config"]["max_iters"] == 4
+    for i, name in enumerate(("input", "target", "mask")):
+        assert all(torch.equal(x, batch[i]) for x, batch in zip(found[name], batches[4:6], strict=True))
+    assert "step 3 is skipped, because these are not finite: loss, grad_norm; its batch is in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_after_its_step_and_a_resumed_run_has_the_same_bits(dataset, tmp_path, monkeypatch,
+                                                                                capsys, number):
+    whole, steps, real = train(dataset, tmp_path / "whole"), [], trainer_module.training_step
+
+    def interrupted(*arguments):
+        steps.append(1)
+        if len(steps) == 4:
+            os.kill(os.getpid(), number)
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module, "training_step", interrupted)
+        cut = train(dataset, tmp_path / "cut", export=str(tmp_path / "shipped.safetensors"))
+    assert cut.step == 4 and not (tmp_path / "shipped.safetensors").exists()
+    assert f"stopped by {signal.Signals(number).name} after step 4; go on with --resume=True" in capsys.readouterr().out
+    resumed = train(dataset, tmp_path / "cut", resume=True)
+    assert resumed.step == 6 and same(whole.model, resumed.model)
+    records = [without_clock(read_records(tmp_path / name / "metrics.jsonl")) for name in ("whole", "cut")]
+    assert records[0] == records[1]
+
+
+def test_after_a_damaged_state_the_records_of_later_steps_are_written_again(dataset, tmp_path, capsys):
+    whole = train(dataset, tmp_path / "whole", save_interval=2)
+    train(dataset, tmp_path / "cut", save_interval=2, max_iters=4)
+    (tmp_path / "cut" / "state.pt").write_bytes(b"PK")
+    resumed = train(dataset, tmp_path / "cut", save_interval=2, resume=True)
+    assert "state.pt is damaged" in capsys.readouterr().out and same(whole.model, resumed.model)
+    records = [without_clock(read_records(tmp_path / name / "metrics.jsonl")) for name in ("whole", "cut")]
+    assert records[0] == records[1]

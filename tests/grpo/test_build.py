@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,12 +18,13 @@ from grpo.evaluation.fill_in import FillInEvaluation
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
+from grpo.reward_functions import sandbox
 from grpo.reward_functions.judge import Judge
 from grpo.rewards import Rewards
 from grpo.scoring import with_reference
 from tests.families import adapter_folder, folder_maker, model_folder, write_prose, write_sums
-from tests.tiny import (CAUSAL, TOKENIZER, causal_model, causal_policy, config, consumer, fill_policy, judge, model,
-                        one_process, prompt_config, prompt_consumer, same, sampled, save)
+from tests.tiny import (CAUSAL, TOKENIZER, causal_model, causal_policy, config, consumer, fill_policy, judge, jsonl,
+                        model, one_process, prompt_config, prompt_consumer, same, sampled, save)
 
 
 @pytest.fixture(scope="module")
@@ -356,6 +358,18 @@ def test_the_plan_of_a_native_run_shows_the_prompt_and_its_stop_token(checkpoint
                                            response_prefix="?"))
     assert f"the first prompt ends in {data.records['train'][0]['prompt'] + '?'!r}" in lines
     assert [line for line in lines if line.startswith(f"a completion ends with token {CAUSAL.stop_token_id} ")]
+
+
+def test_the_plan_says_under_what_code_runs_and_a_strict_run_refuses_less(checkpoints, tmp_path, monkeypatch):
+    c = prompt_config(dataset=jsonl(tmp_path / "code.jsonl", *({"prompt": f"{i}+1=", "tests": "pass"}
+                                                               for i in range(10, 40))),
+                      generator_checkpoint=str(checkpoints / "causal"), reward_functions=("code_execution",))
+    under = lambda c: [line for line in planned(c)[0] if line.startswith("code runs under ")]
+    assert len(under(c)) == 1 and under(replace(c, reward_functions=("length_penalty",))) == []
+    monkeypatch.setattr(sandbox, "machine_parts", lambda: {"Landlock": "syscall 444: Function not implemented"})
+    assert "; missing: Landlock (syscall 444: Function not implemented)" in under(c)[0]
+    with pytest.raises(ValueError, match="^sandbox='strict' needs what this machine does not offer: Landlock"):
+        planned(replace(c, sandbox="strict"))
 
 
 def test_the_plan_says_what_is_trained_and_counts_weights_once(folder, sums, tmp_path):

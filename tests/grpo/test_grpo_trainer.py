@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 
 import pytest
 import torch
@@ -189,6 +190,43 @@ def test_a_resumed_causal_run_equals_the_uninterrupted_one_bit_for_bit(prompts, 
     assert not undocumented({key for record in logged for key in record} - {"step"})
 
 
+@pytest.mark.parametrize("at", [2, 5])
+def test_a_signal_ends_the_run_after_its_step_and_a_resumed_run_has_the_same_bits(dataset, tmp_path, capsys, at):
+    """The signal comes while rewards are computed, within an iteration or before its first step."""
+    settings = {"max_iters": 8, "lr_decay_iters": 8, "ppo_epochs": 2, "reference_mode": "ema", "kl_target": 1e-3}
+    uncut = trainer(dataset, tmp_path / "uncut", **settings)
+    uncut.run()
+    inner, calls = rewards(config(), judge()), []
+
+    def reward(rollouts):
+        calls.append(1)
+        if len(calls) == at - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return inner(rollouts)
+
+    cut = trainer(dataset, tmp_path / "cut", reward, **settings)
+    cut.run()
+    assert cut.step == 2 * at - 3 and not (tmp_path / "cut" / "curves.png").exists()
+    assert f"stopped by SIGTERM after step {cut.step}; go on with --resume=True" in capsys.readouterr().out
+    resumed = trainer(dataset, tmp_path / "cut", resume=True, **settings)
+    resumed.run()
+    assert same(uncut.policy, resumed.policy) and same(uncut.reference, resumed.reference)
+    assert without_clock(records(tmp_path / "uncut")) == without_clock(records(tmp_path / "cut"))
+
+
+def test_after_a_damaged_state_the_run_goes_on_from_the_one_before(dataset, tmp_path, capsys):
+    settings = {"max_iters": 4, "lr_decay_iters": 4, "save_interval": 1}
+    uncut = trainer(dataset, tmp_path / "uncut", **settings)
+    uncut.run()
+    trainer(dataset, tmp_path / "cut", **settings | {"max_iters": 3}).run()
+    (tmp_path / "cut" / "state.pt").write_bytes(b"PK")
+    resumed = trainer(dataset, tmp_path / "cut", resume=True, **settings)
+    assert resumed.step == 2 and "state.pt is damaged or cut short" in capsys.readouterr().out
+    resumed.run()
+    assert same(uncut.policy, resumed.policy)
+    assert without_clock(records(tmp_path / "uncut")) == without_clock(records(tmp_path / "cut"))
+
+
 @pytest.mark.parametrize("failing", ["model.safetensors", "state.pt"])
 def test_a_run_cut_within_a_save_and_resumed_ends_with_the_policy_of_an_uncut_one(dataset, tmp_path, monkeypatch,
                                                                                   failing):
@@ -222,7 +260,7 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
     counts = {int(s["step"]) for o in t.optimizers for s in o.state_dict()["state"].values()}
     assert counts == {5}
     assert sorted(os.listdir(tmp_path)) == ["curves.png", "metrics.jsonl", "model.safetensors", "samples.jsonl",
-                                            "state.pt"]
+                                            "state-000003.pt", "state.pt"]
     final, facts = load_model(str(tmp_path / "model.safetensors"))
     assert same(final, t.policy) and facts["step"] == 5 and "eval/judge" in facts
     training = training_records(tmp_path)

@@ -132,10 +132,12 @@ def test_rewards_are_weighted_added_and_may_skip(tmp_path):
     assert scored.reward.tolist() == [[3.0, 2.0], [2.0, 1.0]], "a row for each problem"
     alone = Rewards(run_config("half_or_none", **own))(rolled_out(texts, 4, 4))
     assert alone.reward.isnan().tolist() == [[False, True, False, True]], "skipped by every reward"
-    for name, message in (("wrong_count", "reward wrong_count returned 1 values for 4 completions"),
-                          ("not_a_number", "reward not_a_number returned nan for completion '7'")):
-        with pytest.raises(ValueError, match=message):
-            Rewards(run_config(name, **own))(rolled_out(texts, 4, 4))
+    with pytest.raises(ValueError, match="reward wrong_count returned 1 values for 4 completions"):
+        Rewards(run_config("wrong_count", **own))(rolled_out(texts, 4, 4))
+    not_a_number = Rewards(run_config("not_a_number", **own))
+    assert not_a_number(rolled_out(texts, 4, 4)).reward.isinf().all(), "NaN would mean that they were skipped"
+    with pytest.raises(ValueError, match="reward not_a_number returned a number that is not finite; return None"):
+        not_a_number.check(records())
 
 
 def test_right_is_the_highest_value_of_the_success_reward():
@@ -498,7 +500,7 @@ def test_a_value_error_in_a_worker_process_is_one_line_for_the_user():
     rewards = Rewards(run_config("strict", reward_workers=1))
     rewards.workers.pool = multiprocessing.get_context("fork").Pool(1)  # its process knows the reward above
     try:
-        with pytest.raises(ValueError, match="^cannot score 'a'$") as caught:
+        with pytest.raises(ValueError, match=": reward strict, completion 'a': ValueError: cannot score 'a'$") as caught:
             rewards.score(written(["a", "b"]), 2)
     finally:
         rewards.close()
@@ -594,7 +596,7 @@ def test_training_for_pass_at_k_needs_a_reward_that_decides_what_is_correct():
 @pytest.mark.parametrize(("name", "fields", "message"), [
     ("regex", {"pattern": ["a", "(a", "b"]}, r"f.jsonl, line 2: reward regex: pattern '\(a' of a record"),
     ("code_execution", {"tests": ["pass", " ", "pass"]},
-     r"f.jsonl, line 2: reward code_execution needs the field 'tests' in every record, not ' '"),
+     r"f.jsonl, line 2: reward code_execution needs the field 'tests' in every record, not .' '.: any code would pass blank tests"),
     ("code_execution", {"tests": ["pass", ["a"], 3]}, "f.jsonl, line 3: reward code_execution: tests=3 of a"),
     ("exact_match", {"answer": ["a", "b", None]}, "f.jsonl, line 3: reward exact_match needs the field 'answer'"),
     ("countdown", {"numbers": [[1], [2], [3]], "target": [1, None, None]}, "f.jsonl, line 2: reward countdown needs"),
@@ -624,7 +626,7 @@ def test_a_fast_reward_is_checked_in_one_call_and_a_bad_record_found_in_few():
     rewards = Rewards(run_config("picky"))
     rewards.check(records(5000, answer=["good"] * 5000))
     assert calls == [5000]
-    with pytest.raises(ValueError, match="^f.jsonl, line 3457: no$"):
+    with pytest.raises(ValueError, match="^f.jsonl, line 3457: .*: reward picky, completion '': ValueError: no$"):
         rewards.check(records(5000, answer=["good"] * 3456 + ["bad"] + ["good"] * 500 + ["bad"] * 1043))
     assert len(calls) < 20
 
@@ -676,15 +678,21 @@ def test_the_same_column_of_two_rewards_is_kept_twice(tmp_path):
     assert rewards.score(with_ids(written(["a", "b"])), 2)[2].columns == {"length": [0, 0], "two/length": [1, 1]}
 
 
-def test_nan_of_a_plain_function_skips_a_completion_and_is_an_error_of_a_decorated_one(tmp_path):
+def test_nan_of_a_plain_function_skips_a_completion_and_is_not_finite_from_a_decorated_one(tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text("import math\nfrom grpo.reward_functions.registry import reward\n"
                     "def plain_nan(completions, **kwargs):\n    return [math.nan, 2.0]\n"
                     "@reward\ndef decorated_nan(completions):\n    return [math.nan, 2.0]\n")
     scored = Rewards(run_config("plain_nan", reward_file=str(mine)))(rolled_out(with_ids(written(["a", "b"])), 2, 2))
     assert scored.reward[0, 0].isnan() and scored.reward[0, 1] == 2
-    with pytest.raises(ValueError, match="reward decorated_nan returned nan for completion 'a'"):
-        Rewards(run_config("decorated_nan", reward_file=str(mine))).score(written(["a", "b"]), 2)
+    values, *_ = Rewards(run_config("decorated_nan", reward_file=str(mine))).score(written(["a", "b"]), 2)
+    assert values["decorated_nan"].tolist() == [math.inf, 2.0]
+
+
+def test_a_value_that_is_not_finite_is_neither_right_nor_wrong():
+    rewards = Rewards(run_config("contains"))
+    values = {"contains": torch.tensor([1.0, 0.0, math.nan, math.inf])}
+    assert rewards.right(values).nan_to_num(-1).tolist() == [1, 0, -1, -1]
 
 
 def test_a_field_may_have_any_name():

@@ -8,7 +8,8 @@ import torch
 
 from grpo.grpo_training_step import differ
 from grpo.rewards import Scored
-from grpo.step_metrics import add_up, discriminative_sums, logged_sums, rollout_sums, unique_completions
+from grpo.step_metrics import (add_up, discriminative_sums, logged_sums, nonfinite_rewards, rollout_sums,
+                               unique_completions)
 from tests.tiny import causal_policy, collect, config, fixed_rewards, prompt_consumer, sampled, train, undocumented
 
 
@@ -124,5 +125,17 @@ def test_every_metric_of_a_step_on_prompts_is_documented(prompts):
     metrics = train(policy, collect(policy, lambda r: Scored(torch.rand(r.problems, 4)), data, c), c)
     assert {"reward/overlong", "success_prob", "resampled", "empty_steps", "mismatch_kl",
             "mismatch_max"} <= metrics.keys()
-    assert not undocumented(metrics.keys() - {"text_tokens"})
+    assert not undocumented(metrics.keys() - {"text_tokens", "bad_rollouts"})
     assert undocumented(["loss2", "eval/x"]), "the check finds what is missing"
+
+
+def test_completions_with_a_reward_that_is_not_finite_are_counted_once():
+    nan, inf = float("nan"), float("inf")
+    mask = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
+    reward = torch.tensor([[1.0, inf], [nan, 2.0]])
+    assert nonfinite_rewards(Scored(reward), mask) == 1, "NaN means that it was skipped"
+    credit = torch.tensor([[[1.0, inf], [inf, inf]], [[nan, nan], [nan, 0.0]]])
+    assert nonfinite_rewards(Scored(reward, credit), mask) == 2, "not on padding, and not of what was skipped"
+    values = {"a": torch.tensor([1.0, inf, -inf, 1.0]), "b": torch.tensor([nan] * 4)}
+    assert nonfinite_rewards(Scored(reward, credit, values), mask) == 3, "a reward may cancel in the sum"
+    assert nonfinite_rewards(Scored(torch.rand(0, 4)), torch.zeros(0, 2)) == 0

@@ -18,6 +18,7 @@ from core.models import load_model, save_model
 from core.tokenizer import CharTokenizer
 from grpo import train_grpo
 from grpo.grpo_config import GRPOConfig
+from tests.core.test_trackers import READERS
 from tests.families import model_folder
 from tests.tiny import (CAUSAL, ROOT, TEXT, causal_model, judge, model, run_script, same, save, write_prompt_dataset,
                         write_text_dataset)
@@ -142,12 +143,18 @@ def test_a_dry_run_on_prompts_writes_nothing(causal_world, launch):
 
 
 @pytest.mark.slow
-def test_wandb_offline(world):
+def test_a_run_on_two_ranks_reports_each_step_once_to_every_tracker(world):
     folder, _, base = world
-    done = run_script(TRAIN, *arguments(base | {"out_dir": folder / "w", "wandb_log": True}), WANDB_MODE="offline",
-                      WANDB_SILENT="true")
-    assert done.returncode == 0, done.stderr
-    assert any(name.startswith("offline-run") for name in os.listdir(folder / "w" / "wandb"))
+    out = folder / "trackers" / "out"
+    settings = base | {"out_dir": out, "report_to": tuple(READERS), "system_prompt": "a secret"}
+    environment = {"WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackers" / "trackio")}
+    for more in ({"max_iters": 2}, {"max_iters": 3, "resume": True}):
+        done = run_script(TRAIN, *arguments(settings | more), ranks=2, **environment)
+        assert done.returncode == 0, done.stderr
+    for name, read in READERS.items():
+        assert {key: [step for step, _ in series] for key, series in read(folder / "trackers").items()} == {
+            "loss": [1, 2, 3], "eval/judge": [0, 2, 3]}, name
+    assert len(list(out.glob("events*"))) == len(list(out.glob("wandb/offline*"))) == 2, "of rank 0 alone"
 
 
 def broken(world, name):
@@ -370,7 +377,7 @@ def test_two_failed_starts_after_a_finished_run_keep_that_run_whole(causal_world
     settings = base | {"out_dir": tmp_path / "out", "max_iters": 1}
     code, _, err = launch(*arguments(settings))
     assert code == 0, err
-    whole = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.name != "lock"}
     assert {"config.json", "metrics.jsonl", "model.safetensors", "state.pt"} <= set(whole)
     failing = settings | {"reward_file": tmp_path / "failing.py", "reward_functions": "('never_a_number',)"}
     for number in (1, 2):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grpo.evaluation.samples import (append_samples, comparison_table, extra_columns, format_samples, log_sums,
-                                     reward_sums, under_own_names)
+                                     reward_sums, spans, under_own_names)
 from grpo.reward_functions.registry import Log
 
 FILLED = {"problem": "a_c", "truth": "abc", "best": "abc", "worst": "axc", "best_score": 0.9, "worst_score": 0.125,
@@ -59,13 +59,23 @@ def test_a_sample_is_three_aligned_lines_with_scores():
     assert "11\u21b5" in format_samples([COMPLETED], False), "a text is one line"
 
 
-def test_samples_are_added_to_a_file_without_their_masks(tmp_path):
+def test_samples_are_added_to_a_file_with_the_places_that_were_filled_in(tmp_path):
     append_samples(str(tmp_path), 3, [FILLED])
     append_samples(str(tmp_path), 6, [COMPLETED, COMPLETED])
     found = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert [record["step"] for record in found] == [3, 6, 6]
-    assert "mask" not in found[0] and found[0] == {"step": 3} | {k: v for k, v in FILLED.items() if k != "mask"}
+    kept = {key: x for key, x in FILLED.items() if key != "mask"}
+    assert found[0] == {"step": 3, "filled": dict.fromkeys(FILLED["mask"], [[1, 2]])} | kept
     assert found[1] == {"step": 6} | COMPLETED
+
+
+def test_spans_are_the_stretches_of_a_mask():
+    assert spans([]) == spans([0, 0]) == [] and spans([1]) == [[0, 1]] and spans([True] * 3) == [[0, 3]]
+    for number in range(2**8):
+        mask = [int(digit) for digit in f"{number:08b}"]
+        found = spans(mask)
+        assert [int(any(a <= i < b for a, b in found)) for i in range(8)] == mask
+        assert all(a < b for a, b in found) and all(b < c for (_, b), (c, _) in zip(found, found[1:]))
 
 
 def test_the_comparison_has_a_line_for_each_metric_of_both_evaluations():

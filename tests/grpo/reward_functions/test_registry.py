@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-import pickle
+import re
 import sys
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ import torch
 
 from core.records import RAW
 from grpo.reward_functions import registry
-from grpo.reward_functions.registry import Log, arguments, column, reward, run_reward, run_together
+from grpo.reward_functions.registry import arguments, column, reward, run_reward, run_together
 from tests.tiny import Undecoded
 
 
@@ -96,19 +96,20 @@ def test_values_may_be_a_list_or_one_dimensional_array(make):
 
 def test_values_of_two_dimensions_are_refused():
     registry.REWARDS["f"] = registry.Reward(lambda completions: torch.zeros(2, 1), 0, 1, False, False, None)
-    with pytest.raises(ValueError, match=r"reward f returned shape \(2, 1\); return one value for each completion"):
+    with pytest.raises(ValueError, match=r"reward f returned shape \(2, 1\); return a list of 2 numbers or None"):
         run_reward("f", {"completions": ["a", "b"]}, {}, 2)
 
 
 @pytest.mark.parametrize(("values", "what"), [
-    (None, "NoneType"), (1.0, "float"), ("ab", "str"), ({1.0, 2.0}, "set"), (["yes", 1.0], "a list with 'yes'"),
-    ([0.5, "1.0"], "a list with '1.0'"), ([[1.0], 2.0], r"a list with \[1.0\]"), ([0.0, 1j], "a list with 1j")])
+    (None, "None"), (1.0, "1.0"), ("ab", "'ab'"), ({1.0, 2.0}, "{1.0, 2.0}"), (["yes", 1.0], "a list with 'yes'"),
+    ([0.5, "1.0"], "a list with '1.0'"), ([[1.0], 2.0], r"a list with \[1.0\]"), ([0.0, 1j], "a list with 1j"),
+    ([0.0, 10**400], "a list with 10{59}[.]{3}"), ((x for x in "ab"), "<generator object .*>")])
 def test_what_is_no_list_of_numbers_is_one_line(values, what):
     @reward
     def odd(completions):
         return values
 
-    with pytest.raises(ValueError, match=f"^reward odd returned {what}; return a list of 2 numbers or None$"):
+    with pytest.raises(ValueError, match=f"^reward odd returned {what}; return a list of 2 numbers or None .*registry.py, line"):
         run_reward("odd", {"completions": ["a", "b"]}, {}, 2)
 
 
@@ -153,15 +154,6 @@ def test_a_reward_of_ours_that_takes_all_columns_gets_neither_the_own_prompt_nor
     assert fields == {"completions": ["a", "b"], "answer": ["1", "2"]} and settings == {}
 
 
-# what is logged
-
-def test_a_logged_metric_is_a_mean_over_calls_and_leaves_out_what_is_not_finite():
-    log = Log()
-    for value in (1.0, torch.tensor(4.0), np.float32(1.0), math.nan, math.inf):
-        log.log_metric("x", value)
-    assert log.metrics == {"x": (6.0, 3)}
-
-
 def test_a_column_may_be_logged_in_parts_and_has_a_value_for_each_completion():
     @reward
     def one_by_one(completions, log_extra):
@@ -178,23 +170,6 @@ def test_a_column_may_be_logged_in_parts_and_has_a_value_for_each_completion():
     assert log.columns == {"upper": ["A", "B"]} and log.extra(1) == {"upper": "B"}
     with pytest.raises(ValueError, match=r"reward too_few: log_extra\('upper', ...\) got 1 values for 2 completions"):
         run_reward("too_few", {"completions": ["a", "b"]}, {}, 2)
-
-
-def test_logs_of_calls_with_different_completions_join_in_their_order():
-    first, second = Log({"x": (1.0, 1)}, {"a": [1]}), Log({"x": (3.0, 2), "y": (5.0, 1)}, {"b": [2, 3]})
-    joined = Log.join([(1, first), (2, second), (1, Log())])
-    assert joined.metrics == {"x": (4.0, 3), "y": (5.0, 1)}
-    assert joined.columns == {"a": [1, None, None, None], "b": [None, 2, 3, None]}
-    assert first.columns == {"a": [1]} and first.metrics == {"x": (1.0, 1)}, "its parts stay as they are"
-    assert pickle.loads(pickle.dumps(joined)) == joined, "a worker process can return it"
-
-
-def test_logs_of_two_rewards_add_up_and_the_same_column_of_the_second_has_its_name():
-    log = Log({"x": (1.0, 1)}, {"a": [1, 2]})
-    log.add(Log({"x": (2.0, 1)}, {"b": [3, 4]}))
-    assert log.metrics == {"x": (3.0, 2)} and log.columns == {"a": [1, 2], "b": [3, 4]}
-    log.add(Log({}, {"a": [5, 6]}), "second")
-    assert log.columns == {"a": [1, 2], "b": [3, 4], "second/a": [5, 6]}
 
 
 # async def
@@ -248,8 +223,57 @@ def test_an_error_of_an_async_reward_is_the_error_of_the_call():
     async def broken(completions):
         raise ValueError("no key")
 
-    with pytest.raises(ValueError, match="^no key$"):
+    with pytest.raises(ValueError, match=": raise ValueError.*: reward broken, completion 'a': ValueError: no key$"):
         run_reward("broken", {"completions": ["a"]}, {}, 1)
+
+
+# errors of a reward's own code
+
+def test_an_error_names_the_line_the_reward_and_the_first_completion_that_raises_it():
+    calls = []
+
+    @reward
+    def by_length(prompts, completions, answer):
+        calls.append(completions)
+        return [1 / len(text) for text in completions]
+
+    fields = {"prompts": ["p", "q" * 99, "r"], "completions": ["a", "", ""], "answer": ["1", "2", "3"]}
+    with pytest.raises(ValueError) as found:
+        run_reward("by_length", fields, {}, 3)
+    assert re.fullmatch(r".*test_registry.py, line \d+: return \[1 / len.text. for text in completions\]: reward "
+                        r"by_length, prompt 'q{59}[.]{3}, completion '': ZeroDivisionError: division by zero",
+                        str(found.value))
+    assert calls == [["a", "", ""], ["a"], [""]]
+
+
+def test_an_error_that_no_completion_alone_raises_is_one_of_the_call():
+    @reward
+    def compares(completions):
+        if len(completions) > 1:
+            raise TypeError("too many")
+        return [0.0]
+
+    with pytest.raises(ValueError, match="reward compares, called with 2 completions, the first with completion 'a': "
+                                         "TypeError: too many$"):
+        run_reward("compares", {"completions": ["a", "b"]}, {}, 2)
+
+
+def test_an_async_reward_is_searched_too_and_a_reward_that_exits_does_not_end_the_process():
+    @reward
+    async def later(completions):
+        await asyncio.sleep(0)
+        if "b" in completions:
+            raise KeyError("no")
+        return [0.0] * len(completions)
+
+    @reward
+    def ends(completions):
+        sys.exit(3)
+
+    with pytest.raises(ValueError, match="reward later, completion 'b': KeyError: 'no'$"):
+        run_reward("later", {"completions": ["a", "b"]}, {}, 2)
+    with pytest.raises(ValueError, match="sys.exit.3.: reward ends, completion 'a': SystemExit: 3$"):
+        run_reward("ends", {"completions": ["a", "b"]}, {}, 2)
 
 
 # reward_file

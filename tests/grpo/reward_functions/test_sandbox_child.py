@@ -16,12 +16,14 @@ from grpo.reward_functions.sandbox import run_tests
     "subprocess.run(['true'])", "pty.spawn('true')", "multiprocessing.Process(target=print).start()",
     "multiprocessing.get_context('spawn').Process(target=print).start()", "ctypes.CDLL(None).fork()",
     "os.kill(os.getppid(), 0)", "os.killpg(0, 9)", "socket.create_connection(('127.0.0.1', 9))",
-    "socket.socket().bind(('127.0.0.1', 0))", "os.mkdir('deeper')"])
+    "socket.socket().bind(('127.0.0.1', 0))", "sys.settrace(print)", "gc.get_objects()",
+    "sqlite3.connect('/tmp/x.db')", "os.open('/', os.O_RDONLY)", "[os.mkdir(str(i)) for i in range(101)]"])
 def test_the_sandbox_refuses_processes_signals_network_and_foreign_code(attempt):
-    modules = set(re.findall(r"\b(os|subprocess|pty|multiprocessing|ctypes|socket)\.", attempt))
+    modules = set(re.findall(r"\b(os|subprocess|pty|multiprocessing|ctypes|socket|sys|gc|sqlite3)\.", attempt))
     code = (f"try:\n    import {', '.join(modules)}\n    {attempt}\n"
             "except PermissionError as error:\n    message = str(error)")
-    assert run_tests(code, "assert 'the sandbox refuses' in message") == "passed"
+    by_guard_or_kernel = "assert 'the sandbox refuses' in message or 'not permitted' in message"
+    assert run_tests(code, by_guard_or_kernel) == "passed"
 
 
 def test_the_sandbox_cannot_change_files_elsewhere(tmp_path):
@@ -41,8 +43,8 @@ def test_the_sandbox_sees_no_environment_and_a_folder_of_its_own(monkeypatch):
     code = ("import os, sys\nenvironment, folder, path, files = dict(os.environ), os.getcwd(), sys.path, os.listdir()\n"
             "proc = '/proc/self/environ'")
     tests = (f"assert environment == {{}}\nassert folder != {os.getcwd()!r}\nassert {os.getcwd()!r} not in path\n"
-             "assert files == ['solution.py'], files\nassert not any('site-packages' in p for p in path)\n"
-             "assert not os.path.exists(proc) or 'secret' not in open(proc).read()")
+             "assert files == [], files\nassert not any('site-packages' in p for p in path)\n"
+             "try:\n    text = open(proc).read()\nexcept OSError:\n    text = ''\nassert 'secret' not in text")
     assert run_tests(code, tests) == "passed"
 
 

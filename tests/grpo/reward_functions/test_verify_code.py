@@ -2,6 +2,7 @@
 
 import pytest
 
+from grpo.reward_functions import verify_code
 from grpo.reward_functions.registry import REWARDS
 from grpo.reward_functions.verify_code import extract_code
 from tests.tiny import expect_rewards, rewards_of
@@ -34,15 +35,39 @@ def test_code_execution_is_one_only_if_the_tests_pass():
             rewards_of("code_execution", good, tests=blank)
 
 
+def test_tests_of_input_and_output_run_the_code_as_a_program():
+    cases = [{"input": "3\n", "output": "6\n"}, {"input": "0\n", "output": "0"}]
+    good, constant, function = "print(2 * int(input()))", "print(6)", "def f(x):\n    return 2 * x"
+    assert rewards_of("code_execution", f"```python\n{good}\n```", constant, function, tests=cases) == [1.0, 0.0, 0.0]
+
+
+def test_a_machine_that_is_full_skips_the_completion(monkeypatch):
+    monkeypatch.setattr(verify_code, "run_tests", lambda code, *others: "skipped" if code == "a = 1" else "passed")
+    assert REWARDS["code_execution"].fn(["?"] * 2, ["a = 1", "b = 1"], tests=["pass"] * 2) == [None, 1.0]
+
+
+def test_the_settings_of_the_sandbox_reach_it(monkeypatch):
+    seen = []
+    monkeypatch.setattr(verify_code, "run_tests", lambda *given: seen.append(given) or "passed")
+    settings = {"sandbox_seconds": 2.0, "sandbox_megabytes": 99, "sandbox": "strict"}
+    rewards_of("code_execution", "a = 1", tests="pass", settings=settings)
+    assert seen == [("a = 1", "pass", 2.0, 99, "strict")]
+
+
 def test_the_check_of_a_record_refuses_tests_that_are_missing_blank_or_of_a_wrong_type():
     check = REWARDS["code_execution"].check
     for tests, message in ((None, "needs the field 'tests' in every record"), ("", "any code would pass blank tests"),
                            ([" ", "\n"], "any code would pass blank tests"), (5, "tests=5 of a record must be a text"),
-                           ([1], r"tests=\[1\] of a record must be a text"), ({"a": 1}, "of a record must be a text")):
+                           ([1], r"tests=\[1\] of a record must be a text"), ({"a": 1}, "of a record must be a text"),
+                           ([{"input": "1"}], "of a record must be .* a list of {'input': text, 'output': text}"),
+                           ([{"input": 1, "output": "1"}], "of a record must be"),
+                           ([{"input": "1", "output": "1"}, "pass"], "of a record must be"),
+                           ([{"input": "1", "output": " "}], "any code would pass blank tests")):
         with pytest.raises(ValueError, match=f"reward code_execution.*{message}"):
             check(tests=tests, answer="7")
     check(tests="pass", answer=None)
     check(tests=["", "assert f()"])
+    check(tests=[{"input": "", "output": "1"}, {"input": "1", "output": ""}])
 
 
 @pytest.mark.parametrize("tests", ["assert f(2) = 4", ["assert f(2) == 4", "assert ("], "def g():\npass", "x = '\0'",

@@ -3,7 +3,7 @@
 import pytest
 
 from grpo.reward_functions import registry
-from grpo.reward_functions.registry import Reward
+from grpo.reward_functions.registry import Reward, load_reward_file
 from grpo.reward_functions.workers import Workers
 from tests.tiny import OneProcessPool
 
@@ -43,3 +43,12 @@ def test_the_deadline_is_that_of_the_call(workers):
     workers.close()
     workers.close()
     assert workers.pool is None
+
+
+@pytest.mark.slow
+def test_a_reward_file_that_fails_in_a_worker_alone_is_one_line_and_no_wait_for_ever(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("import multiprocessing\nif multiprocessing.parent_process():\n    raise KeyError('no key here')\n")
+    workers = Workers(2, 30.0, load_reward_file, str(mine))
+    with pytest.raises(ValueError, match="a worker process could not start: .*mine.py, line 3: raise KeyError.*no key"):
+        workers.call("alone", {"completions": ["a"]}, {}, 1)

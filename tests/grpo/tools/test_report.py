@@ -26,6 +26,30 @@ def test_the_table_over_seeds_holds_means_deviations_and_the_least_change(tmp_pa
     assert (tmp_path / "p.png").exists()
 
 
+def test_the_page_of_a_run_is_in_its_folder(tmp_path, capsys):
+    report.main(["html", write_run(tmp_path / "a", 0.25, 0.5)])
+    path = tmp_path / "a" / "report.html"
+    assert capsys.readouterr().out == f"{path}\n"
+    assert "<td>x</td><td>0.2500</td><td>0.5000</td><td>+0.2500</td>" in path.read_text()
+
+
+def test_the_page_of_several_runs_is_where_the_command_says(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [write_run(tmp_path / name, *pair) for name, pair in {"a": (0.25, 0.5), "b": (0.5, 0.25)}.items()]
+    report.main(["compare", *runs, "--page=mine.html"])
+    report.main(["compare", *runs])
+    assert capsys.readouterr().out == "mine.html\ncompare.html\n"
+    for name in ("mine.html", "compare.html"):
+        assert "<td>0.2500 \u2192 0.5000<br>+0.2500</td><td>0.5000 \u2192 0.2500<br>-0.2500</td>" in (
+            tmp_path / name).read_text()
+    assert not list(tmp_path.glob("*/report.html"))
+
+
+def test_a_page_of_no_run_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="metrics.jsonl holds no metrics"):
+        report.main(["html", str(tmp_path)])
+
+
 def test_a_single_run_has_no_deviation(tmp_path, capsys):
     report.main(["seeds", write_run(tmp_path / "a", 0.1, 0.4)])
     assert "+0.3000 ± 0.0000" in capsys.readouterr().out
@@ -38,9 +62,10 @@ def test_a_run_that_did_not_end_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("argv", [[], ["seeds"], ["speeds", "out"], ["temperatures", "--picture=x.png"],
-                                  ["seeds", "out", "--over=tokens"]])
+                                  ["seeds", "out", "--over=tokens"], ["html"], ["html", "a", "b"], ["compare"],
+                                  ["compare", "a", "--pages=b"]])
 def test_a_report_that_cannot_be_is_refused(argv):
-    with pytest.raises(ValueError, match="report.py seeds FOLDER"):
+    with pytest.raises(ValueError, match="seeds FOLDER"):
         report.main(argv)
 
 
@@ -62,5 +87,5 @@ def test_temperatures_compare_the_model_before_and_after(dataset, tmp_path, caps
 
 
 def test_an_unknown_option_is_no_folder():
-    with pytest.raises(ValueError, match="report.py seeds FOLDER"):
+    with pytest.raises(ValueError, match="seeds FOLDER"):
         report.main(["seeds", "--pictures=x.png"])

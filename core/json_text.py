@@ -1,0 +1,47 @@
+"""JSON that others wrote: whatever is wrong with it is one ValueError."""
+
+import json
+
+DEEPEST = 100  # levels of lists and objects; far below the depth at which Python itself gives up
+
+
+def from_json(text, where, remedy):
+    """The value of a JSON text. Raises ValueError for what is not JSON, and for numbers and depths that Python refuses.
+
+    where: names the text; remedy: what to do, the end of the error
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        reason = "nested too deeply"
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, or an int of thousands of digits
+        one_line = getattr(error, "lineno", None) == 1
+        reason = f"{error.msg}, column {error.colno}" if one_line else str(error).split(";")[0]
+    raise ValueError(f"{where} is not JSON ({reason}); {remedy}")
+
+
+def object_from_json(text, where, remedy):
+    """The same for a text that must be an object {...}."""
+    value = from_json(text, where, remedy)
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be an object {{...}}, not {type(value).__name__}; {remedy}")
+    return value
+
+
+def fault_of_json(value):
+    """Why a value of lists and objects cannot be copied, compared and printed, in words; nothing if it can."""
+    parts = [(value, 0)]
+    while parts:
+        part, depth = parts.pop()
+        if depth > DEEPEST:
+            return f"nested more than {DEEPEST} levels deep"
+        if isinstance(part, str) and not part.isascii():
+            try:
+                part.encode()
+            except UnicodeEncodeError:
+                return "a text has half of a surrogate pair, which is no character"
+        if isinstance(part, (list, tuple)):
+            parts += [(x, depth + 1) for x in part]
+        if isinstance(part, dict):
+            parts += [(x, depth + 1) for pair in part.items() for x in pair]
+    return ""

@@ -1,0 +1,40 @@
+"""Ends a run after its step: on SIGTERM, which machines that are taken away send, and on SIGINT (Ctrl-C)."""
+
+import contextlib
+import os
+import signal
+import threading
+
+NOTICE = "the run ends after this step and is saved; a second signal ends it at once\n"
+
+
+class StopSignal:
+    """Notes SIGTERM and SIGINT during the block. A second one ends the process at once, without saving."""
+
+    def __init__(self, dist):
+        self.dist, self.number, self.before = dist, 0, {}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+            for number in (signal.SIGTERM, signal.SIGINT):
+                if signal.getsignal(number) != signal.SIG_IGN:  # nohup and shells ask for that
+                    self.before[number] = signal.signal(number, self.note) or signal.SIG_DFL
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def note(self, number, frame):
+        """The handler. The default action of a second signal reaches a process that waits for other ranks too."""
+        self.number = number
+        for each in self.before:
+            signal.signal(each, signal.SIG_DFL)
+        if self.dist.is_main:
+            with contextlib.suppress(OSError):
+                os.write(2, f"\n{signal.Signals(number).name}: {NOTICE}".encode())  # print is not safe in a handler
+
+    def came(self):
+        """The name of the signal that any rank got so far, or None: the same on every rank, all of which must call."""
+        number = self.dist.agree(self.number)
+        return signal.Signals(number).name if number else None

@@ -1,0 +1,114 @@
+"""A page about one run, or several side by side, that opens without a network. Model text is escaped, and the page
+allows no script but its own, which it names by its hash."""
+
+import base64
+import hashlib
+import os
+from itertools import groupby
+from pathlib import Path
+
+from core.logger import format_number
+from core.whole_files import replacing
+from grpo.evaluation.report_chart import COLORS, chart, text
+from grpo.evaluation.run_files import Run
+
+SETS, LONGEST = 50, 4000  # evaluations whose samples the page has at most, characters of each text
+FILLED = 'filled in: <mark class="right">right</mark> <mark class="wrong">wrong</mark>'
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src '{hash}'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>{style}</style></head><body><h1>{heading}</h1>
+{body}<script>{script}</script></body></html>
+"""
+
+
+def write_report(*folders, path=None):
+    """Writes a page about the runs in these folders, by default <first folder>/report.html. Returns its path."""
+    runs, path = [Run(folder) for folder in folders], path or os.path.join(folders[0], "report.html")
+    style, script = (Path(__file__).with_name(name).read_text() for name in ("report.css", "report.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    titles = [f'<b class="c{i % COLORS}">{text(run.name)}</b>' for i, run in enumerate(runs)]
+    body = "".join(f"<section><h2>{name}</h2>\n{part}</section>\n" for name, part in sections(runs, titles) if part)
+    with replacing(path) as new, open(new, "w", encoding="utf-8", errors="replace") as f:
+        f.write(PAGE.format(title=", ".join(text(run.name) for run in runs), heading=" ".join(titles), style=style,
+                            script=script, hash=f"sha256-{digest}", body=body))
+    return path
+
+
+def sections(runs, titles):
+    """(heading, HTML) of each part of the page; "" for what the runs do not have."""
+    names = list(dict.fromkeys(n for run in runs for n in run.curves if n != "step" and not n.startswith("time/")))
+    values = {n: {y for run in runs for _, y in run.curves.get(n, ())} for n in names}
+    same = [n for n in names if len(values[n]) == 1 and None not in values[n]]
+    rewards = [n for n in names if n in ("mean_reward", "std_reward") or "reward" in n.split("/")[:-1]]
+    rest, last = [n for n in names if n not in rewards + same], max(run.last for run in runs)
+    curves = lambda names: "".join(chart(name, last, [(i, "", run.curves[name]) for i, run in enumerate(runs)
+                                                      if name in run.curves]) for name in names)
+    yield "Held out, before and after", before_and_after(runs, titles, [n for n in names if n.startswith("eval/")])
+    yield "Held out", curves([n for n in rest if n.startswith("eval/")])
+    yield "Samples", samples(runs[0].samples) if len(runs) == 1 else ""
+    yield "Rewards", curves(rewards)
+    yield "Training", curves([n for n in rest if not n.startswith("eval/")])
+    yield "Never changed", same and f"<p>{', '.join(f'{text(n)} {text(*values[n])}' for n in same)}</p>"
+    yield "Seconds of a step by phase", "".join(chart(run.name, last, [
+        (i, *phase) for i, phase in enumerate(run.times().items())], True) for run in runs if run.times())
+    yield "Settings", settings(runs, titles)
+    yield "Machine, versions, command", table(("", *titles), [
+        (text(key), *(text(run.start.get(key, "")) for run in runs))
+        for key in dict.fromkeys(key for run in runs for key in run.start) if key != "settings"])
+
+
+def table(head, rows, kind="texts"):
+    row = lambda cells, tag: "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>\n"
+    body = "".join(row(cells, "td") for cells in rows)
+    return body and f'<table class="{kind}"><thead>{row(head, "th")}</thead>\n<tbody>{body}</tbody></table>\n'
+
+
+def before_and_after(runs, titles, metrics):
+    """A table of the first and the last evaluation of each run."""
+    rows = {metric: [text(metric.removeprefix("eval/"))] for metric in metrics}
+    for run in runs:
+        for metric, row in rows.items():
+            ends = [run.curves[metric][i][1] for i in (0, -1)] if metric in run.curves else [None]
+            shown = ["" if x is None else format_number(x) for x in ends]
+            change = "" if None in ends else f"{ends[1] - ends[0]:+.4f}"
+            row += [*shown, change] if len(runs) == 1 else [f"{' → '.join(shown)}<br>{change}"]
+    head = ("before", f"step {runs[0].last}", "change") if len(runs) == 1 else titles
+    return table(("metric", *head), rows.values(), "numbers")
+
+
+def samples(by_step):
+    """The samples of the first and the latest evaluations; the script shows one evaluation at a time."""
+    kept, parts = list(by_step)[:1] + list(by_step)[1:][1 - SETS :], []
+    for step in kept:
+        parts.append(f'<div class="set" data-step="{step}"{" hidden" * (step != kept[-1])}>\n')
+        for record in by_step[step]:
+            rows = [(text(f"{key} {record.get(f'{key}_score', '')}"), marked(key, record)) for key, x in record.items()
+                    if key not in ("step", "filled") and not key.endswith("_score") and x not in (None, {})]
+            parts.append(table(("", FILLED if "filled" in record else "text"), rows, "samples"))
+        parts.append("</div>\n")
+    return parts and ('<p class="slider"><button type="button">previous</button><input type="range" aria-label="step">'
+                      f'<button type="button">next</button> step <output>{kept[-1]}</output></p>\n{"".join(parts)}')
+
+
+def marked(key, record):
+    """A text of a sample in which what was filled in is marked: as right, as wrong, or (lengths differ) as filled."""
+    value, truth = str(record[key]), str(record.get("truth", ""))
+    inside = {i for first, end in record.get("filled", {}).get(key, ()) for i in range(first, end)}
+    compared = key in ("best", "worst") and len(truth) == len(value)
+    kind = lambda i: i in inside and ("filled" if not compared else "right" if value[i] == truth[i] else "wrong")
+    parts = [(mark, text("".join(value[i] for i in places)))
+             for mark, places in groupby(range(min(len(value), LONGEST)), key=kind)]
+    return ("".join(f'<mark class="{mark}">{part}</mark>' if mark else part for mark, part in parts)
+            + f" <em>and {len(value) - LONGEST} characters</em>" * (len(value) > LONGEST))
+
+
+def settings(runs, titles):
+    """One run's settings that differ from the defaults, or those in which several runs differ; on a click, all."""
+    rows = {key: (text(key), *(text(run.config.get(key)) for run in runs)) for run in runs for key in run.config}
+    different = table(("setting", *titles), [row for row in rows.values() if len(set(row[1:])) > 1])
+    changed = table(("setting", "value", "default", "set in"), [(text(key), *map(text, about.values())) for key, about
+                                                                in runs[0].start.get("settings", {}).items()])
+    fold = f"<details><summary>all settings</summary>{table(('setting', *titles), rows.values())}</details>"
+    return (different if len(runs) > 1 else changed) + fold * bool(rows)

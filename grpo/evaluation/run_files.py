@@ -1,0 +1,66 @@
+"""The files that a run writes into its folder, read to be shown."""
+
+import json
+import math
+from pathlib import Path
+
+from core.logger import read_records, record_of
+
+STEPS = 2000             # steps that are read at most, so that a long run's report is made as quickly as a short one's
+POINTS, MEANS = 600, 60  # points of a curve at most, of a smoothed one
+
+
+class Run:
+    """The run in a folder. Raises FileNotFoundError if there is none.
+
+    records: of metrics.jsonl: all evaluations, and of more than STEPS steps every second, third, ... one
+    last:    the last step
+    curves:  {metric: [(step, number, or None where it was not finite)]}
+    samples: {step: records of samples.jsonl}
+    config:  config.json; start: the latest record of starts.jsonl; {} if the run has none
+    """
+
+    def __init__(self, folder, name=None):
+        metrics, config = Path(folder, "metrics.jsonl"), Path(folder, "config.json")
+        lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0  # one more may have been cut short
+        if not lines:
+            raise FileNotFoundError(f"{metrics} holds no metrics; name the out_dir of a run")
+        every = 1 + lines // STEPS
+        with open(metrics, "rb") as f:
+            self.records = [record_of(line, f"{metrics}, line {i}") for i, line in enumerate(f, 1)
+                            if i <= lines and ((lines - i) % every == 0 or b'"eval/' in line)]
+        self.name, self.last = name or Path(folder).absolute().name, self.records[-1]["step"]
+        self.config = json.loads(config.read_text()) if config.exists() else {}
+        self.start = (read_records(Path(folder, "starts.jsonl")) or [{}])[-1]
+        self.curves, self.samples = {}, {}
+        for record in self.records:
+            for metric, x in record.items():
+                self.curves.setdefault(metric, []).append((record["step"], x))
+        for record in read_records(Path(folder, "samples.jsonl")):
+            self.samples.setdefault(record["step"], []).append(record)
+
+    def times(self):
+        """{phase: [(step, seconds of a step, mean over the steps since the point before)]}"""
+        parts = stretches([record for record in self.records if "time/train" in record], MEANS)
+        return {phase.removeprefix("time/"): [
+            (part[-1]["step"], sum(record.get(phase) or 0 for record in part) / len(part)) for part in parts]
+            for phase in self.curves if phase.startswith("time/")}
+
+
+def stretches(items, count):
+    """A list cut into at most `count` lists of equal length; the first may be shorter."""
+    size = max(1, -(-len(items) // count))
+    return [items[max(0, end - size) : end] for end in range(len(items), 0, -size)][::-1]
+
+
+def thin(points):
+    """About POINTS points: the last one, and the lowest and the highest of each stretch: a jump of one step stays."""
+    parts, value = stretches(points, POINTS // 2), lambda point: -math.inf if point[1] is None else point[1]
+    kept = {pick(part, key=value) for part in parts for pick in (min, max)} | set(points[-1:])
+    return sorted(kept, key=lambda point: point[0])
+
+
+def smooth(points):
+    """At most MEANS points: the last step of each stretch, and the mean of its finite numbers or None."""
+    parts = [(part[-1][0], [y for _, y in part if y is not None]) for part in stretches(points, MEANS)]
+    return [(step, sum(ys) / len(ys) if ys else None) for step, ys in parts]

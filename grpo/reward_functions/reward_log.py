@@ -1,0 +1,45 @@
+"""What rewards log beside their values."""
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Log:
+    """What rewards log beside their values: metrics {name: (sum, count)}, extra columns {name: list of N}."""
+    metrics: dict = field(default_factory=dict)
+    columns: dict = field(default_factory=dict)
+
+    def log_metric(self, name, value):
+        """Adds to the mean that is logged under this name; a value that is not finite is left out of it."""
+        if math.isfinite(value := float(value)):
+            total, count = self.metrics.get(name, (0.0, 0))
+            self.metrics[name] = (total + value, count + 1)
+
+    def log_extra(self, column, values):
+        """Adds values to a column of the samples: in the end, one for each completion of the call."""
+        self.columns.setdefault(column, []).extend(values)
+
+    def add(self, other, name=""):
+        """Adds the log of another function, a reward of this name, for the same completions. A column that is already
+        there becomes name/column."""
+        for column, values in other.columns.items():
+            self.columns[f"{name}/{column}" if column in self.columns else column] = values
+        for name, (total, count) in other.metrics.items():
+            mine = self.metrics.get(name, (0.0, 0))
+            self.metrics[name] = (mine[0] + total, mine[1] + count)
+
+    def extra(self, i):
+        """{column: value} of completion i."""
+        return {column: values[i] for column, values in self.columns.items()}
+
+    @classmethod
+    def join(cls, parts):
+        """The logs of calls with different completions, [(number of completions, Log)], as that of one call. A column
+        is None where a call did not log it."""
+        joined = cls()
+        for _, log in parts:
+            joined.add(cls(log.metrics))
+        for column in dict.fromkeys(column for _, log in parts for column in log.columns):
+            joined.columns[column] = [x for n, log in parts for x in log.columns.get(column, [None] * n)]
+        return joined

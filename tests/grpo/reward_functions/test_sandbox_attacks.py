@@ -1,0 +1,101 @@
+"""Each attack of tests/attacks.py is contained: by the whole sandbox, and by the part of the kernel's protection that
+stops it, alone and without the guard in the interpreter."""
+
+import contextlib
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from grpo.reward_functions import sandbox
+from grpo.reward_functions.sandbox import machine_parts, run_tests
+from tests.attacks import ATTACKS, CALLS, FILES, GUARD, JUDGES, LIMITS, TASKS, child_without, run_attack
+from tests.tiny import ROOT
+
+# Of the attacks that other parts stop too, those that the namespaces alone stop
+NAMESPACES = ("write", "delete", "write_by_dir_fd", "move_in", "folder", "fifo", "sqlite", "mode", "times", "truncate",
+              "attribute", "socket_file", "tcp", "udp", "abstract_socket")
+SLOW = ("time", "ignored_signals", "recursion")
+PART = dict.fromkeys(FILES, "Landlock") | dict.fromkeys(CALLS, "seccomp") | dict.fromkeys(LIMITS, "namespaces")
+
+
+def needs(*parts):
+    """Skips a test on a machine that does not offer one of these parts."""
+    for part in parts:
+        if machine_parts()[part]:
+            pytest.skip(f"no {part}: {machine_parts()[part]}")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PART])
+def test_an_attack_on_the_machine_is_contained(name, tmp_path):
+    needs(PART[name])
+    verdict, harm = run_attack(ATTACKS[name], tmp_path, seconds=2 if name in SLOW else 10)
+    assert verdict in ("failed", "killed") and harm == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, part", [*((name, "Landlock") for name in FILES), *((name, "seccomp") for name in CALLS),
+                                        *((name, "namespaces") for name in (*NAMESPACES, "many_files"))])
+def test_each_part_of_the_kernel_holds_alone(name, part, tmp_path, monkeypatch):
+    needs(part)
+    for folder in ("child", "target"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr(sandbox, "CHILD", child_without(tmp_path / "child", *GUARD))
+    monkeypatch.setattr(sandbox, "chosen_parts", lambda setting: [part])
+    verdict, harm = run_attack(ATTACKS[name], tmp_path / "target")
+    assert verdict in ("failed", "killed") and harm == []
+
+
+@pytest.mark.parametrize("tests", TASKS, ids=["asserts", "output"])
+@pytest.mark.parametrize("name", JUDGES)
+def test_code_cannot_replace_what_judges_it(name, tests):
+    assert run_tests(JUDGES[name], tests, seconds=10) in ("failed", "killed")
+
+
+def test_an_object_that_equals_everything_fools_asserts_but_not_a_comparison_of_output():
+    code = ("class Same:\n    def __eq__(self, other):\n        return True\n    def __str__(self):\n"
+            "        return '7?'\nsolved = Same()\nprint(solved)")
+    assert [run_tests(code, tests) for tests in TASKS] == ["passed", "failed"]
+
+
+@pytest.mark.slow
+def test_no_child_survives_its_worker():
+    needs("seccomp")
+    code = ("import sys\nsys.path.insert(0, sys.argv[1])\nfrom grpo.reward_functions.sandbox import *\n"
+            "machine_parts()\nprint('here', flush=True)\nrun_tests('import time\\ntime.sleep(600)', '', seconds=500)")
+    worker = subprocess.Popen([sys.executable, "-c", code, ROOT], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout.readline() == "here\n"
+    child = soon(lambda: protected_child(worker.pid))
+    time.sleep(0.2)
+    assert is_alive(child)
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    worker.stdout.close()
+    soon(lambda: not is_alive(child))
+
+
+def protected_child(worker):
+    """The child process of a worker when its system calls are filtered, so that it is about to sleep; else None."""
+    for status in pathlib.Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):  # it has ended
+            text = status.read_text()
+            if f"\nPPid:\t{worker}\n" in text and "\nSeccomp:\t2\n" in text:
+                return status.parent.name
+
+
+def is_alive(process):
+    """Whether a process runs: it is neither gone nor only waiting for its parent to look at its status."""
+    status = pathlib.Path(f"/proc/{process}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+def soon(condition):
+    """The value of a condition as soon as it is true. Fails after 20 seconds."""
+    for _ in range(400):
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not come true")

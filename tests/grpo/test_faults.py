@@ -1,0 +1,201 @@
+"""Runs as a user starts them, when a rank, the disk or a signal ends them, and what goes on afterwards."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from core.logger import read_records
+from core.models import save_model
+from tests.tiny import (CAUSAL, ROOT, causal_model, run_script, without_clock, write_prompt_dataset)
+
+pytestmark = pytest.mark.slow
+TRAIN = "grpo/train_grpo.py"
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d",
+            "--rdzv_endpoint=localhost:0"]
+FAULT = """
+import os, pathlib, signal, time
+from grpo.rewards import reward
+
+calls = 0
+
+
+@reward(0, 1, slow={slow})
+def mine(prompts, completions, **columns):
+    global calls
+    calls += 1
+    marker = pathlib.Path({marker!r})
+    if calls == {call} and os.environ.get("RANK", "0") == {rank!r} and {fault!r} and not marker.exists():
+        marker.touch()
+        {fault}
+    return [min(1.0, len(text) / 8) for text in completions]
+"""
+NEVER = ""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """The settings of a run that works."""
+    folder = tmp_path_factory.mktemp("faults")
+    write_prompt_dataset(folder / "sums")
+    save_model(str(folder / "g.safetensors"), causal_model(scale=3.0), CAUSAL)
+    return {"dataset": folder / "sums", "generator_checkpoint": folder / "g.safetensors", "max_new_tokens": 5,
+            "reward_functions": "('mine',)", "batch_size": 4, "group_size": 3, "max_iters": 6, "learning_rate": 1e-2,
+            "save_interval": 2, "eval_interval": 3, "sample_interval": 3, "eval_problems": 4, "eval_completions": 2,
+            "pass_k": 2, "log_interval": 1, "device": "cpu"}
+
+
+def settings_of(base, tmp_path, fault=NEVER, rank="1", call=4, name="out", **changes):
+    """Command-line arguments of a run whose reward has a fault, once, in its call number `call` on a rank. The first is
+    that with all records."""
+    text = FAULT.format(marker=str(tmp_path / "done"), rank=rank, call=call, fault=fault,
+                        slow="reward_workers" in changes)
+    (tmp_path / "reward.py").write_text(text)
+    settings = base | {"reward_file": tmp_path / "reward.py", "out_dir": tmp_path / name} | changes
+    return [f"--{key}={value}" for key, value in settings.items()]
+
+
+def state_of(folder):
+    return torch.load(folder / "state.pt", weights_only=True)
+
+
+def same_end(a, b):
+    """Whether two runs ended with the same bits and metrics."""
+    assert without_clock(read_records(a / "metrics.jsonl")) == without_clock(read_records(b / "metrics.jsonl"))
+    one, two = state_of(a), state_of(b)
+    assert one["step"] == two["step"] and all(torch.equal(x, two["model"][name]) for name, x in one["model"].items())
+    return True
+
+
+def lines_of_error(text):
+    return [line for line in text.split("\n") if line.startswith("error: ")]
+
+
+@pytest.mark.parametrize("fault, first, other", [
+    ("raise ValueError('my reward broke')", "my reward broke", "rank 0 ended because another rank did: see its error"),
+    ("os.kill(os.getpid(), signal.SIGKILL)", None, "rank 0 ended because another rank did: see its error"),
+    ("time.sleep(3600)", None, "rank 0 ended because another rank did not answer for rank_timeout=5 seconds")],
+    ids=["raises", "is killed", "stops answering"])
+def test_if_a_rank_fails_all_end_with_a_line_each(base, tmp_path, fault, first, other):
+    done = run_script(*TORCHRUN, TRAIN, *settings_of(base, tmp_path, fault, rank_timeout=5), threads=1)
+    assert done.returncode == 1 and (tmp_path / "done").exists(), done.stderr
+    errors = lines_of_error(done.stderr)
+    assert len(errors) == 1 + (first is not None) and any(other in line for line in errors), done.stderr
+    assert first is None or any(first in line for line in errors)
+    ours = done.stderr.split("torch.distributed.run", 1)[0]  # torchrun reports in its own way
+    assert "core/trainer.py" not in ours and "grpo_trainer.py" not in ours, done.stderr
+    assert state_of(tmp_path / "out")["step"] == 2, "what was saved before stays"
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_torchrun_starts_a_killed_rank_again_and_the_run_ends_with_the_same_bits(base, tmp_path, rank):
+    whole = run_script(TRAIN, *settings_of(base, tmp_path, name="whole"), ranks=2)
+    assert whole.returncode == 0, whole.stderr
+    fault = settings_of(base, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", rank, resume="auto")
+    done = run_script(*TORCHRUN, "--max-restarts=3", TRAIN, *fault, threads=1)
+    assert done.returncode == 0 and (tmp_path / "done").exists(), done.stderr
+    assert same_end(tmp_path / "whole", tmp_path / "out")
+
+
+def started(arguments, **settings):
+    return subprocess.Popen([sys.executable, TRAIN, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                            stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}, **settings)
+
+
+def wait_for(path, process):
+    """Returns when the file is there, or the process has ended."""
+    until = time.monotonic() + 120
+    while not path.exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert path.exists(), process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_with_exit_code_0_after_its_step_and_it_goes_on_bit_for_bit(base, tmp_path, number):
+    """The signal reaches the whole group, as that of a terminal does, while a worker scores a completion."""
+    more = {"reward_workers": 1, "max_iters": 5, "eval_interval": 100}
+    for name, fault in (("whole", NEVER), ("out", "time.sleep(1)")):
+        process = started(settings_of(base, tmp_path, fault, "0", call=30, name=name, **more), start_new_session=True)
+        if name == "out":
+            wait_for(tmp_path / "done", process)
+            os.killpg(process.pid, number)
+        out, err = process.communicate()
+        assert process.returncode == 0 and "Traceback" not in err, err
+    assert f"stopped by {signal.Signals(number).name} after step" in out and "go on with --resume=True" in out
+    assert 0 < state_of(tmp_path / "out")["step"] < 5
+    done = run_script(TRAIN, *settings_of(base, tmp_path, name="out", resume=True, **more), threads=1)
+    assert done.returncode == 0, done.stderr
+    assert same_end(tmp_path / "whole", tmp_path / "out")
+
+
+def test_a_second_run_in_the_folder_of_a_run_is_refused_and_the_first_goes_on(base, tmp_path):
+    process = started(settings_of(base, tmp_path, "time.sleep(20)", "0", call=4))
+    wait_for(tmp_path / "done", process)
+    for resume in (False, True):
+        second = run_script(TRAIN, *settings_of(base, tmp_path, resume=resume), threads=1)
+        assert second.returncode == 1 and f"is in use by a run with pid {process.pid} on " in second.stderr
+        assert len(second.stderr.strip().split("\n")) == 1, second.stderr
+    out, err = process.communicate()
+    assert process.returncode == 0 and not (tmp_path / "out" / "previous").exists(), err
+    assert (tmp_path / "out" / "lock").read_text() == ""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("trouble", ["full", "read-only"])
+def test_a_disk_that_is_full_or_turns_read_only_ends_the_run_in_one_line_with_its_last_state(base, tmp_path, trouble,
+                                                                                          ranks):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    in_space = ["unshare", "--user", "--mount", "--map-root-user", "sh", "-c"]
+    mount = f"mount -t tmpfs -o size=8m none {disk}"
+    if subprocess.run([*in_space, mount], capture_output=True).returncode:
+        pytest.skip("a user may not mount a small disk here")
+    fault = {"full": f"pathlib.Path({str(disk / 'x')!r}).write_bytes(bytes(8 << 20))",
+             "read-only": f"os.system('mount -t tmpfs -o ro none {disk}/out')"}[trouble]  # over the folder
+    fault = f"""
+        try:
+            {fault}
+        except OSError:
+            pass"""
+    arguments = settings_of(base, tmp_path, fault, "0", call=12, out_dir=disk / "out", max_iters=40)
+    launch = TORCHRUN if ranks > 1 else []
+    script = f"{mount} && {{ \"$@\"; code=$?; umount {disk}/out; cp -r {disk}/out {tmp_path}/kept; exit $code; }}"
+    done = subprocess.run([*in_space, script, "sh", sys.executable, *launch, TRAIN, *arguments], cwd=ROOT, text=True,
+                          capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    reason = {"full": "No space left on device", "read-only": "Read-only file system"}[trouble]
+    errors = lines_of_error(done.stderr)
+    assert done.returncode == 1 and len(errors) == ranks, done.stderr
+    own = next(line for line in errors if "could not be written" in line)
+    step = state_of(tmp_path / "kept")["step"]
+    assert step >= 2 and f"({reason})" in own
+    assert f"resume=True from {disk}/out/state.pt, the last good state (step {step})" in own
+    assert ranks == 1 or any("rank 1 ended because another rank did" in line for line in errors)
+    assert not [name for name in os.listdir(tmp_path / "kept") if name.endswith(".tmp")]
+
+
+def test_another_number_of_ranks_goes_on_between_two_iterations_with_the_same_problems(base, tmp_path):
+    """Two ranks of one micro-batch are one rank of two: the same problems and noise, up to rounding."""
+    one, more = {"gradient_accumulation_steps": 2}, {"max_iters": 4, "lr_decay_iters": 4, "ppo_epochs": 2}
+    for name, parts in (("whole", [(1, one | more)]), ("out", [(2, more | {"max_iters": 2}),
+                                                               (1, one | more | {"resume": True})])):
+        for ranks, changes in parts:
+            done = run_script(TRAIN, *settings_of(base, tmp_path, name=name, **changes), ranks=ranks, threads=1)
+            assert done.returncode == 0, done.stderr
+    one, two = (state_of(tmp_path / name) for name in ("whole", "out"))
+    assert one["buffers"][0]["stored"] == two["buffers"][0]["stored"] == 2 and one["step"] == two["step"] == 4
+    for name, x in one["model"].items():
+        torch.testing.assert_close(two["model"][name], x, rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+    done = run_script(TRAIN, *settings_of(base, tmp_path, name="within", **more | {"max_iters": 1}), ranks=2)
+    assert done.returncode == 0, done.stderr
+    done = run_script(TRAIN, *settings_of(base, tmp_path, name="within", **more | {"resume": True}), threads=1)
+    assert done.returncode == 1 and "saved within an iteration on 2 ranks; resume it on as many" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["KILL", "TERM"])
+def test_runs_that_are_killed_at_random_moments_end_with_the_same_bits(name):
+    done = run_script("tests/kill.py", "--kills=3", f"--signal={name}", "--kinds=causal-2", threads=1)
+    assert done.returncode == 0 and "0 did not" in done.stdout, done.stdout + done.stderr

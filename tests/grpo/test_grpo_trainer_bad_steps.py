@@ -1,0 +1,297 @@
+"""Steps with a number that is not finite, in sampling, rewards, reference, loss or gradient: skipped, counted, kept."""
+
+import dataclasses
+import os
+
+import pytest
+import torch
+
+from core.logger import Logger, read_records
+from core.training_step import build_optimizers
+from grpo.build import build_reference
+from grpo.evaluation import plots
+from grpo.grpo_trainer import GRPOTrainer
+from grpo.reward_functions.judge import Judge
+from grpo.reward_functions.registry import reward
+from grpo.reward_functions.trl import TrainerState
+from grpo.rewards import Rewards, Scored
+from tests.tiny import (TOKENIZER, causal_policy, config, consumer, fill_policy, grpo_step, judge, one_process,
+                        optimizer_state, prompt_config, prompt_consumer, rewards, same, undocumented, without_clock)
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(monkeypatch):
+    monkeypatch.setattr(plots, "draw_curves", lambda runs, path: None)
+
+
+def damaged(net, value=NAN):
+    """A model whose states are not finite."""
+    with torch.no_grad():
+        for p in net.parameters():
+            p.fill_(value)
+    return net
+
+
+def skipped(policy, reference, scorer, data, c):
+    """The metrics of a step that must be skipped; it moves neither the weights nor the optimizers."""
+    optimizers = build_optimizers(policy, c)
+    before = {name: p.clone() for name, p in policy.weights().items()}
+    metrics = grpo_step(policy, reference, scorer, data, c, optimizers=optimizers)
+    assert metrics["skipped_steps"] == 1 and metrics["empty_steps"] == 0
+    assert all(torch.equal(p, before[name]) or p.isnan().all() for name, p in policy.weights().items())
+    assert not optimizer_state(optimizers)
+    return metrics
+
+
+TRUNCATIONS = [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}]
+
+
+@pytest.mark.parametrize("value", [NAN, INF])
+@pytest.mark.parametrize("truncation", TRUNCATIONS)
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_fill_in_policy_that_is_not_finite_samples_a_bad_step(dataset, truncation, passes, value):
+    c = config(unmask_steps=passes, **truncation)
+    policy = fill_policy()
+    damaged(policy.model, value)
+    assert skipped(policy, fill_policy().frozen(), rewards(c, judge()), consumer(dataset, c), c)["bad_rollouts"] == 1
+
+
+@pytest.mark.parametrize("value", [NAN, INF])
+@pytest.mark.parametrize("truncation", TRUNCATIONS)
+def test_a_causal_policy_that_is_not_finite_samples_a_bad_step(prompts, truncation, value):
+    c = prompt_config(**truncation)
+    policy = causal_policy()
+    damaged(policy.model, value)
+    metrics = skipped(policy, causal_policy().frozen(), Rewards(c), prompt_consumer(prompts, c), c)
+    assert metrics["bad_rollouts"] == 1 and metrics["completion_length"] <= c.max_new_tokens
+
+
+@pytest.mark.parametrize("settings", [{"kl_estimator": name} for name in ("exact", "k2", "k3")] + [
+    {"kl_in_reward": True}, {"kl_importance": True}, {"kl_in_reward": True, "objective": "dr_grpo"}])
+def test_a_reference_that_is_not_finite_makes_a_bad_step(dataset, settings):
+    c, reference = config(**settings), fill_policy()
+    damaged(reference.model)
+    metrics = skipped(fill_policy(), reference.frozen(), rewards(c, judge()), consumer(dataset, c), c)
+    assert metrics["nonfinite_rewards"] == (16 if c.kl_in_reward else 0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"credit_window": 3}, {"zero_std": "drop", "kl_beta": 0.0},
+                                      {"zero_std": "resample", "kl_beta": 0.0}, {"reward_normalisation": "group"}])
+def test_a_judge_that_is_not_finite_makes_a_bad_step(dataset, settings):
+    c, scorer = config(**settings), damaged(judge())
+    metrics = skipped(fill_policy(), fill_policy().frozen() if c.kl_beta else None, rewards(c, scorer),
+                      consumer(dataset, c), c)
+    assert metrics["nonfinite_rewards"] >= 16 and metrics["bad_rollouts"] == 1
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("settings", [
+    {}, {"zero_std": "drop"}, {"zero_std": "resample"}, {"objective": "dapo"}, {"objective": "dr_grpo"},
+    {"reward_normalisation": "group"}, {"train_pass_k": 2}, {"ppo_epochs": 2}, {"overlong_buffer": 2}])
+def test_a_reward_that_is_not_finite_makes_a_bad_step(prompts, settings, bad):
+    @reward(0, 100)
+    def lengths(completions):
+        return [bad if i == 5 else float(len(text)) for i, text in enumerate(completions)]
+
+    c = prompt_config(reward_functions=("lengths", "length_penalty"), kl_beta=0.0, **settings)
+    metrics = skipped(causal_policy(), None, Rewards(c), prompt_consumer(prompts, c), c)
+    assert metrics["nonfinite_rewards"] >= 1 and metrics["bad_rollouts"] == 1
+
+
+def test_a_bad_reward_that_another_cancels_is_still_seen(prompts):
+    """Infinity minus infinity, and infinity with weight 0, would count as skipped completions."""
+    @reward
+    def one(completions):
+        return [INF] * 2 + [0.5] * (len(completions) - 2)
+
+    @reward
+    def other(completions):
+        return [INF] * 2 + [0.25] * (len(completions) - 2)
+
+    for weights in ((1.0, -1.0), (0.0, 0.0)):
+        c = prompt_config(reward_functions=("one", "other"), reward_weights=weights, kl_beta=0.0)
+        assert skipped(causal_policy(), None, Rewards(c), prompt_consumer(prompts, c), c)["nonfinite_rewards"] == 2
+
+
+def test_a_group_of_equally_infinite_rewards_is_not_taken_for_one_of_equal_rewards(dataset):
+    value = torch.rand(4, 4)
+    value[1] = INF
+    for zero_std in ("keep", "drop"):
+        c = config(kl_beta=0.0, zero_std=zero_std)
+        assert skipped(fill_policy(), None, lambda r: Scored(value), consumer(dataset, c), c)["nonfinite_rewards"] == 4
+
+
+def test_credit_on_padding_may_be_anything(prompts):
+    c = prompt_config(kl_beta=0.0)
+
+    def scored(rollouts):
+        credit = torch.rand(rollouts.mask.shape).masked_fill(rollouts.mask == 0, NAN)
+        return Scored(torch.rand(4, 4), rollouts.by_problem(credit))
+
+    metrics = grpo_step(causal_policy(scale=1.0), None, scored, prompt_consumer(prompts, c), c)
+    assert metrics["skipped_steps"] == metrics["nonfinite_rewards"] == 0 and metrics["grad_norm"] > 0
+
+
+# Whole runs
+
+class Judged:
+    """A rewards object: that of a judge, but at given steps the first completion's reward is `bad`."""
+
+    def __init__(self, c, steps, bad=INF):
+        self.inner, self.state, self.steps, self.bad = rewards(c, judge()), TrainerState(), steps, bad
+
+    def __call__(self, rollouts):
+        scored = self.inner(rollouts)
+        if self.state.global_step not in self.steps:
+            return scored
+        reward, values = scored.reward.clone(), scored.values["judge"].clone()
+        reward[0, 0] = values[0] = self.bad
+        return dataclasses.replace(scored, reward=reward, credit=reward[..., None], values={"judge": values})
+
+
+def trainer(dataset, out_dir, bad_at=(), resume=False, **settings):
+    """A trainer of a fill-in policy; at the steps of bad_at one reward is not finite."""
+    c = config(**{"dataset": dataset, "out_dir": str(out_dir), "eval_interval": 100, "sample_interval": 100,
+                  "save_interval": 1, "max_iters": 6, "learning_rate": 1e-3, "min_lr": 1e-3,
+                  "lr_decay_iters": 6} | settings)
+    policy = fill_policy(seed=1, scale=3.0)
+    t = GRPOTrainer(policy, build_reference(c, policy, one_process()), Judged(c, bad_at), consumer(dataset, c),
+                    lambda policy, temperature: ({"kl": 0.0}, []), c, Logger(c.out_dir, c.max_iters, ("loss",)),
+                    one_process())
+    if resume:
+        t.resume()
+    return t
+
+
+def training_records(out_dir):
+    return [r for r in read_records(os.path.join(out_dir, "metrics.jsonl")) if "loss" in r]
+
+
+def test_a_bad_step_moves_nothing_is_counted_named_and_kept(dataset, tmp_path, capsys):
+    t, weights = trainer(dataset, tmp_path, bad_at=(2,)), []
+    inner = t.train_step
+    t.train_step = lambda: (inner(), weights.append({k: v.clone() for k, v in t.policy.weights().items()}))[0]
+    t.run()
+    moved = [any(not torch.equal(a[k], b[k]) for k in a) for a, b in zip(weights, weights[1:])]
+    assert moved == [True, False, True, True, True]
+    records = training_records(tmp_path)
+    assert [r["skipped_steps"] for r in records] == [0, 0, 1, 1, 1, 1]
+    assert [r["nonfinite_rewards"] for r in records] == [0, 0, 1, 0, 0, 0] and records[2]["mean_reward"] is None
+    assert not undocumented({key for record in records for key in record} - {"step"})
+    shown = [line for line in capsys.readouterr().out.split("\n") if "is skipped" in line]
+    path = tmp_path / "bad_steps" / "step-000003-rank-0.pt"
+    assert len(shown) == 1 and "step 3 is skipped, because these are not finite: " in shown[0]
+    assert "mean_reward" in shown[0] and "nonfinite_rewards" in shown[0] and shown[0].endswith(str(path))
+    assert os.listdir(tmp_path / "bad_steps") == [path.name]
+
+    found = torch.load(path, weights_only=True)
+    assert (found["step"], found["rank"], found["iteration"]) == (3, 0, 2)
+    assert found["config"] == dataclasses.asdict(t.config) | {"out_dir": str(tmp_path)} and found["kl_beta"] == 0.1
+    assert {"mean_reward", "reward/judge", "nonfinite_rewards"} <= set(found["not_finite"])
+    rollouts, (sampled,) = found["rollouts"], found["sampled"]
+    assert rollouts["target"].shape == rollouts["old_logp"].shape == rollouts["mask"].shape
+    assert rollouts["advantage"].shape == (16, 1) and rollouts["reading"]["texts"].shape == (4, 1, 32)
+    assert rollouts["ref_distributions"] is None, "large, and the models give them again"
+    assert sampled["reward"].shape == (4, 4) and sampled["reward"].isinf().sum() == 1
+    assert sampled["values"]["judge"].isinf().tolist() == [True] + [False] * 15
+    text, n = rollouts["reading"]["texts"][0, 0].clone(), int(rollouts["mask"][0].sum())
+    assert sampled["prompts"][0] == TOKENIZER.decode(text.tolist())
+    text[rollouts["reading"]["position"][0, 0, :n]] = rollouts["target"][0, :n]
+    assert sampled["completions"][0] == TOKENIZER.decode(text.tolist())
+
+
+def test_the_record_of_a_bad_step_on_prompts_has_their_texts(prompts, tmp_path):
+    @reward(0, 100)
+    def always_nan(completions):
+        return [NAN] * len(completions)
+
+    c = prompt_config(out_dir=str(tmp_path), reward_functions=("always_nan",), kl_beta=0.0, max_bad_steps=1, top_k=3)
+    data = prompt_consumer(prompts, c)
+    t = GRPOTrainer(causal_policy(), None, Rewards(c), data, lambda policy, temperature: ({"kl": 0.0}, []), c,
+                    Logger(c.out_dir, c.max_iters, ("loss",)), one_process())
+    with pytest.raises(ValueError, match="max_bad_steps=1.*correct the reward"):
+        t.run()
+    found = torch.load(tmp_path / "bad_steps" / "step-000001-rank-0.pt", weights_only=True)
+    records = [record for record in data.problems("train", 0)["record"] for _ in range(4)]
+    assert found["sampled"][0]["prompts"] == [record["prompt"] for record in records]
+    assert len(found["sampled"][0]["completions"]) == 16 and found["rollouts"]["reading"]["kept"] is None
+    assert found["rollouts"]["reading"]["length"].flatten().tolist() == found["rollouts"]["mask"].sum(1).tolist()
+
+
+def test_a_bad_minibatch_does_not_stop_the_others(dataset, tmp_path):
+    t, calls = trainer(dataset, tmp_path, ppo_epochs=2, minibatches=2, max_iters=8), []
+    project = t.policy.project
+
+    def once_not_finite(states):
+        calls.append(torch.is_grad_enabled())
+        return project(states) * (NAN if sum(calls) == 2 and calls[-1] else 1.0)
+
+    t.policy.project = once_not_finite
+    t.run()
+    records = training_records(tmp_path)
+    assert [r["skipped_steps"] for r in records] == [0, 1, 1, 1, 1, 1, 1, 1] and t.iteration == 2
+    assert [r["grad_norm"] is None for r in records] == [False, True] + [False] * 6
+    assert torch.load(tmp_path / "bad_steps" / "step-000002-rank-0.pt", weights_only=True)["sampled"][0]["prompts"]
+
+
+def test_rollouts_with_a_bad_reward_cost_one_step(dataset, tmp_path):
+    """All eight minibatches would be skipped, more than max_bad_steps."""
+    t = trainer(dataset, tmp_path, bad_at=(8,), ppo_epochs=4, minibatches=2, max_iters=20, max_bad_steps=2)
+    t.run()
+    records = training_records(tmp_path)
+    assert [r["step"] for r in records if "time/collect" in r] == [1, 9, 10, 18] and t.skipped_steps == 1
+
+
+def test_a_resumed_run_repeats_a_bad_step_bit_for_bit(dataset, tmp_path):
+    for settings in ({}, {"ppo_epochs": 2, "minibatches": 2, "max_iters": 9}):
+        folder = tmp_path / str(len(settings))
+        whole = trainer(dataset, folder / "whole", bad_at=(4,), **settings)
+        whole.run()
+        for end in (4, 5, 6):
+            out = folder / str(end)
+            trainer(dataset, out, bad_at=(4,), **settings | {"max_iters": end}).run()
+            resumed = trainer(dataset, out, bad_at=(4,), resume=True, **settings)
+            resumed.run()
+            assert same(whole.policy, resumed.policy) and whole.skipped_steps == resumed.skipped_steps == 1
+            of = lambda name: without_clock(r for r in training_records(folder / name))
+            assert of("whole") == of(str(end))
+            files = [torch.load(folder / name / "bad_steps" / "step-000005-rank-0.pt", weights_only=True)
+                     for name in ("whole", str(end))]
+            assert all(torch.equal(files[0]["rollouts"][key], files[1]["rollouts"][key]) for key in ("target",
+                                                                                                     "old_logp"))
+
+
+def test_too_many_bad_steps_end_the_run_at_its_last_good_state(dataset, tmp_path):
+    t = trainer(dataset, tmp_path, bad_at=range(2, 99), max_iters=50, max_bad_steps=3)
+    with pytest.raises(ValueError) as error:
+        t.run()
+    assert "3 steps in a row" in str(error.value) and "\n" not in str(error.value)
+    assert f"resume=True from {tmp_path}/state.pt" in str(error.value) and "step-000005-rank-0.pt" in str(error.value)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert state["step"] == 2 and state["skipped_steps"] == 0, "no state is saved among bad steps"
+    assert len(os.listdir(tmp_path / "bad_steps")) == 3
+
+
+def test_bad_steps_that_are_not_in_a_row_do_not_end_a_run(dataset, tmp_path):
+    t = trainer(dataset, tmp_path, bad_at=range(0, 12, 2), max_iters=12, max_bad_steps=2)
+    t.run()
+    assert t.skipped_steps == 6 and len(os.listdir(tmp_path / "bad_steps")) == 2
+
+
+def test_held_out_metrics_that_are_not_finite_do_not_end_a_run(dataset, tmp_path):
+    t = trainer(dataset, tmp_path, max_iters=2, eval_interval=1)
+    t.evaluation = lambda policy, temperature: ({"kl": 0.0, "judge": NAN, "entropy": INF}, [])
+    t.run()
+    records = read_records(tmp_path / "metrics.jsonl")
+    assert [r["eval/judge"] for r in records if "eval/judge" in r] == [None] * 3
+    assert t.step == 2 and t.buffer.evaluations[-1] == {"step": 2, "eval/kl": 0.0}
+
+
+def test_what_was_sampled_is_let_go_after_its_iteration(dataset, tmp_path):
+    t = trainer(dataset, tmp_path, ppo_epochs=2, max_iters=2)
+    t.train_step()
+    assert t.sampled and t.experience is None
+    t.train_step()
+    assert t.sampled == [] and t.experience is None

@@ -1,0 +1,222 @@
+"""Kills small real runs at random moments, resumes them, and compares them with runs that nothing interrupted.
+
+python tests/kill.py --kills=50
+python tests/kill.py --kills=12 --signal=TERM --seed=3 --kinds=causal,causal-2
+A run is killed with all its ranks, up to KILLS_OF_A_RUN times, and ends in peace. The tensors of its state, its model
+file, its samples and its metrics without times must be those of the uninterrupted run, to the last bit.
+"""
+
+import argparse
+import os
+import pathlib
+import random
+import signal
+import socket
+import sys
+import tempfile
+import time
+
+os.environ["OMP_NUM_THREADS"] = "1"  # of a rank; a process that has started threads cannot be forked
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import torch
+
+from core import pretrain
+from core.checkpoint_manager import read_state, states
+from core.config import run_script
+from core.logger import read_records
+from core.models import save_model
+from grpo import train_grpo
+from grpo.evaluation import plots  # noqa: F401  imported before the forks, of whose time it would take the most
+from tests.tiny import (CAUSAL, TEXT, causal_model, judge, model, save, without_clock, write_prompt_dataset,
+                        write_text_dataset)
+
+KILLS_OF_A_RUN = 5
+RUN = {"max_iters": 24, "save_interval": 1, "keep_checkpoints": 2, "eval_interval": 4, "log_interval": 1,
+       "batch_size": 4, "device": "cpu", "resume": "auto", "learning_rate": 1e-2}
+GRPO = RUN | {"group_size": 3, "ppo_epochs": 2, "minibatches": 2, "reference_mode": "ema", "ema_alpha": 0.9,
+              "kl_target": 0.01, "eval_problems": 4, "eval_completions": 2, "sample_interval": 4, "reward_workers": 0}
+
+
+def kinds(folder):
+    """{kind: (main, settings, ranks)} of runs on data and models that are written to the folder."""
+    write_text_dataset(folder / "text", TEXT)
+    write_prompt_dataset(folder / "sums")
+    save_model(str(folder / "causal.safetensors"), causal_model(scale=3.0), CAUSAL)
+    fill = GRPO | {"dataset": folder / "text", "generator_checkpoint": save(folder / "fill.safetensors", model()),
+                   "judge_checkpoint": save(folder / "judge.safetensors", judge()), "judge_reading": "plain",
+                   "block_size": 32}
+    causal = GRPO | {"dataset": folder / "sums", "generator_checkpoint": folder / "causal.safetensors",
+                     "task_type": "general", "max_new_tokens": 5, "pass_k": 2}
+    supervised = RUN | {"dataset": folder / "text", "block_size": 32, "n_layer": 1, "n_embd": 16, "n_head": 2,
+                        "eval_batches": 2}
+    return {f"{name}{'' if ranks == 1 else f'-{ranks}'}": (main, settings, ranks)
+            for name, main, settings in (("fill", train_grpo.main, fill), ("causal", train_grpo.main, causal),
+                                         ("pretrain", pretrain.main, supervised)) for ranks in (1, 2)}
+
+
+class Run:
+    """The processes of a run, one for each rank, in a process group of their own."""
+
+    def __init__(self, kind, out_dir):
+        main, settings, ranks = kind
+        self.log, self.group, self.codes = f"{out_dir}.log", 0, {}
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        for rank in range(ranks):
+            pid = os.fork()
+            if not pid:
+                os.setpgid(0, self.group)
+                os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
+                                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+                sys.argv = ["", *(f"--{key}={value}" for key, value in (settings | {"out_dir": out_dir}).items())]
+                become(main, self.log)
+            self.group, self.codes[pid] = self.group or pid, None
+            os.setpgid(pid, self.group)
+
+    def ended(self, seconds=60.0):
+        """Whether all processes have ended after at most that long; `codes` are then their exit codes."""
+        until = time.monotonic() + seconds
+        while None in self.codes.values() and time.monotonic() < until:
+            time.sleep(0.002)
+            for pid in [pid for pid, code in self.codes.items() if code is None]:
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    self.codes[pid] = os.waitstatus_to_exitcode(status)
+        return None not in self.codes.values()
+
+    def kill(self, number, allowed):
+        """Sends a signal to all processes. Returns an error if one does not end, or with another exit code."""
+        os.killpg(self.group, number)
+        if not self.ended():
+            os.killpg(self.group, signal.SIGKILL)
+            self.ended()
+            return f"did not end, see {self.log}"
+        return self.check(allowed)
+
+    def check(self, allowed):
+        wrong = [code for code in self.codes.values() if code not in allowed]
+        return f"ended with exit code {wrong[0]}: {pathlib.Path(self.log).read_text()[-2000:]}" if wrong else ""
+
+
+def become(main, log):
+    """The rest of a forked process: a script with its output in a file."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    code = 1
+    try:
+        run_script(main)
+        code = 0
+    except SystemExit as stop:
+        code = stop.code
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def flat(value, name=""):
+    """{name: tensor or plain value} of what is nested in dicts, lists and tuples."""
+    if isinstance(value, dict):
+        value = value.items()
+    elif isinstance(value, (list, tuple)):
+        value = enumerate(value)
+    else:
+        return {name: value}
+    return {key: x for k, v in value for key, x in flat(v, f"{name}/{k}").items()}
+
+
+def difference(a, b):
+    """The first thing in which two out_dirs differ, or nothing."""
+    one, two = (flat(read_state(os.path.join(x, "state.pt"))) for x in (a, b))
+    for name in one.keys() | two.keys():
+        x, y = one.get(name), two.get(name)
+        if type(x) is not type(y) or not (torch.equal(x, y) if torch.is_tensor(x) else x == y):
+            return f"state.pt: {name}"
+    if without_clock(read_records(f"{a}/metrics.jsonl")) != without_clock(read_records(f"{b}/metrics.jsonl")):
+        return "metrics.jsonl"
+    for name in ("model.safetensors", "samples.jsonl"):
+        one, two = (pathlib.Path(x, name) for x in (a, b))
+        if one.exists() != two.exists() or one.exists() and one.read_bytes() != two.read_bytes():
+            return name
+    return ""
+
+
+def newest(out_dir):
+    """The step of the newest state, in words. Raises Damaged if it is not whole."""
+    found = states(out_dir)
+    return f"step {read_state(found[0])['step']}" if found else "no state"
+
+
+def written(out_dir):
+    """When the newest state was written; None without one."""
+    try:
+        return os.stat(states(out_dir)[0]).st_mtime_ns
+    except (IndexError, FileNotFoundError):  # it is being replaced
+        return None
+
+
+def uninterrupted(kind, out_dir):
+    """(seconds to the first state, seconds to the end) of a run that nothing interrupts."""
+    start, run, first = time.monotonic(), Run(kind, out_dir), None
+    while not run.ended(0.01):
+        if first is None and states(out_dir):
+            first = time.monotonic() - start
+    if error := run.check((0,)):
+        raise SystemExit(f"{out_dir.name}, uninterrupted: {error}")
+    return first, time.monotonic() - start
+
+
+def killed_run(kind, out_dir, first, seconds, kills, number, rng, tell):
+    """A run that gets a signal `kills` times, each at a random moment after its first new state; one in five, before.
+
+    first, seconds: as `uninterrupted` measured them. Returns (how many signals it got, an error or nothing)
+    """
+    allowed = (-number, 0) if number == signal.SIGTERM else (-number,)
+    for done in range(kills):
+        before, start, run = written(out_dir), time.monotonic(), Run(kind, out_dir)
+        early = rng.random() < 0.2
+        while not early and written(out_dir) == before and not run.ended(0.005):
+            pass
+        if run.ended(rng.uniform(0, first if early else (seconds - first) / 2)):
+            return done, run.check((0,))
+        if error := run.kill(number, allowed):
+            return done + 1, error
+        tell(f"after {time.monotonic() - start:5.2f} s, {newest(out_dir)}")
+    run = Run(kind, out_dir)
+    return kills, run.check((0,)) if run.ended() else run.kill(signal.SIGKILL, ())
+
+
+def main(argv):
+    """Parses, runs, prints a line for each kill and a summary. Returns the exit code: 1 if a run differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--signal", default="KILL", choices=("KILL", "TERM"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", default="fill,causal,fill-2,causal-2,pretrain,pretrain-2")
+    options = parser.parse_args(argv)
+    rng, number = random.Random(options.seed), getattr(signal, f"SIG{options.signal}")
+    began, kills, ended, wrong, whole = time.monotonic(), 0, 0, 0, {}
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        all_kinds, names = kinds(folder), options.kinds.split(",")
+        while kills < options.kills:
+            name = names[ended % len(names)]
+            if name not in whole:
+                whole[name] = uninterrupted(all_kinds[name], folder / name)
+                print("{}: first state after {:.1f} s, end after {:.1f} s".format(name, *whole[name]), flush=True)
+            tell = lambda text: print(f"  {options.signal} {name:<10} {text}", flush=True)
+            out_dir = folder / f"run-{ended}"
+            got, error = killed_run(all_kinds[name], out_dir, *whole[name],
+                                    min(KILLS_OF_A_RUN, options.kills - kills), number, rng, tell)
+            error = error or difference(folder / name, out_dir)
+            kills, ended, wrong = kills + got, ended + 1, wrong + bool(error)
+            print(f"{name}: {error or 'the same bits and metrics'}", flush=True)
+    print(f"{kills} kills by SIG{options.signal} in {ended} runs of {len(whole)} kinds: {ended - wrong} ended with the "
+          f"bits and metrics of the uninterrupted run, {wrong} did not; {time.monotonic() - began:.0f} s")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,344 @@
+"""Malformed inputs: settings, config files, prompts, meta.json, model files, state.pt, values of rewards. Reading one
+may succeed, or raise the documented error: a ValueError, UsageError, UserCodeError or FileNotFoundError of one line.
+
+python tests/malformed.py --inputs=10000
+python tests/malformed.py --inputs=2000 --kinds=records,state
+
+Inputs are valid ones with parts replaced, cut or flipped, and texts that have broken parsers before. An input that
+takes longer than SECONDS, or more than GIGABYTES of memory, is a failure. Prints what the inputs of each kind ended in;
+a failing one is made smaller and printed, and the exit code is 1.
+"""
+
+import argparse
+import collections
+import contextlib
+import copy
+import dataclasses
+import io
+import json
+import os
+import pickle
+import resource
+import signal
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import hypothesis
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from core.checkpoint_manager import CheckpointManager
+from core.config import UsageError, load_config
+from core.dataset_consumer import DatasetConsumer
+from core.model import MASKED_FILL
+from core.model_file import read_model_file, read_tokenizer
+from core.pretrain_config import PretrainConfig
+from core.prompts import PromptConsumer
+from core.sample import SampleConfig
+from core.user_code import UserCodeError
+from grpo.grpo_config import GRPOConfig
+from grpo.reward_functions.registry import REWARDS, Reward, run_reward
+from tests.tiny import CAUSAL, TEXT, TOKENIZER, model, write_text_dataset
+
+SECONDS, GIGABYTES = 5, 6
+DOCUMENTED = (ValueError, UsageError, UserCodeError, FileNotFoundError)
+CONFIGS = (GRPOConfig, PretrainConfig, SampleConfig)
+NUMBERS = (-1, 0, 1, 2, 4, 2**20, 2**31, 10**12, 10**30, -10**30, 0.5, -0.5, 1e-320, 1e308, float("nan"), float("inf"))
+TEXTS = ("", "4", "x", "\0", "\ud800", "..", "/", "None", "a" * 5000, "'", "\n", "hf:", "\u202e", "9" * 5000)
+VALUES = st.one_of(st.sampled_from(NUMBERS), st.sampled_from(TEXTS), st.sampled_from((None, True, [], {}, [[]])),
+                   st.integers(), st.floats(), st.text(max_size=20),
+                   st.lists(st.one_of(st.integers(), st.text(max_size=5), st.none()), max_size=3),
+                   st.dictionaries(st.text(max_size=5), st.integers(), max_size=2))
+JUNK = st.one_of(st.sampled_from((b"", b"null", b"[]", b"{}", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000,
+                                  b"\xff\xfe", b"\xef\xbb\xbf{}", b'"\\ud800"', b"\0" * 9, b"NaN", b"[1, 2", b"\x80\x04K\x01.")),
+                 st.binary(max_size=50))
+
+
+class Slow(Exception):
+    """An input took longer than SECONDS."""
+
+
+class Failed(AssertionError):
+    """An input ended in something else than its documented error."""
+
+
+def places(value):
+    """(container, key) of every part of a JSON value, the whole aside."""
+    keys = value.keys() if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [(value, key) for key in keys] + [place for key in keys for place in places(value[key])]
+
+
+@st.composite
+def changed(draw, valid):
+    """A JSON value with one to three parts replaced, left out or added."""
+    value = copy.deepcopy(valid)
+    for _ in range(draw(st.integers(1, 3))):
+        if not (found := places(value)):
+            return copy.deepcopy(draw(VALUES))
+        container, key = draw(st.sampled_from(found))
+        kind = draw(st.sampled_from(("replace", "replace", "leave out", "add")))
+        if kind == "replace":
+            container[key] = copy.deepcopy(draw(VALUES))
+        elif kind == "leave out":
+            del container[key]
+        elif isinstance(container, dict):
+            container[draw(st.text(max_size=5))] = copy.deepcopy(draw(VALUES))
+        else:
+            container.append(copy.deepcopy(draw(VALUES)))
+    return value
+
+
+@st.composite
+def damaged(draw, valid):
+    """Bytes with one to four of them overwritten, or cut, or with others put in."""
+    out = bytearray(valid)
+    for _ in range(draw(st.integers(1, 4))):
+        place = draw(st.integers(0, max(0, len(out) - 1)))
+        if draw(st.booleans()) and out:
+            out[place] = draw(st.integers(0, 255))
+        else:
+            out[place : draw(st.integers(place, len(out)))] = draw(st.binary(max_size=8))
+    return bytes(out)
+
+
+def as_json(strategy):
+    return st.one_of(JUNK, strategy.map(lambda value: json.dumps(value).encode()))
+
+
+class Runs:
+    """Runs(code): an object that writes a file as it is unpickled without care."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def packed(value):
+    """The bytes of torch.save."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+class Inputs:
+    """Valid inputs in a folder, strategies that damage them, and the functions that read them. Every kind of input is a
+    method that returns (strategy, function of an input)."""
+
+    def __init__(self, folder):
+        self.folder, self.weights = folder, {"w": torch.zeros(2, 3)}
+        with contextlib.redirect_stdout(io.StringIO()):
+            write_text_dataset(folder, TEXT)
+        self.net = model()
+        self.state = CheckpointManager(os.path.join(folder, "run"), lambda path, **facts: None)
+        self.state.save(3, self.weights, [], {}, skipped_steps=0)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def write(self, name, content):
+        with open(self.path(name), "wb") as f:
+            f.write(content)
+        return self.path(name)
+
+    def settings(self):
+        """Arguments of the command line."""
+        fields = [(cls, field.name) for cls in CONFIGS for field in dataclasses.fields(cls)]
+        text = st.one_of(VALUES.map(repr), VALUES.map(str), st.just("(" * 5000), st.text(max_size=20))
+        argument = st.tuples(st.sampled_from(fields), text)
+        return argument, lambda a: load_config(a[0][0], [f"--{a[0][1]}={a[1]}"])
+
+    def config_file(self):
+        """Config files: assignments, or bytes that are no Python."""
+        names = [field.name for field in dataclasses.fields(GRPOConfig)] + ["x", "seed = ", "__name__"]
+        line = st.tuples(st.sampled_from(names), st.one_of(VALUES.map(repr), st.sampled_from(
+            ("1 / 0", "int('x')", "10 ** 5000", "undefined", "(" * 300, "[].x", "{1}", "1j", "b'x'", "len",
+             "-" * 3000))))
+        lines = st.lists(line, min_size=1, max_size=3).map(
+            lambda pairs: "\n".join(f"{key} = {text}" for key, text in pairs).encode("utf-8", "surrogatepass"))
+        return st.one_of(lines, damaged(b"seed = 3\ntop_p = 0.5\nout_dir = 'x'\n"), JUNK), lambda content: load_config(
+            GRPOConfig, [self.write("config.py", content)])
+
+    def records(self):
+        """Files of prompts."""
+        valid = [{"prompt": "1+1=", "answer": 2, "split": "train"}, {"question": "2+2=", "completion": "4"},
+                 {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+                  "split": "val"}]
+        rows = changed(valid).map(lambda value: "\n".join(map(json.dumps, value)).encode()
+                                  if isinstance(value, list) else json.dumps(value).encode())
+        content = st.one_of(as_json(changed(valid)), rows, damaged("\n".join(map(json.dumps, valid)).encode()))
+
+        def read(content):
+            data = PromptConsumer(self.write("prompts.jsonl", content), 2, tokenizer=CAUSAL, template="chat")
+            data.problems("train", 0)
+            data.require("completion", "supervised training")
+            data.batch("train", 0)
+        return content, read
+
+    def meta(self):
+        """meta.json of a prepared dataset."""
+        with open(self.path("meta.json")) as f:
+            valid = json.load(f)
+        causal = valid | {"tokenizer": CAUSAL.description()}
+        return st.one_of(as_json(changed(valid)), as_json(changed(causal)), damaged(json.dumps(valid).encode())), (
+            lambda content: self.read_text("meta.json", content))
+
+    def tokens(self):
+        """train.bin of a prepared dataset."""
+        with open(self.path("train.bin"), "rb") as f:
+            valid = f.read()
+
+        return st.one_of(damaged(valid), st.binary(max_size=200)), lambda content: self.read_text("train.bin", content)
+
+    def read_text(self, name, content):
+        self.write(name, content)
+        DatasetConsumer(self.folder, MASKED_FILL, 16, 2).batch("train", 0)
+
+    def header(self):
+        """Headers of model files, and tensors of other shapes."""
+        valid = {"config": dataclasses.asdict(self.net.config), "tokenizer": TOKENIZER.description(),
+                 "facts": {"step": 3}}
+        shapes = changed({name: list(p.shape) for name, p in self.net.state_dict().items()})
+
+        def write(header, shapes=None):
+            weights = self.net.state_dict() if shapes is None else {
+                str(name): torch.zeros(tuple(x % 64 for x in shape)) for name, shape in shapes.items()
+                if isinstance(shape, list) and all(type(x) is int for x in shape)}
+            weights = {name: p for name, p in weights.items() if name.isascii()}
+            text = header if isinstance(header, str) else json.dumps(header)
+            self.write("model.safetensors", save(weights, {"nano_grpo": text}))
+            return self.path("model.safetensors")
+        texts = JUNK.map(lambda junk: junk.decode("latin-1"))
+        return st.one_of(st.tuples(st.one_of(changed(valid), texts)), st.tuples(st.just(valid), shapes.filter(
+            lambda value: isinstance(value, dict)))), lambda parts: self.read_model(write(*parts))
+
+    def model_bytes(self):
+        """Bytes of model files."""
+        valid = {"config": dataclasses.asdict(self.net.config), "tokenizer": TOKENIZER.description(), "facts": {}}
+        whole = save(self.net.state_dict(), {"nano_grpo": json.dumps(valid)})
+        start = 8 + int.from_bytes(whole[:8], "little")
+        return st.one_of(damaged(whole), damaged(whole[:start]).map(lambda head: head + whole[start:]), JUNK), (
+            lambda content: self.read_model(self.write("model.safetensors", content)))
+
+    def read_model(self, path):
+        read_tokenizer(path)
+        read_model_file(path)
+
+    def state_file(self):
+        """state.pt of a run: damaged, of another kind, or with code in it."""
+        with open(self.state.path("state.pt"), "rb") as f:
+            whole = f.read()
+        valid = torch.load(io.BytesIO(whole), weights_only=True)
+        other = changed({key: x for key, x in valid.items() if key != "model"}).map(
+            lambda value: packed(value | {"model": self.weights} if isinstance(value, dict) else value))
+        ran = self.path("ran")
+        code = st.sampled_from((pickle.dumps(Runs(ran)), packed(Runs(ran)), packed(valid | {"model": Runs(ran)}),
+                                packed([1]), packed(torch.zeros(2)), pickle.dumps(valid["layout"])))
+
+        def read(content):
+            self.write(os.path.join("run", "state.pt"), content)
+            try:
+                self.state.load(self.weights, [])
+            finally:
+                if os.path.exists(ran):
+                    raise Failed("code in state.pt ran")
+        return st.one_of(damaged(whole), other, code, JUNK), read
+
+
+    def reward(self):
+        """What a user's reward returns or raises."""
+        fault = st.sampled_from((KeyError("a\nb"), SystemExit(3), OSError(2, "x", "y"), StopIteration(),
+                                 RecursionError(), UnicodeDecodeError("utf-8", b"x", 0, 1, "why"), AssertionError(),
+                                 MemoryError()))
+        values = st.one_of(VALUES, st.lists(VALUES, max_size=4), st.lists(st.floats(), max_size=4).map(np.array),
+                           st.lists(st.floats(), max_size=4).map(torch.tensor), st.just(torch.zeros(3, 1)),
+                           st.just(np.array(["a", "b", "c"])), st.just(np.array(3.0)))
+
+        def read(value):
+            def mine(completions):
+                if isinstance(value, BaseException):
+                    raise value
+                return value
+
+            REWARDS["mine"] = Reward(mine, 0, 1, False, False, None)
+            try:
+                run_reward("mine", {"completions": ["a", "b", "c"]}, {}, 3)
+            finally:
+                del REWARDS["mine"]
+        return st.one_of(fault, values), read
+
+
+KINDS = ("settings", "config_file", "records", "meta", "tokens", "header", "model_bytes", "state_file", "reward")
+
+
+def too_slow(number, frame):
+    raise Slow(f"more than {SECONDS} seconds")
+
+
+def ending(read, value):
+    """What reading an input ended in: "accepted", or the name of the documented error. Raises Failed for another."""
+    before = signal.signal(signal.SIGALRM, too_slow)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        read(value)
+    except Failed:
+        raise
+    except Exception as error:  # whatever it is, it is reported
+        if type(error) not in DOCUMENTED or "\n" in str(error) or not str(error):
+            raise Failed(f"{type(error).__name__}: {error!s:.300}") from error
+        return type(error).__name__
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return "accepted"
+
+
+def check(kind, folder, inputs, seed=None):
+    """Reads so many inputs of a kind. Returns {ending: count}. Raises Failed for the smallest that ends otherwise.
+
+    seed: of the inputs; None: always the same ones
+    """
+    strategy, read = getattr(Inputs(folder), kind)()
+    ends = collections.Counter()
+
+    def test(value):
+        ends[ending(read, value)] += 1
+
+    test = hypothesis.settings(max_examples=inputs, database=None, deadline=None, derandomize=seed is None,
+                               suppress_health_check=list(hypothesis.HealthCheck), report_multiple_bugs=False)(
+        hypothesis.given(strategy)(test))
+    (test if seed is None else hypothesis.seed(seed)(test))()
+    return ends
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=10_000)
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30,) * 2)
+    kinds, total, failed, start = options.kinds.split(","), 0, 0, time.time()
+    for kind in kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                ends = check(kind, folder, -(-options.inputs // len(kinds)), options.seed)
+            except Failed as error:
+                notes = "\n".join(getattr(error, "__notes__", ()))
+                print(f"{kind:<12} FAILED: {error}\n{notes:.2000}", flush=True)
+                failed += 1
+                continue
+        total += sum(ends.values())
+        print(f"{kind:<12}" + ", ".join(f"{count} {name}" for name, count in ends.most_common()), flush=True)
+    print(f"{total} inputs in {time.time() - start:.0f} s, {failed} kinds failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
