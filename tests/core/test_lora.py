@@ -15,6 +15,7 @@ transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("p
 
 from core.checkpoint_manager import CheckpointManager
 from core.huggingface_tokenizer import load_huggingface_tokenizer
+from core.logger import Logger
 from core.lora import FULL, LoraConfig
 from core.models import load_model, save_model
 from core.pretrain_config import PretrainConfig
@@ -482,7 +483,8 @@ def test_supervised_training_refuses_a_state_of_other_settings(folders, tmp_path
     def loop(**settings):
         config = PretrainConfig(init_from=path, out_dir=str(tmp_path), optimizer="adamw", lora_rank=4, **settings)
         model, _ = load_model(path, adapter=config)
-        return Trainer(model, config, None, None, load_huggingface_tokenizer(path), None, one_process())
+        return Trainer(model, config, None, None, load_huggingface_tokenizer(path),
+                       Logger(str(tmp_path), 1, (), silent=True), one_process())
 
     loop().save()
     loop().resume()

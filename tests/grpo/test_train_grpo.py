@@ -174,7 +174,8 @@ def broken(world, name):
             text = (folder / name / "meta.json").read_text()
             (folder / name / "meta.json").write_text(re.sub(r'"mask_token_id": \d+,', "", text))
     if name == "other vocabulary":
-        save_model(str(folder / "other.safetensors"), judge(), CharTokenizer("abcdef"))
+        other = CharTokenizer("abcdef")
+        save_model(str(folder / "other.safetensors"), judge(tokenizer=other), other)
     return {
         "unknown key": ({"grup_size": 4}, 2, "did you mean group_size"),
         "synonym": ({"kl_coef": 0.1}, 2, "did you mean kl_beta"),
@@ -366,8 +367,8 @@ from grpo.rewards import reward
 
 
 @reward(0, 1)
-def never_a_number(prompts, completions, **columns):
-    return [float("nan") if text else 0.0 for text in completions]
+def failing(prompts, completions, **columns):
+    return [1 / 0 if text else 0.0 for text in completions]
 """
 
 
@@ -379,10 +380,10 @@ def test_two_failed_starts_after_a_finished_run_keep_that_run_whole(causal_world
     assert code == 0, err
     whole = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.name != "lock"}
     assert {"config.json", "metrics.jsonl", "model.safetensors", "state.pt"} <= set(whole)
-    failing = settings | {"reward_file": tmp_path / "failing.py", "reward_functions": "('never_a_number',)"}
+    failing = settings | {"reward_file": tmp_path / "failing.py", "reward_functions": "('failing',)"}
     for number in (1, 2):
         code, out, err = launch(*arguments(failing | {"seed": number}))
-        assert code == 1 and "reward never_a_number returned nan" in err
+        assert code == 1 and "reward failing" in err and "ZeroDivisionError" in err
         assert f"previous/{number}\n" in out
     kept = {path.name: path.read_bytes() for path in (tmp_path / "out" / "previous" / "1").iterdir()}
     assert kept == whole
