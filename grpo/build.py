@@ -62,8 +62,8 @@ def build_data(config, dist):
     """Prompts, or windows of running text with hidden tokens, as the dataset has it."""
     tokenizer, path = None, config.generator_checkpoint
     if path is None:
-        raise ValueError("generator_checkpoint is not set; name a checkpoint in the config or with "
-                         "--generator_checkpoint=FILE")
+        raise ValueError("generator_checkpoint is not set: start with a config, such as python grpo/train_grpo.py "
+                         "config/grpo_example.py, or name a model with --generator_checkpoint=PATH")
     if is_file_of_records(config.dataset) or is_huggingface(path, "generator_checkpoint"):
         tokenizer = load_tokenizer(path, "generator_checkpoint")
     if has_prompts(config.dataset):

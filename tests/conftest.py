@@ -1,8 +1,11 @@
 import os
+import signal
 import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test never waits for the network
+# A shell ignores Ctrl-C for what it runs in the background, and processes that tests start would inherit that
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import pytest
