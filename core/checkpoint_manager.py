@@ -6,6 +6,7 @@ in Hugging Face format.
 """
 
 import contextlib
+import errno
 import os
 import pickle
 import re
@@ -16,12 +17,15 @@ import zipfile
 
 import torch
 
-from core.whole_files import CannotWrite, flush, replacing
+from core.whole_files import CannotWrite, flush, replacing, writing
 
 STATE, OLDER = "state.pt", re.compile(r"state-\d+\.pt")
-DAMAGE = (ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, MemoryError, OSError,
-          RuntimeError, TypeError, ValueError, pickle.PickleError, struct.error, tarfile.TarError,
+DAMAGE = (ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, RuntimeError, TypeError,
+          ValueError, pickle.PickleError, struct.error, tarfile.TarError,
           zipfile.BadZipFile)  # what zipfile and torch raise for files that are not what they should be
+RECORDS = ("metrics.jsonl", "samples.jsonl")  # what a run writes line by line
+MOST_STEPS = 10**15  # no run has more
+KEPT = {"AdamW": {"step", "exp_avg", "exp_avg_sq"}, "Muon": {"momentum_buffer"}}  # by an optimizer, of a parameter
 KEYS = {"step": int, "facts": dict, "layout": dict, "model": dict, "optimizers": list}  # what every state has
 
 
@@ -59,7 +63,8 @@ class CheckpointManager:
     def __init__(self, out_dir, write_model, keep=0, suffix=".safetensors", identity=None, keep_states=2):
         self.out_dir, self.write_model, self.keep, self.suffix = out_dir, write_model, keep, suffix
         self.identity, self.keep_states = identity or {}, keep_states
-        self.last_good = None  # (path, step) of the last state that this process has written, or read
+        self.last = None  # (path, step) of the last state that this process has written, or read
+        self.damaged = []  # the paths of damaged older states, until a whole one is saved
 
     def path(self, name):
         return os.path.join(self.out_dir, name)
@@ -76,13 +81,19 @@ class CheckpointManager:
                   "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
         if self.identity:
             state["identity"] = self.identity
+        for path in filter(os.path.exists, map(self.path, RECORDS)):  # after a power cut no state is ahead of them
+            with writing(path):
+                flush(path)
         with replacing(self.path(STATE)) as new:
             with open(new, "wb") as f:  # an error of this file has the number of the system's, torch's own has not
                 torch.save(state, f)
             flush(new)
-            if self.keep_states > 1 and self.last_good and self.last_good[0] == self.path(STATE):
-                os.replace(self.path(STATE), self.path(f"state-{self.last_good[1]:06d}.pt"))
-        self.last_good = self.path(STATE), step
+            if self.keep_states > 1 and self.last and self.last[0] == self.path(STATE):
+                os.replace(self.path(STATE), self.path(f"state-{self.last[1]:06d}.pt"))
+        self.last = self.path(STATE), step
+        for path in filter(os.path.exists, self.damaged):  # they must not take the place of whole ones
+            os.remove(path)
+        self.damaged = []
         for old in states(self.out_dir)[self.keep_states :]:
             os.remove(old)
         if self.keep:
@@ -96,16 +107,16 @@ class CheckpointManager:
         return sorted((name for name in os.listdir(self.out_dir) if re.fullmatch(pattern, name)),
                       key=lambda name: (len(name), name))
 
-    def exists(self):
-        return bool(states(self.out_dir))
-
-    def way_on(self):
-        """How a run that has to end can go on, in words."""
-        if not self.last_good:  # this process has saved none, but rank 0 may have
-            found = states(self.out_dir)
-            return f"go on with resume=True from {found[0]}" if found else "start again: no state has been saved"
-        path, step = self.last_good
-        return f"go on with resume=True from {path}, the last good state (step {step})"
+    def how_to_go_on(self, good=False):
+        """How a run that has to end can go on, in words. good: whether no state is saved after a bad step."""
+        found = states(self.out_dir)
+        if not found and not self.last:
+            return "start again: no state has been saved"
+        path, step = self.last or (found[0], None)  # this process may have saved none, but rank 0 has
+        which = "" if step is None else f", the last {'good ' * good}state (step {step})"
+        older = found[found.index(path) + 1 :] if good and path in found else []
+        return f"go on with resume=True from {path}{which}" + (
+            f"; if it fails again, delete that one, and the run goes on from {older[0]}" if older else "")
 
     @contextlib.contextmanager
     def keeping(self):
@@ -113,7 +124,7 @@ class CheckpointManager:
         try:
             yield
         except CannotWrite as error:
-            raise CannotWrite(f"{error}; make room or make it writable, then {self.way_on()}") from None
+            raise CannotWrite(f"{error}; make room or make it writable, then {self.how_to_go_on()}") from None
 
     def load(self, weights, optimizers, say=print):
         """Restores the optimizers in place and returns what else was saved, the weights under "model". A damaged state
@@ -121,7 +132,7 @@ class CheckpointManager:
 
         weights: {name: tensor} of the run that resumes; only their names and shapes are read
         """
-        paths, damaged = states(self.out_dir), []
+        paths, damaged, self.damaged = states(self.out_dir), [], []
         if not paths:
             raise FileNotFoundError(f"resume=True, but {self.path(STATE)} does not exist; start without resume or "
                                     "correct out_dir")
@@ -130,10 +141,11 @@ class CheckpointManager:
                 state = self.restore(path, weights, optimizers)
             except Damaged as error:
                 damaged.append(f"{path} is damaged or cut short ({error})")
+                self.damaged += [path] * (path != self.path(STATE))  # the next save replaces this one
                 continue
             if damaged:
                 say(f"{'; '.join(damaged)}; going on from {path}, step {state['step']}")
-            self.last_good = path, state["step"]
+            self.last = path, state["step"]
             return state
         raise ValueError(f"{'; '.join(damaged)}; start without resume")
 
@@ -151,10 +163,16 @@ class CheckpointManager:
         if shapes(state["model"]) != shapes(weights) or len(state["optimizers"]) != len(optimizers):
             raise Damaged("its tensors are not those that it lists")
         for optimizer, saved in zip(optimizers, state.pop("optimizers"), strict=True):
+            own = [{key: x for key, x in group.items() if key != "params"} for group in optimizer.param_groups]
             try:
                 optimizer.load_state_dict(saved)
+            except torch.OutOfMemoryError:
+                raise
             except DAMAGE as error:
                 raise Damaged(reason(error)) from None
+            for group, options in zip(optimizer.param_groups, own, strict=True):
+                group.update(options)  # those of this run's settings, whatever the file has
+            check_optimizer(optimizer)
         return state
 
 
@@ -169,18 +187,41 @@ def read_state(path):
         raise Damaged("not only tensors and plain values") from None
     except Damaged:
         raise
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # zipfile goes to a place before the beginning of a file that was cut
+            raise Damaged(reason(error)) from None
+        raise ValueError(f"{path} cannot be read ({error.strerror or error}); make it readable, then go on with "
+                         "resume=True") from None
+    except MemoryError:
+        raise ValueError(f"{path} does not fit into the memory; make room, then go on with resume=True") from None
     except DAMAGE as error:
+        if "allocate memory" in str(error):  # torch's own MemoryError
+            raise ValueError(f"{path} does not fit into the memory; make room, then go on with resume=True") from None
         raise Damaged(reason(error)) from None
     if not isinstance(state, dict):
         raise Damaged(f"a {type(state).__name__} instead of named values")
     wrong = [key for key, kind in KEYS.items() if not isinstance(state.get(key), kind)]
     if not wrong and not all(map(torch.is_tensor, state["model"].values())):
         wrong = ["model"]
+    if not wrong and not 0 <= state["step"] <= MOST_STEPS:
+        wrong = ["step"]
     if not isinstance(state.get("identity", {}), dict):
         wrong.append("identity")
     if wrong:
         raise Damaged(f"without a valid {wrong[0]}")
     return state
+
+
+def check_optimizer(optimizer):
+    """Raises Damaged if what an optimizer has loaded is not of the names and shapes that its next step needs."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            kept = optimizer.state.get(p, {})
+            if not isinstance(kept, dict) or kept and set(kept) != KEPT.get(type(optimizer).__name__, set(kept)):
+                raise Damaged("the state of an optimizer lacks a part, or has one of another optimizer")
+            for name, x in kept.items():
+                if not torch.is_tensor(x) or x.shape != (() if name == "step" else p.shape):
+                    raise Damaged(f"{name} of an optimizer has not the shape of its parameter")
 
 
 def reason(error):

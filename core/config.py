@@ -62,12 +62,13 @@ class RunConfig:
     keep_checkpoints: int = 0              # numbered models to keep beside the latest
     keep_states: int = 2                   # states to keep: state.pt and those before it, used if it is damaged
     out_dir: str = "out"                   # the folder of everything that the run writes
-    resume: bool | str = False             # go on from out_dir/state.pt, bit for bit; auto: if it is there
+    resume: bool | str = False             # go on from out_dir/state.pt, bit for bit; auto: if there is a state
     seed: int = 1337                       # of the data, of what is sampled, and of a new model
     # system
     device: str = "auto"                   # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
     dtype: str = "auto"                    # float32, bfloat16; auto: bfloat16 on CUDA
-    rank_timeout: float = 1800.0           # seconds in which every rank must do its part of a step, else all end
+    rank_timeout: float = 1800.0           # seconds in which every rank must do its part of a step, else all end;
+                                           # they wait 12 hours while rank 0 evaluates, builds or saves
     compile: bool = False                  # torch.compile: half a minute at the start, then faster; for long runs
     report_to: tuple[str, ...] = ()        # where the metrics go as well: wandb, tensorboard, trackio
     log_text: bool = False                 # send samples, which are prompts and completions, there too

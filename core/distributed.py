@@ -50,11 +50,20 @@ class OtherRank(ValueError):
     """Another rank has ended, or does not answer."""
 
 
+def store_of_attempt(rank, world):
+    """The store in which ranks find each other. torchrun keeps one store for all its attempts on a machine: without a
+    prefix, ranks that are started again would wait for addresses of the ended ones."""
+    store, *_ = next(dist.rendezvous("env://", rank, world, timeout=LONGEST_WAIT))
+    one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(world)  # on several, the agents count attempts apart
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_machine else "0"
+    return dist.PrefixStore(f"attempt {attempt}", store)
+
+
 class Distributed:
     """One process, or one of several under torchrun (nccl on CUDA, gloo elsewhere).
 
     timeout: seconds after which a rank that does not take part in a step ends the others. `barrier` and `agree` wait
-    longer, because rank 0 may build or evaluate before. If a rank ends, the others end with OtherRank.
+    12 hours, because rank 0 may build or evaluate before. If a rank ends, the others end with OtherRank.
     Gradients are summed over ranks by one explicit all-reduce per optimizer step. The losses here carry their
     normalisation in their weights (see grpo/objectives.py), so the sum over ranks is the gradient, and a rank whose
     share of a step needs no backward simply adds zeros.
@@ -72,8 +81,10 @@ class Distributed:
             # the group and gloo's threads alive beyond `close`, and such a thread can abort Python as it ends.
             importlib.import_module("torch.distributed.nn")
             on_gpu = self.device.type == "cuda"
+            with self.ending_together(LONGEST_WAIT):
+                dist.init_process_group("gloo", store=store_of_attempt(self.rank, self.world), rank=self.rank,
+                                        world_size=self.world, timeout=LONGEST_WAIT)  # of `barrier` and `agree`
             with self.ending_together():
-                dist.init_process_group("gloo", timeout=LONGEST_WAIT)  # of `barrier` and `agree`
                 self.ranks = dist.new_group(timeout=timedelta(seconds=timeout), backend="nccl" if on_gpu else "gloo",
                                             device_id=self.device if on_gpu else None)  # of everything else
 
@@ -85,8 +96,11 @@ class Distributed:
             self.close()
 
     @contextlib.contextmanager
-    def ending_together(self):
-        """A failed exchange between ranks is raised as OtherRank, in one line."""
+    def ending_together(self, limit=None):
+        """A failed exchange between ranks is raised as OtherRank, in one line.
+
+        limit: the timedelta that the exchange may take; None: rank_timeout
+        """
         try:
             yield
         except RuntimeError as error:
@@ -94,8 +108,9 @@ class Distributed:
                 raise  # out of memory, for example
             text = str(error).splitlines()[0]
             late = "timed out" in text.lower() or "timeout" in text.lower()
+            waited = f"{limit / timedelta(hours=1):g} hours" if limit else f"rank_timeout={self.timeout:g} seconds"
             raise OtherRank(f"rank {self.rank} ended because another rank " + (
-                f"did not answer for rank_timeout={self.timeout:g} seconds" if late else "did: see its error")
+                f"did not answer for {waited}" if late else "did: see its error")
                 + f" ({text[:200]})") from None
 
     def total(self, x):
@@ -163,10 +178,17 @@ class Distributed:
         """The largest of a small whole number over ranks, on the CPU. Waits as long as `barrier` does."""
         if self.world > 1:
             x = torch.tensor(int(number))
-            with self.ending_together():
+            with self.ending_together(LONGEST_WAIT):
                 dist.all_reduce(x, op=dist.ReduceOp.MAX)
             number = int(x)
         return number
+
+    def check_same_step(self, step, out_dir):
+        """Raises ValueError on every rank if the states that the ranks resume from differ in their step."""
+        least, most = -self.agree(-step), self.agree(step)
+        if least != most:
+            raise ValueError(f"rank {self.rank} resumes from step {step}, but the ranks have steps {least} to {most}: "
+                             f"out_dir={out_dir} must be the same folder, with the same states, on every rank")
 
     def autocast(self):
         return autocast(self.device, self.dtype)

@@ -56,7 +56,7 @@ class Logger:
         self._begin_estimate(step)
         if not self.silent:
             self.bar.update(step)
-            self.trackers.start(step, read_records(self.path))
+            self.trackers.start(step, each_record(self.path))
             keep_records(self.path, step)
 
     def restart_clock(self):

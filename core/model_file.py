@@ -75,6 +75,8 @@ def read_config(header, named):
 def check_tensors(config, file, named):
     """Raises ValueError unless the tensors of an open file have the names and shapes that its config asks for; no
     memory is taken. named: the setting and the path, for errors"""
+    if not file.keys():
+        raise ValueError(f"{named} has no tensors; {AGAIN}")
     few = dataclasses.replace(config, n_layer=min(config.n_layer, len(file.keys())))  # of more, one is not in the file
     with torch.device("meta"):
         wanted = {name: list(p.shape) for name, p in GPT(few).state_dict().items()}

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -33,11 +34,21 @@ def record_start(config, origin, dist, step):
               "command": command(), "commit": commit(), **machine(dist), "python": platform.python_version(),
               **{name: importlib.metadata.version(name) for name in PACKAGES if name in sys.modules},
               "settings": settings}
-    home = os.path.expanduser("~")  # it has the user's name
-    line = json.dumps({key: x for key, x in record.items() if x is not None})
+    line = json.dumps(without_home({key: x for key, x in record.items() if x is not None}))
     path = os.path.join(config.out_dir, "starts.jsonl")
     with writing(path), open(path, "a") as f:
-        f.write((line.replace(json.dumps(home)[1:-1], "~") if len(home) > 1 else line) + "\n")
+        f.write(line + "\n")
+
+
+def without_home(value):
+    """A value, its texts with ~ for the home folder, which has the user's name. A longer name, as /home/al in
+    /home/alice, is another folder."""
+    if isinstance(value, dict):
+        return {without_home(key): without_home(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_home(x) for x in value]
+    home = os.path.expanduser("~")
+    return re.sub(re.escape(home) + r"(?![\w.-])", "~", value) if isinstance(value, str) and len(home) > 1 else value
 
 
 def command():

@@ -30,19 +30,26 @@ class Trainer:
         self.checkpoints = CheckpointManager(config.out_dir, self.write_model, config.keep_checkpoints, model.suffix,
                                              getattr(model, "identity", dict)(), config.keep_states)
         self.step, self.skipped_steps, self.facts = 0, 0, {}
+        self.evaluated = True  # whether the evaluation of this step, if it has one, is done
 
     def write_model(self, path, **facts):
         save_model(path, self.model, self.tokenizer, **facts)
 
     def resume(self):
         state = self.checkpoints.load(self.model.weights(), self.optimizers, self.logger.say)
+        self.dist.check_same_step(state["step"], self.config.out_dir)
+        skipped = state.get("skipped_steps")
+        if not isinstance(skipped, int) or skipped < 0:
+            raise ValueError(f"{self.checkpoints.last[0]} was not saved by supervised training, or has changed; start "
+                             "without resume")
         self.model.load_weights(state["model"])
-        self.step, self.skipped_steps, self.facts = state["step"], state["skipped_steps"], state["facts"]
+        self.step, self.skipped_steps, self.facts = state["step"], skipped, state["facts"]
+        self.evaluated = bool(state.get("evaluated", True))
 
     def save(self):
         if self.dist.is_main:
             self.checkpoints.save(self.step, self.model.weights(), self.optimizers, self.facts,
-                                  skipped_steps=self.skipped_steps)
+                                  skipped_steps=self.skipped_steps, evaluated=self.evaluated)
 
     def run(self):
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves."""
@@ -58,7 +65,10 @@ class Trainer:
         c, bad = self.config, BadSteps(self.config.max_bad_steps, self.checkpoints, self.logger, self.dist.rank)
         self.dist.broadcast(self.model.parameters())
         self.logger.start(self.step)
-        since, tokens = time.time(), 0
+        if not self.evaluated:  # a signal came before it
+            self.facts, self.evaluated = self.evaluation(), True
+            self.dist.barrier()
+        since, tokens, due = time.time(), 0, False
         while self.step < c.max_iters:
             self.model.train(c.dropout > 0)
             if c.dropout > 0:  # a resumed run draws the same dropout masks
@@ -76,11 +86,15 @@ class Trainer:
                             "skipped_steps": self.skipped_steps}
                 self.logger.log(self.step, metrics)
                 since, tokens = time.time(), 0
-            if self.step % c.eval_interval == 0 or last:
+            signal, evaluates = stop.came(), self.step % c.eval_interval == 0 or last
+            self.evaluated = last or not (signal and evaluates)  # who sends a signal does not wait for an evaluation
+            if evaluates and self.evaluated:
                 self.facts = self.evaluation()
-            signal = stop.came()
-            if self.step % c.save_interval == 0 and not bad.in_a_row or last or signal:  # the last state stays good
+                signal = stop.came()
+            due = due or self.step % c.save_interval == 0
+            if due and not bad.in_a_row or last or signal:  # the last state stays good
                 self.save()
+                due = False
             self.logger.tick()
             if signal and not last:
                 self.logger.say(f"stopped by {signal} after step {self.step}; go on with --resume=True")

@@ -30,14 +30,16 @@ def build_optimizers(learner, config, device_type="cpu"):
                               fused=device_type != "mps"), *muon]
 
 
-def apply_gradients(parameters, optimizers, lr, grad_clip, sums, dist, count, mean=False, largest=None):
+def apply_gradients(parameters, optimizers, lr, grad_clip, sums, dist, count, mean=False, largest=None,
+                    deciding=None):
     """Ends an optimizer step: gradients and sums are totalled over ranks, clipped, applied, cleared. One host sync.
 
     sums: {name: 0-d tensor or number} that add up over ranks; largest: {name: the same} whose maximum over ranks counts
     count: the name of the sum that counts the tokens in the loss; mean: whether the gradient is divided by its total
-    A step whose sums or gradient are not finite on any rank, or with a sum "nonfinite_..." that is not 0, changes
-    nothing on all ranks but the count of skipped steps. A step without a single token in the loss changes nothing
-    either: momentum and weight decay alone must not move the weights.
+    deciding: the names of the sums that must be finite; None: all of them. The others are there to be looked at
+    A step whose deciding sums or gradient are not finite on any rank, or with a sum "nonfinite_..." that is not 0,
+    changes nothing on all ranks but the count of skipped steps. A step without a single token in the loss changes
+    nothing either: momentum and weight decay alone must not move the weights.
     Returns {name: float} of both with grad_norm, and skipped_steps and empty_steps (0 or 1 each), added
     """
     parameters = [p for p in parameters if p.requires_grad]
@@ -52,7 +54,7 @@ def apply_gradients(parameters, optimizers, lr, grad_clip, sums, dist, count, me
     *values, norm = torch.cat((found, norm.reshape(1).float())).tolist()
     out = dict(zip([*sums, *(largest or {})], values, strict=True))
     # Sums alone decide, which are equal on all ranks: a maximum over ranks with NaN on one of them may not be
-    finite = all(math.isfinite(x) for x in (norm, *(out[name] for name in sums)))
+    finite = all(math.isfinite(x) for x in (norm, *(out[name] for name in sums if name in (deciding or sums))))
     finite = finite and not any(out[name] for name in sums if name.startswith(NONFINITE))
     empty = finite and out[count] == 0
     for optimizer in optimizers:

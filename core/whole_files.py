@@ -7,8 +7,9 @@ import re
 
 import safetensors
 
-REFUSALS = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "EFBIG")
-            if hasattr(errno, name)}  # what a disk that is full, read-only, not ours or broken answers
+REFUSALS = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "EFBIG",
+                                           "ESTALE", "ETIMEDOUT", "ENOTCONN")
+            if hasattr(errno, name)}  # what a disk that is full, read-only, not ours, broken or out of reach answers
 
 
 class CannotWrite(ValueError):

@@ -1,6 +1,7 @@
 """Every setting of GRPO training, in the order of the data flow."""
 
 import math
+import os
 from dataclasses import dataclass
 
 from core.config import RunConfig
@@ -85,7 +86,8 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     train_pass_k: int = 1                     # 1: maximize the mean reward; k: pass@k, so hard problems count more
     length_min: int = 20                      # length_penalty: characters below which a completion is too short
     length_max: int = 500                     # length_penalty: characters above which it is too long
-    sandbox_seconds: float = 5.0              # time limit of code_execution, per completion
+    sandbox_seconds: float = 5.0              # time limit of code_execution, for tests in Python or for each
+                                              # input; reward_timeout limits them together
     sandbox_megabytes: int = 256              # memory limit of code_execution
     sandbox: str = "auto"                     # of code_execution: auto takes what this machine's kernel offers; strict
                                               # refuses to run where a part is missing (docs/security.md)
@@ -152,6 +154,7 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
         check_numbers(self)
         check_objective(self)
         check_reference(self)
+        check_reward_file(self)
         if not all(self.stop_sequences):
             raise ValueError(f"stop_sequences={self.stop_sequences!r} must be texts that are not empty")
 
@@ -215,6 +218,14 @@ def check_objective(c):
     if c.kl_estimator == "exact" and (c.kl_in_reward or c.kl_importance):
         raise ValueError("kl_estimator='exact' is a sum over the vocabulary, not over samples; with kl_in_reward or "
                          "kl_importance use kl_estimator='k3'")
+
+
+def check_reward_file(c):
+    """Raises ValueError if the file would be set aside with those of an earlier run."""
+    path = c.reward_file and os.path.realpath(c.reward_file)
+    if path and os.path.dirname(path) == os.path.realpath(c.out_dir):
+        raise ValueError(f"reward_file={c.reward_file} is in out_dir={c.out_dir}, whose files a new run sets aside; "
+                         "move it to another folder")
 
 
 def check_reference(c):

@@ -1,10 +1,12 @@
 """The loop: a GRPO step after the other, with evaluation, logging and checkpoints."""
 
+import contextlib
 import math
 import sys
 from dataclasses import asdict
 
 import numpy as np
+import torch
 
 from core.bad_steps import BadSteps
 from core.checkpoint_manager import CheckpointManager, shapes
@@ -12,6 +14,7 @@ from core.logger import each_record, keep_records
 from core.scheduler import CosineLRScheduler
 from core.stop_signal import StopSignal
 from core.training_step import build_optimizers
+from core.whole_files import CannotWrite
 from grpo.data_buffer import DataBuffer
 from grpo.evaluation.report_page import write_report
 from grpo.evaluation.samples import append_samples, comparison_table, format_samples
@@ -20,6 +23,7 @@ from grpo.kl import adapted
 from grpo.reference import REFERENCES
 
 STATE_KEYS = {"buffers": list, "iteration": int, "skipped_steps": int, "before": dict}  # beside those of every state
+LATER_KEYS = {"empty_steps": 0, "notes": {}, "evaluated": True}  # with what a state of an earlier version means
 
 
 class GRPOTrainer:
@@ -44,6 +48,7 @@ class GRPOTrainer:
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
         self.notes = {}  # plain values of the caller that the checkpoints keep
         self.step, self.skipped_steps, self.empty_steps, self.before, self.after = 0, 0, 0, {}, {}
+        self.evaluated = True  # whether the evaluation of this step, if it has one, is done
 
     def run(self):
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves."""
@@ -57,19 +62,29 @@ class GRPOTrainer:
         self.logger.start(self.step)
         if self.dist.is_main:
             keep_records(self.checkpoints.path("samples.jsonl"), self.step)
-        if self.step == 0:
-            self.before = self.evaluate()
+        if self.step == 0 or not self.evaluated:  # a signal came before it
+            found, self.evaluated = self.evaluate(), True
+            self.before, self.after = (self.before, found) if self.step else (found, self.after)
+            self.report()
             self.dist.barrier()
             self.logger.restart_clock()
+        due = False
         while self.step < c.max_iters:
             metrics = self.train_step()
             last = self.step == c.max_iters
             self.logger.log(self.step, metrics, show=self.step % c.log_interval == 0 or self.step == 1 or last)
-            if self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0 or last:
-                self.after = self.evaluate()
             signal = stop.came()
-            if self.step % c.save_interval == 0 and not self.bad.in_a_row or last or signal:  # the state stays good
+            evaluates = self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0 or last
+            self.evaluated = last or not (signal and evaluates)  # who sends a signal does not wait for an evaluation
+            if evaluates and self.evaluated:
+                self.after = self.evaluate()
+                signal = stop.came()
+            due = due or self.step % c.save_interval == 0
+            if due and not self.bad.in_a_row or last or signal:  # the last state stays good
                 self.save()
+                due = False
+            if evaluates and self.evaluated:
+                self.report()
             self.logger.tick()
             if signal and not last:
                 self.logger.say(f"stopped by {signal} after step {self.step}; go on with --resume=True")
@@ -130,12 +145,15 @@ class GRPOTrainer:
             reference = {} if self.reference is None else {"reference": self.reference.weights()}
             self.checkpoints.save(self.step, self.policy.weights(), self.optimizers, self.after, before=self.before,
                                   skipped_steps=self.skipped_steps, empty_steps=self.empty_steps, kl_beta=self.kl_beta,
-                                  iteration=self.iteration, buffers=buffers, notes=self.notes, **reference)
+                                  iteration=self.iteration, buffers=buffers, notes=self.notes,
+                                  evaluated=self.evaluated, **reference)
 
     def resume(self):
         state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
-        path, _ = self.checkpoints.last_good
-        if not all(isinstance(state.get(key), kind) for key, kind in STATE_KEYS.items()):
+        path, _ = self.checkpoints.last
+        self.dist.check_same_step(state["step"], self.config.out_dir)
+        state = LATER_KEYS | state
+        if not valid(state, self.config):
             raise ValueError(f"{path} was not saved by this version of GRPO training; start without resume")
         if self.reference is not None and "reference" not in state:
             raise ValueError(f"{path} is of a run without a reference; resume it with kl_beta=0.0")
@@ -147,8 +165,8 @@ class GRPOTrainer:
         if self.reference is not None:
             self.reference.load_weights(state["reference"])
         self.step, self.skipped_steps = state["step"], state["skipped_steps"]
-        self.empty_steps, self.iteration = state.get("empty_steps", 0), state["iteration"]
-        self.before, self.after, self.notes = state["before"], state["facts"], state.get("notes", {})
+        self.empty_steps, self.iteration, self.evaluated = state["empty_steps"], state["iteration"], state["evaluated"]
+        self.before, self.after, self.notes = state["before"], state["facts"], dict(state["notes"])
         if self.config.kl_target is not None:
             self.kl_beta = state["kl_beta"]
         self._load_buffer(state["buffers"], path)
@@ -179,8 +197,23 @@ class GRPOTrainer:
             append_samples(self.config.out_dir, self.step, samples)
             self.logger.trackers.text(self.step, samples)
             self.logger.say(format_samples(samples, sys.stdout.isatty()))
-        write_report(self.config.out_dir)
         return metrics
+
+    def report(self):
+        """Writes report.html, on rank 0."""
+        if self.dist.is_main:
+            with self.shown_in("report.html"):
+                write_report(self.config.out_dir)
+
+    @contextlib.contextmanager
+    def shown_in(self, name):
+        """Damaged records, which the block shows in a file, end in a line on the console; a full disk ends the run."""
+        try:
+            yield
+        except CannotWrite:
+            raise
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            self.logger.say(f"{name} is not written: {error}")
 
     def tell_rewards(self):
         """Tells the rewards how many steps are done, for functions that ask for trainer_state."""
@@ -194,9 +227,21 @@ class GRPOTrainer:
             self.rewards.close()
         if self.dist.is_main and not stopped:
             from grpo.evaluation.plots import draw_curves  # the algorithm loads without a plotting library
-            held_out = [r for r in each_record(self.logger.path) if any(name.startswith("eval/") for name in r)]
-            draw_curves({"": held_out}, self.checkpoints.path("curves.png"))
+            with self.shown_in("curves.png"):
+                held_out = [r for r in each_record(self.logger.path) if any(name.startswith("eval/") for name in r)]
+                draw_curves({"": held_out}, self.checkpoints.path("curves.png"))
             self.logger.say(comparison_table(self.before, self.after))
             self.logger.say(f"{self.config.out_dir}: model{self.policy.suffix}, state.pt, metrics.jsonl, "
                             "samples.jsonl, curves.png, report.html")
         self.dist.barrier()
+
+
+def valid(state, config):
+    """Whether what GRPO training adds to a state is of the right kinds and signs."""
+    kinds = STATE_KEYS | {key: type(x) for key, x in LATER_KEYS.items()}
+    kinds |= {"kl_beta": (int, float)} if config.kl_target is not None else {}
+    reference = state.get("reference", {})
+    return (all(isinstance(state.get(key), kind) for key, kind in kinds.items())
+            and 0 <= state["iteration"] <= state["step"] and min(state["skipped_steps"], state["empty_steps"]) >= 0
+            and isinstance(reference, dict) and all(map(torch.is_tensor, reference.values()))
+            and (config.kl_target is None or 0 <= state["kl_beta"] < math.inf))

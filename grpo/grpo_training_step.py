@@ -12,7 +12,8 @@ from grpo.kl import choose_estimator, kl_as_reward, kl_penalty, kl_per_token
 from grpo.objectives import OBJECTIVES, policy_loss, token_weights
 from grpo.rollout import Rollouts, join_rollouts, plain
 from grpo.scoring import check_rollouts, score, score_in_batches, with_reference
-from grpo.step_metrics import LARGEST, add_up, finish_metrics, logged_sums, nonfinite_rewards, rollout_sums
+from grpo.step_metrics import (DECIDING, LARGEST, add_up, finish_metrics, logged_sums, nonfinite_rewards,
+                               rollout_sums)
 
 
 @dataclass
@@ -207,8 +208,8 @@ def train_on_experience(policy, experience, optimizers, lr, config, dist, kl_bet
     sums = experience.sums | trained | {"loss_tokens": rollouts.train_mask.sum()}
     largest = {name: sums.pop(name) for name in LARGEST if name in sums}
     out = apply_gradients(policy.parameters(), optimizers, lr, config.grad_clip, sums, dist, "loss_tokens",
-                          largest=largest)
-    bad = not all(math.isfinite(out[name]) for name in experience.sums if name not in LARGEST)
+                          largest=largest, deciding=DECIDING)
+    bad = not all(math.isfinite(out[name]) for name in experience.sums if name in DECIDING)
     return finish_metrics(out) | {"lr": lr, "bad_rollouts": int(bad or out.get(f"{NONFINITE}rewards", 0) > 0)}
 
 

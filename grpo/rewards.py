@@ -22,6 +22,7 @@ from grpo.reward_functions import text, verify_math, verify_code, judge, reward_
 from grpo.reward_functions.record_checks import check_reader, check_records
 from grpo.reward_functions.registry import (IN_PROCESS, REWARDS, Log, arguments, gets, load_reward_file, parameters,
                                             reward, run_together)
+from grpo.reward_functions.sandbox import found_here, take_over
 from grpo.reward_functions.trl import TrainerState, plain_arguments, register_functions
 from grpo.reward_functions.workers import Workers
 
@@ -91,7 +92,9 @@ class Rewards:
         self.config, self.judge, self.fields = config, judge, ()
         self.can_log = any(gets(name, key) for name in names for key in ("log_metric", "log_extra"))
         self.state = TrainerState(0, config.max_iters, config.log_interval, config.eval_interval, config.save_interval)
-        self.workers = Workers(config.reward_workers, config.reward_timeout, know_rewards, config.reward_file)
+        path = config.reward_file and os.path.abspath(config.reward_file)  # a reward may change the working folder
+        sandbox = found_here() if any("sandbox" in parameters(name) for name in names) else None
+        self.workers = Workers(config.reward_workers, config.reward_timeout, know_rewards, path, sandbox)
 
     @torch.no_grad()
     def __call__(self, rollouts):
@@ -213,9 +216,14 @@ def check_finite(name, values):
         raise ValueError(f"reward {name} returned a number that is not finite; return None to skip a completion")
 
 
-def know_rewards(path):
-    """Fills a worker's table: importing this module registers the built-in rewards, and the file those of the user."""
+def know_rewards(path, sandbox=None):
+    """Fills a worker's table: importing this module registers the built-in rewards, and the file those of the user.
+
+    sandbox: found_here() of the main process, if a reward runs code
+    """
     load_reward_file(path)
+    if sandbox is not None:
+        take_over(*sandbox)
 
 
 def is_reward(fn):

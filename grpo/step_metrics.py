@@ -6,6 +6,7 @@ from core.training_step import NONFINITE
 
 LOGGED = "logged by "          # begins the name of a sum of what rewards logged
 OF_THE_TRAINER = ("step", "lr", "kl_beta", "bad_rollouts", "tokens_per_second")  # added to a record later; and time/...
+DECIDING = ("loss", "log_prob", "advantage")  # a step in which one of these sums is not finite is skipped
 LARGEST = ("mismatch_max",)  # of these the largest over micro-batches and ranks counts; all others add up
 
 
@@ -48,7 +49,9 @@ def rollout_sums(rollouts, scored, differ, discriminative=False):
     seen = ~reward.isnan()
     count = seen.sum(1).clamp(min=1)                                                 # (P,)
     mean = (reward.nansum(1) / count)[:, None]
-    std = ((reward - mean).square().nansum(1) / (count - 1).clamp(min=1)).sqrt()
+    away = reward - mean                                                             # (P, G)
+    unit = away.abs().nan_to_num().amax(1, keepdim=True).clamp(min=1.0)              # (P, 1) large squares overflow
+    std = unit[:, 0] * ((away / unit).square().nansum(1) / (count - 1).clamp(min=1)).sqrt()
     sums = {"completions": float(reward.numel()), "problems": float(len(reward)), "scored": seen.sum(),
             "tokens": mask.sum(), "log_prob": (rollouts.old_logp * mask).sum(), "reward": reward.nansum(),
             "std_reward": std.sum(), "frac_reward_zero_std": (~differ).sum(),

@@ -109,6 +109,13 @@ LIMITS = {
     "memory": "x = bytearray(10 ** 9)",
     "large_file": "with open('big', 'wb') as f:\n    f.write(bytes(2 << 20))",
     "many_files": "import time\nfor i in range(150):\n    open(f'{i}', 'wb').write(bytes(1 << 20))\ntime.sleep(0.5)",
+    "nested_names": "import time\nd = os.open('.', os.O_RDONLY)\nfor i in range(50):\n"
+                    "    os.mkdir('x' * 250, dir_fd=d)\n    d, old = os.open('x' * 250, os.O_RDONLY, dir_fd=d), d\n    os.close(old)\nfor i in range(40):\n"
+                    "    f = os.open(f'{i}', os.O_CREAT | os.O_WRONLY, dir_fd=d)\n    os.write(f, bytes(1 << 20))\n"
+                    "    os.close(f)\ntime.sleep(0.5)",
+    "hidden_folder": "import time\nos.mkdir('x')\nos.chmod('x', 0o300)\nfor i in range(40):\n"
+                     "    open(f'x/{i}', 'wb').write(bytes(1 << 20))\ntime.sleep(0.5)",
+    "empty_files": "import time\nfor i in range(3000):\n    open(f'{i}', 'wb').close()\ntime.sleep(0.5)",
     "deep_folders": "for _ in range(1500):\n    os.mkdir('x')\n    os.chdir('x')",
     "descriptors": "x = [os.dup(0) for _ in range(100)]",
     "output": "while True:\n    os.write(4, b'x' * 1000)",
@@ -237,13 +244,15 @@ SUCCESS = 3  # the exit status that tells of it
 
 def succeeds_bare(name):
     """Whether an attack succeeds with no protection but the deadline, in another process, which it may end."""
-    process = os.fork()
-    if process == 0:
-        try:
-            run_bare(name)
-        finally:
-            os._exit(1)
-    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    with tempfile.TemporaryDirectory() as place:  # it may be ended before it has removed what it made
+        process = os.fork()
+        if process == 0:
+            try:
+                tempfile.tempdir, sandbox.PLACE[:] = place, [place]
+                run_bare(name)
+            finally:
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     assert status != 1, name
     return status != 0
 
@@ -253,7 +262,7 @@ def run_bare(name):
     with tempfile.TemporaryDirectory() as child, tempfile.TemporaryDirectory() as folder:
         sandbox.CHILD = child_without(child, *GUARD, "limit({", "kernel(report", "signal.alarm(")
         sandbox.chosen_parts = lambda setting: []
-        sandbox.FOLDER_BYTES = 1 << 40
+        sandbox.holds_more = lambda *given: False
         verdict, harm = run_attack(ATTACKS[name], folder, seconds=3)
         os._exit(SUCCESS if verdict == "passed" or harm else 0)
 

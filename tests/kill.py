@@ -31,7 +31,7 @@ from grpo.evaluation import plots  # noqa: F401  imported before the forks, of w
 from tests.tiny import (CAUSAL, TEXT, causal_model, judge, model, save, without_clock, write_prompt_dataset,
                         write_text_dataset)
 
-KILLS_OF_A_RUN = 5
+KILLS_OF_A_RUN, RUNS_OF_A_KILL = 5, 3  # at most; a run may end before its first kill
 RUN = {"max_iters": 24, "save_interval": 1, "keep_checkpoints": 2, "eval_interval": 4, "log_interval": 1,
        "batch_size": 4, "device": "cpu", "resume": "auto", "learning_rate": 1e-2}
 GRPO = RUN | {"group_size": 3, "ppo_epochs": 2, "minibatches": 2, "reference_mode": "ema", "ema_alpha": 0.9,
@@ -56,7 +56,7 @@ def kinds(folder):
 
 
 class Run:
-    """The processes of a run, one for each rank, in a process group of their own."""
+    """The processes of a run, one for each rank, in a process group of their own. At the end of its `with` they end."""
 
     def __init__(self, kind, out_dir):
         main, settings, ranks = kind
@@ -74,6 +74,14 @@ class Run:
                 become(main, self.log)
             self.group, self.codes[pid] = self.group or pid, None
             os.setpgid(pid, self.group)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if not self.ended(0):
+            os.killpg(self.group, signal.SIGKILL)
+            self.ended()
 
     def ended(self, seconds=60.0):
         """Whether all processes have ended after at most that long; `codes` are then their exit codes."""
@@ -159,10 +167,11 @@ def written(out_dir):
 
 def uninterrupted(kind, out_dir):
     """(seconds to the first state, seconds to the end) of a run that nothing interrupts."""
-    start, run, first = time.monotonic(), Run(kind, out_dir), None
-    while not run.ended(0.01):
-        if first is None and states(out_dir):
-            first = time.monotonic() - start
+    start, first = time.monotonic(), None
+    with Run(kind, out_dir) as run:
+        while not run.ended(0.01):
+            if first is None and states(out_dir):
+                first = time.monotonic() - start
     if error := run.check((0,)):
         raise SystemExit(f"{out_dir.name}, uninterrupted: {error}")
     return first, time.monotonic() - start
@@ -173,23 +182,22 @@ def killed_run(kind, out_dir, first, seconds, kills, number, rng, tell):
 
     first, seconds: as `uninterrupted` measured them. Returns (how many signals it got, an error or nothing)
     """
-    allowed = (-number, 0) if number == signal.SIGTERM else (-number,)
     for done in range(kills):
-        before, start, run = written(out_dir), time.monotonic(), Run(kind, out_dir)
-        early = rng.random() < 0.2
-        while not early and written(out_dir) == before and not run.ended(0.005):
-            pass
-        if run.ended(rng.uniform(0, first if early else (seconds - first) / 2)):
-            return done, run.check((0,))
-        if error := run.kill(number, allowed):
-            return done + 1, error
+        before, start, early = written(out_dir), time.monotonic(), rng.random() < 0.2
+        with Run(kind, out_dir) as run:
+            while not early and written(out_dir) == before and not run.ended(0.005):
+                pass
+            if run.ended(rng.uniform(0, first if early else (seconds - first) / 2)):
+                return done, run.check((0,))
+            if error := run.kill(number, (-number, 0)):  # 0: after SIGTERM, or of a rank that had ended just before
+                return done + 1, error
         tell(f"after {time.monotonic() - start:5.2f} s, {newest(out_dir)}")
-    run = Run(kind, out_dir)
-    return kills, run.check((0,)) if run.ended() else run.kill(signal.SIGKILL, ())
+    with Run(kind, out_dir) as run:
+        return kills, run.check((0,)) if run.ended() else run.kill(signal.SIGKILL, ())
 
 
 def main(argv):
-    """Parses, runs, prints a line for each kill and a summary. Returns the exit code: 1 if a run differs."""
+    """Parses, runs, prints a line for each kill and a summary. Exits 1 if a run differs, or too few were killed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--signal", default="KILL", choices=("KILL", "TERM"))
@@ -201,7 +209,9 @@ def main(argv):
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         all_kinds, names = kinds(folder), options.kinds.split(",")
-        while kills < options.kills:
+        if unknown := set(names) - set(all_kinds):
+            raise ValueError(f"--kinds: {', '.join(sorted(unknown))} is not one of {', '.join(all_kinds)}")
+        while kills < options.kills and ended < RUNS_OF_A_KILL * options.kills:
             name = names[ended % len(names)]
             if name not in whole:
                 whole[name] = uninterrupted(all_kinds[name], folder / name)
@@ -215,8 +225,11 @@ def main(argv):
             print(f"{name}: {error or 'the same bits and metrics'}", flush=True)
     print(f"{kills} kills by SIG{options.signal} in {ended} runs of {len(whole)} kinds: {ended - wrong} ended with the "
           f"bits and metrics of the uninterrupted run, {wrong} did not; {time.monotonic() - began:.0f} s")
-    return int(wrong > 0)
+    if kills < options.kills:
+        raise ValueError(f"--kills={options.kills}: {ended} runs ended, but only {kills} were killed on the way")
+    if wrong:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_script(main)

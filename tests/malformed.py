@@ -2,9 +2,10 @@
 may succeed, or raise the documented error: a ValueError, UsageError, UserCodeError or FileNotFoundError of one line.
 
 python tests/malformed.py --inputs=10000
-python tests/malformed.py --inputs=2000 --kinds=records,state
+python tests/malformed.py --inputs=2000 --kinds=records,state_file
 
-Inputs are valid ones with parts replaced, cut or flipped, and texts that have broken parsers before. An input that
+Inputs are valid ones with parts replaced, cut or flipped, and texts that have broken parsers before. The valid one must
+be accepted; a documented error must come from this project's code, or a script would print a traceback. An input that
 takes longer than SECONDS, or more than GIGABYTES of memory, is a failure. Prints what the inputs of each kind ended in;
 a failing one is made smaller and printed, and the exit code is 1.
 """
@@ -23,6 +24,8 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
+import types
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -32,7 +35,6 @@ import torch
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from core.checkpoint_manager import CheckpointManager
 from core.config import UsageError, load_config
 from core.dataset_consumer import DatasetConsumer
 from core.model import MASKED_FILL
@@ -40,10 +42,12 @@ from core.model_file import read_model_file, read_tokenizer
 from core.pretrain_config import PretrainConfig
 from core.prompts import PromptConsumer
 from core.sample import SampleConfig
-from core.user_code import UserCodeError
+from core.tokenizer import CharTokenizer
+from core.trainer import Trainer
+from core.user_code import UserCodeError, is_ours
 from grpo.grpo_config import GRPOConfig
 from grpo.reward_functions.registry import REWARDS, Reward, run_reward
-from tests.tiny import CAUSAL, TEXT, TOKENIZER, model, write_text_dataset
+from tests.tiny import CAUSAL, TEXT, TOKENIZER, model, one_process, write_text_dataset
 
 SECONDS, GIGABYTES = 5, 6
 DOCUMENTED = (ValueError, UsageError, UserCodeError, FileNotFoundError)
@@ -129,15 +133,13 @@ def packed(value):
 
 class Inputs:
     """Valid inputs in a folder, strategies that damage them, and the functions that read them. Every kind of input is a
-    method that returns (strategy, function of an input)."""
+    method that returns (a valid input, strategy, function of an input)."""
 
     def __init__(self, folder):
-        self.folder, self.weights = folder, {"w": torch.zeros(2, 3)}
+        self.folder = folder
         with contextlib.redirect_stdout(io.StringIO()):
             write_text_dataset(folder, TEXT)
         self.net = model()
-        self.state = CheckpointManager(os.path.join(folder, "run"), lambda path, **facts: None)
-        self.state.save(3, self.weights, [], {}, skipped_steps=0)
 
     def path(self, name):
         return os.path.join(self.folder, name)
@@ -152,7 +154,7 @@ class Inputs:
         fields = [(cls, field.name) for cls in CONFIGS for field in dataclasses.fields(cls)]
         text = st.one_of(VALUES.map(repr), VALUES.map(str), st.just("(" * 5000), st.text(max_size=20))
         argument = st.tuples(st.sampled_from(fields), text)
-        return argument, lambda a: load_config(a[0][0], [f"--{a[0][1]}={a[1]}"])
+        return ((GRPOConfig, "seed"), "3"), argument, lambda a: load_config(a[0][0], [f"--{a[0][1]}={a[1]}"])
 
     def config_file(self):
         """Config files: assignments, or bytes that are no Python."""
@@ -162,39 +164,43 @@ class Inputs:
              "-" * 3000))))
         lines = st.lists(line, min_size=1, max_size=3).map(
             lambda pairs: "\n".join(f"{key} = {text}" for key, text in pairs).encode("utf-8", "surrogatepass"))
-        return st.one_of(lines, damaged(b"seed = 3\ntop_p = 0.5\nout_dir = 'x'\n"), JUNK), lambda content: load_config(
+        valid = b"seed = 3\ntop_p = 0.5\nout_dir = 'x'\n"
+        return valid, st.one_of(lines, damaged(valid), JUNK), lambda content: load_config(
             GRPOConfig, [self.write("config.py", content)])
 
     def records(self):
         """Files of prompts."""
-        valid = [{"prompt": "1+1=", "answer": 2, "split": "train"}, {"question": "2+2=", "completion": "4"},
+        valid = [{"prompt": "1+1=", "answer": 2, "completion": "2", "split": "train"},
+                 {"question": "2+2=", "completion": "4"},
                  {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
                   "split": "val"}]
         rows = changed(valid).map(lambda value: "\n".join(map(json.dumps, value)).encode()
                                   if isinstance(value, list) else json.dumps(value).encode())
-        content = st.one_of(as_json(changed(valid)), rows, damaged("\n".join(map(json.dumps, valid)).encode()))
+        lines = "\n".join(map(json.dumps, valid)).encode()
+        content = st.one_of(as_json(changed(valid)), rows, damaged(lines))
 
         def read(content):
             data = PromptConsumer(self.write("prompts.jsonl", content), 2, tokenizer=CAUSAL, template="chat")
             data.problems("train", 0)
             data.require("completion", "supervised training")
             data.batch("train", 0)
-        return content, read
+        return lines, content, read
 
     def meta(self):
         """meta.json of a prepared dataset."""
         with open(self.path("meta.json")) as f:
             valid = json.load(f)
         causal = valid | {"tokenizer": CAUSAL.description()}
-        return st.one_of(as_json(changed(valid)), as_json(changed(causal)), damaged(json.dumps(valid).encode())), (
+        whole = json.dumps(valid).encode()
+        return whole, st.one_of(as_json(changed(valid)), as_json(changed(causal)), damaged(whole)), (
             lambda content: self.read_text("meta.json", content))
 
     def tokens(self):
         """train.bin of a prepared dataset."""
         with open(self.path("train.bin"), "rb") as f:
             valid = f.read()
-
-        return st.one_of(damaged(valid), st.binary(max_size=200)), lambda content: self.read_text("train.bin", content)
+        return valid, st.one_of(damaged(valid), st.binary(max_size=200)), (
+            lambda content: self.read_text("train.bin", content))
 
     def read_text(self, name, content):
         self.write(name, content)
@@ -215,7 +221,7 @@ class Inputs:
             self.write("model.safetensors", save(weights, {"nano_grpo": text}))
             return self.path("model.safetensors")
         texts = JUNK.map(lambda junk: junk.decode("latin-1"))
-        return st.one_of(st.tuples(st.one_of(changed(valid), texts)), st.tuples(st.just(valid), shapes.filter(
+        return (valid,), st.one_of(st.tuples(st.one_of(changed(valid), texts)), st.tuples(st.just(valid), shapes.filter(
             lambda value: isinstance(value, dict)))), lambda parts: self.read_model(write(*parts))
 
     def model_bytes(self):
@@ -223,7 +229,7 @@ class Inputs:
         valid = {"config": dataclasses.asdict(self.net.config), "tokenizer": TOKENIZER.description(), "facts": {}}
         whole = save(self.net.state_dict(), {"nano_grpo": json.dumps(valid)})
         start = 8 + int.from_bytes(whole[:8], "little")
-        return st.one_of(damaged(whole), damaged(whole[:start]).map(lambda head: head + whole[start:]), JUNK), (
+        return whole, st.one_of(damaged(whole), damaged(whole[:start]).map(lambda head: head + whole[start:]), JUNK), (
             lambda content: self.read_model(self.write("model.safetensors", content)))
 
     def read_model(self, path):
@@ -231,25 +237,37 @@ class Inputs:
         read_model_file(path)
 
     def state_file(self):
-        """state.pt of a run: damaged, of another kind, or with code in it."""
-        with open(self.state.path("state.pt"), "rb") as f:
+        """state.pt of a run, from which it goes on with a step: damaged, of another kind, or with code in it."""
+        trainer = self.trainer()
+        step(trainer)
+        trainer.save()
+        with open(self.path("run/state.pt"), "rb") as f:
             whole = f.read()
         valid = torch.load(io.BytesIO(whole), weights_only=True)
         other = changed({key: x for key, x in valid.items() if key != "model"}).map(
-            lambda value: packed(value | {"model": self.weights} if isinstance(value, dict) else value))
+            lambda value: packed(value | {"model": valid["model"]} if isinstance(value, dict) else value))
         ran = self.path("ran")
         code = st.sampled_from((pickle.dumps(Runs(ran)), packed(Runs(ran)), packed(valid | {"model": Runs(ran)}),
                                 packed([1]), packed(torch.zeros(2)), pickle.dumps(valid["layout"])))
 
         def read(content):
-            self.write(os.path.join("run", "state.pt"), content)
+            self.write("run/state.pt", content)
+            trainer = self.trainer()
             try:
-                self.state.load(self.weights, [])
+                trainer.resume()
+                step(trainer)
             finally:
                 if os.path.exists(ran):
                     raise Failed("code in state.pt ran")
-        return st.one_of(damaged(whole), other, code, JUNK), read
+        return whole, st.one_of(damaged(whole), other, code, JUNK), read
 
+    def trainer(self):
+        """A new supervised run of the smallest model, whose states are in run/."""
+        c = PretrainConfig(out_dir=self.path("run"), device="cpu", keep_states=1)
+        logger = types.SimpleNamespace(say=lambda text: None)
+        tokenizer = CharTokenizer("ab")
+        net = model(tokenizer=tokenizer, n_layer=1, n_embd=2, n_head=1)
+        return Trainer(net, c, None, None, tokenizer, logger, one_process())
 
     def reward(self):
         """What a user's reward returns or raises."""
@@ -271,7 +289,16 @@ class Inputs:
                 run_reward("mine", {"completions": ["a", "b", "c"]}, {}, 3)
             finally:
                 del REWARDS["mine"]
-        return st.one_of(fault, values), read
+        return [1.0, 0, None], st.one_of(fault, values), read
+
+
+def step(trainer):
+    """An optimizer step with gradients of 0."""
+    for p in trainer.model.parameters():
+        p.grad = torch.zeros_like(p)
+    for optimizer in trainer.optimizers:
+        optimizer.step()
+    trainer.step += 1
 
 
 KINDS = ("settings", "config_file", "records", "meta", "tokens", "header", "model_bytes", "state_file", "reward")
@@ -292,6 +319,9 @@ def ending(read, value):
     except Exception as error:  # whatever it is, it is reported
         if type(error) not in DOCUMENTED or "\n" in str(error) or not str(error):
             raise Failed(f"{type(error).__name__}: {error!s:.300}") from error
+        file = traceback.extract_tb(error.__traceback__)[-1].filename
+        if not is_ours(file):
+            raise Failed(f"{type(error).__name__} of {file}: {error!s:.300}") from error
         return type(error).__name__
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -300,12 +330,17 @@ def ending(read, value):
 
 
 def check(kind, folder, inputs, seed=None):
-    """Reads so many inputs of a kind. Returns {ending: count}. Raises Failed for the smallest that ends otherwise.
+    """Reads so many inputs of a kind. Returns {ending: count}. Raises Failed if the valid one is refused, and for the
+    smallest that ends in another error than the documented one.
 
     seed: of the inputs; None: always the same ones
     """
-    strategy, read = getattr(Inputs(folder), kind)()
+    valid, strategy, read = getattr(Inputs(folder), kind)()
     ends = collections.Counter()
+    try:
+        read(valid)
+    except DOCUMENTED as error:
+        raise Failed(f"the valid input is refused: {error}") from error
 
     def test(value):
         ends[ending(read, value)] += 1
@@ -323,6 +358,8 @@ def main():
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if unknown := set(options.kinds.split(",")) - set(KINDS):
+        sys.exit(f"--kinds: {', '.join(sorted(unknown))} is not one of {', '.join(KINDS)}")
     resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30,) * 2)
     kinds, total, failed, start = options.kinds.split(","), 0, 0, time.time()
     for kind in kinds:

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import importlib.util
+import inspect
 import pathlib
 import re
 import sys
@@ -12,7 +13,9 @@ import pytest
 from core.config import exit_code, load_config
 from core.lora import ATTENTION, LoraConfig
 from core.pretrain_config import PretrainConfig
+from grpo.advantages import ADVANTAGES
 from grpo.grpo_config import GRPOConfig
+from grpo.kl import KL_ESTIMATORS
 from grpo.objectives import OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.reward_functions.registry import REWARDS
@@ -46,10 +49,28 @@ def test_a_shipped_config_is_one(path):
 def test_the_settings_that_newcomers_look_for_exist():
     rows = [cells for heading, cells in tables("docs/coming_from.md")]
     assert len(rows) > 50 and all(len(cells) == 3 and all(cells[:2]) for cells in rows)
+    values = {"`advantage`": ADVANTAGES, "`objective`": OBJECTIVES, "`kl_estimator`": KL_ESTIMATORS}
+    for cells in rows:
+        if cells[1] in values:  # the values that take the place of another project's
+            found = CODE.findall(cells.pop())
+            assert found and set(found) <= set(values[cells[1]]), (cells, found)
     named = {name for cells in rows for name in CODE.findall(" ".join(cells[1:])) if not name.startswith("python ")}
     named |= set(CODE.findall(pathlib.Path(ROOT, "docs/coming_from.md").read_text().split("## nanoGPT")[1]))
     named = {name for name in named if not name.startswith(("python ", "--")) and "=" not in name}
     assert len(named) > 50 and named <= FIELDS, named - FIELDS
+
+
+def test_the_settings_of_trl_have_the_names_that_trl_gives_them():
+    trl = pytest.importorskip("trl")
+    rows = [cells for heading, cells in tables("docs/coming_from.md") if heading[0] == "TRL"]
+    gone = {cells[0] for cells in rows if cells[2].startswith("gone from TRL")}
+    named = {cells[0].partition("=")[0] for cells in rows}
+    known = {f.name for f in dataclasses.fields(trl.GRPOConfig)} | set(inspect.signature(trl.GRPOTrainer).parameters)
+    assert len(named) > 35 and named - known == gone, named - known
+    for name in ("temperature", "top_p"):
+        told = next(cells[2] for cells in rows if cells[0] == name)
+        here, there = (cls.__dataclass_fields__[name].default for cls in (GRPOConfig, trl.GRPOConfig))
+        assert told == f"{here} here, {there} there"
 
 
 def test_every_metric_has_a_meaning_a_healthy_range_and_a_remedy():

@@ -1,5 +1,7 @@
 """Malformed inputs of every kind end in their documented error: a few of those that tests/malformed.py reads."""
 
+import fractions
+
 import pytest
 
 from tests import malformed
@@ -20,6 +22,18 @@ def test_another_end_is_a_failure(error):
 
     with pytest.raises(Failed):
         ending(read, "input")
+
+
+def test_a_documented_error_of_a_library_is_a_failure_for_a_script_prints_its_traceback():
+    with pytest.raises(Failed, match="ValueError of .*fractions.py: Invalid literal for Fraction"):
+        ending(fractions.Fraction, "x")
+
+
+def test_a_kind_whose_valid_input_is_refused_is_a_failure(monkeypatch, tmp_path):
+    kind = malformed.Inputs.tokens
+    monkeypatch.setattr(malformed.Inputs, "tokens", lambda inputs: (b"", *kind(inputs)[1:]))
+    with pytest.raises(Failed, match="the valid input is refused: .*train.bin"):
+        check("tokens", str(tmp_path), 1)
 
 
 def test_an_input_that_takes_too_long_is_a_failure(monkeypatch):

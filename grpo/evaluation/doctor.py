@@ -35,7 +35,7 @@ def page(x, found):
     """The lines of the page: a sentence for each check and, where it is not fine, what to do."""
     rollouts = x.sampled[0][0]
     size = f"{rollouts.problems} problems x {rollouts.group_size} completions"
-    lines = ["", f"doctor: one step of this run on {size}, in memory alone; nothing is written", ""]
+    lines = ["", f"doctor: one step of this run on {size}, in memory alone; out_dir stays as it is", ""]
     wide, told = max(len(title) for title, _ in found), set()
     for title, (verdict, sentence, remedy) in found:
         start = f"  {VERDICTS[verdict]:<6} {title:<{wide}}  "

@@ -117,7 +117,7 @@ def ends_of_completions(x):
     shown = f"A completion ends with {' or '.join(ends)}, or is cut after max_new_tokens={c.max_new_tokens}."
     own = [str(record["completion"]) for record in x.data.records["train"][:1000] if record.get("completion")]
     for s in c.stop_sequences:
-        if cut := [text for text in own if s in text.strip()]:
+        if cut := [text for text in own if text.partition(s)[2].strip()]:  # one that ends with it is whole
             return False, f"{shown} The text {s!r} is inside {len(cut) / len(own):.0%} of the records' completions.", (
                 f"leave {s!r} out of stop_sequences: it ends a right completion too early")
     lengths = sorted(len(tokenizer.encode(text)) + 1 for text in own)

@@ -202,8 +202,13 @@ def right_examples(x):
         examples.append(SimpleNamespace(
             where=record["where"], own=completion is not None, prompt=prompts[i], ids=None,
             columns={key: values[i] for key, values in columns.items()},
-            texts={form: prefix + text for form, text in forms.items()}))
+            texts={form: prefix + before_stop(text, x.config.stop_sequences) for form, text in forms.items()}))
     return examples
+
+
+def before_stop(text, sequences):
+    """A completion as a reward reads it (core/generation.py: Stop.text): cut before the first stop sequence."""
+    return text[: min((i for s in sequences if (i := text.find(s)) >= 0), default=len(text))]
 
 
 def scores(x, name, examples, texts):

@@ -1,7 +1,6 @@
 """Charts over the steps of a run, as inline SVG; the script of the page shows the values under the pointer."""
 
 import math
-import os
 from html import escape
 from itertools import accumulate
 
@@ -9,6 +8,7 @@ from grpo.evaluation.run_files import smooth, thin
 
 LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a picture of 320 x 154
 DOTS, COLORS = 30, 8                        # a curve of at most DOTS points shows them; COLORS of report.css
+LEAST, MOST = 1e-300, 1e300                 # magnitudes that are drawn; beyond them differences are 0 or infinite
 CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
 
 
@@ -23,6 +23,7 @@ def chart(title, last, lines, stacked=False):
     heights = [[y for _, y in points] for _, _, points in lines]
     if stacked:
         heights = list(zip(*map(accumulate, zip(*heights, strict=True)), strict=True))
+    heights = [[y if y is None else drawn(y) for y in ys] for ys in heights]
     finite = [y for ys in heights for y in ys if y is not None] + [0.0] * stacked or [0.0]
     low, high = min(finite), max(finite)
     if high - low <= 1e-9 * max(abs(low), abs(high)):
@@ -50,6 +51,11 @@ def chart(title, last, lines, stacked=False):
             + "".join(marks + shapes[::-1]) + "</svg></figure>\n")
 
 
+def drawn(y):
+    """The height at which a number is drawn."""
+    return 0.0 if abs(y) < LEAST else max(-MOST, min(y, MOST))
+
+
 def ticks(low, high):
     """Two to five round numbers between low and high."""
     size = 10 ** math.floor(math.log10((high - low) / 2))
@@ -58,6 +64,5 @@ def ticks(low, high):
 
 
 def text(value):
-    """A value as HTML: escaped, without control characters and the home folder, which has the user's name."""
-    home, shown = os.path.expanduser("~"), str(value).translate(CONTROL)
-    return escape(shown.replace(home, "~") if len(home) > 1 else shown)
+    """A value as HTML: escaped, without control characters."""
+    return escape(str(value).translate(CONTROL))

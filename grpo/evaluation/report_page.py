@@ -8,11 +8,12 @@ from itertools import groupby
 from pathlib import Path
 
 from core.logger import format_number
+from core.run_start import without_home
 from core.whole_files import replacing
 from grpo.evaluation.report_chart import COLORS, chart, text
-from grpo.evaluation.run_files import Run
+from grpo.evaluation.run_files import Run, names_of
 
-SETS, LONGEST = 50, 4000  # evaluations whose samples the page has at most, characters of each text
+LONGEST = 4000  # characters of a sample's text at most
 FILLED = 'filled in: <mark class="right">right</mark> <mark class="wrong">wrong</mark>'
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -25,7 +26,8 @@ PAGE = """<!DOCTYPE html>
 
 def write_report(*folders, path=None):
     """Writes a page about the runs in these folders, by default <first folder>/report.html. Returns its path."""
-    runs, path = [Run(folder) for folder in folders], path or os.path.join(folders[0], "report.html")
+    runs = [Run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
+    path = path or os.path.join(folders[0], "report.html")
     style, script = (Path(__file__).with_name(name).read_text() for name in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     titles = [f'<b class="c{i % COLORS}">{text(run.name)}</b>' for i, run in enumerate(runs)]
@@ -55,7 +57,7 @@ def sections(runs, titles):
         (i, *phase) for i, phase in enumerate(run.times().items())], True) for run in runs if run.times())
     yield "Settings", settings(runs, titles)
     yield "Machine, versions, command", table(("", *titles), [
-        (text(key), *(text(run.start.get(key, "")) for run in runs))
+        (text(key), *(private(run.start.get(key, "")) for run in runs))
         for key in dict.fromkeys(key for run in runs for key in run.start) if key != "settings"])
 
 
@@ -74,22 +76,23 @@ def before_and_after(runs, titles, metrics):
             shown = ["" if x is None else format_number(x) for x in ends]
             change = "" if None in ends else f"{ends[1] - ends[0]:+.4f}"
             row += [*shown, change] if len(runs) == 1 else [f"{' → '.join(shown)}<br>{change}"]
-    head = ("before", f"step {runs[0].last}", "change") if len(runs) == 1 else titles
+    last = max((points[-1][0] for metric, points in runs[0].curves.items() if metric in rows), default=0)
+    head = ("before", f"step {last}", "change") if len(runs) == 1 else titles
     return table(("metric", *head), rows.values(), "numbers")
 
 
 def samples(by_step):
-    """The samples of the first and the latest evaluations; the script shows one evaluation at a time."""
-    kept, parts = list(by_step)[:1] + list(by_step)[1:][1 - SETS :], []
-    for step in kept:
-        parts.append(f'<div class="set" data-step="{step}"{" hidden" * (step != kept[-1])}>\n')
-        for record in by_step[step]:
+    """The samples of evaluations; the script shows one evaluation at a time, at first the last."""
+    parts, last = [], next(reversed(by_step), None)
+    for step, records in by_step.items():
+        parts.append(f'<div class="set" data-step="{step}"{" hidden" * (step != last)}>\n')
+        for record in records:
             rows = [(text(f"{key} {record.get(f'{key}_score', '')}"), marked(key, record)) for key, x in record.items()
                     if key not in ("step", "filled") and not key.endswith("_score") and x not in (None, {})]
             parts.append(table(("", FILLED if "filled" in record else "text"), rows, "samples"))
         parts.append("</div>\n")
     return parts and ('<p class="slider"><button type="button">previous</button><input type="range" aria-label="step">'
-                      f'<button type="button">next</button> step <output>{kept[-1]}</output></p>\n{"".join(parts)}')
+                      f'<button type="button">next</button> step <output>{last}</output></p>\n{"".join(parts)}')
 
 
 def marked(key, record):
@@ -104,11 +107,16 @@ def marked(key, record):
             + f" <em>and {len(value) - LONGEST} characters</em>" * (len(value) > LONGEST))
 
 
+def private(value):
+    """A setting as HTML, without the user's name."""
+    return text(without_home(str(value)))
+
+
 def settings(runs, titles):
     """One run's settings that differ from the defaults, or those in which several runs differ; on a click, all."""
-    rows = {key: (text(key), *(text(run.config.get(key)) for run in runs)) for run in runs for key in run.config}
+    rows = {key: (text(key), *(private(run.config.get(key)) for run in runs)) for run in runs for key in run.config}
     different = table(("setting", *titles), [row for row in rows.values() if len(set(row[1:])) > 1])
-    changed = table(("setting", "value", "default", "set in"), [(text(key), *map(text, about.values())) for key, about
-                                                                in runs[0].start.get("settings", {}).items()])
+    changed = table(("setting", "value", "default", "set in"), [
+        (text(key), *map(private, about.values())) for key, about in runs[0].start.get("settings", {}).items()])
     fold = f"<details><summary>all settings</summary>{table(('setting', *titles), rows.values())}</details>"
     return (different if len(runs) > 1 else changed) + fold * bool(rows)

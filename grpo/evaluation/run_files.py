@@ -2,41 +2,50 @@
 
 import json
 import math
+import os
+from collections import deque
 from pathlib import Path
 
-from core.logger import read_records, record_of
+from core.logger import each_record, record_of
+from core.run_start import without_home
 
 STEPS = 2000             # steps that are read at most, so that a long run's report is made as quickly as a short one's
 POINTS, MEANS = 600, 60  # points of a curve at most, of a smoothed one
+SETS = 50                # evaluations whose samples are kept at most: the first and the latest
 
 
 class Run:
-    """The run in a folder. Raises FileNotFoundError if there is none.
+    """The run in a folder, shown under a name. Raises FileNotFoundError if there is none.
 
     records: of metrics.jsonl: all evaluations, and of more than STEPS steps every second, third, ... one
     last:    the last step
     curves:  {metric: [(step, number, or None where it was not finite)]}
-    samples: {step: records of samples.jsonl}
+    samples: {step: records of samples.jsonl}, of SETS steps
     config:  config.json; start: the latest record of starts.jsonl; {} if the run has none
     """
 
-    def __init__(self, folder, name=None):
+    def __init__(self, folder, name):
         metrics, config = Path(folder, "metrics.jsonl"), Path(folder, "config.json")
-        lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0  # one more may have been cut short
+        lines = 0
+        if metrics.exists():
+            with open(metrics, "rb") as f:
+                lines = sum(line.endswith(b"\n") for line in f)  # the last one may have been cut short
         if not lines:
             raise FileNotFoundError(f"{metrics} holds no metrics; name the out_dir of a run")
         every = 1 + lines // STEPS
         with open(metrics, "rb") as f:
             self.records = [record_of(line, f"{metrics}, line {i}") for i, line in enumerate(f, 1)
                             if i <= lines and ((lines - i) % every == 0 or b'"eval/' in line)]
-        self.name, self.last = name or Path(folder).absolute().name, self.records[-1]["step"]
+        self.name, self.last = name, self.records[-1]["step"]
         self.config = json.loads(config.read_text()) if config.exists() else {}
-        self.start = (read_records(Path(folder, "starts.jsonl")) or [{}])[-1]
+        self.start = (deque(each_record(Path(folder, "starts.jsonl")), maxlen=1) or [{}])[-1]
         self.curves, self.samples = {}, {}
         for record in self.records:
             for metric, x in record.items():
                 self.curves.setdefault(metric, []).append((record["step"], x))
-        for record in read_records(Path(folder, "samples.jsonl")):
+        for record in each_record(Path(folder, "samples.jsonl")):
+            if record["step"] not in self.samples and len(self.samples) == SETS:
+                del self.samples[list(self.samples)[1]]
             self.samples.setdefault(record["step"], []).append(record)
 
     def times(self):
@@ -45,6 +54,14 @@ class Run:
         return {phase.removeprefix("time/"): [
             (part[-1]["step"], sum(record.get(phase) or 0 for record in part) / len(part)) for part in parts]
             for phase in self.curves if phase.startswith("time/")}
+
+
+def names_of(folders):
+    """The shortest ends of the paths of folders that tell them apart: out, or a/out and b/out."""
+    paths = [Path(without_home(os.path.abspath(folder))).parts for folder in folders]
+    alone = lambda path, n: all(other == path or other[-n:] != path[-n:] for other in paths)
+    ends = [next(n for n in range(1, len(path) + 1) if alone(path, n) or n == len(path)) for path in paths]
+    return [str(Path(*path[-n:])) for path, n in zip(paths, ends, strict=True)]
 
 
 def stretches(items, count):

@@ -31,7 +31,8 @@ class Reward:
 REWARDS: dict[str, Reward] = {}
 # Parameters that a worker process cannot be given, and that records do not have
 IN_PROCESS = {"texts", "judge_model", "reward_scorer"}
-SEARCH_SECONDS = 2.0  # the longest search for the completion with which a reward raised an error
+# A reward that raised an error is called again, to find the completion: only if it did so fast, and for so long
+QUICK_SECONDS, SEARCH_SECONDS = 0.1, 2.0
 OF_PLAIN = ("prompt", RAW)          # fields for functions without @reward alone: the record's own prompt and answer
 OF_THE_RUN = ("trainer_state", "log_metric", "log_extra")  # TRL's; a reward may name them in any place of its signature
 
@@ -169,32 +170,50 @@ def run_together(calls):
 
 
 def call(name, fields, settings, log):
-    """What the function of a reward returns, of an `async def` what is to be awaited. A UserCodeError has its name."""
+    """What the function of a reward returns, of an `async def` what is to be awaited. A UserCodeError has the reward's
+    name, and how long it took."""
+    start = time.monotonic()
     logging = {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(name, key)}
     try:
         return run_user_code(REWARDS[name].fn, **fields, **settings, **logging)
     except UserCodeError as error:
-        error.reward = name
+        error.reward, error.seconds = name, time.monotonic() - start
         raise
 
 
 def failing(error, fields, settings, N):
-    """The prompt and the completion with which a reward raised an error, in words. The function is called with one
-    completion after the other until one raises the same error; if none does, it is the call as a whole."""
-    until, i, alone = time.monotonic() + SEARCH_SECONDS, 0, N == 1
+    """What a reward raised an error with, in words: a completion with its prompt, or the call as a whole. A function
+    that reads neither is described by other fields that it got."""
+    alone = 0 if N == 1 else completion_that_fails(error, fields, settings, N)
+    keys = [key for key in ("prompts", "completions") if key in fields] or list(fields)[:2]
+    values = {key: fields[key][alone or 0 :][:1] for key in keys}  # empty if the function itself emptied the list
+    shown = ", ".join(f"{key[:-1] if key in ('prompts', 'completions') else key} {short(x[0])}"
+                      for key, x in values.items() if x)
+    if alone is not None:
+        return shown or "called"
+    return f"called with {N} completions" + (f", the first with {shown}" if shown else "")
+
+
+def completion_that_fails(error, fields, settings, N):
+    """The number of the first completion with which a reward alone raises the same error; None if it is not found.
+
+    The function is called again with one completion after the other, unless it compares completions, or was slow to
+    fail, or is an `async def`: such a call may cost money.
+    """
+    row, until = REWARDS[error.reward], time.monotonic() + SEARCH_SECONDS
+    if row.whole_group and not row.plain or error.seconds > QUICK_SECONDS or not fields:
+        return None
     if not any(fields.get("completions", "?")):  # those of check_records, which finds the record itself
-        until = 0.0
-    while not alone and i < N and time.monotonic() < until:
+        return None
+    for i in range(N):
+        if time.monotonic() > until:
+            break
         try:
-            values = call(error.reward, {key: x[i : i + 1] for key, x in fields.items()}, settings, Log())
-            if inspect.isawaitable(values):
-                wait_for({error.reward: values})
+            call(error.reward, {key: x[i : i + 1] for key, x in fields.items()}, settings, Log())
         except UserCodeError as again:
-            alone = again.line == error.line
-        i += not alone
-    shown = ", ".join(f"{key[:-1]} {short(fields[key][i if alone else 0])}" for key in ("prompts", "completions")
-                      if key in fields)
-    return shown or "called" if alone else f"called with {N} completions, the first with {shown}"
+            if (again.line, again.what) == (error.line, error.what):
+                return i
+    return None
 
 
 def short(value):
@@ -245,7 +264,7 @@ def wait_for(waiting):
             error = as_user_error(result, REWARDS[name].fn)
             if error is None:
                 raise result
-            error.reward = name
+            error.reward, error.seconds = name, math.inf
             raise error from result
     return dict(zip(waiting, found, strict=True))
 

@@ -15,10 +15,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
-from grpo.reward_functions.sandbox_kernel import PARTS
+from grpo.reward_functions.sandbox_folder import FULL, PLACE, holds_more, new_folder, place
+from grpo.reward_functions.sandbox_kernel import FILES, PARTS
 
 CHILD = str(pathlib.Path(__file__).with_name("sandbox_child.py"))
 READY, ENDED = b"ready\n", b"ended\n"  # the child is about to run the code; the code has ended
@@ -26,8 +26,11 @@ FOLDER_BYTES = 16 << 20    # the working folder may hold so much
 FILE_BYTES = 1 << 20       # and each file so much
 OUTPUT_BYTES = 1 << 20     # a child may write so much more than is expected
 LOOK_SECONDS = 0.1         # without namespaces, the folder is measured in such intervals
-# What the machine has too little of, for which the code is not to blame
-FULL = frozenset([errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EUSERS])
+HANDED = {}                # in a worker: what the main process found of this machine's parts
+
+
+class Refused(OSError):
+    """The kernel refused the child one of the parts of PARTS."""
 
 
 def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
@@ -35,28 +38,29 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
     "output": text}, for each of which the code runs as a program and this process compares what it printed.
 
     Both have the standard library only, no environment variables and no threads.
-    seconds: wall clock of all tests, with the start of the interpreter; megabytes: address space (macOS cannot limit
-    it); sandbox: "auto", or "strict" as in chosen_parts
+    seconds: wall clock of the tests that are a text, or of each input, with the start of the interpreter; megabytes:
+    address space (macOS cannot limit it); sandbox: "auto", or "strict" as in chosen_parts
     Returns "passed" if all ran to their end, and printed what is expected; "killed" if they were stopped or crashed;
     "skipped" if the machine has no disk, memory or processes left; and "failed" after an exception, an exit, or other
     output, which includes the limits that Python reports as exceptions (MemoryError, OSError).
     Raises ValueError if the child cannot start under these limits.
     """
-    parts, deadline = chosen_parts(sandbox), time.monotonic() + seconds
     try:
+        parts = chosen_parts(sandbox)
         for test in [tests] if isinstance(tests, str) else tests:
-            verdict = run_once(code, test, seconds, megabytes, parts, deadline)
+            verdict = run_once(code, test, seconds, megabytes, parts)
             if verdict != "passed":
                 return verdict
     except OSError as error:
         if error.errno in FULL:
             return "skipped"
-        raise ValueError(f"the sandbox cannot start ({error}): use sandbox='auto', and a TMPDIR that can be written "
-                         "to") from None
+        remedy = ("this machine no longer offers what it did at the start; start again" if isinstance(error, Refused)
+                  else "it needs a TMPDIR that can be written to, and a Python that can be started")
+        raise ValueError(f"the sandbox cannot start ({error}): {remedy}") from None
     return "passed"
 
 
-def run_once(code, test, seconds, megabytes, parts, deadline):
+def run_once(code, test, seconds, megabytes, parts):
     """The verdict for a text with tests, or for one {"input": text, "output": text}.
 
     Raises OSError if there is no room for the child, or the kernel refuses one of the parts.
@@ -72,10 +76,9 @@ def run_once(code, test, seconds, megabytes, parts, deadline):
     else:
         first, second, expected = message(code) + encoded(test["input"]), b"", READY + encoded(test["output"])
     size = len(expected) + OUTPUT_BYTES
-    with contextlib.suppress(RecursionError), tempfile.TemporaryDirectory(  # too deep to delete: it stays
-            prefix="sandbox-", ignore_cleanup_errors=True) as folder:
+    with new_folder() as folder:
         on_disk = None if "namespaces" in parts else folder
-        output, ended, status = run_child(command, folder, first, second, deadline, size, on_disk)
+        output, ended, status = run_child(command, folder, first, second, time.monotonic() + seconds, size, on_disk)
         full = on_disk is not None and shutil.disk_usage(folder).free < FOLDER_BYTES
     if ended and not output.startswith(READY) and status > 0:
         raise_start_error(output.decode(errors="replace"), seconds, megabytes)
@@ -86,11 +89,12 @@ def run_once(code, test, seconds, megabytes, parts, deadline):
 
 
 def raise_start_error(report, seconds, megabytes):
-    """Raises OSError with the number and the text that the child reported, or ValueError if it reported nothing."""
+    """Raises Refused with the number and the text that the child reported, or ValueError if it reported nothing."""
     number, _, text = report.partition(" ")
     if number.isdecimal():
-        raise OSError(int(number), text)
-    raise ValueError(f"the sandbox could not start with seconds={seconds} megabytes={megabytes}: raise them")
+        raise Refused(int(number), text)
+    raise ValueError(f"the sandbox could not start with sandbox_seconds={seconds:g} sandbox_megabytes={megabytes}: "
+                     "raise them")
 
 
 def message(text):
@@ -132,7 +136,7 @@ def run_child(command, folder, *exchanged):
 
 def exchange(child_input, child_output, first, second, deadline, size, folder):
     """Writes `first`; when the child has written that the code has ended, writes `second`. Reads until the output is
-    closed, the deadline comes, there are more than `size` bytes, or the folder holds more than FOLDER_BYTES.
+    closed, the deadline comes, there are more than `size` bytes, or the folder holds more than FOLDER_BYTES or FILES.
 
     folder: one on the disk, or None: then the kernel limits it
 
@@ -145,7 +149,7 @@ def exchange(child_input, child_output, first, second, deadline, size, folder):
         selector.register(child_input, selectors.EVENT_WRITE)
         while len(output) <= size and (left := deadline - time.monotonic()) > 0:
             ready = {key.fileobj for key, _ in selector.select(left if folder is None else min(left, LOOK_SECONDS))}
-            if folder is not None and folder_bytes(folder) > FOLDER_BYTES:
+            if folder is not None and holds_more(folder, FOLDER_BYTES, FILES):
                 return output, False
             if child_input in ready:
                 first = first[written(child_input, first):]
@@ -176,32 +180,52 @@ def written(stream, data):
         return 0
 
 
-def folder_bytes(folder):
-    """How much the files in a folder hold on the disk."""
-    total, folders = 0, [folder]
-    while folders:
-        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:  # the code may remove what is listed
-            for entry in entries:
-                total += entry.stat(follow_symlinks=False).st_blocks * 512
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-    return total
+def machine_parts():
+    """{part of PARTS: "" if this machine's kernel offers it, or else the reason why not}; in a worker, what the main
+    process found. Raises OSError if the machine is too full to try them."""
+    return HANDED or tried_parts()
 
 
 @functools.cache
-def machine_parts():
-    """{part of PARTS: "" if this machine's kernel offers it, or else the reason why not}, tried with a child process
-    for each part."""
+def tried_parts():
+    """machine_parts, tried with a child process for each part."""
     if sys.platform != "linux":
         return dict.fromkeys(PARTS, "only Linux has it")
     reasons = dict.fromkeys(PARTS, "")
     for part in PARTS:
         try:
-            verdict = run_once("", "", 60.0, 256, [part], time.monotonic() + 60)
-            reasons[part] = "" if verdict == "passed" else f"a trial was {verdict}"
-        except OSError as error:
+            verdict = run_once("", "", 60.0, 256, [part])
+        except Refused as error:
+            if error.errno in FULL and not (part == "namespaces" and namespaces_are_off()):
+                raise  # it may be offered: a moment without memory must not mean less protection
             reasons[part] = error.strerror
+        else:
+            if verdict == "skipped":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place())
+            reasons[part] = "" if verdict == "passed" else f"a trial was {verdict}"
     return reasons
+
+
+def namespaces_are_off():
+    """Whether this machine allows no namespaces of a kind that is needed, which the kernel reports as a full disk."""
+    limits = (pathlib.Path(f"/proc/sys/user/max_{kind}_namespaces") for kind in ("user", "mnt", "net", "ipc"))
+    return any(path.exists() and path.read_text().strip() == "0" for path in limits)
+
+
+def found_here():
+    """The arguments of take_over: what is found once, at the start, in the main process. Raises ValueError if it cannot
+    be found now."""
+    try:
+        return machine_parts(), place()
+    except OSError as error:
+        raise ValueError(f"the sandbox cannot be tried ({error}): it needs memory, processes, and a TMPDIR with room"
+                         ) from None
+
+
+def take_over(parts, folder):
+    """In a worker process: code runs under what the main process found, and in its folder."""
+    HANDED.update(parts)
+    PLACE[:] = [folder]
 
 
 def chosen_parts(sandbox):
@@ -219,8 +243,15 @@ def missing_parts():
 
 
 def describe_sandbox(sandbox, seconds, megabytes):
-    """One line that tells the user under what code runs. Raises ValueError as run_tests does, before the first step."""
-    run_tests("", "", seconds, megabytes, sandbox)
+    """One line that tells the user under what code runs. Raises ValueError, before the first step, as run_tests does
+    and if an empty program does not pass."""
+    verdict = run_tests("", "", seconds, megabytes, sandbox)
+    if verdict == "skipped":
+        raise ValueError("the sandbox cannot start: the machine has no disk, memory or processes left; free some, or "
+                         "name another TMPDIR")
+    if verdict != "passed":
+        raise ValueError(f"an empty program was {verdict} with sandbox_seconds={seconds:g} sandbox_megabytes="
+                         f"{megabytes}: raise them")
     parts = ", ".join([*chosen_parts(sandbox), "limits"])
     return (f"code runs under {parts}, for at most {seconds:g} s in {megabytes} MB"
             + (f"; missing: {missing_parts()}: docs/security.md" if missing_parts() else ""))

@@ -36,6 +36,7 @@ def main(kind, parent, parts, size, *limits):
     for number in (2,) if kind == "program" else (0, 1, 2):
         os.dup2(null, number)
     os.environ.clear()  # not empty even here: Python sets LC_CTYPE
+    sys.argv[:] = sys.orig_argv[:] = ["solution.py"]
     limit({name: int(value) for name, value in (text.split("=") for text in limits)})
     if sys.platform == "linux":
         kernel(report, parts.split(","), int(parent), int(size))

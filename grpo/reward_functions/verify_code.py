@@ -59,8 +59,11 @@ def is_case(test):
 
 
 @reward(0, 1, slow=True, check=check_tests)
-def code_execution(prompts, completions, *, sandbox_seconds=5.0, sandbox_megabytes=256, sandbox="auto", **columns):
+def code_execution(prompts, completions, *, sandbox_seconds=5.0, sandbox_megabytes=256, sandbox="auto",
+                   log_metric=None, **columns):
     """1 if the code passes the record's `tests` in a limited child process, else 0; None if the machine is full.
+
+    Logs the shares of completions that were killed, failed and skipped, for run_tests's reasons.
 
     tests: Python code, a text or a list of texts, which runs after the code; or a list of {"input": text, "output":
     text}, for each of which the code runs as a program that must print that output.
@@ -71,6 +74,8 @@ def code_execution(prompts, completions, *, sandbox_seconds=5.0, sandbox_megabyt
         code, tests = extract_code(text), read_tests(tests)
         verdict = run_tests(code, tests, sandbox_seconds, sandbox_megabytes, sandbox) if code.strip() else "failed"
         scores.append(None if verdict == "skipped" else float(verdict == "passed"))
+        for name in ("killed", "failed", "skipped") if log_metric else ():
+            log_metric(f"code_{name}", verdict == name)
     return scores
 
 

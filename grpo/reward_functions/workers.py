@@ -2,9 +2,13 @@
 
 import multiprocessing
 import os
+import sys
+import threading
 import time
 
 from grpo.reward_functions.registry import REWARDS, Log, run_reward
+from grpo.reward_functions.sandbox_folder import empty_place
+from grpo.reward_functions.sandbox_kernel import end_with
 
 
 class Workers:
@@ -49,6 +53,7 @@ class Workers:
             self.pool.terminate()
             self.pool.join()
             self.pool = None
+            empty_place()  # a process that is ended cannot remove the folder in which its code ran
 
 
 def start_pool(count, start, arguments):
@@ -67,9 +72,21 @@ def start_pool(count, start, arguments):
 def start_worker(started, start, arguments):
     if hasattr(os, "setpgid"):  # a signal to the run's group ends the run after its step, which needs the workers
         os.setpgid(0, 0)
-    try:
+    fault = "a worker process could not start"
+    try:  # if nothing is put, the pool starts processes for ever
+        end_with_the_run()
         start(*arguments)
-    except ValueError as error:  # such as one of the user's reward_file, which loads in the main process alone
-        started.put(f"a worker process could not start: {error}")
+        fault = ""
+    except (ValueError, OSError) as error:  # such as one of the user's reward_file, which loads in the main process
+        fault += f": {error}"
+    finally:
+        started.put(fault)
+
+
+def end_with_the_run():
+    """This process ends when the run does, however that ends."""
+    run = multiprocessing.parent_process()
+    if sys.platform == "linux":
+        end_with(run.pid)  # a reward may keep every other thread of Python from running
     else:
-        started.put("")
+        threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()

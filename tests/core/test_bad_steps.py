@@ -61,6 +61,13 @@ def test_each_rank_keeps_its_last_files(tmp_path):
     assert sorted(os.listdir(tmp_path / "bad_steps")) == sorted(kept)
 
 
+def test_a_high_limit_does_not_keep_as_many_files(tmp_path):
+    bad = bad_steps(tmp_path, 10**6)
+    for step in range(1, 24):
+        bad.check(step, BAD, dict)
+    assert sorted(os.listdir(tmp_path / "bad_steps")) == [f"step-{step:06d}-rank-0.pt" for step in range(4, 24)]
+
+
 def test_the_bad_steps_of_an_earlier_run_are_set_aside_with_it(tmp_path):
     bad_steps(tmp_path, 3).check(1, BAD, dict)
     assert os.listdir(os.path.join(set_aside(str(tmp_path)), "bad_steps")) == ["step-000001-rank-0.pt"]

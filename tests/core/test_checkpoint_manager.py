@@ -193,7 +193,7 @@ def test_a_damaged_state_is_named_and_the_one_before_it_is_used(tmp_path):
     assert len(told) == 1 and f"{tmp_path}/state.pt is damaged or cut short" in told[0]
     assert f"going on from {tmp_path}/state-000001.pt, step 1" in told[0] and "\n" not in told[0]
     manager.save(2, net.state_dict(), [], {})
-    assert kept_states(tmp_path) == ["state-000001.pt", "state-000002.pt", "state.pt"]
+    assert kept_states(tmp_path) == ["state-000001.pt", "state.pt"], "the damaged ones are gone"
     damage(tmp_path, "state.pt")
     assert manager.load(net.state_dict(), [], told.append)["step"] == 1, "a damaged state never replaces a whole one"
 
@@ -212,7 +212,7 @@ def test_a_state_that_was_moved_for_the_next_is_found_without_it(tmp_path):
     save_steps(tmp_path, net, (1, 2))
     os.remove(tmp_path / "state.pt")
     manager = CheckpointManager(str(tmp_path), lambda path, **facts: None)
-    assert manager.exists() and manager.load(net.state_dict(), [], pytest.fail)["step"] == 1
+    assert manager.load(net.state_dict(), [], pytest.fail)["step"] == 1
 
 
 def changed(state, **changes):
@@ -257,7 +257,7 @@ def test_random_bytes_and_random_changes_are_damaged_or_harmless(tmp_path, seed)
         assert all((p == 1).all() for p in state["model"].values()), "a changed weight is noticed"
 
 
-def test_a_save_that_fails_names_the_last_good_state_and_leaves_it(tmp_path, monkeypatch):
+def test_a_save_that_fails_names_the_last_state_and_leaves_it(tmp_path, monkeypatch):
     net = model()
     manager = save_steps(tmp_path, net, (1, 2))
 
@@ -266,12 +266,46 @@ def test_a_save_that_fails_names_the_last_good_state_and_leaves_it(tmp_path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(CannotWrite, match="state.pt could not be written .No space left.*last good state .step 2"):
+        with pytest.raises(CannotWrite, match="state.pt could not be written .No space left.*last state .step 2"):
             with manager.keeping():
                 manager.save(3, net.state_dict(), [], {})
     assert kept_states(tmp_path) == ["state-000001.pt", "state.pt"], "no temporary file is left"
     assert manager.load(net.state_dict(), [], pytest.fail)["step"] == 2
 
 
-def test_the_way_on_without_a_state_is_to_start_again(tmp_path):
-    assert "start again" in CheckpointManager(str(tmp_path), None).way_on()
+def test_a_damaged_state_is_removed_before_a_whole_one(tmp_path):
+    net, told = model(), []
+    save_steps(tmp_path, net, (1, 2, 3), keep_states=3)
+    damage(tmp_path, "state.pt", "state-000002.pt")
+    manager = CheckpointManager(str(tmp_path), lambda path, **facts: None, keep_states=2)
+    manager.load(net.state_dict(), [], told.append)
+    manager.save(2, net.state_dict(), [], {})
+    assert kept_states(tmp_path) == ["state-000001.pt", "state.pt"]
+    manager.save(3, net.state_dict(), [], {})
+    assert kept_states(tmp_path) == ["state-000002.pt", "state.pt"]
+
+
+def test_after_bad_steps_the_state_before_the_last_is_named_too(tmp_path):
+    manager = save_steps(tmp_path, model(), (1, 2, 3), keep_states=3)
+    assert manager.how_to_go_on(good=True) == (
+        f"go on with resume=True from {tmp_path}/state.pt, the last good state (step 3); if it fails again, delete that "
+        f"one, and the run goes on from {tmp_path}/state-000002.pt")
+    assert manager.how_to_go_on() == f"go on with resume=True from {tmp_path}/state.pt, the last state (step 3)"
+
+
+def test_without_a_state_the_way_to_go_on_is_to_start_again(tmp_path):
+    assert "start again" in CheckpointManager(str(tmp_path), None).how_to_go_on()
+
+
+def test_an_optimizer_keeps_the_settings_of_its_run_and_its_state_must_be_named(tmp_path):
+    net, weights = torch.nn.Linear(2, 3), {"w": torch.zeros(3, 2)}
+    manager = CheckpointManager(str(tmp_path), lambda path, **facts: None)
+    manager.save(1, weights, [torch.optim.AdamW(net.parameters(), weight_decay=0.5)], {})
+    mine = torch.optim.AdamW(net.parameters(), weight_decay=0.1)
+    manager.load(weights, [mine])
+    assert mine.param_groups[0]["weight_decay"] == 0.1
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    state["optimizers"][0]["state"][0] = []
+    torch.save(state, tmp_path / "state.pt")
+    with pytest.raises(ValueError, match="state.pt is damaged .*the state of an optimizer lacks a part"):
+        manager.load(weights, [mine])

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 import torch
 
-from core.distributed import Distributed, OtherRank, detect_device, detect_dtype
+from core.distributed import LONGEST_WAIT, Distributed, OtherRank, detect_device, detect_dtype
 from tests.tiny import ROOT, model
 
 
@@ -68,6 +68,24 @@ def test_what_goes_wrong_between_ranks_is_one_line(text, words):
         with Distributed("cpu", timeout=5.0).ending_together():
             raise RuntimeError(text)
     assert "\n" not in str(error.value)
+
+
+def test_who_waited_in_a_barrier_is_told_how_long_that_was():
+    with pytest.raises(OtherRank, match="another rank did not answer for 12 hours") as error:
+        with Distributed("cpu", timeout=5.0).ending_together(LONGEST_WAIT):
+            raise RuntimeError("Timed out waiting 43200000ms for recv operation")
+    assert "rank_timeout" not in str(error.value)
+
+
+def test_ranks_must_resume_from_the_same_step():
+    class OfTwo(Distributed):
+        """A rank of two, the other of which has the number 8."""
+        agree = lambda self, number: max(number, 8 if number >= 0 else -8)
+
+    OfTwo("cpu").check_same_step(8, "out")
+    for step, words in ((5, "steps 5 to 8"), (9, "steps 8 to 9")):
+        with pytest.raises(ValueError, match=f"resumes from step {step}, but the ranks have {words}: out_dir=out must"):
+            OfTwo("cpu").check_same_step(step, "out")
 
 
 def test_errors_of_the_rank_itself_are_not_blamed_on_others():

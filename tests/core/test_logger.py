@@ -130,6 +130,20 @@ def test_records_are_read_one_at_a_time(tmp_path):
     assert list(each_record(str(tmp_path / "none.jsonl"))) == []
 
 
+def test_trackers_read_the_records_one_at_a_time_before_later_ones_are_dropped(tmp_path):
+    class Reader:
+        def start(self, step, records):
+            assert iter(records) is records, "no list"
+            self.seen = [record["step"] for record in records]
+
+    logger = Logger(str(tmp_path), 10, ("loss",))
+    for step in (1, 2, 3):
+        logger.log(step, {"loss": 1.0}, show=False)
+    logger.trackers = Reader()
+    logger.start(2)
+    assert logger.trackers.seen == [1, 2, 3] and [r["step"] for r in read_records(logger.path)] == [1, 2]
+
+
 @pytest.mark.parametrize("line", ["{", "\0\0", "[1]", "null", '{"loss": 1.0}', '{"step": "1"}', "[" * 100_000, "\udcff"])
 def test_a_damaged_line_is_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"

@@ -12,7 +12,7 @@ import torch
 
 from core import run_start
 from core.logger import read_records
-from core.run_start import record_start
+from core.run_start import record_start, without_home
 from tests.tiny import ROOT, config, one_process
 
 
@@ -52,6 +52,16 @@ def test_the_record_names_neither_the_user_nor_the_machine(tmp_path, monkeypatch
     assert record["command"].endswith("--dataset=~/data/x.jsonl")
     assert record["settings"]["dataset"]["value"] == record["settings"]["dataset"]["set in"] == "~/data/x.jsonl"
     assert "alice" not in text and socket.gethostname() not in text
+
+
+def test_only_the_home_folder_itself_is_shortened(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/al")
+    assert without_home("--out_dir=/home/al/out --a=/home/al '/home/al'") == "--out_dir=~/out --a=~ '~'"
+    for other in ("/home/alice/out", "/home/al-2", "/home/al.old/x", "/home/al_1"):
+        assert without_home(other) == other
+    assert without_home({"/home/al/a": ("/home/al/b", 3, None)}) == {"~/a": ["~/b", 3, None]}
+    monkeypatch.setenv("HOME", "/")
+    assert without_home("/tmp/out") == "/tmp/out"
 
 
 def test_machine_and_versions_are_those_of_this_process(tmp_path, monkeypatch):

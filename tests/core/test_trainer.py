@@ -132,6 +132,53 @@ def test_a_signal_ends_the_run_after_its_step_and_a_resumed_run_has_the_same_bit
     assert records[0] == records[1]
 
 
+def test_a_save_that_a_bad_step_prevents_is_made_up_after_the_next_good_one(dataset, tmp_path):
+    run = new_trainer(dataset, tmp_path, max_iters=8, save_interval=3, eval_interval=9)
+    states, save, saved = run.model.states, run.save, []
+    run.model.states = lambda *arguments: states(*arguments) * (torch.nan if run.step in (2, 3) else 1.0)
+    run.save = lambda: saved.append(run.step) or save()
+    run.run()
+    assert run.skipped_steps == 2 and saved == [5, 6, 8]
+
+
+def test_after_a_signal_the_run_is_saved_at_once_and_evaluated_when_it_goes_on(dataset, tmp_path, monkeypatch):
+    """The evaluation of step 3 is the resumed run's, unless the signal comes in it."""
+    whole, real = train(dataset, tmp_path / "whole"), trainer_module.training_step
+    for name, in_step in (("step", True), ("evaluation", False)):
+        cut, evaluations = new_trainer(dataset, tmp_path / name), []
+        evaluate = cut.evaluate
+
+        def step(*arguments, cut=cut, in_step=in_step):
+            if in_step and cut.step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return real(*arguments)
+
+        def evaluating(model, evaluate=evaluate, evaluations=evaluations):
+            evaluations.append(1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return evaluate(model)
+
+        cut.evaluate = evaluating
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer_module, "training_step", step)
+            cut.run()
+        assert cut.step == 3 and len(evaluations) == (not in_step) and cut.evaluated == (not in_step)
+        resumed = train(dataset, tmp_path / name, resume=True)
+        assert resumed.step == 6 and same(whole.model, resumed.model) and resumed.facts == whole.facts
+        records = [without_clock(read_records(tmp_path / x / "metrics.jsonl")) for x in ("whole", name)]
+        assert records[0] == records[1]
+
+
+@pytest.mark.parametrize("skipped", [None, -1, "3"])
+def test_a_state_without_a_valid_count_of_skipped_steps_is_refused_in_one_line(dataset, tmp_path, skipped):
+    train(dataset, tmp_path, max_iters=1)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    torch.save(state | {"skipped_steps": skipped}, tmp_path / "state.pt")
+    with pytest.raises(ValueError, match="state.pt was not saved by supervised training, or has changed") as error:
+        train(dataset, tmp_path, resume=True)
+    assert "\n" not in str(error.value)
+
+
 def test_after_a_damaged_state_the_records_of_later_steps_are_written_again(dataset, tmp_path, capsys):
     whole = train(dataset, tmp_path / "whole", save_interval=2)
     train(dataset, tmp_path / "cut", save_interval=2, max_iters=4)

@@ -122,6 +122,16 @@ def test_of_largest_numbers_the_maximum_over_ranks_is_taken_and_not_the_sum():
     assert {key: out[key] for key in ("loss", "count", "a", "b")} == {"loss": 5.0, "count": 9.0, "a": 8.0, "b": 1.0}
 
 
+def test_a_sum_that_does_not_decide_may_be_infinite():
+    for deciding, skipped in ((("loss",), 0), (None, 1), (("loss", "shown"), 1)):
+        net, optimizers = trained("adamw")
+        before = {k: v.clone() for k, v in net.state_dict().items()}
+        out = apply_gradients(net.parameters(), optimizers, 1e-2, 1.0, {"loss": 1.0, "count": 5.0, "shown": 2.7e43},
+                              one_process(), "count", deciding=deciding)
+        assert out["skipped_steps"] == skipped and out["shown"] == float("inf")
+        assert all(torch.equal(x, before[name]) for name, x in net.state_dict().items()) == bool(skipped)
+
+
 def test_frozen_parameters_are_left_alone():
     net = model()
     net.embed.requires_grad_(False)

@@ -38,7 +38,8 @@ def test_a_block_that_fails_leaves_the_file_as_it_was_and_nothing_else(tmp_path,
     assert os.listdir(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "before"
 
 
-@pytest.mark.parametrize("code", ["ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO"])
+@pytest.mark.parametrize("code", ["ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "ESTALE", "ETIMEDOUT",
+                                  "ENOTCONN"])
 @pytest.mark.parametrize("operation", ["fsync", "replace"])
 def test_what_the_disk_refuses_is_one_line_with_the_path_and_the_reason(tmp_path, monkeypatch, code, operation):
     (tmp_path / "a").write_text("before")

@@ -172,7 +172,7 @@ def test_a_disk_that_is_full_or_turns_read_only_ends_the_run_in_one_line_with_it
     own = next(line for line in errors if "could not be written" in line)
     step = state_of(tmp_path / "kept")["step"]
     assert step >= 2 and f"({reason})" in own
-    assert f"resume=True from {disk}/out/state.pt, the last good state (step {step})" in own
+    assert f"resume=True from {disk}/out/state.pt, the last state (step {step})" in own
     assert ranks == 1 or any("rank 1 ended because another rank did" in line for line in errors)
     assert not [name for name in os.listdir(tmp_path / "kept") if name.endswith(".tmp")]
 

@@ -117,3 +117,11 @@ def test_canonical_defaults():
     assert (c.optimizer, c.max_iters, c.warmup_iters, c.max_bad_steps, c.log_interval, c.eval_interval,
             c.save_interval, c.mask_low, c.mask_high) == ("adamw", 200, 10, 5, 10, 50, 50, 0.2, 0.5)
     assert (c.head_dtype, c.stored_megabytes) == ("auto", 2048)
+
+
+def test_a_reward_file_that_a_new_run_would_set_aside_is_refused(tmp_path):
+    (tmp_path / "out" / "mine").mkdir(parents=True)
+    with pytest.raises(ValueError, match="reward_file=.*mine.py is in out_dir=.*out, whose files .* another folder"):
+        GRPOConfig(out_dir=str(tmp_path / "out"), reward_file=str(tmp_path / "out" / "mine" / ".." / "mine.py"))
+    for folder in (tmp_path, tmp_path / "out" / "mine"):
+        GRPOConfig(out_dir=str(tmp_path / "out"), reward_file=str(folder / "mine.py"))

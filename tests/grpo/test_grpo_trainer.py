@@ -11,6 +11,8 @@ from core import checkpoint_manager
 from core.logger import Logger, read_records
 from core.models import load_model
 from core.training_step import build_optimizers
+from core.whole_files import CannotWrite
+from grpo import grpo_trainer
 from grpo.build import Models, build_data, build_models, build_reference, fill_in_evaluation
 from grpo.data_buffer import DataBuffer
 from grpo.evaluation import plots
@@ -148,6 +150,18 @@ def test_epochs_stop_when_the_policy_has_moved_too_far(dataset, tmp_path):
     assert near.iteration == 1
 
 
+OF_TWO_STEPS = {"max_iters": 2, "kl_target": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def state_of_two_steps(dataset, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two_steps")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "draw_curves", lambda runs, path: None)
+        trainer(dataset, folder, **OF_TWO_STEPS).run()
+    return folder
+
+
 MOVING = [{"ppo_epochs": 2, "minibatches": 2}, {"reference_mode": "ema", "ema_alpha": 0.8},
           {"reference_mode": "periodic", "reference_update_freq": 2}, {"kl_target": 1e-3},
           {"kl_in_reward": True}, {"reference_mode": "none", "kl_beta": 0.0, "ppo_epochs": 3}]
@@ -214,6 +228,37 @@ def test_a_signal_ends_the_run_after_its_step_and_a_resumed_run_has_the_same_bit
     assert without_clock(records(tmp_path / "uncut")) == without_clock(records(tmp_path / "cut"))
 
 
+@pytest.mark.parametrize("in_step", [True, False])
+def test_after_a_signal_the_run_is_saved_at_once_and_evaluated_when_it_goes_on(dataset, tmp_path, in_step):
+    """The evaluation of step 2 is the resumed run's, unless the signal comes in it."""
+    settings = {"max_iters": 4, "lr_decay_iters": 4, "eval_interval": 2, "sample_interval": 2, "keep_checkpoints": 2}
+
+    def run(name, signalled=False, resume=False):
+        def signal_at(step):
+            if signalled and t.step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def reward(rollouts):
+            signal_at(1 if in_step else None)
+            return inner(rollouts)
+
+        def evaluation(policy, temperature):
+            signal_at(None if in_step else 2)
+            return {"kl": float(sum(p.detach().sum() for p in policy.parameters()))}, []
+
+        inner = rewards(config(), judge())
+        t = trainer(dataset, tmp_path / name, reward, **settings)
+        t.evaluation = evaluation
+        return finished(t, resume)
+
+    uncut, cut = run("uncut"), run("cut", signalled=True)
+    assert cut.step == 2 and cut.evaluated == (not in_step)
+    resumed = run("cut", resume=True)
+    assert same(uncut.policy, resumed.policy) and (uncut.before, uncut.after) == (resumed.before, resumed.after)
+    assert uncut.buffer.evaluations == resumed.buffer.evaluations
+    assert without_clock(records(tmp_path / "uncut")) == without_clock(records(tmp_path / "cut"))
+
+
 def test_after_a_damaged_state_the_run_goes_on_from_the_one_before(dataset, tmp_path, capsys):
     settings = {"max_iters": 4, "lr_decay_iters": 4, "save_interval": 1}
     uncut = trainer(dataset, tmp_path / "uncut", **settings)
@@ -274,6 +319,47 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
     assert json.loads(open(tmp_path / "samples.jsonl").readline())["best_score"] > 0
     shown = capsys.readouterr().out
     assert "held-out" in shown and "before" in shown and "change" in shown and "best" in shown
+
+
+def test_the_report_is_written_after_the_first_evaluation_and_later_after_the_state(dataset, tmp_path, monkeypatch):
+    def fails_late(folder):
+        state = tmp_path / "state.pt"
+        steps.append((records(folder)[-1]["step"], state.exists() and torch.load(state, weights_only=True)["step"]))
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+    steps = []
+    monkeypatch.setattr(grpo_trainer, "write_report", fails_late)
+    with pytest.raises(KeyboardInterrupt):
+        trainer(dataset, tmp_path, max_iters=4, eval_interval=2, save_interval=2).run()
+    assert steps == [(0, False), (2, 2), (4, 4)]
+
+
+@pytest.mark.parametrize("name, line", [("samples.jsonl", "no JSON"), ("metrics.jsonl", "[1]"),
+                                        ("metrics.jsonl", '{"step": 2, "loss": "a", "eval/kl": [2]}'),
+                                        ("samples.jsonl", '{"step": 2, "best": 1, "filled": 5}'),
+                                        ("starts.jsonl", '{"step": 0, "settings": 5}'), ("config.json", "{")])
+def test_a_damaged_file_ends_no_run_through_the_report(dataset, tmp_path, capsys, name, line):
+    def reward(rollouts):
+        calls.append(1)
+        if len(calls) == 2:
+            with open(tmp_path / name, "a") as f:
+                f.write(line + "\n")
+        return inner(rollouts)
+    calls, inner = [], rewards(config(), judge())
+    t = trainer(dataset, tmp_path, reward, max_iters=3)
+    t.run()
+    shown = capsys.readouterr().out
+    assert t.step == torch.load(tmp_path / "state.pt", weights_only=True)["step"] == 3 and "held-out" in shown
+    lines = [x for x in shown.split("\n") if x.startswith("report.html is not written: ")]
+    assert len(lines) == 1 and (line[0] in "{" or f"{name}, line" in lines[0]), shown
+
+
+def test_a_disk_that_is_full_when_the_report_is_written_still_ends_the_run(dataset, tmp_path, monkeypatch):
+    def full(folder):
+        raise CannotWrite("report.html could not be written")
+    monkeypatch.setattr(grpo_trainer, "write_report", full)
+    with pytest.raises(CannotWrite):
+        trainer(dataset, tmp_path, max_iters=1).run()
 
 
 def test_another_seed_is_another_run(dataset, tmp_path):
@@ -404,6 +490,22 @@ def test_a_state_without_buffers_is_refused_in_one_line(dataset, tmp_path):
     with pytest.raises(ValueError, match="not saved by this version") as error:
         trainer(dataset, tmp_path, max_iters=2, resume=True)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("change", [{"iteration": -1}, {"iteration": 9}, {"skipped_steps": -1}, {"empty_steps": "0"},
+                                    {"notes": 3}, {"evaluated": 7}, {"reference": {"a": 1}}, {"reference": 3},
+                                    {"kl_beta": float("nan")}, {"kl_beta": None}], ids=str)
+def test_a_state_with_a_value_that_cannot_be_is_refused_in_one_line(state_of_two_steps, dataset, change):
+    path = state_of_two_steps / "state.pt"
+    state = torch.load(path, weights_only=True)
+    torch.save(state | change, path)
+    try:
+        with pytest.raises(ValueError, match="state.pt was not saved by this version") as error:
+            trainer(dataset, state_of_two_steps, resume=True, **OF_TWO_STEPS)
+        assert "\n" not in str(error.value)
+    finally:
+        torch.save(state, path)
+    assert trainer(dataset, state_of_two_steps, resume=True, **OF_TWO_STEPS).step == 2
 
 
 def older(saved):

@@ -220,6 +220,22 @@ def test_the_record_of_a_bad_step_on_prompts_has_their_texts(prompts, tmp_path):
     assert found["rollouts"]["reading"]["length"].flatten().tolist() == found["rollouts"]["mask"].sum(1).tolist()
 
 
+def test_a_metric_that_overflows_stops_no_training(prompts, tmp_path):
+    @reward(0, 100)
+    def perplexed(completions, log_metric):
+        log_metric("perplexity", 2.7e43)
+        return [float(len(text)) for text in completions]
+
+    c = prompt_config(out_dir=str(tmp_path), reward_functions=("perplexed",), kl_beta=0.0, max_iters=2, max_bad_steps=1,
+                      ppo_epochs=2)
+    t = GRPOTrainer(causal_policy(), None, Rewards(c), prompt_consumer(prompts, c),
+                    lambda policy, temperature: ({"kl": 0.0}, []), c, Logger(c.out_dir, c.max_iters, ("loss",)),
+                    one_process())
+    t.run()
+    assert (t.step, t.skipped_steps, t.iteration) == (2, 0, 1), "nor do its rollouts count as bad"
+    assert [r["perplexity"] for r in training_records(tmp_path)] == [None, None]
+
+
 def test_a_bad_minibatch_does_not_stop_the_others(dataset, tmp_path):
     t, calls = trainer(dataset, tmp_path, ppo_epochs=2, minibatches=2, max_iters=8), []
     project = t.policy.project

@@ -57,6 +57,13 @@ def test_the_sums_of_rollouts_by_hand(prompts):
     assert sums["above"] == sum(x > sum(g) / len(g) for g in map(torch.tensor, groups) for x in g)
 
 
+def test_the_spread_of_large_rewards_is_a_finite_number(prompts):
+    rollouts = sampled(causal_policy(), prompts, config(max_new_tokens=6, kl_beta=0.0))
+    reward = torch.tensor([[2e19, -2e19, 2e19, -2e19]] * 4)
+    found = float(rollout_sums(rollouts, Scored(reward), differ(reward))["std_reward"])
+    assert found == pytest.approx(float(reward.double().std(1).sum()), rel=1e-5)
+
+
 @pytest.mark.parametrize("settings", [{"zero_std": "drop"}, {"mask_truncated": True}, {"minibatches": 2}])
 def test_means_are_over_the_tokens_that_they_describe(prompts, settings):
     c, policy = config(max_new_tokens=30, kl_beta=0.0, objective="reinforce++", **settings), causal_policy(scale=3.0)

@@ -36,6 +36,7 @@ def test_a_healthy_run_passes_and_nothing_is_written(ask, tmp_path):
     before = sorted(os.listdir(tmp_path))
     code, out, err = ask(sums())
     assert code == 0 and err == "" and "nothing is wrong" in out and "WRONG" not in out, out
+    assert "in memory alone; out_dir stays as it is" in out
     assert sorted({*os.listdir(tmp_path)} - {"mine.jsonl"}) == before
     titles = re.findall(r"^  (?:fine|look) +(.{18})  ", out, re.M)
     assert len(titles) == len(CHECKS) - 1 + len(OF_EACH), "all sentences but that of the judge"

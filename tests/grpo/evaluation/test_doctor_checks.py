@@ -145,8 +145,10 @@ def test_too_many_long_prompts_are_found(tmp_path, healthy):
 
 def test_an_end_that_cuts_right_completions_is_found(tmp_path, healthy):
     expect(ends_of_completions(healthy), True, "with the token STOP (100), or is cut after max_new_tokens=48")
-    x = unexamined(completing(tmp_path, stop_sequences=("</SOLUTION>", ",")))
-    expect(ends_of_completions(x), False, "The text '</SOLUTION>' is inside 100% of the records' completions", "leave")
+    x = unexamined(completing(tmp_path, stop_sequences=("</SOLUTION>",)))
+    expect(ends_of_completions(x), True, "or the text '</SOLUTION>', or is cut")
+    x = unexamined(completing(tmp_path, stop_sequences=("</SOLUTION>", "<SOLUTION>")))
+    expect(ends_of_completions(x), False, "The text '<SOLUTION>' is inside 100% of the records' completions", "leave")
     x = unexamined(completing(tmp_path, max_new_tokens=16))
     expect(ends_of_completions(x), False, "are longer", "set max_new_tokens=")
     enough = int(ends_of_completions(x)[2].split("=")[1].split(",")[0])

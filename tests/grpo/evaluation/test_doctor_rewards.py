@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from core.generation import Stop
 from grpo.evaluation.doctor_rewards import (empty_completions, expected_equal_groups, groups_differ,
-                                            judge_on_true_texts, own_answers, values_seen)
+                                            judge_on_true_texts, own_answers, right_examples, values_seen)
 from grpo.rewards import Scored, reward
 from tests.grpo.evaluation.patients import completing, examined, expect, filling, sums, unexamined
 
@@ -226,3 +227,12 @@ def test_a_verifier_of_fill_in_gets_the_true_text(tmp_path):
     expect(own_answers(x, "share_right"), True, "for the records' own completions: 4 were tried")
     expect(own_answers(x, "never"), False, "of text 1 of the step")
     assert empty_completions(x, "share_right") is None
+
+
+def test_verifiers_read_the_records_completions_as_those_of_the_model_cut_before_a_stop_sequence(tmp_path):
+    run = unexamined(completing(tmp_path, stop_sequences=("</SOLUTION>", "<end_working_out>"), response_prefix="="))
+    stop = Stop(run.data.tokenizer, run.config.stop_sequences, "=")
+    for record, example in zip(run.data.records["train"], right_examples(run)):
+        own = example.texts["own"]
+        assert own == stop.text(run.data.tokenizer.encode(record["completion"])) and own.startswith("=<start_working")
+        assert "SOLUTION" not in own and own[1:] in record["completion"]

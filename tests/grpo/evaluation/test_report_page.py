@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from grpo.evaluation import report_page
+from grpo.evaluation import report_page, run_files
 from grpo.evaluation.report_page import write_report
 from tests.tiny import jsonl
 
@@ -161,9 +161,29 @@ def test_the_only_script_is_the_one_whose_hash_the_page_allows_and_nothing_is_lo
 
 def test_a_name_of_the_user_is_in_no_path(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    folder = write_run(tmp_path / "run", config={"out_dir": str(tmp_path / "run")})
+    folder = write_run(tmp_path / "run", config={"out_dir": str(tmp_path / "run")}, command=f"--a={tmp_path}")
     page = read(write_report(folder))
-    assert str(tmp_path) not in page and "~/run" in page
+    assert str(tmp_path) not in page and "~/run" in page and "--a=~<" in page
+
+
+def test_samples_are_shown_as_they_were_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/al")
+    page = Page(read(write_report(write_run(tmp_path / "run", samples=[{"step": 1, "best": "cd /home/al/x"}]))))
+    assert page.tables[1][1] == ["best ", "cd /home/al/x"]
+
+
+def test_the_heading_of_the_last_evaluation_is_its_step(tmp_path):
+    records = [*steps(4), {"step": 5, "loss": 0.1}, {"step": 9, "loss": 0.1}]
+    page = Page(read(write_report(write_run(tmp_path / "run", records))))
+    assert page.tables[0][0] == ["metric", "before", "step 4", "change"]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        write_run(tmp_path / name / "out")
+    path = write_report(tmp_path / "a" / "out", tmp_path / "b" / "out", path=str(tmp_path / "both.html"))
+    assert "<title>a/out, b/out</title>" in read(path) and Page(read(path)).tables[0][0] == ["metric", "a/out", "b/out"]
 
 
 def test_the_size_is_bounded(tmp_path):
@@ -174,7 +194,7 @@ def test_the_size_is_bounded(tmp_path):
     assert sizes[1] < 1.2 * sizes[0] < 500_000
     page = read(tmp_path / "large" / "report.html")
     shown = [int(step) for step in re.findall('data-step="([0-9]+)"', page)]
-    assert shown == [0, *range(600 - report_page.SETS + 1, 600)] and "and 1000 characters" in page
+    assert shown == [0, *range(600 - run_files.SETS + 1, 600)] and "and 1000 characters" in page
 
 
 def test_lone_surrogates_can_be_written(tmp_path):

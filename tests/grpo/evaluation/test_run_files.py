@@ -3,7 +3,7 @@
 import pytest
 
 from grpo.evaluation import run_files
-from grpo.evaluation.run_files import Run, smooth, stretches, thin
+from grpo.evaluation.run_files import Run, names_of, smooth, stretches, thin
 from tests.tiny import jsonl
 
 
@@ -12,8 +12,8 @@ def test_a_run_is_what_its_files_hold(tmp_path):
     jsonl(tmp_path / "samples.jsonl", {"step": 0, "best": "a"}, {"step": 0, "best": "b"}, {"step": 2, "best": "c"})
     jsonl(tmp_path / "starts.jsonl", {"step": 0}, {"step": 40, "time": "resumed"})
     (tmp_path / "config.json").write_text('{"seed": 3}')
-    run = Run(tmp_path)
-    assert (run.name, run.last, run.config) == (tmp_path.name, 2, {"seed": 3})
+    run = Run(tmp_path, "mine")
+    assert (run.name, run.last, run.config) == ("mine", 2, {"seed": 3})
     assert run.start == {"step": 40, "time": "resumed"}
     assert run.curves["eval/x"] == [(0, 0.5)] and run.curves["loss"] == [(1, 2.0), (2, None)]
     assert {step: [r["best"] for r in records] for step, records in run.samples.items()} == {0: ["a", "b"], 2: ["c"]}
@@ -30,23 +30,48 @@ def test_a_folder_without_metrics_is_no_run(tmp_path, text):
     if text is not None:
         (tmp_path / "metrics.jsonl").write_text(text)
     with pytest.raises(FileNotFoundError, match="metrics.jsonl holds no metrics; name the out_dir of a run"):
-        Run(tmp_path)
+        Run(tmp_path, "mine")
 
 
 def test_a_damaged_line_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"step": \xff}\n')
     with pytest.raises(ValueError, match="metrics.jsonl, line 2 is damaged"):
-        Run(tmp_path)
+        Run(tmp_path, "mine")
 
 
 def test_of_a_long_run_all_evaluations_and_the_last_step_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(run_files, "STEPS", 10)
     records = [{"step": i, "loss": float(i)} if i % 9 else {"step": i, "eval/x": float(i)} for i in range(95)]
     jsonl(tmp_path / "metrics.jsonl", *records)
-    run = Run(tmp_path)
+    run = Run(tmp_path, "mine")
     assert [step for step, _ in run.curves["eval/x"]] == list(range(0, 95, 9))
     steps = [step for step, _ in run.curves["loss"]]
     assert run.last == steps[-1] == 94 and len(steps) <= 10 and {b - a for a, b in zip(steps, steps[1:])} <= {10, 20}
+
+
+def test_of_many_samples_the_first_and_the_latest_are_kept_while_they_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_files, "SETS", 4)
+    jsonl(tmp_path / "metrics.jsonl", {"step": 90})
+    jsonl(tmp_path / "samples.jsonl", *({"step": step, "best": best} for step in range(0, 91, 10) for best in "ab"))
+    read, most, run = run_files.each_record, [], Run.__new__(Run)
+
+    def watched(path):
+        for record in read(path):
+            most.append(len(getattr(run, "samples", ())))
+            yield record
+    monkeypatch.setattr(run_files, "each_record", watched)
+    run.__init__(tmp_path, "mine")
+    assert max(most) == 4 and list(run.samples) == [0, 70, 80, 90]
+    assert [[record["best"] for record in records] for records in run.samples.values()] == [["a", "b"]] * 4
+
+
+@pytest.mark.parametrize("folders, names", [
+    (["x/out"], ["out"]), (["a/out", "b/out"], ["a/out", "b/out"]), (["a/out", "b/out", "c"], ["a/out", "b/out", "c"]),
+    (["x/a/out/", "y/a/out", "y/b/out"], ["x/a/out", "y/a/out", "b/out"]), (["a", "a"], ["a", "a"]),
+    (["/home/al/out", "/tmp/out", "/home/al"], ["~/out", "tmp/out", "~"])])
+def test_a_name_is_the_shortest_end_of_a_path_that_no_other_run_has(folders, names, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/al")
+    assert names_of(folders) == names
 
 
 def test_times_are_means_and_a_phase_that_a_step_does_not_have_counts_as_zero(tmp_path, monkeypatch):
@@ -54,7 +79,7 @@ def test_times_are_means_and_a_phase_that_a_step_does_not_have_counts_as_zero(tm
     steps = [{"step": 1, "time/train": 1.0, "time/collect": 4.0}, {"step": 2, "time/train": 3.0},
              {"step": 3, "time/train": 2.0, "time/collect": 2.0}, {"step": 4, "time/train": 4.0}]
     jsonl(tmp_path / "metrics.jsonl", {"step": 0, "eval/x": 1.0}, *steps)
-    assert Run(tmp_path).times() == {"train": [(2, 2.0), (4, 3.0)], "collect": [(2, 2.0), (4, 1.0)]}
+    assert Run(tmp_path, "mine").times() == {"train": [(2, 2.0), (4, 3.0)], "collect": [(2, 2.0), (4, 1.0)]}
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 5, 6, 7, 100])

@@ -19,6 +19,7 @@ from tests.tiny import Undecoded
 @pytest.fixture(autouse=True)
 def empty_table(monkeypatch):
     monkeypatch.setattr(registry, "REWARDS", {})
+    monkeypatch.setattr(registry, "QUICK_SECONDS", 60.0)  # however busy the machine is
 
 
 def texts(**columns):
@@ -258,20 +259,65 @@ def test_an_error_that_no_completion_alone_raises_is_one_of_the_call():
         run_reward("compares", {"completions": ["a", "b"]}, {}, 2)
 
 
-def test_an_async_reward_is_searched_too_and_a_reward_that_exits_does_not_end_the_process():
+def test_an_error_of_another_text_in_the_same_line_is_another_one():
     @reward
-    async def later(completions):
-        await asyncio.sleep(0)
-        if "b" in completions:
-            raise KeyError("no")
-        return [0.0] * len(completions)
+    def looks_up(completions):
+        return [{"a": 1.0}[text] for text in completions[::-1]]
 
+    with pytest.raises(ValueError, match="reward looks_up, completion 'c': KeyError: 'c'$"):
+        run_reward("looks_up", {"completions": ["a", "b", "c"]}, {}, 3)
+
+
+@pytest.mark.parametrize("fields, shown", [({"answer": ["7", "8"], "level": [1, 2], "topic": ["x", "y"]},
+                                            ", the first with answer '7', level 1"), ({}, "")])
+def test_a_reward_that_reads_no_texts_is_described_by_what_it_got(fields, shown):
+    @reward
+    def reads_no_texts(**columns):
+        raise KeyError(len(columns.get("answer", ())))
+
+    with pytest.raises(ValueError, match=f"reward reads_no_texts, called with 2 completions{shown}: KeyError: .$"):
+        run_reward("reads_no_texts", fields, {}, 2)
+    if fields:
+        with pytest.raises(ValueError, match="reward reads_no_texts, answer '7', level 1: KeyError: 1$"):
+            run_reward("reads_no_texts", {key: x[:1] for key, x in fields.items()}, {}, 1)
+
+
+def test_a_reward_that_empties_its_list_before_the_error_is_one_line_too():
+    @reward
+    def empties(completions):
+        completions.clear()
+        raise KeyError("all gone")
+
+    with pytest.raises(ValueError, match="reward empties, called with 2 completions: KeyError: 'all gone'$"):
+        run_reward("empties", {"completions": ["a", "b"]}, {}, 2)
+
+
+@pytest.mark.parametrize("kind", ["compares completions", "slow to fail", "async"])
+def test_an_error_is_not_searched_where_a_second_call_may_cost_or_means_something_else(kind, monkeypatch):
+    calls = []
+    if kind == "slow to fail":
+        monkeypatch.setattr(registry, "QUICK_SECONDS", -1.0)
+
+    def fails(completions):
+        calls.append(completions)
+        raise KeyError("no")
+
+    async def waits(completions):
+        fails(completions)
+
+    reward(whole_group=kind == "compares completions")(fails)
+    reward(waits)
+    name = "waits" if kind == "async" else "fails"
+    with pytest.raises(ValueError, match=f"reward {name}, called with 2 completions, the first with completion 'a': "):
+        run_reward(name, {"completions": ["a", "b"]}, {}, 2)
+    assert calls == [["a", "b"]]
+
+
+def test_a_reward_that_exits_does_not_end_the_process():
     @reward
     def ends(completions):
         sys.exit(3)
 
-    with pytest.raises(ValueError, match="reward later, completion 'b': KeyError: 'no'$"):
-        run_reward("later", {"completions": ["a", "b"]}, {}, 2)
     with pytest.raises(ValueError, match="sys.exit.3.: reward ends, completion 'a': SystemExit: 3$"):
         run_reward("ends", {"completions": ["a", "b"]}, {}, 2)
 

@@ -3,14 +3,14 @@
 import errno
 import os
 import shutil
-import subprocess
 import time
 
 import pytest
 
-from grpo.reward_functions import sandbox
-from grpo.reward_functions.sandbox import chosen_parts, describe_sandbox, machine_parts, run_tests
-from tests.attacks import GUARD, LIMITS, child_without
+from grpo.reward_functions import sandbox, sandbox_folder
+from grpo.reward_functions.sandbox import (chosen_parts, describe_sandbox, found_here, machine_parts, run_tests,
+                                            take_over, tried_parts)
+from tests.attacks import LIMITS
 
 PROGRAMS = {
     "json": "import json\nassert json.loads(json.dumps({'a': [1, 2.5, None]})) == {'a': [1, 2.5, None]}",
@@ -129,7 +129,8 @@ def test_a_flood_of_output_is_cut_before_the_deadline():
 
 
 def test_the_sandbox_leaves_no_folder_behind(monkeypatch, tmp_path):
-    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
+    machine_parts()
+    monkeypatch.setattr(sandbox_folder, "PLACE", [str(tmp_path)])
     assert run_tests("import os\nopen('a', 'w')\nos.chmod('a', 0)", "pass") == "passed"
     assert list(tmp_path.iterdir()) == []
 
@@ -153,7 +154,7 @@ def test_a_grandchild_does_not_survive(monkeypatch, tmp_path):
 
 
 def test_limits_too_low_for_the_sandbox_itself_are_an_error():
-    with pytest.raises(ValueError, match="could not start with seconds=5.0 megabytes=1"):
+    with pytest.raises(ValueError, match="could not start with sandbox_seconds=5 sandbox_megabytes=1:"):
         run_tests("x = 1", "pass", megabytes=1)
 
 
@@ -178,11 +179,43 @@ def test_a_part_that_the_kernel_refuses_is_missing_with_its_reason(monkeypatch, 
     child = tmp_path / "child.py"
     monkeypatch.setattr(sandbox, "CHILD", str(child))
     monkeypatch.setattr(sandbox.sys, "platform", "linux")
-    for report in ("28 unshare: No space left on device", f"2 {'/folder' * 20}/setgroups: No such file or directory"):
+    for report in ("1 unshare: Operation not permitted", f"2 {'/folder' * 20}/setgroups: No such file or directory"):
         child.write_text(f"import os, sys\nos.write(1, {report.encode()!r})\nsys.exit(1)")
-        assert set(machine_parts.__wrapped__().values()) == {report.partition(" ")[2]}
+        assert set(tried_parts.__wrapped__().values()) == {report.partition(" ")[2]}
     child.write_text("import os\nos.abort()")
-    assert set(machine_parts.__wrapped__().values()) == {"a trial was killed"}
+    assert set(tried_parts.__wrapped__().values()) == {"a trial was killed"}
+
+
+def test_a_machine_that_is_full_is_never_one_with_fewer_parts(monkeypatch, tmp_path):
+    child = tmp_path / "child.py"
+    monkeypatch.setattr(sandbox, "CHILD", str(child))
+    monkeypatch.setattr(sandbox, "tried_parts", tried_parts.__wrapped__)
+    monkeypatch.setattr(sandbox.sys, "platform", "linux")
+    monkeypatch.setattr(sandbox, "namespaces_are_off", lambda: False)
+    for number in (errno.ENOSPC, errno.EAGAIN, errno.ENOMEM):
+        child.write_text(f"import os, sys\nos.write(1, b'{number} unshare: no room')\nsys.exit(1)")
+        assert run_tests("x = 1", "pass") == "skipped"
+        with pytest.raises(ValueError, match="^the sandbox cannot start: the machine has no disk, memory or processes"):
+            describe_sandbox("auto", 5.0, 256)
+        with pytest.raises(ValueError, match="^the sandbox cannot be tried .*no room.*: it needs memory, processes"):
+            found_here()
+    child.write_text("import os, sys\nos.write(1, b'28 unshare: no room')\nsys.exit('namespaces' in sys.argv[3])")
+    monkeypatch.setattr(sandbox, "namespaces_are_off", lambda: True)
+    assert machine_parts()["namespaces"] == "unshare: no room", "the kernel says so if it allows none at all"
+
+
+def test_a_worker_runs_under_what_the_main_process_found(monkeypatch, tmp_path):
+    folders = []
+    monkeypatch.setattr(sandbox, "HANDED", {})
+    monkeypatch.setattr(sandbox, "PLACE", folders)
+    monkeypatch.setattr(sandbox_folder, "PLACE", folders)
+    monkeypatch.setattr(sandbox, "tried_parts", lambda: pytest.fail("it tried the machine again"))
+    monkeypatch.setattr(sandbox_folder.tempfile, "tempdir", "/a/folder/that/is/not/asked/for")
+    take_over({"namespaces": "not here", "Landlock": "nor there", "seccomp": "x"}, str(tmp_path))
+    assert chosen_parts("auto") == []
+    seen = "import os\nfolder = os.path.dirname(os.getcwd())"
+    assert run_tests(seen, f"assert folder == {str(tmp_path)!r}, folder") == "passed"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_machine_that_is_full_skips_the_sample_and_another_error_ends_the_run(monkeypatch):
@@ -194,11 +227,52 @@ def test_a_machine_that_is_full_skips_the_sample_and_another_error_ends_the_run(
     machine_parts()
     for number in (errno.ENOSPC, errno.EAGAIN, errno.ENOMEM):
         with monkeypatch.context() as patch:
-            patch.setattr(sandbox.tempfile, "mkdtemp", raising(number))
+            patch.setattr(sandbox_folder.tempfile, "mkdtemp", raising(number))
             assert run_tests("x = 1", "assert x == 1") == "skipped"
     monkeypatch.setattr(sandbox.subprocess, "Popen", raising(errno.EACCES))
-    with pytest.raises(ValueError, match="the sandbox cannot start .*Permission denied"):
+    with pytest.raises(ValueError, match="the sandbox cannot start .*Permission denied.*: it needs a TMPDIR"):
         run_tests("x = 1", "pass")
+
+
+def test_a_part_that_fails_later_ends_the_run_unless_the_machine_is_full(monkeypatch, tmp_path):
+    machine_parts()
+    child = tmp_path / "child.py"
+    monkeypatch.setattr(sandbox, "CHILD", str(child))
+    child.write_text(f"import os, sys\nos.write(1, b'{errno.ENOMEM} mount: no memory')\nsys.exit(1)")
+    assert run_tests("x = 1", "pass") == "skipped"
+    child.write_text(f"import os, sys\nos.write(1, b'{errno.EPERM} mount: not permitted')\nsys.exit(1)")
+    with pytest.raises(ValueError, match="mount: not permitted.*: this machine no longer offers what it did at the st"):
+        run_tests("x = 1", "pass")
+    monkeypatch.setattr(sandbox_folder, "PLACE", [])
+    monkeypatch.setattr(sandbox_folder.tempfile, "tempdir", None)
+    monkeypatch.setattr(sandbox_folder.tempfile, "_get_default_tempdir", no_folder)
+    with pytest.raises(ValueError, match="No usable temporary directory.*: it needs a TMPDIR that can be written to"):
+        run_tests("x = 1", "pass")
+
+
+def no_folder():
+    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+
+def test_a_sandbox_in_which_nothing_can_run_is_refused_at_the_start(monkeypatch):
+    machine_parts()
+    with pytest.raises(ValueError, match="an empty program was killed with sandbox_seconds=0.001 sandbox_megabytes=256"):
+        describe_sandbox("auto", 0.001, 256)
+
+
+def test_each_input_has_the_seconds_for_itself(monkeypatch):
+    deadlines = []
+
+    def run_child(command, folder, first, second, deadline, *others):
+        deadlines.append(deadline)
+        return b"ready\n1", True, 0
+
+    machine_parts()
+    monkeypatch.setattr(sandbox, "run_child", run_child)
+    clock = iter(range(100))
+    monkeypatch.setattr(sandbox.time, "monotonic", lambda: next(clock))
+    assert run_tests("", [{"input": "", "output": "1"}] * 3, seconds=5) == "passed"
+    assert deadlines == [5, 6, 7]
 
 
 def test_code_that_fails_on_a_full_disk_is_skipped(monkeypatch):
@@ -209,19 +283,13 @@ def test_code_that_fails_on_a_full_disk_is_skipped(monkeypatch):
     assert run_tests("x = 1", "assert x == 1") == "passed"
 
 
-def test_a_folder_on_the_disk_is_measured(monkeypatch):
+@pytest.mark.parametrize("name", ["many_files", "nested_names", "empty_files", "hidden_folder"])
+def test_a_folder_on_the_disk_is_measured(monkeypatch, name):
     monkeypatch.setattr(sandbox, "chosen_parts", lambda setting: [])
-    assert run_tests(LIMITS["many_files"], "pass") == "killed"
+    assert run_tests("import os\n" + LIMITS[name], "pass", seconds=30) == "killed"
+
+
+def test_a_small_folder_on_the_disk_passes(monkeypatch):
+    monkeypatch.setattr(sandbox, "chosen_parts", lambda setting: [])
     assert run_tests(LIMITS["many_files"].replace("150", "3"), "pass") == "passed"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("rm"), reason="no rm")
-def test_a_folder_that_is_too_deep_to_delete_stays_and_does_not_end_the_run(monkeypatch, tmp_path):
-    for name in ("child", "temporary"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setattr(sandbox, "CHILD", child_without(tmp_path / "child", *GUARD))
-    monkeypatch.setattr(sandbox, "chosen_parts", lambda setting: [])
-    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path / "temporary"))
-    assert run_tests("import os\nfor _ in range(1500):\n    os.mkdir('x')\n    os.chdir('x')", "pass") == "passed"
-    subprocess.run(["rm", "-rf", str(tmp_path / "temporary")], check=True)
+    assert run_tests(LIMITS["empty_files"].replace("3000", "900"), "pass") == "passed"

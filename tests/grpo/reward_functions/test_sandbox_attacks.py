@@ -2,6 +2,7 @@
 stops it, alone and without the guard in the interpreter."""
 
 import contextlib
+import os
 import pathlib
 import signal
 import subprocess
@@ -12,13 +13,15 @@ import pytest
 
 from grpo.reward_functions import sandbox
 from grpo.reward_functions.sandbox import machine_parts, run_tests
-from tests.attacks import ATTACKS, CALLS, FILES, GUARD, JUDGES, LIMITS, TASKS, child_without, run_attack
+from tests.attacks import (ATTACKS, CALLS, FILES, GUARD, JUDGES, LIMITS, TASKS, child_without, run_attack,
+                           succeeds_bare)
 from tests.tiny import ROOT
 
 # Of the attacks that other parts stop too, those that the namespaces alone stop
 NAMESPACES = ("write", "delete", "write_by_dir_fd", "move_in", "folder", "fifo", "sqlite", "mode", "times", "truncate",
-              "attribute", "socket_file", "tcp", "udp", "abstract_socket")
+              "attribute", "socket_file", "tcp", "udp", "abstract_socket", "memory_file", "environment")
 SLOW = ("time", "ignored_signals", "recursion")
+ENDED = ("output", "recursion", "time", "ignored_signals")  # by the deadline, the limit on output or a crash
 PART = dict.fromkeys(FILES, "Landlock") | dict.fromkeys(CALLS, "seccomp") | dict.fromkeys(LIMITS, "namespaces")
 
 
@@ -49,6 +52,13 @@ def test_each_part_of_the_kernel_holds_alone(name, part, tmp_path, monkeypatch):
     assert verdict in ("failed", "killed") and harm == []
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="some attacks need root on Linux")
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_succeeds_where_nothing_protects(name):
+    assert succeeds_bare(name) == (name not in ENDED), "an attack that cannot succeed tests nothing"
+
+
 @pytest.mark.parametrize("tests", TASKS, ids=["asserts", "output"])
 @pytest.mark.parametrize("name", JUDGES)
 def test_code_cannot_replace_what_judges_it(name, tests):
@@ -61,12 +71,23 @@ def test_an_object_that_equals_everything_fools_asserts_but_not_a_comparison_of_
     assert [run_tests(code, tests) for tests in TASKS] == ["passed", "failed"]
 
 
+@pytest.mark.parametrize("code", [
+    "all = lambda values: True\nsolved = 1",
+    "import os, sys\nframe = sys._getframe()\nwhile 'report' not in frame.f_locals:\n    frame = frame.f_back\n"
+    "held = frame.f_locals\nos.write(held['report'], b'ended\\n')\nheld['read'](held['job'])\n"
+    "os.write(held['report'], held['read'](held['job']))\nos._exit(0)"], ids=["hidden builtin", "frames"])
+def test_what_docs_security_names_as_known_fools_asserts_but_not_a_comparison_of_output(code):
+    assert run_tests(code, "assert all([solved == 7])") == "passed"
+    assert run_tests(code, TASKS[1]) == "failed"
+
+
 @pytest.mark.slow
-def test_no_child_survives_its_worker():
+def test_no_child_survives_its_worker(tmp_path):
     needs("seccomp")
     code = ("import sys\nsys.path.insert(0, sys.argv[1])\nfrom grpo.reward_functions.sandbox import *\n"
             "machine_parts()\nprint('here', flush=True)\nrun_tests('import time\\ntime.sleep(600)', '', seconds=500)")
-    worker = subprocess.Popen([sys.executable, "-c", code, ROOT], stdout=subprocess.PIPE, text=True)
+    worker = subprocess.Popen([sys.executable, "-c", code, ROOT], stdout=subprocess.PIPE, text=True,
+                              env={**os.environ, "TMPDIR": str(tmp_path)})
     assert worker.stdout.readline() == "here\n"
     child = soon(lambda: protected_child(worker.pid))
     time.sleep(0.2)

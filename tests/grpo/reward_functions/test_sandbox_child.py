@@ -48,6 +48,13 @@ def test_the_sandbox_sees_no_environment_and_a_folder_of_its_own(monkeypatch):
     assert run_tests(code, tests) == "passed"
 
 
+def test_code_sees_no_arguments_of_ours():
+    code = "import sys\narguments = [*sys.argv, *sys.orig_argv]"
+    assert run_tests(code, "assert arguments == ['solution.py'] * 2, arguments") == "passed"
+    program = "import sys\nassert len(sys.argv) == 1\nprint(sys.argv[0])"
+    assert run_tests(program, [{"input": "", "output": "solution.py"}]) == "passed"
+
+
 def test_a_limit_that_is_already_lower_stays(monkeypatch):
     hard, new, alarms = {"RLIMIT_FSIZE": 100, "RLIMIT_NOFILE": resource.RLIM_INFINITY, "RLIMIT_CPU": 7}, {}, []
     names = {getattr(resource, name): name for name in hard}

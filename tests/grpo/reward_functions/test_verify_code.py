@@ -3,7 +3,7 @@
 import pytest
 
 from grpo.reward_functions import verify_code
-from grpo.reward_functions.registry import REWARDS
+from grpo.reward_functions.registry import REWARDS, Log
 from grpo.reward_functions.verify_code import extract_code
 from tests.tiny import expect_rewards, rewards_of
 
@@ -44,6 +44,14 @@ def test_tests_of_input_and_output_run_the_code_as_a_program():
 def test_a_machine_that_is_full_skips_the_completion(monkeypatch):
     monkeypatch.setattr(verify_code, "run_tests", lambda code, *others: "skipped" if code == "a = 1" else "passed")
     assert REWARDS["code_execution"].fn(["?"] * 2, ["a = 1", "b = 1"], tests=["pass"] * 2) == [None, 1.0]
+
+
+def test_shares_of_completions_that_were_killed_failed_and_skipped_are_logged(monkeypatch):
+    verdicts = iter(["killed", "passed", "skipped", "killed"])
+    monkeypatch.setattr(verify_code, "run_tests", lambda *given: next(verdicts))
+    log = Log()
+    REWARDS["code_execution"].fn(["?"] * 5, ["a", "b", "", "c", "d"], tests=["pass"] * 5, log_metric=log.log_metric)
+    assert log.metrics == {"code_killed": (2.0, 5), "code_failed": (1.0, 5), "code_skipped": (1.0, 5)}
 
 
 def test_the_settings_of_the_sandbox_reach_it(monkeypatch):
