@@ -195,4 +195,5 @@ class Distributed:
 
     def close(self):
         if self.world > 1:
+            self.ranks = None  # what is still referred to keeps its threads
             dist.destroy_process_group()
