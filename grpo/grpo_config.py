@@ -140,7 +140,7 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     save_interval: int = 50
     out_dir: str = "out-grpo"
     dry_run: bool = False                     # check everything, print the plan, train nothing
-    doctor: bool = False                      # take one step, say what is wrong and what to change; out_dir stays as it is
+    doctor: bool = False                      # take one step, say what is wrong and what to change; write no out_dir
     # system
     head_dtype: str = "auto"                  # float32: the output layer in float32 also under bfloat16, so that
                                               # sampler and scorer differ less
