@@ -9,6 +9,7 @@ import torch
 
 from core.dataset_consumer import unpack_batch
 from core.tokenizer import by_character, character_ends
+from grpo.evaluation.ngram import NGramModel
 from grpo.evaluation.samples import SHOWN, extra_columns, log_sums, reward_sums, under_own_names
 from grpo.scoring import score, with_reference
 from grpo.step_metrics import unique_completions
@@ -57,6 +58,8 @@ class FillInEvaluation:
                             word of the training text; one-letter words separated by spaces do not count
       words_recovered       of the same words, the share whose filled span is the true word
       token_accuracy        share of masked tokens filled with the true one
+      ngram_bits            -log2 of the probability that an n-gram model of the training text gives to a token, mean
+                            over the tokens that are masked or come at most six after one
       kl                    exact KL to the reference per masked token, in nats, at the sampling temperature; with
                             several passes, in the first
       entropy               entropy of the policy per masked token, likewise
@@ -87,6 +90,11 @@ class FillInEvaluation:
         """The words of the training text, decoded at first use, because only one rank evaluates."""
         return lexicon(self.data.train_text())
 
+    @cached_property
+    def ngrams(self):
+        """The n-gram model of the training text, made at first use, likewise."""
+        return NGramModel(self.data.tokens["train"], self.data.tokenizer.vocab_size)
+
     @torch.no_grad()
     def __call__(self, policy, temperature):
         sums, shown = {}, []
@@ -98,7 +106,7 @@ class FillInEvaluation:
         N = self.config.eval_problems * self.config.group_size
         per = {"judge": N, "gold_judge": N, "word_validity": sums["words"], "words_recovered": sums["words"],
                "token_accuracy": sums["tokens"], "kl": sums["places"], "entropy": sums["places"],
-               "unique_completions": self.config.eval_problems}
+               "ngram_bits": sums["ngram_tokens"], "unique_completions": self.config.eval_problems}
         per |= {name: sums[f"count of {name}"] for name in sums if f"count of {name}" in sums}
         metrics = {name: float(sums[name] / count) for name, count in per.items() if name in sums and count}
         return under_own_names(metrics), shown
@@ -130,6 +138,8 @@ class FillInEvaluation:
         _, target, masked = unpack_batch(batch, "cpu")                                # (P, T) each
         text = torch.stack(texts.tokens).cpu().unflatten(0, (len(target), G))        # (P, G, T)
         samples = self._samples(batch, text, total.view(-1, G), log) if wants_samples else []
+        bits = self.ngrams.bits_near(text.flatten(0, 1).numpy(), masked.repeat_interleave(G, 0).numpy())
+        sums |= dict(zip(("ngram_bits", "ngram_tokens"), bits, strict=True))
         return sums | self._words(target, masked, text), samples
 
     def _words(self, target, mask, text):

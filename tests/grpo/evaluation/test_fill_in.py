@@ -10,7 +10,9 @@ from core.dataset_consumer import DatasetConsumer
 from core.distributions import sampling_logp
 from core.model import freeze
 from grpo.build import Models, fill_in_evaluation
-from grpo.evaluation.fill_in import NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluation, lexicon, touched_words, words_instead
+from grpo.evaluation.fill_in import (NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluation, lexicon, touched_words,
+                                     words_instead)
+from grpo.evaluation.ngram import NGramModel
 from grpo.policies.fill import FillPolicy
 from grpo.reward_functions.judge import Judge
 from grpo.rewards import REWARDS, Rewards, reward
@@ -94,7 +96,8 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
     rollouts = policy.sample(batch, 0, c)
     text = torch.stack(rollouts.texts.tokens).view(6, 3, -1)
     kl, entropy, right, tokens, words, valid, recovered = [], [], 0, 0, 0, 0, 0
-    known = lexicon(evaluation.data.train_text())
+    known, bits = lexicon(evaluation.data.train_text()), []
+    graded = NGramModel(evaluation.data.tokens["train"], TOKENIZER.vocab_size).bits(text.flatten(0, 1).numpy())
     for i in range(6):
         hidden, truth = torch.from_numpy(batch["mask"][i]), torch.from_numpy(batch["target"][i])
         read = torch.from_numpy(batch["input"][i])[None]
@@ -107,11 +110,14 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
             for a, b in touched_words(whole, batch["mask"][i]):
                 words, valid = words + 1, valid + (filled[a:b].lower() in known)
                 recovered += filled[a:b] == whole[a:b]
+        bits += [x for row in graded[3 * i : 3 * i + 3] for t, x in enumerate(row)
+                 if hidden[max(0, t - 6) : t + 1].any()]
     assert metrics["kl"] == pytest.approx(np.mean(kl), rel=1e-4)
     assert metrics["entropy"] == pytest.approx(np.mean(entropy), rel=1e-4)
     assert metrics["token_accuracy"] == pytest.approx(right / tokens)
     assert metrics["word_validity"] == pytest.approx(valid / words)
     assert metrics["words_recovered"] == pytest.approx(recovered / words)
+    assert metrics["ngram_bits"] == pytest.approx(np.mean(bits))
     for name, seed in (("judge", 5), ("gold_judge", 6)):
         score = [float(judge(seed)(x[None]).sigmoid().mean()) for x in text.flatten(0, 1)]
         assert metrics[name] == pytest.approx(np.mean(score), rel=1e-4)
