@@ -41,6 +41,7 @@ class SampleConfig:
     template: str = "plain"    # plain: a causal model reads it as it is; model: as a message in its chat template
     mask_character: str = "_"  # one for each hidden token
     unmask_steps: int = 1      # passes in which a masked-fill model fills in
+    show_passes: bool = False  # print the text after each of these passes, not only after the last
     max_new_tokens: int = 128  # most tokens of a completion
     num_samples: int = 5       # versions to print
     temperature: float = 0.8   # below 1 prefers likely tokens, above 1 flattens
@@ -97,6 +98,15 @@ def complete(model, tokenizer, config, device):
         print(highlight(text + written, [0] * len(text) + [1] * len(written), sys.stdout.isatty()))
 
 
+def arranged(texts):
+    """The same text at several moments: next to each other if it has lines, otherwise one below the other."""
+    columns = [text.strip("\n").split("\n") for text in texts]
+    if max(map(len, columns)) == 1:
+        return "\n".join(texts)
+    width = max(len(line) for column in columns for line in column)
+    return "\n".join("   ".join(line.ljust(width) for line in row).rstrip() for row in zip(*columns, strict=True)) + "\n"
+
+
 def main(argv):
     """Prints num_samples versions of the text; on a terminal, what the model wrote is highlighted."""
     config, _ = load_config(SampleConfig, argv)
@@ -111,9 +121,13 @@ def main(argv):
     ids, mask = encode_with_masks(config.text, config.mask_character, tokenizer)
     noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, ids.shape[1]))
     ids, (position, chosen) = ids.to(device), masked_positions(mask, device)
-    target, *_ = fill_in_passes(model, ids, position, places_of_mask(mask), noise[:, 0], noise[:, 1],
+    target, _, _, read, _ = fill_in_passes(model, ids, position, places_of_mask(mask), noise[:, 0], noise[:, 1],
                                 config.unmask_steps, config.temperature, config.top_p)
     filled = fill_in(ids, position, chosen, target[None])[0]
+    if config.show_passes:
+        for row in torch.cat((read, filled[:, None]), 1).tolist():                   # passes + 1 texts
+            print(arranged([tokenizer.decode(text) for text in row]))
+        return
     for row in filled.tolist():
         written = by_character(tokenizer, row, mask[0].tolist())
         print(highlight(tokenizer.decode(row), written, sys.stdout.isatty()))

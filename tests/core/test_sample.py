@@ -6,7 +6,7 @@ import torch
 from core import sample
 from core.models import load_tokenizer, save_model
 from tests.families import model_folder
-from tests.tiny import CAUSAL, TOKENIZER, causal_model, judge, model, run_script, save
+from tests.tiny import CAUSAL, TOKENIZER, causal_model, judge, model, run_here, run_script, save
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +30,10 @@ def test_the_script_fills_your_text(paths):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.split("\n")[:-1]
     assert len(lines) == 3 and all(len(x) == 15 and x.startswith("the qu") and x.endswith("k = fox") for x in lines)
-    done = run_script("core/sample.py", f"--checkpoint={paths['judge']}", "--text=a_b")
+    done = run_here("core/sample.py", f"--checkpoint={paths['judge']}", "--text=a_b")
     assert done.returncode == 1 and "masked_fill or language_model is needed" in done.stderr
     assert len(done.stderr.strip().split("\n")) == 1
-    done = run_script("core/sample.py", f"--checkpoint={paths['causal']}", "--text=")
+    done = run_here("core/sample.py", f"--checkpoint={paths['causal']}", "--text=")
     assert done.returncode == 1 and len(done.stderr.strip().split("\n")) == 1
 
 
@@ -55,6 +55,17 @@ def test_the_hidden_characters_alone_change(paths, capsys, unmask_steps):
         assert len(line) == 15 and line[:6] + line[8:13] + line[14:] == "the quk = fx"
     assert lines == printed(capsys, *arguments), "the same noise for the same seed"
     assert lines != printed(capsys, *arguments, "--seed=2")
+
+
+def test_each_pass_fills_some_of_what_the_one_before_left(paths, capsys):
+    lines = printed(capsys, f"--checkpoint={paths['generator']}", "--text=the qu__k = f__", "--num_samples=2",
+                    "--unmask_steps=4", "--show_passes=True")
+    assert len(lines) == 10
+    for first in (0, 5):
+        assert [line.count("_") for line in lines[first : first + 5]] == [4, 3, 2, 1, 0]
+        for before, after in zip(lines[first : first + 4], lines[first + 1 : first + 5], strict=True):
+            assert all(a in ("_", b) for a, b in zip(before, after, strict=True)), "what is filled in stays"
+    assert sample.arranged(["1_\n_2\n", "12\n_2\n"]) == "1_   12\n_2   _2\n"
 
 
 def test_the_mask_is_where_the_mask_character_is():
