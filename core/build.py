@@ -84,12 +84,15 @@ def build_new_model(config, data):
     model = GPT(shape)
     if config.init_from:
         start, _ = load_model(config.init_from, tokenizer=tokenizer, key="init_from")
-        same = start.config.mode == config.mode and start.config.judge_head == config.judge_head
+        per_position = {start.config.judge_head, config.judge_head} <= {"realness", "told"}
+        same = start.config.mode == config.mode and (per_position or start.config.judge_head == config.judge_head)
         for key in ("n_layer", "n_head", "n_embd", *(("tied",) if same else ())):
             if getattr(start.config, key) != getattr(config, key):
                 raise ValueError(f"init_from={config.init_from} has {key}={getattr(start.config, key)}, "
                                  f"the config {getattr(config, key)}; make them equal")
-        model.load_state_dict({k: v for k, v in start.state_dict().items() if same or k != "head.weight"}, strict=False)
+        weights = {k: v for k, v in start.state_dict().items() if same or k != "head.weight"}
+        copies = len(model.embed.weight) // len(start.embed.weight)  # 2: of a told judge, from one that is not
+        model.load_state_dict(weights | {"embed.weight": start.embed.weight.repeat(copies, 1)}, strict=False)
     return model
 
 

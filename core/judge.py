@@ -1,5 +1,7 @@
 """The judge: how it scores a text, the texts that it is trained on, and how well it detects filled-in text."""
 
+import math
+
 import numpy as np
 import torch
 
@@ -17,9 +19,13 @@ def in_chunks(text):
 
 
 @torch.no_grad()
-def calculate_realness(judge, text):
-    """text: (N, T) completed tokens. Returns (N, T): the judge's probability that each token is the true one."""
-    return torch.cat([judge(part).sigmoid() for part in in_chunks(text)])
+def calculate_realness(judge, text, filled=None):
+    """The judge's probability that each token of text (N, T) is the true one, (N, T).
+
+    filled: (N, T) bool, the tokens that were filled in, for a judge with judge_head="told"; None: it is not told
+    """
+    read = text if filled is None else judge.mark(text, filled)
+    return torch.cat([judge(part).sigmoid() for part in in_chunks(read)])
 
 
 @torch.no_grad()
@@ -81,7 +87,10 @@ def average_ranks(x):
 
 
 def auc(positive, negative):
-    """Probability that a positive score is higher than a negative one; a tie counts half (Mann-Whitney)."""
+    """Probability that a positive score is higher than a negative one; a tie counts half (Mann-Whitney). NaN without
+    scores of both kinds."""
+    if not len(positive) or not len(negative):
+        return math.nan
     ranks = average_ranks(np.concatenate((positive, negative)))
     n = len(positive)
     return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * len(negative)))
@@ -92,15 +101,21 @@ def judge_report(judge, data, filler, device, batches=8, temperature=0.8):
 
     data: a DatasetConsumer whose masks cover from little to much of a text
     Returns {"pearson", "spearman": correlations of 1 - score with the replaced share of a text, "auc": of true texts
-    against texts with 30% filled in, "mean_score": of the filled texts}
+    against texts with 30% filled in, "token_auc": of true against false tokens among those that were filled in,
+    "told_token_auc": the same for a judge that is told which these are, "mean_score": of the filled texts}
     """
-    shares, scores, clean, filled_30 = [], [], [], []
+    shares, scores, clean, filled_30, token_aucs = [], [], [], [], {}
     cls = data.tokenizer.cls_token_id
     for step in range(batches):
         batch = data.batch("val", step)
         input, target, mask = unpack_batch(batch, device)
         noise = draw_uniforms(data.seed + 7, step, batch["number"], (2, input.shape[1]))
         text = fill_once(filler, input, mask, noise[:, :1], temperature)[:, 0]
+        for name, filled in known_fills(judge, mask.to(device)).items():
+            found = token_aucs.setdefault(name, ([], []))
+            realness = calculate_realness(judge, text, filled)
+            for part, chosen in zip(found, (mask & (text == target).cpu(), mask & (text != target).cpu()), strict=True):
+                part.append(realness.cpu()[chosen])
         shares.append((text != target).float().mean(1).cpu())
         scores.append(calculate_judge_scores(judge, text, cls).cpu())
         thirty = noise[:, 1].argsort(1).argsort(1) < round(0.3 * input.shape[1])     # (B, T) a random 30%
@@ -111,4 +126,12 @@ def judge_report(judge, data, filler, device, batches=8, temperature=0.8):
     shares, scores, clean, filled_30 = (torch.cat(x).double().numpy() for x in (shares, scores, clean, filled_30))
     return {"pearson": float(np.corrcoef(shares, 1 - scores)[0, 1]),
             "spearman": float(np.corrcoef(average_ranks(shares), average_ranks(1 - scores))[0, 1]),
-            "auc": auc(clean, filled_30), "mean_score": float(scores.mean())}
+            "auc": auc(clean, filled_30), "mean_score": float(scores.mean()),
+            **{name: auc(*(torch.cat(x).double().numpy() for x in found)) for name, found in token_aucs.items()}}
+
+
+def known_fills(judge, filled):
+    """{name of a metric: what the judge is told} of the ways in which this judge can be asked about single tokens."""
+    if judge.judge_head == "cls":
+        return {}
+    return {"token_auc": None} | ({"told_token_auc": filled} if judge.judge_head == "told" else {})

@@ -33,7 +33,8 @@ class PretrainConfig(RunConfig, MaskConfig, LoraConfig):
                                            # a folder in Hugging Face format, or hf:owner/name, is fine-tuned as it is
     init_recipe: str | None = None         # the config that builds init_from if it is missing
     # judge (mode='sequence_scorer')
-    judge_head: str = "realness"           # per position: is this the true token? or "cls": regress the replaced share
+    judge_head: str = "realness"           # per position: is this the true token? "told": likewise, and it can be told
+                                           # which tokens were filled in; "cls": regress the replaced share of the text
     fill_checkpoints: tuple[str, ...] = ()  # generators whose fills the judge learns from, each equally often
     fill_temperature_low: float = 0.7      # lowest temperature at which a text is filled; drawn for each text
     fill_temperature_high: float = 1.0     # highest temperature at which a text is filled

@@ -104,7 +104,8 @@ def arranged(texts):
     if max(map(len, columns)) == 1:
         return "\n".join(texts)
     width = max(len(line) for column in columns for line in column)
-    return "\n".join("   ".join(line.ljust(width) for line in row).rstrip() for row in zip(*columns, strict=True)) + "\n"
+    rows = ["   ".join(line.ljust(width) for line in row).rstrip() for row in zip(*columns, strict=True)]
+    return "\n".join(rows) + "\n"
 
 
 def main(argv):

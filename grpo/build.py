@@ -89,7 +89,7 @@ def build_models(config, data, dist):
                 raise ValueError(f"{key}={getattr(config, key)} is for {KINDS[kind]}, which generator_checkpoint="
                                  f"{config.generator_checkpoint} does not do; use {key}={default}")
     judge, gold_judge = (load_judge(key, config, policy, dist) for key in ("judge_checkpoint", "gold_judge_checkpoint"))
-    if config.credit_window is not None and judge is not None and judge.model.judge_head != "realness":
+    if config.credit_window is not None and judge is not None and judge.model.judge_head == "cls":
         raise ValueError(f"credit_window={config.credit_window} needs a judge that scores every position, but "
                          f"judge_checkpoint={config.judge_checkpoint} has judge_head={judge.model.judge_head}; "
                          "use credit_window=None")

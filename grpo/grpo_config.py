@@ -23,8 +23,9 @@ RANGES = {  # of GRPOConfig, beside those of its bases
     "top_k": "[0, 1e9]", "min_p": "[0, 1)", "unmask_steps": "[1, 1e6]", "stored_megabytes": "[1, 1e9]",
     "reward_workers": "[0, 1e3]", "reward_timeout": "(0, 1e6]", "train_pass_k": "[1, 1e5]", "length_min": "[0, 1e9]",
     "length_max": "[1, 1e9]", "sandbox_seconds": "(0, 1e5]", "sandbox_megabytes": "[1, 1e6]",
-    "credit_window": "[0, 1e9]", "kl_beta": "[0, 1e6]", "kl_target": "(0, 1e6]", "entropy_bonus": "[0, 1e6]",
-    "overlong_buffer": "[0, 1e6]", "overlong_penalty": "[0, 1e6]", "max_resamples": "[0, 1e6]",
+    "credit_window": "[0, 1e9]", "told_window": "[0, 1e9]", "kl_beta": "[0, 1e6]", "kl_target": "(0, 1e6]",
+    "entropy_bonus": "[0, 1e6]", "overlong_buffer": "[0, 1e6]", "overlong_penalty": "[0, 1e6]",
+    "max_resamples": "[0, 1e6]",
     "clip_low": "[0, 1e9]", "clip_high": "[0, 1e9]", "clip_cap": "(1, 1e9]",
     "ema_alpha": "[0, 1]", "reference_update_freq": "[1, 1e12]",
     "ppo_epochs": "[1, 1e6]", "minibatches": "[1, 1e6]", "micro_batch_tokens": "[1, 1e12]",
@@ -97,6 +98,8 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
                                               # with train_pass_k leave_one_out
     credit_window: int | None = None          # a token's reward is the judge's score of the text at most this many
                                               # positions away; None: of the whole text
+    told_window: int = 1                      # with credit_window and a judge that is told which tokens were sampled:
+                                              # its score then of those at most this many positions away is added
     kl_beta: float = 0.1                      # weight of the KL penalty to the reference
     kl_estimator: str | None = None           # exact (over the vocabulary), k2, k3; None: exact for fill-in, else k3
     kl_importance: bool = False               # weight k2 and k3 by the ratio to the policy that sampled

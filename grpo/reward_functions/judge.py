@@ -45,20 +45,28 @@ class Judge:
         return in_order(scores)
 
     @torch.no_grad()
-    def score_and_credit(self, texts, window):
+    def score_and_credit(self, texts, window, told_window=1, mask=None):
         """Score of each text, (N,), and the credit of each sampled token, (N, M).
 
         The credit of a token is the mean, over the positions of its text at most `window` away, of the judge's
-        log-odds that the token there is the true one. texts.place: (N, M) where in its text each sampled token is.
+        log-odds that the token there is the true one. A told judge reads the text a second time, with the knowledge
+        which tokens were sampled; the mean of these log-odds over the sampled tokens at most `told_window` away is
+        added. texts.place: (N, M) where in its text each sampled token is; mask: (N, M) 0 on padding, None without.
         Needs a judge with reads_ids=True that scores every position.
         """
         scores, credits = [], []
         for rows, batch in self.batches(texts):
             with self.autocast(batch.device):
                 realness = calculate_realness(self.reader, batch)                    # (n, T)
-            odds = realness.clamp(1e-3, 1 - 1e-3).logit()
-            near = windowed_mean(odds, window)                                       # (n, T)
+            near = windowed_mean(log_odds(realness), window)                         # (n, T)
             place = texts.place[rows].to(near.device).clamp(max=near.shape[1] - 1)   # padding may lie behind the text
+            if self.model.judge_head == "told":
+                sampled = torch.ones_like(place) if mask is None else mask[rows]     # (n, M)
+                filled = torch.zeros_like(near).scatter_add(1, place, sampled.to(near)).clamp(max=1)  # (n, T)
+                with self.autocast(batch.device):
+                    told = calculate_realness(self.reader, batch, filled.bool())     # (n, T)
+                near_told = windowed_mean(log_odds(told) * filled, told_window)      # (n, T)
+                near = near + near_told / windowed_mean(filled, told_window).clamp(min=1e-6)
             scores.append((rows, realness.mean(1)))
             credits.append((rows, near.gather(1, place)))                            # (n, M)
         return in_order(scores), in_order(credits)
@@ -148,6 +156,11 @@ def in_order(parts):
     joined = torch.empty_like(values)
     joined[torch.tensor(rows, device=values.device)] = values
     return joined
+
+
+def log_odds(probability):
+    """Clamped, so that one token on which the judge is certain does not outweigh all others."""
+    return probability.clamp(1e-3, 1 - 1e-3).logit()
 
 
 def windowed_mean(x, width):

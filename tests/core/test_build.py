@@ -11,7 +11,7 @@ from core.prompts import PromptConsumer
 from core.pretrain_config import PretrainConfig
 from core.supervised_loss import supervised_sums
 from tests.families import adapter_folder, folder_maker, write_prose, write_sums
-from tests.tiny import CAUSAL, TOKENIZER, causal_model, jsonl, model, one_process, save, same
+from tests.tiny import CAUSAL, TOKENIZER, causal_model, jsonl, judge, model, one_process, save, same
 
 DIST = one_process()
 
@@ -75,6 +75,17 @@ def test_init_from_gives_its_weights_and_another_mode_a_new_output_layer(dataset
         assert name == "head.weight" or torch.equal(weights[name], x)
 
 
+def test_a_told_judge_starts_as_the_judge_that_it_is_made_from(dataset, tmp_path):
+    path = save(tmp_path / "judge.safetensors", judge())
+    shape = {"mode": SEQUENCE_SCORER, "tied": False, "init_from": path}
+    _, _, told = built(dataset, judge_head="told", **shape)
+    ids, filled = torch.randint(0, 96, (2, 12)), torch.rand(2, 12) < 0.5
+    for read in (ids, told.mark(ids, filled)):
+        torch.testing.assert_close(told.eval()(read), judge()(ids))
+    again = load_model(save(tmp_path / "told.safetensors", told))[0]
+    assert torch.equal(again(told.mark(ids, filled)), told(told.mark(ids, filled)))
+
+
 @pytest.mark.parametrize("setting, found", [
     ("n_layer=2", "n_layer=1"), ("n_head=1", "n_head=2"), ("n_embd=32", "n_embd=16"), ("tied=True", "tied=False")])
 def test_an_init_from_of_another_shape_is_refused(dataset, tmp_path, setting, found):
@@ -117,7 +128,8 @@ def test_a_judge_needs_generators_to_learn_from_and_reports_on_each(dataset, tmp
     filled, target, mask = batches("train", 0)
     assert torch.equal(filled[~mask], target[~mask]) and not torch.equal(filled, target)
     report = evaluate(freeze(net))
-    assert set(report) == {f"{name}/{i}" for name in ("pearson", "spearman", "auc", "mean_score") for i in (0, 1)}
+    assert set(report) == {f"{name}/{i}" for name in ("pearson", "spearman", "auc", "token_auc", "mean_score")
+                           for i in (0, 1)}
     judge = save(tmp_path / "judge.safetensors", model(SEQUENCE_SCORER))
     with pytest.raises(ValueError, match="fill_checkpoints=.* has mode sequence_scorer, but masked_fill is needed"):
         build_batches(config(dataset, mode=SEQUENCE_SCORER, fill_checkpoints=(judge,)), data, DIST)
@@ -217,7 +229,7 @@ def test_a_detector_of_replaced_tokens_learns_from_the_fills_of_generators(folde
     replaced = (filled != target).float()
     theirs = torch.nn.functional.binary_cross_entropy_with_logits(logits, replaced, reduction="sum")
     torch.testing.assert_close(sums["loss"], theirs, rtol=1e-5, atol=0)
-    assert set(evaluate(freeze(net))) == {"pearson/0", "spearman/0", "auc/0", "mean_score/0"}
+    assert set(evaluate(freeze(net))) == {"pearson/0", "spearman/0", "auc/0", "token_auc/0", "mean_score/0"}
 
 
 @pytest.mark.parametrize("settings, message", [

@@ -81,8 +81,26 @@ def test_the_report_fills_as_the_generator_would(dataset, monkeypatch):
         uniform.head.weight.zero_()
     score = lambda scorer, text, cls: seen.append(text) or torch.rand(len(text))
     monkeypatch.setattr("core.judge.calculate_judge_scores", score)
-    judge_report(None, data, uniform, "cpu", batches=4)
+    judge_report(judge(), data, uniform, "cpu", batches=4)
     for start in (0, 1):  # varied masks, then 30%
         changed = torch.cat([(text - truth)[text != truth] + truth[text != truth]
                              for text, truth in zip(seen[start::3], seen[2::3], strict=True)])
         assert len(changed) > 500 and abs(changed.float().mean() - 47.5) < 4, "uniform over the 96 characters"
+
+
+def test_a_report_has_the_auc_of_single_tokens_with_and_without_what_a_told_judge_is_told(dataset):
+    class Told(torch.nn.Module):
+        """Knows nothing untold; of filled-in tokens it knows which are the first of the alphabet."""
+        judge_head = "told"
+
+        def mark(self, tokens, filled):
+            return tokens + 1000 * filled
+
+        def forward(self, tokens):
+            return torch.where(tokens >= 1000, -(tokens - 1000).float(), 0.0)
+
+    data, filler = consumer(dataset, config(batch_size=16)), model()
+    report = judge_report(Told(), data, filler, "cpu", batches=2)
+    assert report["token_auc"] == 0.5 != report["told_token_auc"]
+    assert "told_token_auc" not in judge_report(judge(), data, filler, "cpu", batches=1)
+    assert "token_auc" not in judge_report(judge(judge_head="cls"), data, filler, "cpu", batches=1)

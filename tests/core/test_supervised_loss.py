@@ -37,6 +37,26 @@ def test_supervised_losses_against_loops():
     assert replacement_target(torch.tensor([0.0, 0.5, 1.0])).tolist() == [0.0, 0.8125, 1.0]
 
 
+def test_a_told_judge_learns_of_sampled_tokens_where_it_is_told_and_of_all_in_every_fourth_text():
+    target, filled = torch.randint(0, 96, (8, 12)), torch.randint(0, 96, (8, 12))
+    mask = torch.rand(8, 12) < 0.5
+    filled = torch.where(mask & (torch.rand(8, 12) < 0.5), filled, target)
+    scorer = model(SEQUENCE_SCORER, judge_head="told")
+    loss, right, count = 0.0, 0, 0
+    for i in range(8):
+        read = filled[i].clone()
+        for t in range(12):
+            read[t] += scorer.config.vocab_size * bool(mask[i, t] and i % 4 != 3)
+        logits = scorer(read[None])[0]
+        for t in range(12):
+            if mask[i, t] or i % 4 == 3:
+                p, real = logits[t].sigmoid(), bool(filled[i, t] == target[i, t])
+                loss, right, count = loss - (p if real else 1 - p).log(), right + (bool(p > 0.5) == real), count + 1
+    sums = supervised_sums(scorer, filled, target, mask)
+    torch.testing.assert_close(sums["loss"], loss, rtol=1e-4, atol=1e-4)
+    assert (int(sums["correct"]), int(sums["count"])) == (right, count)
+
+
 class LargestLogits(TorchDispatchMode):
     """Notes the numbers in the largest tensor over the vocabulary that is made within."""
 

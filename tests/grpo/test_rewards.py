@@ -17,7 +17,7 @@ from core.judge import calculate_judge_scores
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.trl import TrainerState
 from grpo.rewards import PRESETS, REWARDS, Rewards, Scored, normalised, pass_k_weight, reward
-from tests.tiny import ROOT, TOKENIZER, OneProcessPool, Undecoded, config, judge, run_script
+from tests.tiny import ROOT, TOKENIZER, OneProcessPool, Undecoded, config, judge, run_here, run_script
 
 BUILT_IN = {"math_format": (-3, 3), "math_answer": (-4.5, 5), "math_number": (-2.5, 3.5), "countdown": (0, 1),
             "math_working": (0, 1), "equations": (0, 1), "judge": (0, 1),
@@ -47,7 +47,7 @@ def with_ids(texts):
 
 
 def rolled_out(texts, N, group_size):
-    return SimpleNamespace(texts=texts, target=torch.zeros(N, 1, dtype=torch.long), group_size=group_size)
+    return SimpleNamespace(texts=texts, target=torch.zeros(N, 1, dtype=torch.long), mask=None, group_size=group_size)
 
 
 def records(count=3, **fields):
@@ -102,7 +102,7 @@ def test_the_list_of_rewards_and_presets_works_from_another_folder(tmp_path):
     assert {name for names in PRESETS.values() for name in names} <= set(REWARDS)
     assert "[-4.5, 5]" in done.stdout
     assert any(line.split() == ["my_own", "[0,", "7]", "Mine."] for line in done.stdout.split("\n"))
-    done = run_script(os.path.join(ROOT, "grpo", "rewards.py"), "--reward_file=none.py", cwd=tmp_path)
+    done = run_here("grpo/rewards.py", "--reward_file=none.py")
     assert done.returncode == 1 and done.stderr == "error: reward_file=none.py does not exist\n"
 
 
@@ -233,9 +233,8 @@ def test_a_plain_function_may_not_have_the_name_of_a_built_in_reward(tmp_path):
         Rewards(run_config("contains", reward_file=str(mine)))
 
 
-@pytest.mark.slow
 def test_the_list_of_rewards_has_plain_functions_that_read_completions(plain_file):
-    done = run_script(os.path.join(ROOT, "grpo", "rewards.py"), f"--reward_file={plain_file}")
+    done = run_here("grpo/rewards.py", f"--reward_file={plain_file}")
     assert done.returncode == 0, done.stderr
     names = [line.split()[0] for line in done.stdout.split("\n") if line]
     assert {"lengths_of_ids", "loud", "exact_match"} <= set(names) and "helper" not in names
@@ -552,11 +551,11 @@ def test_slow_rewards_run_in_processes_with_a_deadline(tmp_path):
     rewards = Rewards(run_config("sleepy", reward_timeout=20.0, **own))
     values, late, _ = rewards.score(written(["a", "bb", "ccc", "dddd"]), 4)
     assert values["sleepy"].tolist() == [1, 2, 3, 4] and not late.any()
-    rewards.workers.timeout = 2.0
+    rewards.workers.timeout = 4.0
     started = time.monotonic()
     values, late, _ = rewards.score(written(["a", "bb", "late", "dddd"]), 4)
     assert values["sleepy"].nan_to_num(-1).tolist() == [1, 2, -1, 4] and late.tolist() == [False, False, True, False]
-    assert time.monotonic() - started < 40 and rewards.workers.pool is None, "late workers are gone"
+    assert time.monotonic() - started < 55 and rewards.workers.pool is None, "late workers are gone"
 
 
 # what is refused
