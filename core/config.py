@@ -223,6 +223,11 @@ def describe(config, origin):
     return [f"{f'{k} = {v!r}':<{width}}  (default {default[k]!r}; {origin[k]})" for k, v in changed]
 
 
+def print_error(text):
+    """A line on stderr in one write; print writes the end of the line separately, and lines of several ranks mix."""
+    sys.stderr.write(f"{text}\n")
+
+
 def exit_code(main):
     """Calls main(argv) and returns the exit code; a mistake of the user's and an interrupt are one line on stderr.
 
@@ -237,14 +242,14 @@ def exit_code(main):
             return 0
         ours = is_ours(traceback.extract_tb(error.__traceback__)[-1].filename)
         if isinstance(error, OSError) and error.filename is not None and error.errno in UNUSABLE:
-            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            print_error(f"error: {error.filename}: {error.strerror}")
         elif ours and isinstance(error, (ValueError, FileNotFoundError)):
-            print(f"error: {error}", file=sys.stderr)
+            print_error(f"error: {error}")
         else:
             raise
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        print_error("\ninterrupted")
         return 130
     except SystemExit as stop:
         return stop.code

@@ -1,23 +1,28 @@
+"""What all tests share. torch is imported in the fixtures: the process that hands out the tests needs none."""
+
 import os
 import signal
 import sys
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each of the processes that run tests beside each other
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test never waits for the network
 # A shell ignores Ctrl-C for what it runs in the background, and processes that tests start would inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import pytest
-import torch
 
-from grpo.rewards import REWARDS
-from tests.tiny import TEXT, write_prompt_dataset, write_text_dataset
+
+def pytest_collection_modifyitems(items):
+    """Files with slow tests come first, so that no process is left alone with one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory):
     """A folder with a small prepared dataset."""
+    from tests.tiny import TEXT, write_text_dataset
     folder = tmp_path_factory.mktemp("data") / "tiny"
     write_text_dataset(folder, TEXT)
     return str(folder)
@@ -26,17 +31,20 @@ def dataset(tmp_path_factory):
 @pytest.fixture(scope="session")
 def prompts(tmp_path_factory):
     """A folder with a small prepared dataset of prompts."""
+    from tests.tiny import write_prompt_dataset
     return write_prompt_dataset(tmp_path_factory.mktemp("data") / "sums")
 
 
 @pytest.fixture(autouse=True)
 def seeded():
+    import torch
     torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def rewards_of_a_test():
     """Rewards that a test defines are removed after it."""
+    from grpo.rewards import REWARDS
     before = dict(REWARDS)
     yield
     REWARDS.clear()

@@ -15,6 +15,7 @@ CAUSAL_FAMILIES = ("gpt2", "llama", "qwen2", "qwen3", "gemma3", "mistral")
 FILL_FAMILIES = ("bert", "distilbert", "roberta", "modernbert", "electra")
 JUDGE_FAMILIES = ("electra_judge", "deberta_judge")
 REWARD_FAMILIES = ("bert_reward", "llama_reward")
+QUICK = ("gpt2", "llama", "bert")
 CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n"
                  "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}")
@@ -136,6 +137,11 @@ def randomise(model, seed=0, scale=12.0):
             noise = torch.randn(p.shape, generator=generator)
             p.copy_(scale * 0.02 * noise) if p.dim() > 1 else p.add_(0.1 * noise)
     return model.eval()
+
+
+def few_quick(families):
+    """Families as the parameters of a test, of which those outside of QUICK are slow tests."""
+    return [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in families]
 
 
 def model_folder(path, family, seed=0, scale=12.0, **shape):

@@ -45,12 +45,16 @@ def seconds_of_steps(records):
 
 
 def draw_temperatures(curves, path):
-    """Draws word validity and token accuracy against each other and against entropy, with a point for each temperature.
+    """Draws word validity, or the first reward of a run without words, and token accuracy against each other and against
+    entropy, with a point for each temperature.
 
     curves: {label: [(temperature, metrics)]}; path: the picture file
     """
     figure, axes = plt.subplots(1, 3, figsize=(13, 4))
-    pairs = (("token_accuracy", "word_validity"), ("entropy", "word_validity"), ("entropy", "token_accuracy"))
+    (_, known), *_ = next(iter(curves.values()))
+    rewards = [name for name in known if name.startswith("reward/")]
+    good = "word_validity" if "word_validity" in known or not rewards else rewards[0]
+    pairs = (("token_accuracy", good), ("entropy", good), ("entropy", "token_accuracy"))
     for axis, (x, y) in zip(axes, pairs, strict=True):
         for label, points in curves.items():
             axis.plot([m[x] for _, m in points], [m[y] for _, m in points], marker=".", label=label)

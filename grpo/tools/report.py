@@ -18,7 +18,7 @@ from core.distributed import Distributed
 from core.logger import read_records
 from core.model import MASKED_FILL
 from core.models import load_model
-from grpo.build import build_data, build_models, fill_in_evaluation, make_policy
+from grpo.build import build_data, build_models, build_rewards, fill_in_evaluation, make_policy
 from grpo.evaluation.plots import draw_curves, draw_temperatures
 from grpo.evaluation.report_page import write_report
 from grpo.grpo_config import GRPOConfig
@@ -64,7 +64,7 @@ def report_temperatures(argv, trained, picture):
     trained = trained or os.path.join(config.out_dir, f"model{models.policy.suffix}")
     after, _ = load_model(trained, dist.device, MASKED_FILL, data.tokenizer, "--trained")
     after = make_policy(after, data.tokenizer, config, dist)
-    evaluation, curves = fill_in_evaluation(config, models), {}
+    evaluation, curves = fill_in_evaluation(config, models, build_rewards(config, models, data, dist)), {}
     for label, policy in (("before GRPO", models.policy), ("after GRPO", after)):
         curves[label] = [(t, evaluation(policy, t)[0]) for t in TEMPERATURES]
         names = list(curves[label][0][1])

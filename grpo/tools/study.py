@@ -86,7 +86,7 @@ def run(study, choice, seed, out, threads, settings):
             raise ValueError(f"{' '.join(command)} failed:\n{done.stderr}")
         with open(os.path.join(folder, "arguments.json"), "w") as f:
             json.dump(arguments, f)
-        print(f"{folder}: done", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{folder}: done\n")  # one write: the lines of two jobs do not mix
     return finished(folder, arguments)
 
 

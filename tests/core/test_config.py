@@ -6,10 +6,12 @@ import os
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from core.config import RunConfig, UsageError, check_out_dir, describe, load_config, save_config
+from core.config import (RunConfig, UsageError, check_out_dir, describe, exit_code, load_config, run_config_file,
+                         save_config)
 from core.pretrain_config import PretrainConfig
 from core.user_code import UserCodeError
 
@@ -199,3 +201,18 @@ def test_a_file_that_the_system_refuses_is_one_line(tmp_path):
         done = subprocess.run([sys.executable, script(tmp_path, f"raise {error}")], capture_output=True, text=True,
                               timeout=60)
         assert done.returncode == code and done.stderr.startswith(message)
+
+
+def test_an_error_is_one_write_so_that_the_lines_of_two_ranks_do_not_mix(monkeypatch):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    def refused(argv):
+        raise PermissionError(13, "Permission denied", "x")
+
+    writes = []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=writes.append))
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    codes = [exit_code(main) for main in (lambda argv: run_config_file("no.py"), refused, interrupted)]
+    assert codes == [1, 1, 130]
+    assert writes == ["error: config file no.py does not exist\n", "error: x: Permission denied\n", "\ninterrupted\n"]

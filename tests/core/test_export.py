@@ -14,7 +14,7 @@ from core.model import LANGUAGE_MODEL
 from core.models import save_model
 from core.tokenizer import BPETokenizer, read_ranks
 from tests.families import adapter_folder, model_folder
-from tests.tiny import judge, model, run_script, save, write_ranks
+from tests.tiny import judge, model, run_here, run_script, save, write_ranks
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +86,9 @@ def test_settings_that_cannot_work_are_refused(setting, message):
 
 @pytest.mark.slow
 def test_the_script_prints_one_line(paths, tmp_path):
-    done = run_script("core/export.py", "--help")
+    done = run_here("core/export.py", "--help")
     assert done.returncode == 0 and "--dtype='float32'" in done.stdout and "must not exist" in done.stdout
     done = run_script("core/export.py", f"--checkpoint={paths['causal']}", f"--out={tmp_path}/hf")
     assert done.returncode == 0 and done.stdout == f"wrote {tmp_path}/hf (float32)\n" and not done.stderr, done.stderr
-    done = run_script("core/export.py", f"--checkpoint={paths['judge']}", f"--out={tmp_path}/other")
+    done = run_here("core/export.py", f"--checkpoint={paths['judge']}", f"--out={tmp_path}/other")
     assert done.returncode == 1 and done.stderr.startswith("error: ") and len(done.stderr.strip().split("\n")) == 1

@@ -11,7 +11,8 @@ from core.generation import Stop, generate
 from core.huggingface_tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.models import load_model
-from tests.families import CAUSAL_FAMILIES, FILL_FAMILIES, TOKENIZERS, folder_maker, random_ids, tokenizer_of
+from tests.families import (CAUSAL_FAMILIES, FILL_FAMILIES, TOKENIZERS, few_quick, folder_maker, random_ids,
+                            tokenizer_of)
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 CLASSES = dict.fromkeys(CAUSAL_FAMILIES, "AutoModelForCausalLM") | dict.fromkeys(FILL_FAMILIES, "AutoModelForMaskedLM")
@@ -55,7 +56,7 @@ def expect_equal_gradients(ours, theirs, bound=1e-5):
 # --- causal models
 
 
-@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+@pytest.mark.parametrize("family", few_quick(CAUSAL_FAMILIES))
 def test_causal_logits_equal_those_of_transformers(family, both):
     model, tokenizer, theirs = both(family)
     tokens = random_ids(tokenizer, 3, 17)
@@ -70,7 +71,7 @@ def test_causal_logits_equal_those_of_transformers(family, both):
     assert float(torch.distributions.Categorical(logits=ours).entropy().mean()) < 0.9 * torch.tensor(290.0).log()
 
 
-@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+@pytest.mark.parametrize("family", few_quick(CAUSAL_FAMILIES))
 def test_token_by_token_through_the_cache_equals_transformers_on_the_whole_text(family, both):
     model, tokenizer, theirs = both(family)
     prompt, rest = random_ids(tokenizer, 2, 9), random_ids(tokenizer, 6, 12, seed=1)
@@ -122,7 +123,7 @@ def test_a_cache_written_in_place_gives_the_states_of_one_that_grows(family, pad
     assert reserved and all(wide == (2, keys[1], 21, keys[3]) for wide, keys in reserved)
 
 
-@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+@pytest.mark.parametrize("family", few_quick(CAUSAL_FAMILIES))
 def test_padding_changes_nothing_whatever_its_columns_hold(family, both):
     model, tokenizer, theirs = both(family)
     tokens, padding = random_ids(tokenizer, 3, 20), torch.tensor([0, 4, 11])
@@ -147,7 +148,7 @@ def test_padding_changes_nothing_whatever_its_columns_hold(family, both):
 
 
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["stored", "recomputed"])
-@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+@pytest.mark.parametrize("family", few_quick(CAUSAL_FAMILIES))
 def test_a_prompt_read_once_has_the_gradient_of_transformers_that_reads_it_with_each_completion(
         family, checkpointed, both):
     model, tokenizer, theirs = both(family)
@@ -199,7 +200,7 @@ def greedy(model, tokenizer, prompts, length):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+@pytest.mark.parametrize("family", few_quick(CAUSAL_FAMILIES))
 def test_greedy_text_equals_that_of_transformers_generate(family, both):
     model, tokenizer, theirs = both(family)
     prompts = [tokenizer.encode_prompt(text) for text in ("7+8=", "the quick brown fox jumps over", "a", "9+12=")]
@@ -258,7 +259,7 @@ def test_ids_without_text_are_never_written(family, both):
     assert int(out.target.max()) < len(tokenizer.backend)
 
 
-@pytest.mark.parametrize("family", [*CAUSAL_FAMILIES, *FILL_FAMILIES])
+@pytest.mark.parametrize("family", few_quick(CAUSAL_FAMILIES + FILL_FAMILIES))
 def test_an_input_that_is_too_long_is_refused(family, both):
     model, tokenizer, _ = both(family)
     frame = len(tokenizer.start_ids) + len(tokenizer.end_ids) if family in FILL_FAMILIES else 0
@@ -272,7 +273,7 @@ def test_an_input_that_is_too_long_is_refused(family, both):
 # --- fill-in models
 
 
-@pytest.mark.parametrize("family", FILL_FAMILIES)
+@pytest.mark.parametrize("family", few_quick(FILL_FAMILIES))
 def test_fill_in_logits_equal_those_of_transformers(family, both):
     model, tokenizer, theirs = both(family)
     tokens = random_ids(tokenizer, 3, 14)
@@ -289,7 +290,7 @@ def test_fill_in_logits_equal_those_of_transformers(family, both):
     torch.testing.assert_close(at, ours.gather(1, columns[..., None].expand(-1, -1, ours.shape[-1])), **CLOSE)
 
 
-@pytest.mark.parametrize("family", FILL_FAMILIES)
+@pytest.mark.parametrize("family", few_quick(FILL_FAMILIES))
 def test_special_tokens_are_never_filled_in(family, both):
     model, tokenizer, _ = both(family)
     assert set(tokenizer.backend.all_special_ids) <= set(tokenizer.banned_token_ids)
@@ -300,7 +301,7 @@ def test_special_tokens_are_never_filled_in(family, both):
 
 
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["stored", "recomputed"])
-@pytest.mark.parametrize("family", FILL_FAMILIES)
+@pytest.mark.parametrize("family", few_quick(FILL_FAMILIES))
 def test_the_gradient_of_a_fill_equals_that_of_transformers(family, checkpointed, both):
     model, tokenizer, theirs = both(family)
     model.grad_checkpoint = checkpointed
@@ -381,7 +382,7 @@ def test_frozen_copies_and_weights_do_not_follow_the_model(family, both):
         assert torch.equal(model(tokens), before)
 
 
-@pytest.mark.parametrize("family", [*CAUSAL_FAMILIES, *FILL_FAMILIES])
+@pytest.mark.parametrize("family", few_quick(CAUSAL_FAMILIES + FILL_FAMILIES))
 def test_every_parameter_is_of_one_kind(family, both):
     model, _, theirs = both(family)
     kinds = model.parameters_by_kind()

@@ -21,7 +21,7 @@ from core.models import load_model, save_model
 from core.pretrain_config import PretrainConfig
 from core.trainer import Trainer
 from grpo.grpo_config import GRPOConfig
-from tests.families import adapter_folder, model_folder
+from tests.families import adapter_folder, few_quick, model_folder
 from tests.tiny import one_process
 
 
@@ -74,7 +74,7 @@ def logits(model):
     return model(TOKENS)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few_quick(FAMILIES))
 def test_a_new_adapter_changes_nothing_to_the_last_bit(family, folders):
     path, _ = folders(family)
     plain, _ = load_model(path)
@@ -83,7 +83,7 @@ def test_a_new_adapter_changes_nothing_to_the_last_bit(family, folders):
     assert torch.equal(logits(model.frozen()), logits(plain))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few_quick(FAMILIES))
 def test_only_the_adapter_is_trained(family, folders):
     path, _ = folders(family)
     model, _ = load_model(path, adapter=LoraConfig(lora_rank=4))
@@ -128,7 +128,7 @@ def test_rank_and_alpha_are_those_of_the_paper(folders):
     torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few_quick(FAMILIES))
 def test_the_reference_is_the_base_model_exactly_however_far_the_adapter_has_moved(family, folders):
     path, _ = folders(family)
     model, _ = load_model(path, adapter=LoraConfig(lora_rank=4))

@@ -9,7 +9,7 @@ from core.logger import read_records
 from core.models import load_model
 from core.pretrain import main
 from tests.families import model_folder
-from tests.tiny import jsonl, model, run_script, same, save, without_clock
+from tests.tiny import jsonl, model, run_here, run_script, same, save, without_clock
 
 pytestmark = pytest.mark.slow
 
@@ -20,25 +20,22 @@ def command(dataset, out_dir, *arguments):
             "--save_interval=10", "--eval_batches=2", "--device=cpu", *arguments]
 
 
-def start(dataset, out_dir, *arguments):
-    return run_script("core/pretrain.py", *command(dataset, out_dir, *arguments))
+def launch(dataset, out_dir, *arguments, start=run_here):
+    return start("core/pretrain.py", *command(dataset, out_dir, *arguments))
 
 
-def pretrain(dataset, out_dir, *arguments, script=False):
-    """The metrics of a run, in this process or, slower, as a script."""
-    if script:
-        done = start(dataset, out_dir, *arguments)
-        assert done.returncode == 0, done.stderr
-    else:
-        main(command(dataset, out_dir, *arguments))
+def pretrain(dataset, out_dir, *arguments, **settings):
+    """The metrics of a run."""
+    done = launch(dataset, out_dir, *arguments, **settings)
+    assert done.returncode == 0, done.stderr
     return read_records(os.path.join(out_dir, "metrics.jsonl"))
 
 
-@pytest.mark.parametrize("optimizer, script", [("muon", True), ("adamw", False)])
-def test_pretraining_learns_and_resumes_bit_for_bit(dataset, tmp_path, optimizer, script):
-    run = lambda name, *more: pretrain(dataset, tmp_path / name, f"--optimizer={optimizer}", "--learning_rate=1e-2",
-                                       *more, script=script)
-    whole = run("whole", "--max_iters=20")
+@pytest.mark.parametrize("optimizer, start", [("muon", run_script), ("adamw", run_here)])
+def test_pretraining_learns_and_resumes_bit_for_bit(dataset, tmp_path, optimizer, start):
+    run = lambda name, *more, **settings: pretrain(dataset, tmp_path / name, f"--optimizer={optimizer}",
+                                                   "--learning_rate=1e-2", *more, **settings)
+    whole = run("whole", "--max_iters=20", start=start)
     run("cut", "--max_iters=10")
     resumed = run("cut", "--max_iters=20", "--resume=True")
     assert without_clock(whole) == without_clock(resumed)
@@ -62,7 +59,7 @@ def test_the_other_modes_train(dataset, tmp_path, mode):
 
 def test_an_earlier_run_is_set_aside_even_if_the_new_one_starts_from_its_model(dataset, tmp_path):
     pretrain(dataset, tmp_path / "out", "--max_iters=2")
-    done = start(dataset, tmp_path / "out", "--max_iters=1", f"--init_from={tmp_path}/out/model.safetensors")
+    done = launch(dataset, tmp_path / "out", "--max_iters=1", f"--init_from={tmp_path}/out/model.safetensors")
     assert done.returncode == 0 and "held an earlier run, which is now in" in done.stdout, done.stderr
     assert load_model(str(tmp_path / "out" / "previous" / "1" / "model.safetensors"))[1]["step"] == 2
     assert load_model(str(tmp_path / "out" / "model.safetensors"))[1]["step"] == 1
@@ -73,7 +70,7 @@ def test_an_earlier_run_is_set_aside_even_if_the_new_one_starts_from_its_model(d
     ("--mode=sequence_scorer", "fill_checkpoints is empty"), ("--dataset=nowhere", "dataset not prepared"),
     ("--resume=True", "resume=True, but"), ("--n_layers=2", "did you mean n_layer")])
 def test_a_mistake_is_one_clear_line(dataset, tmp_path, setting, message):
-    done = start(dataset, tmp_path / "out", setting)
+    done = launch(dataset, tmp_path / "out", setting)
     errors = done.stderr.strip().split("\n")
     assert done.returncode in (1, 2) and len(errors) == 1 and message in errors[0], done.stderr
 

@@ -121,13 +121,6 @@ def name(request):
 
 
 @pytest.mark.slow
-def test_metrics_are_read_back(tmp_path, name):
-    run(tmp_path, name)
-    assert READERS[name](tmp_path) == {"loss": [(step, 0.5 + step) for step in (1, 2, 3, 4)],
-                                       "eval/judge": [(2, -1.5), (4, -3.5)]}
-
-
-@pytest.mark.slow
 def test_a_resumed_run_writes_no_step_twice(tmp_path, name):
     run(tmp_path, name, last=5, end="killed")
     run(tmp_path, name, first=2, last=7, value=0.25)
@@ -141,11 +134,13 @@ def test_a_resumed_run_writes_no_step_twice(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_texts_are_sent_only_if_they_may(tmp_path, name):
+def test_metrics_are_read_back_and_texts_are_sent_only_if_they_may(tmp_path, name):
     run(tmp_path / "no", name, system_prompt="a secret instruction")
     assert b"secret" not in contents(tmp_path / "no")
     run(tmp_path / "yes", name, system_prompt="a secret instruction", log_text=True)
     assert b"secret <b>yes</b>" in contents(tmp_path / "yes")
+    assert READERS[name](tmp_path / "yes") == {"loss": [(step, 0.5 + step) for step in (1, 2, 3, 4)],
+                                               "eval/judge": [(2, -1.5), (4, -3.5)]}
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from grpo.reward_functions import verify_code, verify_math
 from grpo.reward_functions.registry import REWARDS
 from grpo.reward_functions.sandbox import run_tests
 from tests.families import tokenizer_of
-from tests.tiny import ROOT, TOKENIZER, jsonl, run_script, without_place, write_ranks
+from tests.tiny import ROOT, TOKENIZER, jsonl, run_here, run_script, without_place, write_ranks
 
 
 def prepare(name):
@@ -27,8 +27,8 @@ def prepare(name):
     return module
 
 
-def run(name, *arguments, **environment):
-    return run_script(os.path.join("data", name, "prepare.py"), *arguments, **environment)
+def run(name, *arguments, start=run_here):
+    return start(os.path.join("data", name, "prepare.py"), *arguments)
 
 
 @pytest.mark.slow
@@ -37,7 +37,7 @@ def run(name, *arguments, **environment):
     ("countdown", ["--problems=100"], verify_math.countdown),
     ("code", ["--problems=116"], verify_code.code_correctness)])
 def test_an_offline_generator_writes_what_its_reward_asks_for(tmp_path, name, arguments, reward):
-    done = run(name, *arguments, f"--out={tmp_path}/d")
+    done = run(name, *arguments, f"--out={tmp_path}/d", start=run_script)
     assert done.returncode == 0 and "val records" in done.stdout, done.stderr
     before = (tmp_path / "d" / "prompts.jsonl").read_bytes()
     data = PromptConsumer(str(tmp_path / "d"), 4)
@@ -89,7 +89,7 @@ def test_the_tests_of_a_function_pass_what_is_right_and_nothing_that_is_one_off(
 
 @pytest.mark.slow
 def test_equation_lines_are_true_and_on_one_side_each(tmp_path):
-    done = run("equations", "--largest=30", "--copies=3", f"--out={tmp_path}")
+    done = run("equations", "--largest=30", "--copies=3", f"--out={tmp_path}", start=run_script)
     assert done.returncode == 0 and "lines" in done.stdout, done.stderr
     lines = {}
     for split in ("train", "val"):
@@ -107,7 +107,7 @@ def test_gsm8k_becomes_prompts_with_working_out(tmp_path):
         *({"question": f"What is {i}?", "answer": f"It is {i}.\n#### {i}"} for i in range(30)))
     test = jsonl(tmp_path / "test.jsonl", {"question": "Less than 0?", "answer": "Minus 5\n#### -5"})
     files = [f"--train={train}", f"--test={test}", "--tokenizer=char", f"--out={tmp_path}/d"]
-    done = run("gsm8k", *files)
+    done = run("gsm8k", *files, start=run_script)
     assert done.returncode == 0 and "characters folded 1, characters dropped 0" in done.stdout, done.stderr
     records = without_place(read_records(str(tmp_path / "d" / "prompts.jsonl")))
     assert records[0] == {"prompt": "Ann\u2019s 3 and 4?", "answer": "1400", "split": "train", "completion":
@@ -121,9 +121,9 @@ def test_gsm8k_becomes_prompts_with_working_out(tmp_path):
             prepare("gsm8k").main(files)
 
 
-@pytest.mark.slow
-def test_gsm8k_without_a_network_names_the_way_out(tmp_path):
-    done = run("gsm8k", "--tokenizer=char", f"--out={tmp_path}/d", https_proxy="http://127.0.0.1:9")
+def test_gsm8k_without_a_network_names_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    done = run("gsm8k", "--tokenizer=char", f"--out={tmp_path}/d")
     assert done.returncode == 1 and done.stderr.startswith("error: could not download https://raw")
     assert "--train=FILE --test=FILE" in done.stderr and len(done.stderr.strip().split("\n")) == 1
     assert not (tmp_path / "d").exists()
@@ -135,7 +135,7 @@ def test_your_own_prompts_become_a_dataset(tmp_path):
     path = jsonl(tmp_path / "mine.jsonl", {"question": "2+2?", "answer": 4, "level": 1, "split": "val"},
                  {"prompt": [{"role": "user", "content": "caf\u00e9 \u4e2d"}], "answer": "a", "completion": "b\u2026"},
                  {"prompt": "Sing."})
-    done = run("custom", f"--input={path}", f"--out={tmp_path}/d")
+    done = run("custom", f"--input={path}", f"--out={tmp_path}/d", start=run_script)
     assert "completions 2" in done.stdout and "characters folded 2, characters dropped 1" in done.stdout, done.stderr
     records = without_place(read_records(str(tmp_path / "d" / "prompts.jsonl")))
     assert [r.get("completion") for r in records] == ["4", "b\u2026", None]
@@ -183,7 +183,7 @@ def test_a_paragraph_has_one_side_however_it_is_wrapped():
 def test_prepare_splits_your_text_without_leaking(tmp_path):
     paragraphs = [f"Verse {i * 7919 % 1000},\nsaid voice {i}.\n" for i in range(400)]
     (tmp_path / "my.txt").write_text("\n".join(paragraphs + paragraphs[:50]))
-    done = run("char_diffusion", f"--input={tmp_path}/my.txt", f"--out={tmp_path}/mine")
+    done = run("char_diffusion", f"--input={tmp_path}/my.txt", f"--out={tmp_path}/mine", start=run_script)
     assert done.returncode == 0 and "paragraphs kept 400" in done.stdout, done.stderr
     meta, tokenizer = load_meta(tmp_path / "mine")
     text = {s: tokenizer.decode(np.fromfile(tmp_path / "mine" / f"{s}.bin", dtype=np.uint16)) for s in ("train", "val")}
@@ -196,13 +196,12 @@ def test_prepare_splits_your_text_without_leaking(tmp_path):
     assert not list((tmp_path / "mine").glob("*.tmp"))
 
 
-@pytest.mark.slow
 def test_prepare_says_what_is_wrong(tmp_path):
     (tmp_path / "empty.txt").write_text("\u4e2d\u6587\n\u4e2d\n")
     for arguments, code, message in ((["--input=nowhere.txt"], 1, "nowhere.txt does not exist"),
-                                     ([f"--input={tmp_path}/empty.txt"], 1, "no usable characters"),
+                                     ([f"--input={tmp_path}/empty.txt"], 1, "3 of 5 characters are not in"),
                                      (["--source=wikipedia"], 2, "python, shakespeare"),
-                                     (["--colour=red"], 2, "--input=FILE")):
+                                     (["--colour=red"], 2, "--input=")):
         done = run("char_diffusion", *arguments, f"--out={tmp_path}/x")
         assert done.returncode == code and message in done.stderr and "Traceback" not in done.stderr
         assert len(done.stderr.strip().split("\n")) == 1 and not (tmp_path / "x").exists()

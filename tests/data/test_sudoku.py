@@ -13,7 +13,7 @@ from core.model import MASKED_FILL
 from core.tokenizer import load_meta, read_meta
 from grpo.reward_functions.registry import REWARDS, load_reward_file
 from tests.data.test_prepare import prepare
-from tests.tiny import ROOT, run_script
+from tests.tiny import ROOT, run_here
 
 BOARD = "1234\n3412\n2143\n4321\n"
 SIZE = len(BOARD)
@@ -121,7 +121,7 @@ def test_a_stride_is_a_whole_number_above_0(folder, tmp_path, stride):
 
 @pytest.mark.slow
 def test_the_shipped_generator_solves_a_part_of_the_puzzles_and_a_run_starts_from_it(folder, tmp_path):
-    done = run_script("grpo/train_grpo.py", "config/grpo_sudoku.py", f"--dataset={folder}", "--max_iters=1",
+    done = run_here("grpo/train_grpo.py", "config/grpo_sudoku.py", f"--dataset={folder}", "--max_iters=1",
                       f"--out_dir={tmp_path}/out", "--device=cpu")
     assert done.returncode == 0, done.stderr
     first = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().split("\n")[0])

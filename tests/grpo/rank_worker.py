@@ -47,7 +47,7 @@ for (objective, advantage), window in itertools.product(CHOICES, (None, 3)):
     reference = policy.frozen()
     data = consumer(dataset, c, rank=dist.rank, world=dist.world)
     optimizers = build_optimizers(policy, c)
-    for step in range(10):
+    for step in range(5):
         metrics = grpo_training_step(policy, reference, rewards(c, judge()), step_problems(data, c, step), optimizers,
                                      1e-3, step, c, dist)
         if step == 0:

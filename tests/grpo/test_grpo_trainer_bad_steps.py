@@ -260,6 +260,7 @@ def test_rollouts_with_a_bad_reward_cost_one_step(dataset, tmp_path):
     assert [r["step"] for r in records if "time/collect" in r] == [1, 9, 10, 18] and t.skipped_steps == 1
 
 
+@pytest.mark.slow
 def test_a_resumed_run_repeats_a_bad_step_bit_for_bit(dataset, tmp_path):
     for settings in ({}, {"ppo_epochs": 2, "minibatches": 2, "max_iters": 9}):
         folder = tmp_path / str(len(settings))

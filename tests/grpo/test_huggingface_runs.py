@@ -20,7 +20,7 @@ from grpo.build import build_data, build_models
 from grpo.grpo_config import GRPOConfig
 from grpo.rewards import Scored
 from tests.families import CAUSAL_FAMILIES, FILL_FAMILIES, adapter_folder, model_folder, write_prose, write_sums
-from tests.tiny import grpo_step, jsonl, one_process, run_script, without_clock
+from tests.tiny import grpo_step, jsonl, one_process, run_here, run_script, without_clock
 
 TRAIN = "grpo/train_grpo.py"
 SMALL = {"batch_size": 4, "group_size": 4, "max_iters": 3, "eval_problems": 4, "eval_completions": 4, "log_interval": 1,
@@ -201,19 +201,18 @@ def answers_that_are_likely(folder, path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", [0, 8], ids=["full", "lora"])
-def test_a_run_from_nothing_but_a_folder_and_a_file(lora, world, tmp_path):
+@pytest.mark.parametrize("lora, start", [(0, run_script), (8, run_here)], ids=["full", "lora"])
+def test_a_run_from_nothing_but_a_folder_and_a_file(lora, start, world, tmp_path):
     """The command of the documentation: it learns, evaluates, and saves what transformers or peft opens."""
     if lora:
         peft = pytest.importorskip("peft")
     folder, out = world("llama"), tmp_path / "out"
     data = answers_that_are_likely(folder, tmp_path / "my.jsonl")
     more = {"lora_rank": lora} if lora else {}
-    done = run_script(TRAIN, f"--generator_checkpoint={folder}", f"--dataset={data}",
-                      "--reward_functions=('exact_match',)", *arguments(
-                          SMALL | more | {"max_new_tokens": 1, "max_iters": 12, "group_size": 16, "temperature": 1.0,
-                                          "learning_rate": 5e-3, "eval_problems": 8, "eval_completions": 8,
-                                          "out_dir": out, "top_p": 1.0, "kl_beta": 0.01}), threads=1)
+    done = start(TRAIN, f"--generator_checkpoint={folder}", f"--dataset={data}", "--reward_functions=('exact_match',)",
+                 *arguments(SMALL | more | {"max_new_tokens": 1, "max_iters": 12, "group_size": 16, "temperature": 1.0,
+                                            "learning_rate": 5e-3, "eval_problems": 8, "eval_completions": 8,
+                                            "out_dir": out, "top_p": 1.0, "kl_beta": 0.01}))
     assert done.returncode == 0, done.stderr
     for expected in ("held out | greedy_accuracy 1.0000", "the first prompt ends in", "'</s>'",
                      "exact_match", "trained" if lora else "M parameters"):

@@ -42,7 +42,9 @@ def reward(kind):
             "huge": 1e12 * noise}[kind]
 
 
-@pytest.mark.parametrize("name, estimator", list(itertools.product(OBJECTIVES, ESTIMATORS)))
+@pytest.mark.parametrize("name, estimator", [
+    pytest.param(name, estimator, marks=[pytest.mark.slow] * (name != "grpo" and estimator != "k3"))
+    for name, estimator in itertools.product(OBJECTIVES, ESTIMATORS)])
 def test_loss_gradient_and_metrics_are_finite(name, estimator):
     @given(LOGITS, LOGITS, REWARDS, SHIFTS, TEMPERATURES, st.integers(0, 9))
     @FEW_EXAMPLES

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def ranks(dataset, prompts, tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks") / "bad"
-    done = run_script("tests/grpo/bad_step_worker.py", dataset, prompts, out, ranks=2, threads=1)
+    done = run_script("tests/grpo/bad_step_worker.py", dataset, prompts, out, ranks=2)
     assert done.returncode == 0, done.stderr
     return out, done.stdout, [torch.load(f"{out}-{rank}.pt", weights_only=True) for rank in (0, 1)]
 

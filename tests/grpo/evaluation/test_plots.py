@@ -51,6 +51,12 @@ def test_temperatures_are_drawn_as_quality_against_diversity(tmp_path, figures):
     assert [text.get_text() for text in figures[0].axes[0].texts] == ["0.2", "0.4", "0.2"]
 
 
+def test_temperatures_of_a_text_without_words_show_its_first_reward(tmp_path, figures):
+    metrics = {"token_accuracy": 0.5, "entropy": 1.0, "reward/boards": 0.3, "reward/units": 0.6}
+    plots.draw_temperatures({"before": [(1.0, metrics)]}, str(tmp_path / "t.png"))
+    assert [axis.get_ylabel() for axis in figures[0].axes] == ["reward/boards", "reward/boards", "token accuracy"]
+
+
 @pytest.mark.slow
 def test_the_algorithm_loads_without_plotting_and_optional_libraries():
     code = ("import sys, grpo.advantages, grpo.grpo_training_step, grpo.grpo_trainer\n"

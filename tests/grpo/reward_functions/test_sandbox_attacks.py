@@ -20,7 +20,7 @@ from tests.tiny import ROOT
 # Of the attacks that other parts stop too, those that the namespaces alone stop
 NAMESPACES = ("write", "delete", "write_by_dir_fd", "move_in", "folder", "fifo", "sqlite", "mode", "times", "truncate",
               "attribute", "socket_file", "tcp", "udp", "abstract_socket", "memory_file", "environment")
-SLOW = ("time", "ignored_signals", "recursion")
+LONG = ("time", "ignored_signals", "recursion")
 ENDED = ("output", "recursion", "time", "ignored_signals")  # by the deadline, the limit on output or a crash
 PART = dict.fromkeys(FILES, "Landlock") | dict.fromkeys(CALLS, "seccomp") | dict.fromkeys(LIMITS, "namespaces")
 
@@ -32,10 +32,10 @@ def needs(*parts):
             pytest.skip(f"no {part}: {machine_parts()[part]}")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PART])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LIMITS)) for name in PART])
 def test_an_attack_on_the_machine_is_contained(name, tmp_path):
     needs(PART[name])
-    verdict, harm = run_attack(ATTACKS[name], tmp_path, seconds=2 if name in SLOW else 10)
+    verdict, harm = run_attack(ATTACKS[name], tmp_path, seconds=2 if name in LONG else 10)
     assert verdict in ("failed", "killed") and harm == []
 
 

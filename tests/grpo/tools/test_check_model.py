@@ -8,7 +8,7 @@ transformers = pytest.importorskip("transformers")
 from core.models import save_model
 from grpo.tools import check_model
 from tests.families import CAUSAL_FAMILIES, FILL_FAMILIES, folder_maker
-from tests.tiny import CAUSAL, causal_model, model, one_process, run_script, save
+from tests.tiny import CAUSAL, causal_model, model, one_process, run_here, run_script, save
 
 CPU = "--device=cpu"
 
@@ -134,7 +134,7 @@ def test_the_script_as_a_user_runs_it(folder):
     done = run_script("grpo/tools/check_model.py", folder("qwen3"), folder("bert"), CPU)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert done.stdout.count("|\n") == 4 and folder("qwen3") in done.stdout
-    done = run_script("grpo/tools/check_model.py", "--help")
+    done = run_here("grpo/tools/check_model.py", "--help")
     assert done.returncode == 0 and "sampler " in done.stdout and "--prompt_length=12" in done.stdout
-    done = run_script("grpo/tools/check_model.py", "no_such_folder")
+    done = run_here("grpo/tools/check_model.py", "no_such_folder")
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "no_such_folder" in done.stderr

@@ -26,8 +26,6 @@ def test_a_study_runs_what_is_missing_and_prints_a_row_for_each(dataset, tmp_pat
         rows = [line for line in out.out.split("\n") if line.startswith(("| grpo", "| gspo"))]
         assert len(rows) == 2 and all("(2/2)" in row and row.count("|") == 8 for row in rows)
     assert "done" not in out.err, "the second time everything was there"
-    study.main(["tiny", "--seeds=1", f"--out={tmp_path}", "--minibatches=1"])
-    assert capsys.readouterr().err.count("done") == 2, "a run with other settings is not that run"
     assert sorted(os.listdir(tmp_path / "tiny")) == ["grpo-1", "grpo-2", "gspo-1", "gspo-2"]
 
 
