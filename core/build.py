@@ -91,8 +91,8 @@ def build_new_model(config, data):
                 raise ValueError(f"init_from={config.init_from} has {key}={getattr(start.config, key)}, "
                                  f"the config {getattr(config, key)}; make them equal")
         weights = {k: v for k, v in start.state_dict().items() if same or k != "head.weight"}
-        copies = len(model.embed.weight) // len(start.embed.weight)  # 2: of a told judge, from one that is not
-        model.load_state_dict(weights | {"embed.weight": start.embed.weight.repeat(copies, 1)}, strict=False)
+        embed = start.embed.weight.repeat(2, 1)[: len(model.embed.weight)]  # a told judge has each id twice
+        model.load_state_dict(weights | {"embed.weight": embed}, strict=False)
     return model
 
 

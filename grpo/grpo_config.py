@@ -98,8 +98,9 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
                                               # with train_pass_k leave_one_out
     credit_window: int | None = None          # a token's reward is the judge's score of the text at most this many
                                               # positions away; None: of the whole text
-    told_window: int = 1                      # with credit_window and a judge that is told which tokens were sampled:
-                                              # its score then of those at most this many positions away is added
+    told_window: int | None = 1               # with credit_window, a judge that can be told which tokens were sampled
+                                              # is told it of every other problem; credit there is its score of those
+                                              # at most this many positions away; None: it is not told
     kl_beta: float = 0.1                      # weight of the KL penalty to the reference
     kl_estimator: str | None = None           # exact (over the vocabulary), k2, k3; None: exact for fill-in, else k3
     kl_importance: bool = False               # weight k2 and k3 by the ratio to the policy that sampled

@@ -45,29 +45,33 @@ class Judge:
         return in_order(scores)
 
     @torch.no_grad()
-    def score_and_credit(self, texts, window, told_window=1, mask=None):
+    def score_and_credit(self, texts, window, told_window=None, mask=None, told=None):
         """Score of each text, (N,), and the credit of each sampled token, (N, M).
 
         The credit of a token is the mean, over the positions of its text at most `window` away, of the judge's
-        log-odds that the token there is the true one. A told judge reads the text a second time, with the knowledge
-        which tokens were sampled; the mean of these log-odds over the sampled tokens at most `told_window` away is
-        added. texts.place: (N, M) where in its text each sampled token is; mask: (N, M) 0 on padding, None without.
+        log-odds that the token there is the true one. texts.place: (N, M) where in its text each sampled token is.
         Needs a judge with reads_ids=True that scores every position.
+
+        told: (N,) bool, the texts that a told judge reads with the knowledge which tokens were sampled: mask (N, M), 0
+        on padding. There only the sampled tokens count, and those at most `told_window` away. None: no text
         """
         scores, credits = [], []
         for rows, batch in self.batches(texts):
+            place = texts.place[rows].to(batch.device).clamp(max=batch.shape[1] - 1)  # padding may lie behind the text
+            filled, knows = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device), None  # (n, T)
+            if told is not None:
+                knows = told[rows].to(batch.device)[:, None]                         # (n, 1)
+                sampled = torch.zeros_like(batch).scatter_add(1, place, mask[rows].to(batch))  # (n, T)
+                filled = (sampled > 0) & knows
             with self.autocast(batch.device):
-                realness = calculate_realness(self.reader, batch)                    # (n, T)
-            near = windowed_mean(log_odds(realness), window)                         # (n, T)
-            place = texts.place[rows].to(near.device).clamp(max=near.shape[1] - 1)   # padding may lie behind the text
-            if self.model.judge_head == "told":
-                sampled = torch.ones_like(place) if mask is None else mask[rows]     # (n, M)
-                filled = torch.zeros_like(near).scatter_add(1, place, sampled.to(near)).clamp(max=1)  # (n, T)
-                with self.autocast(batch.device):
-                    told = calculate_realness(self.reader, batch, filled.bool())     # (n, T)
-                near_told = windowed_mean(log_odds(told) * filled, told_window)      # (n, T)
-                near = near + near_told / windowed_mean(filled, told_window).clamp(min=1e-6)
-            scores.append((rows, realness.mean(1)))
+                realness = calculate_realness(self.reader, batch, filled if told is not None else None)  # (n, T)
+            odds = log_odds(realness)
+            near, counted = windowed_mean(odds, window), torch.ones_like(odds)       # (n, T) each
+            if told is not None:
+                counted = torch.where(knows, filled.float(), counted)
+                share = windowed_mean(filled.float(), told_window).clamp(min=1e-6)
+                near = torch.where(knows, windowed_mean(odds * filled, told_window) / share, near)
+            scores.append((rows, (realness * counted).sum(1) / counted.sum(1)))
             credits.append((rows, near.gather(1, place)))                            # (n, M)
         return in_order(scores), in_order(credits)
 

@@ -84,6 +84,8 @@ def test_a_told_judge_starts_as_the_judge_that_it_is_made_from(dataset, tmp_path
         torch.testing.assert_close(told.eval()(read), judge()(ids))
     again = load_model(save(tmp_path / "told.safetensors", told))[0]
     assert torch.equal(again(told.mark(ids, filled)), told(told.mark(ids, filled)))
+    _, _, back = built(dataset, **shape | {"init_from": str(tmp_path / "told.safetensors")})
+    torch.testing.assert_close(back.eval()(ids), judge()(ids))
 
 
 @pytest.mark.parametrize("setting, found", [

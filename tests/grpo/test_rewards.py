@@ -349,6 +349,19 @@ def test_with_a_credit_window_the_judge_gives_credit_to_tokens():
     assert scored.weight.tolist() == [[1.0] * 3] * 2
 
 
+@pytest.mark.parametrize("told_window", [1, None])
+def test_a_judge_is_told_the_sampled_tokens_of_every_other_problem(told_window):
+    ids, place = list(torch.randint(0, 96, (6, 20))), torch.stack([torch.randperm(20)[:4] for _ in range(6)])
+    texts, reader = written([""] * 6, ids, place), Judge(judge(judge_head="told"), TOKENIZER, True)
+    rollouts = rolled_out(texts, 6, 2)
+    rollouts.mask = torch.ones(6, 4)
+    scored = Rewards(run_config("judge", credit_window=2, told_window=told_window), reader)(rollouts)
+    told = torch.tensor([True, True, False, False, True, True]) & (told_window is not None)
+    score, credit = reader.score_and_credit(texts, 2, 1, rollouts.mask, told)
+    torch.testing.assert_close(scored.reward.flatten(), score)
+    torch.testing.assert_close(scored.credit.flatten(0, 1), credit)
+
+
 # pass@k
 
 @pytest.mark.parametrize("k", [1, 2, 4])

@@ -1,5 +1,6 @@
 """The judge as a reward: scores of texts of any length, and the credit of their tokens."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -80,26 +81,25 @@ def test_a_text_that_is_too_long_is_a_clear_error(head, room):
 
 
 @pytest.mark.parametrize("lengths", [(20,) * 4, (20, 7, 20, 9)])
-def test_a_told_judge_adds_its_log_odds_of_the_sampled_tokens_near_it(lengths):
+def test_where_a_judge_is_told_the_sampled_tokens_they_alone_count(lengths):
     scorer, ids = judge(judge_head="told"), random_ids(*lengths)
     generator = torch.Generator().manual_seed(1)
     place = torch.stack([torch.randperm(length, generator=generator)[:5] for length in lengths])
-    mask = torch.ones(len(lengths), 5)
+    mask, told = torch.ones(len(lengths), 5), torch.tensor([True, True, False, False])
     mask[1, 3:] = 0.0
     texts, reader = SimpleNamespace(tokens=ids, place=place), Judge(scorer, TOKENIZER, reads_ids=True)
-    scores, credit = reader.score_and_credit(texts, 2, 1, mask)
+    scores, credit = reader.score_and_credit(texts, 2, 1, mask, told)
     for n, text in enumerate(ids):
         sampled = {int(t) for t, chosen in zip(place[n], mask[n], strict=True) if chosen}
-        marked = torch.tensor([x + TOKENIZER.vocab_size * (t in sampled) for t, x in enumerate(text.tolist())])
-        odds, told = (scorer(x[None])[0].clamp(-6.9, 6.9).tolist() for x in (text, marked))
-        assert float(scores[n]) == pytest.approx(float(scorer(text[None]).sigmoid().mean()), rel=1e-4)
+        marked = [x + TOKENIZER.vocab_size * bool(told[n] and t in sampled) for t, x in enumerate(text.tolist())]
+        odds = scorer(torch.tensor([marked]))[0].clamp(-6.9, 6.9).tolist()
+        counted, window = (sampled, 1) if told[n] else (set(range(len(text))), 2)
+        realness = [1 / (1 + math.exp(-odds[t])) for t in counted]
+        assert float(scores[n]) == pytest.approx(sum(realness) / len(realness), rel=1e-2)
         for m in range(5):
             if mask[n, m]:
-                t = int(place[n, m])
-                near = [odds[u] for u in range(len(text)) if abs(u - t) <= 2]
-                near_told = [told[u] for u in sampled if abs(u - t) <= 1]
-                expected = sum(near) / len(near) + sum(near_told) / len(near_told)
-                assert float(credit[n, m]) == pytest.approx(expected, rel=2e-2, abs=2e-2)
+                near = [odds[u] for u in counted if abs(u - int(place[n, m])) <= window]
+                assert float(credit[n, m]) == pytest.approx(sum(near) / len(near), rel=2e-2, abs=2e-2)
 
 
 @pytest.mark.parametrize("lengths", [(20,) * 6, (20, 7, 20, 13, 7, 20)])
