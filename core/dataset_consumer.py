@@ -104,7 +104,8 @@ class DatasetConsumer:
     def _open(self, split):
         path = os.path.join(self.folder, f"{split}.bin")
         if not os.path.exists(path):
-            raise FileNotFoundError(f"dataset not prepared: {path} is missing; run python {self.folder}/prepare.py")
+            raise FileNotFoundError(f"dataset not prepared: {path} is missing; run the prepare.py that made "
+                                    f"{self.folder}/meta.json again")
         name = self.meta.get("dtype", "uint16")
         if name not in DTYPES:
             raise ValueError(f"{self.folder}/meta.json: dtype={shown(name)} is not one of {', '.join(DTYPES)}; prepare "

@@ -124,6 +124,6 @@ def compare(scores, expected):
     difference = float((scores - expected).abs().max())
     if len(expected) < 8 or float(expected.std()) < LARGEST_DIFFERENCE:
         return difference, 1.0
-    ranks = [average_ranks(x.double().cpu().numpy()) for x in (scores, expected)]
+    ranks = [average_ranks(x.cpu().double().numpy()) for x in (scores, expected)]
     with np.errstate(invalid="ignore", divide="ignore"):  # if all scores are equal, it is not a number
         return difference, float(np.corrcoef(*ranks)[0, 1])

@@ -21,6 +21,8 @@ from core.whole_files import replacing
 AGAIN = "copy or train it again"
 FLOATS = ("F32", "F16", "BF16", "F64")
 RECIPES = {"judge_checkpoint": "judge", "gold_judge_checkpoint": "gold_judge", "init_from": "trunk"}
+REMEDIES = {"checkpoint": "name another: data/char_diffusion/pretrained/generator.safetensors",
+            "fill_checkpoints": "train that generator first: config/pretrain_generator.py or config/adapt_generator.py"}
 
 
 def write_model_file(path, model, tokenizer, dtype=torch.float32, **facts):
@@ -34,10 +36,10 @@ def write_model_file(path, model, tokenizer, dtype=torch.float32, **facts):
 def read_header(path, key="checkpoint"):
     """The header of a model file. `key` is the setting that named it, for the error."""
     if not os.path.exists(path):
-        kind = RECIPES.get(key, "generator")
-        hub = f" (a model of the hub is hf:{path})" if re.fullmatch(r"[\w.-]+/[\w.-]+", path) else ""
-        raise FileNotFoundError(f"{key}={path} does not exist{hub}; correct the path, or train it with "
-                                f"python core/pretrain.py config/pretrain_{kind}.py --export={path}")
+        recipe = f"config/pretrain_{RECIPES.get(key, 'generator')}.py"
+        hub = f" (a model of the hub is hf:{path})" if re.fullmatch(r"[\w.-]+/[\w.-]+(?<!\.safetensors)", path) else ""
+        remedy = REMEDIES.get(key, f"train it with python core/pretrain.py {recipe} --export={path}")
+        raise FileNotFoundError(f"{key}={path} does not exist{hub}; correct the path, or {remedy}")
     try:
         with safetensors.safe_open(path, "pt") as f:
             text = (f.metadata() or {}).get("nano_grpo")
@@ -104,7 +106,7 @@ def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoi
     if tokenizer is not None and not same_vocabulary(header["tokenizer"], tokenizer, path):
         raise ValueError(f"{key}={path} has another vocabulary ({header['tokenizer'].get('vocab_size')} tokens) than "
                          f"the dataset or generator ({tokenizer.vocab_size}); "
-                         "use models trained on the same vocabulary")
+                         "use models and a dataset of the same vocabulary")
     with safetensors.safe_open(path, "pt") as f:
         check_tensors(config, f, f"{key}={path}")
         model = GPT(config)

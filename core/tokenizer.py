@@ -267,8 +267,8 @@ def read_meta(folder):
     """meta.json of a prepared dataset."""
     path = os.path.join(folder, "meta.json")
     if not os.path.exists(path):
-        own = os.path.join(folder, "prepare.py")
-        command = own if os.path.exists(own) else f"data/char_diffusion/prepare.py --input=FILE --out={folder}"
+        own, ending = os.path.join(folder, "prepare.py"), f"prepare.py --input=FILE --out={folder}"
+        command = own if os.path.exists(own) else f"data/char_diffusion/{ending}, or for prompts data/custom/{ending}"
         raise FileNotFoundError(f"dataset not prepared: {path} is missing; run python {command}")
     with open(path, "rb") as f:
         meta = object_from_json(f.read(), path, "prepare the dataset again")

@@ -119,7 +119,8 @@ def load_policy(key, config, tokenizer, dist, mode=None, adapter=FULL):
         raise ValueError(f"{key}={path} has mode {model.mode}, but {MASKED_FILL} or {LANGUAGE_MODEL} is needed "
                          "here")
     if model.mode == MASKED_FILL and config.block_size > model.longest_input:
-        raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of {key}={path}")
+        raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of {key}={path}; "
+                         f"set block_size={model.longest_input}")
     return make_policy(model, tokenizer, config, dist)
 
 

@@ -45,8 +45,8 @@ def seconds_of_steps(records):
 
 
 def draw_temperatures(curves, path):
-    """Draws word validity, or the first reward of a run without words, and token accuracy against each other and against
-    entropy, with a point for each temperature.
+    """Draws word validity, or the first reward of a task without words, and token accuracy against each other and
+    against entropy, with a point for each temperature.
 
     curves: {label: [(temperature, metrics)]}; path: the picture file
     """

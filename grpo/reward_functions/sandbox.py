@@ -189,6 +189,9 @@ def machine_parts():
 @functools.cache
 def tried_parts():
     """machine_parts, tried with a child process for each part."""
+    if not hasattr(os, "killpg"):
+        raise ValueError("code_execution needs Linux or macOS, since Windows cannot limit what a completion starts; "
+                         "use WSL 2, or leave it out")
     if sys.platform != "linux":
         return dict.fromkeys(PARTS, "only Linux has it")
     reasons = dict.fromkeys(PARTS, "")

@@ -10,7 +10,7 @@ import os, runpy, signal, sys
 import matplotlib.pyplot, multiprocessing.pool, torch.distributed
 for name in ("fcntl", "resource", "pwd", "grp", "termios"):
     sys.modules[name] = None
-for name in ("fork", "killpg", "uname", "getuid", "getgid", "sysconf", "sched_getaffinity", "O_NOFOLLOW", "O_DIRECTORY"):
+for name in ("fork", "killpg", "uname", "getuid", "getgid", "sysconf", "sched_getaffinity", "O_NOFOLLOW"):
     delattr(os, name)
 for name in ("SIGKILL", "SIGALRM", "SIGHUP", "SIGUSR1"):
     delattr(signal, name)
