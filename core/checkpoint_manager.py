@@ -17,6 +17,7 @@ import zipfile
 
 import torch
 
+from core.sharding import cut_state, is_sharded, whole
 from core.whole_files import CannotWrite, flush, replacing, writing
 
 STATE, OLDER = "state.pt", re.compile(r"state-\d+\.pt")
@@ -54,15 +55,17 @@ def layout(weights, optimizers):
 class CheckpointManager:
     """<out_dir>/state.pt to resume from, <out_dir>/model<suffix> to use; with keep, also the last `keep` models.
 
-    write_model(path, **facts): writes the model as it is now, whole or not at all
+    write_model(path, **facts): writes the model as it is now, whole or not at all; if it is sharded, it also gets its
+        `weights`
     suffix: the ending of a model's name: ".safetensors" of a file, "" of a folder in Hugging Face format
     identity: {setting: plain value} that must be equal for a state to fit, beside the names and shapes of the weights
     keep_states: the states to keep, state.pt among them
+    writes: whether this process writes; one that does not takes part in putting sharded tensors together
     """
 
-    def __init__(self, out_dir, write_model, keep=0, suffix=".safetensors", identity=None, keep_states=2):
+    def __init__(self, out_dir, write_model, keep=0, suffix=".safetensors", identity=None, keep_states=2, writes=True):
         self.out_dir, self.write_model, self.keep, self.suffix = out_dir, write_model, keep, suffix
-        self.identity, self.keep_states = identity or {}, keep_states
+        self.identity, self.keep_states, self.writes = identity or {}, keep_states, writes
         self.last = None  # (path, step) of the last state that this process has written, or read
         self.damaged = []  # the paths of damaged older states, until a whole one is saved
 
@@ -73,12 +76,16 @@ class CheckpointManager:
         """Writes the models, then the state, so that a state never has an older model beside it.
 
         weights: {name: tensor}; facts: plain values that describe the model; state: whatever else `load` returns
+        If tensors are sharded, every rank must call it.
         """
-        names = [f"model{self.suffix}"] + ([f"model-{step:06d}{self.suffix}"] if self.keep else [])
-        for name in names:
-            self.write_model(self.path(name), step=step, **facts)
         state |= {"step": step, "facts": facts, "layout": layout(weights, optimizers), "model": weights,
                   "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
+        if (state := whole(state, self.writes)) is None:
+            return
+        together = {"weights": state["model"]} if any(map(is_sharded, weights.values())) else {}
+        names = [f"model{self.suffix}"] + ([f"model-{step:06d}{self.suffix}"] if self.keep else [])
+        for name in names:
+            self.write_model(self.path(name), **together, step=step, **facts)
         if self.identity:
             state["identity"] = self.identity
         for path in filter(os.path.exists, map(self.path, RECORDS)):  # after a power cut no state is ahead of them
@@ -173,6 +180,7 @@ class CheckpointManager:
             for group, options in zip(optimizer.param_groups, own, strict=True):
                 group.update(options)  # those of this run's settings, whatever the file has
             check_optimizer(optimizer)
+            cut_state(optimizer)
         return state
 
 

@@ -5,10 +5,12 @@ import importlib
 import io
 import os
 from datetime import timedelta
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
 
+from core.sharding import is_sharded
 
 LONGEST_WAIT = timedelta(hours=12)  # ranks wait while rank 0 evaluates, or builds a checkpoint from its recipe
 
@@ -66,14 +68,14 @@ class Distributed:
     12 hours, because rank 0 may build or evaluate before. If a rank ends, the others end with OtherRank.
     Gradients are summed over ranks by one explicit all-reduce per optimizer step. The losses here carry their
     normalisation in their weights (see grpo/objectives.py), so the sum over ranks is the gradient, and a rank whose
-    share of a step needs no backward simply adds zeros.
+    share of a step needs no backward simply adds zeros. The models in `sharded` (core/sharding.py) sum their own.
     """
 
     def __init__(self, device="auto", dtype="auto", timeout=1800.0):
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.device = detect_device(device, int(os.environ.get("LOCAL_RANK", 0)))
         self.dtype = detect_dtype(dtype, self.device)
-        self.is_main, self.timeout, self.ranks = self.rank == 0, timeout, None
+        self.is_main, self.timeout, self.ranks, self.sharded = self.rank == 0, timeout, None, []
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.world > 1:
@@ -130,12 +132,13 @@ class Distributed:
         return x
 
     def sum_gradients(self, parameters):
-        """Replaces the gradient of each of these parameters by its sum over ranks; a missing one counts as zero."""
+        """Replaces the gradient of each of these parameters by its sum over ranks; a missing one counts as zero. Those
+        of sharded parameters are sums already."""
         for p in parameters:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        if self.world > 1:
-            gradients = [p.grad for p in parameters]
+        gradients = [p.grad for p in parameters if not is_sharded(p)]
+        if self.world > 1 and gradients:
             flat = torch.cat([g.flatten() for g in gradients])
             with self.ending_together():
                 dist.all_reduce(flat, group=self.ranks)
@@ -143,11 +146,12 @@ class Distributed:
                 g.copy_(summed.view_as(g))
 
     def broadcast(self, parameters):
-        """Gives every rank the parameters of rank 0."""
+        """Gives every rank the parameters of rank 0. Sharded ones are parts of them already."""
         if self.world > 1:
             with self.ending_together():
                 for p in parameters:
-                    dist.broadcast(p.data, src=0, group=self.ranks)
+                    if not is_sharded(p):
+                        dist.broadcast(p.data, src=0, group=self.ranks)
 
     def gather(self, value):
         """The values of all ranks, in their order, on rank 0; None elsewhere. Tensors in it arrive on the CPU."""
@@ -193,7 +197,16 @@ class Distributed:
     def autocast(self):
         return autocast(self.device, self.dtype)
 
+    @cached_property
+    def mesh(self):
+        """The ranks as sharded models know them."""
+        from torch.distributed.device_mesh import DeviceMesh
+        return DeviceMesh.from_group(self.ranks, self.device.type)
+
     def close(self):
         if self.world > 1:
             self.ranks = None  # what is still referred to keeps its threads
+            self.sharded.clear()
+            if "mesh" in vars(self):  # torch keeps it to the end
+                vars(self.mesh).get("_pg_registry", {}).clear()
             dist.destroy_process_group()

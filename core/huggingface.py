@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from core.lora import FULL, POLICY, REFERENCE, adapter_identity, adapter_weights, load_adapter_weights, using
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, at_least_float32, freeze
 from core.optional import require
+from core.sharding import weights_of
 
 BANNED = -1e9         # logit of a token that is never written: its probability is 0, and products with 0 stay finite
 UNLIMITED = 2**30     # longest input of a model whose config names none
@@ -242,7 +243,7 @@ class HuggingFaceModel(nn.Module):
 
     def weights(self):
         """{name: tensor} of what training changes: with an adapter, the adapter alone."""
-        return adapter_weights(self.net, self.adapter) if self.has_adapter else self.net.state_dict()
+        return adapter_weights(self.net, self.adapter) if self.has_adapter else weights_of(self.net)
 
     def load_weights(self, weights):
         """Takes over weights that `weights` gave."""

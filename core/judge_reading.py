@@ -13,6 +13,7 @@ from torch import nn
 from core.judge import average_ranks
 from core.model import GPT
 from core.prepacked import packed
+from core.sharding import has_parts
 
 AUTO = "auto"              # the fastest of MEASURED and PLAIN
 PLAIN = "plain"            # the model as it is
@@ -46,8 +47,8 @@ def obstacle(judge, name):
     way = READINGS[name]
     if way is None:
         return None
-    if not isinstance(judge, GPT) or next(judge.parameters()).device.type != "cpu":
-        return "it is for judges of this project on a CPU"
+    if not isinstance(judge, GPT) or next(judge.parameters()).device.type != "cpu" or has_parts(judge):
+        return "it is for judges of this project on a CPU, whole in each process"
     if not torch.backends.mkldnn.is_available():
         return "this PyTorch has no oneDNN"
     if way.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():

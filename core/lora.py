@@ -12,6 +12,7 @@ import torch
 
 from core.optional import require
 from core.ranges import check_ranges
+from core.sharding import whole
 
 ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2")
 ALL_LINEAR = "all-linear"
@@ -201,10 +202,20 @@ def first_line(error):
 
 def adapter_weights(net, name):
     """{name of the weight: tensor} of one adapter; the same names for every adapter, none for no adapter (None)."""
-    if name is None:
-        return {}
+    return {key: p for key, _, p in adapter_parameters(net, name)} if name is not None else {}
+
+
+def adapter_parameters(net, name):
+    """Yields (name of the weight, its name in peft's model, the parameter) of one adapter."""
     own = re.compile(rf"(\.lora_\w+)\.{name}(?=\.|$)")  # embeddings have nothing behind the adapter's name
-    return {own.sub(r"\1", key): p for key, p in net.named_parameters() if own.search(key)}
+    for key, p in net.named_parameters():
+        if own.search(key):
+            yield own.sub(r"\1", key), key, p
+
+
+def peft_names(net, weights):
+    """Weights of the trained adapter, {name: tensor} as adapter_weights gave them, with their names in peft's model."""
+    return {key: weights[name] for name, key, _ in adapter_parameters(net, POLICY)}
 
 
 @torch.no_grad()
@@ -228,7 +239,7 @@ def adapter_identity(net):
 @torch.no_grad()
 def base_hash(net):
     """A hash of the first numbers of every weight that is not an adapter's, the same in float32 and in bfloat16."""
-    first = [p.flatten()[:HASHED].to(torch.bfloat16) for name, p in net.named_parameters()
+    first = [whole(p).flatten()[:HASHED].to(torch.bfloat16) for name, p in net.named_parameters()
              if "lora_" not in name and p.is_floating_point()]
     return hashlib.sha256(torch.cat(first).float().cpu().numpy().tobytes()).hexdigest()[:16]
 

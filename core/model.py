@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from core.cache import Cache, attend, attention_mask
 from core.ranges import check_ranges, shown
+from core.sharding import weights_of
 
 LANGUAGE_MODEL = "language_model"    # causal: the state at position t predicts token t + 1
 MASKED_FILL = "masked_fill"          # bidirectional: the state at position t predicts token t
@@ -283,7 +284,7 @@ class GPT(nn.Module):
 
     def weights(self):
         """{name: tensor} of what training changes, sharing memory with the model."""
-        return self.state_dict()
+        return weights_of(self)
 
     def load_weights(self, weights):
         """Takes over weights that `weights` gave."""

@@ -25,10 +25,14 @@ REMEDIES = {"checkpoint": "name another: data/char_diffusion/pretrained/generato
             "fill_checkpoints": "train that generator first: config/pretrain_generator.py or config/adapt_generator.py"}
 
 
-def write_model_file(path, model, tokenizer, dtype=torch.float32, **facts):
-    """Writes weights, config, tokenizer and plain facts (step, metrics) to one safetensors file, atomically."""
+def write_model_file(path, model, tokenizer, dtype=torch.float32, weights=None, **facts):
+    """Writes weights, config, tokenizer and plain facts (step, metrics) to one safetensors file, atomically.
+
+    weights: whole ones, {name: tensor}, if the model has only parts of them
+    """
     header = {"config": dataclasses.asdict(model.config), "tokenizer": tokenizer.description(), "facts": facts}
-    weights = {name: p.detach().to("cpu", dtype).contiguous() for name, p in model.state_dict().items()}
+    weights = model.weights() if weights is None else weights
+    weights = {name: p.detach().to("cpu", dtype).contiguous() for name, p in weights.items()}
     with replacing(path) as new:
         save_file(weights, new, metadata={"nano_grpo": json.dumps(header)})
 

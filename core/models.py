@@ -14,7 +14,7 @@ from core.huggingface import HuggingFaceModel
 from core.huggingface_files import base_of, check_target, is_adapter, local_name, open_transformer, replace_files
 from core.huggingface_tokenizer import load_huggingface_tokenizer
 from core.json_text import object_from_json
-from core.lora import FULL, POLICY, add_adapter
+from core.lora import FULL, POLICY, add_adapter, peft_names
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, at_least_float32
 from core.model_file import read_model_file, read_tokenizer, write_model_file
 from core.tokenizer import same_vocabulary
@@ -66,11 +66,14 @@ def load_tokenizer(path, key="checkpoint"):
     return load_huggingface_tokenizer(path, key)
 
 
-def save_model(path, model, tokenizer, dtype=torch.float32, **facts):
+def save_model(path, model, tokenizer, dtype=torch.float32, weights=None, **facts):
     """Writes the model with its tokenizer and plain facts (step, metrics): a file of ours, or a folder in Hugging Face
-    format, which holds the adapter alone if there is one."""
+    format, which holds the adapter alone if there is one.
+
+    weights: what model.weights() gives, whole, if the model has only parts of them; in float32
+    """
     write = write_model_file if isinstance(model, GPT) else save_huggingface
-    write(path, model, tokenizer, dtype, **facts)
+    write(path, model, tokenizer, dtype, weights, **facts)
 
 
 def load_huggingface(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", adapter=FULL,
@@ -140,21 +143,24 @@ def check_outputs(model, named):
                              "or behind padding, which generation needs; use a model with plain attention layers")
 
 
-def save_huggingface(path, model, tokenizer, dtype=torch.float32, **facts):
+def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None, **facts):
     """Writes a folder that from_pretrained opens, or with an adapter a folder that peft opens, and plain facts.
 
-    dtype: of the weights, but not of an adapter's. The weights appear last, whole.
+    dtype: of the weights, but not of an adapter's; weights: as in save_model. They appear last, whole.
     """
     check_target(path, model.has_adapter, "the folder")
     new = path + ".tmp"
     shutil.rmtree(new, ignore_errors=True)
     try:
         with writing(path):
+            weights = dict(model.weights() if weights is None else weights)  # tied ones will be taken out of it
             if model.has_adapter:
-                model.net.save_pretrained(new, selected_adapters=[POLICY], save_embedding_layers=False)
+                model.net.save_pretrained(new, selected_adapters=[POLICY], save_embedding_layers=False,
+                                          state_dict=peft_names(model.net, weights))
             else:
                 net = model.net if dtype == torch.float32 else copy.deepcopy(model.net).to(dtype)
-                net.save_pretrained(new, max_shard_size="1000GB")  # one file, which can be replaced at once
+                net.save_pretrained(new, max_shard_size="1000GB",  # one file, which can be replaced at once
+                                    state_dict=weights if net is model.net else None)
             tokenizer.save(new)
             with open(os.path.join(new, FACTS), "w") as f:
                 json.dump(facts, f)

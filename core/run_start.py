@@ -19,7 +19,7 @@ from core.config_help import default_of
 from core.user_code import ROOT
 from core.whole_files import writing
 
-PACKAGES = ("torch", "numpy", "safetensors", "transformers", "peft", "datasets", "tokenizers")
+PACKAGES = ("torch", "numpy", "safetensors", "transformers", "peft", "datasets", "tokenizers", "ray")
 
 
 def record_start(config, origin, dist, step):

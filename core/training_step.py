@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from core.sharding import is_sharded
 from core.supervised_loss import supervised_sums
 
 NONFINITE = "nonfinite_"  # begins the name of a sum that counts numbers that are not finite
@@ -51,6 +52,7 @@ def apply_gradients(parameters, optimizers, lr, grad_clip, sums, dist, count, me
     if mean:
         torch._foreach_div_([p.grad for p in parameters], totals[list(sums).index(count)].clamp(min=1))
     norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip if grad_clip > 0 else math.inf)
+    norm = norm.full_tensor() if is_sharded(norm) else norm
     *values, norm = torch.cat((found, norm.reshape(1).float())).tolist()
     out = dict(zip([*sums, *(largest or {})], values, strict=True))
     # Sums alone decide, which are equal on all ranks: a maximum over ranks with NaN on one of them may not be

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from core.checkpoint_manager import shapes
 from core.config import describe
 from core.dataset_consumer import DatasetConsumer, dataset_folder
 from core.distributions import LOGITS_AT_ONCE, truncates
@@ -15,6 +16,7 @@ from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer
 from core.recipes import build_missing_checkpoint, build_missing_dataset
 from core.records import has_prompts, is_file_of_records
+from core.sharding import loads_on, shard_all
 from core.tokenizer import same_vocabulary
 from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
 from grpo.evaluation.prompts import PromptEvaluation
@@ -94,10 +96,11 @@ def build_models(config, data, dist):
                          f"judge_checkpoint={config.judge_checkpoint} has judge_head={judge.model.judge_head}; "
                          "use credit_window=None")
     reference = build_reference(config, policy, dist)
-    if config.compile:
-        for part in filter(None, (policy, reference)):
-            part.compile()
-    return Models(policy, reference, judge, gold_judge)
+    for part in filter(None, (policy, reference)) if config.compile else ():
+        part.compile()
+    models = Models(policy, reference, judge, gold_judge)
+    shard_all([part.model for part in vars(models).values() if part is not None], config, dist)
+    return models
 
 
 def make_policy(model, tokenizer, config, dist):
@@ -114,10 +117,9 @@ def load_policy(key, config, tokenizer, dist, mode=None, adapter=FULL):
     mode: the one that it must have; adapter: a LoraConfig: whether an adapter of it is trained
     """
     path = getattr(config, key)
-    model, _ = load_model(path, dist.device, mode, tokenizer, key, adapter, dist.dtype)
+    model, _ = load_model(path, loads_on(config, dist), mode, tokenizer, key, adapter, dist.dtype)
     if model.mode not in POLICIES:
-        raise ValueError(f"{key}={path} has mode {model.mode}, but {MASKED_FILL} or {LANGUAGE_MODEL} is needed "
-                         "here")
+        raise ValueError(f"{key}={path} has mode {model.mode}, but {MASKED_FILL} or {LANGUAGE_MODEL} is needed here")
     if model.mode == MASKED_FILL and config.block_size > model.longest_input:
         raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of {key}={path}; "
                          f"set block_size={model.longest_input}")
@@ -131,20 +133,15 @@ def build_reference(config, policy, dist):
     if config.reference_checkpoint is None:
         reference = policy.frozen()
     else:
-        mode, path = policy.model.mode, config.reference_checkpoint
-        reference = load_policy("reference_checkpoint", config, policy.tokenizer, dist, mode)
+        path = config.reference_checkpoint
+        reference = load_policy("reference_checkpoint", config, policy.tokenizer, dist, policy.model.mode)
         freeze(reference.model)
-        if config.reference_mode != "static" and shapes(reference) != shapes(policy):
+        if config.reference_mode != "static" and shapes(reference.weights()) != shapes(policy.weights()):
             raise ValueError(f"reference_checkpoint={path} has another shape than the generator, so "
                              f"reference_mode={config.reference_mode!r} cannot move it to the policy; use 'static'")
     if config.ref_offload:
         reference.to("cpu")
     return reference
-
-
-def shapes(policy):
-    """{name: shape} of what moves when the reference does."""
-    return {name: x.shape for name, x in policy.weights().items()}
 
 
 def load_judge(key, config, policy, dist):
@@ -153,7 +150,8 @@ def load_judge(key, config, policy, dist):
     path, fills = getattr(config, key), policy.model.mode == MASKED_FILL
     if path is None:
         return None
-    model = freeze(load_model(path, dist.device, SEQUENCE_SCORER, policy.tokenizer if fills else None, key)[0])
+    tokenizer = policy.tokenizer if fills else None
+    model = freeze(load_model(path, loads_on(config, dist), SEQUENCE_SCORER, tokenizer, key)[0])
     with_cls = model.judge_head == "cls"
     if fills and model.longest_input < config.block_size + with_cls:
         raise ValueError(f"{key}={path} has block_size={model.longest_input}, but needs {config.block_size + with_cls} "
@@ -191,15 +189,21 @@ def choose_judge_readings(models, data, config, dist, notes):
 
 def build_rewards(config, models, data, dist):
     """A Rewards, with every record checked for what its functions need."""
+    rewards = make_rewards(config, models.judge, dist)
+    if isinstance(data, PromptConsumer):
+        rewards.check(data.records["train"] + data.records["val"], data.tokenizer)
+    return rewards
+
+
+def make_rewards(config, judge, dist):
+    """A Rewards, with its reward model if the config names one."""
     scorer, path = None, config.reward_model_checkpoint
     if path is not None:
         if "reward_model" not in config.reward_functions:
             raise ValueError(f"reward_model_checkpoint={path} is not used: add 'reward_model' to reward_functions")
-        scorer = load_reward_model(path, dist.device, dist.dtype)
-    rewards = Rewards(config, models.judge, scorer)
-    if isinstance(data, PromptConsumer):
-        rewards.check(data.records["train"] + data.records["val"], data.tokenizer)
-    return rewards
+        scorer = load_reward_model(path, loads_on(config, dist), dist.dtype)
+        shard_all([scorer.model], config, dist)
+    return Rewards(config, judge, scorer)
 
 
 def build_evaluation(config, models, rewards, data):
@@ -285,8 +289,9 @@ def memory_estimate(config, networks, data, dist):
     size = 2 if dist.dtype == torch.bfloat16 else 4  # bytes of a number in the layers
     kept = size if config.grad_checkpoint else 34 / 2 * size  # bytes that a layer keeps of a token and unit of width
     logits = min(LOGITS_AT_ONCE, config.batch_size * places * policy.vocabulary)
-    found = {"weights": sum(p.numel() * p.element_size() for p in distinct.values()),
-             "gradients and optimizer": 12 * trained,
+    ranks = dist.world if dist.sharded else 1  # models are put together to write completions
+    found = {"weights": sum(p.numel() * (p.element_size() / ranks + size * (ranks > 1)) for p in distinct.values()),
+             "gradients and optimizer": 12 * trained / ranks,
              "activations or cache": tokens * width * (layers * kept + 34 / 2 * size), "logits": 4 * 4 * logits}
     if prompts:  # while sampling, before there are activations
         rows = config.batch_size * config.group_size

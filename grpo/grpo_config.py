@@ -10,17 +10,21 @@ from core.lora import LoraConfig
 from core.masking import MaskConfig
 from core.prompts import TEMPLATE_NAMES
 from core.ranges import check_ranges
+from core.sharding import check_parallel
 from grpo.advantages import ADVANTAGES
 from grpo.kl import KL_ESTIMATORS
 from grpo.objectives import OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.reference import REFERENCES
 from grpo.rewards import PRESETS
+from grpo.samplers.mismatch import IMPORTANCE
+from grpo.samplers.settings import SAMPLERS, check_sampler
 
 RANGES = {  # of GRPOConfig, beside those of its bases
     "max_prompt_length": "[1, 1e6]", "max_new_tokens": "[1, 1e6]",
     "batch_size": "[1, 1e6]", "group_size": "[2, 1e5]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
     "top_k": "[0, 1e9]", "min_p": "[0, 1)", "unmask_steps": "[1, 1e6]", "stored_megabytes": "[1, 1e9]",
+    "sampler_timeout": "(0, 1e6]", "max_staleness": "[0, 100]", "ray_workers": "[1, 1e4]", "importance_cap": "[1, 1e6]",
     "reward_workers": "[0, 1e3]", "reward_timeout": "(0, 1e6]", "train_pass_k": "[1, 1e5]", "length_min": "[0, 1e9]",
     "length_max": "[1, 1e9]", "sandbox_seconds": "(0, 1e5]", "sandbox_megabytes": "[1, 1e6]",
     "credit_window": "[0, 1e9]", "told_window": "[0, 1e9]", "kl_beta": "[0, 1e6]", "kl_target": "(0, 1e6]",
@@ -73,6 +77,19 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
                                               # kept, the reference's for the exact KL; a run that needs more is refused
                                               # before its first step, or while it is sampled, as soon as the kept ids
                                               # exceed it
+    # where completions are written: docs/scaling.md
+    sampler: str = "local"                    # local: in this process; ray: in Ray's worker processes, here or in a
+                                              # cluster; vllm: by a vLLM server
+    sampler_timeout: float = 600.0            # seconds that any call of a sampler may take
+    max_staleness: int = 0                    # iterations that are written ahead while the policy is trained, and that
+                                              # their completions are older than it; 0: none
+    ray_address: str | None = None            # the cluster to join: auto, or host:port; None: a Ray of its own, here
+    ray_workers: int = 1                      # worker processes of each rank, which share its problems
+    ray_rewards: bool = False                 # rewards and judges run in the workers
+    vllm_url: str | None = None               # the address of the server, such as http://localhost:8000
+    importance: str = "none"                  # weights for rollouts of another process or of older weights: none,
+                                              # token, sequence_mask (docs/algorithm.md)
+    importance_cap: float = 2.0               # the largest of these weights
     # rewards: python grpo/rewards.py lists them
     task_type: str = "fill_in"                # a preset of rewards: fill_in (the judge), math, code, general, reasoning
     reward_functions: tuple[str, ...] = ()    # names of rewards; (): the preset's
@@ -146,6 +163,8 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     dry_run: bool = False                     # check everything, print the plan, train nothing
     doctor: bool = False                      # take one step, say what is wrong and what to change; write no out_dir
     # system
+    parallel: str = "ddp"                     # several processes: ddp, each has the whole models; fsdp, each a part of
+                                              # their weights (docs/scaling.md)
     head_dtype: str = "auto"                  # float32: the output layer in float32 also under bfloat16, so that
                                               # sampler and scorer differ less
 
@@ -159,6 +178,8 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
         check_objective(self)
         check_reference(self)
         check_reward_file(self)
+        check_sampler(self)
+        check_parallel(self)
         if not all(self.stop_sequences):
             raise ValueError(f"stop_sequences={self.stop_sequences!r} must be texts that are not empty")
 
@@ -175,7 +196,7 @@ def check_choices(c):
               "reference_mode": REFERENCES, "judge_reading": (AUTO, *READINGS),
               "fill_estimator": FILL_ESTIMATORS, "zero_std": ("keep", "drop", "resample"),
               "head_dtype": ("auto", "float32"), "reward_normalisation": ("none", "group"),
-              "sandbox": ("auto", "strict")}
+              "sandbox": ("auto", "strict"), "sampler": SAMPLERS, "importance": IMPORTANCE}
     if c.kl_estimator == "k1":
         raise ValueError("kl_estimator='k1' is refused: the gradient of mean(logp - ref_logp) does not contain the "
                          "reference; use kl_estimator='exact' or 'k3', or kl_in_reward=True, where k1 belongs")

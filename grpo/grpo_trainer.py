@@ -12,6 +12,7 @@ from core.bad_steps import BadSteps
 from core.checkpoint_manager import CheckpointManager, shapes
 from core.logger import each_record, keep_records
 from core.scheduler import CosineLRScheduler
+from core.sharding import gathered
 from core.stop_signal import StopSignal
 from core.training_step import build_optimizers
 from core.whole_files import CannotWrite
@@ -21,6 +22,9 @@ from grpo.evaluation.samples import append_samples, comparison_table, format_sam
 from grpo.grpo_training_step import Experience, grpo_training_step
 from grpo.kl import adapted
 from grpo.reference import REFERENCES
+from grpo.samplers.ahead import Ahead
+from grpo.samplers.canary import Canary
+from grpo.samplers.local import LocalSampler
 
 STATE_KEYS = {"buffers": list, "iteration": int, "skipped_steps": int, "before": dict}  # beside those of every state
 LATER_KEYS = {"empty_steps": 0, "notes": {}, "evaluated": True}  # with what a state of an earlier version means
@@ -41,8 +45,9 @@ class GRPOTrainer:
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
         self.checkpoints = CheckpointManager(config.out_dir, policy.save, config.keep_checkpoints, policy.suffix,
-                                             getattr(policy, "identity", dict)(), config.keep_states)
+                                             getattr(policy, "identity", dict)(), config.keep_states, dist.is_main)
         self.buffer = DataBuffer(config.seed, dist.rank)
+        self.ahead = Ahead(LocalSampler(policy, config), policy, self.problems_of, config)
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger, dist.rank)
         self.experience, self.sampled = None, []  # of the step, and what was sampled in its iteration
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
@@ -50,9 +55,16 @@ class GRPOTrainer:
         self.step, self.skipped_steps, self.empty_steps, self.before, self.after = 0, 0, 0, {}, {}
         self.evaluated = True  # whether the evaluation of this step, if it has one, is done
 
-    def run(self):
-        """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves."""
-        with self.checkpoints.keeping(), StopSignal(self.dist) as stop:
+    def run(self, sampler=None):
+        """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves.
+
+        sampler: who writes the completions (grpo/samplers/sampler.py), closed at the end; None: the policy
+        """
+        if sampler is not None:
+            self.ahead.sampler = sampler
+            if sampler.outside:
+                self.ahead.canary = Canary(sampler, self.policy, self.problems_of(self.iteration), self.config)
+        with self.checkpoints.keeping(), StopSignal(self.dist) as stop, contextlib.closing(self.ahead.sampler):
             self.finish(stopped=self.train(stop))
 
     def train(self, stop):
@@ -97,7 +109,7 @@ class GRPOTrainer:
         self.tell_rewards()
         metrics = grpo_training_step(
             self.policy, self.reference, self.rewards, self.problems, self.optimizers, self.schedule.lr(self.step),
-            self.iteration, c, self.dist, self.kl_beta, self.hand_out, self.logger.doing)
+            self.iteration, c, self.dist, self.kl_beta, self.hand_out, self.logger.doing, self.take)
         self.step, self.spent = self.step + 1, self.spent + sum(
             seconds for name, seconds in metrics.items() if name.startswith("time/"))
         bad_rollouts, metrics["kl_beta"] = metrics.pop("bad_rollouts"), self.kl_beta
@@ -117,10 +129,18 @@ class GRPOTrainer:
         return metrics
 
     def problems(self, again=0):
+        return self.problems_of(self.iteration, again)
+
+    def problems_of(self, iteration, again=0):
         """This rank's problems of an iteration; again: the round of other problems for zero_std='resample'."""
         n = self.config.gradient_accumulation_steps
-        batches = [self.data.problems("train", self.iteration, again * n + i) for i in range(n)]
+        batches = [self.data.problems("train", iteration, again * n + i) for i in range(n)]
         return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
+
+    def take(self, problems, again):
+        """The completions of problems of this iteration: a Finished."""
+        steps_left = self.config.max_iters - self.step  # an iteration has one step at least
+        return self.ahead.take(problems, self.iteration, again, self.iteration + steps_left - 1)
 
     def hand_out(self, collect):
         """The next minibatch of the buffer; if it has none, collect() begins an iteration."""
@@ -141,12 +161,11 @@ class GRPOTrainer:
 
     def save(self):
         buffers = self.dist.gather(self.buffer.state_dict())
-        if self.dist.is_main:
-            reference = {} if self.reference is None else {"reference": self.reference.weights()}
-            self.checkpoints.save(self.step, self.policy.weights(), self.optimizers, self.after, before=self.before,
-                                  skipped_steps=self.skipped_steps, empty_steps=self.empty_steps, kl_beta=self.kl_beta,
-                                  iteration=self.iteration, buffers=buffers, notes=self.notes,
-                                  evaluated=self.evaluated, **reference)
+        reference = {} if self.reference is None else {"reference": self.reference.weights()}
+        self.checkpoints.save(self.step, self.policy.weights(), self.optimizers, self.after, before=self.before,
+                              skipped_steps=self.skipped_steps, empty_steps=self.empty_steps, kl_beta=self.kl_beta,
+                              iteration=self.iteration, buffers=buffers, notes=self.notes, evaluated=self.evaluated,
+                              **reference)
 
     def resume(self):
         state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
@@ -183,9 +202,12 @@ class GRPOTrainer:
                              "generator; start without resume") from None
 
     def evaluate(self):
-        """Held-out metrics on rank 0; a few samples every sample_interval."""
-        if not self.dist.is_main:
-            return {}
+        """Held-out metrics on rank 0, {} elsewhere."""
+        with gathered(self.dist):
+            return self.evaluate_alone() if self.dist.is_main else {}
+
+    def evaluate_alone(self):
+        """Held-out metrics; a few samples every sample_interval."""
         self.logger.doing("evaluating")
         self.tell_rewards()
         metrics, samples = self.evaluation(self.policy, self.config.temperature)

@@ -6,11 +6,14 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from core.sharding import gathered, in_step
 from core.training_step import NONFINITE, apply_gradients
 from grpo.advantages import compute_advantages
 from grpo.kl import choose_estimator, kl_as_reward, kl_penalty, kl_per_token
 from grpo.objectives import OBJECTIVES, policy_loss, token_weights
 from grpo.rollout import Rollouts, join_rollouts, plain
+from grpo.samplers.mismatch import MISMATCH, check_mismatch, mismatch, with_importance
+from grpo.samplers.sampler import Finished
 from grpo.scoring import check_rollouts, score, score_in_batches, with_reference
 from grpo.step_metrics import (DECIDING, LARGEST, add_up, finish_metrics, logged_sums, nonfinite_rewards,
                                rollout_sums)
@@ -47,7 +50,7 @@ class Timer:
 
 
 def grpo_training_step(policy, reference, rewards, problems, optimizers, lr, iteration, config, dist, kl_beta=None,
-                       hand_out=lambda collect: collect(), doing=lambda what: None):
+                       hand_out=lambda collect: collect(), doing=lambda what: None, take=None):
     """One optimizer step of GRPO (arXiv 2402.03300).
 
     policy, reference (or None): policies; rewards: a Rewards, or any function rollouts -> Scored
@@ -56,11 +59,17 @@ def grpo_training_step(policy, reference, rewards, problems, optimizers, lr, ite
     iteration: number of the round of rollouts; the sampling noise depends on it
     hand_out: collect -> the Experience of this step: what collect() wrote, or a minibatch of what it wrote before
     doing: is told what takes the time
+    take: (problems, again) -> a Finished (grpo/samplers/sampler.py); None: the policy writes
     Returns the metrics of docs/metrics.md as floats
     """
     kl_beta = config.kl_beta if kl_beta is None else kl_beta
-    experience = hand_out(lambda: collect_experience(policy, reference, rewards, problems, iteration, config, dist,
-                                                     kl_beta, doing))
+
+    def collect():
+        with gathered(dist):
+            return collect_experience(policy, reference, rewards, problems, iteration, config, dist, kl_beta, doing,
+                                      take)
+
+    experience = hand_out(collect)
     doing("training")
     timer = Timer()
     metrics = train_on_experience(policy, experience, optimizers, lr, config, dist, kl_beta)
@@ -68,15 +77,19 @@ def grpo_training_step(policy, reference, rewards, problems, optimizers, lr, ite
     return metrics | {f"time/{phase}": seconds for phase, seconds in (experience.times | timer.times).items()}
 
 
-def collect_experience(policy, reference, rewards, problems, iteration, config, dist, kl_beta, doing=lambda what: None):
+def collect_experience(policy, reference, rewards, problems, iteration, config, dist, kl_beta, doing=lambda what: None,
+                       take=None):
     """Phases 1 to 3 for this rank's share of an iteration: rollouts with their advantages."""
-    timer, objective, taken, bad = Timer(), OBJECTIVES[config.objective], [], []
+    timer, objective, taken, bad, written = Timer(), OBJECTIVES[config.objective], [], [], []
+    take = take or (lambda batch, again: Finished(policy.sample(batch, iteration, config), iteration))
 
-    def sampled(batch):
+    def sampled(batch, again=0):
         doing(f"generating {len(batch['number']) * config.group_size} completions")
-        rollouts = collect_rollouts(policy, reference, batch, iteration, config, timer)
+        finished = collect_rollouts(policy, reference, lambda: take(batch, again), config, timer)
+        rollouts = finished.rollouts
         doing("scoring")
-        scored = compute_rewards(rewards, rollouts, config, kl_beta)
+        scored = compute_rewards(lambda rollouts: finished.scored or rewards(rollouts), rollouts, config, kl_beta)
+        written.append(finished)
         taken.append((rollouts.texts, scored))
         bad.append(nonfinite_rewards(scored, rollouts.mask))
         timer.end("reward")
@@ -91,28 +104,46 @@ def collect_experience(policy, reference, rewards, problems, iteration, config, 
         rollouts, scored = keep_groups(rollouts, scored)
     if config.zero_std == "resample":
         rollouts, scored, sums["resampled"] = resample_groups(rollouts, scored, sampled, problems, config, dist)
+    for finished in written:
+        sums |= {name: sums.get(name, 0.0) + x for name, x in finished.sums.items()}
     rollouts = compute_rollout_advantages(rollouts, scored, config, dist)
     train_mask = rollouts.train_mask
     sums |= {"advantage": (rollouts.advantage * train_mask).sum(), "advantage_tokens": train_mask.sum(),
              f"{NONFINITE}rewards": sum(bad)}
     timer.end("advantage")
-    if config.ppo_epochs * config.minibatches > 1:
-        logp = score_in_batches(policy, rollouts, config)
-        sums |= mismatch(logp, rollouts)
-        rollouts = replace(rollouts, old_logp=logp)  # the first ratio is exactly 1 also where the sampler used a cache
+    if scored_before(config):
+        rollouts, more = with_old_logp(policy, rollouts, config)
+        sums |= more
         timer.end("rescore")
     return Experience(rollouts, sums, times=timer.times, sampled=taken)
 
 
-def collect_rollouts(policy, reference, batch, iteration, config, timer=None):
-    """Phase 1: completions of a batch of problems, with what the reference says about them."""
-    timer = timer or Timer()
-    rollouts = policy.sample(batch, iteration, config)
+def scored_before(config):
+    """Whether the policy scores rollouts before the first step on them: for several steps, or importance weights."""
+    return config.ppo_epochs * config.minibatches > 1 or config.importance != "none"
+
+
+def with_old_logp(policy, rollouts, config):
+    """The rollouts with old_logp of the policy as it is before their first step, so that the first ratio is exactly 1
+    whoever wrote them, and with importance weights for the difference from the sampler's; and sums of metrics."""
+    logp = score_in_batches(policy, rollouts, config)
+    sums = mismatch(logp, rollouts)
+    if config.importance != "none":
+        rollouts, more = with_importance(rollouts, logp, config)
+        sums |= more
+    return replace(rollouts, old_logp=logp), sums
+
+
+def collect_rollouts(policy, reference, write, config, timer):
+    """Phase 1: completions of a batch of problems, a Finished that write() returns, with what the reference says about
+    them."""
+    finished = write()
     timer.end("collect")
     if reference is not None:
-        rollouts = with_reference(rollouts, reference, choose_estimator(config, policy), config)
+        rollouts = with_reference(finished.rollouts, reference, choose_estimator(config, policy), config)
+        finished = replace(finished, rollouts=rollouts)
         timer.end("reference")
-    return rollouts
+    return finished
 
 
 def compute_rewards(rewards, rollouts, config, kl_beta):
@@ -168,8 +199,8 @@ def keep_groups(rollouts, scored):
 def resample_groups(rollouts, scored, sampled, problems, config, dist):
     """Dynamic sampling (arXiv 2503.14476 section 3.2): other problems in place of the groups that were dropped.
 
-    sampled: batch -> (rollouts, Scored). At most max_resamples rounds, in which every rank takes part until none misses
-    a group. Returns rollouts, Scored, and how many problems were sampled in addition.
+    sampled: batch, again -> (rollouts, Scored). At most max_resamples rounds, in which every rank takes part until none
+    misses a group. Returns rollouts, Scored, and how many problems were sampled in addition.
     """
     wanted, resampled = config.batch_size * config.gradient_accumulation_steps, 0.0
     for again in range(1, config.max_resamples + 1):
@@ -178,7 +209,7 @@ def resample_groups(rollouts, scored, sampled, problems, config, dist):
             break
         if missing:
             resampled += missing
-            more = keep_groups(*sampled({key: x[:missing] for key, x in problems(again).items()}))
+            more = keep_groups(*sampled({key: x[:missing] for key, x in problems(again).items()}, again))
             rollouts, scored = join_rollouts([rollouts, more[0]]), type(scored).join([scored, more[1]])
             check_rollouts(rollouts, config)
     return rollouts, scored, resampled
@@ -191,26 +222,34 @@ def train_on_experience(policy, experience, optimizers, lr, config, dist, kl_bet
     cut nor the number of ranks changes the gradient.
     """
     rollouts = experience.rollouts
-    weight = token_weights(rollouts.train_mask, OBJECTIVES[config.objective].average, rollouts.max_tokens, dist.total)
-    problems, rescored = torch.arange(rollouts.problems), config.ppo_epochs * config.minibatches > 1
+    weight = token_weights(rollouts.train_mask, OBJECTIVES[config.objective].average, rollouts.max_tokens, dist.total,
+                           rollouts.mask.any(1))
+    problems = torch.arange(rollouts.problems)
     has_reference = rollouts.ref_logp is not None or rollouts.ref_distributions is not None
     if not has_reference and config.entropy_bonus == 0:  # where all advantages are 0 there is no gradient
         useful = rollouts.by_problem((rollouts.advantage != 0).any(1)).any(1)        # (P,)
         problems = problems[useful.cpu()]
-    names = ["loss", "pg_loss", "trained_tokens", "entropy", "clip_fraction", "kl_to_old"]
-    names += MISMATCH * (experience.on_policy and not rescored)
-    trained = dict.fromkeys(names + ["kl", "kl_penalty"] * has_reference, 0.0)
-    for part in rollouts.reading.micro_batches(config, problems):
-        micro, rows = rollouts.select(part)
-        loss, parts = rollout_loss(policy, micro, weight[rows], config, kl_beta, experience.on_policy)
+    trained = dict.fromkeys(["loss", "pg_loss", "trained_tokens", "entropy", "clip_fraction", "kl_to_old",
+                             *["kl", "kl_penalty"] * has_reference], 0.0)
+    if experience.on_policy and not scored_before(config):
+        trained |= dict.fromkeys(MISMATCH, 0.0) | dict.fromkeys(LARGEST, -math.inf)
+    calls = lambda part: policy.calls(rollouts.reading.select(part))
+    for part, missing in in_step(rollouts.reading.micro_batches(config, problems), calls, dist):
+        loss = policy.idle_loss(missing) if missing else 0.0
+        if part is not None:
+            micro, rows = rollouts.select(part)
+            own, parts = rollout_loss(policy, micro, weight[rows], config, kl_beta, experience.on_policy)
+            loss, trained = own + loss if missing else own, add_up(trained, parts)
         loss.backward()
-        trained = add_up(trained, parts)
     sums = experience.sums | trained | {"loss_tokens": rollouts.train_mask.sum()}
     largest = {name: sums.pop(name) for name in LARGEST if name in sums}
     out = apply_gradients(policy.parameters(), optimizers, lr, config.grad_clip, sums, dist, "loss_tokens",
                           largest=largest, deciding=DECIDING)
     bad = not all(math.isfinite(out[name]) for name in experience.sums if name in DECIDING)
-    return finish_metrics(out) | {"lr": lr, "bad_rollouts": int(bad or out.get(f"{NONFINITE}rewards", 0) > 0)}
+    metrics = finish_metrics(out)
+    if config.sampler != "local":
+        check_mismatch(metrics, config.sampler)
+    return metrics | {"lr": lr, "bad_rollouts": int(bad or out.get(f"{NONFINITE}rewards", 0) > 0)}
 
 
 def rollout_loss(policy, rollouts, weight, config, kl_beta, on_policy=True):
@@ -235,16 +274,3 @@ def rollout_loss(policy, rollouts, weight, config, kl_beta, on_policy=True):
     if config.entropy_bonus > 0:
         loss = loss - config.entropy_bonus * torch.where(weight > 0, scores.entropy * weight, 0.0).sum()
     return loss, sums | {"loss": loss.detach()}
-
-
-MISMATCH = ["ratio_minus_one", "mismatch_kl", "mismatch_max", "ratio_tokens"]  # what `mismatch` returns
-
-
-def mismatch(logp, rollouts):
-    """How far the scorer's log-probabilities, logp (N, M), are from the sampler's, rollouts.old_logp, on the tokens of
-    the loss. With d their difference, clamped to +-20: the sums of |exp(d) - 1| and, the k3 estimate of the KL from
-    sampler to scorer, of exp(d) - d - 1; the largest |d|; and the number of tokens."""
-    d = (logp.detach() - rollouts.old_logp).masked_fill(rollouts.train_mask == 0, 0.0).clamp(-20, 20)  # (N, M)
-    sums = (d.exp() - 1).abs().sum(), (d.expm1() - d).sum()  # expm1 is exact where d is small
-    most = torch.cat((d.abs().flatten(), d.new_zeros(1))).max()  # 0 without tokens
-    return dict(zip(MISMATCH, (*sums, most, rollouts.train_mask.sum()), strict=True))

@@ -91,14 +91,16 @@ def detached_ratio(r, clipped, logp, advantage, clip_cap):
 SURROGATES = {"clip": clip, "detached_ratio": detached_ratio}
 
 
-def token_weights(mask, average, max_new_tokens, total=lambda x: x):
+def token_weights(mask, average, max_new_tokens, total=lambda x: x, counted=None):
     """How much each token counts in the loss of one optimizer step.
 
-    mask:  (N, M) 1.0 where the token is in the loss
-    total: sums a tensor over ranks; on one rank, the identity
+    mask:    (N, M) 1.0 where the token is in the loss
+    total:   sums a tensor over ranks; on one rank, the identity
+    counted: (N,) which completions the number of completions counts; None: all
     Returns (N, M), zero where the mask is zero
     """
-    N = total(torch.full((), float(len(mask)), device=mask.device)).clamp(min=1)
+    number = torch.full((), float(len(mask)), device=mask.device) if counted is None else counted.to(mask.dtype).sum()
+    N = total(number).clamp(min=1)
     if average == "sum":       # the log-probability of a completion is the sum over its tokens
         return mask / N
     if average == "sequence":  # every completion counts the same

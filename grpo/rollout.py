@@ -52,6 +52,10 @@ class Policy(Protocol):
     def to(self, device):
         """Moves it to another device."""
 
+    # Only samplers in other processes need the parts of `sample`: write(problems, iteration, config) -> what was
+    # written, join([written, ...]) of different problems, and rollouts(problems, written, config).
+    # Only a policy whose model is sharded needs calls(reading) -> number of times that `states` calls the model, and
+    # idle_loss(times); its `save` also gets `weights`.
     # Only a run that grpo/build.py puts together also needs `model` and `tokenizer` (for checks between the models),
     # stored_states(config), compile() and, for evaluation on prompts, greedy(problems, config).
 
@@ -167,7 +171,8 @@ class Rollouts:
     """N = P * G completions of P problems (rows i*G .. i*G+G-1 answer problem i) of at most M sampled tokens."""
     group_size: int
     target: torch.Tensor                           # (N, M) the sampled tokens
-    mask: torch.Tensor                             # (N, M) 1.0 where the policy chose the token, 0.0 on padding
+    mask: torch.Tensor                             # (N, M) 1.0 where the policy chose the token, 0.0 on padding and in
+                                                   # completions that importance='sequence_mask' rejects
     train_mask: torch.Tensor                       # (N, M) 1.0 where the loss sees the token
     old_logp: torch.Tensor                         # (N, M) log-probability under the distribution drawn from
     truncated: torch.Tensor                        # (N,) bool: ran out of room before its end
@@ -187,8 +192,7 @@ class Rollouts:
         return x.view(self.problems, self.group_size, *x.shape[1:])
 
     def to(self, device):
-        moved = {f.name: x.to(device) for f in fields(self) if torch.is_tensor(x := getattr(self, f.name))}
-        return replace(self, **moved, reading=self.reading.to(device))
+        return moved(self, device)
 
     def select(self, problems):
         """The rollouts of these problems, given by their indices on the CPU, and the indices of their completions."""
@@ -201,6 +205,11 @@ class Rollouts:
         by_completion = {name: x[rows] for name in BY_COMPLETION if (x := getattr(self, name)) is not None}
         return replace(self, **by_completion, ref_distributions=ref_distributions, texts=None,
                        reading=self.reading.select(problems)), rows
+
+
+def moved(x, device):
+    """A dataclass of tensors, and of what else can be moved, on another device."""
+    return replace(x, **{f.name: value.to(device) for f in fields(x) if hasattr(value := getattr(x, f.name), "to")})
 
 
 def plain(x):

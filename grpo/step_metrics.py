@@ -3,11 +3,13 @@
 import torch
 
 from core.training_step import NONFINITE
+from grpo.samplers.mismatch import EXTREMES, mismatch_metrics
 
 LOGGED = "logged by "          # begins the name of a sum of what rewards logged
 OF_THE_TRAINER = ("step", "lr", "kl_beta", "bad_rollouts", "tokens_per_second")  # added to a record later; and time/...
+COUNTS = ("dropped_rollouts", "sampler/replaced_workers")  # added up and logged as they are
 DECIDING = ("loss", "log_prob", "advantage")  # a step in which one of these sums is not finite is skipped
-LARGEST = ("mismatch_max",)  # of these the largest over micro-batches and ranks counts; all others add up
+LARGEST = EXTREMES  # of these the largest over micro-batches and ranks counts; all others add up
 
 
 def add_up(sums, more):
@@ -97,13 +99,13 @@ def finish_metrics(out):
     per = {"mean_reward": ("reward", of("scored")), "std_reward": ("std_reward", P),
            "mean_advantage": ("advantage", of("advantage_tokens")), "mean_log_prob": ("log_prob", tokens),
            "entropy": ("entropy", trained), "clip_fraction": ("clip_fraction", trained),
-           "kl_to_old": ("kl_to_old", trained), "ratio_minus_one": ("ratio_minus_one", of("ratio_tokens")),
-           "mismatch_kl": ("mismatch_kl", of("ratio_tokens")),
+           "kl_to_old": ("kl_to_old", trained), "importance_capped": ("importance_capped", of("importance_tokens")),
+           "importance_rejected": ("importance_rejected", of("importance_completions")),
            "frac_reward_zero_std": ("frac_reward_zero_std", P), "unique_completions": ("unique_completions", P),
            "resampled": ("resampled", P), "success_prob": ("above", of("scored")),
            "discriminative_score": ("ranked", of("pairs")), "discriminative_margin": ("margin", of("pairs"))}
     metrics |= {name: out[key] / count for name, (key, count) in per.items() if key in out}
-    metrics |= {name: out[name] for name in LARGEST if name in out}
+    metrics |= {name: out[name] for name in COUNTS if name in out} | mismatch_metrics(out)
     means = [key.removeprefix("sum of ") for key in out if key.startswith("sum of ")]
     metrics |= {name: out[f"sum of {name}"] / count for name in means if (count := out[f"count of {name}"])}
     metrics |= {"text_tokens": out["text_tokens"], "grad_norm": out["grad_norm"],

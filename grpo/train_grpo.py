@@ -23,6 +23,7 @@ from grpo.build import (build_data, build_evaluation, build_models, build_reward
 from grpo.evaluation.doctor import check_up
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
+from grpo.samplers.build import build_sampler
 
 
 def main(argv):
@@ -59,7 +60,7 @@ def main(argv):
             if dist.is_main:  # only now: a resume that is refused leaves the settings of the run as they are
                 save_config(config, os.path.join(config.out_dir, "config.json"))
                 record_start(config, origin, dist, trainer.step)
-            trainer.run()
+            trainer.run(build_sampler(config, models.policy, dist, trainer.notes))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tests.tiny import ROOT
 
 MAP = re.findall(r"^\| `((?:core|grpo)/[^`]+\.py)` \|", pathlib.Path(ROOT, "README.md").read_text(), re.M)
 TABLES = {"grpo/rewards.py"}  # a script that prints the table it holds
-ROOMS = ("policies", "reward_functions", "evaluation", "benchmarks", "tools")
+ROOMS = ("policies", "reward_functions", "samplers", "evaluation", "benchmarks", "tools")
 FILES = sorted(p for folder in ("core", "grpo", "config", "data") for p in pathlib.Path(ROOT, folder).rglob("*.py"))
 # The files that must not ask for the kind of generator
 KINDLESS = ("advantages", "objectives", "kl", "reference", "scoring", "step_metrics", "data_buffer",
@@ -129,7 +129,7 @@ def test_only_the_trainer_knows_the_buffer():
 def test_the_algorithm_loads_no_plotting_and_nothing_optional():
     names = ["core." + p.stem for p in pathlib.Path(ROOT, "core").glob("[a-z]*.py")] + ["grpo.advantages", "grpo.build"]
     code = (f"import sys; sys.path.insert(0, {ROOT!r})\n" + "".join(f"import {name}\n" for name in names)
-            + "print([m for m in ('matplotlib', 'wandb', 'tensorboardX', 'trackio', 'tiktoken', 'trl', 'transformers') "
+            + "print([m for m in ('matplotlib', 'wandb', 'tensorboardX', 'trackio', 'tiktoken', 'trl', 'ray', 'transformers') "
             + "if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

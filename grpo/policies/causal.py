@@ -12,6 +12,7 @@ from core.batching import parts_of_like_length
 from core.distributions import KeptBudget, draw_uniforms
 from core.generation import Stop, generate, join_generations
 from core.prompts import as_columns
+from core.sharding import has_parts
 from grpo.policies.model_policy import ModelPolicy
 from grpo.rollout import Reading, Rollouts, Texts
 
@@ -58,12 +59,12 @@ class CausalPolicy(ModelPolicy):
         self.shared_prompt, self.like_lengths = shared_prompt, like_lengths
 
     @torch.no_grad()
-    def sample(self, problems, iteration, config):
-        """config: group_size, batch_size (problems at a time), seed, temperature, top_p, top_k, min_p, max_new_tokens,
-        stop_sequences, response_prefix, stored_megabytes"""
+    def write(self, problems, iteration, config):
+        """A Generation. config: group_size, batch_size (problems at a time), seed, temperature, top_p, top_k, min_p,
+        max_new_tokens, stop_sequences, response_prefix, stored_megabytes"""
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         P, G = len(prompt), config.group_size
-        stop, parts = Stop(self.tokenizer, config.stop_sequences, config.response_prefix), []
+        stop, parts = self._stop(config), []
         noise = draw_uniforms(config.seed, iteration, problems["number"], (G, config.max_new_tokens))
         shown = self._padding(padding)                                               # (P,) or None
         truncation = (config.temperature, config.top_p, config.top_k, config.min_p)
@@ -72,7 +73,13 @@ class CausalPolicy(ModelPolicy):
             with self.autocast():
                 parts.append(generate(self.model, prompt[part], None if shown is None else shown[part], noise[part],
                                       stop, *truncation, budget=budget))
-        out = join_generations(parts)
+        return join_generations(parts)
+
+    join = staticmethod(join_generations)
+
+    def rollouts(self, problems, out, config):
+        prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
+        P, G, stop = len(prompt), config.group_size, self._stop(config)
         length = out.mask.sum(1).long().cpu()                                        # (N,)
         repeated = prompt[:, -1:].repeat_interleave(G, 0)                            # (N, 1)
         reading = CausalReading(G, out.kept, prompt[:, :-1], padding,
@@ -86,6 +93,9 @@ class CausalPolicy(ModelPolicy):
                       lambda: [ids[:n] for ids, n in zip(out.target.tolist(), length.tolist(), strict=True)])
         return Rollouts(group_size=G, target=out.target, mask=out.mask, train_mask=out.mask, old_logp=out.logp,
                         truncated=truncated, max_tokens=config.max_new_tokens, texts=texts, reading=reading)
+
+    def _stop(self, config):
+        return Stop(self.tokenizer, config.stop_sequences, config.response_prefix)
 
     def _prompt(self, problems):
         """The prompts (P, T) without columns that are padding in every row, and how much of each is padding, (P,)."""
@@ -116,15 +126,15 @@ class CausalPolicy(ModelPolicy):
         (P, G, M), T = reading.inputs.shape, reading.prompt.shape[1]
         length, found, numbers = reading.length.flatten(), [], []                    # (N,)
         with self.autocast():
-            for problems in self._alike(T - reading.padding):
+            for problems, completions, parts in self._plan(reading):
                 cut = max(0, min(int(reading.padding[problems].min()), T - 1))
                 prompt = reading.prompt[problems.to(self.device), cut:]              # (p, T - cut)
-                past, padding = self._read_prompt(prompt, reading.padding[problems] - cut)
-                completions = problems.repeat_interleave(G) * G + torch.arange(G).repeat(len(problems))  # (p G,)
-                for part in self._alike(length[completions]):
+                past, padding, nothing = self._read_prompt(prompt, reading.padding[problems] - cut)
+                for part in parts:
                     rows, m = completions[part], int(length[completions[part]].max())
                     inputs = reading.inputs.flatten(0, 1)[rows.to(self.device), :m]  # (n, m)
-                    found.append(self._read_completions(inputs, prompt, past, padding, part // G).flatten(0, 1))
+                    h = self._read_completions(inputs, prompt, past, padding, part // G).flatten(0, 1)
+                    found.append(h if nothing is None else h + nothing)
                     place = torch.arange(m)
                     number = (rows[:, None] * M + place).masked_fill(place >= length[rows, None], P * G * M)
                     numbers.append(number.flatten())                                 # (n m,)
@@ -133,18 +143,35 @@ class CausalPolicy(ModelPolicy):
             return h
         return h[torch.cat(numbers).argsort()[:K].to(h.device)]                      # (K, C) in the order of the index
 
+    def calls(self, reading):
+        """Number of times that `states` calls the model."""
+        with_prompt = bool(self.shared_prompt and reading.prompt.shape[1])
+        return sum(with_prompt + len(parts) for *_, parts in self._plan(reading))
+
+    def _plan(self, reading):
+        """Yields (problems whose prompts are read together, their completions (p G,), parts of these that are)."""
+        G, length = reading.inputs.shape[1], reading.length.flatten()                # (N,)
+        for problems in self._alike(reading.prompt.shape[1] - reading.padding):
+            completions = problems.repeat_interleave(G) * G + torch.arange(G).repeat(len(problems))  # (p G,)
+            yield problems, completions, self._alike(length[completions])
+
     def _alike(self, length):
         """The rows (n,) in parts of like length that are read together."""
         return parts_of_like_length(length, PART_TOKENS) if self.like_lengths else [torch.arange(len(length))]
 
     def _read_prompt(self, prompt, padding):
-        """(a cache of the prompts, or None if they are read again with each completion; their padding or None)"""
+        """(a cache of the prompts, or None if they are read again with each completion; their padding or None; what has
+        to be added to the states of the completions: None, or a 0).
+
+        The 0 is made of the prompts' states, which nobody needs. A layer of a sharded model is whole in the backward
+        pass from the gradient of its output on, so the last layer too must have one before that of its keys and values.
+        """
         padding = self._padding(padding)                                             # (p,) or None
         if not self.shared_prompt or not prompt.shape[1]:
-            return None, padding
+            return None, padding, None
         past = self.model.new_cache()
-        self.model.states(prompt, past=past, padding=padding)
-        return past, padding
+        h = self.model.states(prompt, past=past, padding=padding)                    # (p, T - cut, C)
+        return past, padding, 0 * h.flatten()[0] if has_parts(self.model) else None
 
     def _read_completions(self, inputs, prompt, past, padding, which):
         """States (n, m, C) of completions (n, m); which: (n,) the index of each one's prompt, on the CPU."""
@@ -162,7 +189,7 @@ class CausalPolicy(ModelPolicy):
     def greedy(self, problems, config):
         """The likeliest completion of every prompt, as texts (P,)."""
         prompt, padding = self._prompt(problems)
-        stop = Stop(self.tokenizer, config.stop_sequences, config.response_prefix)
+        stop = self._stop(config)
         noise = torch.zeros(len(prompt), 1, config.max_new_tokens)
         with self.autocast():
             out = generate(self.model, prompt, self._padding(padding), noise, stop, temperature=0)

@@ -40,44 +40,75 @@ class FillReading(Reading):
         return [replace(part, position=wide(part.position), places=wide(part.places)) for part in parts]
 
 
+@dataclass
+class Filled:
+    """What the policy wrote into P texts, N = P * G completions of at most M tokens."""
+    target: torch.Tensor        # (N, M) the tokens
+    logp: torch.Tensor          # (N, M) log-probability under the distribution drawn from
+    turn: torch.Tensor | None   # (N, M) the pass that drew the token; None: one pass
+    read: torch.Tensor | None   # (N, S, T) the text that each pass read; None: one pass
+    kept: KeptTokens | None     # the tokens that could be drawn at the hidden places in order; None: all
+    noise: torch.Tensor | None  # (P, 2, G, T) for estimators that hide tokens again; None: one pass
+
+    @classmethod
+    def join(cls, parts):
+        """Those of different texts as one."""
+        M = max(part.target.shape[1] for part in parts)
+        wide = lambda x, value=0: F.pad(x, (0, M - x.shape[1]), value=value)
+
+        def joined(name, change=lambda x: x):
+            found = [getattr(part, name) for part in parts]
+            return None if found[0] is None else torch.cat([change(x) for x in found])
+
+        kept = None if parts[0].kept is None else KeptTokens.join([part.kept for part in parts])
+        return cls(joined("target", wide), joined("logp", wide), joined("turn", lambda x: wide(x, -1)), joined("read"),
+                   kept, joined("noise"))
+
+
 class FillPolicy(ModelPolicy):
     """Writes the hidden tokens of windows of text (batches of DatasetConsumer)."""
 
-    Reading, kl_estimator = FillReading, "exact"
+    Reading, kl_estimator, join = FillReading, "exact", staticmethod(Filled.join)
 
     @torch.no_grad()
-    def sample(self, problems, iteration, config):
-        """config: group_size, batch_size (problems at a time), seed, temperature, top_p, top_k, min_p, unmask_steps,
-        fill_estimator, block_size, stored_megabytes"""
-        input, target, mask = unpack_batch(problems, self.device)                    # (P, T) each
+    def write(self, problems, iteration, config):
+        """A Filled. config: group_size, batch_size (problems at a time), seed, temperature, top_p, top_k, min_p,
+        unmask_steps, fill_estimator, stored_megabytes"""
+        input, _, mask = unpack_batch(problems, self.device)                         # (P, T) each
         (P, T), G = input.shape, config.group_size
-        position, chosen = masked_positions(mask, self.device)                       # (P, M)
-        places = places_of_mask(mask)                                                # (P, M) on the CPU
+        position, places = masked_positions(mask, self.device)[0], places_of_mask(mask)  # (P, M), (P, M) on the CPU
         one_pass = config.unmask_steps == 1 and config.fill_estimator in ("trajectory", "one_step")
         noise = draw_uniforms(config.seed, iteration, problems["number"], (G, T) if one_pass else (4, G, T))
         write, parts, budget = self._one_pass if one_pass else self._passes, [], KeptBudget(config.stored_megabytes)
         for part in torch.arange(P).split(config.batch_size):
             part = slice(int(part[0]), int(part[-1]) + 1)
             with self.autocast():
-                parts.append(write(input[part], position[part], places[part], noise[part], config, budget))
-        *tensors, kept = zip(*parts, strict=True)
-        tokens, logp, turn, read = (None if x[0] is None else torch.cat(x) for x in tensors)
-        kept = None if kept[0] is None else KeptTokens.join(kept)
+                *found, kept = write(input[part], position[part], places[part], noise[part], config, budget)
+            parts.append(Filled(*found, kept, None if one_pass else noise[part, 2:].float()))
+        return Filled.join(parts)
+
+    @torch.no_grad()
+    def rollouts(self, problems, out, config):
+        """config: group_size, fill_estimator, block_size"""
+        input, target, mask = unpack_batch(problems, self.device)                    # (P, T) each
+        P, G = len(input), config.group_size
+        position, chosen = masked_positions(mask, self.device)                       # (P, M)
+        places, tokens = places_of_mask(mask), out.target                            # (P, M) on the CPU, (N, M)
         row = torch.arange(P, device=self.device).repeat_interleave(G)               # (N,)
         text = fill_in(input, position, chosen, tokens.view(P, G, -1)).flatten(0, 1)  # (N, T)
-        if one_pass:
+        if out.turn is None:
             view = View(input[:, None], position[:, None])
         else:
             view = FILL_ESTIMATORS[config.fill_estimator](Written(
-                input, text, position[row], chosen[row], turn, read, noise[:, 2:].to(self.device, torch.float32),
+                input, text, position[row], chosen[row], out.turn, out.read, out.noise.to(self.device),
                 self.tokenizer.mask_token_id))
         hidden, truth = chosen[row], target.gather(1, position)[row]                 # (N, M) each
         metrics = {"mean_token_accuracy": (((tokens == truth) * hidden).sum(), hidden.sum())}
         texts = Texts(lambda: self._decode(input, target, text, G), lambda: list(text), position[row], metrics,
                       text.numel(), text.tolist)
-        reading = FillReading(G, kept, view.texts, view.position, places[:, None].expand(view.position.shape))
+        reading = FillReading(G, out.kept, view.texts, view.position, places[:, None].expand(view.position.shape))
         return Rollouts(group_size=G, target=tokens, mask=hidden,
-                        train_mask=hidden if view.train_mask is None else view.train_mask, old_logp=logp,
+                        train_mask=hidden if view.train_mask is None else view.train_mask, old_logp=out.logp,
                         truncated=torch.zeros(P * G, dtype=torch.bool, device=self.device),
                         max_tokens=config.block_size, reading=reading, texts=texts)
 

@@ -6,6 +6,7 @@ import torch
 
 from core.distributed import autocast
 from core.models import save_model
+from core.sharding import cut_like
 
 
 class ModelPolicy:
@@ -30,6 +31,9 @@ class ModelPolicy:
     def suffix(self):
         return self.model.suffix
 
+    def sample(self, problems, iteration, config):
+        return self.rollouts(problems, self.write(problems, iteration, config), config)
+
     def autocast(self):
         return autocast(self.device, self.dtype)
 
@@ -52,14 +56,26 @@ class ModelPolicy:
         return self.model.weights()
 
     def load_weights(self, weights):
-        self.model.load_weights(weights)
+        own = self.model.weights()
+        self.model.load_weights({name: cut_like(x, own[name]) for name, x in weights.items()})
+
+    def calls(self, reading):
+        """Number of times that `states` calls the model."""
+        return 1
+
+    def idle_loss(self, times):
+        """0, whose gradients are 0, of a model that was called `times` times: on a rank with less work than others,
+        which must take part in putting a sharded model together."""
+        token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        with self.autocast():
+            return sum(0 * self.model.states(token).flatten()[0] for _ in range(times))
 
     def identity(self):
         """What must be equal for a saved state to fit, beside the names and shapes of the weights."""
         return getattr(self.model, "identity", dict)()
 
-    def save(self, path, **facts):
-        save_model(path, self.model, self.tokenizer, **facts)
+    def save(self, path, weights=None, **facts):
+        save_model(path, self.model, self.tokenizer, weights=weights, **facts)
 
     def to(self, device):
         self.model.to(device)

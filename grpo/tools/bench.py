@@ -6,6 +6,7 @@ python grpo/tools/bench.py checkpoint   grad_checkpoint: activations stored, or 
 python grpo/tools/bench.py vocabulary   a Hugging Face model of 151,936 tokens: logits whole, or in parts
 python grpo/tools/bench.py peer         TRL and this project in turns (pip install -r requirements-peer.txt)
 python grpo/tools/bench.py growth       over group size, length, model size, vocabulary; one rank and two
+python grpo/tools/bench.py samplers     a slow sampler elsewhere: in turns with training, or iterations ahead
 python grpo/tools/bench.py fill --n_layer=4 --n_embd=128 --block_size=128 --batch_size=16
 python grpo/tools/bench.py peer --cases=T,S_mixed --steps=3
 
@@ -28,10 +29,12 @@ from grpo.benchmarks.comparison import BenchConfig, row
 from grpo.benchmarks.fill import Checkpointed, Fill
 from grpo.benchmarks.growth import GrowthConfig, run_growth
 from grpo.benchmarks.peer import PeerConfig, run_peer
+from grpo.benchmarks.samplers import SamplersConfig, run_samplers
 from grpo.benchmarks.side import peak_megabytes
 
 COMPARISONS = {"fill": Fill, "causal": Causal, "checkpoint": Checkpointed, "vocabulary": Vocabulary}
-OTHERS = {"peer": (PeerConfig, run_peer), "growth": (GrowthConfig, run_growth)}
+OTHERS = {"peer": (PeerConfig, run_peer), "growth": (GrowthConfig, run_growth),
+          "samplers": (SamplersConfig, run_samplers)}
 
 
 def peak_memory(argv, side):

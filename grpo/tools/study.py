@@ -3,6 +3,8 @@
 python grpo/tools/study.py arithmetic        every objective on sums, several steps per rollout
 python grpo/tools/study.py fill_in           every objective on fill-in with the judge
 python grpo/tools/study.py estimators        every fill_estimator on fill-in of equations in two passes
+python grpo/tools/study.py samplers          completions by this process, or by a worker of Ray
+python grpo/tools/study.py staleness         completions of an iteration ago, with and without importance weights
 --seeds=5 runs seeds 1 to 5. --out=FOLDER (default out-study) is where the runs are; finished runs are not repeated.
 --jobs=2 runs two at a time, with one thread each. Every other setting, such as --max_iters=40, goes to all runs.
 """
@@ -60,6 +62,9 @@ STUDIES = {
         "--eval_problems=32", "--gold_judge_checkpoint=None")),
     "estimators": Study("config/grpo_equations.py", "fill_estimator", tuple(FILL_ESTIMATORS), "reward/equations", 0.6,
                         ()),
+    "samplers": Study("config/grpo_arithmetic.py", "sampler", ("local", "ray"), "sampled_accuracy", 0.9, ()),
+    "staleness": Study("config/grpo_arithmetic.py", "importance", ("none", "token", "sequence_mask"),
+                       "sampled_accuracy", 0.9, ("--max_staleness=1",)),
 }
 
 

@@ -22,6 +22,8 @@ from grpo.grpo_training_step import collect_experience, grpo_training_step, trai
 from grpo.objectives import OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Rewards, Scored
+from grpo.samplers.ahead import Ahead
+from grpo.samplers.local import LocalSampler
 from tests.tiny import (Catcher, causal_policy, config, consumer, fill_policy, judge, model, prompt_consumer, rewards,
                         step_problems)
 
@@ -97,13 +99,32 @@ def sample_with_errors(problems, iteration, config):
 
 
 policy.sample = sample_with_errors
-for epochs in (1, 2):  # scored in training, and before it
-    c = dataclasses.replace(c, ppo_epochs=epochs)
-    data = prompt_consumer(prompts, c, rank=dist.rank, world=dist.world)
-    experience = collect_experience(policy, None, Rewards(c), step_problems(data, c), 0, c, dist, c.kl_beta)
-    metrics = train_on_experience(policy, experience, [Catcher(policy)], 1e-3, c, dist, c.kl_beta)
-    result[f"mismatch/{epochs}/metrics"] = torch.tensor([metrics[key] for key in (
-        "mismatch_max", "mismatch_kl", "ratio_minus_one")])
+# Scored in training, and before it; then with importance weights, which a part of the tokens or completions exceeds
+for i, settings in enumerate(({}, {"ppo_epochs": 2}, *({"importance": name, "importance_cap": 1.0045,
+                                                        "max_staleness": 1} for name in ("token", "sequence_mask")))):
+    now = dataclasses.replace(c, **settings)
+    data = prompt_consumer(prompts, now, rank=dist.rank, world=dist.world)
+    experience = collect_experience(policy, None, Rewards(now), step_problems(data, now), 0, now, dist, now.kl_beta)
+    catcher = Catcher(policy)
+    metrics = train_on_experience(policy, experience, [catcher], 1e-3, now, dist, now.kl_beta)
+    result[f"mismatch/{i}/metrics"] = torch.tensor([metrics.get(key, 0.0) for key in (
+        "mismatch_max", "mismatch_kl", "mismatch_mean", "ratio_minus_one", "ratio_min", "ratio_mean", "ratio_max",
+        "effective_sample_size", "importance_capped", "importance_rejected")])
+    result[f"mismatch/{i}"] = catcher.gradient
+
+# Completions that were written an iteration ago, each rank its own share
+c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, max_staleness=1, importance="token",
+           learning_rate=1e-3, min_lr=1e-3, grad_clip=1.0, kl_beta=0.0)
+policy, data = fill_policy(seed=1, scale=3.0), consumer(dataset, c, rank=dist.rank, world=dist.world)
+written = Ahead(LocalSampler(policy, c), policy, lambda iteration: step_problems(data, c, iteration)(), c)
+optimizers = build_optimizers(policy, c)
+for step in range(10):
+    metrics = grpo_training_step(policy, None, rewards(c, judge()), step_problems(data, c, step), optimizers, 1e-3,
+                                 step, c, dist, take=lambda batch, again: written.take(batch, step, again, 9))
+    if step == 0:
+        result["ahead/first"] = weights(policy)
+result["ahead/last"] = weights(policy)
+result["ahead/metrics"] = torch.tensor([metrics[key] for key in ("staleness", "dropped_rollouts", "mean_reward")])
 
 # The estimators of several passes
 for estimator in FILL_ESTIMATORS:

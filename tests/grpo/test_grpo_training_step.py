@@ -1,21 +1,20 @@
 """The GRPO step: its first ratio, what it changes, its phases and how often it runs them."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
 import torch
 
 from core.training_step import build_optimizers
-from grpo.grpo_training_step import Experience, mismatch
+from grpo.grpo_training_step import Experience
 from grpo.objectives import OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Scored
 from grpo.scoring import score
 from tests.tiny import (Catcher, causal_policy, collect, config, consumer, count_rows, equal_rewards_in, fill_policy,
                         fixed_rewards, grpo_step, judge, length_reward, prompt_config, prompt_consumer, rewards,
-                        same, sampled, share_of_e, step_gradient, train)
+                        same, share_of_e, step_gradient, train)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
@@ -50,22 +49,6 @@ def test_the_first_ratio_is_one_for_every_estimator_of_several_passes(dataset, S
     epochs = dataclasses.replace(c, ppo_epochs=2, kl_beta=0.0)
     rollouts = collect(policy, fixed_rewards(torch.rand(4, 4)), data, epochs).rollouts
     assert torch.equal(score(policy, rollouts, 1.0).logp, rollouts.old_logp)
-
-
-def test_the_mismatch_is_over_the_tokens_of_the_loss(dataset):
-    c, policy = config(), fill_policy()
-    rollouts = sampled(policy, dataset, c)
-    rollouts.train_mask = rollouts.mask * torch.rand(rollouts.mask.shape).round()
-    logp = rollouts.old_logp + torch.randn(rollouts.mask.shape)
-    off = [abs(math.exp(logp[n, m]) / math.exp(rollouts.old_logp[n, m]) - 1)
-           for n, m in rollouts.train_mask.nonzero().tolist()]
-    apart = [float(logp[n, m] - rollouts.old_logp[n, m]) for n, m in rollouts.train_mask.nonzero().tolist()]
-    found = mismatch(logp, rollouts)
-    assert float(found["mismatch_kl"]) == pytest.approx(sum(math.exp(d) - d - 1 for d in apart), rel=1e-4)
-    assert float(found["mismatch_max"]) == pytest.approx(max(map(abs, apart)), rel=1e-5)
-    assert float(mismatch(logp + 100, rollouts)["mismatch_max"]) == 20, "clamped, so that it stays finite"
-    assert mismatch(logp[:0], rollouts.select(torch.arange(0))[0])["mismatch_max"] == 0
-    assert float(found["ratio_minus_one"]) == pytest.approx(sum(off), rel=1e-4) and found["ratio_tokens"] == len(off)
 
 
 def test_each_distinct_input_is_read_once(dataset):

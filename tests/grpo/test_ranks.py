@@ -30,8 +30,8 @@ def test_both_ranks_hold_the_same_weights(layouts):
 def test_two_ranks_equal_one(layouts, other):
     choices = len(OBJECTIVES) + len(ADVANTAGES)
     later = choices * 7 + len(FILL_ESTIMATORS) + 1
-    assert len(layouts["two-0"]) == choices * 2 * 3 + later * 2 + 2 + 2, (
-        "fill-in x windows, later steps, mismatches, a step with groups on one rank alone, supervised")
+    assert len(layouts["two-0"]) == choices * 2 * 3 + later * 2 + 8 + 3 + 2, (
+        "fill-in x windows, later steps, mismatches, steps ahead, a step with groups on one rank alone, supervised")
     for name, weights in layouts["two-0"].items():
         if name.startswith("alone"):  # the problems that replace others depend on the rank
             continue
@@ -55,6 +55,16 @@ def test_the_later_steps_left_the_ratio_of_one(layouts):
             assert kl_to_old > 1e-4, name
             clipped[name.split("/")[1]] = clipped.get(name.split("/")[1], 0.0) + clip_fraction
     assert all(clipped[name] > 0 for name in OBJECTIVES if name != "cispo"), clipped
+
+
+def test_importance_weights_exceeded_their_bounds_in_a_part_of_the_step(layouts):
+    token, sequence = (layouts["wide-0"][f"mismatch/{i}/metrics"][-2:].tolist() for i in (2, 3))
+    assert 0.1 < token[0] < 0.9 and token[1] == 0
+    assert 0.1 < sequence[1] < 0.9
+
+
+def test_rollouts_of_an_iteration_ago_were_trained_on(layouts):
+    assert layouts["two-0"]["ahead/metrics"][:2].tolist() == [1.0, 0.0]
 
 
 def test_five_steps_went_somewhere(layouts):

@@ -8,7 +8,7 @@ import torch
 
 from grpo.grpo_training_step import differ
 from grpo.rewards import Scored
-from grpo.step_metrics import (add_up, discriminative_sums, logged_sums, nonfinite_rewards, rollout_sums,
+from grpo.step_metrics import (LARGEST, add_up, discriminative_sums, logged_sums, nonfinite_rewards, rollout_sums,
                                unique_completions)
 from tests.tiny import causal_policy, collect, config, fixed_rewards, prompt_consumer, sampled, train, undocumented
 
@@ -104,14 +104,21 @@ def test_the_largest_mismatch_is_that_of_the_whole_step(prompts, again):
     metrics, off = train(policy, experience, c), seen["off"].double()
     assert len(off) == int(experience.rollouts.train_mask.sum())
     assert metrics["mismatch_max"] == pytest.approx(2, rel=1e-4)
+    assert metrics["ratio_max"] == pytest.approx(math.exp(2), rel=1e-4)
+    assert metrics["ratio_min"] == pytest.approx(math.exp(-0.5), rel=1e-3)
+    assert metrics["ratio_mean"] == pytest.approx(float(off.exp().mean()), rel=1e-4)
+    assert metrics["mismatch_mean"] == pytest.approx(float(off.abs().mean()), rel=1e-4)
+    size = off.exp().sum() ** 2 / off.exp().square().sum() / len(off)
+    assert metrics["effective_sample_size"] == pytest.approx(float(size), rel=1e-4)
     assert metrics["mismatch_kl"] == pytest.approx(float((off.exp() - off - 1).mean()), rel=1e-3)
     assert metrics["ratio_minus_one"] == pytest.approx(float((off.exp() - 1).abs().mean()), rel=1e-3)
 
 
 def test_parts_of_a_step_add_up_and_of_a_largest_one_the_larger_counts():
-    a, b = {"loss": 0.0, "mismatch_max": 0.0}, {"loss": torch.tensor(2.0), "mismatch_max": torch.tensor(3.0), "x": 1}
-    found = add_up(add_up(a, b), {"loss": torch.tensor(5.0), "mismatch_max": torch.tensor(1.0)})
-    assert found == {"loss": 7.0, "mismatch_max": 3.0}
+    name = LARGEST[0]
+    a, b = {"loss": 0.0, name: -math.inf}, {"loss": torch.tensor(2.0), name: torch.tensor(-1.0), "x": 1}
+    found = add_up(add_up(a, b), {"loss": torch.tensor(5.0), name: torch.tensor(-3.0)})
+    assert found == {"loss": 7.0, name: -1.0}
 
 
 @pytest.mark.parametrize("name", ["lr", "kl_beta", "step", "tokens_per_second", "time/train", "loss"])

@@ -5,8 +5,8 @@ import torch
 
 from core.distributions import draw_uniforms, sampling_logp
 from core.fill_in import fill_in_passes
-from grpo.grpo_training_step import mismatch
 from grpo.policies.fill_views import FILL_ESTIMATORS
+from grpo.samplers.mismatch import mismatch
 from grpo.scoring import score
 from tests.tiny import TOKENIZER, config, consumer, fill_policy, judge, masked_problems, rewards, sampled
 

@@ -8,9 +8,9 @@ import torch
 from core.distributions import sampling_logp
 from core.models import load_model, load_tokenizer
 from core.training_step import build_optimizers
-from grpo.grpo_training_step import mismatch
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
+from grpo.samplers.mismatch import mismatch
 from grpo.scoring import score
 from tests.tiny import (CAUSAL, TOKENIZER, causal_model, causal_policy, clear_gradient, config, consumer, count_rows,
                         fill_policy, flat_gradient, model, prompt_consumer, same, sampled)

@@ -1,0 +1,191 @@
+"""Models whose weights are cut into parts, one for each rank (PyTorch's FSDP2), and put together again.
+
+Layer by layer: in training a layer is whole on a rank while the rank computes it, and its gradient is summed and cut
+again. Every rank must therefore read the model equally often (`in_step`). To write completions, or to evaluate, all
+ranks put the models together once (`gathered`), and then each of them does what it likes.
+"""
+
+import warnings
+from contextlib import contextmanager
+
+import torch
+
+PARALLEL = ("ddp", "fsdp")
+
+
+def check_parallel(c):
+    """Raises ValueError if parallel='fsdp' does not go together with another setting of a config."""
+    if c.parallel not in PARALLEL:
+        raise ValueError(f"parallel={c.parallel!r} is not one of {', '.join(PARALLEL)}")
+    if c.parallel != "fsdp":
+        return
+    plain = c.judge_reading in ("auto", "plain")
+    for key, fits, reason, remedy in (
+            ("optimizer", c.optimizer == "adamw", "Muon needs whole matrices, of which a rank has a part", "'adamw'"),
+            ("ref_offload", not c.ref_offload, "it shards the reference instead", False),
+            ("compile", not c.compile, "layers that are put together at each call are not compiled", False),
+            ("load_in_4bit", not c.load_in_4bit, "weights in 4 bits cannot be cut", False),
+            ("judge_reading", plain, "the other ways to read a judge are for one that is whole", "'plain'")):
+        if not fits:
+            raise ValueError(f"parallel='fsdp' does not go with {key}={getattr(c, key)!r}: {reason}; set {key}="
+                             f"{remedy} or parallel='ddp'")
+
+
+def is_sharded(x):
+    """Whether a tensor, or whatever it is, is this rank's part of a tensor."""
+    return hasattr(x, "full_tensor")
+
+
+def has_parts(model):
+    """Whether `shard` has cut this model, or this layer of one."""
+    return hasattr(model, "unshard")
+
+
+def is_asked_for(config, dist):
+    """Whether models are sharded in this run. One rank has nothing to share."""
+    return config.parallel == "fsdp" and dist.world > 1
+
+
+def loads_on(config, dist):
+    """The device that a model is loaded on: the CPU for one that is sharded, because whole it may not fit elsewhere."""
+    return torch.device("cpu") if is_asked_for(config, dist) else dist.device
+
+
+def shard_all(models, config, dist):
+    """Shards the models, None left out, if the config asks for it. A reference may be a model before it, with another
+    adapter."""
+    for model in models if is_asked_for(config, dist) else ():
+        if model is not None and not any(map(has_parts, model.modules())):
+            shard(model, dist)
+
+
+def shard(model, dist):
+    """Cuts a model, which is whole on every rank, into as many parts as there are ranks. From then on `gathered` puts
+    it together.
+
+    model: one of the model interface (core/model.py), or a transformers model that reads token ids
+    A rank keeps its part of each weight, in the precision of the weight. In bfloat16 (dist.dtype) the weights are put
+    together and computed with in bfloat16, and gradients are summed in float32.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # nothing changes it in place
+    for p in model.parameters():  # it is on the CPU, whose group of ranks is the first: parts of the same weights
+        torch.distributed.broadcast(p.data, src=0)
+    types = (torch.bfloat16, torch.float32) if dist.dtype == torch.bfloat16 else (None, None)  # of weights, of sums
+    precision = MixedPrecisionPolicy(*types, cast_forward_inputs=False)
+    for part in (*layers_of(model), model):
+        fully_shard(part, mesh=dist.mesh, mp_policy=precision)
+        part.set_gradient_divide_factor(1.0)  # a loss carries its normalisation: see Distributed
+        part.set_force_sum_reduction_for_comms(True)
+    model.set_reduce_scatter_unused_params(True)  # the ranks must agree on what they sum, and one may have no work
+    reads = model
+    if any(p.requires_grad for p in model.parameters()):  # a frozen one is only called when it is whole
+        register_fsdp_forward_method(model, "states")
+        reads = model.states
+    with torch.no_grad(), dist.autocast():  # the first module that is called counts as the root
+        reads(torch.zeros(1, 1, dtype=torch.long, device=dist.device))
+    dist.sharded.append(model)
+    let_go(model)
+
+
+def layers_of(model):
+    """The modules of a model that are put together one at a time in training."""
+    if hasattr(model, "layers"):
+        return model.layers
+    lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
+    return max(lists, key=lambda part: sum(p.numel() for p in part.parameters()))
+
+
+def let_go(model):
+    """Leaves a rank with its part of a model alone, as training begins with it."""
+    model.set_reshard_after_forward(True)
+    model.set_reshard_after_forward(False, recurse=False)  # the output layer reads after `states` has returned
+    model.reset_iter_state()
+
+
+@contextmanager
+def gathered(dist):
+    """Within, every sharded model is whole on every rank, in the precision that it computes in. All ranks must begin
+    it together; what each does inside, without gradients, and when it ends, is its own matter."""
+    try:
+        with dist.ending_together():
+            for model in dist.sharded:
+                model.set_reshard_after_forward(False)
+                for part in filter(has_parts, model.modules()):
+                    part.unshard()
+        yield
+    finally:
+        for model in dist.sharded:
+            let_go(model)
+
+
+@torch.no_grad()
+def whole(x, wanted=True):
+    """x, which may be a dict or list, with whole tensors on the CPU in the place of sharded ones; all else stays.
+
+    All ranks must call it with the same names in the same order; those for which `wanted` is False get None.
+    """
+    known = {}  # tied weights stay one tensor
+
+    def visit(x):
+        if isinstance(x, dict):
+            found = {key: visit(value) for key, value in x.items()}
+        elif isinstance(x, list):
+            found = [visit(value) for value in x]
+        elif is_sharded(x):
+            storage = x.to_local().untyped_storage()
+            if id(storage) not in known:
+                full = x.detach().full_tensor()
+                known[id(storage)] = full.cpu() if wanted else None, storage
+            found, _ = known[id(storage)]
+        else:
+            found = x
+        return found
+
+    found = visit(x)
+    return found if wanted else None
+
+
+@torch.no_grad()
+def cut_like(x, own):
+    """This rank's part of the whole tensor x, if `own` is a part of such a tensor; otherwise x itself."""
+    if not is_sharded(own) or is_sharded(x):
+        return x
+    from torch.distributed.tensor import distribute_tensor
+    return distribute_tensor(x.detach().to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+
+
+def weights_of(net):
+    """net.state_dict(), which would cut a sharded model that is whole now."""
+    if not any(map(has_parts, net.modules())):
+        return net.state_dict()
+    found = dict(net.named_parameters(remove_duplicate=False))
+    for name, part in net.named_modules():
+        kept = {key: x for key, x in part.named_buffers(recurse=False) if key not in part._non_persistent_buffers_set}
+        found |= {f"{name}.{key}".removeprefix("."): x for key, x in kept.items()}
+    return {name: x.detach() for name, x in found.items()}
+
+
+def cut_state(optimizer):
+    """Cuts the state that an optimizer has loaded, whole tensors, as its parameters are cut."""
+    for p, kept in optimizer.state.items():
+        for name, x in kept.items():
+            if torch.is_tensor(x) and x.shape == p.shape:
+                kept[name] = cut_like(x, p)
+
+
+def in_step(parts, calls, dist):
+    """The micro-batches of an optimizer step, so that every rank reads a sharded model equally often.
+
+    parts: those of this rank; calls: part -> number of times that the model is called for it
+    Yields (part, number of calls that are missing), on every rank as often; the part is None where this rank has no
+    more of them. Without sharded models the parts as they are, and 0.
+    """
+    if not dist.sharded:
+        yield from ((part, 0) for part in parts)
+        return
+    own = [calls(part) for part in parts]
+    rounds = int(dist.largest(torch.tensor(len(parts), device=dist.device)))
+    own = torch.tensor(own + [0] * (rounds - len(own)), device=dist.device, dtype=torch.long)  # (rounds,)
+    missing = (dist.largest(own) - own).tolist() if rounds else []
+    yield from zip([*parts, *[None] * (rounds - len(parts))], missing, strict=True)

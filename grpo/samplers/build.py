@@ -1,0 +1,43 @@
+"""The sampler of a config, and what its workers load."""
+
+import os
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from core.distributed import Distributed
+from core.judge_reading import AUTO
+from grpo.build import load_judge, load_policy, make_rewards
+from grpo.samplers.local import LocalSampler
+from grpo.samplers.ray import RaySampler
+from grpo.samplers.ray_cluster import threads_of_worker
+from grpo.samplers.vllm import VllmSampler
+
+ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # a worker is no rank of the trainer's
+
+
+def build_sampler(config, policy, dist, notes):
+    """The sampler that the config names. notes: those of choose_judge_readings, which the workers go by"""
+    if config.sampler == "ray":
+        reading = notes.get("judge_reading", {}).get("judge", config.judge_reading)
+        config = replace(config, judge_reading=reading, parallel="ddp", device=dist.device.type)  # one process, one GPU
+        make = partial(models_of_worker, policy.tokenizer, threads_of_worker(config))
+        return RaySampler(make, policy, config, dist)
+    if config.sampler == "vllm":
+        return VllmSampler(policy, config, dist)
+    return LocalSampler(policy, config)
+
+
+def models_of_worker(tokenizer, threads, config):
+    """The policy with the weights that the run started from, and the Rewards of the run with ray_rewards, else None."""
+    os.environ.update(ONE_PROCESS)
+    torch.set_num_threads(threads)
+    dist = Distributed(config.device, config.dtype)
+    policy = load_policy("generator_checkpoint", config, tokenizer, dist, adapter=config)
+    if not config.ray_rewards:
+        return policy, None
+    judge = load_judge("judge_checkpoint", config, policy, dist)
+    if judge is not None and config.judge_reading != AUTO:
+        judge.read_in(config.judge_reading)
+    return policy, make_rewards(config, judge, dist)

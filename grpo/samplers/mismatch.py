@@ -1,0 +1,109 @@
+"""How far a sampler's log-probabilities are from the policy's: measured, limited, and corrected by importance weights.
+
+With q the probability of a sampled token in the sampler and p its probability under the policy, before the first step
+on it, the ratio of the token is p / q. It is 1 if the policy itself sampled with the weights that it has now.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+
+CLAMP = 20.0      # largest log ratio that is measured, so that sums of ratios stay finite
+MOST_KL = 0.2     # nats per token: a sampler of other processes that is further away than this is not the policy's
+MISMATCH = ("ratio_minus_one", "mismatch_kl", "mismatch_mean", "ratio_mean", "ratio_square", "ratio_tokens")
+EXTREMES = ("most_log_ratio", "most_minus_log_ratio")  # of these the largest counts; the others of `mismatch` are sums
+
+
+def log_ratio(logp, rollouts):
+    """log(p / q) of the tokens of the loss, 0 elsewhere. logp: (N, M) log p; rollouts.old_logp: log q. (N, M)"""
+    return (logp.detach() - rollouts.old_logp).masked_fill(rollouts.train_mask == 0, 0.0)
+
+
+def mismatch(logp, rollouts):
+    """What the metrics of the mismatch are made of, over the tokens of the loss, with d = log(p / q) clamped to +-20.
+
+    Sums of |exp(d) - 1|, of exp(d) - d - 1, the k3 estimate of the KL from sampler to policy, of |d|, of exp(d) and of
+    exp(2d), and the number of tokens; the largest d and -d, minus infinity without tokens. logp: (N, M)
+    """
+    d, counted = log_ratio(logp, rollouts).clamp(-CLAMP, CLAMP), rollouts.train_mask > 0  # (N, M) each
+    away = d.expm1()                                                                 # (N, M) exact where d is small
+    ratio = torch.where(counted, d.exp(), 0.0)                                       # (N, M)
+    sums = away.abs().sum(), (away - d).sum(), d.abs().sum(), ratio.sum(), ratio.square().sum(), counted.sum()
+    none = d.new_full((1,), -torch.inf)
+    most = [torch.cat((x.masked_fill(~counted, -torch.inf).flatten(), none)).max() for x in (d, -d)]
+    return dict(zip((*MISMATCH, *EXTREMES), (*sums, *most), strict=True))
+
+
+def mismatch_metrics(out):
+    """The metrics of docs/metrics.md from what `mismatch` gave, over all micro-batches and ranks; {} if out has none.
+
+    effective_sample_size is (sum ratio)^2 / (number sum ratio^2), Kish's formula as a share of the tokens: 1 if all
+    ratios are equal.
+    """
+    if not {*MISMATCH, *EXTREMES} <= out.keys():
+        return {}
+    tokens = max(1.0, out["ratio_tokens"])
+    high, low = (0.0 if out[name] == -math.inf else out[name] for name in EXTREMES)
+    means = {name: out[name] / tokens for name in ("ratio_minus_one", "mismatch_kl", "mismatch_mean")}
+    if not out["ratio_tokens"]:
+        return means | {"mismatch_max": 0.0}
+    size = out["ratio_mean"] ** 2 / (tokens * out["ratio_square"]) if out["ratio_square"] else 0.0
+    return means | {"mismatch_max": max(high, low), "ratio_min": math.exp(-low), "ratio_max": math.exp(high),
+                    "ratio_mean": out["ratio_mean"] / tokens, "effective_sample_size": size}
+
+
+def check_mismatch(metrics, sampler):
+    """Raises ValueError if rollouts of another process are further from the policy than any rounding or a few steps of
+    training explain. sampler: the setting"""
+    if metrics.get("mismatch_kl", 0.0) > MOST_KL:
+        raise ValueError(f"sampler={sampler!r}: mismatch_kl={metrics['mismatch_kl']:.3g} nats per token is above "
+                         f"{MOST_KL:g}: the sampler's log-probabilities are not those of the policy for the same "
+                         "tokens; check its model, its temperature and the ids that it reports, and with max_staleness "
+                         "above 0 lower learning_rate")
+
+
+def truncated_ratios(d, mask, cap):
+    """The weight min(p / q, cap) of every token.
+
+    Truncated importance sampling: per token as in Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
+    Off-Policy RL Training" (fengyao.notion.site/off-policy-rl); the truncation from above is that of IMPALA, arXiv
+    1802.01561 section 4.1, and of Ionides 2008. 0 <= weight <= cap: small ratios keep their value.
+    d: (N, M) log(p / q); mask: (N, M). Returns weights (N, M), and (N,) which completions stay: all
+    """
+    return d.clamp(max=math.log(cap)).exp(), torch.ones_like(mask[:, 0])
+
+
+def kept_sequences(d, mask, cap):
+    """The weight 1 of every token of a completion whose geometric mean of p / q is within [1 / cap, cap], both ends
+    included, and 0 of all tokens of the others.
+
+    Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch"
+    (richardli.xyz/rl-collapse), rollout_rs='geometric' in verl, where caps of 1.0002 to 1.001 are usual: a mean over
+    many tokens is far closer to 1 than a single ratio. A completion with a ratio that is not finite is rejected.
+    d: (N, M) log(p / q); mask: (N, M). Returns weights (N, M), and (N,) which completions stay
+    """
+    mean = d.sum(1) / mask.sum(1).clamp(min=1)                                       # (N,)
+    kept = (mean.abs() <= math.log(cap)).to(mask.dtype)                              # (N,)
+    return kept[:, None].expand_as(d), kept
+
+
+IMPORTANCE = {"none": None, "token": truncated_ratios, "sequence_mask": kept_sequences}
+
+
+def with_importance(rollouts, logp, config):
+    """The rollouts with importance weights, without a gradient, in their advantage, and the sums of their metrics.
+
+    A loss is linear in a weight of its advantage that is not negative: min(r w A, clip(r) w A) = w min(r A, clip(r) A).
+    So the advantage holds the weights, and the clipped ratio stays that to the policy before the step, as in decoupled
+    PPO (arXiv 2110.00641). The KL penalty is not weighted. A rejected completion leaves mask and train_mask, and with
+    them every denominator.
+    logp: (N, M) log-probabilities under the policy before its first step; rollouts: with advantage, and with old_logp
+    of the sampler; config: importance, importance_cap
+    """
+    d, mask = log_ratio(logp, rollouts), rollouts.train_mask                         # (N, M) each
+    weight, kept = IMPORTANCE[config.importance](d, mask, config.importance_cap)     # (N, M), (N,)
+    sums = {"importance_capped": ((d > math.log(config.importance_cap)) * mask).sum(), "importance_tokens": mask.sum(),
+            "importance_rejected": (kept == 0).sum(), "importance_completions": len(kept)}
+    return replace(rollouts, advantage=rollouts.advantage * weight, mask=rollouts.mask * kept[:, None],
+                   train_mask=mask * kept[:, None]), sums

@@ -1,0 +1,185 @@
+"""The sampler in worker processes of Ray, on this machine or on those of a cluster."""
+
+import contextlib
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from grpo.rewards import Scored
+from grpo.rollout import moved
+from grpo.samplers.packed_weights import pack
+from grpo.samplers.ray_cluster import joined_ray, one_line, worker_options
+from grpo.samplers.ray_worker import RayWorker
+from grpo.samplers.sampler import Finished, SamplerError
+
+MOST_TRIES = 5       # of one part of a batch, each with another worker
+START_SECONDS = 300  # in which a worker must be ready: it imports, and loads its models
+
+
+@dataclass(eq=False)
+class Part:
+    """Problems that one worker writes completions for."""
+    problems: dict
+    worker: object = None
+    answer: object = None    # Ray's promise of what RayWorker.write returns
+    result: tuple | None = None
+    tries: int = 0
+
+
+@dataclass
+class Start:
+    """A batch of problems that is being written."""
+    problems: dict
+    iteration: int
+    version: int
+    parts: list = field(default_factory=list)
+
+
+class RaySampler:
+    """Actors that hold a copy of the policy, and of rewards and judge with config.ray_rewards, share the problems.
+
+    A worker that dies, or needs more than config.sampler_timeout seconds, is replaced, and what it had not finished is
+    given to others. What is written does not depend on it: the noise is that of each problem, and the weights of a
+    start are kept in Ray's object store until it is finished.
+    make: config -> (policy, a Rewards or None), called in each worker; a function that can be imported there
+    policy: the trainer's
+    """
+
+    outside = True
+
+    def __init__(self, make, policy, config, dist):
+        self.make, self.policy, self.config = make, policy, config
+        self.starts, self.weights, self.version, self.workers, self.replaced = deque(), {}, None, [], 0
+        size = sum(x.nbytes for x in policy.weights().values())
+        self.ray, self.leave = joined_ray(config, dist, size)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            options = worker_options(self.ray, config, dist)
+            self.actor = self.ray.remote(**options)(RayWorker)
+            self.workers = self._new_workers(config.ray_workers)
+            undo.pop_all()
+
+    def sync(self, weights, version):
+        self.weights = {v: x for v, x in self.weights.items() if any(start.version == v for start in self.starts)}
+        self.weights[version], self.version = self.ray.put(pack(weights)), version
+
+    def start(self, problems, iteration, version):
+        start, P = Start(problems, iteration, version), len(problems["number"])
+        for worker, part in zip(self.workers, torch.arange(P).tensor_split(len(self.workers))):
+            if len(part):
+                begin, end = int(part[0]), int(part[-1]) + 1
+                start.parts.append(Part({key: x[begin:end] for key, x in problems.items()}))
+                self._give(start, start.parts[-1], worker)
+        self.starts.append(start)
+
+    def finish(self):
+        start = self.starts[0]
+        until = time.monotonic() + self.config.sampler_timeout
+        while missing := [part for part in start.parts if part.result is None]:
+            answers = [part.answer for part in missing]
+            ready, _ = self.ray.wait(answers, timeout=max(0.0, until - time.monotonic()))
+            found = [part for part in missing if part.answer in ready]
+            lost = {part.worker: reason for part in found if (reason := self._fetch(part))}
+            if not ready:
+                why = f"needed more than sampler_timeout={self.config.sampler_timeout:g} seconds"
+                lost = {part.worker: why for part in missing}
+            if lost:
+                self._replace(lost)
+                until = time.monotonic() + self.config.sampler_timeout
+        self.starts.popleft()
+        return self._finished(start)
+
+    def score(self, problems, written):
+        answers = [worker.score.remote(problems, moved(written, "cpu"), self.version, self.weights[self.version])
+                   for worker in self.workers]
+
+        def wait():
+            ready, _ = self.ray.wait(answers, num_returns=len(answers), timeout=self.config.sampler_timeout)
+            return [self._value(answer)[0] if answer in ready else None for answer in answers]
+        return wait
+
+    def close(self):
+        for worker in self.workers:
+            self.ray.kill(worker)
+        self.workers, self.starts, self.weights = [], deque(), {}
+        self.leave()
+
+    def _new_workers(self, number):
+        """So many workers that are ready. One that dies while it starts is started again."""
+        workers = []
+        for _ in range(MOST_TRIES):
+            new = [self.actor.remote() for _ in range(number - len(workers))]
+            built = [worker.build.remote(self.make, self.config) for worker in new]
+            ready, late = self.ray.wait(built, num_returns=len(built), timeout=START_SECONDS)
+            if late:
+                free = {name: x for name, x in self.ray.available_resources().items() if name in ("CPU", "GPU")}
+                raise SamplerError(f"ray_workers={self.config.ray_workers}: {len(late)} of them did not start within "
+                                   f"{START_SECONDS} seconds; Ray has free: {free}; lower ray_workers")
+            reasons = [self._value(answer)[1] for answer in built]
+            workers += [worker for worker, reason in zip(new, reasons, strict=True) if not reason]
+            if len(workers) == number:
+                return workers
+        raise SamplerError(f"ray_workers={self.config.ray_workers}: workers ended {MOST_TRIES} times while they "
+                           f"started; the last one {reasons[-1]}")
+
+    def _value(self, answer):
+        """(what a worker returned, ""), or (None, why it is lost). An error of the worker's code ends the run."""
+        errors = self.ray.exceptions
+        try:
+            return self.ray.get(answer, timeout=self.config.sampler_timeout), ""
+        except errors.RayTaskError as error:
+            raise SamplerError(f"a worker of sampler='ray' failed: {one_line(error)}") from None
+        except errors.RayError as error:
+            return None, f"ended: {one_line(error)}"
+
+    def _fetch(self, part):
+        """Keeps the result of a part that is ready. Returns why its worker is lost, or nothing."""
+        part.result, reason = self._value(part.answer)
+        return reason
+
+    def _give(self, start, part, worker):
+        part.worker, part.tries = worker, part.tries + 1
+        part.answer = worker.write.remote(part.problems, start.iteration, start.version, self.weights[start.version])
+
+    def _replace(self, lost):
+        """New workers for the lost ones {worker: reason}, whose parts other workers get, or the new ones."""
+        self.replaced += len(lost)
+        for worker in lost:
+            self.ray.kill(worker)
+        self.workers = [worker for worker in self.workers if worker not in lost]
+        orphans = [(start, part) for start in self.starts for part in start.parts
+                   if part.result is None and part.worker in lost]
+        for _, part in orphans:
+            if part.tries == MOST_TRIES:
+                raise SamplerError(f"sampler='ray': {MOST_TRIES} workers were lost with the same problems, the last "
+                                   f"because it {lost[part.worker]}")
+        live = self.workers
+        heirs = live or self._new_workers(len(lost))
+        for number, (start, part) in enumerate(orphans):
+            self._give(start, part, heirs[number % len(heirs)])
+        self.workers = live + self._new_workers(len(lost)) if live else heirs
+
+    def _finished(self, start):
+        written, versions, scored = zip(*(part.result for part in start.parts), strict=True)
+        device = self.policy.device
+        rollouts = self.policy.rollouts(start.problems, moved(self.policy.join(written), device), self.config)
+        replaced, self.replaced = self.replaced, 0
+        return Finished(rollouts, min(versions), own=False, scored=joined_scores(scored, device),
+                        sums={"sampler/replaced_workers": float(replaced)})
+
+
+def joined_scores(parts, device):
+    """A Scored of different problems as one, with values and metrics; None if there are none."""
+    if parts[0] is None:
+        return None
+    values = {name: torch.cat([part.values[name] for part in parts]).to(device) for name in parts[0].values}
+    metrics = None
+    if parts[0].metrics is not None:
+        metrics = {}
+        for part in parts:
+            for name, (total, number) in part.metrics.items():
+                before = metrics.get(name, (0.0, 0))
+                metrics[name] = before[0] + total, before[1] + number
+    return replace(moved(Scored.join(parts), device), values=values, metrics=metrics)

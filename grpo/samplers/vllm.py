@@ -1,0 +1,232 @@
+"""The sampler that asks a vLLM server (OpenAI's completions with vLLM's additions): token ids in, token ids out.
+
+The server is started by the user, with the command of docs/scaling.md, and must see the same files. This file was
+written from the documentation of vLLM 0.18; no server has run with it.
+"""
+
+import hashlib
+import os
+import shutil
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from core.generation import Generation, Stop
+from core.model import GPT, LANGUAGE_MODEL
+from core.sharding import is_sharded, whole
+from core.to_huggingface import new_folder, write_causal
+from grpo.rollout import moved
+from grpo.samplers.sampler import Finished, SamplerError
+from grpo.samplers.vllm_answers import PROCESSED, Expected, read_completions, read_scores
+from grpo.samplers.vllm_http import Server
+from grpo.scoring import score_in_batches
+
+SEEDS = 7              # keeps the servers' seeds apart from other noise of a problem
+NEVER = -100.0         # the bias of a token that the policy never writes
+OTHER_TEMPERATURES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # that of the run times these is tried, and 1
+CHECKED = 8            # problems of the first batch whose log-probabilities are checked
+DIFFERENT = 0.3        # nats: mean difference in the first batch that no precision explains
+
+
+@dataclass
+class Start:
+    """Problems that the server writes completions for."""
+    problems: dict
+    prompts: list   # P lists of ids
+    version: int
+    model: str      # the name that was asked for
+    answers: list   # P Futures
+
+
+class VllmSampler:
+    """Completions by a vLLM server, to which a sync brings a new adapter under a name of its own, or all weights.
+
+    policy: the trainer's, causal; dist: the Distributed. Rank 0 brings the weights, each rank asks for its own share
+    """
+
+    outside = True
+
+    def __init__(self, policy, config, dist):
+        if policy.model.mode != LANGUAGE_MODEL:
+            raise ValueError(f"sampler='vllm' writes from left to right, but generator_checkpoint="
+                             f"{config.generator_checkpoint} fills in; use sampler='local' or 'ray'")
+        self.policy, self.config, self.dist = policy, config, dist
+        self.server = Server(config.vllm_url, config.sampler_timeout)
+        tokenizer, sequences = policy.tokenizer, list(config.stop_sequences)
+        self.never = never_written(policy)
+        able = torch.ones(policy.vocabulary, dtype=torch.bool)
+        able[[i for i in self.never if i < len(able)]] = False
+        self.expected = Expected(
+            self.server.named, config.group_size, config.max_new_tokens, able,
+            Stop(tokenizer, config.stop_sequences, config.response_prefix),
+            f"stop_token_ids {list(tokenizer.stop_token_ids)}" + (f", stop_sequences {sequences}" if sequences else ""))
+        self.folder = os.path.join(os.path.abspath(config.out_dir), "vllm-weights")
+        self.prefix = f"nano-grpo-{hashlib.sha256(self.folder.encode()).hexdigest()[:8]}-"
+        self.starts, self.model, self.loaded, self.first = deque(), None, {}, True
+        self.base = self._look()
+
+    def start(self, problems, iteration, version):
+        prompts = prompts_of(problems)
+        bodies = [self._request(prompt) | {"seed": seed_of(self.config.seed, iteration, number)}
+                  for prompt, number in zip(prompts, problems["number"], strict=True)]
+        answers = self.server.begin("/v1/completions", bodies)
+        self.starts.append(Start(problems, prompts, version, self.model, answers))
+
+    def finish(self):
+        start = self.starts.popleft()
+        found = [read_completions(answer, prompt, start.model, self.expected)
+                 for answer, prompt in zip(self._wait(start.answers), start.prompts, strict=True)]
+        written = moved(as_generation([completion for group in found for completion in group]), self.policy.device)
+        rollouts = self.policy.rollouts(start.problems, written, self.config)
+        if self.first:  # the policy has not moved since it was synced
+            check_temperature(self.policy, rollouts, self.config, self.server.named)
+            self.first = False
+        return Finished(rollouts, start.version, own=False)
+
+    def sync(self, weights, version):
+        weights = whole(weights, self.dist.is_main) if any(map(is_sharded, weights.values())) else None
+        has_adapter = getattr(self.policy.model, "has_adapter", False)
+        if not has_adapter:  # weights may not change below what is being written
+            for start in self.starts:
+                self._wait(start.answers)
+            self.dist.barrier()
+        name = f"{self.prefix}{version}"
+        if self.dist.is_main:
+            path = os.path.join(self.folder, name)
+            shutil.rmtree(path, ignore_errors=True)
+            os.makedirs(self.folder, exist_ok=True)
+            save_for_vllm(self.policy, path, weights)
+            (self._bring_adapter if has_adapter else self._bring_weights)(name, path, version)
+        self.dist.barrier()
+        self.model = name if has_adapter else self.base
+
+    def score(self, problems, written):
+        G, model = self.config.group_size, self.model
+        length, prompts = written.mask.sum(1).long().tolist(), prompts_of(problems)
+        texts = [prompts[n // G] + ids[:length[n]] for n, ids in enumerate(written.target.tolist())]
+        ask = {"model": model, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 1}
+        answers = self.server.begin("/v1/completions", [ask | {"prompt": ids} for ids in texts])
+
+        def wait():
+            scores = torch.zeros(written.mask.shape)
+            for n, (answer, ids) in enumerate(zip(self._wait(answers), texts, strict=True)):
+                scores[n, :length[n]] = torch.tensor(read_scores(answer, ids, length[n], model, self.expected))
+            return [scores]
+        return wait
+
+    def close(self):
+        self.server.close()
+        self.starts = deque()
+
+    def _look(self):
+        """The name of the model that is served. On rank 0, what an earlier run of this folder left is removed."""
+        answer = self.server.get("/v1/models")
+        if not isinstance(answer, dict) or not answer.get("data"):
+            raise SamplerError(f"{self.server.named} does not list its models as a vLLM server does; correct vllm_url")
+        names = [(card.get("id"), card.get("parent")) for card in answer["data"]]
+        if self.dist.is_main:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            for name, _ in names:
+                if name.startswith(self.prefix):
+                    self.server.post("/v1/unload_lora_adapter", {"lora_name": name})
+        return next((name for name, parent in names if parent is None), names[0][0])
+
+    def _request(self, prompt):
+        """What the server is asked for a prompt. Settings that its generation_config.json may bring are named too."""
+        c = self.config
+        return {"model": self.model, "prompt": prompt, "n": c.group_size, "max_tokens": c.max_new_tokens,
+                "temperature": c.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+                "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": {str(i): NEVER for i in self.never},
+                "stop_token_ids": list(self.policy.tokenizer.stop_token_ids), "ignore_eos": True,
+                "stop": list(c.stop_sequences), "include_stop_str_in_output": True, "skip_special_tokens": False,
+                "logprobs": 1, "return_token_ids": True}
+
+    def _wait(self, answers):
+        """The answers of Futures, all within sampler_timeout."""
+        until = time.monotonic() + self.config.sampler_timeout
+        try:
+            return [answer.result(max(0.0, until - time.monotonic())) for answer in answers]
+        except TimeoutError:
+            raise SamplerError(self.server.late("/v1/completions")) from None
+
+    def _bring_adapter(self, name, path, version):
+        """Loads the adapter, and lets go of those that nothing is written with any more."""
+        self.server.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+        self.loaded[version] = name, path
+        for old in [v for v in self.loaded if v < version - self.config.max_staleness]:
+            name, path = self.loaded.pop(old)
+            self.server.post("/v1/unload_lora_adapter", {"lora_name": name})
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _bring_weights(self, name, path, version):
+        """Lets the server read the weights of a folder in the place of its own, and forget what it has cached."""
+        self.server.post("/pause?mode=wait&clear_cache=true", {})
+        try:
+            self.server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
+        finally:
+            self.server.post("/resume", {})
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def prompts_of(problems):
+    """The ids of each prompt of a batch, without padding."""
+    return [row[int(n):].tolist() for row, n in zip(problems["input"], problems["padding"], strict=True)]
+
+
+def never_written(policy):
+    """The ids of a model in Hugging Face format that the policy never writes: those without a text, and rows of the
+    output layer behind the vocabulary."""
+    rows = policy.vocabulary if isinstance(policy.model, GPT) else policy.model.config.vocab_size
+    return [*policy.tokenizer.banned_token_ids, *range(policy.vocabulary, rows)]
+
+
+def seed_of(seed, iteration, number):
+    """The seed of a problem's completions; vLLM adds the number of the completion. It depends on these alone."""
+    return int(np.random.default_rng([SEEDS, seed, iteration, int(number)]).integers(2**62))
+
+
+def save_for_vllm(policy, path, weights):
+    """Writes what the server loads: the adapter, or the whole model in Hugging Face format.
+
+    weights: what policy.weights() gives, whole, if the policy has only parts of them; else None
+    """
+    if isinstance(policy.model, GPT):
+        twin = GPT(policy.model.config)
+        twin.load_weights(policy.weights() if weights is None else weights)
+        with new_folder(path) as folder:
+            write_causal(twin, policy.tokenizer, folder)
+    else:
+        policy.save(path, **({} if weights is None else {"weights": weights}))
+
+
+def as_generation(completions):
+    """A Generation of N completions (ids, log-probabilities, whether it was cut)."""
+    M = max(len(ids) for ids, _, _ in completions)
+    target, logp, mask = torch.zeros(len(completions), M, dtype=torch.long), *torch.zeros(2, len(completions), M)
+    for n, (ids, drawn, _) in enumerate(completions):
+        target[n, :len(ids)], logp[n, :len(ids)], mask[n, :len(ids)] = torch.tensor(ids), torch.tensor(drawn), 1.0
+    return Generation(target, mask, logp, None, torch.tensor([cut for _, _, cut in completions]))
+
+
+@torch.no_grad()
+def check_temperature(policy, rollouts, config, named):
+    """Raises SamplerError if the log-probabilities with which rollouts were drawn are not those of the policy at the
+    run's temperature, but nearer to those at another one, or far from both. The policy is the one that wrote them."""
+    few, _ = rollouts.select(torch.arange(min(CHECKED, rollouts.problems)))
+
+    def away(temperature):
+        logp = score_in_batches(policy, few, replace(config, temperature=temperature))
+        return float((logp - few.old_logp)[few.mask > 0].abs().mean())
+
+    own = away(config.temperature)
+    others = {x: away(x) for x in {1.0, *(config.temperature * x for x in OTHER_TEMPERATURES)} - {config.temperature}}
+    best = min(others, key=others.get)
+    if own > max(2 * others[best], 1e-4):
+        raise SamplerError(f"{named} draws or reports at about temperature {best:g} (mean difference {others[best]:.2g}"
+                           f" nats), not at temperature={config.temperature:g} ({own:.2g} nats); {PROCESSED}")
+    if not own <= DIFFERENT:
+        raise SamplerError(f"{named} reports log-probabilities that differ by {own:.2g} nats on average from the "
+                           f"policy's for the same ids; {PROCESSED}, and check that it reports the ids that it drew")

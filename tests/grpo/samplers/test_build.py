@@ -1,0 +1,115 @@
+"""Whole runs whose completions are written by real workers of a real local Ray, as a user starts them."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from core.config import exit_code, load_config
+from core.logger import read_records
+from grpo import train_grpo
+from grpo.grpo_config import GRPOConfig
+from grpo.rewards import reward
+from grpo.samplers.build import models_of_worker
+from grpo.samplers.ray_cluster import environment
+from tests.families import model_folder, write_sums
+from tests.kill_workers import LETTERS, process, settings_of, workers
+from tests.tiny import ROOT, TOKENIZER, fill_policy, judge, model, same, save, without_clock
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+RUN = {"max_iters": 3, "batch_size": 4, "group_size": 4, "eval_problems": 4, "eval_completions": 2, "log_interval": 1,
+       "pass_k": 2, "device": "cpu", "learning_rate": 1e-2, "min_lr": 1e-2, "warmup_iters": 0, "temperature": 1.0}
+RAY = {"sampler": "ray", "sampler_timeout": 120.0}
+ONLY_OUTSIDE = {"staleness", "dropped_rollouts", "sampler/replaced_workers"}
+
+
+@pytest.fixture(scope="module")
+def own_ray():
+    """A Ray of this process, which the runs of this file use and leave open."""
+    with environment({"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": ROOT}):
+        ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=2**27, log_to_driver=False,
+                 logging_level="ERROR")
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """name, settings -> (records of steps, weights) of a run in this process."""
+    def finished(name, **settings):
+        arguments = [f"--{key}={x}" for key, x in (settings | {"out_dir": tmp_path / name}).items()]
+        monkeypatch.setattr("sys.argv", ["grpo/train_grpo.py", *arguments])
+        assert exit_code(train_grpo.main) == 0, capsys.readouterr().err
+        records = without_clock(read_records(str(tmp_path / name / "metrics.jsonl")))
+        state = torch.load(tmp_path / name / "state.pt", weights_only=True)
+        return [r for r in records if "loss" in r], state["model"]
+    return finished
+
+
+def expect_alike(local, others, staleness=(0, 0, 0)):
+    """Two runs took the same steps, up to the rounding of log-probabilities, and learned from them."""
+    (steps, weights), (other_steps, other_weights) = local, others
+    for a, b in zip(steps, other_steps, strict=True):
+        for name in (a.keys() & b.keys()) - {"mismatch_kl", "mismatch_max", "mismatch_mean", "ratio_minus_one",
+                                             "sampler/replaced_workers"}:
+            assert b[name] == pytest.approx(a[name], rel=1e-3, abs=1e-4), (name, a["step"])
+        assert ONLY_OUTSIDE <= b.keys() and b["mismatch_kl"] < 0.1 and b["dropped_rollouts"] == 0
+    assert tuple(record["staleness"] for record in other_steps) == staleness
+    assert all(record["std_reward"] > 0 and record["grad_norm"] > 0 for record in steps)
+    for name, x in weights.items():
+        torch.testing.assert_close(other_weights[name], x, rtol=1e-3, atol=1e-4)
+
+
+def test_a_run_starts_a_ray_of_its_own_with_judge_and_rewards_in_the_worker_and_ends_it(run, dataset, tmp_path):
+    fill = RUN | {"dataset": dataset, "generator_checkpoint": save(tmp_path / "fill.safetensors", model()),
+                  "judge_checkpoint": save(tmp_path / "judge.safetensors", judge()), "judge_reading": "plain",
+                  "block_size": 32, "top_p": 0.9}
+    expect_alike(run("local", **fill), run("ray", **fill, **RAY, ray_rewards=True))
+    assert not ray.is_initialized()
+    children = [x for name in os.listdir("/proc") if name.isdigit() and (x := process(int(name)))]
+    assert not [title for title, parent in children if parent == os.getpid() and b"raylet" in title]
+
+
+def test_a_hugging_face_model_with_an_adapter_is_trained_one_step_off(own_ray, run, tmp_path):
+    pytest.importorskip("peft")
+    (tmp_path / "letters.py").write_text(LETTERS)
+    settings = RUN | {"dataset": write_sums(tmp_path / "sums.jsonl"), "lora_rank": 4, "max_new_tokens": 5,
+                      "generator_checkpoint": model_folder(tmp_path / "llama", "llama"), "top_p": 1.0,
+                      "reward_file": tmp_path / "letters.py", "reward_functions": "('letters',)",
+                      "max_staleness": 1, "importance": "token"}
+    expect_alike(run("local", **settings), run("ray", **settings, **RAY), staleness=(0, 1, 1))
+
+
+def test_a_run_whose_worker_is_killed_is_the_run_without_workers(own_ray, run, tmp_path):
+    calls, killed = [], []
+
+    @reward(low=0.0, high=1.0)
+    def deadly(prompts, completions, **columns):
+        """The share of letters. Its eighth call in the run with workers kills one of them."""
+        calls.append(len(completions))
+        if len(calls) == 8 and (found := workers()):
+            killed.append(min(found))
+            os.kill(killed[0], signal.SIGKILL)
+        return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
+
+    settings = settings_of(tmp_path, max_iters=12, max_staleness=1, reward_functions="('deadly',)", reward_file=None)
+    outside = run("ray", **settings)
+    assert len(killed) == 1 and sum(record["sampler/replaced_workers"] for record in outside[0]) == 1
+    calls.clear()
+    inside = run("local", **{key: x for key, x in settings.items() if key not in ("sampler", "ray_workers")})
+    expect_alike(inside, outside, staleness=(0, *[1] * 11))
+
+
+def test_a_worker_builds_the_models_of_the_run_as_one_process_that_is_no_rank(dataset, tmp_path, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "3")
+    settings = {"dataset": dataset, "generator_checkpoint": save(tmp_path / "fill.safetensors", model()),
+                "judge_checkpoint": save(tmp_path / "judge.safetensors", judge()), "judge_reading": "packed",
+                "block_size": 32, "device": "cpu", "sampler": "ray"}
+    config = lambda **more: load_config(GRPOConfig, [f"--{key}={x}" for key, x in (settings | more).items()])[0]
+    policy, rewards = models_of_worker(TOKENIZER, torch.get_num_threads(), config())
+    assert same(policy, fill_policy()) and rewards is None and os.environ["WORLD_SIZE"] == "1"
+    _, rewards = models_of_worker(TOKENIZER, torch.get_num_threads(), config(ray_rewards=True))
+    assert rewards.names == ("judge",) and rewards.judge.reading == "packed"

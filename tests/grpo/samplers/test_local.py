@@ -1,0 +1,141 @@
+"""The policy as its own sampler: the run of before, or, ahead of training, rollouts of earlier weights."""
+
+import copy
+
+import pytest
+import torch
+
+from core.logger import Logger, read_records
+from core.training_step import build_optimizers
+from grpo.evaluation import plots
+from grpo.grpo_trainer import GRPOTrainer
+from grpo.grpo_training_step import grpo_training_step
+from grpo.samplers.local import LocalSampler
+from grpo.samplers.sampler import Finished
+from tests.tiny import (causal_policy, config, consumer, fill_policy, length_reward, one_process, prompt_config,
+                        prompt_consumer, same, share_of_e, step_problems, without_clock)
+
+KINDS = {"fill": (fill_policy, config, consumer, share_of_e),
+         "causal": (causal_policy, prompt_config, prompt_consumer, length_reward)}
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(monkeypatch):
+    monkeypatch.setattr(plots, "draw_curves", lambda runs, path: None)
+
+
+@pytest.fixture
+def world(dataset, prompts, tmp_path):
+    """kind, settings -> (config, policy, data, reward)."""
+    def made(kind, **settings):
+        policy, configured, data_of, reward = KINDS[kind]
+        c = configured(**{"out_dir": str(tmp_path / "out"), "kl_beta": 0.0, "eval_interval": 100,
+                          "sample_interval": 100, "learning_rate": 1e-3, "min_lr": 1e-3} | settings)
+        return c, policy(scale=3.0), data_of(dataset if kind == "fill" else prompts, c), reward
+    return made
+
+
+def trainer(c, policy, data, reward):
+    return GRPOTrainer(policy, None, reward, data, lambda policy, temperature: ({}, []), c,
+                       Logger(c.out_dir, c.max_iters, ("loss",)), one_process())
+
+
+def by_hand(c, policy, data, reward, writers=None, first=0, optimizers=None):
+    """The steps of a run without a trainer. writers: (iteration, copies of the policy after each iteration so far) ->
+    the policy that writes; None: the policy at hand. Returns the metrics of each step."""
+    optimizers, found, copies = optimizers or build_optimizers(policy, c), [], {first: copy.deepcopy(policy)}
+    for i in range(first, c.max_iters):
+        take = None
+        if writers is not None:
+            def take(batch, again, writer=writers(i, copies)):
+                return Finished(writer.sample(batch, i, c), i)
+        found.append(grpo_training_step(policy, None, reward, step_problems(data, c, i), optimizers, c.learning_rate, i,
+                                        c, one_process(), take=take))
+        copies[i + 1] = copy.deepcopy(policy)
+    return found
+
+
+def logged(c):
+    return [r for r in without_clock(read_records(f"{c.out_dir}/metrics.jsonl")) if "loss" in r]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("zero_std", ["keep", "resample"])
+def test_without_staleness_a_run_is_the_synchronous_one_to_the_last_bit(world, kind, zero_std):
+    c, policy, data, reward = world(kind, zero_std=zero_std, max_iters=3)
+    twin = copy.deepcopy(policy)
+    trainer(c, policy, data, reward).run()
+    metrics = by_hand(c, twin, data, reward)
+    assert same(policy, twin)
+    for ours, theirs in zip(logged(c), metrics, strict=True):
+        assert {name: x for name, x in theirs.items() if name in ours} | ours == ours and "staleness" not in ours
+        assert len(ours.keys() & theirs.keys()) > 15
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [1, 2])
+def test_ahead_of_training_rollouts_are_written_by_earlier_weights(world, kind, k):
+    c, policy, data, reward = world(kind, max_staleness=k, max_iters=4)
+    twin = copy.deepcopy(policy)
+    trainer(c, policy, data, reward).run()
+    by_hand(c, twin, data, reward, lambda i, copies: copies[max(0, i - k)])
+    assert same(policy, twin)
+    assert [record["staleness"] for record in logged(c)] == [min(i, k) for i in range(4)]
+
+
+def test_a_resumed_run_writes_again_what_was_in_flight_with_the_weights_it_has(world):
+    c, policy, data, reward = world("causal", max_staleness=1, max_iters=2)
+    trainer(c, policy, data, reward).run()
+    c, again, *_ = world("causal", max_staleness=1, max_iters=5)
+    t = trainer(c, again, data, reward)
+    t.resume()
+    twin = copy.deepcopy(again)
+    optimizers = build_optimizers(twin, c)
+    for mine, other in zip(optimizers, t.optimizers, strict=True):
+        mine.load_state_dict(copy.deepcopy(other.state_dict()))
+    t.run()
+    by_hand(c, twin, data, reward, lambda i, copies: copies[max(2, i - 1)], first=2, optimizers=optimizers)
+    assert same(again, twin)
+    assert [record["staleness"] for record in logged(c)] == [0.0, 1.0, 0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("how", ["ends", "fails"])
+def test_a_run_closes_its_sampler_also_after_an_error(world, how):
+    c, policy, data, reward = world("causal", max_iters=1)
+
+    class Watched:
+        outside, closed = False, False
+
+        def sync(self, weights, version):
+            """Nothing to do."""
+
+        def start(self, problems, iteration, version):
+            self.found = Finished(policy.sample(problems, iteration, c), version)
+
+        def finish(self):
+            return self.found
+
+        def close(self):
+            self.closed = True
+
+    def broken(rollouts):
+        raise ValueError("the reward of the first step")
+    sampler = Watched()
+    if how == "ends":
+        trainer(c, policy, data, reward).run(sampler)
+    else:
+        with pytest.raises(ValueError, match="first step"):
+            trainer(c, policy, data, broken).run(sampler)
+    assert sampler.closed
+
+
+def test_two_starts_are_finished_in_their_order(world):
+
+    c, policy, data, _ = world("causal")
+    sampler = LocalSampler(policy, c)
+    for i in (4, 7):
+        sampler.start(data.problems("train", i), i, 3)
+    for i in (4, 7):
+        found = sampler.finish()
+        assert torch.equal(found.rollouts.target, policy.sample(data.problems("train", i), i, c).target)
+        assert found.version == 3 and found.own

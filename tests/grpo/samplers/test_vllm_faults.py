@@ -1,0 +1,117 @@
+"""A server that misbehaves ends the run with one line that names what is wrong."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from grpo.grpo_training_step import collect_experience, train_on_experience
+from grpo.samplers.sampler import SamplerError
+from grpo.samplers.vllm import VllmSampler
+from grpo.scoring import score_in_batches
+from tests.grpo.samplers.vllm_world import KINDS, folders, world  # noqa: F401 fixtures
+from tests.tiny import Catcher, fill_policy, fixed_rewards, one_process, prompt_config
+from tests.vllm_server import FAULTS
+
+CAUGHT = {  # fault: (kind, the line, what caught it)
+    "stale adapter": ("adapter", "weights of iteration 1 did not arrive: known tokens get .* of iteration 0"),
+    "stale weights": ("ours", "weights of iteration 1 did not arrive: known tokens get .* of iteration 0"),
+    "temperature": ("ours", "draws or reports at about temperature 1.6 .*, not at temperature=0.8"),
+    "raw": ("ours", "draws or reports at about temperature 1 .*--logprobs-mode processed_logprobs"),
+    "re-encoded": ("qwen3", "the ids are not those drawn"),
+    "re-encoded, equal number": ("qwen3", "differ by .* nats on average .*check that it reports the ids that it drew"),
+    "silent": ("ours", "did not answer /v1/completions within sampler_timeout=1 seconds"),
+    "no log-probabilities": ("ours", "without the log-probabilities of the tokens that it drew"),
+    "no ids": ("ours", "without token_ids; it must be vLLM 0.10.2 or later"),
+    "no scores": ("ours", "without prompt_logprobs"),
+    "other end": ("ours", "which is no end of the run's"),
+    "no end": ("ours", "wrote on behind an end of the completion"),
+    "other model": ("adapter", "answered with the model 'served', but 'nano-grpo-.*-0' was asked for"),
+    "prompt": ("ours", "read other ids than those of the prompt"),
+    "fewer": ("ours", "answered with 1 completions of a prompt, not group_size=2"),
+    "page": ("ours", "does not list its models as a vLLM server does"),
+    "broken": ("ours", "refused /v1/models with status 500: no memory")}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_ends_the_run_with_a_line_that_names_it(world, fault):
+    kind, line = CAUGHT[fault]
+    w = world(kind, sampler_timeout=1.0 if fault == "silent" else 20.0, temperature=0.8, max_new_tokens=12)
+    w.server.fault = fault
+    with pytest.raises(SamplerError, match=line) as error:
+        if fault in ("page", "broken"):
+            VllmSampler(w.policy, w.config, one_process())
+        w.life()
+    text = str(error.value)
+    assert "\n" not in text and (text.startswith("vllm_url=http://127.0.0.1:") or text.startswith("sampler='vllm': "))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_without_faults_passes_the_same_checks(world, kind):
+    w = world(kind, max_new_tokens=12)
+    rollouts = w.life()
+    assert torch.allclose(score_in_batches(w.policy, rollouts, w.config) * rollouts.mask, rollouts.old_logp, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["temperature", "re-encoded, equal number"])
+def test_what_goes_wrong_later_is_limited_by_the_mismatch(world, fault):
+    """The first batch was good; then the server is started again with other settings."""
+    w = world("qwen3", max_new_tokens=8, group_size=4)
+    w.life()
+    w.server.fault, w.server.factor = fault, 4
+    reward = fixed_rewards(torch.rand(2, 4))
+
+    def step():
+        take = lambda problems, again: (w.sampler.start(problems, 2, 1), w.sampler.finish())[1]
+        experience = collect_experience(w.policy, None, reward, lambda again: w.problems, 2, w.config,
+                                        one_process(), 0.0, take=take)
+        return train_on_experience(w.policy, experience, [Catcher(w.policy)], 0.0, w.config, one_process(), 0.0)
+
+    with pytest.raises(ValueError, match="sampler='vllm': mismatch_kl=.* nats per token is above 0.2"):
+        step()
+    w.server.fault = None
+    metrics = step()
+    assert metrics["mismatch_max"] < 1e-4 and metrics["effective_sample_size"] > 1 - 1e-4
+
+
+def test_a_server_of_another_model_is_refused_at_the_first_sync(world):
+    """Its adapters are added to other weights."""
+    w = world("adapter")
+    with torch.no_grad():
+        for p in w.server.net.parameters():
+            p.add_(0.3 * p.abs().mean() * torch.randn_like(p))
+    with pytest.raises(SamplerError, match="it holds other weights, another model"):
+        w.sync(0)
+
+
+def test_a_generator_that_fills_in_is_refused(prompts, tmp_path):
+    c = prompt_config(sampler="vllm", vllm_url="http://localhost:1", generator_checkpoint="fill", out_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="sampler='vllm' writes from left to right, but generator_checkpoint=fill fills"):
+        VllmSampler(fill_policy(), c, one_process())
+
+
+@pytest.mark.parametrize("kind, started, needed", [
+    ("adapter", {"adapters": False}, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora"),
+    ("ours", {"development": False}, "VLLM_SERVER_DEV_MODE=1")])
+def test_a_server_that_cannot_take_over_weights_is_told_how_to_start(world, kind, started, needed):
+    w = world(kind, started)
+    with pytest.raises(SamplerError, match=f"start the server with {needed}"):
+        w.sync(0)
+
+
+def test_a_completion_that_does_not_fit_the_server_is_its_own_message(world):
+    w = world(max_new_tokens=60)
+    w.sampler.model = w.sampler.base
+    w.sampler.start(w.problems, 0, 0)
+    with pytest.raises(SamplerError, match="status 400: This model's maximum context length is 64 tokens"):
+        w.sampler.finish()
+
+
+def test_a_closed_sampler_waits_for_nothing(world):
+    w = world(sampler_timeout=600.0)
+    w.sync(0)
+    w.server.fault = "silent"
+    w.sampler.start(w.problems, 0, 0)
+    w.sampler.close()
+    assert not w.sampler.starts

@@ -1,0 +1,85 @@
+"""A policy, its problems, and the vLLM sampler of a server in the test process; fixtures that make them."""
+
+import pytest
+import torch
+
+from core.lora import LoraConfig
+from core.models import load_model, load_tokenizer
+from core.prompts import PromptConsumer
+from core.to_huggingface import write_causal
+from grpo.policies.causal import CausalPolicy
+from grpo.samplers.canary import Canary
+from grpo.samplers.vllm import VllmSampler
+from tests.families import model_folder, write_sums
+from tests.tiny import CAUSAL, causal_model, one_process, prompt_config
+from tests.vllm_server import running
+
+SMALL = {"batch_size": 2, "group_size": 2, "max_new_tokens": 6, "temperature": 0.8, "sampler_timeout": 20.0}
+KINDS = ("ours", "qwen3", "adapter")  # a model of ours; one with several ends and rows behind its vocabulary; LoRA
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """{kind: the folder that the server is started with}."""
+    root = tmp_path_factory.mktemp("vllm")
+    write_causal(causal_model(scale=3.0), CAUSAL, str(root / "ours"))
+    qwen3 = model_folder(root / "qwen3", "qwen3", longest=64)
+    return {"ours": str(root / "ours"), "qwen3": qwen3, "adapter": qwen3, "sums": write_sums(root / "sums.jsonl")}
+
+
+class World:
+    """A policy, its problems, a server of its first weights, and the sampler between them."""
+
+    def __init__(self, kind, folders, prompts, out, server, **settings):
+        self.server, lora = server, {"lora_rank": 4} if kind == "adapter" else {}
+        self.config = prompt_config(sampler="vllm", vllm_url=server.url, out_dir=str(out), kl_beta=0.0, **lora,
+                                    **SMALL | settings)
+        if kind == "ours":
+            self.policy, data = CausalPolicy(causal_model(scale=3.0), CAUSAL), prompts
+        else:
+            adapter = LoraConfig(**lora)
+            model, _ = load_model(folders[kind], adapter=adapter)
+            self.policy, data = CausalPolicy(model, load_tokenizer(folders[kind])), folders["sums"]
+        tokenizer = None if kind == "ours" else self.policy.tokenizer
+        self.data = PromptConsumer(data, self.config.batch_size, self.config.seed, tokenizer=tokenizer)
+        self.problems = self.data.problems("train", 0)
+        self.sampler = VllmSampler(self.policy, self.config, one_process())
+        self.canary = Canary(self.sampler, self.policy, self.problems, self.config)
+
+    def sync(self, version):
+        self.sampler.sync(self.policy.weights(), version)
+        self.canary.begin(version)
+        self.canary.check()
+
+    def write(self, version, problems=None, iteration=0):
+        self.sampler.start(self.problems if problems is None else problems, iteration, version)
+        return self.sampler.finish().rollouts
+
+    def move(self, size=0.05, seed=0):
+        g = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in filter(lambda p: p.requires_grad, self.policy.parameters()):
+                p.add_(size * (p.abs().mean() + 0.1) * torch.randn(p.shape, generator=g))
+
+    def life(self):
+        """The first batch, a step of training, and the next batch."""
+        self.sync(0)
+        self.write(0)
+        self.move()
+        self.sync(1)
+        return self.write(1, iteration=1)
+
+
+@pytest.fixture
+def world(folders, prompts, tmp_path):
+    """(kind, settings of the server in `started`, settings) -> a World, whose server is ended after the test."""
+    opened = []
+
+    def make(kind="ours", started=None, **settings):
+        opened.append(running(folders[kind], **(started or {})))
+        out = tmp_path / f"out{len(opened)}"
+        return World(kind, folders, prompts, out, opened[-1].__enter__(), **settings)
+
+    yield make
+    for server in opened:
+        server.__exit__(None, None, None)

@@ -1,0 +1,169 @@
+"""Kills Ray workers at random moments while small real runs go on, and compares these with an undisturbed run.
+
+python tests/kill_workers.py --kills=20
+python tests/kill_workers.py --kills=4 --seed=3 --max_staleness=0
+A worker is killed while it starts, waits or writes. The run must end by itself, with the same bits in its weights and
+the same metrics: then every problem of every iteration was trained exactly once. Needs requirements-ray.txt.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import torch
+
+from core.checkpoint_manager import read_state
+from core.config import run_script
+from core.logger import read_records
+from core.models import save_model
+from grpo import train_grpo
+from grpo.samplers.ray_cluster import environment
+from tests.kill import flat
+from tests.tiny import CAUSAL, ROOT, causal_model, without_clock, write_prompt_dataset
+
+KILLS_OF_A_RUN, RUNS_OF_A_KILL = 4, 3  # at most; a run may end before its first kill
+RUN = {"max_iters": 100, "save_interval": 100, "eval_interval": 100, "sample_interval": 100, "log_interval": 100,
+       "batch_size": 4, "group_size": 3, "eval_problems": 2, "eval_completions": 2, "pass_k": 2, "device": "cpu",
+       "learning_rate": 1e-2, "max_new_tokens": 5, "top_p": 1.0, "reward_functions": "('letters',)",
+       "sampler": "ray", "ray_workers": 2, "sampler_timeout": 60.0}
+LETTERS = '''
+from grpo.rewards import reward
+
+@reward(low=0.0, high=1.0)
+def letters(prompts, completions, **columns):
+    """The share of letters among the characters."""
+    return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
+'''
+
+
+def settings_of(folder, **more):
+    """The settings of a run on data and a model that are written to the folder."""
+    write_prompt_dataset(folder / "sums")
+    save_model(str(folder / "causal.safetensors"), causal_model(scale=3.0), CAUSAL)
+    (folder / "letters.py").write_text(LETTERS)
+    return RUN | {"dataset": folder / "sums", "generator_checkpoint": folder / "causal.safetensors",
+                  "reward_file": folder / "letters.py"} | more
+
+
+def process(pid):
+    """(its title, the number of its parent), or None if it has ended."""
+    try:
+        title = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+        return title, int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def workers():
+    """{number: title} of the processes of workers of the Ray that this process started. The title tells what a worker
+    is called for: ray::RayWorker.build, while it starts."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    found = {pid: x for pid in pids if (x := process(pid))}
+    mine = {pid for pid, (_, parent) in found.items() if parent == os.getpid()}
+    return {pid: title for pid, (title, parent) in found.items()
+            if title.startswith(b"ray::RayWorker") and parent in mine}
+
+
+class Killer(threading.Thread):
+    """Ends one of the run's workers at a random moment, `kills` times, each once all of them are there again: one in
+    five while it starts, the others while the run goes on."""
+
+    def __init__(self, out_dir, kills, rng, tell):
+        super().__init__(daemon=True)
+        self.out_dir, self.kills, self.rng, self.tell = out_dir, kills, rng, tell
+        self.killed, self.over = [], threading.Event()
+
+    def run(self):
+        early = self.rng.random() < 0.2
+        while len(self.killed) < self.kills and not self.over.wait(0.01):
+            found = workers()
+            ready = not any(b"build" in title for title in found.values()) and os.path.exists(
+                os.path.join(self.out_dir, "metrics.jsonl"))
+            alive = [pid for pid in found if pid not in self.killed]
+            if len(alive) == RUN["ray_workers"] and ready != early:
+                if not self.over.wait(self.rng.uniform(0, 1.0)):
+                    pid = self.rng.choice(alive)
+                    os.kill(pid, signal.SIGKILL)
+                    self.killed.append(pid)
+                    self.tell(f"killed worker {pid}, {'which started' if early else 'in the run'}")
+                    early = self.rng.random() < 0.2
+
+
+def train(settings, out_dir):
+    """A run in this process; what it prints goes to a file."""
+    with open(f"{out_dir}.log", "w") as log, contextlib.redirect_stdout(log):
+        train_grpo.main([f"--{key}={value}" for key, value in (settings | {"out_dir": out_dir}).items()])
+
+
+def disturbed(settings, out_dir, kills, rng, tell):
+    """A run whose workers are killed. Returns how many were, and how many of them the run noticed and replaced."""
+    killer = Killer(out_dir, kills, rng, tell)
+    killer.start()
+    try:
+        train(settings, out_dir)
+    finally:
+        killer.over.set()
+        killer.join()
+    replaced = sum(r.get("sampler/replaced_workers", 0.0) for r in read_records(f"{out_dir}/metrics.jsonl"))
+    return len(killer.killed), int(replaced)
+
+
+def steps(out_dir):
+    """The metrics of the steps of a run, without times and the count of replaced workers."""
+    return [{key: x for key, x in record.items() if key != "sampler/replaced_workers"}
+            for record in without_clock(read_records(f"{out_dir}/metrics.jsonl"))]
+
+
+def difference(a, b):
+    """The first thing in which the runs in two folders differ, or nothing."""
+    one, two = (flat(read_state(os.path.join(x, "state.pt"))) for x in (a, b))
+    for name in one.keys() | two.keys():
+        x, y = one.get(name), two.get(name)
+        if type(x) is not type(y) or not (torch.equal(x, y) if torch.is_tensor(x) else x == y):
+            return f"state.pt: {name}"
+    return "" if steps(a) == steps(b) else "metrics.jsonl"
+
+
+def main(argv):
+    """Parses, runs, prints a line for each kill and a summary. Exits 1 if a run differs, or too few were killed."""
+    import ray
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max_staleness", type=int, default=1)
+    options = parser.parse_args(argv)
+    with environment({"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": ROOT}):
+        ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=2**27, log_to_driver=False,
+                 logging_level=logging.ERROR)
+    rng, began, kills, replaced, ended, wrong = random.Random(options.seed), time.monotonic(), 0, 0, 0, 0
+    tell = lambda text: print(f"  {time.monotonic() - began:5.1f} s: {text}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        settings = settings_of(folder, max_staleness=options.max_staleness)
+        train(settings, folder / "whole")
+        while kills < options.kills and ended < RUNS_OF_A_KILL * options.kills:
+            got, noticed = disturbed(settings, folder / f"run-{ended}", min(KILLS_OF_A_RUN, options.kills - kills), rng,
+                                     tell)
+            error = difference(folder / "whole", folder / f"run-{ended}")
+            kills, replaced, ended, wrong = kills + got, replaced + noticed, ended + 1, wrong + bool(error)
+            print(f"run {ended}: {error or 'the same bits and metrics'}", flush=True)
+    ray.shutdown()
+    print(f"{kills} workers killed in {ended} runs, {replaced} of them replaced: {ended - wrong} runs ended with the "
+          f"bits and metrics of the undisturbed one, {wrong} did not; {time.monotonic() - began:.0f} s")
+    if kills < options.kills or wrong:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    run_script(main)
