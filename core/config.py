@@ -219,7 +219,7 @@ def describe(config, origin):
     """The settings that differ from the defaults and where each was set, one line each."""
     default = {f.name: default_of(f) for f in dataclasses.fields(config)}
     changed = [(k, v) for k, v in dataclasses.asdict(config).items() if k in origin and v != default[k]]
-    width = max((len(f"{k} = {v!r}") for k, v in changed), default=0)
+    width = min(80, max((len(f"{k} = {v!r}") for k, v in changed), default=0))  # a long list does not widen all lines
     return [f"{f'{k} = {v!r}':<{width}}  (default {default[k]!r}; {origin[k]})" for k, v in changed]
 
 
