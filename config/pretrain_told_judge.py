@@ -1,4 +1,4 @@
-# python core/pretrain.py config/pretrain_told_judge.py --init_from=JUDGE "--fill_checkpoints=[GENERATOR, POLICY, ...]"
+# python core/pretrain.py config/pretrain_told_judge.py --init_from=JUDGE "--fill_checkpoints=['GENERATOR', 'POLICY']"
 # Makes a judge that can be told which characters were filled in from one that cannot, on texts filled in by policies
 # that were trained against it (data/char_diffusion/pretrained/README.md). 5 minutes on 2 CPU cores with
 # --dtype=bfloat16 --compile=True

@@ -52,6 +52,9 @@ def mode_of(config):
 def build_model(config, data, dist):
     """A Hugging Face model as init_from has it, or a new model; with init_from that starts from the named model's
     weights, all but the output layer if the mode differs."""
+    if config.judge_head != "realness" and (config.mode != SEQUENCE_SCORER or starts_from_huggingface(config)):
+        raise ValueError(f"judge_head={config.judge_head!r} is for new judges of this project: set "
+                         "mode='sequence_scorer' and no Hugging Face init_from, or judge_head='realness'")
     if starts_from_huggingface(config):
         if config.dropout > 0:
             raise ValueError(f"dropout={config.dropout} is for new models; set dropout=0.0 with init_from="

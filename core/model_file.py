@@ -42,6 +42,8 @@ def read_header(path, key="checkpoint"):
     if not os.path.exists(path):
         recipe = f"config/pretrain_{RECIPES.get(key, 'generator')}.py"
         hub = f" (a model of the hub is hf:{path})" if re.fullmatch(r"[\w.-]+/[\w.-]+(?<!\.safetensors)", path) else ""
+        if os.path.basename(path).startswith("adapted_"):
+            recipe = f"config/adapt_{RECIPES.get(key, 'generator').removeprefix('gold_')}.py"
         remedy = REMEDIES.get(key, f"train it with python core/pretrain.py {recipe} --export={path}")
         raise FileNotFoundError(f"{key}={path} does not exist{hub}; correct the path, or {remedy}")
     try:

@@ -8,6 +8,7 @@ python core/sample.py --checkpoint=hf:Qwen/Qwen3-0.6B --template=model --text='W
 import os
 import sys
 from dataclasses import dataclass
+from itertools import zip_longest
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -100,11 +101,11 @@ def complete(model, tokenizer, config, device):
 
 def arranged(texts):
     """The same text at several moments: next to each other if it has lines, otherwise one below the other."""
-    columns = [text.strip("\n").split("\n") for text in texts]
-    if max(map(len, columns)) == 1:
+    columns = [text.removesuffix("\n").split("\n") for text in texts]
+    if len(columns[0]) == 1:  # a line end that is filled in later does not count
         return "\n".join(texts)
     width = max(len(line) for column in columns for line in column)
-    rows = ["   ".join(line.ljust(width) for line in row).rstrip() for row in zip(*columns, strict=True)]
+    rows = ["   ".join(line.ljust(width) for line in row).rstrip() for row in zip_longest(*columns, fillvalue="")]
     return "\n".join(rows) + "\n"
 
 
@@ -115,6 +116,8 @@ def main(argv):
     model, _ = load_model(config.checkpoint, device)
     tokenizer = load_tokenizer(config.checkpoint)
     if model.mode == LANGUAGE_MODEL:
+        if config.show_passes:
+            raise ValueError(f"show_passes=True: {config.checkpoint} completes texts token by token; leave it out")
         return complete(model, tokenizer, config, device)
     if model.mode != MASKED_FILL:
         raise ValueError(f"checkpoint={config.checkpoint} has mode {model.mode}, but {MASKED_FILL} or "

@@ -7,8 +7,8 @@ from core.distributions import in_parts, token_logp
 from core.masking import masked_positions
 from core.model import SEQUENCE_SCORER
 
-TOLD_OF_FOUR = 3  # texts of four that a told judge reads with the knowledge what was filled in; only these tokens count
-                  # there, about as many in the three texts as in the fourth
+TOLD_OF_FOUR = 3  # texts of four, on average, that a told judge reads with the knowledge what was filled in; only these
+                  # tokens count there, of a third of each text as many as in the fourth text
 
 
 def replacement_target(share):
@@ -22,7 +22,7 @@ def supervised_sums(model, input, target, mask):
     input, target: (B, T); mask: (B, T) True where the loss counts
     Returns {"loss", "correct", "count"}: cross-entropy of the masked tokens; for a realness judge the binary
     cross-entropy of 'this token is the true one' at every position (replaced-token detection, arXiv 2003.10555); a told
-    judge reads three of four texts with the knowledge which tokens are masked, and only these count there; for a
+    judge reads about three of four texts with the knowledge which tokens are masked, and only these count there; for a
     cls judge, whose input starts with CLS, the squared error of the replaced share's target.
     """
     if model.mode == SEQUENCE_SCORER and model.judge_head == "cls":
@@ -33,8 +33,10 @@ def supervised_sums(model, input, target, mask):
     if model.mode == SEQUENCE_SCORER:
         real, counted = input == target, torch.ones_like(input, dtype=torch.bool)    # (B, T) each
         if model.judge_head == "told":
-            told = torch.arange(len(input), device=input.device)[:, None] % 4 < TOLD_OF_FOUR  # (B, 1)
-            filled = mask.to(input.device) & told                                    # (B, T)
+            filled = mask.to(input.device)                                           # (B, T)
+            places = (filled * torch.arange(mask.shape[1], device=input.device)).sum(1, keepdim=True)
+            told = places % 4 < TOLD_OF_FOUR  # (B, 1) of each text alone, however the texts are cut into batches
+            filled = filled & told
             input, counted = model.mark(input, filled), filled | ~told
         logits = model(input)                                                        # (B, T)
         loss = F.binary_cross_entropy_with_logits(logits, real.float(), counted.float(), reduction="sum")

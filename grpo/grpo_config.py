@@ -80,7 +80,8 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     # where completions are written: docs/scaling.md
     sampler: str = "local"                    # local: in this process; ray: in Ray's worker processes, here or in a
                                               # cluster; vllm: by a vLLM server
-    sampler_timeout: float = 600.0            # seconds that any call of a sampler may take
+    sampler_timeout: float = 600.0            # seconds that a call of a sampler may take; a worker that takes longer
+                                              # is replaced, and its time begins anew
     max_staleness: int = 0                    # iterations that are written ahead while the policy is trained, and that
                                               # their completions are older than it; 0: none
     ray_address: str | None = None            # the cluster to join: auto, or host:port; None: a Ray of its own, here
@@ -116,7 +117,7 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     credit_window: int | None = None          # a token's reward is the judge's score of the text at most this many
                                               # positions away; None: of the whole text
     told_window: int | None = 1               # with credit_window, a judge that can be told which tokens were sampled
-                                              # is told it of every other problem; credit there is its score of those
+                                              # is told it of half of the problems; credit there is its score of those
                                               # at most this many positions away; None: it is not told
     kl_beta: float = 0.1                      # weight of the KL penalty to the reference
     kl_estimator: str | None = None           # exact (over the vocabulary), k2, k3; None: exact for fill-in, else k3
@@ -177,7 +178,7 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
         check_numbers(self)
         check_objective(self)
         check_reference(self)
-        check_reward_file(self)
+        check_files(self)
         check_sampler(self)
         check_parallel(self)
         if not all(self.stop_sequences):
@@ -245,12 +246,13 @@ def check_objective(c):
                          "kl_importance use kl_estimator='k3'")
 
 
-def check_reward_file(c):
-    """Raises ValueError if the file would be set aside with those of an earlier run."""
-    path = c.reward_file and os.path.realpath(c.reward_file)
-    if path and os.path.dirname(path) == os.path.realpath(c.out_dir):
-        raise ValueError(f"reward_file={c.reward_file} is in out_dir={c.out_dir}, whose files a new run sets aside; "
-                         "move it to another folder")
+def check_files(c):
+    """Raises ValueError if a file that is read during the run would be set aside with those of an earlier run."""
+    for key in ("reward_file", *(("generator_checkpoint", "judge_checkpoint") if c.sampler == "ray" else ())):
+        path = getattr(c, key) and os.path.realpath(getattr(c, key))
+        if path and os.path.dirname(path) == os.path.realpath(c.out_dir):
+            raise ValueError(f"{key}={getattr(c, key)} is in out_dir={c.out_dir}, whose files a new run sets aside; "
+                             "move it to another folder, or choose another out_dir")
 
 
 def check_reference(c):

@@ -231,6 +231,8 @@ def main(argv):
         if text.strip() and text not in seen:
             seen.add(text)
             sides["val" if is_validation(text) else "train"].append(text)
+    if not sides["val"] and len(sides["train"]) >= 10:  # of few paragraphs chance may take none
+        sides["val"].append(sides["train"].pop())
     check_characters(source, paragraphs, dropped)
     if not seen:
         raise ValueError(f"{source} has no text in it; name another file or folder")

@@ -3,7 +3,7 @@
 import numpy as np
 
 ORDER = 7                 # tokens of an n-gram, with the one that is predicted
-MOST_TOKENS = 5_000_000   # of the training text that are counted: a bound on time and memory
+MOST_TOKENS = 1_500_000   # of the training text that are counted: a bound on time and memory
 
 
 class NGramModel:

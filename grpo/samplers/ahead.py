@@ -54,8 +54,7 @@ class Ahead:
         if self.sampler.outside or self.config.max_staleness:
             P = finished.rollouts.problems
             sums = sums | {"dropped_rollouts": dropped, "sum of staleness": staleness * P, "count of staleness": P}
-        own = not self.sampler.outside and not staleness
-        return replace(finished, own=own, staleness=staleness, sums=sums)
+        return replace(finished, staleness=staleness, sums=sums)
 
     def _start(self, name, batch):
         if name not in self.waiting and name not in self.done:

@@ -166,7 +166,7 @@ class RaySampler:
         device = self.policy.device
         rollouts = self.policy.rollouts(start.problems, moved(self.policy.join(written), device), self.config)
         replaced, self.replaced = self.replaced, 0
-        return Finished(rollouts, min(versions), own=False, scored=joined_scores(scored, device),
+        return Finished(rollouts, min(versions), scored=joined_scores(scored, device),
                         sums={"sampler/replaced_workers": float(replaced)})
 
 

@@ -16,7 +16,6 @@ class Finished:
     """The rollouts of a start, and who wrote them."""
     rollouts: Rollouts
     version: int                    # of the weights that wrote them; of the oldest, if several workers differ
-    own: bool = True                # the policy wrote them with the weights that it has now, so old_logp is its own
     staleness: int = 0              # iterations that the policy was trained on since it had these weights
     scored: Scored | None = None    # their rewards, if the sampler computed them
     sums: dict = field(default_factory=dict)  # as those of grpo/step_metrics.py

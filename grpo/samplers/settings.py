@@ -11,6 +11,9 @@ def check_sampler(c):
             if c.sampler != sampler and getattr(c, key) != default:
                 raise ValueError(f"{key}={getattr(c, key)!r} has no effect with sampler={c.sampler!r}; set "
                                  f"sampler={sampler!r} or leave {key} out")
+    if c.importance == "none" and c.importance_cap != 2.0:
+        raise ValueError(f"importance_cap={c.importance_cap} has no effect with importance='none'; set importance="
+                         "'token' or leave importance_cap out")
     if c.sampler == "vllm" and c.vllm_url is None:
         raise ValueError("sampler='vllm' needs the address of the server: set vllm_url, such as http://localhost:8000")
     truncation = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}

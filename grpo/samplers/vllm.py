@@ -16,7 +16,6 @@ import torch
 
 from core.generation import Generation, Stop
 from core.model import GPT, LANGUAGE_MODEL
-from core.sharding import is_sharded, whole
 from core.to_huggingface import new_folder, write_causal
 from grpo.rollout import moved
 from grpo.samplers.sampler import Finished, SamplerError
@@ -84,10 +83,9 @@ class VllmSampler:
         if self.first:  # the policy has not moved since it was synced
             check_temperature(self.policy, rollouts, self.config, self.server.named)
             self.first = False
-        return Finished(rollouts, start.version, own=False)
+        return Finished(rollouts, start.version)
 
     def sync(self, weights, version):
-        weights = whole(weights, self.dist.is_main) if any(map(is_sharded, weights.values())) else None
         has_adapter = getattr(self.policy.model, "has_adapter", False)
         if not has_adapter:  # weights may not change below what is being written
             for start in self.starts:
@@ -191,15 +189,15 @@ def seed_of(seed, iteration, number):
 def save_for_vllm(policy, path, weights):
     """Writes what the server loads: the adapter, or the whole model in Hugging Face format.
 
-    weights: what policy.weights() gives, whole, if the policy has only parts of them; else None
+    weights: what policy.weights() gives
     """
     if isinstance(policy.model, GPT):
         twin = GPT(policy.model.config)
-        twin.load_weights(policy.weights() if weights is None else weights)
+        twin.load_weights(weights)
         with new_folder(path) as folder:
             write_causal(twin, policy.tokenizer, folder)
     else:
-        policy.save(path, **({} if weights is None else {"weights": weights}))
+        policy.save(path, weights=weights)
 
 
 def as_generation(completions):

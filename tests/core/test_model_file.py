@@ -87,6 +87,9 @@ def test_a_missing_file_is_one_line_with_the_command_that_makes_it(key, config):
         read_header("nowhere", key)
     found = re.search(r"python core/pretrain.py (config/\w+.py) --export=nowhere$", str(error.value))[1]
     assert found == f"config/pretrain_{config}.py" and os.path.exists(os.path.join(ROOT, found))
+    if key != "init_from":
+        with pytest.raises(FileNotFoundError, match=f"config/adapt_{config.removeprefix('gold_')}.py"):
+            read_header("data/mine/adapted_one.safetensors", key)
 
 
 def rewritten(path, change):

@@ -66,6 +66,9 @@ def test_each_pass_fills_some_of_what_the_one_before_left(paths, capsys):
         for before, after in zip(lines[first : first + 4], lines[first + 1 : first + 5], strict=True):
             assert all(a in ("_", b) for a, b in zip(before, after, strict=True)), "what is filled in stays"
     assert sample.arranged(["1_\n_2\n", "12\n_2\n"]) == "1_   12\n_2   _2\n"
+    assert sample.arranged(["1_\n_2", "1\n\n_2"]) == "1_   1\n_2\n     _2\n", "a line end may be filled in"
+    with pytest.raises(ValueError, match="show_passes=True: .* leave it out"):
+        sample.main([f"--checkpoint={paths['causal']}", "--text=7+8=", "--show_passes=True", "--device=cpu"])
 
 
 def test_the_mask_is_where_the_mask_character_is():

@@ -27,7 +27,7 @@ def layouts(dataset, prompts, tmp_path_factory):
         model_folder(folder / family, family)
     for ranks, others in ((1, []), (2, [folder / "out-1"]), (4, [folder / "out-2"])):
         done = run_script("tests/grpo/shard_worker.py", dataset, prompts, folder, folder / f"out-{ranks}", 8 // ranks,
-                          *others, ranks=ranks, threads=1)
+                          *others, ranks=ranks)
         assert done.returncode == 0, done.stderr
         found[ranks] = {}
         for rank in range(ranks):

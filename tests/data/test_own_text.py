@@ -87,7 +87,7 @@ def test_a_text_without_line_ends_is_cut_between_words_and_kept_whole(tmp_path):
     done = run(f"--input={tmp_path}/my.txt", f"--out={tmp_path}/mine")
     assert done.returncode == 0, done.stderr
     parts = prepared(tmp_path / "mine")
-    assert parts["val"] and sorted((parts["train"] + " " + parts["val"]).split()) >= sorted(text.split()[:-1])
+    assert parts["val"] and set((parts["train"] + " " + parts["val"]).split()) >= set(text.split()[:-1])
     pieces = prepare("char_diffusion").blocks(text)
     assert "".join(pieces) == text and max(map(len, pieces)) <= 401
 
@@ -116,6 +116,14 @@ def test_a_short_text_is_refused_or_told_the_block_size_that_fits(tmp_path):
     DatasetConsumer(str(tmp_path / "mine"), MASKED_FILL, count - 2, 4).batch("val", 0)
     with pytest.raises(ValueError, match="val.bin has .* use a longer text or a smaller block_size"):
         DatasetConsumer(str(tmp_path / "mine"), MASKED_FILL, count - 1, 4)
+
+
+def test_of_few_paragraphs_one_is_for_validation_at_least(tmp_path, monkeypatch):
+    module = prepare("char_diffusion")
+    monkeypatch.setattr(module, "is_validation", lambda paragraph: False)
+    (tmp_path / "my.txt").write_text("\n\n".join(PARAGRAPHS[:22]))
+    module.main([f"--input={tmp_path}/my.txt", f"--out={tmp_path}/mine"])
+    assert prepared(tmp_path / "mine")["val"].strip() == PARAGRAPHS[21].strip()
 
 
 @pytest.mark.parametrize(("name", "content", "more", "message"), [

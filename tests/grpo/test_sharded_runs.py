@@ -20,7 +20,7 @@ def run(settings, ranks=1):
     """The command on `ranks` ranks that share 4 problems. Returns what it printed."""
     settings = SMALL | {"batch_size": 4 // ranks} | settings
     done = run_script("grpo/train_grpo.py", *(f"--{key}={value}" for key, value in settings.items()), ranks=ranks,
-                      threads=1)
+                     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -149,7 +149,7 @@ def test_a_reading_that_is_chosen_by_name_scores_and_credits_like_the_plain_one(
 
 def test_a_reading_that_is_not_possible_here_is_a_clear_error():
     with pytest.raises(ValueError, match="judge_reading='packed' is not possible: it is for judges of this project on "
-                                         "a CPU; use judge_reading='plain'"):
+                                         "a CPU, whole in each process; use judge_reading='plain'"):
         Judge(judge().to("meta"), TOKENIZER, True).read_in("packed")
 
 

@@ -97,14 +97,6 @@ def test_other_problems_of_an_iteration_do_not_disturb_the_ones_ahead():
     assert (take(ahead, 1).rollouts.name, sampler.events[-2:]) == ("1", ["sync 1", "start 2 v1"])
 
 
-def test_rollouts_are_the_policys_own_if_it_wrote_them_with_the_weights_it_has():
-    inside = HandSampler()
-    inside.outside = False
-    assert [take(ahead_of(0, inside)[1], 0).own, take(ahead_of(0)[1], 0).own] == [True, False]
-    _, ahead = ahead_of(1, inside)
-    assert [take(ahead, i).own for i in range(3)] == [True, False, False]
-
-
 def test_staleness_is_logged_where_there_can_be_one():
     inside = HandSampler()
     inside.outside = False
