@@ -88,6 +88,15 @@ def test_every_solution_of_a_puzzle_is_right_and_every_other_board_is_wrong(rewa
         assert rewards["sudoku_units"]([puzzle] * 288, boards) == list(map(float, solves))
 
 
+def test_the_boards_in_the_readme_are_wrong_before_and_right_after(rewards):
+    with open(os.path.join(ROOT, "README.md")) as f:
+        rows = [line.replace("before", "").replace("after", "").split() for line in f]
+    rows = [row for row in rows if len(row) == 10 and all(len(x) == 4 and set(x) <= set("1234_") for x in row)]
+    first, before, last, after = ("".join(row[i] + "\n" for row in rows) for i in (0, 4, 5, 9))
+    assert len(rows) == 4 and first == last
+    assert rewards["sudoku"]([first, first], [before, after]) == [0, 1]
+
+
 def test_a_wrong_digit_costs_its_row_its_column_and_its_quarter(rewards):
     for i, digit in enumerate(BOARD):
         for other in set("1234") - {digit} if digit != "\n" else ():
