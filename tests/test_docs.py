@@ -150,7 +150,7 @@ def test_a_walk_through_the_code_never_goes_back_to_a_file():
             for name in CODE.findall(text):
                 assert name.rpartition(".")[2] in source, f"{heading}: {file} has no {name}"
         lengths.append(len(files))
-    assert len(lengths) == 3 and lengths[0] < 12 and lengths[1] < 11 and lengths[2] < 18
+    assert len(lengths) == 3 and lengths[0] < 12 and lengths[1] < 11 and lengths[2] < 19
 
 
 def test_no_table_of_thirty_rows_stands_without_headings():

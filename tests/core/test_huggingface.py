@@ -14,6 +14,8 @@ from core.models import load_model
 from tests.families import (CAUSAL_FAMILIES, FILL_FAMILIES, TOKENIZERS, few_quick, folder_maker, random_ids,
                             tokenizer_of)
 
+pytestmark = pytest.mark.slow  # it is the number of them that takes the time
+
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 CLASSES = dict.fromkeys(CAUSAL_FAMILIES, "AutoModelForCausalLM") | dict.fromkeys(FILL_FAMILIES, "AutoModelForMaskedLM")
 

@@ -24,6 +24,8 @@ from grpo.grpo_config import GRPOConfig
 from tests.families import adapter_folder, few_quick, model_folder
 from tests.tiny import one_process
 
+pytestmark = pytest.mark.slow  # it is the number of them that takes the time
+
 
 @dataclass(frozen=True)
 class Near(LoraConfig):

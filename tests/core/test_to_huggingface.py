@@ -34,6 +34,8 @@ from core.tokenizer import ASCII, BPETokenizer, CharTokenizer, fold_to_ascii
 from tests.families import adapter_folder, model_folder
 from tests.tiny import CAUSAL, judge, model
 
+pytestmark = pytest.mark.slow  # it is the number of them that takes the time
+
 TAGS = ("<think>", "</think>", "<th", "</think> so", "</")  # two begin with another, before or after it in the list
 ALONE = """
 import json, sys, torch

@@ -18,6 +18,8 @@ from tests.tiny import (Catcher, causal_policy, clear_gradient, config, consumer
                         flat_gradient, judge, length_reward, one_process, prompt_config, prompt_consumer, rewards,
                         sampled, step_gradient)
 
+pytestmark = pytest.mark.slow  # it is the number of them that takes the time
+
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_gradient_equals_that_of_every_completion_forwarded_on_its_own(dataset, objective):

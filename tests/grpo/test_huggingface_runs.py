@@ -22,6 +22,8 @@ from grpo.rewards import Scored
 from tests.families import CAUSAL_FAMILIES, FILL_FAMILIES, adapter_folder, model_folder, write_prose, write_sums
 from tests.tiny import grpo_step, jsonl, one_process, run_here, run_script, without_clock
 
+pytestmark = pytest.mark.slow  # it is the number of them that takes the time
+
 TRAIN = "grpo/train_grpo.py"
 SMALL = {"batch_size": 4, "group_size": 4, "max_iters": 3, "eval_problems": 4, "eval_completions": 4, "log_interval": 1,
          "sample_interval": 3, "device": "cpu", "learning_rate": 1e-3, "min_lr": 1e-3, "warmup_iters": 0}

@@ -18,6 +18,8 @@ from tests.families import adapter_folder, model_folder, write_sums
 from tests.tiny import prompt_config
 from tests.tiny_objectives import MAX_TOKENS, M, N, objective_config, table_rollouts, with_advantage
 
+pytestmark = pytest.mark.slow  # it is the number of them that takes the time
+
 trl = pytest.importorskip("trl")
 if trl.__version__ != "1.16.0":  # their loss is called by its private name, with what that version reads
     pytest.skip(f"written for trl==1.16.0, not {trl.__version__}", allow_module_level=True)

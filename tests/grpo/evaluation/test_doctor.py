@@ -14,6 +14,8 @@ from grpo.evaluation.doctor_rewards import OF_EACH
 from tests.grpo.evaluation.patients import SHIPPED, completing, examined, filling, sums
 from tests.tiny import jsonl
 
+pytestmark = pytest.mark.slow  # it is the number of them that takes the time
+
 
 @pytest.fixture
 def ask(tmp_path, monkeypatch, capsys):

@@ -11,6 +11,8 @@ from grpo.evaluation.doctor_step import Memory
 from grpo.rewards import Scored
 from tests.grpo.evaluation.patients import completing, examined, expect, filling, sums, unexamined
 
+pytestmark = pytest.mark.slow  # it is the number of them that takes the time
+
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory):

@@ -12,6 +12,8 @@ from grpo.evaluation.doctor_rewards import (empty_completions, expected_equal_gr
 from grpo.rewards import Scored, reward
 from tests.grpo.evaluation.patients import completing, examined, expect, filling, sums, unexamined
 
+pytestmark = pytest.mark.slow  # it is the number of them that takes the time
+
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory):

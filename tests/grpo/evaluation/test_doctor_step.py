@@ -10,6 +10,8 @@ from grpo.evaluation.doctor_step import examine, memory_in_use, memory_limit, pa
 from tests.grpo.evaluation.patients import completing, examined
 from tests.tiny import grpo_step, prompt_consumer
 
+pytestmark = pytest.mark.slow  # it is the number of them that takes the time
+
 
 @pytest.fixture
 def patient(tmp_path, monkeypatch):

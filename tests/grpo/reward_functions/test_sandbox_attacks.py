@@ -17,6 +17,8 @@ from tests.attacks import (ATTACKS, CALLS, FILES, GUARD, JUDGES, LIMITS, TASKS, 
                            succeeds_bare)
 from tests.tiny import ROOT
 
+pytestmark = pytest.mark.slow  # it is the number of them that takes the time
+
 # Of the attacks that other parts stop too, those that the namespaces alone stop
 NAMESPACES = ("write", "delete", "write_by_dir_fd", "move_in", "folder", "fifo", "sqlite", "mode", "times", "truncate",
               "attribute", "socket_file", "tcp", "udp", "abstract_socket", "memory_file", "environment")

@@ -16,6 +16,8 @@ from tests.grpo.samplers.vllm_world import KINDS, folders, world  # noqa: F401 f
 from tests.tiny import CAUSAL, causal_model, one_process
 from tests.vllm_server import running
 
+pytestmark = pytest.mark.slow  # it is the number of them that takes the time
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sync_brings_the_weights_and_the_policy_scores_what_was_drawn_alike(world, kind):

@@ -13,6 +13,8 @@ from tests.grpo.samplers.vllm_world import KINDS, folders, world  # noqa: F401 f
 from tests.tiny import Catcher, fill_policy, fixed_rewards, one_process, prompt_config
 from tests.vllm_server import FAULTS
 
+pytestmark = pytest.mark.slow  # it is the number of them that takes the time
+
 CAUGHT = {  # fault: (kind, the line, what caught it)
     "stale adapter": ("adapter", "weights of iteration 1 did not arrive: known tokens get .* of iteration 0"),
     "stale weights": ("ours", "weights of iteration 1 did not arrive: known tokens get .* of iteration 0"),

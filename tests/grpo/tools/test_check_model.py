@@ -10,6 +10,8 @@ from grpo.tools import check_model
 from tests.families import CAUSAL_FAMILIES, FILL_FAMILIES, folder_maker
 from tests.tiny import CAUSAL, causal_model, model, one_process, run_here, run_script, save
 
+pytestmark = pytest.mark.slow  # it is the number of them that takes the time
+
 CPU = "--device=cpu"
 
 
