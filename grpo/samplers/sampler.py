@@ -26,7 +26,8 @@ class Sampler(Protocol):
 
     The version of weights is the number of iterations that they were trained on. The noise depends on (config.seed,
     iteration, number of the problem, member of the group) alone: samplers that hold the policy write the same
-    completions with the same weights. Every call ends within config.sampler_timeout seconds, or raises SamplerError.
+    completions with the same weights. A call ends within config.sampler_timeout seconds, or raises SamplerError; with
+    workers the time begins anew for one that replaces a lost one.
     `outside` is True if another process writes, whose log-probabilities can differ from the policy's.
     """
     outside: bool
