@@ -158,7 +158,7 @@ class CheckpointManager:
 
     def restore(self, path, weights, optimizers):
         """One state as `load` returns it. Raises Damaged, or ValueError for a state of another run."""
-        state = read_state(path)
+        state = read_state(path, mapped=any(map(is_sharded, weights.values())))
         saved = state.pop("identity", {})  # a model that is trained whole has none
         for key, now in self.identity.items():
             if saved.get(key, now) != now:
@@ -172,6 +172,7 @@ class CheckpointManager:
         for optimizer, saved in zip(optimizers, state.pop("optimizers"), strict=True):
             own = [{key: x for key, x in group.items() if key != "params"} for group in optimizer.param_groups]
             try:
+                cut_state(saved, optimizer)
                 optimizer.load_state_dict(saved)
             except torch.OutOfMemoryError:
                 raise
@@ -180,17 +181,19 @@ class CheckpointManager:
             for group, options in zip(optimizer.param_groups, own, strict=True):
                 group.update(options)  # those of this run's settings, whatever the file has
             check_optimizer(optimizer)
-            cut_state(optimizer)
         return state
 
 
-def read_state(path):
-    """The content of a state. Raises Damaged."""
+def read_state(path, mapped=False):
+    """The content of a state. Raises Damaged.
+
+    mapped: whether its tensors stay in the file until they are read, so that the ranks of a machine share the memory
+    """
     try:
         with zipfile.ZipFile(path) as parts:
             if changed := parts.testzip():  # torch does not compare what it reads with the sums of the file
                 raise Damaged(f"{changed} has changed")
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError:
         raise Damaged("not only tensors and plain values") from None
     except Damaged:

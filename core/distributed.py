@@ -98,17 +98,21 @@ class Distributed:
             self.close()
 
     @contextlib.contextmanager
-    def ending_together(self, limit=None):
+    def ending_together(self, limit=None, computing=False):
         """A failed exchange between ranks is raised as OtherRank, in one line.
 
         limit: the timedelta that the exchange may take; None: rank_timeout
+        computing: whether the block computes as well, as sharded models do between exchanges; then only errors that
+            the library of the exchange raises count
         """
         try:
             yield
         except RuntimeError as error:
-            if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
+            text = (str(error).splitlines() or [""])[0]
+            exchange = isinstance(error, dist.DistError) or type(error) is RuntimeError and (
+                not computing or "gloo" in text)
+            if not exchange:
                 raise  # out of memory, for example
-            text = str(error).splitlines()[0]
             late = "timed out" in text.lower() or "timeout" in text.lower()
             waited = f"{limit / timedelta(hours=1):g} hours" if limit else f"rank_timeout={self.timeout:g} seconds"
             raise OtherRank(f"rank {self.rank} ended because another rank " + (

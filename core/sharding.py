@@ -166,12 +166,17 @@ def weights_of(net):
     return {name: x.detach() for name, x in found.items()}
 
 
-def cut_state(optimizer):
-    """Cuts the state that an optimizer has loaded, whole tensors, as its parameters are cut."""
-    for p, kept in optimizer.state.items():
-        for name, x in kept.items():
-            if torch.is_tensor(x) and x.shape == p.shape:
-                kept[name] = cut_like(x, p)
+def cut_state(saved, optimizer):
+    """Cuts the whole tensors of a state, before the optimizer loads it, as the parameters are cut that they belong to.
+
+    saved: what optimizer.state_dict() gave for whole parameters; it is changed in place
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    for number, p in zip(numbers, parameters, strict=True):
+        if is_sharded(p):
+            kept = saved["state"].get(number, {})
+            kept |= {name: cut_like(x, p) for name, x in kept.items() if torch.is_tensor(x) and x.shape == p.shape}
 
 
 def in_step(parts, calls, dist):

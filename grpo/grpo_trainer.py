@@ -64,7 +64,9 @@ class GRPOTrainer:
             self.ahead.sampler = sampler
             if sampler.outside:
                 self.ahead.canary = Canary(sampler, self.policy, self.problems_of(self.iteration), self.config)
-        with self.checkpoints.keeping(), StopSignal(self.dist) as stop, contextlib.closing(self.ahead.sampler):
+        exchanges = self.dist.ending_together(computing=True) if self.dist.sharded else contextlib.nullcontext()
+        with (self.checkpoints.keeping(), StopSignal(self.dist) as stop, contextlib.closing(self.ahead.sampler),
+              exchanges):
             self.finish(stopped=self.train(stop))
 
     def train(self, stop):

@@ -1,16 +1,18 @@
 """Which settings of samplers go together."""
 
 SAMPLERS = ("local", "ray", "vllm")
-ONLY_FOR = {"ray": {"ray_address": None, "ray_workers": 1, "ray_rewards": False}, "vllm": {"vllm_url": None}}
+ONLY_FOR = {  # {samplers: {setting that has an effect with these alone: its default}}
+    ("ray",): {"ray_address": None, "ray_workers": 1, "ray_rewards": False}, ("vllm",): {"vllm_url": None},
+    ("ray", "vllm"): {"sampler_timeout": 600.0}}
 
 
 def check_sampler(c):
     """Raises ValueError if a setting of samplers has no effect, or contradicts another one. c: a GRPOConfig"""
-    for sampler, settings in ONLY_FOR.items():
+    for samplers, settings in ONLY_FOR.items():
         for key, default in settings.items():
-            if c.sampler != sampler and getattr(c, key) != default:
-                raise ValueError(f"{key}={getattr(c, key)!r} has no effect with sampler={c.sampler!r}; set "
-                                 f"sampler={sampler!r} or leave {key} out")
+            if c.sampler not in samplers and getattr(c, key) != default:
+                raise ValueError(f"{key}={getattr(c, key)!r} has no effect with sampler={c.sampler!r}; set sampler="
+                                 f"{' or '.join(map(repr, samplers))}, or leave {key} out")
     if c.importance == "none" and c.importance_cap != 2.0:
         raise ValueError(f"importance_cap={c.importance_cap} has no effect with importance='none'; set importance="
                          "'token' or leave importance_cap out")

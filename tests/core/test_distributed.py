@@ -95,6 +95,15 @@ def test_errors_of_the_rank_itself_are_not_blamed_on_others():
         assert caught.value is error
 
 
+def test_where_a_block_computes_as_well_only_errors_of_an_exchange_are_blamed_on_others():
+    with pytest.raises(RuntimeError, match="^shapes do not fit$"), Distributed("cpu").ending_together(computing=True):
+        raise RuntimeError("shapes do not fit")
+    for error in (RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer"),
+                  torch.distributed.DistNetworkError("closed")):
+        with pytest.raises(OtherRank), Distributed("cpu").ending_together(computing=True):
+            raise error
+
+
 def test_a_single_process_agrees_with_itself_and_closes_after_a_block():
     with Distributed("cpu") as dist:
         assert dist.agree(15) == 15 and dist.agree(False) == 0

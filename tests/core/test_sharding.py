@@ -14,8 +14,8 @@ from grpo.grpo_config import GRPOConfig
 from tests.families import model_folder, write_sums
 from tests.tiny import ROOT, causal_model, model, one_process, run_script
 
-TEN_STEPS = ("fill", "causal", "gpt2", "lora")
-THREE_STEPS = ("llama", "tokens", "ema", "periodic", "periodic lora")
+TEN_STEPS = ("fill", "causal", "gpt2", "llama", "lora")
+THREE_STEPS = ("tokens", "ema", "periodic", "periodic lora")
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +53,9 @@ def test_ten_steps_and_a_resumed_run_equal_those_of_one_rank(layouts, ranks):
     one, several = layouts[0][1], layouts[0][ranks]
     for name in TEN_STEPS + THREE_STEPS * (ranks == 2):
         way = one[f"{name}/way"]
-        # The keys' bias of GPT-2 has a gradient of rounding alone, of which Adam makes a full step
-        bound = 0.02 if name == "gpt2" else 1e-4
-        assert (several[f"{name}/way"] - way).norm() < bound * way.norm(), name
+        assert (several[f"{name}/way"] - way).norm() < 1e-4 * way.norm(), name
         if name in TEN_STEPS:
-            assert (several[f"{name}/other"] - way).norm() < bound * way.norm(), "gone on from another number of ranks"
+            assert (several[f"{name}/other"] - way).norm() < 1e-4 * way.norm(), "gone on from another number of ranks"
 
 
 @pytest.mark.slow
@@ -86,12 +84,13 @@ def test_a_rank_without_work_takes_part(layouts, ranks):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["fill", "lora"])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_in_bfloat16_the_gradient_is_that_of_autocast_but_for_rounding(layouts, ranks):
-    one, several = (layouts[0][n]["bfloat16/gradient"] for n in (1, ranks))
+def test_in_bfloat16_the_gradient_is_that_of_autocast_but_for_rounding(layouts, ranks, name):
+    one, several = (layouts[0][n][f"bfloat16/{name}/gradient"] for n in (1, ranks))
     assert 0 < (several - one).norm() < 0.05 * one.norm()
-    mean_kl, mismatch = layouts[0][ranks]["bfloat16/metrics"].tolist()
-    assert mean_kl == 0 and mismatch < 0.1
+    (kl, _), (mean_kl, mismatch) = (layouts[0][n][f"bfloat16/{name}/metrics"].tolist() for n in (1, ranks))
+    assert mean_kl == pytest.approx(kl, rel=0.5) and (mean_kl == 0) == (name == "fill") and mismatch < 0.1
 
 
 @pytest.mark.slow

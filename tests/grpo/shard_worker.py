@@ -82,7 +82,8 @@ def setup(make, c):
 
 def halved(policy, reference, data, rewards, others):
     """The same in bfloat16."""
-    policy.dtype = reference.dtype = rewards.judge.dtype = torch.bfloat16
+    for part in (policy, reference, *[rewards.judge] * bool(others)):
+        part.dtype = torch.bfloat16
     return policy, reference, data, rewards, others
 
 
@@ -92,6 +93,17 @@ def trained(policy):
 
 def flat(tensors):
     return torch.cat([whole(x.detach()).flatten() for x in tensors])
+
+
+def steered(policy):
+    """The trained weights whose gradient is more than rounding: all but GPT-2's bias of the keys, which changes no
+    attention, because it adds the same number to all scores of a query. AdamW makes whole steps of its rounding."""
+    found = []
+    for name, p in policy.model.named_parameters():
+        if p.requires_grad:
+            p = flat([p])
+            found.append(torch.cat((p[:len(p) // 3], p[2 * len(p) // 3:])) if name.endswith("c_attn.bias") else p)
+    return torch.cat(found)
 
 
 class Keep:
@@ -138,16 +150,16 @@ FILL = config(**SIZE, kl_beta=0.1)
 PROMPTS = prompt_config(**SIZE, kl_beta=0.1, length_min=1, length_max=6)
 MOVES = {"reference_mode": "periodic", "reference_update_freq": 2}
 KINDS = {"fill": (fill, FILL), "causal": (causal, PROMPTS), "gpt2": (huggingface("gpt2"), PROMPTS),
+         "llama": (huggingface("llama"), replace(PROMPTS, grad_checkpoint=True, seed=2)),  # no draw hangs on rounding
          "lora": (huggingface("llama", LoraConfig(4)), PROMPTS)}  # ten steps
-SHORT = {"llama": (huggingface("llama"), replace(PROMPTS, grad_checkpoint=True)),
-         "tokens": (causal, replace(PROMPTS, micro_batch_tokens=30, grad_checkpoint=True)),
+SHORT = {"tokens": (causal, replace(PROMPTS, micro_batch_tokens=30, grad_checkpoint=True)),
          "ema": (fill, replace(FILL, reference_mode="ema", ema_alpha=0.5)),
          "periodic": (causal, replace(PROMPTS, ppo_epochs=2, **MOVES)),
          "periodic lora": (huggingface("llama", Moving(4)), replace(PROMPTS, **MOVES))}  # three
 for name, (make, c) in (KINDS | (SHORT if dist.world < 4 else {})).items():
     parts = setup(make, c)
     policy, reference, *_, optimizers = parts
-    start, keep = flat(trained(policy)), Keep(policy)
+    start, keep = steered(policy), Keep(policy)
     metrics = steps(parts, c, 0, 1, keep=[keep])
     result[f"{name}/gradient"] = keep.gradient
     result[f"{name}/metrics"] = torch.tensor([metrics[key] for key in (
@@ -168,8 +180,8 @@ for name, (make, c) in (KINDS | (SHORT if dist.world < 4 else {})).items():
         if other:  # goes on from what another number of ranks has saved
             resumed = load(make, c, f"{other}-{name}")
             steps(resumed, c, 8, 10)
-            result[f"{name}/other"] = flat(trained(resumed[0])) - start
-    result[f"{name}/way"] = flat(trained(policy)) - start
+            result[f"{name}/other"] = steered(resumed[0]) - start
+    result[f"{name}/way"] = steered(policy) - start
     with gathered(dist):
         assert not any(map(is_sharded, policy.parameters())), "whole"
         if dist.rank == dist.world - 1:  # one rank reads alone
@@ -195,18 +207,21 @@ for share in (c.batch_size,) if dist.world > 1 else (4, 2):  # problems of a ran
     dist.sharded.clear()
 # In bfloat16 weights are put together and computed with in bfloat16; parts, gradients and momentum stay in float32
 dist.dtype = torch.bfloat16
-parts = setup(lambda c: halved(*fill(c)), FILL)
-policy, *_, optimizers = parts
-with policy.autocast():
-    logits = policy.model.project(policy.model.states(torch.arange(30)[None]))       # (1, 30, V)
-(logits.log_softmax(-1)[..., 5].sum() / dist.world).backward()
-result["bfloat16/gradient"] = flat([p.grad for p in trained(policy)])
-optimizers[0].zero_grad()
-metrics = steps(parts, FILL, 0, 1)
-result["bfloat16/metrics"] = torch.tensor([metrics[key] for key in ("mean_kl", "mismatch_max")])
-moments = [x for state in optimizers[0].state.values() for x in state.values()]
-assert all(x.dtype == torch.float32 for x in [*policy.parameters(), *moments])
-with gathered(dist):
-    assert {p.dtype for p in policy.parameters()} == {torch.bfloat16 if dist.world > 1 else torch.float32}
+for name in ("fill", "lora"):
+    make, c = KINDS[name]
+    parts = setup(lambda c: halved(*make(c)), c)
+    policy, *_, optimizers = parts
+    with policy.autocast():
+        logits = policy.model.project(policy.model.states(torch.arange(10)[None]))   # (1, 10, V)
+    (logits.log_softmax(-1)[..., 5].sum() / dist.world).backward()
+    result[f"bfloat16/{name}/gradient"] = flat([p.grad for p in trained(policy)])
+    optimizers[0].zero_grad()
+    metrics = steps(parts, c, 0, 1)
+    result[f"bfloat16/{name}/metrics"] = torch.tensor([metrics[key] for key in ("mean_kl", "mismatch_max")])
+    moments = [x for state in optimizers[0].state.values() for x in state.values()]
+    assert all(x.dtype == torch.float32 for x in [*policy.parameters(), *moments])
+    with gathered(dist):
+        assert {p.dtype for p in policy.parameters()} == {torch.bfloat16 if dist.world > 1 else torch.float32}
+    dist.sharded.clear()
 torch.save(result, f"{out}-{dist.rank}.pt")
 dist.close()

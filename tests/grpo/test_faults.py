@@ -92,6 +92,25 @@ def test_if_a_rank_fails_all_end_with_a_line_each(base, tmp_path, fault, seconds
     assert state_of(tmp_path / "out")["step"] == 2, "what was saved before stays"
 
 
+@pytest.mark.parametrize("fault, seconds, words", [
+    ("torch.Tensor.backward = die", 300, "ended because another rank did: see its error"),
+    ("checkpoint_manager.whole = die", 300, "ended because another rank did: see its error"),
+    ("torch.Tensor.backward = sleep", 10, "ended because another rank did not answer for rank_timeout=10 seconds")],
+    ids=["is killed in a step", "is killed while it saves", "stops answering in a step"])
+def test_if_a_rank_of_a_sharded_run_fails_the_other_ends_with_a_line(base, tmp_path, fault, seconds, words):
+    """Sharded models exchange between all ranks within forward and backward passes, and to be saved."""
+    fault = ("import torch; from core import checkpoint_manager; die = lambda *x, **y: os.kill(os.getpid(), "
+             f"signal.SIGKILL); sleep = lambda *x, **y: time.sleep(3600); {fault}")
+    done = run_script(*TORCHRUN, TRAIN, *settings_of(base, tmp_path, fault, call=3, rank_timeout=seconds,
+                                                     parallel="fsdp", optimizer="adamw"))
+    assert done.returncode == 1 and (tmp_path / "done").exists(), done.stderr
+    errors = lines_of_error(done.stderr)
+    assert len(errors) == 1 or "Signal 15 (SIGTERM) received" in done.stderr, "torchrun may end it before it has told"
+    assert all("rank 0" in line and words in line for line in errors), done.stderr
+    assert "grpo_trainer.py" not in done.stderr, "no traceback"
+    assert not (tmp_path / "out" / "state.pt").exists() or state_of(tmp_path / "out")["step"] == 2
+
+
 @pytest.mark.parametrize("rank", ["0"])
 def test_torchrun_starts_a_killed_rank_again_and_the_run_ends_with_the_same_bits(base, tmp_path, rank):
     whole = run_script(TRAIN, *settings_of(base, tmp_path, name="whole"), ranks=2)

@@ -9,6 +9,7 @@ from tests.tiny import config
     ({"ray_workers": 2}, "ray_workers=2 has no effect with sampler='local'; set sampler='ray'"),
     ({"ray_rewards": True, "sampler": "vllm", "vllm_url": "http://x"}, "ray_rewards=True has no effect with sampler="),
     ({"vllm_url": "http://x"}, "vllm_url='http://x' has no effect with sampler='local'; set sampler='vllm'"),
+    ({"sampler_timeout": 60.0}, "sampler_timeout=60.0 has no effect with sampler='local'; set sampler='ray' or 'vllm', "),
     ({"sampler": "vllm"}, "set vllm_url"),
     ({"sampler": "vllm", "vllm_url": "http://x", "top_p": 0.9}, "does not tell which tokens it could draw.*top_p=1.0"),
     ({"sampler": "vllm", "vllm_url": "http://x", "min_p": 0.1}, "min_p=0.1 with sampler='vllm'"),
