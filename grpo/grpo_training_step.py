@@ -256,7 +256,7 @@ def rollout_loss(policy, rollouts, weight, config, kl_beta, on_policy=True):
     """Loss of a micro-batch of rollouts, and metrics as sums, so that both add up over micro-batches and ranks.
 
     rollouts: with their advantage; weight: (N, M) from token_weights over the whole step
-    on_policy: the policy is as it was when the rollouts came, so the ratio is exactly 1; else it is to rollouts.old_logp
+    on_policy: the policy is as it was when the rollouts came: the ratio is exactly 1; else it is to rollouts.old_logp
     """
     scores = score(policy, rollouts, config.temperature, learn_entropy=config.entropy_bonus > 0)
     old_logp, train_mask = scores.logp.detach() if on_policy else rollouts.old_logp, rollouts.train_mask  # (N, M)

@@ -1,0 +1,89 @@
+"""A run on two machines, as far as their network goes: two network namespaces, joined by a virtual cable."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from core.models import save_model
+from tests.tiny import CAUSAL, ROOT, causal_model, run_here, write_prompt_dataset
+
+pytestmark = pytest.mark.slow
+TRAIN = "grpo/train_grpo.py"
+ADDRESSES = "10.77.0.1", "10.77.0.2"
+REWARD = """
+from grpo.rewards import reward
+
+@reward(0, 1)
+def mine(prompts, completions, **columns):
+    return [sum(map(ord, text)) % 7 / 6 for text in completions]
+"""
+
+
+def ip(*arguments):
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(done.stderr)
+
+
+@pytest.fixture
+def machines():
+    """The names of two network namespaces that reach nothing but each other. The network device of each has its
+    name."""
+    names = [f"nano{os.getpid()}{letter}" for letter in "ab"]
+    if not shutil.which("ip"):
+        pytest.skip("needs the command ip of iproute2")
+    try:
+        ip("netns", "add", names[0])
+    except OSError as error:
+        pytest.skip(f"needs the right to make network namespaces: {error}")
+    try:
+        ip("netns", "add", names[1])
+        ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1], "netns", names[1])
+        for name, address in zip(names, ADDRESSES, strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
+            for device in (name, "lo"):
+                ip("-n", name, "link", "set", device, "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def run_on(machines, *arguments):
+    """The command of docs/scaling.md on both machines at once."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--master_port=29500",
+                f"--master_addr={ADDRESSES[0]}"]
+    processes = [subprocess.Popen(
+        ["ip", "netns", "exec", name, *torchrun, f"--node_rank={rank}", TRAIN, *arguments], cwd=ROOT, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": name}, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT) for rank, name in enumerate(machines)]
+    try:
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], outputs
+
+
+def test_a_sharded_run_on_two_machines_and_a_resumed_one_equal_one_process(machines, tmp_path):
+    write_prompt_dataset(tmp_path / "sums")
+    save_model(str(tmp_path / "g.safetensors"), causal_model(scale=3.0), CAUSAL)
+    (tmp_path / "reward.py").write_text(REWARD)
+    settings = {"dataset": tmp_path / "sums", "generator_checkpoint": tmp_path / "g.safetensors", "max_new_tokens": 5,
+                "reward_file": tmp_path / "reward.py", "reward_functions": "('mine',)", "group_size": 3,
+                "learning_rate": 1e-2, "lr_decay_iters": 5, "save_interval": 3, "eval_problems": 4,
+                "eval_completions": 2, "pass_k": 2, "device": "cpu", "optimizer": "adamw", "max_iters": 5}
+    both = settings | {"parallel": "fsdp", "batch_size": 2, "out_dir": tmp_path / "two"}
+    as_arguments = lambda x: [f"--{key}={value}" for key, value in x.items()]
+    run_on(machines, *as_arguments(both | {"max_iters": 3}))
+    run_on(machines, *as_arguments(both | {"resume": True}))
+    alone = run_here(TRAIN, *as_arguments(settings | {"batch_size": 4, "out_dir": tmp_path / "one"}))
+    assert alone.returncode == 0, alone.stderr
+    one, two = (torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("one", "two"))
+    assert one["step"] == two["step"] == 5
+    for name, x in one["model"].items():
+        torch.testing.assert_close(two["model"][name], x, rtol=1e-4, atol=1e-5)
