@@ -2,6 +2,9 @@
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from grpo.samplers.build import models_of_worker
 from grpo.samplers.ray_cluster import environment
 from tests.families import model_folder, write_sums
 from tests.kill_workers import LETTERS, process, settings_of, workers
-from tests.tiny import ROOT, TOKENIZER, fill_policy, judge, model, same, save, without_clock
+from tests.tiny import ROOT, TOKENIZER, fill_policy, judge, model, run_script, same, save, without_clock
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -46,6 +49,11 @@ def run(tmp_path, monkeypatch, capsys):
         state = torch.load(tmp_path / name / "state.pt", weights_only=True)
         return [r for r in records if "loss" in r], state["model"]
     return finished
+
+
+def inside_of(settings):
+    """The settings of the same run without workers."""
+    return {key: x for key, x in settings.items() if key not in ("sampler", "sampler_timeout", "ray_workers")}
 
 
 def expect_alike(local, others, staleness=(0, 0, 0)):
@@ -98,8 +106,42 @@ def test_a_run_whose_worker_is_killed_is_the_run_without_workers(own_ray, run, t
     outside = run("ray", **settings)
     assert len(killed) == 1 and sum(record["sampler/replaced_workers"] for record in outside[0]) == 1
     calls.clear()
-    inside = run("local", **{key: x for key, x in settings.items() if key not in ("sampler", "ray_workers")})
-    expect_alike(inside, outside, staleness=(0, *[1] * 11))
+    expect_alike(run("local", **inside_of(settings)), outside, staleness=(0, *[1] * 11))
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """The address of a Ray cluster that was started as docs/scaling.md says, on this machine alone."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a token of this test, which nobody else has")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    head = subprocess.Popen(
+        [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2",
+         "--node-ip-address=127.0.0.1", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    said = []
+    for line in head.stdout:
+        said.append(line)
+        if "ray.init(" in line:
+            break
+    else:
+        raise AssertionError("".join(said))
+    yield f"127.0.0.1:{port}"
+    os.killpg(head.pid, signal.SIGKILL)
+    head.communicate()
+
+
+def test_two_sharded_ranks_join_a_cluster_and_train_as_one_process(cluster, run, tmp_path):
+    settings = settings_of(tmp_path, max_iters=3, parallel="fsdp", optimizer="adamw", ray_workers=1)
+    alone = run("alone", **inside_of(settings))
+    out = tmp_path / "two"
+    settings |= {"batch_size": settings["batch_size"] // 2, "out_dir": out, "ray_address": cluster}
+    done = run_script("grpo/train_grpo.py", *(f"--{key}={x}" for key, x in settings.items()), ranks=2)
+    assert done.returncode == 0, done.stderr
+    records = [r for r in without_clock(read_records(str(out / "metrics.jsonl"))) if "loss" in r]
+    expect_alike(alone, (records, torch.load(out / "state.pt", weights_only=True)["model"]))
 
 
 def test_a_worker_builds_the_models_of_the_run_as_one_process_that_is_no_rank(dataset, tmp_path, monkeypatch):

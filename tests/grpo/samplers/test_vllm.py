@@ -13,7 +13,7 @@ from grpo import train_grpo
 from grpo.samplers.vllm import VllmSampler, prompts_of, seed_of
 from grpo.scoring import score_in_batches
 from tests.grpo.samplers.vllm_world import KINDS, folders, world  # noqa: F401 fixtures
-from tests.tiny import CAUSAL, causal_model, one_process
+from tests.tiny import CAUSAL, causal_model, one_process, run_script
 from tests.vllm_server import running
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
@@ -162,3 +162,26 @@ def test_a_run_trains_on_what_the_server_writes(folders, prompts, tmp_path, sett
     for step, old in zip(steps, staleness, strict=True):
         assert (step["mismatch_max"] < 1e-4) == (old == 0), "older weights, and only they, make a difference"
         assert step["dropped_rollouts"] == 0 and ("importance_capped" in step) == bool(settings)
+
+
+@pytest.mark.parametrize("kind, parallel", [("ours", "ddp"), ("adapter", "fsdp")])
+def test_two_ranks_train_on_what_the_server_writes_as_one_does(folders, prompts, tmp_path, kind, parallel):
+    save_model(str(tmp_path / "generator.safetensors"), causal_model(scale=3.0), CAUSAL)
+    settings = {"generator_checkpoint": tmp_path / "generator.safetensors", "dataset": prompts}
+    if kind == "adapter":
+        settings = {"generator_checkpoint": folders[kind], "dataset": folders["sums"], "lora_rank": 4}
+    settings |= {"task_type": "general", "sampler": "vllm", "max_iters": 3, "group_size": 4, "max_new_tokens": 6,
+                 "learning_rate": 0.01, "min_lr": 0.01, "warmup_iters": 0, "eval_problems": 2, "eval_completions": 2,
+                 "pass_k": 2, "device": "cpu", "kl_beta": 0.0, "optimizer": "adamw", "top_p": 1.0, "parallel": parallel}
+    weights = []
+    for ranks in (1, 2):
+        out = tmp_path / f"out{ranks}"
+        with running(folders[kind]) as server:
+            own = settings | {"batch_size": 4 // ranks, "vllm_url": server.url, "out_dir": out}
+            done = run_script("grpo/train_grpo.py", *(f"--{key}={value}" for key, value in own.items()), ranks=ranks)
+            assert done.returncode == 0, done.stderr
+            brought = "/v1/load_lora_adapter" if kind == "adapter" else "/collective_rpc"
+            assert server.asked.count(brought) == 3, "rank 0 alone brings them"
+        weights.append(torch.load(out / "state.pt", weights_only=True)["model"])
+    for name, x in weights[0].items():
+        torch.testing.assert_close(weights[1][name], x, rtol=1e-3, atol=1e-4)
