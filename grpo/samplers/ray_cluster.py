@@ -11,6 +11,8 @@ from core.user_code import ROOT
 from grpo.samplers.sampler import SamplerError
 
 LEAST_STORE = 2**27  # bytes of the object store; Ray refuses less than 75 MB
+OWN = {"RAY_USAGE_STATS_ENABLED": "0",
+       "RAY_worker_niceness": "0"}  # Ray's own is 15: workers would wait for every other process of the machine
 
 
 def joined_ray(config, dist, weights_bytes):
@@ -28,7 +30,7 @@ def joined_ray(config, dist, weights_bytes):
         store = LEAST_STORE + int(1.1 * weights_bytes * (config.max_staleness + 2))
         gpus = gpus_beside(dist)
         seen = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-        with environment(code | seen | {"RAY_USAGE_STATS_ENABLED": "0"}):
+        with environment(code | seen | OWN):
             ray.init("local", num_cpus=config.ray_workers, num_gpus=len(gpus), include_dashboard=False,
                      object_store_memory=store, **quiet)
         return ray, ray.shutdown

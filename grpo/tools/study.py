@@ -31,10 +31,10 @@ TRAIN = os.path.join(ROOT, "grpo", "train_grpo.py")
 
 @dataclass(frozen=True)
 class Study:
-    """One comparison: its config, the setting that differs, and the held-out metric that is compared."""
+    """One comparison: its config, the settings that differ, and the held-out metric that is compared."""
     config: str
-    key: str            # the setting that differs between runs
-    choices: tuple      # the values of that setting
+    heading: str        # of the column that names the choices
+    choices: dict       # {name: the arguments that differ between runs}
     metric: str         # the held-out metric, without eval/
     threshold: float    # value of the metric for the column "steps to"
     settings: tuple     # arguments of every run
@@ -52,7 +52,14 @@ class StudyConfig:
             raise ValueError(f"seeds={self.seeds} and jobs={self.jobs} must be at least 1")
 
 
-ZOO = tuple(name for name in OBJECTIVES if name != "drgrpo")  # the same row as dr_grpo
+def values(key, names):
+    """The choices of a study in which one setting differs."""
+    return {name: (f"--{key}={name}",) for name in names}
+
+
+ZOO = values("objective", (name for name in OBJECTIVES if name != "drgrpo"))  # the same row as dr_grpo
+STALE = {f"{age}, {name}": (f"--max_staleness={age}", f"--importance={name}")
+         for age, name in ((0, "none"), (1, "none"), (1, "token"), (1, "sequence_mask"))}
 STUDIES = {
     "arithmetic": Study("config/grpo_arithmetic.py", "objective", ZOO, "sampled_accuracy", 0.55, (
         "--advantage=None", "--kl_beta=0.001", "--kl_estimator=exact", "--batch_size=24", "--minibatches=4",
@@ -60,11 +67,11 @@ STUDIES = {
     "fill_in": Study("config/grpo_example.py", "objective", ZOO, "word_validity", 0.46, (
         "--advantage=None", "--minibatches=4", "--max_iters=64", "--warmup_iters=4", "--eval_interval=8",
         "--eval_problems=32", "--gold_judge_checkpoint=None")),
-    "estimators": Study("config/grpo_equations.py", "fill_estimator", tuple(FILL_ESTIMATORS), "reward/equations", 0.6,
-                        ()),
-    "samplers": Study("config/grpo_arithmetic.py", "sampler", ("local", "ray"), "sampled_accuracy", 0.9, ()),
-    "staleness": Study("config/grpo_arithmetic.py", "importance", ("none", "token", "sequence_mask"),
-                       "sampled_accuracy", 0.9, ("--max_staleness=1",)),
+    "estimators": Study("config/grpo_equations.py", "fill_estimator", values("fill_estimator", FILL_ESTIMATORS),
+                        "reward/equations", 0.6, ()),
+    "samplers": Study("config/grpo_arithmetic.py", "sampler", values("sampler", ("local", "ray")), "sampled_accuracy",
+                      0.9, ()),
+    "staleness": Study("config/grpo_arithmetic.py", "max_staleness, importance", STALE, "sampled_accuracy", 0.9, ()),
 }
 
 
@@ -79,8 +86,8 @@ def finished(folder, arguments):
 
 def run(study, choice, seed, out, threads, settings):
     """Trains one run, unless it is already finished, and returns its records."""
-    folder = os.path.join(out, f"{choice}-{seed}")
-    arguments = [study.config, *study.settings, f"--{study.key}={choice}", f"--seed={seed}",
+    folder = os.path.join(out, f"{choice.replace(', ', '-')}-{seed}")
+    arguments = [study.config, *study.settings, *study.choices[choice], f"--seed={seed}",
                  "--sample_interval=1000000", "--save_interval=1000000", "--judge_reading=plain",
                  f"--out_dir={folder}", *settings]
     if finished(folder, arguments) is None:
@@ -142,8 +149,8 @@ def main(argv):
                    for seed in seeds for choice in study.choices}
         runs = {key: job.result() for key, job in waiting.items()}
     equal = min(seconds(records, records[-1]["step"]) for records in runs.values())
-    print(f"| {study.key} | before | {study.metric} after | ... after {equal:.0f} s | steps to {study.threshold:g} | "
-          "KL | seconds |\n|---|---|---|---|---|---|---|")
+    print(f"| {study.heading} | before | {study.metric} after | ... after {equal:.0f} s | "
+          f"steps to {study.threshold:g} | KL | seconds |\n|---|---|---|---|---|---|---|")
     for choice in study.choices:
         print(f"| {choice} | {summary(study, [runs[choice, seed] for seed in seeds], equal)} |")
 

@@ -56,7 +56,7 @@ def test_a_run_starts_its_own_ray_with_room_for_the_weights_in_flight_and_ends_i
     (address, settings), = ray.calls
     assert address == "local" and settings["num_cpus"] == 3 and settings["include_dashboard"] is False
     assert ray.seen["PYTHONPATH"].split(os.pathsep)[0] == ROOT, "workers import this repository"
-    assert settings["object_store_memory"] == LEAST_STORE + 3.3e9
+    assert settings["object_store_memory"] == LEAST_STORE + 3.3e9 and ray.seen["RAY_worker_niceness"] == "0"
     leave()
     assert not ray.up
 

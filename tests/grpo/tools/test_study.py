@@ -1,5 +1,6 @@
 """The command that compares settings over seeds."""
 
+import itertools
 import json
 import os
 
@@ -18,7 +19,8 @@ def test_a_study_runs_what_is_missing_and_prints_a_row_for_each(dataset, tmp_pat
     (tmp_path / "c.py").write_text(f"dataset = {dataset!r}\ngenerator_checkpoint = {generator!r}\nblock_size = 32\n"
                                    f"judge_checkpoint = {scorer!r}\nbatch_size = 4\neval_interval = 2\n"
                                    "eval_problems = 4\neval_completions = 2\ndevice = 'cpu'\n")
-    tiny = study.Study(str(tmp_path / "c.py"), "objective", ("grpo", "gspo"), "entropy", 0.0, ("--max_iters=4",))
+    tiny = study.Study(str(tmp_path / "c.py"), "objective", study.values("objective", ("grpo", "gspo")), "entropy", 0.0,
+                       ("--max_iters=4",))
     monkeypatch.setitem(study.STUDIES, "tiny", tiny)
     for _ in range(2):
         study.main(["tiny", "--seeds=2", "--jobs=2", f"--out={tmp_path}", "--minibatches=2"])
@@ -47,9 +49,11 @@ def test_the_command_itself_refuses_an_unknown_study_in_one_line():
 @pytest.mark.parametrize("name", study.STUDIES)
 def test_the_settings_of_a_study_are_settings_of_its_runs(name):
     chosen = study.STUDIES[name]
-    for choice in chosen.choices:
-        config, _ = load_config(GRPOConfig, [chosen.config, *chosen.settings, f"--{chosen.key}={choice}"])
-        assert getattr(config, chosen.key) == choice
+    configs = [load_config(GRPOConfig, [chosen.config, *chosen.settings, *choice])[0]
+               for choice in chosen.choices.values()]
+    assert all(a != b for a, b in itertools.combinations(configs, 2)) and len(configs) > 1
+    named = [", ".join(str(getattr(config, key)) for key in chosen.heading.split(", ")) for config in configs]
+    assert named == list(chosen.choices)
 
 
 def test_a_run_is_finished_if_it_ended_with_the_same_arguments(tmp_path):
@@ -76,7 +80,7 @@ def test_a_metric_at_a_time_lies_between_the_evaluations():
 
 
 def test_a_row_holds_means_and_deviations_over_seeds():
-    compared = study.Study("c.py", "objective", ("grpo",), "x", 0.5, ())
+    compared = study.Study("c.py", "objective", study.values("objective", ("grpo",)), "x", 0.5, ())
     runs = [[{"step": 0, "eval/x": 0.1}, {"step": 5, "time/train": 2.0}, {"step": 5, "eval/x": last, "eval/kl": kl}]
             for last, kl in ((0.4, 0.2), (0.6, 0.4))]
     assert study.summary(compared, runs, 1.0) == (
