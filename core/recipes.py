@@ -1,10 +1,16 @@
 """Builds missing files by their recipes: a dataset with its prepare.py, a checkpoint with core/pretrain.py."""
 
+import contextlib
 import os
 import subprocess
 import sys
 
 from core.user_code import ROOT
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -13,12 +19,31 @@ def build_missing(path, recipe, key, command, say):
     """Runs `command` if the file `path` is missing and has a recipe. key: the setting that names the file."""
     if path is None or recipe is None or os.path.exists(path):
         return
-    say(f"{key}: {path} is missing; building it with {recipe} (if you interrupt it, the next start goes on from there)")
-    # The command runs as a single process, not as a rank of this run
-    environment = {name: value for name, value in os.environ.items() if name not in TORCHRUN_VARIABLES}
-    if subprocess.run([sys.executable, *command], env=environment).returncode or not os.path.exists(path):
-        raise ValueError(f"{key}: building {path} with {recipe} failed or was stopped, see above; start "
-                         "again to go on")
+    with one_run_at_a_time(recipe, lambda: say(f"{key}: another run uses {recipe}; waiting for it")):
+        if os.path.exists(path):
+            return
+        say(f"{key}: {path} is missing; building it with {recipe} (if you interrupt it, the next start goes on from "
+            "there)")
+        # The command runs as a single process, not as a rank of this run
+        environment = {name: value for name, value in os.environ.items() if name not in TORCHRUN_VARIABLES}
+        if subprocess.run([sys.executable, *command], env=environment).returncode or not os.path.exists(path):
+            raise ValueError(f"{key}: building {path} with {recipe} failed or was stopped, see above; start "
+                             "again to go on")
+
+
+@contextlib.contextmanager
+def one_run_at_a_time(recipe, waiting):
+    """Waits until no other run of this machine is in such a block of the same recipe. waiting(): called if one is."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # no such file, which its command will say, or locks that are not supported
+            file = stack.enter_context(open(recipe.split()[0]))
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    waiting()
+                    fcntl.flock(file, fcntl.LOCK_EX)  # it ends with the process that holds it
+        yield
 
 
 def build_missing_dataset(folder, recipe, say):

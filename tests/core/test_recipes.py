@@ -2,6 +2,7 @@
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -21,6 +22,18 @@ def test_a_missing_file_is_built_and_one_that_is_there_is_not(tmp_path):
         build_missing(str(target), script, "some_key", [script], told.append)
     assert target.read_text() == "built" and len(told) == 1
     assert "some_key" in told[0] and str(target) in told[0] and script in told[0]
+
+
+def test_runs_that_need_the_same_file_at_the_same_time_build_it_once(tmp_path):
+    target = tmp_path / "made"
+    script = recipe(tmp_path, f"import time; open({str(target)!r} + '.log', 'a').write('x'); time.sleep(1); "
+                              f"open({str(target)!r}, 'w').write('done')")
+    told = []
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(3):
+            pool.submit(build_missing, str(target), f"{script} --quick", "dataset", [script], told.append)
+    assert target.read_text() == "done" and (tmp_path / "made.log").read_text() == "x"
+    assert sorted(line.split("; ")[1][:7] for line in told) == ["buildin", "waiting", "waiting"]
 
 
 def test_nothing_is_built_without_a_recipe_or_a_path(tmp_path):
