@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 
 import torch
@@ -71,13 +72,14 @@ def environment(variables):
 def worker_options(ray, config, dist):
     """What Ray must know of a worker. One with its own environment could not be a process that Ray has ready."""
     workers = config.ray_workers * (1 if config.ray_address is None else dist.world)  # who share what this Ray has
-    gpus = min(1.0, ray.cluster_resources().get("GPU", 0) / workers) if dist.device.type == "cuda" else 0
-    return {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0}
+    gpus = ray.cluster_resources().get("GPU", 0) if dist.device.type == "cuda" else 0
+    share = 1 / math.ceil(workers / gpus) if gpus else 0  # a worker cannot have halves of two GPUs
+    return {"num_cpus": 1, "num_gpus": share, "max_restarts": 0}
 
 
 def threads_of_worker(config):
     """Threads that a worker computes with: on this machine its share, because the workers compute at the same time and,
-    ahead of training, with the trainer; in a cluster as many as the trainer."""
+    ahead of training, with the trainer, which keeps all of its own; in a cluster as many as the trainer."""
     busy = config.ray_workers + (config.max_staleness > 0) if config.ray_address is None else 1
     return max(1, torch.get_num_threads() // busy)
 

@@ -106,7 +106,7 @@ def test_workers_share_the_threads_with_each_other_and_ahead_with_the_trainer(mo
 
 
 @pytest.mark.parametrize("gpus, address, share", [(0.0, None, 0.0), (1.0, None, 0.5), (8.0, None, 1.0),
-                                                  (2.0, "auto", 0.25), (8.0, "auto", 1.0)])
+                                                  (2.0, "auto", 0.25), (3.0, "auto", 1 / 3), (8.0, "auto", 1.0)])
 def test_two_workers_of_each_of_four_ranks_share_the_gpus_that_ray_has(stub, gpus, address, share):
     dist = SimpleNamespace(device=torch.device("cuda"), world=4)
     assert worker_options(stub(gpus=gpus), ray_config(ray_workers=2, ray_address=address), dist)["num_gpus"] == share
