@@ -58,8 +58,8 @@ def values(key, names):
 
 
 ZOO = values("objective", (name for name in OBJECTIVES if name != "drgrpo"))  # the same row as dr_grpo
-STALE = {f"{age}, {name}": (f"--max_staleness={age}", f"--importance={name}")
-         for age, name in ((0, "none"), (1, "none"), (1, "token"), (1, "sequence_mask"))}
+STALE = {f"{age}, {name}": (f"--max_staleness={age}", f"--importance={name}", *more) for age, name, *more in (
+    (0, "none"), (1, "none"), (1, "token"), (1, "sequence_mask", "--importance_cap=1.01"))}  # a cap of 2 rejects none
 STUDIES = {
     "arithmetic": Study("config/grpo_arithmetic.py", "objective", ZOO, "sampled_accuracy", 0.55, (
         "--advantage=None", "--kl_beta=0.001", "--kl_estimator=exact", "--batch_size=24", "--minibatches=4",
