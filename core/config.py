@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import difflib
+import glob
 import errno
 import json
 import math
@@ -151,7 +152,11 @@ def run_config_file(path):
     """The public names that the file assigns; it runs in a namespace of its own. Raises UsageError for a file that is
     not Python, and UserCodeError for what it raises."""
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"config file {path} does not exist")
+        folder, name = os.path.split(path)
+        there = glob.glob("*.py", root_dir=folder or ".")
+        near = [os.path.join(folder, file) for file in difflib.get_close_matches(name, there, n=1)]
+        remedy = f"did you mean {near[0]}?" if near else "correct the path"
+        raise FileNotFoundError(f"config file {path} does not exist; {remedy}")
     try:
         names = run_user_code(runpy.run_path, path)
     except UserCodeError as error:

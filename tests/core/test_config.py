@@ -70,8 +70,11 @@ def test_a_mistake_in_a_file_names_the_file(tmp_path):
     (tmp_path / "c.py").write_text("seed = 1\nn_layer = = 2\n")
     with pytest.raises(UsageError, match="c.py, line 2: "):
         load(str(tmp_path / "c.py"))
-    with pytest.raises(FileNotFoundError, match="gone.py does not exist"):
+    with pytest.raises(FileNotFoundError, match="gone.py does not exist; correct the path"):
         load("gone.py")
+    (tmp_path / "grpo_sums.py").write_text("")
+    with pytest.raises(FileNotFoundError, match=f"does not exist; did you mean {tmp_path}/grpo_sums.py"):
+        load(str(tmp_path / "grpo_sum.py"))
 
 
 @pytest.mark.parametrize(("text", "error", "message"), [
@@ -215,4 +218,5 @@ def test_an_error_is_one_write_so_that_the_lines_of_two_ranks_do_not_mix(monkeyp
     monkeypatch.setattr(sys, "argv", ["script.py"])
     codes = [exit_code(main) for main in (lambda argv: run_config_file("no.py"), refused, interrupted)]
     assert codes == [1, 1, 130]
-    assert writes == ["error: config file no.py does not exist\n", "error: x: Permission denied\n", "\ninterrupted\n"]
+    assert writes == ["error: config file no.py does not exist; correct the path\n", "error: x: Permission denied\n",
+                      "\ninterrupted\n"]
