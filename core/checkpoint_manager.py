@@ -193,6 +193,7 @@ def read_state(path, mapped=False):
         with zipfile.ZipFile(path) as parts:
             if changed := parts.testzip():  # torch does not compare what it reads with the sums of the file
                 raise Damaged(f"{changed} has changed")
+            mapped = mapped and all(part.compress_type == zipfile.ZIP_STORED for part in parts.infolist())
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError:
         raise Damaged("not only tensors and plain values") from None

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import os
+import re
 from datetime import timedelta
 from functools import cached_property
 
@@ -71,6 +72,8 @@ class Distributed:
     share of a step needs no backward simply adds zeros. The models in `sharded` (core/sharding.py) sum their own.
     """
 
+    longest_wait = LONGEST_WAIT
+
     def __init__(self, device="auto", dtype="auto", timeout=1800.0):
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.device = detect_device(device, int(os.environ.get("LOCAL_RANK", 0)))
@@ -110,7 +113,7 @@ class Distributed:
         except RuntimeError as error:
             text = (str(error).splitlines() or [""])[0]
             exchange = isinstance(error, dist.DistError) or type(error) is RuntimeError and (
-                not computing or "gloo" in text)
+                not computing or re.search(r"\bgloo/", text))
             if not exchange:
                 raise  # out of memory, for example
             late = "timed out" in text.lower() or "timeout" in text.lower()

@@ -17,23 +17,28 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 
 def build_missing(path, recipe, key, command, say):
     """Runs `command` if the file `path` is missing and has a recipe. key: the setting that names the file."""
-    if path is None or recipe is None or os.path.exists(path):
+    if path is None or not recipe or os.path.exists(path):
         return
-    with one_run_at_a_time(recipe, lambda: say(f"{key}: another run uses {recipe}; waiting for it")):
+    with one_run_at_a_time(recipe, lambda: say(f"{key}: another run uses {recipe}; waiting for it")) as held:
         if os.path.exists(path):
             return
         say(f"{key}: {path} is missing; building it with {recipe} (if you interrupt it, the next start goes on from "
             "there)")
         # The command runs as a single process, not as a rank of this run
         environment = {name: value for name, value in os.environ.items() if name not in TORCHRUN_VARIABLES}
-        if subprocess.run([sys.executable, *command], env=environment).returncode or not os.path.exists(path):
+        done = subprocess.run([sys.executable, *command], env=environment, pass_fds=held)
+        if done.returncode or not os.path.exists(path):
             raise ValueError(f"{key}: building {path} with {recipe} failed or was stopped, see above; start "
                              "again to go on")
 
 
 @contextlib.contextmanager
 def one_run_at_a_time(recipe, waiting):
-    """Waits until no other run of this machine is in such a block of the same recipe. waiting(): called if one is."""
+    """Waits until no other run of this machine is in such a block of the same recipe. waiting(): called if one is.
+
+    Gives the numbers of the open files that a process must inherit to hold the recipe until it ends
+    """
+    held = ()
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # no such file, which its command will say, or locks that are not supported
             file = stack.enter_context(open(recipe.split()[0]))
@@ -42,8 +47,9 @@ def one_run_at_a_time(recipe, waiting):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     waiting()
-                    fcntl.flock(file, fcntl.LOCK_EX)  # it ends with the process that holds it
-        yield
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                held = (file.fileno(),)
+        yield held
 
 
 def build_missing_dataset(folder, recipe, say):

@@ -56,7 +56,8 @@ def shard_all(models, config, dist):
     adapter."""
     for model in models if is_asked_for(config, dist) else ():
         if model is not None and not any(map(has_parts, model.modules())):
-            shard(model, dist)
+            with dist.ending_together(dist.longest_wait, computing=True):
+                shard(model, dist)
 
 
 def shard(model, dist):
@@ -176,7 +177,8 @@ def cut_state(saved, optimizer):
     for number, p in zip(numbers, parameters, strict=True):
         if is_sharded(p):
             kept = saved["state"].get(number, {})
-            kept |= {name: cut_like(x, p) for name, x in kept.items() if torch.is_tensor(x) and x.shape == p.shape}
+            kept |= {name: cut_like(x, p) if x.shape == p.shape else x.clone()  # nothing keeps the file mapped
+                     for name, x in kept.items() if torch.is_tensor(x)}
 
 
 def in_step(parts, calls, dist):

@@ -1,12 +1,14 @@
 """Missing files are built by their recipes, files that are there are left alone."""
 
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from core.recipes import TORCHRUN_VARIABLES, build_missing, build_missing_checkpoint, build_missing_dataset
+from core.recipes import (TORCHRUN_VARIABLES, build_missing, build_missing_checkpoint, build_missing_dataset,
+                          one_run_at_a_time)
 
 
 def recipe(folder, body):
@@ -36,8 +38,25 @@ def test_runs_that_need_the_same_file_at_the_same_time_build_it_once(tmp_path):
     assert sorted(line.split("; ")[1][:7] for line in told) == ["buildin", "waiting", "waiting"]
 
 
+def test_a_build_that_outlives_its_run_is_waited_for(tmp_path):
+    script = recipe(tmp_path, "print('x', flush=True); sys.stdin.read()")
+    with one_run_at_a_time(script, pytest.fail) as held:
+        process = subprocess.Popen([sys.executable, script], pass_fds=held, stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE)
+        process.stdout.readline()
+    told = []
+
+    def waiting():
+        told.append(process.poll())
+        process.communicate()
+
+    with one_run_at_a_time(script, waiting):
+        assert told == [None] and process.poll() == 0
+
+
 def test_nothing_is_built_without_a_recipe_or_a_path(tmp_path):
     build_missing(str(tmp_path / "made"), None, "key", ["no command"], pytest.fail)
+    build_missing(str(tmp_path / "made"), "", "key", ["no command"], pytest.fail)
     build_missing(None, "recipe", "key", ["no command"], pytest.fail)
     build_missing_checkpoint(None, "recipe", "key", "dataset", pytest.fail)
     assert not os.listdir(tmp_path)
@@ -73,7 +92,7 @@ def test_a_checkpoint_is_trained_in_a_folder_beside_it_and_resumed_there(tmp_pat
     class Finished:
         returncode = 0
 
-    def run(command, env):
+    def run(command, env, pass_fds):
         commands.append(command)
         path.touch()
         return Finished

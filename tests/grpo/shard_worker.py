@@ -141,6 +141,10 @@ def load(make, c, folder):
     parts = setup(make, c)
     state = checkpoints(folder, parts[0]).load(parts[0].weights(), parts[-1])
     parts[0].load_weights(state["model"])
+    del state
+    if os.path.exists("/proc/self/maps"):
+        with open("/proc/self/maps") as f:
+            assert folder not in f.read(), "the file may be deleted now, and its room on the disk is free"
     return parts
 
 

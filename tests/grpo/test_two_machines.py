@@ -1,7 +1,9 @@
 """A run on two machines, as far as their network goes: two network namespaces, joined by a virtual cable."""
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -34,23 +36,29 @@ def machines():
     """The names of two network namespaces that reach nothing but each other. The network device of each has its
     name."""
     names = [f"nano{os.getpid()}{letter}" for letter in "ab"]
-    if not shutil.which("ip"):
-        pytest.skip("needs the command ip of iproute2")
     try:
-        ip("netns", "add", names[0])
-    except OSError as error:
-        pytest.skip(f"needs the right to make network namespaces: {error}")
-    try:
-        ip("netns", "add", names[1])
+        for name in names:
+            ip("netns", "add", name)
         ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1], "netns", names[1])
         for name, address in zip(names, ADDRESSES, strict=True):
             ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
             for device in (name, "lo"):
                 ip("-n", name, "link", "set", device, "up")
         yield names
+    except OSError as error:
+        pytest.skip(f"needs the command ip of iproute2, and the right to make network namespaces: {error}")
     finally:
-        for name in names:
+        for name in names if shutil.which("ip") else ():
+            end_all(name)
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def end_all(name):
+    """Ends every process of a namespace. torchrun starts its own in sessions of their own."""
+    found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+    for pid in found.stdout.split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def run_on(machines, *arguments):
@@ -62,10 +70,12 @@ def run_on(machines, *arguments):
         env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": name}, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT) for rank, name in enumerate(machines)]
     try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
-    finally:
         for process in processes:
-            process.kill()
+            process.wait(timeout=300)
+    except subprocess.TimeoutExpired:
+        for name in machines:
+            end_all(name)
+    outputs = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
 
 

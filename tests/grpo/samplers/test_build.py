@@ -1,10 +1,12 @@
 """Whole runs whose completions are written by real workers of a real local Ray, as a user starts them."""
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -114,23 +116,29 @@ def cluster(monkeypatch):
     """The address of a Ray cluster that was started as docs/scaling.md says, on this machine alone."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a token of this test, which nobody else has")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as one, socket.socket() as other:
+        for free in (one, other):
+            free.bind(("127.0.0.1", 0))
+        port, unused = (free.getsockname()[1] for free in (one, other))
     head = subprocess.Popen(
         [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2",
-         "--node-ip-address=127.0.0.1", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats"],
+         "--node-ip-address=127.0.0.1", f"--port={port}", f"--ray-client-server-port={unused}",
+         "--include-dashboard=false", "--disable-usage-stats"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-    said = []
-    for line in head.stdout:
-        said.append(line)
-        if "ray.init(" in line:
-            break
-    else:
-        raise AssertionError("".join(said))
-    yield f"127.0.0.1:{port}"
-    os.killpg(head.pid, signal.SIGKILL)
-    head.communicate()
+    limit = threading.Timer(120, os.killpg, (head.pid, signal.SIGKILL))  # seconds
+    limit.start()
+    try:
+        said = []
+        while not said or said[-1] and "ray.init(" not in said[-1]:
+            said.append(head.stdout.readline())
+        assert said[-1], "".join(said)
+        limit.cancel()
+        yield f"127.0.0.1:{port}"
+    finally:
+        limit.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(head.pid, signal.SIGKILL)
+        head.communicate()
 
 
 def test_two_sharded_ranks_join_a_cluster_and_train_as_one_process(cluster, run, tmp_path):
