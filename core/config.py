@@ -3,8 +3,8 @@
 import ast
 import dataclasses
 import difflib
-import glob
 import errno
+import glob
 import json
 import math
 import os

@@ -4,11 +4,12 @@ import errno
 import os
 import pathlib
 import random
+import zipfile
 
 import pytest
 import torch
 
-from core.checkpoint_manager import CheckpointManager, states
+from core.checkpoint_manager import CheckpointManager, read_state, states
 from core.models import load_model, save_model
 from core.whole_files import CannotWrite
 from tests.tiny import TOKENIZER, Cut, contents, cut_after, model
@@ -309,3 +310,15 @@ def test_an_optimizer_keeps_the_settings_of_its_run_and_its_state_must_be_named(
     torch.save(state, tmp_path / "state.pt")
     with pytest.raises(ValueError, match="state.pt is damaged .*the state of an optimizer lacks a part"):
         manager.load(weights, [mine])
+
+
+def test_a_state_can_stay_in_its_file_until_it_is_read_also_one_that_was_compressed(tmp_path):
+    save_steps(tmp_path, model(), (1,))
+    with (zipfile.ZipFile(tmp_path / "state.pt") as old,
+          zipfile.ZipFile(tmp_path / "small.pt", "w", zipfile.ZIP_DEFLATED) as new):
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    plain = read_state(tmp_path / "state.pt")["model"]
+    for path in ("state.pt", "small.pt"):
+        mapped = read_state(tmp_path / path, mapped=True)["model"]
+        assert all(torch.equal(x, mapped[name]) for name, x in plain.items()) and len(plain) > 2
