@@ -72,7 +72,7 @@ class Distributed:
     share of a step needs no backward simply adds zeros. The models in `sharded` (core/sharding.py) sum their own.
     """
 
-    longest_wait = LONGEST_WAIT
+    longest_wait = LONGEST_WAIT  # for core/sharding.py, which this file imports
 
     def __init__(self, device="auto", dtype="auto", timeout=1800.0):
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

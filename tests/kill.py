@@ -135,13 +135,20 @@ def flat(value, name=""):
     return {key: x for k, v in value for key, x in flat(v, f"{name}/{k}").items()}
 
 
-def difference(a, b):
-    """The first thing in which two out_dirs differ, or nothing."""
+def state_difference(a, b):
+    """The first thing in which the states of two out_dirs differ, or nothing."""
     one, two = (flat(read_state(os.path.join(x, "state.pt"))) for x in (a, b))
     for name in one.keys() | two.keys():
         x, y = one.get(name), two.get(name)
         if type(x) is not type(y) or not (torch.equal(x, y) if torch.is_tensor(x) else x == y):
             return f"state.pt: {name}"
+    return ""
+
+
+def difference(a, b):
+    """The first thing in which two out_dirs differ, or nothing."""
+    if found := state_difference(a, b):
+        return found
     if without_clock(read_records(f"{a}/metrics.jsonl")) != without_clock(read_records(f"{b}/metrics.jsonl")):
         return "metrics.jsonl"
     for name in ("model.safetensors", "samples.jsonl"):

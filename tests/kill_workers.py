@@ -21,15 +21,12 @@ import time
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-import torch
-
-from core.checkpoint_manager import read_state
 from core.config import run_script
 from core.logger import read_records
 from core.models import save_model
 from grpo import train_grpo
 from grpo.samplers.ray_cluster import environment
-from tests.kill import flat
+from tests.kill import state_difference
 from tests.tiny import CAUSAL, ROOT, causal_model, without_clock, write_prompt_dataset
 
 KILLS_OF_A_RUN, RUNS_OF_A_KILL = 4, 3  # at most; a run may end before its first kill
@@ -127,12 +124,7 @@ def steps(out_dir):
 
 def difference(a, b):
     """The first thing in which the runs in two folders differ, or nothing."""
-    one, two = (flat(read_state(os.path.join(x, "state.pt"))) for x in (a, b))
-    for name in one.keys() | two.keys():
-        x, y = one.get(name), two.get(name)
-        if type(x) is not type(y) or not (torch.equal(x, y) if torch.is_tensor(x) else x == y):
-            return f"state.pt: {name}"
-    return "" if steps(a) == steps(b) else "metrics.jsonl"
+    return state_difference(a, b) or ("" if steps(a) == steps(b) else "metrics.jsonl")
 
 
 def main(argv):
