@@ -86,10 +86,10 @@ def test_a_file_is_one_idea():
     wrong = []
     for path in FILES:
         lines = path.read_text().split("\n")
-        wrong += [f"{path}: {len(lines)} lines"] * (len(lines) > 301)
+        wrong += [f"{path}: {len(lines)} lines"] * (len(lines) > 401)
         wrong += [f"{path}:{i + 1}: {len(line)} columns" for i, line in enumerate(lines) if len(line) > 120]
         wrong += [f"{path}:{node.lineno}: {node.name} is too long" for node in nodes_of(path)
-                  if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno > 50]
+                  if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno > 80]
     assert not wrong, "\n".join(wrong)
 
 
