@@ -121,7 +121,8 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
                                               # at most this many positions away; None: it is not told
     kl_beta: float = 0.1                      # weight of the KL penalty to the reference
     kl_estimator: str | None = None           # exact (over the vocabulary), k2, k3; None: exact for fill-in, else k3
-    kl_importance: bool = False               # weight k2 and k3 by the ratio to the policy that sampled
+    kl_importance: bool = True                # weight k2 and k3 by the ratio to the policy that sampled: the gradient
+                                              # is then in expectation that of the KL; exact needs no weight
     kl_in_reward: bool = False                # KL as a part of the reward (k1) instead of the loss
     kl_target: float | None = None            # kl_beta is adapted to reach this mean_kl; None: kl_beta stays
     entropy_bonus: float = 0.0                # weight of the entropy, which the loss then raises
@@ -227,6 +228,10 @@ def check_objective(c):
     if c.train_pass_k > 1 and c.baseline != "leave_one_out":
         raise ValueError(f"train_pass_k={c.train_pass_k} is the gradient of pass@k only with leave-one-out advantages, "
                          f"not with advantage={c.advantage!r}; set advantage='leave_one_out'")
+    for key, off in (("kl_in_reward", False), ("overlong_buffer", 0)):
+        if c.train_pass_k > 1 and getattr(c, key) != off:
+            raise ValueError(f"train_pass_k={c.train_pass_k} multiplies advantages by a factor that is meant for "
+                             f"success, and would multiply the penalty of {key} too; set {key}={off}")
     if c.train_pass_k > 1 and c.credit_window is not None:
         raise ValueError(f"train_pass_k={c.train_pass_k} weights whole completions, credit_window={c.credit_window} "
                          "parts of them; set credit_window=None")
@@ -241,9 +246,9 @@ def check_objective(c):
     if c.fill_estimator != "trajectory" and c.kl_in_reward:
         raise ValueError("kl_in_reward needs the log-probability of the tokens as they were sampled: use "
                          "fill_estimator='trajectory'")
-    if c.kl_estimator == "exact" and (c.kl_in_reward or c.kl_importance):
-        raise ValueError("kl_estimator='exact' is a sum over the vocabulary, not over samples; with kl_in_reward or "
-                         "kl_importance use kl_estimator='k3'")
+    if c.kl_estimator == "exact" and c.kl_in_reward:
+        raise ValueError("kl_estimator='exact' is a sum over the vocabulary, not over samples; with kl_in_reward use "
+                         "kl_estimator='k3'")
 
 
 def check_files(c):

@@ -222,12 +222,15 @@ def train_on_experience(policy, experience, optimizers, lr, config, dist, kl_bet
     cut nor the number of ranks changes the gradient.
     """
     rollouts = experience.rollouts
-    weight = token_weights(rollouts.train_mask, OBJECTIVES[config.objective].average, rollouts.max_tokens, dist.total,
-                           rollouts.mask.any(1))
+    train_mask = rollouts.train_mask                                                 # (N, M)
+    weight = token_weights(train_mask, OBJECTIVES[config.objective].average, rollouts.max_tokens, dist.total)
     problems = torch.arange(rollouts.problems)
     has_reference = rollouts.ref_logp is not None or rollouts.ref_distributions is not None
-    if not has_reference and config.entropy_bonus == 0:  # where all advantages are 0 there is no gradient
-        useful = rollouts.by_problem((rollouts.advantage != 0).any(1)).any(1)        # (P,)
+    learned = train_mask                                                             # (N, M) tokens with a gradient
+    if config.entropy_bonus == 0 and (config.kl_in_reward or not has_reference):
+        learned = train_mask * (rollouts.advantage != 0)
+    if config.entropy_bonus == 0 and not has_reference:  # otherwise the others are read too: their KL is measured
+        useful = rollouts.by_problem(learned.any(1)).any(1)                          # (P,)
         problems = problems[useful.cpu()]
     trained = dict.fromkeys(["loss", "pg_loss", "trained_tokens", "entropy", "clip_fraction", "kl_to_old",
                              *["kl", "kl_penalty"] * has_reference], 0.0)
@@ -241,7 +244,7 @@ def train_on_experience(policy, experience, optimizers, lr, config, dist, kl_bet
             own, parts = rollout_loss(policy, micro, weight[rows], config, kl_beta, experience.on_policy)
             loss, trained = own + loss if missing else own, add_up(trained, parts)
         loss.backward()
-    sums = experience.sums | trained | {"loss_tokens": rollouts.train_mask.sum()}
+    sums = experience.sums | trained | {"loss_tokens": learned.sum()}
     largest = {name: sums.pop(name) for name in LARGEST if name in sums}
     out = apply_gradients(policy.parameters(), optimizers, lr, config.grad_clip, sums, dist, "loss_tokens",
                           largest=largest, deciding=DECIDING)

@@ -21,30 +21,34 @@ def k2(logp, ref_logp):
 def k3(logp, ref_logp):
     """exp(x) - x - 1 with x = ref_logp - logp, never negative, unbiased as a value (arXiv 2402.03300 eq. 4)."""
     x = (ref_logp - logp).clamp(-20, 20)
-    return x.exp() - x - 1
+    return x.expm1() - x  # exp(x) - x - 1 would round to values below 0 where the policies are close
 
 
 KL_ESTIMATORS = {"k2": k2, "k3": k3}  # from the log-probabilities of sampled tokens; "exact" sums over the vocabulary
 
 
 def choose_estimator(config, policy):
-    """The config's kl_estimator, or what suits the policy: exact where it says so, k3 elsewhere. KL in the reward and
-    importance weights need an estimator from samples."""
+    """The config's kl_estimator, or what suits the policy: exact where it says so, k3 elsewhere. KL in the reward needs
+    an estimator from samples."""
     if config.kl_estimator is not None:
         return config.kl_estimator
-    return "k3" if config.kl_in_reward or config.kl_importance else policy.kl_estimator
+    return "k3" if config.kl_in_reward else policy.kl_estimator
 
 
 def kl_per_token(scores, rollouts, estimator, ratio=None):
     """The KL of each token (N, M) by the run's estimator, or None without a reference.
 
     scores: a Scores of grpo/scoring.py, under the policy that is trained
-    ratio: (N, M) importance weights of kl_importance, or None; the gradient flows through them too
+    ratio: (N, M) importance weights of kl_importance, or None. With k3 the gradient flows through them too: E[r k3] is
+        the KL, so the gradient of both factors is that of the KL. k2 has the KL's gradient, but not its value: there
+        the weights are constants (arXiv 2510.01555)
     """
     if rollouts.ref_logp is None:
         return scores.kl
     kl = KL_ESTIMATORS[estimator](scores.logp, rollouts.ref_logp)
-    return kl if ratio is None else ratio * kl
+    if ratio is None:
+        return kl
+    return (ratio.detach() if estimator == "k2" else ratio) * kl
 
 
 def kl_penalty(kl, weight, config, kl_beta):

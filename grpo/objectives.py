@@ -42,7 +42,8 @@ OBJECTIVES = {
         advantage="group_std", average="token"),
     "gspo": Objective(
         "-1/N sum_o min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean_t log r_t)",
-        "arXiv 2507.18071 eq. 5 and 7; the clipping range is the one of its section 5.1",
+        "arXiv 2507.18071 in the token form of its section 4.3, sg(s) p / sg(p): the same for one advantage per "
+        "completion, and credit and importance of a token stay its own; the clipping range is that of section 5.1",
         advantage="group_std", average="sequence", ratio="sequence", clip_low=3e-4, clip_high=4e-4),
     "cispo": Objective(
         "-1/(sum_o |o|) sum_o sum_t sg(clip(r, 1 - low, 1 + high)) A log p",
@@ -91,16 +92,15 @@ def detached_ratio(r, clipped, logp, advantage, clip_cap):
 SURROGATES = {"clip": clip, "detached_ratio": detached_ratio}
 
 
-def token_weights(mask, average, max_new_tokens, total=lambda x: x, counted=None):
+def token_weights(mask, average, max_new_tokens, total=lambda x: x):
     """How much each token counts in the loss of one optimizer step.
 
-    mask:    (N, M) 1.0 where the token is in the loss
-    total:   sums a tensor over ranks; on one rank, the identity
-    counted: (N,) which completions the number of completions counts; None: all
-    Returns (N, M), zero where the mask is zero
+    mask:  (N, M) 1.0 where the token is in the loss
+    total: sums a tensor over ranks; on one rank, the identity
+    Returns (N, M), zero where the mask is zero. The number of completions counts those with a token in the loss:
+    whatever takes a completion out of it (mask_truncated, no reward, importance) does not shrink the step
     """
-    number = torch.full((), float(len(mask)), device=mask.device) if counted is None else counted.to(mask.dtype).sum()
-    N = total(number).clamp(min=1)
+    N = total(mask.any(1).to(mask.dtype).sum()).clamp(min=1)
     if average == "sum":       # the log-probability of a completion is the sum over its tokens
         return mask / N
     if average == "sequence":  # every completion counts the same
@@ -128,7 +128,8 @@ def policy_loss(logp, old_logp, advantage, weight, objective, clip_low=None, cli
     r = log_ratio.exp()                                                              # (N, M)
     if objective.ratio == "sequence":
         length = counted.sum(1, keepdim=True).clamp(min=1)                           # (N, 1)
-        used = (log_ratio.sum(1, keepdim=True) / length).exp().expand_as(r)          # (N, M)
+        mean = (log_ratio.sum(1, keepdim=True) / length).detach()                    # (N, 1)
+        used = (mean + log_ratio - log_ratio.detach()).exp()                         # (N, M)
     else:
         used = r
     clipped = used.clamp(1 - low, 1 + high)                                          # (N, M)

@@ -23,7 +23,8 @@ class Judge:
                False: it reads prompt + completion, encoded by its own tokenizer
     dtype:     of its matrix products, unless its reading has one of its own
     reading:   the way in which it is read, a name in READINGS (core/judge_reading.py)
-    Texts of equal length are read together, without padding: the other texts of a call do not change a score.
+    Texts of equal length are read together, without padding: the other texts of a call do not change a score. Equal
+    texts are read once, so that their scores are equal to the last bit, whatever the precision.
     """
 
     setting = "judge_checkpoint"  # names the model, for errors
@@ -40,8 +41,10 @@ class Judge:
         """
         scores = []
         for rows, batch in self.batches(texts):
+            batch, same = distinct(batch)                                            # (n, T), (N,)
             with self.autocast(batch.device):
-                scores.append((rows, calculate_judge_scores(self.reader, batch, self.tokenizer.cls_token_id)))
+                found = calculate_judge_scores(self.reader, batch, self.tokenizer.cls_token_id)
+            scores.append((rows, found[same]))
         return in_order(scores)
 
     @torch.no_grad()
@@ -57,12 +60,15 @@ class Judge:
         """
         scores, credits = [], []
         for rows, batch in self.batches(texts):
-            place = texts.place[rows].to(batch.device).clamp(max=batch.shape[1] - 1)  # padding may lie behind the text
-            filled, knows = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device), None  # (n, T)
+            T = batch.shape[1]
+            place = texts.place[rows].to(batch.device).clamp(max=T - 1)              # padding may lie behind the text
+            knows, filled = torch.zeros_like(batch[:, :1]), torch.zeros_like(batch)  # (N, 1), (N, T)
             if told is not None:
-                knows = told[rows].to(batch.device)[:, None]                         # (n, 1)
-                sampled = torch.zeros_like(batch).scatter_add(1, place, mask[rows].to(batch))  # (n, T)
-                filled = (sampled > 0) & knows
+                knows = told[rows].to(batch)[:, None]
+                filled = filled.scatter_add(1, place, mask[rows].to(batch)).clamp(max=1) * knows
+            together, same = distinct(torch.cat((batch, filled, knows), 1))          # (n, 2 T + 1), (N,)
+            batch, filled, knows = together.split((T, T, 1), 1)
+            filled, knows = filled > 0, knows > 0
             with self.autocast(batch.device):
                 realness = calculate_realness(self.reader, batch, filled if told is not None else None)  # (n, T)
             odds = log_odds(realness)
@@ -71,8 +77,8 @@ class Judge:
                 counted = torch.where(knows, filled.float(), counted)
                 share = windowed_mean(filled.float(), told_window).clamp(min=1e-6)
                 near = torch.where(knows, windowed_mean(odds * filled, told_window) / share, near)
-            scores.append((rows, (realness * counted).sum(1) / counted.sum(1)))
-            credits.append((rows, near.gather(1, place)))                            # (n, M)
+            scores.append((rows, ((realness * counted).sum(1) / counted.sum(1))[same]))
+            credits.append((rows, near[same].gather(1, place)))                      # (N, M)
         return in_order(scores), in_order(credits)
 
     def autocast(self, device):
@@ -152,6 +158,13 @@ def choose_readings(judges, readings, sample, share, dist):
                 lines.append(f"{key.replace('_', ' ')} is read {line}")
         judge.read_in(choice)
     return lines
+
+
+def distinct(rows):
+    """The rows (n, T) that differ, in the order in which they come, and which of them each of rows (N, T) equals."""
+    number = {}
+    same = [number.setdefault(tuple(row), len(number)) for row in rows.tolist()]     # (N,)
+    return rows.new_tensor(list(number)), torch.tensor(same, device=rows.device)
 
 
 def in_order(parts):

@@ -55,11 +55,12 @@ def test_values_are_checked_before_anything_starts(argument, message):
 @pytest.mark.parametrize("arguments, message", [
     (["--objective=cispo", "--clip_cap=9.0"], "no unclipped branch"),
     (["--kl_in_reward=True", "--kl_estimator=exact"], "use kl_estimator='k3'"),
-    (["--kl_importance=True", "--kl_estimator=exact"], "use kl_estimator='k3'"),
     (["--kl_beta=0.0", "--kl_target=0.1"], "set kl_beta above 0"),
     (["--fill_estimator=coupled", "--top_p=1.0", "--kl_in_reward=True"], "fill_estimator='trajectory'"),
     (["--train_pass_k=9", "--advantage=leave_one_out"], "train_pass_k=9 must be 1 to group_size=8"),
     (["--train_pass_k=2", "--advantage=leave_one_out", "--credit_window=3"], "set credit_window=None"),
+    (["--train_pass_k=2", "--kl_in_reward=True"], "would multiply the penalty of kl_in_reward too; set kl_in_reward=F"),
+    (["--train_pass_k=2", "--overlong_buffer=10"], "penalty of overlong_buffer too; set overlong_buffer=0"),
     (["--lora_rank=4", "--reference_mode=ema"], "reference_mode='ema' averages weights.*use reference_mode='static'"),
     (["--lora_init_from=x", "--reference_mode=ema"], "reference_mode='ema'"),
     (["--lora_rank=4", "--ref_offload=True"], "ref_offload=True has nothing to move: with lora_rank=4"),

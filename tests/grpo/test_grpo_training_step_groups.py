@@ -103,22 +103,18 @@ def test_a_step_in_which_no_group_is_left_moves_nothing(dataset, zero_std, optim
     assert metrics["empty_steps"] == 0 and not all(torch.equal(x, before[name]) for name, x in policy.weights().items())
 
 
-def test_a_step_that_keeps_groups_of_equal_rewards_is_an_ordinary_step(dataset):
-    """Its gradient is exactly zero: the optimizer's momentum goes on and its weights decay."""
-    c, policy = config(kl_beta=0.0, zero_std="keep", weight_decay=0.1), fill_policy()
+@pytest.mark.parametrize("more, empty", [({"kl_beta": 0.0}, True), ({"kl_in_reward": True}, False),
+                                         ({"kl_beta": 0.1}, False), ({"kl_beta": 0.0, "entropy_bonus": 0.1}, False)])
+def test_a_step_of_equal_rewards_moves_nothing_unless_kl_or_entropy_have_a_gradient(dataset, more, empty):
+    """Where the gradient is exactly zero, momentum and weight decay would move the weights by themselves."""
+    c, policy = config(zero_std="keep", weight_decay=0.1, **more), fill_policy(seed=1, scale=3.0)
+    reference = fill_policy(seed=2).frozen() if c.kl_beta else None
     data, optimizers = consumer(dataset, c), build_optimizers(policy, c)
-    grpo_step(policy, None, fixed_rewards(torch.rand(4, 4)), data, c, 0, optimizers)
-    twin = copy.deepcopy(policy)
-    by_hand = build_optimizers(twin, c)
-    for optimizer, other in zip(by_hand, optimizers, strict=True):
-        optimizer.load_state_dict(copy.deepcopy(other.state_dict()))
-    metrics = grpo_step(policy, None, fixed_rewards(torch.ones(4, 4)), data, c, 1, optimizers)
-    assert metrics["empty_steps"] == metrics["skipped_steps"] == metrics["grad_norm"] == 0
-    for p in twin.parameters():
-        p.grad = torch.zeros_like(p)
-    for optimizer in by_hand:
-        optimizer.step()
-    assert same(policy, twin) and not same(policy, fill_policy())
+    grpo_step(policy, reference, fixed_rewards(torch.rand(4, 4)), data, c, 0, optimizers)
+    before = copy.deepcopy(policy.weights())
+    metrics = grpo_step(policy, reference, fixed_rewards(torch.ones(4, 4)), data, c, 1, optimizers)
+    assert metrics["empty_steps"] == empty and metrics["frac_reward_zero_std"] == 1
+    assert all(torch.equal(x, before[name]) for name, x in policy.weights().items()) == empty
 
 
 # Tokens and completions that are left out

@@ -1,5 +1,6 @@
 """Objectives against loops written from the papers' formulas, in float64."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -25,7 +26,9 @@ def kl_by_hand(estimator, p, q, logp, old, ref):
     x, kind = ref - logp, estimator.split()[0]
     value = {"exact": lambda: sum(torch.exp(p[v]) * (p[v] - q[v]) for v in range(V)),
              "k2": lambda: x * x / 2, "k3": lambda: torch.exp(x) - x - 1}[kind]()
-    return torch.exp(logp - old) * value if "importance" in estimator else value
+    ratio = torch.exp(logp - old)
+    ratio = ratio.detach() if kind == "k2" else ratio  # k2 itself has the gradient, k3 only together with the weight
+    return ratio * value if "importance" in estimator else value
 
 
 def loss_by_hand(name, logits, rollouts, reference, reward, estimator, kl_beta, cap=None, clip=None):
@@ -86,12 +89,15 @@ def test_loss_and_gradient_equal_the_papers_sum(name, estimator, cap, clip):
         torch.testing.assert_close(metrics["pg_loss"] + metrics["kl_penalty"], loss.detach())
 
 
+@pytest.mark.parametrize("of_tokens", [False, True], ids=["completions", "tokens"])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_on_policy_the_gradient_is_that_of_the_advantage_times_the_log_probability(name):
-    """At ratio 1 all of them are REINFORCE with their own baseline and weights."""
+def test_on_policy_the_gradient_is_that_of_the_advantage_times_the_log_probability(name, of_tokens):
+    """At ratio 1 all of them are REINFORCE with their own baseline and weights, also with an advantage per token."""
     policy, rollouts, reference, reward = table_rollouts()
     c = objective_config(name, "none")
     rollouts = with_advantage("none", rollouts, reference, reward, c)
+    if of_tokens:
+        rollouts = dataclasses.replace(rollouts, advantage=torch.randn(N, M, dtype=torch.float64))
     weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
     rollout_loss(policy, rollouts, weight, c, 0.0, on_policy=True)[0].backward()
     twin = policy.logits.detach().clone().requires_grad_()
@@ -113,6 +119,13 @@ def test_the_entropy_bonus_is_the_entropys_gradient():
     (-0.7 * (entropy * weight).sum()).backward()
     torch.testing.assert_close(policy.logits.grad, twin.grad)
     torch.testing.assert_close(metrics["entropy"], (entropy * rollouts.mask).sum().detach())
+
+
+@pytest.mark.parametrize("average", ["sum", "sequence", "token", "constant"])
+def test_completions_without_a_token_in_the_loss_do_not_shrink_the_step(average):
+    mask = torch.ones(8, 3)
+    mask[2:] = 0
+    torch.testing.assert_close(token_weights(mask, average, 3)[:2], token_weights(mask[:2], average, 3))
 
 
 def test_weights_count_over_all_ranks():

@@ -62,6 +62,30 @@ def test_a_judge_computes_in_its_own_type_and_scores_in_float32(dtype):
     assert set(seen) == {dtype}
 
 
+@pytest.mark.parametrize("head", ["realness", "cls", "told"])
+def test_equal_texts_are_read_once_and_have_equal_scores_to_the_last_bit(head):
+    """A text at other places of a batch may get other last bits, and a group of equal texts would seem to differ."""
+    scorer, rows = judge(judge_head=head), []
+    two = random_ids(24, 24)
+    texts = SimpleNamespace(tokens=[two[i % 2] for i in range(CHUNK + 6)], place=torch.arange(5).repeat(CHUNK + 6, 1))
+    reader = Judge(scorer, TOKENIZER, True, torch.bfloat16)
+    scorer.register_forward_pre_hook(lambda model, args: rows.append(len(args[0])))
+    scores = reader.scores(texts)
+    assert sum(rows) == 2 and len(scores) == CHUNK + 6
+    torch.testing.assert_close(scores[:2], reader.scores(SimpleNamespace(tokens=two)), rtol=0, atol=0)
+    assert torch.equal(scores[0::2], scores[:1].expand(CHUNK // 2 + 3)) and scores[0] != scores[1]
+    if head == "cls":
+        return
+    mask, told = torch.ones(CHUNK + 6, 5), torch.arange(CHUNK + 6) % 4 < 2
+    rows.clear()
+    knows = {"mask": mask, "told": told, "told_window": 1} if head == "told" else {}
+    scores, credit = reader.score_and_credit(texts, 2, **knows)
+    assert sum(rows) == (4 if head == "told" else 2), "a judge reads a text in another way where it is told"
+    for n in range(4, CHUNK + 6):
+        assert scores[n] == scores[n % 4] and torch.equal(credit[n], credit[n % 4])
+    assert (scores[0] != scores[2]) == (head == "told")
+
+
 def test_an_empty_text_is_scored():
     scorer = judge()
     pad = scorer(torch.tensor([[TOKENIZER.pad_token_id]])).sigmoid()[0, 0]

@@ -127,7 +127,8 @@ def weighted_loss_by_hand(name, logits, rollouts, before, importance, cap):
         logp = [p[i, t, rollouts.target[i, t]] for t in range(lengths[i])]
         now = [torch.exp(logp[t] - before[i, t]) for t in range(lengths[i])]
         if name == "gspo":
-            now = [torch.exp(sum(logp[t] - before[i, t] for t in range(lengths[i])) / lengths[i])] * lengths[i]
+            s = torch.exp(sum(logp[t] - before[i, t] for t in range(lengths[i])) / lengths[i]).detach()
+            now = [s * torch.exp(x - x.detach()) for x in logp]
         for t in range(lengths[i]):
             w = min(ratio[i][t], cap) if importance == "token" else 1.0
             A, clipped = rollouts.advantage[i, 0], torch.clamp(now[t], 1 - low, 1 + high)
@@ -148,7 +149,7 @@ def test_loss_and_gradient_with_importance_equal_a_loop(name, importance, cap):
     before = rollouts.old_logp + 0.2 * torch.randn(N, M, dtype=torch.float64, generator=g)
     weighted, sums = with_importance(rollouts, before, c)
     weighted = dataclasses.replace(weighted, old_logp=before)
-    weight = token_weights(weighted.train_mask, OBJECTIVES[name].average, MAX_TOKENS, counted=weighted.mask.any(1))
+    weight = token_weights(weighted.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
     loss, _ = rollout_loss(policy, weighted, weight, c, 0.0, on_policy=False)
     loss.backward()
     twin = policy.logits.detach().clone().requires_grad_()
