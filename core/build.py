@@ -27,7 +27,7 @@ def build_data(config, dist):
             remedy = "use a causal model" if starts_from_huggingface(config) else "set mode='language_model'"
             raise ValueError(f"dataset={config.dataset} has prompts to complete: {remedy}")
         data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world,
-                              template=config.template, system_prompt=config.system_prompt,
+                              config.max_prompt_length, config.template, config.system_prompt,
                               block_size=config.block_size, tokenizer=tokenizer,
                               chat_template_kwargs=config.chat_template_kwargs)
         if not data.prepared:  # data/custom/prepare.py does this for a prepared one

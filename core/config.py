@@ -42,6 +42,8 @@ class RunConfig:
                                            # template of a Hugging Face tokenizer
     chat_template_kwargs: dict | None = None  # arguments of that chat template, such as {"enable_thinking": False}
     system_prompt: str | None = None       # the first message of every prompt; None: none
+    max_prompt_length: int = 512           # tokens; longer training prompts are left out, and a longer validation
+                                           # prompt is an error
     # optimization
     batch_size: int = 64                   # texts per micro-batch and rank
     gradient_accumulation_steps: int = 1   # micro-batches per optimizer step
@@ -90,7 +92,8 @@ class RunConfig:
             check_writable("chat_template_kwargs", self.chat_template_kwargs)
 
 
-RANGES = {"block_size": "[2, 1e6]", "batch_size": "[1, 1e6]", "gradient_accumulation_steps": "[1, 1e6]",
+RANGES = {"block_size": "[2, 1e6]", "max_prompt_length": "[1, 1e6]", "batch_size": "[1, 1e6]",
+          "gradient_accumulation_steps": "[1, 1e6]",
           "max_iters": "[1, 1e12]", "learning_rate": "(0, 1e3]", "min_lr": "[0, 1e3]", "warmup_iters": "[0, 1e12]",
           "lr_decay_iters": "[1, 1e12]", "weight_decay": "[0, 1e3]", "beta1": "[0, 1)", "beta2": "[0, 1)",
           "grad_clip": "[0, inf)", "max_bad_steps": "[1, 1e12]", "log_interval": "[1, 1e12]",

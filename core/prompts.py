@@ -64,8 +64,8 @@ class PromptConsumer:
     "record": (B,) objects}; batch(split, step, micro) is {"input", "target", "mask", "number"}, each (B, T): the whole
     text shifted by one, the mask True on its completion and stop token.
     Problem i of a step is drawn from (seed, step, its number in the step), however a step is cut into ranks and
-    micro-batches, and no problem occurs twice in a step unless there are too few. Prompts longer than
-    min(90th percentile of the lengths, max_prompt_length) tokens are left out and counted.
+    micro-batches, and no problem occurs twice in a step unless there are too few. Training prompts of more than
+    max_prompt_length tokens are left out and counted.
     dataset: a prepared folder, a file of records, or hf:owner/name (core/records.py)
     tokenizer: that of the model; None: the one that meta.json of the folder describes
     template: a name of TEMPLATE_NAMES; chat_template_kwargs: arguments of the model's own template
@@ -120,24 +120,39 @@ class PromptConsumer:
             raise ValueError(f"dataset={dataset} has prompts, but the model's tokenizer has no token that ends a "
                              "completion: use a causal model, with its eos_token_id in generation_config.json")
 
-    def _sort(self, records, max_prompt_length):
-        """Sorts the records into splits, without those that are too long."""
-        lengths = np.array([len(record["tokens"]) for record in records])
-        if not lengths.all():
-            raise ValueError(f"{records[int(lengths.argmin())]['where']}: no usable characters in the prompt")
-        longest = min(int(np.percentile(lengths, 90, method="higher")), max_prompt_length)
-        self.dropped = int((lengths > longest).sum())
-        self.records = {split: [r for r in records if len(r["tokens"]) <= longest
-                                and (r.get("split") or side(r["prompt"])) == split] for split in SPLITS}
+    def _sort(self, records, limit):
+        """Sorts the records into splits, without the training prompts of more than `limit` tokens. Such a validation
+        prompt is an error: figures over the short prompts alone would pass for figures over all."""
+        self.records = {split: [] for split in SPLITS}
+        for record in records:
+            if not record["tokens"]:
+                raise ValueError(f"{record['where']}: no usable characters in the prompt")
+            split = record.get("split") or side(record["prompt"])
+            self.records[split].append(record)
         for split in SPLITS:
             if not self.records[split]:
-                raise ValueError(f"{self.source}: no {split} prompts of at most {longest} tokens; give more "
-                                 "records, or set \"split\" in them")
-        if self.block_size and longest >= self.block_size:
-            raise ValueError(f"prompts of up to {longest} tokens leave no room for a completion in block_size="
-                             f"{self.block_size}: raise block_size or lower max_prompt_length")
+                raise ValueError(f"{self.source}: none of its {len(records)} prompts is in the split {split}; give more "
+                                 f"records (a hash puts a tenth into val), or set \"split\": \"{split}\" in some")
+        self._check_validation(limit)
+        short = [record for record in self.records["train"] if len(record["tokens"]) <= limit]
+        self.dropped, self.limit = len(self.records["train"]) - len(short), limit
+        self.records["train"] = short
+        if not short:
+            raise ValueError(f"{self.source}: no training prompt has at most max_prompt_length={limit} tokens; raise it")
         self.longest = max(len(r["tokens"]) for split in SPLITS for r in self.records[split])
+        if self.block_size and self.longest >= self.block_size:
+            raise ValueError(f"prompts of up to {self.longest} tokens leave no room for a completion in block_size="
+                             f"{self.block_size}: raise block_size or lower max_prompt_length")
         self.order = (None, None)
+
+    def _check_validation(self, limit):
+        """Raises ValueError, naming file and line, for validation prompts of more than `limit` tokens."""
+        too_long = [record for record in self.records["val"] if len(record["tokens"]) > limit]
+        if too_long:
+            lengths = [len(record["tokens"]) for record in too_long]
+            raise ValueError(f"{too_long[0]['where']}: a validation prompt of {lengths[0]} tokens is longer than "
+                             f"max_prompt_length={limit}; set max_prompt_length={max(lengths)}, which keeps all, or "
+                             f"remove the {len(too_long)} validation records that are longer")
 
     def require(self, field, why):
         """Raises ValueError, naming file and line, unless every record has the field."""
@@ -153,9 +168,10 @@ class PromptConsumer:
             cut = sum(len(r["tokens"]) + len(self.tokenizer.encode(str(r.get("completion", "")))) > self.block_size
                       for split in SPLITS for r in self.records[split])
             cut = f"; {cut} training examples are cut at block_size={self.block_size}" if cut else ""
+        dropped = f", {self.dropped} longer than max_prompt_length={self.limit} left out" if self.dropped else ""
         repeated = f", {self.repeated} repeated ones left out" if self.repeated else ""
         return (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
-                f"{self.longest} tokens, {self.dropped} longer ones dropped{repeated}{cut}")
+                f"{self.longest} tokens{dropped}{repeated}{cut}")
 
     def describe_prompts(self):
         """Lines for the start of a run: how the first prompt ends as the model reads it, and what ends a completion."""

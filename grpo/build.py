@@ -213,11 +213,11 @@ def build_evaluation(config, models, rewards, data):
     policy = models.policy
     if policy.model.mode == MASKED_FILL:
         return fill_in_evaluation(config, models, rewards)
-    room = min(p.model.longest_input for p in (policy, models.reference) if p is not None) - data.longest
-    if config.max_new_tokens > room:
+    reads = min(p.model.longest_input for p in (policy, models.reference) if p is not None)
+    if data.longest + config.max_new_tokens > reads:
         raise ValueError(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens do not "
-                         f"fit the {room + data.longest} tokens that the model reads; set max_new_tokens to at most "
-                         f"{room}, or max_prompt_length")
+                         f"fit the {reads} tokens that the model reads; lower max_new_tokens or max_prompt_length, "
+                         f"together to at most {reads}")
     return PromptEvaluation(data, models.reference, rewards, config)
 
 

@@ -21,7 +21,7 @@ from grpo.samplers.mismatch import IMPORTANCE
 from grpo.samplers.settings import SAMPLERS, check_sampler
 
 RANGES = {  # of GRPOConfig, beside those of its bases
-    "max_prompt_length": "[1, 1e6]", "max_new_tokens": "[1, 1e6]",
+    "max_new_tokens": "[1, 1e6]",
     "batch_size": "[1, 1e6]", "group_size": "[2, 1e5]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
     "top_k": "[0, 1e9]", "min_p": "[0, 1)", "unmask_steps": "[1, 1e6]", "stored_megabytes": "[1, 1e9]",
     "sampler_timeout": "(0, 1e6]", "max_staleness": "[0, 100]", "ray_workers": "[1, 1e4]", "importance_cap": "[1, 1e6]",
@@ -45,7 +45,6 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     dataset_recipe: str | None = None         # the prepare.py that builds the dataset if it is missing
     # prompts, for a causal generator
     response_prefix: str = ""                 # the text that every answer begins with
-    max_prompt_length: int = 512              # tokens; longer prompts are dropped, and those above the 90th percentile
     max_new_tokens: int = 128                 # tokens of a completion, at most
     stop_sequences: tuple[str, ...] = ()      # texts that end a completion, beside the tokens that do
     # models

@@ -100,10 +100,10 @@ def left_out_prompts(x):
     """Few prompts are too long."""
     if not isinstance(x.data, PromptConsumer):
         return None
-    dropped, longest = x.data.dropped, x.data.longest
-    share = dropped / (dropped + sum(map(len, x.data.records.values())))
-    sentence = f"{share:.0%} of the prompts are left out because they are longer than {longest} tokens; none is cut."
-    return share <= 0.1, sentence, f"raise max_prompt_length={x.config.max_prompt_length}"
+    dropped, limit = x.data.dropped, x.config.max_prompt_length
+    share = dropped / (dropped + len(x.data.records["train"]))
+    sentence = f"{share:.0%} of the training prompts are left out because they are longer than {limit} tokens; none is cut."
+    return share <= 0.1, sentence, f"raise max_prompt_length={limit}"
 
 
 def ends_of_completions(x):

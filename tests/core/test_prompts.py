@@ -56,18 +56,36 @@ def test_a_prompt_that_occurs_twice_is_kept_once(tmp_path):
     assert has_prompts(folder) and not has_prompts(str(tmp_path)) and not list((tmp_path / "d").glob("*.tmp"))
 
 
-def test_long_prompts_are_dropped_and_counted(tmp_path):
-    lengths = np.arange(10, 110)
-    records = [{"prompt": "x" * int(n), "split": "val" if n % 4 == 0 else "train"} for n in lengths]
-    folder = prepared(tmp_path / "d", records)
-    for limit in (512, 50):
-        data = PromptConsumer(folder, 1, max_prompt_length=limit)
-        longest = min(np.sort(lengths)[90], limit)  # 90 in 100 are shorter than this one
-        assert data.longest == longest and data.dropped == (lengths > longest).sum()
-        assert sum(map(len, data.records.values())) + data.dropped == 100
-        assert f"{data.dropped} longer ones dropped" in data.size()
-    with pytest.raises(ValueError, match="no train prompts of at most 5 tokens"):
+def of_lengths(folder, **lengths):
+    records = [{"prompt": split[0] * n, "split": split} for split, of_split in lengths.items() for n in of_split]
+    return prepared(folder, records)
+
+
+def test_no_prompt_is_left_out_but_training_prompts_above_max_prompt_length(tmp_path):
+    folder = of_lengths(tmp_path / "d", train=range(10, 110), val=range(5, 45))
+    data = PromptConsumer(folder, 1)
+    assert data.dropped == 0 and data.longest == 109 and "left out" not in data.size()
+    assert [len(r["prompt"]) for r in data.records["train"]] == list(range(10, 110))
+    data = PromptConsumer(folder, 1, max_prompt_length=50)
+    assert [len(r["prompt"]) for r in data.records["train"]] == list(range(10, 51)) and data.longest == 50
+    assert [len(r["prompt"]) for r in data.records["val"]] == list(range(5, 45))
+    assert data.dropped == 59 and "59 longer than max_prompt_length=50 left out" in data.size()
+    folder = of_lengths(tmp_path / "e", train=range(10, 20), val=[3])
+    with pytest.raises(ValueError, match="no training prompt has at most max_prompt_length=5 tokens; raise it"):
         PromptConsumer(folder, 1, max_prompt_length=5)
+
+
+def test_a_validation_prompt_that_is_too_long_is_an_error_with_its_line(tmp_path):
+    folder = of_lengths(tmp_path / "d", train=range(10, 30), val=[9, 34, 8, 31])
+    with pytest.raises(ValueError, match=r"prompts.jsonl, line 22: a validation prompt of 34 tokens is longer than "
+                       "max_prompt_length=30; set max_prompt_length=34.*or remove the 2 validation records"):
+        PromptConsumer(folder, 1, max_prompt_length=30)
+    assert len(PromptConsumer(folder, 1, max_prompt_length=34).records["val"]) == 4
+
+
+def test_a_split_without_a_record_is_named_with_what_to_do(tmp_path):
+    with pytest.raises(ValueError, match='none of its 5 prompts is in the split val; .*"split": "val" in some'):
+        PromptConsumer(of_lengths(tmp_path / "d", train=range(1, 6)), 1)
 
 
 @pytest.mark.parametrize(("world", "micros"), [(2, 1), (1, 2), (2, 2), (4, 1)])

@@ -57,8 +57,8 @@ def text_data(dataset):
 def test_the_data_is_what_the_dataset_holds(dataset, prompts):
     known = {"generator_checkpoint": "model.safetensors"}  # the data are prepared: no tokenizer is read from it
     assert isinstance(build_data(config(dataset=dataset, **known), one_process()), DatasetConsumer)
-    data = build_data(config(dataset=prompts, max_prompt_length=4, **known), one_process())
-    assert isinstance(data, PromptConsumer) and data.longest == 4
+    data = build_data(config(dataset=prompts, max_prompt_length=6, **known), one_process())
+    assert isinstance(data, PromptConsumer) and data.limit == data.longest == 6
 
 
 def test_a_run_without_a_generator_is_refused(dataset):
@@ -223,7 +223,7 @@ def test_an_evaluation_that_cannot_run_is_refused(prompts, settings, message):
 def test_a_shorter_reference_bounds_the_room_for_completions(prompts):
     c = config(task_type="general", max_new_tokens=30)
     models = build.Models(causal_policy(), causal_policy(block_size=20), None, None)
-    with pytest.raises(ValueError, match="20 tokens that the model reads; set max_new_tokens to at most 14"):
+    with pytest.raises(ValueError, match="20 tokens that the model reads; lower .*max_prompt_length, together to at most 20"):
         build_evaluation(c, models, Rewards(c), prompt_consumer(prompts, c))
 
 

@@ -9,7 +9,7 @@ from grpo.evaluation.doctor_checks import (duration, ends_of_completions, first_
                                            left_out_prompts, memory, prompt, stop_token)
 from grpo.evaluation.doctor_step import Memory
 from grpo.rewards import Scored
-from tests.grpo.evaluation.patients import completing, examined, expect, filling, sums, unexamined
+from tests.grpo.evaluation.patients import completing, examined, expect, filling, solved, sums, unexamined
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
 
@@ -140,9 +140,10 @@ def test_fill_in_shows_a_text_with_its_masks(healthy_fill):
 
 
 def test_too_many_long_prompts_are_found(tmp_path, healthy):
-    expect(left_out_prompts(healthy), True, "of the prompts are left out because they are longer than")
-    x = unexamined(completing(tmp_path, max_prompt_length=5))
-    expect(left_out_prompts(x), False, "longer than 5 tokens; none is cut", "raise max_prompt_length=5")
+    expect(left_out_prompts(healthy), True, "0% of the training prompts are left out because they are longer than 512")
+    records = [solved(a, 7) | {"split": "val" if a < 5 else "train"} for a in range(12)]
+    x = unexamined(completing(tmp_path, records, max_prompt_length=4))
+    expect(left_out_prompts(x), False, "29% of the training prompts", "raise max_prompt_length=4")
 
 
 def test_an_end_that_cuts_right_completions_is_found(tmp_path, healthy):
