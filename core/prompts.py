@@ -131,14 +131,15 @@ class PromptConsumer:
             self.records[split].append(record)
         for split in SPLITS:
             if not self.records[split]:
-                raise ValueError(f"{self.source}: none of its {len(records)} prompts is in the split {split}; give more "
-                                 f"records (a hash puts a tenth into val), or set \"split\": \"{split}\" in some")
+                raise ValueError(f"{self.source}: none of its {len(records)} prompts is in the split {split}; give "
+                                 "more records (a hash puts a tenth into val), or set "
+                                 f"\"split\": \"{split}\" in some")
         self._check_validation(limit)
         short = [record for record in self.records["train"] if len(record["tokens"]) <= limit]
         self.dropped, self.limit = len(self.records["train"]) - len(short), limit
         self.records["train"] = short
         if not short:
-            raise ValueError(f"{self.source}: no training prompt has at most max_prompt_length={limit} tokens; raise it")
+            raise ValueError(f"{self.source}: all training prompts are longer than max_prompt_length={limit}; raise it")
         self.longest = max(len(r["tokens"]) for split in SPLITS for r in self.records[split])
         if self.block_size and self.longest >= self.block_size:
             raise ValueError(f"prompts of up to {self.longest} tokens leave no room for a completion in block_size="

@@ -71,7 +71,7 @@ def test_no_prompt_is_left_out_but_training_prompts_above_max_prompt_length(tmp_
     assert [len(r["prompt"]) for r in data.records["val"]] == list(range(5, 45))
     assert data.dropped == 59 and "59 longer than max_prompt_length=50 left out" in data.size()
     folder = of_lengths(tmp_path / "e", train=range(10, 20), val=[3])
-    with pytest.raises(ValueError, match="no training prompt has at most max_prompt_length=5 tokens; raise it"):
+    with pytest.raises(ValueError, match="all training prompts are longer than max_prompt_length=5; raise it"):
         PromptConsumer(folder, 1, max_prompt_length=5)
 
 
