@@ -139,7 +139,8 @@ class PromptConsumer:
         self.dropped, self.limit = len(self.records["train"]) - len(short), limit
         self.records["train"] = short
         if not short:
-            raise ValueError(f"{self.source}: all training prompts are longer than max_prompt_length={limit}; raise it")
+            raise ValueError(f"{self.source}: all training prompts are longer than max_prompt_length={limit}; "
+                             "raise it")
         self.longest = max(len(r["tokens"]) for split in SPLITS for r in self.records[split])
         if self.block_size and self.longest >= self.block_size:
             raise ValueError(f"prompts of up to {self.longest} tokens leave no room for a completion in block_size="
