@@ -102,8 +102,8 @@ def left_out_prompts(x):
         return None
     dropped, limit = x.data.dropped, x.config.max_prompt_length
     share = dropped / (dropped + len(x.data.records["train"]))
-    sentence = (f"{share:.0%} of the training prompts are left out because they are longer than {limit} tokens; none is "
-                "cut.")
+    sentence = (f"{share:.0%} of the training prompts are left out because they are longer than {limit} tokens; none "
+                "is cut.")
     return share <= 0.1, sentence, f"raise max_prompt_length={limit}"
 
 
