@@ -26,9 +26,30 @@ def create_logger(config, dist, total_steps, columns):
     return logger
 
 
+HIDDEN = ("Cc", "Cf", "Cs")  # Unicode's categories of what a terminal or browser obeys (control, direction of writing),
+                             # does not show (no width), or cannot be encoded
+
+
+class Visible(dict):
+    """A table for str.translate that replaces the HIDDEN characters, except those that it is made with."""
+
+    def __missing__(self, code):
+        character = chr(code)
+        self[code] = "\ufffd" if unicodedata.category(character) in HIDDEN else character
+        return self[code]
+
+
+ON_ONE_LINE = Visible({ord("\n"): "\u21b5"})
+
+
 def format_number(value):
+    """A number in at most ten characters; "-" for None, which was not measured."""
+    if value is None:
+        return "-"
     if not math.isfinite(value):
         return str(value)
+    if abs(value) >= 1e9:
+        return f"{value:.2g}"
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{int(value)}"
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
@@ -113,7 +134,7 @@ class Logger:
         if self.lines % self.HEADER_EVERY == 0:
             self.say("  ".join([f"{'step':>6}", *(f"{name:>{w}}" for name, w in width.items()), f"{'eta':>6}"]))
         self.lines += 1
-        values = (format_number(metrics[name]) if name in metrics else "-" for name in width)
+        values = (format_number(metrics.get(name)) for name in width)
         cells = [f"{value:>{w}}" for value, w in zip(values, width.values(), strict=True)]
         self.say("  ".join([f"{step:>6}", *cells, f"{self.eta(step):>6}"]))
 
@@ -160,12 +181,12 @@ def record_of(line, where):
 
 
 def highlight(text, filled, color):
-    """A text on one line, newlines as arrows, and other control characters, which a terminal would obey, as U+FFFD.
-    With `color` the characters where `filled` is true are green."""
+    """A text on one line, newlines as arrows, and other HIDDEN characters as U+FFFD. With `color` the characters where
+    `filled` is true are green."""
     out, on = [], False
     for c, sampled in zip(text, filled, strict=True):
         if color and bool(sampled) != on:
             on = bool(sampled)
             out.append("\033[1;32m" if on else "\033[0m")
-        out.append("\u21b5" if c == "\n" else "\ufffd" if unicodedata.category(c) == "Cc" else c)
+        out.append(c.translate(ON_ONE_LINE))
     return "".join(out) + ("\033[0m" if on else "")

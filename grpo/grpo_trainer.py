@@ -10,7 +10,7 @@ import torch
 
 from core.bad_steps import BadSteps
 from core.checkpoint_manager import CheckpointManager, shapes
-from core.logger import each_record, keep_records
+from core.logger import each_record, format_number, keep_records
 from core.scheduler import CosineLRScheduler
 from core.sharding import gathered
 from core.stop_signal import StopSignal
@@ -216,11 +216,12 @@ class GRPOTrainer:
         metrics = {f"eval/{name}": value for name, value in metrics.items()}
         self.buffer.store_evaluation_data(self.step, {name: x for name, x in metrics.items() if math.isfinite(x)})
         self.logger.log(self.step, metrics, show=False)
-        self.logger.say("  held out | " + " | ".join(f"{k.removeprefix('eval/')} {v:.4f}" for k, v in metrics.items()))
+        shown = [f"{name.removeprefix('eval/')} {format_number(value)}" for name, value in metrics.items()]
+        self.logger.say("  held out | " + " | ".join(shown))
         if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
             append_samples(self.config.out_dir, self.step, samples)
             self.logger.trackers.text(self.step, samples)
-            self.logger.say(format_samples(samples, sys.stdout.isatty()))
+            self.logger.say(format_samples(samples, sys.stdout.isatty(), self.config.eval_completions))
         return metrics
 
     def report(self):

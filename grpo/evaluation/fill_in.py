@@ -10,7 +10,7 @@ import torch
 from core.dataset_consumer import unpack_batch
 from core.tokenizer import by_character, character_ends
 from grpo.evaluation.ngram import NGramModel
-from grpo.evaluation.samples import SHOWN, extra_columns, log_sums, reward_sums, under_own_names
+from grpo.evaluation.samples import SHOWN, extra_columns, log_sums, reward_sums, under_own_names, verdicts
 from grpo.scoring import score, with_reference
 from grpo.step_metrics import unique_completions
 
@@ -129,7 +129,7 @@ class FillInEvaluation:
         sums |= {name: x.sum() for name, x in values.items()}
         total = values.get("judge", torch.zeros(len(mask), device=mask.device))
         names = [name for name in self.rewards.names if name != "judge"] if self.rewards is not None else []
-        log = None
+        log, others = None, {}
         if names:
             others, _, log = self.rewards.score(texts, G, names)
             sums |= reward_sums(others) | log_sums(log)
@@ -137,7 +137,7 @@ class FillInEvaluation:
                 total = self.rewards.total(others).nan_to_num(0.0)
         _, target, masked = unpack_batch(batch, "cpu")                                # (P, T) each
         text = torch.stack(texts.tokens).cpu().unflatten(0, (len(target), G))        # (P, G, T)
-        samples = self._samples(batch, text, total.view(-1, G), log) if wants_samples else []
+        samples = self._samples(batch, text, total.view(-1, G), others, log) if wants_samples else []
         bits = self.ngrams.bits_near(text.flatten(0, 1).numpy(), masked.repeat_interleave(G, 0).numpy())
         sums |= dict(zip(("ngram_bits", "ngram_tokens"), bits, strict=True))
         return sums | self._words(target, masked, text), samples
@@ -156,16 +156,19 @@ class FillInEvaluation:
                 recovered += sum(word == true_text[a:b] for word, (a, b) in zip(found, spans, strict=True))
         return {"words": words, "word_validity": valid, "words_recovered": recovered}
 
-    def _samples(self, batch, text, total, log):
-        """Records of the first problems with their best and worst completions. total: (P, G) rewards"""
+    def _samples(self, batch, text, total, values, log):
+        """Records of the first problems with their best and worst completions. total: (P, G) rewards; values: those but
+        the judge, {name: (N,)}"""
         records, G = [], total.shape[1]
         for i in range(min(SHOWN, len(text))):
             best, worst = int(total[i].argmax()), int(total[i].argmin())
             texts = {"problem": batch["input"][i], "truth": batch["target"][i], "best": text[i, best],
                      "worst": text[i, worst]}
             scores = {"best_score": round(float(total[i, best]), 4), "worst_score": round(float(total[i, worst]), 4)}
-            records.append({name: self.data.tokenizer.decode(ids.tolist()) for name, ids in texts.items()} | scores
-                           | extra_columns(log, i * G + best, i * G + worst)
-                           | {"mask": {name: by_character(self.data.tokenizer, ids.tolist(), batch["mask"][i].tolist())
-                                       for name, ids in texts.items()}})
+            shown = {name: self.data.tokenizer.decode(ids.tolist()) for name, ids in texts.items()}
+            mask = batch["mask"][i].tolist()
+            masks = {name: by_character(self.data.tokenizer, ids.tolist(), mask) for name, ids in texts.items()}
+            numbers = i * G + best, i * G + worst
+            about = verdicts(self.rewards, values, *numbers) | extra_columns(log, *numbers)
+            records.append(shown | scores | about | {"mask": masks})
         return records

@@ -1,38 +1,61 @@
 """Plots of runs, drawn with matplotlib."""
 
+import math
+
 import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from core.whole_files import writing
+from grpo.evaluation.run_files import widened
 
-PANELS = ("judge", "gold_judge", "word_validity", "token_accuracy", "greedy_accuracy", "sampled_accuracy", "pass_at_k",
-          "completion_length", "kl", "entropy")  # held-out metrics with a panel, of both kinds of generator
+SHARES = {"judge", "gold_judge", "word_validity", "words_recovered", "token_accuracy", "greedy_accuracy",
+          "sampled_accuracy", "pass_at_k", "truncated"}  # held-out metrics with an axis from 0 to 1 in every picture
+MOST_COLUMNS = 4
+MARGIN = 0.05         # above and below the curves, as a share of the height
+DOTS_PER_INCH = 150
 
 
 def draw_curves(runs, path, over="step"):
-    """Draws a panel for each held-out metric, with a line for each run.
+    """Draws a panel for each held-out metric, with a line for each run. No axis is cut: all begin at 0 or below.
 
     runs: {label: records of metrics.jsonl}; path: the picture file
     over: "step", or "seconds" of the optimizer steps, without the evaluations between them
     """
-    logged = {name for records in runs.values() for record in records for name in record}
-    panels = [name for name in PANELS if f"eval/{name}" in logged]
-    figure, axes = plt.subplots(2, -(-len(panels) // 2), figsize=(12, 6), sharex=True, squeeze=False)
-    for axis, name in zip(axes.flat, panels):
-        for i, (label, records) in enumerate(runs.items()):
-            place = seconds_of_steps(records) if over == "seconds" else {r["step"]: r["step"] for r in records}
-            points = [(place[r["step"]], r[f"eval/{name}"]) for r in records if f"eval/{name}" in r]
-            if points:
-                axis.plot(*zip(*points, strict=True), marker=".", label=label, color=f"C{i}")
-        axis.set_title(name.replace("_", " "))
-        axis.grid(alpha=0.3)
-    for axis in axes[1]:
-        axis.set_xlabel("optimizer step" if over == "step" else "seconds of training")
+    logged = dict.fromkeys(name for records in runs.values() for record in records for name in record)
+    names = [name for name in logged if name.startswith("eval/")]
+    columns = min(MOST_COLUMNS, math.ceil(math.sqrt(len(names))))
+    rows = math.ceil(len(names) / columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3 * rows), sharex=True, squeeze=False)
+    for axis in axes.flat[len(names) :]:
+        axis.remove()
+    for i, (axis, name) in enumerate(zip(axes.flat, names, strict=False)):
+        draw_metric(axis, name, runs, over)
+        lowest_of_its_column = i + columns >= len(names)
+        if lowest_of_its_column:
+            axis.set_xlabel("optimizer step" if over == "step" else "seconds of training")
+            axis.tick_params(labelbottom=True)
     if len(runs) > 1:
         axes[0, 0].legend(fontsize=8)
     save(figure, path)
+
+
+def draw_metric(axis, name, runs, over):
+    """Draws a held-out metric of all runs. A number that is not finite is a gap."""
+    drawn = [0.0]
+    for i, (label, records) in enumerate(runs.items()):
+        place = seconds_of_steps(records) if over == "seconds" else {r["step"]: r["step"] for r in records}
+        points = [(place[r["step"]], r[name]) for r in records if name in r]
+        numbers = [math.nan if y is None else y for _, y in points]
+        axis.plot([x for x, _ in points], numbers, marker=".", label=label, color=f"C{i}")
+        drawn += [y for _, y in points if y is not None]
+    short = name.removeprefix("eval/")
+    low, high = (0.0, 1.0) if short in SHARES else widened(min(drawn), max(drawn))
+    margin = MARGIN * (high - low)
+    axis.set_ylim(low - margin, high + margin)
+    axis.set_title(short.replace("_", " "))
+    axis.grid(alpha=0.3)
 
 
 def seconds_of_steps(records):
@@ -50,7 +73,7 @@ def draw_temperatures(curves, path):
 
     curves: {label: [(temperature, metrics)]}; path: the picture file
     """
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4))
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4.2))
     (_, known), *_ = next(iter(curves.values()))
     rewards = [name for name in known if name.startswith("reward/")]
     good = "word_validity" if "word_validity" in known or not rewards else rewards[0]
@@ -58,17 +81,20 @@ def draw_temperatures(curves, path):
     for axis, (x, y) in zip(axes, pairs, strict=True):
         for label, points in curves.items():
             axis.plot([m[x] for _, m in points], [m[y] for _, m in points], marker=".", label=label)
-            for temperature, m in points:
-                axis.annotate(f"{temperature:g}", (m[x], m[y]), fontsize=7, xytext=(3, 3), textcoords="offset points")
+            for temperature, m in (points[0], points[-1]):  # labels between them would cover each other
+                axis.annotate(f"{temperature:g}", (m[x], m[y]), fontsize=8, xytext=(4, 4), textcoords="offset points")
+        axis.margins(0.1)
         axis.set_xlabel(x.replace("_", " "))
         axis.set_ylabel(y.replace("_", " "))
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
+    temperatures = ", ".join(f"{temperature:g}" for temperature, _ in next(iter(curves.values())))
+    figure.suptitle(f"A point for each sampling temperature ({temperatures}). The axes do not begin at 0.", fontsize=10)
     save(figure, path)
 
 
 def save(figure, path):
     figure.tight_layout()
     with writing(path):
-        figure.savefig(path, dpi=90)
+        figure.savefig(path, dpi=DOTS_PER_INCH)
     plt.close(figure)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from core.prompts import as_columns
-from grpo.evaluation.samples import SHOWN, extra_columns, log_sums, reward_sums, under_own_names
+from grpo.evaluation.samples import SHOWN, extra_columns, log_sums, reward_sums, under_own_names, verdicts
 from grpo.kl import choose_estimator, kl_per_token
 from grpo.scoring import score, with_reference
 
@@ -91,12 +91,12 @@ class PromptEvaluation:
         total = self.rewards.total(values).nan_to_num(0.0).view(P, G)
         samples, answers = [], texts.columns.get("answer", [None] * P * G)
         for i in range(min(SHOWN, P)):
-            best, worst = int(total[i].argmax()), int(total[i].argmin())
-            samples.append({"problem": texts.prompts[i * G], "answer": answers[i * G],
-                            "best": texts.completions[i * G + best], "worst": texts.completions[i * G + worst],
-                            "best_score": round(float(total[i, best]), 4),
-                            "worst_score": round(float(total[i, worst]), 4)}
-                           | extra_columns(log, i * G + best, i * G + worst))
+            best, worst = i * G + int(total[i].argmax()), i * G + int(total[i].argmin())
+            sample = {"problem": texts.prompts[i * G], "answer": answers[i * G],
+                      "best": texts.completions[best], "worst": texts.completions[worst],
+                      "best_score": round(float(total.flatten()[best]), 4),
+                      "worst_score": round(float(total.flatten()[worst]), 4)}
+            samples.append(sample | verdicts(self.rewards, values, best, worst) | extra_columns(log, best, worst))
         return samples
 
     def _greedy(self, policy, batch, records):

@@ -4,12 +4,13 @@ import math
 from html import escape
 from itertools import accumulate
 
-from grpo.evaluation.run_files import smooth, thin
+from core.logger import Visible
+from grpo.evaluation.run_files import smooth, thin, widened
 
 LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a picture of 320 x 154
 DOTS, COLORS = 30, 8                        # a curve of at most DOTS points shows them; COLORS of report.css
 LEAST, MOST = 1e-300, 1e300                 # magnitudes that are drawn; beyond them differences are 0 or infinite
-CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
+VISIBLE = Visible({ord(c): c for c in "\t\n"})
 
 
 def chart(title, last, lines, stacked=False):
@@ -25,9 +26,7 @@ def chart(title, last, lines, stacked=False):
         heights = list(zip(*map(accumulate, zip(*heights, strict=True)), strict=True))
     heights = [[y if y is None else drawn(y) for y in ys] for ys in heights]
     finite = [y for ys in heights for y in ys if y is not None] + [0.0] * stacked or [0.0]
-    low, high = min(finite), max(finite)
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
-        low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
+    low, high = widened(min(finite), max(finite))
     across = lambda step: f"{LEFT + (RIGHT - LEFT) * step / max(last, 1):.1f}"
     down = lambda y: f"{BOTTOM - (BOTTOM - TOP) * (y - low) / (high - low):.1f}"
     shapes, values = [], []
@@ -40,7 +39,7 @@ def chart(title, last, lines, stacked=False):
                 for x, y, missing in places if missing or len(points) <= DOTS and not stacked]
         shapes.append(f'<g class="c{color}"><path class="{"area" if stacked else "line"}" d="{path}"/>'
                       f'{"".join(dots)}</g>')
-        steps, shown = [str(step) for step, _ in points], ["not finite" if y is None else f"{y:.5g}" for _, y in points]
+        steps, shown = [str(step) for step, _ in points], ["not finite" if y is None else short(y) for _, y in points]
         values.append(f'<span class="c{color}">{text(label)} <b data-steps="{",".join(steps)}" '
                       f'data-values="{",".join(shown)}">{shown[-1]}</b></span>')
     marks = [f'<path class="grid" d="M{LEFT} {down(y)}H{RIGHT}"/><text class="y" x="{LEFT - 5}" y="{down(y)}">{y:.9g}'
@@ -64,5 +63,10 @@ def ticks(low, high):
 
 
 def text(value):
-    """A value as HTML: escaped, without control characters."""
-    return escape(str(value).translate(CONTROL))
+    """A value as HTML: escaped, without characters that nobody sees."""
+    return escape(str(value).translate(VISIBLE))
+
+
+def short(number):
+    """A number in five digits."""
+    return f"{number:.5g}"

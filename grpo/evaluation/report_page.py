@@ -10,11 +10,14 @@ from pathlib import Path
 from core.logger import format_number
 from core.run_start import without_home
 from core.whole_files import replacing
-from grpo.evaluation.report_chart import COLORS, chart, text
+from grpo.evaluation.report_chart import COLORS, chart, short, text
 from grpo.evaluation.run_files import Run, names_of
+from grpo.evaluation.samples import TEXTS, change, is_board
 
 LONGEST = 4000  # characters of a sample's text at most
-FILLED = 'filled in: <mark class="right">right</mark> <mark class="wrong">wrong</mark>'
+ABOUT = ("_score", "_right")  # end the names of what is known about a text
+JUDGED = 'filled in, by the reward: <mark class="right">right</mark> <mark class="wrong">wrong</mark>'
+COMPARED = 'filled in: <mark class="same">as in the text</mark> <mark class="other">differs from the text</mark>'
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src '{hash}'">
@@ -43,7 +46,7 @@ def sections(runs, titles):
     names = list(dict.fromkeys(n for run in runs for n in run.curves if n != "step" and not n.startswith("time/")))
     values = {n: {y for run in runs for _, y in run.curves.get(n, ())} for n in names}
     same = [n for n in names if len(values[n]) == 1 and None not in values[n]]
-    rewards = [n for n in names if n in ("mean_reward", "std_reward") or "reward" in n.split("/")[:-1]]
+    rewards = [n for n in names if n in ("mean_reward", "std_reward") or n.startswith("reward/")]
     rest, last = [n for n in names if n not in rewards + same], max(run.last for run in runs)
     curves = lambda names: "".join(chart(name, last, [(i, "", run.curves[name]) for i, run in enumerate(runs)
                                                       if name in run.curves]) for name in names)
@@ -52,7 +55,7 @@ def sections(runs, titles):
     yield "Samples", samples(runs[0].samples) if len(runs) == 1 else ""
     yield "Rewards", curves(rewards)
     yield "Training", curves([n for n in rest if not n.startswith("eval/")])
-    yield "Never changed", same and f"<p>{', '.join(f'{text(n)} {text(*values[n])}' for n in same)}</p>"
+    yield "Never changed", same and f"<p>{', '.join(f'{text(n)} {short(*values[n])}' for n in same)}</p>"
     yield "Seconds of a step by phase", "".join(chart(run.name, last, [
         (i, *phase) for i, phase in enumerate(run.times().items())], True) for run in runs if run.times())
     yield "Settings", settings(runs, titles)
@@ -72,11 +75,10 @@ def before_and_after(runs, titles, metrics):
     rows = {metric: [text(metric.removeprefix("eval/"))] for metric in metrics}
     for run in runs:
         for metric, row in rows.items():
-            ends = [run.curves[metric][i][1] for i in (0, -1)] if metric in run.curves else [None]
-            shown = ["" if x is None else format_number(x) for x in ends]
-            change = "" if None in ends else f"{ends[1] - ends[0]:+.4f}"
-            row += [*shown, change] if len(runs) == 1 else [f"{' → '.join(shown)}<br>{change}"]
-    last = max((points[-1][0] for metric, points in runs[0].curves.items() if metric in rows), default=0)
+            ends = run.ends(metric)
+            shown = [format_number(x) for x in ends]
+            row += [*shown, change(*ends)] if len(runs) == 1 else [f"{' → '.join(shown)}<br>{change(*ends)}"]
+    last = runs[0].evaluations[-1]["step"] if runs[0].evaluations else 0
     head = ("before", f"step {last}", "change") if len(runs) == 1 else titles
     return table(("metric", *head), rows.values(), "numbers")
 
@@ -87,20 +89,54 @@ def samples(by_step):
     for step, records in by_step.items():
         parts.append(f'<div class="set" data-step="{step}"{" hidden" * (step != last)}>\n')
         for record in records:
-            rows = [(text(f"{key} {record.get(f'{key}_score', '')}"), marked(key, record)) for key, x in record.items()
-                    if key not in ("step", "filled") and not key.endswith("_score") and x not in (None, {})]
-            parts.append(table(("", FILLED if "filled" in record else "text"), rows, "samples"))
+            parts.append(sample_table(record))
         parts.append("</div>\n")
     return parts and ('<p class="slider"><button type="button">previous</button><input type="range" aria-label="step">'
                       f'<button type="button">next</button> step <output>{last}</output></p>\n{"".join(parts)}')
 
 
+def sample_table(record):
+    """The texts of a sample, boards side by side."""
+    rows = []
+    for key, value in record.items():
+        if key in ("step", "filled") or key.endswith(ABOUT) or value in (None, {}):
+            continue
+        rows.append((label(key, record), marked(key, record)))
+    legend = "text"
+    if "filled" in record:
+        legend = JUDGED if any(f"{name}_right" in record for name in TEXTS) else COMPARED
+    board = is_board([str(record.get(name, "")) for name in TEXTS])
+    return table(("", legend), rows, "samples board" if board else "samples")
+
+
+def label(key, record):
+    """What a row of a sample shows, with its reward and what the reward says."""
+    score, right = (record.get(f"{key}_{about}") for about in ("score", "right"))
+    words = [key]
+    if score is not None:
+        words.append(short(score))
+    if right is not None:
+        words.append("right" if right else "wrong")
+    return text(" ".join(words))
+
+
 def marked(key, record):
-    """A text of a sample in which what was filled in is marked: as right, as wrong, or (lengths differ) as filled."""
+    """A text of a sample in which what was filled in is marked: by what the reward says, or else by whether it is as in
+    the true text, or (lengths differ) as filled."""
     value, truth = str(record[key]), str(record.get("truth", ""))
     inside = {i for first, end in record.get("filled", {}).get(key, ()) for i in range(first, end)}
+    right = record.get(f"{key}_right")
     compared = key in ("best", "worst") and len(truth) == len(value)
-    kind = lambda i: i in inside and ("filled" if not compared else "right" if value[i] == truth[i] else "wrong")
+
+    def kind(i):
+        if i not in inside:
+            return None
+        if right is not None:
+            return "right" if right else "wrong"
+        if compared:
+            return "same" if value[i] == truth[i] else "other"
+        return "filled"
+
     parts = [(mark, text("".join(value[i] for i in places)))
              for mark, places in groupby(range(min(len(value), LONGEST)), key=kind)]
     return ("".join(f'<mark class="{mark}">{part}</mark>' if mark else part for mark, part in parts)

@@ -12,6 +12,8 @@ from core.run_start import without_home
 STEPS = 2000             # steps that are read at most, so that a long run's report is made as quickly as a short one's
 POINTS, MEANS = 600, 60  # points of a curve at most, of a smoothed one
 SETS = 50                # evaluations whose samples are kept at most: the first and the latest
+LEAST_HEIGHT = 1e-6      # of an axis, and as a share of its numbers; what is smaller is rounding
+LEAST_SHARE = 1e-3
 
 
 class Run:
@@ -20,6 +22,7 @@ class Run:
     records: of metrics.jsonl: all evaluations, and of more than STEPS steps every second, third, ... one
     last:    the last step
     curves:  {metric: [(step, number, or None where it was not finite)]}
+    evaluations: the records with held-out metrics
     samples: {step: records of samples.jsonl}, of SETS steps
     config:  config.json; start: the latest record of starts.jsonl; {} if the run has none
     """
@@ -43,10 +46,17 @@ class Run:
         for record in self.records:
             for metric, x in record.items():
                 self.curves.setdefault(metric, []).append((record["step"], x))
+        self.evaluations = [record for record in self.records if any(name.startswith("eval/") for name in record)]
         for record in each_record(Path(folder, "samples.jsonl")):
             if record["step"] not in self.samples and len(self.samples) == SETS:
                 del self.samples[list(self.samples)[1]]
             self.samples.setdefault(record["step"], []).append(record)
+
+    def ends(self, metric):
+        """(number in the first evaluation, in the last one); None where it was not measured."""
+        if not self.evaluations:
+            return None, None
+        return self.evaluations[0].get(metric), self.evaluations[-1].get(metric)
 
     def times(self):
         """{phase: [(step, seconds of a step, mean over the steps since the point before)]}"""
@@ -62,6 +72,13 @@ def names_of(folders):
     alone = lambda path, n: all(other == path or other[-n:] != path[-n:] for other in paths)
     ends = [next(n for n in range(1, len(path) + 1) if alone(path, n) or n == len(path)) for path in paths]
     return [str(Path(*path[-n:])) for path, n in zip(paths, ends, strict=True)]
+
+
+def widened(low, high):
+    """The ends of an axis for numbers from low to high: so far apart that rounding does not fill the height."""
+    least = max(LEAST_HEIGHT, LEAST_SHARE * max(abs(low), abs(high)))
+    missing = max(0.0, least - (high - low))
+    return low - missing / 2, high + missing / 2
 
 
 def stretches(items, count):

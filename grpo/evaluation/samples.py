@@ -4,10 +4,12 @@ import json
 import os
 from itertools import pairwise
 
-from core.logger import highlight
+from core.logger import format_number, highlight
 from core.whole_files import writing
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
+TEXTS = ("problem", "best", "worst")
+BOARD = 24             # characters of a line at most for texts of several lines to be shown side by side
 LOGGED = "logged by "  # begins the name of a sum of what a reward logged
 
 
@@ -41,21 +43,59 @@ def extra_columns(log, best, worst):
     return {"best_extra": log.extra(best), "worst_extra": log.extra(worst)} if log and log.columns else {}
 
 
-def format_samples(records, color):
+def verdicts(rewards, values, best, worst):
+    """Whether the best and the worst completion, given by their numbers, have the highest value of the run's success
+    reward; nothing about a completion that it skipped, or if there is none. values: {name: (N,)}"""
+    if rewards is None or rewards.success not in values:
+        return {}
+    right = rewards.right(values)
+    return {f"{name}_right": bool(right[i]) for name, i in (("best", best), ("worst", worst)) if not right[i].isnan()}
+
+
+def format_samples(records, color, completions):
     """The lines of samples for the console.
 
     records: [{"problem", "best", "worst", "best_score", "worst_score"}], and in fill-in "mask": for each
     text, which of its characters were filled in
     color: whether filled-in characters are coloured
+    completions: of each problem
     """
-    lines = []
-    for r in records:
-        for name in ("problem", "best", "worst"):
-            score = r.get(f"{name}_score")
-            filled = r["mask"][name] if "mask" in r else [0] * len(r[name])
-            shown = highlight(r[name], filled, color and name != "problem")
-            lines.append(f"  {name:<8}{'' if score is None else f'{score:.3f}':>7} | {shown}")
+    lines = [f"  best and worst of {completions} completions, by reward"]
+    for record in records:
+        texts = [record[name] for name in TEXTS]
+        masks = [record["mask"][name] if "mask" in record else [0] * len(record[name]) for name in TEXTS]
+        coloured = [color and name != "problem" for name in TEXTS]
+        scores = [record.get(f"{name}_score") for name in TEXTS]
+        scores = ["" if score is None else format_number(score) for score in scores]
+        if is_board(texts):
+            titles = [f"{name} {score}".rstrip() for name, score in zip(TEXTS, scores, strict=True)]
+            lines += side_by_side(titles, texts, masks, coloured)
+            continue
+        for name, score, text, mask, on in zip(TEXTS, scores, texts, masks, coloured, strict=True):
+            lines.append(f"  {name:<8}{score:>7} | {highlight(text, mask, on)}")
     return "\n".join(lines)
+
+
+def is_board(texts):
+    """Whether texts have the same number of lines, several, and all of them short."""
+    lines = [text.split("\n") for text in texts]
+    longest = max(len(line) for text in lines for line in text)
+    return len({len(text) for text in lines}) == 1 and len(lines[0]) > 1 and longest <= BOARD
+
+
+def side_by_side(titles, texts, masks, coloured):
+    """Lines of texts in columns. masks: for each text, which characters were filled in; coloured: whether it shows"""
+    columns = []
+    for title, text, mask, on in zip(titles, texts, masks, coloured, strict=True):
+        lines = text.split("\n")
+        width = max(len(title), *map(len, lines))
+        column, start = [title.ljust(width)], 0
+        for line in lines:
+            column.append(highlight(line, mask[start : start + len(line)], on) + " " * (width - len(line)))
+            start += len(line) + 1
+        columns.append(column)
+    rows = ["   ".join(row).rstrip() for row in zip(*columns, strict=True)]
+    return [f"  {row}" for row in rows if row]
 
 
 def append_samples(out_dir, step, records):
@@ -79,8 +119,16 @@ def spans(mask):
 def comparison_table(before, after):
     """A table of held-out metrics before and after training, one line for each metric."""
     lines = [f"  {'held-out':<20}{'before':>9}{'after':>9}{'change':>9}"]
-    for name in before:
-        if name in after:
-            lines.append(f"  {name.removeprefix('eval/'):<20}{before[name]:>9.4f}{after[name]:>9.4f}"
-                         f"{after[name] - before[name]:>+9.4f}")
+    for name in dict.fromkeys((*before, *after)):
+        pair = before.get(name), after.get(name)
+        cells = [*map(format_number, pair), change(*pair)]
+        lines.append(f"  {name.removeprefix('eval/'):<20}" + "".join(f"{cell:>9}" for cell in cells))
     return "\n".join(lines)
+
+
+def change(before, after):
+    """after - before with its sign; "" if one of them was not measured."""
+    if before is None or after is None:
+        return ""
+    difference = round(after - before, 4) + 0.0  # no -0.0
+    return f"{difference:+.4f}" if abs(difference) < 1e6 else f"{difference:+.2g}"

@@ -21,6 +21,7 @@ from core.models import load_model
 from grpo.build import build_data, build_models, build_rewards, fill_in_evaluation, make_policy
 from grpo.evaluation.plots import draw_curves, draw_temperatures
 from grpo.evaluation.report_page import write_report
+from grpo.evaluation.run_files import names_of
 from grpo.grpo_config import GRPOConfig
 
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -37,19 +38,22 @@ def held_out(folder):
 
 def report_seeds(folders, picture, over):
     """Prints a table over the runs with a row for each held-out metric, and draws their curves. over: step, seconds"""
-    runs = {folder: held_out(folder) for folder in folders}
+    runs = {name: held_out(folder) for name, folder in zip(names_of(folders), folders, strict=True)}
     print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
     print("|---|---|---|---|---|---|")
     names = [name for name in next(iter(runs.values()))[1] if name.startswith("eval/")]
     for name in names:
-        before, after = ([run[i][name] for run in runs.values()] for i in (1, 2))
+        before, after = ([run[i].get(name) for run in runs.values()] for i in (1, 2))
+        if None in before + after:
+            print(f"| {name.removeprefix('eval/')} | - | - | - | - | - |")
+            continue
         change = [b - a for a, b in zip(before, after, strict=True)]
         sd = statistics.stdev(change) if len(change) > 1 else 0.0
         print(f"| {name.removeprefix('eval/')} | {statistics.mean(before):.4f} | {statistics.mean(after):.4f} | "
               f"{statistics.mean(change):+.4f} ± {sd:.4f} | {min(change):+.4f} | "
               f"{sum(x > 0 for x in change)}/{len(change)} |")
     if picture:
-        draw_curves({folder: run[0] for folder, run in runs.items()}, picture, over)
+        draw_curves({name: run[0] for name, run in runs.items()}, picture, over)
 
 
 def report_temperatures(argv, trained, picture):

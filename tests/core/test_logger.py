@@ -37,6 +37,13 @@ def test_numbers_that_are_not_finite_are_logged_as_valid_json(tmp_path, capsys):
 
 def test_numbers_are_short():
     assert [format_number(x) for x in (3, 1e-5, 0.0, 0.25, 31234.7)] == ["3", "1.0e-05", "0.0000", "0.2500", "31234"]
+    assert [format_number(x) for x in (3.4028234663852886e38, -1e300, 10**12)] == ["3.4e+38", "-1e+300", "1e+12"]
+
+
+def test_what_was_not_measured_is_a_dash(tmp_path, capsys):
+    logger = Logger(str(tmp_path), 10, ("loss", "entropy", "kl"))
+    logger._show(1, {"loss": 0.5, "entropy": None})
+    assert capsys.readouterr().out.split("\n")[1].split()[:4] == ["1", "0.5000", "-", "-"]
 
 
 def test_a_text_is_shown_on_one_line_with_its_sampled_characters_coloured():
@@ -105,6 +112,12 @@ def test_the_other_ranks_write_nothing(tmp_path, capsys):
 
 def test_control_characters_of_a_sample_do_not_reach_the_terminal():
     assert highlight("a\n\x1b[2J\r\x00b", [0] * 9, color=False) == "a\u21b5\ufffd[2J\ufffd\ufffdb"
+
+
+@pytest.mark.parametrize("character", ["\u202e", "\u2066", "\u200b", "\u200f", "\ufeff", "\u00ad", "\ud800"])
+def test_characters_without_width_or_that_turn_the_writing_around_do_not_reach_the_terminal(character):
+    assert highlight(f"a{character}b", [0] * 3, color=False) == "a\ufffdb"
+    assert highlight("é 漢 🙂 \u0301\u00a0", [0] * 8, color=False) == "é 漢 🙂 \u0301\u00a0", "what shows stays"
 
 
 def test_the_estimate_of_a_long_run_keeps_few_times_and_hardly_changes(tmp_path, monkeypatch):

@@ -199,6 +199,16 @@ def test_without_a_judge_rewards_order_the_samples_and_are_metrics(dataset):
     assert metrics["reward/exact_match"] == 1.0 and "judge" not in metrics
     assert metrics["reward/length_penalty"] == pytest.approx(0.8), "32 characters, where 20 to 40 are allowed"
     assert shown[0]["best_score"] == pytest.approx(0.8 - 2.0), "the weighted sum"
+    assert {record["best_right"] for record in shown} == {False}, "a penalty of 0.8 is not the highest"
+
+
+def test_a_filled_in_text_is_right_if_its_success_reward_is_at_its_highest(dataset):
+    c = config(reward_functions=("exact_match", "length_penalty"), length_max=40)
+    evaluation = evaluation_of(dataset, rewards=Rewards(c), eval_completions=4)
+    for model, right in ((Knows(evaluation), True), (fill_policy().model, False)):
+        _, shown = evaluation(FillPolicy(model, TOKENIZER), 1.0)
+        assert [record["worst_right"] for record in shown] == [right] * 3
+        assert all((record["worst"] == record["truth"]) == right for record in shown)
 
 
 def test_the_judges_reward_is_not_computed_twice(dataset):

@@ -241,6 +241,8 @@ def test_samples_are_the_best_and_the_worst_completion_by_the_weighted_rewards(p
         assert record["worst_score"] == pytest.approx(min(total[group]), abs=1e-4)
         assert record["problem"] == evaluation.records[i]["text"]
         assert record["answer"] == evaluation.records[i]["answer"]
+        for name in ("best", "worst"):
+            assert record[f"{name}_right"] == (early(None, [record[name]])[0] == REWARDS["early"].high)
 
 
 def test_rewards_see_the_response_prefix_as_part_of_the_completion(prompts, early_reward):

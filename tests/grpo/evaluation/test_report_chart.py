@@ -32,7 +32,7 @@ def scales(svg):
     return [scale(found[0], found[-1]) for found in (marks[None], marks["y"])]
 
 
-@pytest.mark.parametrize("numbers", [[0.1, 0.9, 0.4, 0.5], [-3e-9, 2e-9, 0.0, 1e-9], [-1.0, -1.0, -7.0, -2.0],
+@pytest.mark.parametrize("numbers", [[0.1, 0.9, 0.4, 0.5], [-3e-5, 2e-5, 0.0, 1e-5], [-1.0, -1.0, -7.0, -2.0],
                                      [20000.0, 12000.5, 17000.0, 15000.0], [5.0] * 4, [0.0] * 4])
 def test_a_point_is_where_the_labels_of_the_axes_say(numbers):
     points = list(zip((0, 100, 250, 320), numbers, strict=True))
@@ -43,6 +43,21 @@ def test_a_point_is_where_the_labels_of_the_axes_say(numbers):
     assert [step_at(x) for x, _ in found] == pytest.approx([step for step, _ in points], abs=1)
     assert [number_at(y) for _, y in found] == pytest.approx(numbers, abs=span / 100)
     assert all(LEFT <= x <= RIGHT and TOP <= y <= BOTTOM for x, y in found)
+
+
+@pytest.mark.parametrize("numbers", [[-3e-9, 2e-9, 0.0, 1e-9], [0.5, 0.5 + 1e-8, 0.5 - 1e-8], [1e6, 1e6 + 1]])
+def test_rounding_does_not_fill_the_height(numbers):
+    svg = svg_of(chart("x", 320, [(0, "", list(enumerate(numbers)))]))
+    heights = [y for _, y in places(svg.find("g/path"))]
+    assert max(heights) - min(heights) < (BOTTOM - TOP) / 100
+    labels = [float(label.text) for label in svg.findall("text") if label.get("class") == "y"]
+    assert len(labels) >= 2 and labels[-1] - labels[0] > 20 * (max(numbers) - min(numbers))
+
+
+def test_a_small_learning_rate_still_fills_the_height():
+    svg = svg_of(chart("lr", 320, [(0, "", [(0, 1e-7), (10, 1e-6), (320, 1e-7)])]))
+    heights = [y for _, y in places(svg.find("g/path"))]
+    assert max(heights) - min(heights) > 0.8 * (BOTTOM - TOP)
 
 
 def test_the_caption_has_every_step_and_number_and_shows_the_last():
@@ -120,6 +135,7 @@ def test_titles_and_labels_are_escaped():
     assert figure.find("svg").get("aria-label") == "<b>&"
 
 
-def test_text_has_no_control_characters():
+def test_text_has_no_characters_that_nobody_sees():
+    assert text("a\u202eb\u200bc\ufeff\ud800") == "a\ufffdb\ufffdc\ufffd\ufffd" and text("é 漢 🙂") == "é 漢 🙂"
     assert text("a\x00\x1b[1m\r\n\t\x7f\x85b") == "a\ufffd\ufffd[1m\ufffd\n\t\ufffd\ufffdb"
     assert text({"a": None}) == "{&#x27;a&#x27;: None}"

@@ -16,7 +16,7 @@ from grpo.evaluation.report_page import write_report
 from tests.tiny import jsonl
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-EVIL = "<script>alert(1)</script><!-- </td></table></script><style> &lt; \"'\x00\x1b"
+EVIL = "<script>alert(1)</script><!-- </td></table></script><style> &lt; \"'\x00\x1b\u202e"
 VOID = {"meta", "br", "input", "path", "circle"}  # elements without an end tag, or that the page closes at once
 
 
@@ -116,37 +116,72 @@ def test_a_run_has_all_parts_and_its_numbers_and_settings_are_in_the_tables(tmp_
     assert page.tables[-2] == [["setting", "run"], ["seed", "3"], ["stop", "['a']"], ["lr", "None"]]
     assert page.tables[-1] == [["", "run"], ["step", "0"], ["time", "2030-01-02 03:04 UTC"],
                                ["command", "python grpo/train_grpo.py"], ["torch", "9.9"]]
-    assert "<p>eval/reward/a 1.0, lr 0.001</p>" in read(path)
+    assert "<p>eval/reward/a 1, lr 0.001</p>" in read(path)
 
 
-def test_what_was_filled_in_is_marked_as_right_or_wrong_where_lengths_agree(tmp_path):
+def test_without_a_verdict_what_was_filled_in_is_compared_with_the_text_where_lengths_agree(tmp_path):
     longer = sample(1, best="abcdefg", filled={"best": [[1, 2], [3, 7]]})
     page = Page(read(write_report(write_run(tmp_path / "run", samples=[sample(1), longer]))))
-    legend = [("right", "right"), ("wrong", "wrong")]
+    legend = [("same", "as in the text"), ("other", "differs from the text")]
     masked, truth = [("filled", "_"), ("filled", "__")], [("filled", "b"), ("filled", "\nd")]
-    best, worst = [("right", "b"), ("wrong", "x"), ("right", "d")], [("wrong", "x"), ("right", "\nd")]
+    best, worst = [("same", "b"), ("other", "x"), ("same", "d")], [("other", "x"), ("same", "\nd")]
     assert page.marks == legend + masked + truth + best + worst + legend + [("filled", "b"), ("filled", "defg")]
-    rows = [["", "filled in: right wrong"], ["problem ", "a_c__"], ["truth ", "abc\nd"], ["best 0.75", "abcxd"],
-            ["worst -1.5", "axc\nd"]]
+    rows = [["", "filled in: as in the text differs from the text"], ["problem", "a_c__"], ["truth", "abc\nd"],
+            ["best 0.75", "abcxd"], ["worst -1.5", "axc\nd"]]
     assert page.tables[1] == rows
+
+
+def test_what_earned_the_full_reward_is_marked_as_right_also_where_it_is_not_the_stored_solution(tmp_path):
+    board, hidden = "3142\n2431\n4213\n1324\n", [[0, 2], [6, 7]]
+    texts = {"problem": "__42\n2_31\n4213\n1324\n", "truth": "1342\n2431\n4213\n1324\n", "best": board, "worst": board}
+    record = {"step": 1, **texts, "best_score": 2.0, "worst_score": 0.5, "best_right": True, "worst_right": False,
+              "filled": dict.fromkeys(texts, hidden)}
+    page = Page(read(write_report(write_run(tmp_path / "run", samples=[record]))))
+    assert page.marks[:2] == [("right", "right"), ("wrong", "wrong")] and len(page.tables[1]) == 5
+    assert page.marks[-4:] == [("right", "31"), ("right", "4"), ("wrong", "31"), ("wrong", "4")]
+    assert [row[0] for row in page.tables[1][3:]] == ["best 2 right", "worst 0.5 wrong"]
+    assert '<table class="samples board">' in read(tmp_path / "run" / "report.html")
+
+
+def test_a_reward_of_any_size_is_short(tmp_path):
+    large = 3.4028234663852886e38
+    records = [{"step": 0, "eval/reward/a": -large}, {"step": 1, "eval/reward/a": large, "reward/a": large}]
+    page = read(write_report(write_run(tmp_path / "run", records, [sample(1, best_score=large)])))
+    assert Page(page).tables[0][1] == ["reward/a", "-3.4e+38", "3.4e+38", "+6.8e+38"]
+    assert "<td>best 3.4028e+38</td>" in page and "3.40282346" not in page and "340282346" not in page
+
+
+def test_held_out_rewards_are_among_the_held_out_metrics(tmp_path):
+    records = [{"step": i, "eval/reward/a": 0.1 * i, "reward/a": 0.2 * i} for i in range(3)]
+    page = read(write_report(write_run(tmp_path / "run", records)))
+    parts = {part.split("</h2>")[0]: part for part in page.split("<h2>")[1:]}
+    assert "<figcaption>eval/reward/a " in parts["Held out"] and "eval/reward/a" not in parts["Rewards"]
+    assert "<figcaption>reward/a " in parts["Rewards"]
+
+
+def test_what_the_last_evaluation_did_not_measure_is_a_dash_and_no_older_number(tmp_path):
+    records = [{"step": 0, "eval/a": 0.25}, {"step": 5, "eval/a": 0.5, "eval/b": 1.0}, {"step": 9, "eval/b": 2.0}]
+    folder = write_run(tmp_path / "run", records)
+    assert Page(read(write_report(folder))).tables[0] == [
+        ["metric", "before", "step 9", "change"], ["a", "0.2500", "-", ""], ["b", "-", "2.0000", ""]]
 
 
 def test_samples_of_prompts_show_all_that_the_record_holds(tmp_path):
     record = {"step": 2, "problem": "1+1=", "answer": "2", "best": "2", "worst": "", "best_score": 1, "worst_score": 0,
               "best_extra": {"n": 1}, "worst_extra": {}, "hint": None}
     page = Page(read(write_report(write_run(tmp_path / "run", samples=[record]))))
-    assert page.tables[1] == [["", "text"], ["problem ", "1+1="], ["answer ", "2"], ["best 1", "2"], ["worst 0", ""],
-                              ["best_extra ", "{'n': 1}"]]
+    assert page.tables[1] == [["", "text"], ["problem", "1+1="], ["answer", "2"], ["best 1", "2"], ["worst 0", ""],
+                              ["best_extra", "{'n': 1}"]]
 
 
 def test_whatever_a_model_writes_stays_text(tmp_path):
-    shown = EVIL.replace("\x00", "\ufffd").replace("\x1b", "\ufffd")
+    shown = EVIL.removesuffix("\x00\x1b\u202e") + 3 * "\ufffd"
     record = dict.fromkeys(("problem", "best", "worst", EVIL), EVIL) | {"step": 1, "filled": {"best": [[3, 60]]}}
     records = [*steps(2), {"step": 2, EVIL: 1.0, f"time/{EVIL}": 1.0, "time/train": 1.0}]
     folder = write_run(tmp_path / "run", records, [record], {EVIL: EVIL}, command=EVIL, settings={
         EVIL: {"value": EVIL, "default": EVIL, "set in": EVIL}})
     page = Page(read(write_report(folder)))
-    assert [row[1] for row in page.tables[1][1:]] == [shown] * 4 and page.tables[1][-1][0] == f"{shown} "
+    assert [row[1] for row in page.tables[1][1:]] == [shown] * 4 and page.tables[1][-1][0] == shown
     assert page.tables[-1][2] == ["command", shown] and [shown] * 4 in page.tables[-3]
     assert len(page.scripts) == 1 and page.scripts[0].startswith('"use strict"')
 
@@ -169,7 +204,7 @@ def test_a_name_of_the_user_is_in_no_path(tmp_path, monkeypatch):
 def test_samples_are_shown_as_they_were_written(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/al")
     page = Page(read(write_report(write_run(tmp_path / "run", samples=[{"step": 1, "best": "cd /home/al/x"}]))))
-    assert page.tables[1][1] == ["best ", "cd /home/al/x"]
+    assert page.tables[1][1] == ["best", "cd /home/al/x"]
 
 
 def test_the_heading_of_the_last_evaluation_is_its_step(tmp_path):
@@ -199,7 +234,7 @@ def test_the_size_is_bounded(tmp_path):
 
 def test_lone_surrogates_can_be_written(tmp_path):
     page = read(write_report(write_run(tmp_path / "run", samples=[{"step": 1, "best": "a\ud800b"}])))
-    assert Page(page).tables[1][1] == ["best ", "a?b"]
+    assert Page(page).tables[1][1] == ["best", "a\ufffdb"]
 
 
 @pytest.mark.parametrize("records", [steps(4)[:1], steps(4)[:2], steps(4)[1:-1], [{"step": 1, "loss": None}],

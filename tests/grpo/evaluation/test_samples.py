@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from grpo.evaluation.samples import (append_samples, comparison_table, extra_columns, format_samples, log_sums,
-                                     reward_sums, spans, under_own_names)
+from grpo.evaluation.samples import (append_samples, change, comparison_table, extra_columns, format_samples, log_sums,
+                                     reward_sums, spans, under_own_names, verdicts)
 from grpo.reward_functions.registry import Log
 
 FILLED = {"problem": "a_c", "truth": "abc", "best": "abc", "worst": "axc", "best_score": 0.9, "worst_score": 0.125,
@@ -44,19 +44,53 @@ def test_a_column_of_anything_can_be_kept(tmp_path):
 
 
 def test_filled_characters_are_coloured_on_a_terminal_only():
-    assert "\033[" in format_samples([FILLED], True) and "\033[" not in format_samples([FILLED], False)
-    problem, best, worst = format_samples([FILLED], True).split("\n")
+    assert "\033[" in format_samples([FILLED], True, 4) and "\033[" not in format_samples([FILLED], False, 4)
+    _, problem, best, worst = format_samples([FILLED], True, 4).split("\n")
     assert "\033[" not in problem and problem.endswith("| a_c")
     assert best.endswith("a\033[1;32mb\033[0mc") and worst.endswith("a\033[1;32mx\033[0mc")
 
 
-def test_a_sample_is_three_aligned_lines_with_scores():
+def test_a_sample_is_three_aligned_lines_with_scores_under_a_line_that_says_of_what():
     for record in (FILLED, COMPLETED):
-        lines = format_samples([record, record], False).split("\n")
+        head, *lines = format_samples([record, record], False, 4).split("\n")
+        assert head == "  best and worst of 4 completions, by reward"
         assert len(lines) == 6 and len({line.index("|") for line in lines}) == 1
         assert [line.split()[0] for line in lines] == ["problem", "best", "worst"] * 2
-    assert "0.900" in format_samples([FILLED], False) and "-1.000" in format_samples([COMPLETED], False)
-    assert "11\u21b5" in format_samples([COMPLETED], False), "a text is one line"
+    assert "0.9000" in format_samples([FILLED], False, 4) and "-1.0000" in format_samples([COMPLETED], False, 4)
+    assert "11\u21b5" in format_samples([COMPLETED], False, 4), "a text is one line"
+
+
+BOARD = {"problem": "1_\n_4\n", "best": "12\n34\n", "worst": "12\n\x1b4\n", "best_score": 1.0, "worst_score": 0.0,
+         "mask": dict.fromkeys(("problem", "best", "worst"), [0, 1, 0, 1, 0, 0])}
+
+
+def test_boards_are_shown_side_by_side():
+    assert format_samples([BOARD], False, 8).split("\n")[1:] == ["  problem   best 1.0000   worst 0.0000",
+                                                                "  1_        12            12",
+                                                                "  _4        34            \ufffd4"]
+    rows = format_samples([BOARD], True, 8).split("\n")[2:]
+    assert rows[0].startswith("  1_        1\033[1;32m2\033[0m  ") and "\033[1;32m3\033[0m4" in rows[1]
+
+
+@pytest.mark.parametrize("other", [{"best": "12\n3\n4\n"}, {"worst": "1" * 40 + "\n\n"}, {"problem": "1_34"}])
+def test_texts_of_other_shapes_are_one_line_each(other):
+    record = BOARD | other | {"mask": {name: [0] * len(text) for name, text in (BOARD | other).items()
+                                        if isinstance(text, str)}}
+    lines = format_samples([record], False, 8).split("\n")[1:]
+    assert len(lines) == 3 and all(" | " in line for line in lines)
+
+
+def test_a_verdict_says_whether_the_success_reward_is_at_its_highest():
+    class Rewards:
+        success = "a"
+
+        def right(self, values):
+            return torch.tensor([1.0, 0.0, math.nan])
+
+    values = {"a": torch.tensor([2.0, 1.0, math.nan])}
+    assert verdicts(Rewards(), values, 0, 1) == {"best_right": True, "worst_right": False}
+    assert verdicts(Rewards(), values, 2, 1) == {"worst_right": False}
+    assert verdicts(Rewards(), {}, 0, 1) == verdicts(None, {}, 0, 1) == {}
 
 
 def test_samples_are_added_to_a_file_with_the_places_that_were_filled_in(tmp_path):
@@ -78,10 +112,15 @@ def test_spans_are_the_stretches_of_a_mask():
         assert all(a < b for a, b in found) and all(b < c for (_, b), (c, _) in zip(found, found[1:]))
 
 
-def test_the_comparison_has_a_line_for_each_metric_of_both_evaluations():
-    before, after = {"eval/kl": 0.0, "eval/judge": 0.5, "eval/gone": 1.0}, {"eval/judge": 0.75, "eval/kl": 0.1}
-    table = comparison_table(before, after)
-    head, *lines = table.split("\n")
-    assert head.split() == ["held-out", "before", "after", "change"]
-    assert [line.split()[0] for line in lines] == ["kl", "judge"]
-    assert [float(x) for x in lines[1].split()[1:]] == pytest.approx([0.5, 0.75, 0.25]) and "+0.2500" in lines[1]
+def test_the_comparison_has_a_line_for_each_metric_and_a_dash_for_what_was_not_measured():
+    before = {"eval/kl": 0.0, "eval/judge": 0.5, "eval/gone": 1.0, "eval/large": 0.0}
+    after = {"eval/judge": 0.75, "eval/kl": 0.1, "eval/new": None, "eval/large": 3.4028234663852886e38}
+    head, *lines = [line.split() for line in comparison_table(before, after).split("\n")]
+    assert head == ["held-out", "before", "after", "change"]
+    assert lines == [["kl", "0.0000", "0.1000", "+0.1000"], ["judge", "0.5000", "0.7500", "+0.2500"],
+                     ["gone", "1.0000", "-"], ["large", "0.0000", "3.4e+38", "+3.4e+38"], ["new", "-", "-"]]
+
+
+def test_a_change_has_a_sign():
+    assert [change(0.5, x) for x in (0.25, 0.5, 0.50001, 0.49999, 0.7, None)] == [
+        "-0.2500", "+0.0000", "+0.0000", "+0.0000", "+0.2000", ""]

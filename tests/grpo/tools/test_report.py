@@ -26,6 +26,19 @@ def test_the_table_over_seeds_holds_means_deviations_and_the_least_change(tmp_pa
     assert (tmp_path / "p.png").exists()
 
 
+def test_the_legend_of_a_run_is_its_folders_name_alone(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(report, "draw_curves", lambda runs, *_: drawn.extend(runs))
+    report.main(["seeds", *(write_run(tmp_path / name, 0.1, 0.4) for name in ("a", "b")), "--picture=p.png"])
+    assert drawn == ["a", "b"]
+
+
+def test_a_metric_that_a_run_did_not_measure_is_a_dash(tmp_path, capsys):
+    runs = [write_run(tmp_path / name, *pair) for name, pair in {"a": (0.1, 0.4), "b": (0.2, None)}.items()]
+    report.main(["seeds", *runs])
+    assert "| x | - | - | - | - | - |" in capsys.readouterr().out
+
+
 def test_the_page_of_a_run_is_in_its_folder(tmp_path, capsys):
     report.main(["html", write_run(tmp_path / "a", 0.25, 0.5)])
     path = tmp_path / "a" / "report.html"
