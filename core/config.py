@@ -15,7 +15,7 @@ import typing
 
 from core.config_help import allowed_types, default_of, help_lines, type_name
 from core.ranges import check_ranges, shown
-from core.user_code import UserCodeError, is_ours, run_user_code
+from core.user_code import UserCodeError, is_own_error, printable, run_user_code
 from core.whole_files import replacing
 
 SYNONYMS = {"kl_coef": "kl_beta", "max_grad_norm": "grad_clip", "num_iterations": "max_iters",
@@ -23,6 +23,7 @@ SYNONYMS = {"kl_coef": "kl_beta", "max_grad_norm": "grad_clip", "num_iterations"
             "output_dir": "out_dir"}  # the names of some keys in other projects
 UNUSABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG,
             errno.ELOOP}  # errors of the system that say why a file or folder cannot be read or written
+LONGEST_ERROR = 2000  # characters
 
 
 class UsageError(ValueError):
@@ -161,7 +162,7 @@ def run_config_file(path):
         remedy = f"did you mean {near[0]}?" if near else "correct the path"
         raise FileNotFoundError(f"config file {path} does not exist; {remedy}")
     try:
-        names = run_user_code(runpy.run_path, path)
+        names = run_user_code(run_file, path)
     except UserCodeError as error:
         if isinstance(error.__cause__, SyntaxError):
             raise UsageError(str(error)) from None
@@ -169,6 +170,11 @@ def run_config_file(path):
     except (SyntaxError, ValueError, ImportError, MemoryError, RecursionError) as error:  # no line of it to name
         raise UsageError(f"{path} is not a Python file ({error})") from None
     return {key: value for key, value in names.items() if not key.startswith("_")}
+
+
+def run_file(path):
+    """The names that a Python file defines."""
+    return runpy.run_path(path)
 
 
 def literal(text, hint):
@@ -233,7 +239,7 @@ def describe(config, origin):
 
 def print_error(text):
     """A line on stderr in one write; print writes the end of the line separately, and lines of several ranks mix."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{printable(text, LONGEST_ERROR)}\n")
 
 
 def exit_code(main):
@@ -248,16 +254,15 @@ def exit_code(main):
         if isinstance(error, UsageError) and {"--help", "-h"} & set(sys.argv):
             print(sys.modules[main.__module__].__doc__.strip())
             return 0
-        ours = is_ours(traceback.extract_tb(error.__traceback__)[-1].filename)
         if isinstance(error, OSError) and error.filename is not None and error.errno in UNUSABLE:
             print_error(f"error: {error.filename}: {error.strerror}")
-        elif ours and isinstance(error, (ValueError, FileNotFoundError)):
+        elif is_own_error(error):
             print_error(f"error: {error}")
         else:
             raise
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
-        print_error("\ninterrupted")
+        sys.stderr.write("\ninterrupted\n")
         return 130
     except SystemExit as stop:
         return stop.code
@@ -279,6 +284,7 @@ def run_script(main):
     Output that is piped into a program that stops reading, such as head, ends the script quietly with exit code 141,
     as the signal SIGPIPE would. Output is flushed here: at the interpreter's exit it is too late to handle the error.
     """
+    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal for ASCII alone shows other letters as \u....
     try:
         code = exit_code(main)
         sys.stdout.flush()

@@ -1,5 +1,7 @@
 """The ranges of numbers: a table of intervals for each config, and the one line that a number outside gets."""
 
+from core.user_code import written
+
 
 def check_ranges(config, ranges):
     """Raises ValueError for the first setting that is outside its interval, or NaN; None is in no interval and passes.
@@ -26,8 +28,4 @@ def fault_of(value, interval):
 
 def shown(value):
     """A value for an error: its repr, shortened."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to write an int of thousands of digits
-        return f"an int of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
-    return text if len(text) <= 100 else f"{text[:90]}..."
+    return written(repr, value, 100)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from core.config import run_config_file
 from core.records import RAW
-from core.user_code import UserCodeError, as_user_error, definition, run_user_code
+from core.user_code import UserCodeError, await_user_code, definition, guarded, run_user_code, written
 from grpo.reward_functions.reward_log import Log
 
 
@@ -58,6 +58,11 @@ def reward(low=-math.inf, high=math.inf, slow=False, whole_group=False, check=No
     """
     if callable(low):
         return reward()(low)
+
+    for end in (low, high):
+        if isinstance(end, bool) or not isinstance(end, (int, float)):
+            raise ValueError(f"@reward(low, high) got {written(repr, end, 60)}; give the smallest and the largest value "
+                             "that the function returns, as numbers")
 
     def register(fn):
         taken = REWARDS.get(fn.__name__)
@@ -173,6 +178,7 @@ def call(name, fields, settings, log):
     """What the function of a reward returns, of an `async def` what is to be awaited. A UserCodeError has the reward's
     name, and how long it took."""
     start = time.monotonic()
+    fields = {key: list(x) for key, x in fields.items()}  # which the function may change
     logging = {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(name, key)}
     try:
         return run_user_code(REWARDS[name].fn, **fields, **settings, **logging)
@@ -186,9 +192,9 @@ def failing(error, fields, settings, N):
     that reads neither is described by other fields that it got."""
     alone = 0 if N == 1 else completion_that_fails(error, fields, settings, N)
     keys = [key for key in ("prompts", "completions") if key in fields] or list(fields)[:2]
-    values = {key: fields[key][alone or 0 :][:1] for key in keys}  # empty if the function itself emptied the list
-    shown = ", ".join(f"{key[:-1] if key in ('prompts', 'completions') else key} {short(x[0])}"
-                      for key, x in values.items() if x)
+    values = {key: fields[key][alone or 0] for key in keys}
+    shown = ", ".join(f"{key[:-1] if key in ('prompts', 'completions') else key} {short(x)}"
+                      for key, x in values.items())
     if alone is not None:
         return shown or "called"
     return f"called with {N} completions" + (f", the first with {shown}" if shown else "")
@@ -217,55 +223,49 @@ def completion_that_fails(error, fields, settings, N):
 
 
 def short(value):
-    """A text or a list of messages, cut after 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    """A text or a list of messages, shortened to 60 characters."""
+    return written(repr, value, 60)
 
 
 def checked(name, values, log, N):
-    """The values of a reward as a list; NaN of a plain function becomes None, as in TRL. Raises ValueError if it did
-    not return, or log, one for each completion."""
-    place, numbers = definition(REWARDS[name].fn), f"return a list of {N} numbers or None"
-    where = f" ({place})" if place else ""
-    if getattr(values, "ndim", 1) != 1:
-        raise ValueError(f"reward {name} returned shape {tuple(values.shape)}; {numbers}{where}")
-    if not hasattr(values, "__len__") or isinstance(values, (str, bytes, dict, set)):
-        raise ValueError(f"reward {name} returned {short(values)}; {numbers}{where}")
+    """The values of a reward as a list of floats and None; NaN of a plain function becomes None, as in TRL. Raises
+    ValueError if it did not return, or log, one for each completion."""
+    place, remedy = definition(REWARDS[name].fn), f"return a list of {N} numbers or None"
+    if place:
+        remedy += f" ({place})"
+    with guarded(f"reward {name} returned what cannot be read as numbers", remedy):
+        if getattr(values, "ndim", 1) != 1:
+            raise ValueError(f"reward {name} returned shape {tuple(values.shape)}; {remedy}")
+        if not hasattr(values, "__len__") or isinstance(values, (str, bytes, dict, set)):
+            raise ValueError(f"reward {name} returned {short(values)}; {remedy}")
+        values = values.tolist() if hasattr(values, "tolist") else list(values)
+        wrong = [x for x in values if isinstance(x, (str, bytes, list))]
+        if wrong:
+            raise ValueError(f"reward {name} returned a list with {short(wrong[0])}; {remedy}")
+        values = [None if x is None else float(x) for x in values]
     if len(values) != N:
-        raise ValueError(f"reward {name} returned {len(values)} values for {N} completions; {numbers}{where}")
+        raise ValueError(f"reward {name} returned {len(values)} values for {N} completions; {remedy}")
     for column, logged in log.columns.items():
         if len(logged) != N:
-            raise ValueError(f"reward {name}: log_extra({column!r}, ...) got {len(logged)} values for {N} completions"
-                             f"{where}")
-    values = values.tolist() if hasattr(values, "tolist") else list(values)
-    wrong = [x for x in values if not is_number(x)]
-    if wrong:
-        raise ValueError(f"reward {name} returned a list with {short(wrong[0])}; {numbers}{where}")
-    skipped = lambda x: x is not None and REWARDS[name].plain and math.isnan(x)
-    return [None if skipped(x) else x for x in values]
-
-
-def is_number(x):
-    """Whether a value is None or a number, of numpy or torch too."""
-    try:
-        return x is None or not isinstance(x, (str, bytes)) and isinstance(float(x), float)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return False
+            raise ValueError(f"reward {name}: log_extra({column!r}, ...) got {len(logged)} values for {N} completions; "
+                             f"{remedy}")
+    if REWARDS[name].plain:
+        values = [None if x is not None and math.isnan(x) else x for x in values]
+    return values
 
 
 def wait_for(waiting):
     """{name of a reward: what it returns} of {name: what is to be awaited}. A UserCodeError has the reward's name."""
     async def together():
-        return await asyncio.gather(*waiting.values(), return_exceptions=True)
+        calls = [await_user_code(REWARDS[name].fn, awaitable) for name, awaitable in waiting.items()]
+        return await asyncio.gather(*calls, return_exceptions=True)
 
     found = asyncio.run_coroutine_threadsafe(together(), event_loop()).result()
     for name, result in zip(waiting, found, strict=True):
+        if isinstance(result, UserCodeError):
+            result.reward, result.seconds = name, math.inf
         if isinstance(result, BaseException):
-            error = as_user_error(result, REWARDS[name].fn)
-            if error is None:
-                raise result
-            error.reward, error.seconds = name, math.inf
-            raise error from result
+            raise result
     return dict(zip(waiting, found, strict=True))
 
 

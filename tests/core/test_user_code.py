@@ -2,12 +2,13 @@
 
 import functools
 import json
+import math
 import os
 import pickle
 
 import pytest
 
-from core.user_code import ROOT, UserCodeError, definition, is_ours, is_users, run_user_code
+from core.user_code import ROOT, UserCodeError, definition, is_ours, is_users, run_user_code, shortest
 
 HERE = os.path.join("tests", "core", "test_user_code.py")
 
@@ -58,9 +59,16 @@ def test_an_error_in_the_call_itself_names_the_definition():
 
 
 def test_an_exception_without_a_part_of_the_user_stays_as_it_is():
-    with pytest.raises(json.JSONDecodeError):
+    with pytest.raises(AttributeError):
+        run_user_code(shortest, 1)
+    assert definition(definition) is None
+
+
+def test_an_exception_of_a_librarys_function_names_the_function():
+    with pytest.raises(UserCodeError, match="json/__init__.py, line [0-9]+: JSONDecodeError: Expecting"):
         run_user_code(json.loads, "[1")
-    assert definition(json.loads) is None and definition(definition) is None and definition(print) is None
+    with pytest.raises(UserCodeError, match="^builtin_function_or_method fsum: TypeError"):
+        run_user_code(math.fsum, 1)
 
 
 def test_the_error_survives_the_way_out_of_a_worker_process():

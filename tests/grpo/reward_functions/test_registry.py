@@ -103,8 +103,8 @@ def test_values_of_two_dimensions_are_refused():
 
 @pytest.mark.parametrize(("values", "what"), [
     (None, "None"), (1.0, "1.0"), ("ab", "'ab'"), ({1.0, 2.0}, "{1.0, 2.0}"), (["yes", 1.0], "a list with 'yes'"),
-    ([0.5, "1.0"], "a list with '1.0'"), ([[1.0], 2.0], r"a list with \[1.0\]"), ([0.0, 1j], "a list with 1j"),
-    ([0.0, 10**400], "a list with 10{59}[.]{3}"), ((x for x in "ab"), "<generator object .*>")])
+    ([0.5, "1.0"], "a list with '1.0'"), ([[1.0], 2.0], r"a list with \[1.0\]"), ([0.0, 1j], "what .* .*not 'complex'."),
+    ([0.0, 10**400], "what cannot be read as numbers .int too large to convert to float."), ((x for x in "ab"), "<generator object .*>")])
 def test_what_is_no_list_of_numbers_is_one_line(values, what):
     @reward
     def odd(completions):
@@ -282,14 +282,16 @@ def test_a_reward_that_reads_no_texts_is_described_by_what_it_got(fields, shown)
             run_reward("reads_no_texts", {key: x[:1] for key, x in fields.items()}, {}, 1)
 
 
-def test_a_reward_that_empties_its_list_before_the_error_is_one_line_too():
+def test_a_reward_that_empties_its_list_empties_no_other_ones():
     @reward
     def empties(completions):
         completions.clear()
         raise KeyError("all gone")
 
-    with pytest.raises(ValueError, match="reward empties, called with 2 completions: KeyError: 'all gone'$"):
-        run_reward("empties", {"completions": ["a", "b"]}, {}, 2)
+    completions = ["a", "b"]
+    with pytest.raises(ValueError, match="reward empties, completion 'a': KeyError: 'all gone'$"):
+        run_reward("empties", {"completions": completions}, {}, 2)
+    assert completions == ["a", "b"]
 
 
 @pytest.mark.parametrize("kind", ["compares completions", "slow to fail", "async"])
