@@ -224,7 +224,7 @@ class HuggingFaceModel(nn.Module):
     @property
     def longest_input(self):
         """Tokens that fit into one row, without start and end tokens."""
-        longest = getattr(self.config, "max_position_embeddings", None) or UNLIMITED
+        longest = positions(self.config)
         table = getattr(getattr(self.body, "embeddings", None), "position_embeddings", None)
         if getattr(table, "padding_idx", None) is not None:  # RoBERTa counts positions from padding_idx + 1
             longest -= table.padding_idx + 1
@@ -270,9 +270,16 @@ class HuggingFaceModel(nn.Module):
     def dimensions(self):
         """As core.model.GPT.dimensions."""
         c = self.config
-        head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-        heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
+        all_heads = getattr(c, "num_attention_heads", 1)  # a model without attention has none, and no cache
+        head = getattr(c, "head_dim", None) or c.hidden_size // all_heads
+        heads = getattr(c, "num_key_value_heads", None) or all_heads
         return c.num_hidden_layers, c.hidden_size, 2 * c.num_hidden_layers * heads * head
+
+
+def positions(config):
+    """The most tokens that a model of this config reads; MPT has a name of its own for it."""
+    found = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    return found or UNLIMITED
 
 
 def size_of(module):

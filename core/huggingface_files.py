@@ -3,26 +3,29 @@
 import os
 import re
 import shutil
+import warnings
 from types import SimpleNamespace
 
-import safetensors
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from core.lora import FULL, POLICY, adapter_weights, check_tied, first_line
+from core.json_text import object_from_json
+from core.lora import FULL, check_kind, open_adapter
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
-from core.optional import quiet_transformers, require
+from core.optional import opening, quiet_transformers, require
+from core.ranges import check_finite, shown
 from core.whole_files import flush
 
 READS = {LANGUAGE_MODEL: "AutoModelForCausalLM", MASKED_FILL: "AutoModelForMaskedLM",
          SEQUENCE_SCORER: "AutoModelForPreTraining"}
 ENDINGS = {"ForCausalLM": LANGUAGE_MODEL, "LMHeadModel": LANGUAGE_MODEL, "ForMaskedLM": MASKED_FILL,
            "ForPreTraining": MASKED_FILL}  # of the name of the class that wrote a folder
-READING = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ArithmeticError, ImportError,
-           safetensors.SafetensorError)  # what libraries raise for a file that is not what it should be
 WHOLE, PARTS = re.compile(r"model.*\.safetensors"), re.compile(r"adapter_.*")  # files of a model, of an adapter
+AGAIN = "copy its files again"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+INDEX = "model.safetensors.index.json"  # names the files of weights that lie in several
+MOST_LAYERS = 2000                      # or experts, of any model; building them takes time and memory for each
 
 
 def local_name(path):
@@ -30,11 +33,20 @@ def local_name(path):
     return path.removeprefix("hf:") if path.startswith("hf:") else os.path.abspath(path)
 
 
-def check_weights(path, key):
-    """Raises ValueError if a folder has no weights that can be read without running code from it."""
+def check_weights(path, key, config):
+    """Raises ValueError unless the weights of a folder or hub name are safetensors files in it, which run no code."""
+    with opening(path, key):
+        named = list(files_of_weights(path, key, config))
+        for name in named:
+            if name != os.path.basename(name) or not name.endswith(".safetensors"):
+                raise ValueError(f"{key}={path} takes weights from {shown(name)}, but only *.safetensors files of the "
+                                 "folder itself are read, because others can run code; convert them with "
+                                 "model.save_pretrained")
     if path.startswith("hf:"):
         return
     names = os.listdir(path)
+    if lacking := sorted(set(named) - set(names)):
+        raise ValueError(f"{key}={path} has no {lacking[0]}, from which it takes weights; copy the file there")
     if any(name.endswith(".safetensors") for name in names):
         return
     if pickled := [name for name in names if name.endswith(PICKLED)]:
@@ -43,23 +55,22 @@ def check_weights(path, key):
     raise ValueError(f"{key}={path} has no *.safetensors file: copy the weights there")
 
 
+def files_of_weights(path, key, config):
+    """The files that a model says its weights are in, as its config.json and the index beside it name them."""
+    if name := getattr(config, "transformers_weights", None):
+        yield name
+    find = quiet_transformers(path, key).utils.cached_file
+    index = find(local_name(path), INDEX, _raise_exceptions_for_missing_entries=False)
+    if index is not None:
+        with open(index, "rb") as f:
+            yield from set(object_from_json(f.read(), f"{key}={path}: {INDEX}", AGAIN)["weight_map"].values())
+
+
 def calling(function, path, key, **settings):
     """function(name, **settings) of transformers, with its errors as one line that names the setting."""
-    try:
+    with opening(path, key):
+        warnings.filterwarnings("error", message="Casting complex values")
         return function(local_name(path), trust_remote_code=False, **settings)
-    except (*READING, require("huggingface_hub", f"{key}={path}").errors.StrictDataclassError) as error:
-        text = str(error)
-        if "trust_remote_code" in text:
-            raise ValueError(f"{key}={path} needs code of its own (trust_remote_code), which is refused; use a model "
-                             "that transformers knows") from None
-        if path.startswith("hf:") and isinstance(error, OSError):
-            raise ValueError(f"{key}={path} could not be downloaded ({first_line(error)}); check the name and the "
-                             "network, or download it elsewhere and name its folder") from None
-        if isinstance(error, ImportError):
-            raise ValueError(f"{key}={path}: {first_line(error)}; install what is missing, or use attention='auto' and "
-                             "weights that are not quantised") from None
-        raise ValueError(f"{key}={path} could not be read ({first_line(error)}); use a folder that save_pretrained of "
-                         "transformers wrote") from None
 
 
 def model_mode(path, key):
@@ -75,10 +86,10 @@ def is_adapter(path):
 def base_of(path, key):
     """The folder or hub name of the model that an adapter was trained on."""
     peft = require("peft", f"{key}={path}")
-    config = calling_peft(peft.PeftConfig.from_pretrained, path, key)
+    with opening(path, key, ": the adapter"):
+        config = peft.PeftConfig.from_pretrained(path)
+    check_kind(config, f"{key}={path}")
     base = config.base_model_name_or_path or ""
-    if config.peft_type != peft.PeftType.LORA:
-        raise ValueError(f"{key}={path} is an adapter of kind {config.peft_type}; only LoRA adapters are supported")
     if os.path.abspath(base) == os.path.abspath(path):
         raise ValueError(f"{key}={path} is an adapter that names itself as its base model; correct "
                          "base_model_name_or_path in adapter_config.json")
@@ -93,6 +104,12 @@ def base_of(path, key):
 def read_config(path, key):
     """The model's config. Raises ValueError for a model that needs code of its own."""
     transformers = quiet_transformers(path, key)
+    values = calling(transformers.PretrainedConfig.get_config_dict, path, key)[0]
+    for part in (values, *(x for x in values.values() if isinstance(x, dict))):
+        for name, count in part.items():
+            if re.search("layer|expert", name) and isinstance(count, int) and count > MOST_LAYERS:
+                raise ValueError(f"{key}={path}: {name}={shown(count)} in its config.json is more than any model has; "
+                                 f"{AGAIN}")
     return calling(transformers.AutoConfig.from_pretrained, path, key)
 
 
@@ -174,7 +191,7 @@ def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device=
                              f"trained on and lora_init_from={path}")
         return merged(path, key, mode)
     config = read_config(path, key)
-    check_weights(path, key)
+    check_weights(path, key, config)
     if getattr(config, "quantization_config", None) and not adapter.has_adapter:
         raise ValueError(f"{key}={path} has quantised weights, which cannot be trained or merged; use the unquantised "
                          "model, or lora_rank=16")
@@ -184,19 +201,29 @@ def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device=
     transformers = quiet_transformers(path, key)
     if found == SEQUENCE_SCORER and config.model_type == "deberta-v2":
         return read_detector(path, key, transformers), found
-    settings = {"dtype": dtype if adapter.has_adapter else torch.float32, "use_safetensors": True}
+    settings = {"dtype": dtype if adapter.has_adapter else torch.float32}
     if adapter.attention != "auto":
         settings["attn_implementation"] = adapter.attention
     if adapter.load_in_4bit:
         settings |= four_bits(transformers, dtype, device)
-    net, report = calling(getattr(transformers, READS[found]).from_pretrained, path, key, output_loading_info=True,
-                          **settings)
+    return read_weights(getattr(transformers, READS[found]), path, key, **settings), found
+
+
+def read_weights(kind, path, key, **settings):
+    """The model of a class of transformers from a folder or hub name, all of whose weights are there and finite."""
+    net, report = calling(kind.from_pretrained, path, key, output_loading_info=True, use_safetensors=True,
+                          ignore_mismatched_sizes=True, **settings)
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
-        raise ValueError(f"{key}={path} has no weights for {', '.join(missing[:3])}"
-                         f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''}, which {type(net).__name__} "
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ValueError(f"{key}={path} has no weights for {', '.join(missing[:3])}{more}, which {type(net).__name__} "
                          "needs; use a complete checkpoint of that kind")
-    return net, found
+    if report["mismatched_keys"]:
+        name, found, wanted = sorted(report["mismatched_keys"])[0]
+        raise ValueError(f"{key}={path}: {name} has the shape {tuple(found)}, but its config.json asks for "
+                         f"{tuple(wanted)}; {AGAIN}")
+    check_finite(net.named_parameters(), f"{key}={path}")
+    return net
 
 
 def four_bits(transformers, dtype, device):
@@ -210,42 +237,24 @@ def four_bits(transformers, dtype, device):
 
 def merged(path, key, mode):
     """(the base model of an adapter's folder with the adapter merged into its weights, its mode), in float32."""
-    peft = require("peft", f"{key}={path}")
-    base, file = base_of(path, key), os.path.join(path, "adapter_model.safetensors")
-    if not os.path.isfile(file):
-        raise ValueError(f"{key}={path} is an adapter without adapter_model.safetensors; pickled weights are refused")
-    net, found = open_transformer(base, key, mode)
-    adapted = calling_peft(lambda path: peft.PeftModel.from_pretrained(net, path), path, key)
-    with safetensors.safe_open(file, "pt") as f:
-        if apart := sorted(adapter_weights(adapted, POLICY).keys() ^ set(f.keys())):
-            raise ValueError(f"{key}={path} is an adapter of another model than {base}: {apart[0]} is in only one of "
-                             "the two")
-    check_tied(adapted, f"{key}={path}")
-    return adapted.merge_and_unload().requires_grad_(True), found
-
-
-def calling_peft(function, path, key):
-    """function(path) of peft, with its errors as one line that names the setting."""
-    try:
-        return function(path)
-    except READING as error:
-        raise ValueError(f"{key}={path} is not an adapter that peft can read ({first_line(error)}); use a folder that "
-                         "a LoRA run wrote") from None
+    net, found = open_transformer(base_of(path, key), key, mode)
+    return open_adapter(net, path, key).merge_and_unload().requires_grad_(True), found
 
 
 def read_detector(path, key, transformers):
     """DeBERTa-v3's detector, from a folder or hub name."""
-    from transformers.utils import cached_file
-    file = calling(lambda name, trust_remote_code: cached_file(name, "model.safetensors"), path, key)
-    layers, weights = transformers.DebertaV2Model(read_config(path, key)), calling(
-        lambda name, trust_remote_code: load_file(file), path, key)
+    with opening(path, key):
+        weights = load_file(transformers.utils.cached_file(local_name(path), "model.safetensors"))
+    layers = transformers.DebertaV2Model(read_config(path, key))
     net = ReplacedTokenHead(WithFirstState(layers))
     named = {name.replace("deberta.layers.", "deberta."): name for name in net.state_dict()}
     missing = [name for name in named if name not in weights]
     if missing:
         raise ValueError(f"{key}={path} has no weights for {', '.join(missing[:3])}, which a detector of replaced "
                          "tokens needs; use DeBERTa-v3's discriminator")
-    net.load_state_dict({own: weights[name].float() for name, own in named.items()})
+    with opening(path, key):
+        net.load_state_dict({own: weights[name].float() for name, own in named.items()})
+    check_finite(net.named_parameters(), f"{key}={path}")
     return net
 
 

@@ -5,12 +5,15 @@ import json
 import os
 
 from core.json_text import object_from_json
-from core.optional import quiet_transformers, require
+from core.optional import opening, quiet_transformers
 from core.ranges import shown
+from core.user_code import guarded
 
 HUB = "hf:"                                                # begins a name of the hub: hf:owner/name
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
 WRITERS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # architectures that write left to right
+MOST_IDS = 2**22                                           # several times the largest vocabulary that is published
+TEMPLATE_SECONDS = 10                                      # that a chat template may take for one prompt
 PROBES = ("a", "1", ".", "hello world")
 
 
@@ -69,13 +72,12 @@ class HuggingFaceTokenizer:
         if not self.has_chat_template:
             raise ValueError(f"template='model': the tokenizer of {self.path} has no chat template; use "
                              "template='chat' or 'plain', or a model that was trained on chats")
-        errors = require("jinja2", "template='model'").exceptions
-        try:
-            return self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
+        with guarded(f"template='model': the chat template of {self.path} refuses a prompt", "change the prompt or "
+                     "chat_template_kwargs, or use template='chat'", TEMPLATE_SECONDS):
+            text = self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
                                                     **chat_template_kwargs)
-        except (errors.TemplateError, TypeError, ValueError) as error:
-            raise ValueError(f"template='model': the chat template of {self.path} refuses a prompt ({error}); change "
-                             "the prompt or chat_template_kwargs, or use template='chat'") from None
+            text.encode()  # raises an error for half of a surrogate pair, which no tokenizer reads
+            return text
 
     def save(self, folder):
         """Writes the tokenizer's own files to a folder, where from_pretrained finds them."""
@@ -110,14 +112,17 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
     model = name = name_with_tokenizer(name, f"{key}={path}")
     if os.path.exists(os.path.join(name, "adapter_config.json")):
         model = base_of(name) or name
-    try:
-        declared = [declared_by(transformers, model, file) for file in ("config.json", "generation_config.json")]
+    with opening(path, key, ": its tokenizer"):
+        declared = [declared_by(transformers, model, file, f"{key}={path}")
+                    for file in ("config.json", "generation_config.json")]
         backend = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{key}={path}: {reason(error, name)}") from None
-    writes = any(end in architecture for architecture in declared[0][0] for end in WRITERS)
-    ends = [i for _, ids in declared for i in ids]
-    tokenizer = HuggingFaceTokenizer(backend, path, ends, fills=backend.mask_token_id is not None and not writes)
+        largest = max(backend.get_vocab().values())
+        if largest > MOST_IDS:
+            raise ValueError(f"{key}={path}: its tokenizer has a token with the id {largest}, more than any vocabulary "
+                             "has; copy its files again")
+        writes = any(end in architecture for architecture in declared[0][0] for end in WRITERS)
+        ends = [i for _, ids in declared for i in ids]
+        tokenizer = HuggingFaceTokenizer(backend, path, ends, fills=backend.mask_token_id is not None and not writes)
     if lacking := [i for i in ends if i >= tokenizer.vocab_size]:
         raise ValueError(f"{key}={path}: the model declares the end token {lacking[0]}, but its tokenizer has "
                          f"{tokenizer.vocab_size} tokens; copy the tokenizer files that belong to the model")
@@ -155,25 +160,17 @@ def read_json(path, setting):
         return object_from_json(f.read(), f"{setting}: {os.path.basename(path)}", "copy it again")
 
 
-def declared_by(transformers, name, file):
-    """What a JSON file of the model declares: (its architectures, its end ids); nothing if there is no file."""
+def declared_by(transformers, name, file, setting):
+    """What a JSON file of the model declares: (its architectures, its end ids); nothing if there is no file.
+
+    setting: that names the model, with its value, for errors
+    """
     path = transformers.utils.cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-    values = {} if path is None else read_json(path, name)
+    values = {} if path is None else read_json(path, setting)
     inner = values.get("text_config")
     ids = values.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None)
     found = values.get("architectures") or [], ids if isinstance(ids, list) else [] if ids is None else [ids]
     for key, part, kind in zip(("architectures", "eos_token_id"), found, (str, int), strict=True):
         if not isinstance(part, list) or not all(isinstance(x, kind) and (kind is str or x >= 0) for x in part):
-            raise ValueError(f"{file}: {key}={shown(part)} is not what a model declares")
+            raise ValueError(f"{setting}: {file}: {key}={shown(part)} is not what a model declares")
     return found
-
-
-def reason(error, name):
-    """Why a tokenizer could not be loaded, and what to do, in one line."""
-    text = " ".join(str(error).split())
-    if "trust_remote_code" in text:
-        return "its tokenizer needs code of its own, which is never run here; use a model that transformers knows"
-    if not os.path.isdir(name):
-        return (f"the tokenizer could not be downloaded ({type(error).__name__}); check the name and the network, or "
-                "download the model elsewhere (hf download) and name its folder")
-    return f"its tokenizer cannot be loaded ({text[:200]}); copy its files again, or pip install what it needs"

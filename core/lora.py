@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
@@ -11,13 +10,16 @@ import safetensors
 import torch
 
 from core.optional import require
-from core.ranges import check_ranges
+from core.ranges import check_finite, check_ranges, shown
 from core.sharding import whole
+from core.user_code import guarded
 
 ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2")
 ALL_LINEAR = "all-linear"
 BASE = "the base model's weights (generator_checkpoint or init_from), as a hash"
 HASHED = 64  # numbers of each frozen weight that the hash is made of
+ADAPTER_SECONDS = 60  # of the processor, to put an adapter beside its model: its file can name regular expressions
+UNSUPPORTED = ("use_dora", "bias", "modules_to_save", "trainable_token_indices", "layer_replication", "use_qalora")
 POLICY, REFERENCE = "default", "reference"  # names of the adapter that is trained and of the frozen copy beside it
 
 
@@ -112,20 +114,16 @@ def add_adapter(net, adapter):
     the run has a reference that starts from an adapter or moves, a second, frozen adapter is the reference.
     """
     peft = require("peft", adapter.asked_for)
-    for known in ("Model has `tie_word_embeddings", "fan_in_fan_out"):  # check_tied refuses it; peft corrects it
-        warnings.filterwarnings("ignore", message=known)
     torch.manual_seed(getattr(adapter, "seed", 0))
     if adapter.lora_init_from:
-        net = read_adapter(peft, net, adapter.lora_init_from)
+        net = read_adapter(net, adapter.lora_init_from)
     else:
         check_targets(net, adapter)
         settings = peft.LoraConfig(r=adapter.lora_rank, lora_alpha=adapter.alpha, target_modules=adapter.targets,
                                    lora_dropout=0.0)
-        try:
+        with guarded(f"lora_targets={adapter.lora_targets!r} does not fit the model", "use 'all-linear' or names of "
+                     "its linear layers"):
             net = peft.get_peft_model(net, settings, POLICY)
-        except ValueError as error:
-            raise ValueError(f"lora_targets={adapter.lora_targets!r} does not fit the model ({first_line(error)}); use "
-                             "'all-linear' or names of its linear layers") from None
         check_tied(net, f"lora_targets={adapter.lora_targets!r}")
     if adapter.reference_adapter:
         net.add_adapter(REFERENCE, net.peft_config[POLICY])
@@ -160,31 +158,55 @@ def check_tied(net, named):
                              f"an adapter of {name} cannot be merged into them; choose other layers")
 
 
-def read_adapter(peft, net, path):
+def read_adapter(net, path):
     """The model with the adapter of a folder or hub name, to be trained further.
 
     The base model that the adapter names need not be this one, which may be a copy or a fine-tuned version of it, but
     its architecture (model_type) must be this one's, if it can be found.
     """
-    folder, file = not path.startswith("hf:"), os.path.join(path, "adapter_model.safetensors")
-    try:
-        if folder and not os.path.isfile(file):
-            raise ValueError(f"{file} is missing")
-        net = peft.PeftModel.from_pretrained(net, path.removeprefix("hf:"), POLICY, is_trainable=True)
-        if folder:
-            with safetensors.safe_open(file, "pt") as f:
-                apart = sorted(adapter_weights(net, POLICY).keys() ^ set(f.keys()))
-            if apart:
-                raise ValueError(f"{apart[0]} is in only one of the two")
-        base = net.peft_config[POLICY].base_model_name_or_path
-        types = [model_type(name) for name in (base, net.get_base_model().config.name_or_path)]
-        if None not in types and types[0] != types[1]:
-            raise ValueError(f"it was trained on {base}, a model of type {types[0]}, not {types[1]}")
-    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
-        raise ValueError(f"lora_init_from={path} is not an adapter of this model ({first_line(error)}); name a folder "
-                         "with adapter_config.json and adapter_model.safetensors that was trained on it") from None
-    check_tied(net, f"lora_init_from={path}")
+    net = open_adapter(net, path, "lora_init_from", trainable=True)
+    base = net.peft_config[POLICY].base_model_name_or_path
+    types = [model_type(name) for name in (base, net.get_base_model().config.name_or_path)]
+    if None not in types and types[0] != types[1]:
+        raise ValueError(f"lora_init_from={path} is not an adapter of this model: it was trained on {base}, a model of "
+                         f"type {types[0]}, not {types[1]}")
     return net
+
+
+def open_adapter(net, path, key, trainable=False):
+    """The model with the adapter of a folder or hub name, which must be one of this model, in safetensors.
+
+    key: the setting that names it, for errors
+    """
+    named, name = f"{key}={path}", path.removeprefix("hf:")
+    peft = require("peft", named)
+    with guarded(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
+                 "adapter_model.safetensors that was trained on it", ADAPTER_SECONDS):
+        check_kind(peft.PeftConfig.from_pretrained(name), named)
+        file = require("transformers", named).utils.cached_file(name, "adapter_model.safetensors")
+        net = peft.PeftModel.from_pretrained(net, name, POLICY, is_trainable=trainable)
+        with safetensors.safe_open(file, "pt") as f:
+            apart = sorted(adapter_weights(net, POLICY).keys() ^ set(f.keys()))
+            check_finite(((key, f.get_tensor(key)) for key in f.keys()), named)
+    if apart:
+        raise ValueError(f"{named} is not an adapter of this model: {apart[0]} is in only one of the two; name one "
+                         "that was trained on it")
+    check_tied(net, named)
+    return net
+
+
+def check_kind(settings, named):
+    """Raises ValueError for an adapter that is more than LoRA's two matrices beside linear layers.
+
+    settings: its PeftConfig; named: the setting and the path, for the error
+    """
+    if settings.peft_type != "LORA":
+        raise ValueError(f"{named} is an adapter of kind {settings.peft_type}; only LoRA adapters are supported")
+    for option in UNSUPPORTED:
+        value = getattr(settings, option, None)
+        if value and value != "none":
+            raise ValueError(f"{named} is an adapter with {option}={shown(value)}, which is not supported: only the "
+                             "two matrices of LoRA beside linear layers are; train one without it")
 
 
 def model_type(name):
@@ -194,10 +216,6 @@ def model_type(name):
         return config.get_config_dict(name or "", local_files_only=True)[0].get("model_type")
     except OSError:
         return None
-
-
-def first_line(error):
-    return str(error).strip().split("\n")[0]
 
 
 def adapter_weights(net, name):
@@ -242,6 +260,18 @@ def base_hash(net):
     first = [whole(p).flatten()[:HASHED].to(torch.bfloat16) for name, p in net.named_parameters()
              if "lora_" not in name and p.is_floating_point()]
     return hashlib.sha256(torch.cat(first).float().cpu().numpy().tobytes()).hexdigest()[:16]
+
+
+def without_adapter(net, layers):
+    """What of a model's layers no adapter changes: (its share of their weights, the name of the largest such weight).
+
+    layers: those of the model, without embeddings and output layers
+    """
+    beside = {id(p) for layer in layers.modules() if hasattr(layer, "lora_A") for p in layer.parameters()}
+    weights = {name: p.numel() for name, p in layers.named_parameters() if p.dim() > 1 and "lora_" not in name}
+    apart = {name: p.numel() for name, p in layers.named_parameters() if name in weights and id(p) not in beside}
+    largest = max(apart, key=apart.get, default="")
+    return sum(apart.values()) / max(1, sum(weights.values())), largest
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from core.lora import FULL, POLICY, add_adapter, peft_names
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, at_least_float32
 from core.model_file import read_model_file, read_tokenizer, write_model_file
 from core.tokenizer import same_vocabulary
+from core.user_code import guarded
 from core.whole_files import writing
 
 FACTS = "nano_grpo.json"
@@ -99,14 +100,15 @@ def load_huggingface(path, device="cpu", mode=None, tokenizer=None, key="checkpo
         net = add_adapter(net, adapter)
         for settings in net.peft_config.values():
             settings.base_model_name_or_path = local_name(path)
-    model = HuggingFaceModel(net, own, mode, adapter).eval()
-    if not adapter.load_in_4bit:
-        model.to(device)
-    try:
+    apart = "hidden states alone"
+    if mode == LANGUAGE_MODEL:
+        apart += " and a cache of keys and values"
+    with guarded(f"{key}={path}: {type(net).__name__} does not work with {apart}", "use a model of a family that "
+                 "docs/huggingface.md names"):
+        model = HuggingFaceModel(net, own, mode, adapter).eval()
+        if not adapter.load_in_4bit:
+            model.to(device)
         check_outputs(model, f"{key}={path}")
-    except (AttributeError, TypeError) as error:  # its output layers or its cache are of another kind
-        raise ValueError(f"{key}={path}: {type(net).__name__} does not work with hidden states alone and a cache of "
-                         f"keys and values ({error}); use a model of a family that docs/huggingface.md names") from None
     return model
 
 

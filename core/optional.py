@@ -1,7 +1,10 @@
 """Packages that only a part of the project needs: imported where they are used, with the remedy if they are missing."""
 
+import functools
 import importlib
 import warnings
+
+from core.user_code import guarded, written
 
 REQUIREMENTS = "requirements-hf.txt"
 
@@ -27,6 +30,28 @@ def quiet_transformers(path, key):
     transformers.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     return transformers
+
+
+def opening(path, key, what=""):
+    """The context in which a library opens a folder or hub name that the setting `key` names: its errors are one line.
+
+    what: it opens of the model, as in ": its tokenizer"
+    """
+    return guarded(f"{key}={path}{what} could not be read", functools.partial(remedy_of, path))
+
+
+def remedy_of(path, error):
+    """What to do about an error of transformers or peft."""
+    text = written(str, error, 10_000)
+    if "trust_remote_code" in text:
+        return "it needs code of its own, which is never run here; use a model that transformers knows"
+    if "attention implementation" in text:
+        return "set attention='auto'"
+    if path.startswith("hf:") and isinstance(error, OSError):
+        return "check the name and the network, or download it elsewhere (hf download) and name its folder"
+    if isinstance(error, ImportError):
+        return "install what is missing, or use attention='auto' and weights that are not quantised"
+    return "copy its files again, as save_pretrained wrote them"
 
 
 def quiet_hub(why):

@@ -1,5 +1,7 @@
 """The ranges of numbers: a table of intervals for each config, and the one line that a number outside gets."""
 
+import math
+
 from core.user_code import written
 
 
@@ -12,6 +14,17 @@ def check_ranges(config, ranges):
         value = getattr(config, key)
         if value is not None and (fault := fault_of(value, interval)):
             raise ValueError(f"{key}={shown(value)} must be {fault}")
+
+
+def check_finite(weights, named):
+    """Raises ValueError for the first tensor that holds NaN or infinity.
+
+    weights: pairs (name, tensor); named: the setting and the path, for the error
+    """
+    for name, tensor in weights:
+        if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, tensor.aminmax())):
+            raise ValueError(f"{named}: {name} holds numbers that are not finite (NaN or infinity); use a checkpoint "
+                             "from before its training failed, or copy it again")
 
 
 def fault_of(value, interval):

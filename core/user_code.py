@@ -44,7 +44,7 @@ def guarded(what, remedy, seconds=None):
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if is_own_error(error):
+        if is_own_error(error) and not isinstance(error, UnicodeError):  # which C code raises in a line of ours
             raise
         remedy = remedy(error) if callable(remedy) else remedy
         raise ValueError(f"{what} ({words_of(error)}); {remedy}") from error

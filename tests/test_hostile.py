@@ -1,13 +1,20 @@
 """Code and files of others that do the worst: each ends in one line that a terminal shows as it is."""
 
 import importlib.util
+import json
+import os
+import shutil
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from core.config import load_config
+from core.models import load_model, load_tokenizer
 from grpo.grpo_config import GRPOConfig
 from grpo.reward_functions.registry import REWARDS, load_reward_file, run_reward
 from grpo.reward_functions.trl import register_functions
+from tests.families import adapter_folder, model_folder
 
 
 def one_line(function, *arguments):
@@ -92,3 +99,142 @@ def test_a_config_ends_in_one_line(text, tmp_path):
     path = tmp_path / "config.py"
     path.write_text(text)
     one_line(load_config, GRPOConfig, [str(path)])
+
+
+# files in Hugging Face format
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """The folder of a small random model."""
+    pytest.importorskip("transformers")
+    return model_folder(tmp_path_factory.mktemp("hostile") / "llama", "llama")
+
+
+def rewritten(folder, name, change):
+    """change(values) of a JSON file; what it returns, if anything, takes their place."""
+    path = os.path.join(folder, name)
+    with open(path) as f:
+        values = json.load(f)
+    values = change(values) or values
+    with open(path, "w") as f:
+        json.dump(values, f)
+
+
+def config(**values):
+    return lambda folder: rewritten(folder, "config.json", lambda old: old | values)
+
+
+def token_id(number):
+    """A model whose tokenizer has a token of this id."""
+    def spoil(folder):
+        def change(values):
+            token = {"id": number, "content": "<far>", "single_word": False, "lstrip": False, "rstrip": False,
+                     "normalized": False, "special": False}
+            values["added_tokens"].append(token)
+            values["model"]["vocab"]["<far>"] = number
+        rewritten(folder, "tokenizer.json", change)
+    return spoil
+
+
+def weights_from(name):
+    """A model whose index says that its weights are in a file of this name, a pickled one where the name asks for it."""
+    def spoil(folder):
+        weights = load_file(os.path.join(folder, "model.safetensors"))
+        os.remove(os.path.join(folder, "model.safetensors"))
+        save_file({"other": torch.zeros(1)}, os.path.join(folder, "other.safetensors"))
+        if name.endswith(".bin"):
+            torch.save(weights, os.path.join(folder, name))
+        elif "/" in name:
+            save_file(weights, os.path.join(folder, name), metadata={"format": "pt"})
+        with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
+            json.dump({"metadata": {}, "weight_map": dict.fromkeys(weights, name)}, f)
+    return spoil
+
+
+def weights(change):
+    """A model whose weights are changed by change(weights)."""
+    def spoil(folder):
+        path = os.path.join(folder, "model.safetensors")
+        values = load_file(path)
+        change(values)
+        save_file(values, path, metadata={"format": "pt"})
+    return spoil
+
+
+def with_nan(values):
+    values["model.norm.weight"][3] = torch.nan
+
+
+def with_complex(values):
+    values["model.norm.weight"] = values["model.norm.weight"].to(torch.complex64)
+
+
+NORM = "model.norm.weight"
+FOLDERS = {
+    "token id 4e9": (token_id(4_000_000_000), "tokenizer"), "token id 2e8": (token_id(200_000_000), "id 200000000"),
+    "negative token id": (token_id(-1), "tokenizer"),
+    "index names a pickle": (weights_from("weights.bin"), "weights.bin"),
+    "index names a file outside": (weights_from("../outside.safetensors"), "outside.safetensors"),
+    "index names a pickle outside": (weights_from("../outside.bin"), "outside.bin"),
+    "index names no file": (weights_from("gone.safetensors"), "gone.safetensors"),
+    "config names another file": (config(transformers_weights="adapter_model.bin"), "adapter_model.bin"),
+    "config names another index": (config(transformers_weights="a/b.safetensors.index.json"), "index.json"),
+    "dtype": (config(dtype="save"), "could not be read"), "complex weights": (weights(with_complex), "omplex"),
+    "NaN in weights": (weights(with_nan), f"{NORM} holds numbers that are not finite"),
+    "hidden size 0": (config(hidden_size=0), "shape"), "other shape": (config(hidden_size=64), "shape"),
+    "1e9 layers": (config(num_hidden_layers=10**9), "num_hidden_layers=1000000000"),
+    "1e5 layers": (config(num_hidden_layers=10**5), "num_hidden_layers=100000"),
+    "1e9 experts": (config(model_type="mixtral", num_local_experts=10**9), "num_local_experts=1000000000"),
+    "eps is a text": (config(rms_norm_eps="x"), "rms_norm_eps"), "tie is a text": (config(tie_word_embeddings="x"), "tie"),
+    "unknown model": (config(model_type="\x1b[2J\n"), "could not be read"), "architectures": (config(architectures=5), "")}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_model_s_folder_ends_in_one_line(kind, llama, tmp_path):
+    spoil, words = FOLDERS[kind]
+    folder = str(tmp_path / "model")
+    shutil.copytree(llama, folder)
+    spoil(folder)
+    text = one_line(lambda: load_model(folder, key="generator_checkpoint"))
+    assert text.startswith(f"generator_checkpoint={folder}") and words in text, text
+
+
+def test_an_adapter_s_expression_that_never_ends_does(llama, tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    from core.lora import LoraConfig
+    monkeypatch.setattr("core.lora.ADAPTER_SECONDS", 0.5)
+    path = adapter_folder(tmp_path / "adapter", llama)
+    rewritten(path, "adapter_config.json", lambda values: values | {"target_modules": "([a-z0-9._]+)+!"})
+    for named, load in (("generator_checkpoint", lambda: load_model(path, key="generator_checkpoint")),
+                        ("lora_init_from", lambda: load_model(llama, adapter=LoraConfig(lora_init_from=path)))):
+        text = one_line(load)
+        assert text.startswith(f"{named}={path}") and "not done after 0.5 seconds" in text
+
+
+@pytest.mark.parametrize("option, value", [
+    ("bias", "all"), ("use_dora", True), ("modules_to_save", ["lm_head"]), ("trainable_token_indices", [1])])
+def test_an_adapter_of_another_kind_is_named_as_such(option, value, llama, tmp_path):
+    pytest.importorskip("peft")
+    from core.lora import LoraConfig
+    path = adapter_folder(tmp_path / "adapter", llama)
+    rewritten(path, "adapter_config.json", lambda values: values | {option: value})
+    for load in (lambda: load_model(path), lambda: load_model(llama, adapter=LoraConfig(lora_init_from=path))):
+        assert f"adapter with {option}={value!r}, which is not supported" in one_line(load)
+
+
+TEMPLATES = {
+    "loop": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "1/0": "{{ 1 / 0 }}",
+    "range": "{% for i in range(1000000000) %}{% endfor %}", "memory": "{{ 'x' * 10**15 }}", "no template": "{% if",
+    "raises": "{{ raise_exception('no' + '\\n' * 3 + 'second line' + '\\x1b[2J') }}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "deep": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+    "surrogate": "{{ '\\ud800' }}"}
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_chat_template_ends_in_one_line(kind, llama, monkeypatch):
+    monkeypatch.setattr("core.huggingface_tokenizer.TEMPLATE_SECONDS", 0.5)
+    tokenizer = load_tokenizer(llama)
+    tokenizer.backend.chat_template = TEMPLATES[kind]
+    text = one_line(tokenizer.render_chat, [{"role": "user", "content": "a"}])
+    assert text.startswith(f"template='model': the chat template of {llama} refuses a prompt")

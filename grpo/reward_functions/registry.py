@@ -61,8 +61,8 @@ def reward(low=-math.inf, high=math.inf, slow=False, whole_group=False, check=No
 
     for end in (low, high):
         if isinstance(end, bool) or not isinstance(end, (int, float)):
-            raise ValueError(f"@reward(low, high) got {written(repr, end, 60)}; give the smallest and the largest value "
-                             "that the function returns, as numbers")
+            raise ValueError(f"@reward(low, high) got {written(repr, end, 60)}; give the smallest and the largest "
+                             "value that the function returns, as numbers")
 
     def register(fn):
         taken = REWARDS.get(fn.__name__)

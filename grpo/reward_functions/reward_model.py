@@ -5,11 +5,13 @@ import os
 import torch
 
 from core.distributed import autocast
-from core.huggingface_files import ENDINGS, calling, check_weights, quiet_transformers, read_config
-from core.huggingface_tokenizer import load_huggingface_tokenizer
+from core.huggingface import positions
+from core.huggingface_files import ENDINGS, check_weights, read_config, read_weights
+from core.huggingface_tokenizer import TEMPLATE_SECONDS, load_huggingface_tokenizer
 from core.model import freeze
 from core.models import is_huggingface
-from core.optional import require
+from core.optional import quiet_transformers
+from core.user_code import guarded
 from grpo.reward_functions.registry import reward
 from grpo.reward_functions.trl import own_prompts
 
@@ -103,13 +105,10 @@ class RewardModel:
         """Token ids of a prompt and the assistant's answer, with the special tokens of the chat template alone. Raises
         ValueError if the template refuses the prompt."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        errors = require("jinja2", f"{KEY} with a chat template").exceptions
-        try:
+        with guarded(f"the chat template of {KEY} refuses a prompt", "change the prompt, or take a reward model whose "
+                     "template accepts it", TEMPLATE_SECONDS):
             chat = self.tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": completion}],
                                                       tokenize=False)
-        except (errors.TemplateError, TypeError, ValueError) as error:
-            raise ValueError(f"the chat template of {KEY} refuses a prompt ({error}); change the prompt, or take a "
-                             "reward model whose template accepts it") from None
         return self.tokenizer(chat, add_special_tokens=False)["input_ids"]
 
     def shares_tokens(self, tokenizer):
@@ -119,7 +118,7 @@ class RewardModel:
 
     def room(self):
         """The most tokens of a text, special tokens included."""
-        longest = min(getattr(self.config, "max_position_embeddings", None) or 2**30, self.tokenizer.model_max_length)
+        longest = min(positions(self.config), self.tokenizer.model_max_length)
         for part in self.model.modules():
             table = getattr(part, "position_embeddings", None)
             if getattr(table, "padding_idx", None) is not None:  # RoBERTa counts positions from padding_idx + 1
@@ -147,13 +146,9 @@ def load_reward_model(path, device="cpu", dtype=torch.float32):
     if config.num_labels != 1:
         raise ValueError(f"{KEY}={path} has {config.num_labels} labels, but a reward model has 1; take a model that "
                          "was trained to give one score")
-    check_weights(path, KEY)
-    load = quiet_transformers(path, KEY).AutoModelForSequenceClassification.from_pretrained
-    model, report = calling(load, path, KEY, use_safetensors=True, dtype="auto", output_loading_info=True)
-    if report["missing_keys"]:
-        missing = ", ".join(sorted(report["missing_keys"])[:3])
-        raise ValueError(f"{KEY}={path} has no weights for {missing}, so it is not a trained reward model; take one "
-                         "that was saved as ...ForSequenceClassification")
+    check_weights(path, KEY, config)
+    kind = quiet_transformers(path, KEY).AutoModelForSequenceClassification
+    model = read_weights(kind, path, KEY, dtype="auto")
     tokenizer, rows = load_huggingface_tokenizer(path, KEY), model.get_input_embeddings().num_embeddings
     if tokenizer.vocab_size > rows:
         raise ValueError(f"{KEY}={path}: its tokenizer has {tokenizer.vocab_size} tokens, but the model reads {rows}; "

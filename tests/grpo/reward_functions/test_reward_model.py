@@ -212,7 +212,7 @@ def test_other_models_are_refused_in_one_line(tmp_path):
     with pytest.raises(ValueError, match=r"base is a language model or detector \(LlamaForCausalLM\); take a reward"):
         load_reward_model(base)
     rewrite(base, architectures=["LlamaForSequenceClassification"])
-    with pytest.raises(ValueError, match="base has no weights for score.weight, so it is not a trained reward model"):
+    with pytest.raises(ValueError, match="base has no weights for score.weight, which LlamaForSequenceClassification needs"):
         load_reward_model(base)
 
     small = folder_of(tmp_path / "small", "bert", vocab_size=9)
@@ -230,7 +230,7 @@ def test_other_models_are_refused_in_one_line(tmp_path):
     rewrite(foreign, model_type="mine", auto_map={"AutoConfig": "mine.Config"})
     with open(os.path.join(foreign, "mine.py"), "w") as f:
         f.write("raise SystemExit('code of the folder was run')\n")
-    with pytest.raises(ValueError, match="reward_model_checkpoint=.*foreign needs code of its own"):
+    with pytest.raises(ValueError, match="reward_model_checkpoint=.*foreign could not be read .*; it needs code of its own"):
         load_reward_model(foreign)
 
 
