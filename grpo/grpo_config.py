@@ -112,7 +112,7 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     # objective
     objective: str = "grpo"                   # a row of OBJECTIVES (grpo/objectives.py)
     advantage: str | None = None              # a name in ADVANTAGES (grpo/advantages.py); None: the objective's own,
-                                              # with train_pass_k leave_one_out
+                                              # with train_pass_k leave_one_out, with reward_normalisation batch_std
     credit_window: int | None = None          # a token's reward is the judge's score of the text at most this many
                                               # positions away; None: of the whole text
     told_window: int | None = 1               # with credit_window, a judge that can be told which tokens were sampled
@@ -186,8 +186,15 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
 
     @property
     def baseline(self):
-        """The name in ADVANTAGES that is used: the setting, or what pass@k needs, or the objective's own."""
-        return self.advantage or ("leave_one_out" if self.train_pass_k > 1 else OBJECTIVES[self.objective].advantage)
+        """The name in ADVANTAGES that is used: the setting, or what pass@k or normalised rewards need, or the
+        objective's own."""
+        if self.advantage is not None:
+            return self.advantage
+        if self.train_pass_k > 1:
+            return "leave_one_out"
+        if self.reward_normalisation == "group":
+            return "batch_std"
+        return OBJECTIVES[self.objective].advantage
 
 
 def check_choices(c):
@@ -234,6 +241,13 @@ def check_objective(c):
     if c.train_pass_k > 1 and c.credit_window is not None:
         raise ValueError(f"train_pass_k={c.train_pass_k} weights whole completions, credit_window={c.credit_window} "
                          "parts of them; set credit_window=None")
+    if c.baseline == "step" and c.zero_std != "keep":
+        raise ValueError(f"zero_std={c.zero_std!r} leaves out groups of equal rewards, but with the baseline of the "
+                         f"whole step (advantage='step', objective={c.objective!r}) they teach too; set "
+                         "zero_std='keep'")
+    if c.reward_normalisation == "group" and c.baseline == "group_std":
+        raise ValueError("reward_normalisation='group' with advantage='group_std' would divide by the group's standard "
+                         "deviation twice; leave advantage out")
     high = row.clip_high if c.clip_high is None else c.clip_high
     if c.clip_cap is not None and row.surrogate != "clip":
         raise ValueError(f"clip_cap={c.clip_cap} is not for objective={c.objective!r}, which has no unclipped branch")

@@ -54,6 +54,7 @@ class GRPOTrainer:
         self.notes = {}  # plain values of the caller that the checkpoints keep
         self.step, self.skipped_steps, self.empty_steps, self.before, self.after = 0, 0, 0, {}, {}
         self.evaluated = True  # whether the evaluation of this step, if it has one, is done
+        self.nothing_scored = False  # whether the last step was one in which every reward skipped every completion
 
     def run(self, sampler=None):
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves.
@@ -117,18 +118,26 @@ class GRPOTrainer:
         bad_rollouts, metrics["kl_beta"] = metrics.pop("bad_rollouts"), self.kl_beta
         self.bad.check(self.step, metrics, self.plain_step)
         self.experience = None  # its memory is for the next one
+        self.say_if_nothing_is_scored(metrics)
         for name in ("skipped_steps", "empty_steps"):
             setattr(self, name, getattr(self, name) + metrics[name])
             metrics[name] = getattr(self, name)
         metrics["tokens_per_second"] = metrics.pop("text_tokens") / self.spent
-        if bad_rollouts or c.max_kl_to_old is not None and metrics["kl_to_old"] > c.max_kl_to_old:
+        if bad_rollouts or c.max_kl_to_old is not None and metrics.get("kl_to_old", 0.0) > c.max_kl_to_old:
             self.buffer.skip_rest()  # of bad rollouts every other step would be skipped too
         if not self.buffer.queue:
             self.iteration, self.spent, self.sampled = self.iteration + 1, 0.0, []
             if self.reference is not None:
                 REFERENCES[c.reference_mode](self.reference, self.policy, self.iteration, c)
-                self.kl_beta = adapted(self.kl_beta, metrics["mean_kl"], c)
+                self.kl_beta = adapted(self.kl_beta, metrics.get("mean_kl", math.nan), c)
         return metrics
+
+    def say_if_nothing_is_scored(self, metrics):
+        """A line at the first of several such steps: a reward that is never there would cost a whole run."""
+        before, self.nothing_scored = self.nothing_scored, "mean_reward" not in metrics
+        if self.nothing_scored and not before:
+            self.logger.say(f"step {self.step}: no reward scored a completion: all of them returned None or were late "
+                            "(reward_timeout), so nothing is learned")
 
     def problems(self, again=0):
         return self.problems_of(self.iteration, again)

@@ -250,7 +250,7 @@ def train_on_experience(policy, experience, optimizers, lr, config, dist, kl_bet
                           largest=largest, deciding=DECIDING)
     bad = not all(math.isfinite(out[name]) for name in experience.sums if name in DECIDING)
     metrics = finish_metrics(out)
-    if config.sampler != "local":
+    if config.sampler != "local" and config.fill_estimator == "trajectory":  # the others estimate that probability
         check_mismatch(metrics, config.sampler)
     return metrics | {"lr": lr, "bad_rollouts": int(bad or out.get(f"{NONFINITE}rewards", 0) > 0)}
 

@@ -133,9 +133,11 @@ def policy_loss(logp, old_logp, advantage, weight, objective, clip_low=None, cli
     else:
         used = r
     clipped = used.clamp(1 - low, 1 + high)                                          # (N, M)
-    term = SURROGATES[objective.surrogate](used, clipped, logp, advantage, clip_cap) # (N, M)
+    surrogate = SURROGATES[objective.surrogate]
+    term = surrogate(used, clipped, logp, advantage, clip_cap)                       # (N, M)
     loss = -torch.where(counted, term * weight, 0.0).sum()                           # ()
     with torch.no_grad():
-        metrics = {"clip_fraction": ((used != clipped) & counted).sum(),
+        changed = term != surrogate(used, used, logp, advantage, None)               # (N, M) by clipping
+        metrics = {"clip_fraction": (changed & counted).sum(),
                    "kl_to_old": torch.where(counted, k3(old_logp, logp), 0.0).sum()}
     return loss, r, metrics

@@ -10,9 +10,8 @@ def static(reference, policy, iteration, config):
 @torch.no_grad()
 def ema(reference, policy, iteration, config):
     """Follows the policy: reference = ema_alpha reference + (1 - ema_alpha) policy, after each iteration."""
-    new = policy.weights()
-    for name, old in reference.weights().items():
-        old.lerp_(new[name].to(old.device), 1 - config.ema_alpha)
+    for old, new in zip(reference.parameters(), policy.parameters(), strict=True):  # a matrix that is tied comes once
+        old.lerp_(new.to(old.device), 1 - config.ema_alpha)
 
 
 @torch.no_grad()

@@ -9,6 +9,16 @@ LOGGED = "logged by "          # begins the name of a sum of what rewards logged
 OF_THE_TRAINER = ("step", "lr", "kl_beta", "bad_rollouts", "tokens_per_second")  # added to a record later; and time/...
 COUNTS = ("dropped_rollouts", "sampler/replaced_workers")  # added up and logged as they are
 DECIDING = ("loss", "log_prob", "advantage")  # a step in which one of these sums is not finite is skipped
+MEANS = {  # name of a metric: (name of a sum, name of the sum that it is divided by)
+    "mean_kl": ("kl", "trained_tokens"), "mean_reward": ("reward", "scored"),
+    "std_reward": ("std_reward", "scored_problems"), "mean_advantage": ("advantage", "advantage_tokens"),
+    "mean_log_prob": ("log_prob", "tokens"), "entropy": ("entropy", "trained_tokens"),
+    "clip_fraction": ("clip_fraction", "trained_tokens"), "kl_to_old": ("kl_to_old", "trained_tokens"),
+    "importance_capped": ("importance_capped", "importance_tokens"),
+    "importance_rejected": ("importance_rejected", "importance_completions"),
+    "frac_reward_zero_std": ("frac_reward_zero_std", "problems"), "resampled": ("resampled", "problems"),
+    "unique_completions": ("unique_completions", "problems"), "success_prob": ("above", "scored"),
+    "discriminative_score": ("ranked", "pairs"), "discriminative_margin": ("margin", "pairs")}
 LARGEST = EXTREMES  # of these the largest over micro-batches and ranks counts; all others add up
 
 
@@ -38,8 +48,9 @@ def discriminative_sums(score, reward):
     lead = score[:, :, None] - score[:, None]                                        # (P, G, G)
     ranked = (lead > 0).float() + 0.5 * (lead == 0)                                  # (P, G, G)
     mean = reward.nanmean(1, keepdim=True)
+    differs = better.flatten(1).any(1, keepdim=True)                                 # (P, 1) equal ones only round
     return {"pairs": better.sum(), "ranked": (ranked * better).sum(), "margin": (lead * better).sum(),
-            "above": (reward > mean).sum()}
+            "above": ((reward > mean) & differs).sum()}
 
 
 def rollout_sums(rollouts, scored, differ, discriminative=False):
@@ -55,7 +66,8 @@ def rollout_sums(rollouts, scored, differ, discriminative=False):
     unit = away.abs().nan_to_num().amax(1, keepdim=True).clamp(min=1.0)              # (P, 1) large squares overflow
     std = unit[:, 0] * ((away / unit).square().nansum(1) / (count - 1).clamp(min=1)).sqrt()
     sums = {"completions": float(reward.numel()), "problems": float(len(reward)), "scored": seen.sum(),
-            "tokens": mask.sum(), "log_prob": (rollouts.old_logp * mask).sum(), "reward": reward.nansum(),
+            "scored_problems": seen.any(1).sum(), "reward": reward.nansum(),
+            "tokens": mask.sum(), "log_prob": (rollouts.old_logp * mask).sum(),
             "std_reward": std.sum(), "frac_reward_zero_std": (~differ).sum(),
             "unique_completions": unique_completions(rollouts.target, mask, G).sum(),
             "text_tokens": rollouts.texts.size}
@@ -90,27 +102,18 @@ def logged_sums(metrics, names):
 
 
 def finish_metrics(out):
-    """The metrics of docs/metrics.md from the sums of a step over all micro-batches and ranks."""
-    N, P, tokens, trained = out["completions"], out["problems"], out["tokens"], max(1.0, out["trained_tokens"])
+    """The metrics of docs/metrics.md from the sums of a step over all micro-batches and ranks, without means of
+    nothing."""
     metrics = {"loss": out["loss"], "pg_loss": out["pg_loss"]}
     if "kl" in out:
-        metrics |= {"kl_penalty": out["kl_penalty"], "mean_kl": out["kl"] / trained}
-    of = lambda key: max(1.0, out.get(key, 0.0))
-    per = {"mean_reward": ("reward", of("scored")), "std_reward": ("std_reward", P),
-           "mean_advantage": ("advantage", of("advantage_tokens")), "mean_log_prob": ("log_prob", tokens),
-           "entropy": ("entropy", trained), "clip_fraction": ("clip_fraction", trained),
-           "kl_to_old": ("kl_to_old", trained), "importance_capped": ("importance_capped", of("importance_tokens")),
-           "importance_rejected": ("importance_rejected", of("importance_completions")),
-           "frac_reward_zero_std": ("frac_reward_zero_std", P), "unique_completions": ("unique_completions", P),
-           "resampled": ("resampled", P), "success_prob": ("above", of("scored")),
-           "discriminative_score": ("ranked", of("pairs")), "discriminative_margin": ("margin", of("pairs"))}
-    metrics |= {name: out[key] / count for name, (key, count) in per.items() if key in out}
+        metrics["kl_penalty"] = out["kl_penalty"]
+    metrics |= {name: out[key] / out[count] for name, (key, count) in MEANS.items() if key in out and out[count]}
     metrics |= {name: out[name] for name in COUNTS if name in out} | mismatch_metrics(out)
     means = [key.removeprefix("sum of ") for key in out if key.startswith("sum of ")]
     metrics |= {name: out[f"sum of {name}"] / count for name in means if (count := out[f"count of {name}"])}
     metrics |= {"text_tokens": out["text_tokens"], "grad_norm": out["grad_norm"],
                 "skipped_steps": out["skipped_steps"], "empty_steps": out["empty_steps"],
-                "skipped_samples": N - out["scored"]}
+                "skipped_samples": out["completions"] - out["scored"]}
     metrics |= {name: x for name, x in out.items() if name.startswith(NONFINITE)}
     begin = f"{LOGGED}sum of "
     logged = {key.removeprefix(begin): x for key, x in out.items() if key.startswith(begin)}

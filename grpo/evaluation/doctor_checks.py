@@ -9,6 +9,7 @@ from math import isfinite, lcm
 
 from core.prompts import PromptConsumer, as_messages, plain
 from core.tokenizer import fold_to_ascii
+from grpo.reference import needs_reference
 
 TAIL = 60          # characters of a prompt or completion that are shown
 DAY = 24 * 3600
@@ -16,6 +17,8 @@ DAY = 24 * 3600
 
 def first_ratio(x):
     """Training scores the tokens under the distribution that they were drawn from."""
+    if "mismatch_max" not in x.metrics:
+        return None  # no token is in the loss
     most, mean = x.metrics["mismatch_max"], x.metrics["mismatch_kl"]
     if (most < 1e-3 if x.float32 else most < 2.0) and mean < 1e-3:
         return True, ("Training gives each sampled token the log-probability that it was sampled with, so the first "
@@ -31,8 +34,10 @@ def first_ratio(x):
 
 def first_kl(x):
     """The reference is the policy as it starts."""
-    if "mean_kl" not in x.metrics:
+    if not needs_reference(x.config):
         return True, "There is no reference (kl_beta=0.0), so no KL keeps the policy near its start.", ""
+    if "mean_kl" not in x.metrics:
+        return None  # no token is in the loss
     kl, other = x.metrics["mean_kl"], x.config.reference_checkpoint
     if other is not None:
         return (True if kl <= 1.0 else None,

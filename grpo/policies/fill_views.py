@@ -87,7 +87,8 @@ def random_mask(w):
 
 def coupled(w):
     """Every token once, in one of two complementary halves of random size (coupled-GRPO of DiffuCoder,
-    arXiv 2506.20639, which adds the fully hidden text). Reads 2 G texts."""
+    arXiv 2506.20639; its code adds the fully hidden text, hides a share t of .2 to .8, and weights the halves by 1 / t
+    and 1 / (1 - t)). Reads 2 G texts."""
     chosen, T = w.random_share(), w.text.shape[1]
     halves = torch.stack((w.masked_again(chosen), w.masked_again(~chosen)), 1)       # (N, 2, T)
     text = w.first_texts(2) + w.by_problem((~chosen).long())                         # (P, G, M)

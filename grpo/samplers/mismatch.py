@@ -36,18 +36,16 @@ def mismatch(logp, rollouts):
 
 
 def mismatch_metrics(out):
-    """The metrics of docs/metrics.md from what `mismatch` gave, over all micro-batches and ranks; {} if out has none.
+    """The metrics of docs/metrics.md from what `mismatch` gave, over all micro-batches and ranks; {} without a token.
 
     effective_sample_size is (sum ratio)^2 / (number sum ratio^2), Kish's formula as a share of the tokens: 1 if all
     ratios are equal.
     """
-    if not {*MISMATCH, *EXTREMES} <= out.keys():
+    tokens = out.get("ratio_tokens", 0)
+    if not tokens:
         return {}
-    tokens = max(1.0, out["ratio_tokens"])
-    high, low = (0.0 if out[name] == -math.inf else out[name] for name in EXTREMES)
+    high, low = (out[name] for name in EXTREMES)
     means = {name: out[name] / tokens for name in ("ratio_minus_one", "mismatch_kl", "mismatch_mean")}
-    if not out["ratio_tokens"]:
-        return means | {"mismatch_max": 0.0}
     size = out["ratio_mean"] ** 2 / (tokens * out["ratio_square"]) if out["ratio_square"] else 0.0
     return means | {"mismatch_max": max(high, low), "ratio_min": math.exp(-low), "ratio_max": math.exp(high),
                     "ratio_mean": out["ratio_mean"] / tokens, "effective_sample_size": size}
@@ -79,7 +77,7 @@ def kept_sequences(d, mask, cap):
     included, and 0 of all tokens of the others.
 
     Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch"
-    (richardli.xyz/rl-collapse), rollout_rs='geometric' in verl, where caps of 1.0002 to 1.001 are usual: a mean over
+    (richardli.xyz/rl-collapse), rollout_rs='seq_mean_k1' in verl, where caps of 1.0002 to 1.001 are usual: a mean over
     many tokens is far closer to 1 than a single ratio. A completion with a ratio that is not finite is rejected.
     d: (N, M) log(p / q); mask: (N, M). Returns weights (N, M), and (N,) which completions stay
     """

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from grpo.advantages import ADVANTAGES, compute_advantages
+from grpo.grpo_config import GRPOConfig
+from grpo.rewards import normalised
 from tests.tiny_objectives import advantage_by_hand
 
 
@@ -30,6 +32,27 @@ def test_a_completion_that_was_not_scored_has_no_part_in_the_baseline(name):
     others = torch.tensor(advantage_by_hand(name, reward[:, [0, 1, 2, 4], 0]), dtype=torch.float64).view(2, 4)
     assert (found[:, 3] == 0).all()
     torch.testing.assert_close(found[:, [0, 1, 2, 4]], others)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_leaving_out_groups_of_equal_rewards_changes_the_scale_alone_but_for_a_step_wide_baseline(name):
+    reward = torch.tensor([[1.0, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])[..., None]
+    whole, alone = (compute_advantages(x, name).flatten(1) for x in (reward, reward[2:3]))
+    scaled = alone[0] / alone[0].norm()
+    assert torch.allclose(whole[2] / whole[2].norm(), scaled, atol=1e-5) == (name != "step")
+    assert (whole[[0, 1, 3]] == 0).all() == (name != "step")
+
+
+def test_the_sum_of_normalised_rewards_gets_the_advantages_of_gdpo():
+    """Rewards that agree in group A and oppose each other, but for a little, in group B (arXiv 2601.05242, and TRL's
+    normalize_then_sum): each normalised within its group, and their sum over the step."""
+    rewards = [torch.tensor(x) for x in ([[1.0, 1, 0, 0], [1, 1, 0, 0]], [[1.0, 1, 0, 0], [0, 0, 1, 0.98]])]
+    summed = sum((r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4) for r in rewards)
+    expected = (summed - summed.mean()) / (summed.std() + 1e-4)
+    ours = sum(normalised({i: r.flatten() for i, r in enumerate(rewards)}, 4).values()).view(2, 4, 1).float()
+    c = GRPOConfig(reward_normalisation="group")
+    torch.testing.assert_close(compute_advantages(ours, c.baseline)[..., 0], expected, rtol=1e-3, atol=1e-3)
+    assert expected[1].abs().max() < 0.02 and compute_advantages(ours, "group_std")[1].max() > 1
 
 
 def test_a_step_wide_baseline_counts_groups_of_equal_rewards():

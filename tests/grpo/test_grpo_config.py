@@ -61,6 +61,9 @@ def test_values_are_checked_before_anything_starts(argument, message):
     (["--train_pass_k=2", "--advantage=leave_one_out", "--credit_window=3"], "set credit_window=None"),
     (["--train_pass_k=2", "--kl_in_reward=True"], "would multiply the penalty of kl_in_reward too; set kl_in_reward=F"),
     (["--train_pass_k=2", "--overlong_buffer=10"], "penalty of overlong_buffer too; set overlong_buffer=0"),
+    (["--objective=reinforce++", "--zero_std=drop"], "zero_std='drop' leaves out.*they teach too; set zero_std='keep'"),
+    (["--advantage=step", "--zero_std=resample"], "zero_std='resample' leaves out groups"),
+    (["--reward_normalisation=group", "--advantage=group_std"], "deviation twice; leave advantage out"),
     (["--lora_rank=4", "--reference_mode=ema"], "reference_mode='ema' averages weights.*use reference_mode='static'"),
     (["--lora_init_from=x", "--reference_mode=ema"], "reference_mode='ema'"),
     (["--lora_rank=4", "--ref_offload=True"], "ref_offload=True has nothing to move: with lora_rank=4"),
@@ -100,6 +103,11 @@ def test_pass_at_k_is_trained_with_leave_one_out_advantages_only(name):
 def test_without_an_advantage_of_its_own_pass_at_k_takes_leave_one_out(objective):
     assert load("--train_pass_k=2", f"--objective={objective}").baseline == "leave_one_out"
     assert load(f"--objective={objective}").baseline == OBJECTIVES[objective].advantage
+
+
+def test_normalised_rewards_take_the_standard_deviation_of_the_step():
+    assert load("--reward_normalisation=group").baseline == "batch_std"
+    assert load("--reward_normalisation=group", "--advantage=group_mean").baseline == "group_mean"
 
 
 @pytest.mark.parametrize("more", [[], ["--template=math"], ["--unmask_steps=3"]])

@@ -1,6 +1,7 @@
 """Whole GRPO runs: what runs once per rollout, what moves after an iteration, interrupted runs and their states."""
 
 import json
+import math
 import os
 import signal
 
@@ -376,6 +377,17 @@ def test_the_reference_moves_once_after_each_iteration(dataset, tmp_path):
             expected = [0.75 * e + 0.25 * p for e, p in zip(expected, t.policy.parameters(), strict=True)]
         for p, e in zip(t.reference.parameters(), expected, strict=True):
             torch.testing.assert_close(p, e)
+
+
+def test_steps_in_which_no_reward_scores_anything_are_told_once(dataset, tmp_path, capsys):
+    steps = iter([True, False, False, True, False])  # whether the rewards of a step score
+    reward = lambda rollouts: Scored(torch.rand(4, 4) if next(steps) else torch.full((4, 4), math.nan))
+    trainer(dataset, tmp_path, reward=reward, max_iters=5, log_interval=1).run()
+    told = [line for line in capsys.readouterr().out.splitlines() if "no reward scored a completion" in line]
+    assert [line.split(":")[0] for line in told] == ["step 2", "step 5"]
+    assert "all of them returned None or were late (reward_timeout)" in told[0]
+    assert [("mean_reward" in r, "entropy" in r) for r in training_records(tmp_path)] == [
+        (scored, scored) for scored in (True, False, False, True, False)]
 
 
 def test_kl_beta_moves_once_after_each_iteration(dataset, tmp_path):

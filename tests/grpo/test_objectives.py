@@ -121,6 +121,19 @@ def test_the_entropy_bonus_is_the_entropys_gradient():
     torch.testing.assert_close(metrics["entropy"], (entropy * rollouts.mask).sum().detach())
 
 
+@pytest.mark.parametrize("cap", [None, 1.5])
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "cispo"])
+def test_clipped_tokens_are_those_that_lose_their_gradient(name, cap):
+    g = torch.Generator().manual_seed(0)
+    row, advantage = OBJECTIVES[name], torch.randn(64, 1, generator=g)
+    old = -torch.rand(64, 20, generator=g)
+    apart = (0.02 if row.ratio == "sequence" else 0.5) * torch.randn(64, 20, generator=g)
+    logp = (old + apart).requires_grad_()
+    loss, _, metrics = policy_loss(logp, old, advantage, torch.ones(64, 20), row, clip_cap=cap)
+    loss.backward()
+    assert metrics["clip_fraction"] == (logp.grad == 0).sum() > 0
+
+
 @pytest.mark.parametrize("average", ["sum", "sequence", "token", "constant"])
 def test_completions_without_a_token_in_the_loss_do_not_shrink_the_step(average):
     mask = torch.ones(8, 3)

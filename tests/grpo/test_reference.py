@@ -1,8 +1,12 @@
 """The reference and how it moves."""
 
+import pytest
 import torch
 
+from core.models import load_model
+from grpo.policies.causal import CausalPolicy
 from grpo.reference import REFERENCES, ema, needs_reference, periodic, static
+from tests.families import model_folder
 from tests.tiny import config, fill_policy, same
 
 
@@ -12,6 +16,20 @@ def test_an_ema_reference_follows_by_its_formula():
     ema(reference, policy, 1, config(reference_mode="ema", ema_alpha=0.9))
     for old, new, p in zip(before, reference.parameters(), policy.parameters(), strict=True):
         torch.testing.assert_close(new, 0.9 * old + 0.1 * p)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen3", "llama"])
+def test_an_ema_reference_follows_once_where_input_and_output_share_a_matrix(family, tmp_path):
+    model, tokenizer = load_model(model_folder(tmp_path / family, family))
+    policy = CausalPolicy(model, tokenizer)
+    reference = policy.frozen()
+    before = {name: x.clone() for name, x in reference.weights().items()}
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(1.0)
+    ema(reference, policy, 1, config(reference_mode="ema", ema_alpha=0.9))
+    for name, x in reference.weights().items():
+        torch.testing.assert_close(x, before[name] + 0.1, rtol=1e-4, atol=1e-5)
 
 
 def test_a_periodic_reference_becomes_the_policy_when_its_time_comes():

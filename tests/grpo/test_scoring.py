@@ -64,8 +64,8 @@ def test_the_loss_is_that_of_a_loop_over_completions_and_tokens(prompts):
         for t, token in enumerate(written):
             logp = logits[len(prompt) - 1 + t].log_softmax(-1)[token]
             ref_logp = ref[len(prompt) - 1 + t].log_softmax(-1)[token]
-            kl = torch.exp(ref_logp - logp) - (ref_logp - logp) - 1
-            total = total + (-advantage[n, 0] * torch.exp(logp - logp.detach()) + c.kl_beta * kl) / length / 16
+            kl, ratio = torch.exp(ref_logp - logp) - (ref_logp - logp) - 1, torch.exp(logp - logp.detach())
+            total = total + ratio * (-advantage[n, 0] + c.kl_beta * kl) / length / 16
     clear_gradient(policy)
     total.backward()
     loop = flat_gradient(policy)

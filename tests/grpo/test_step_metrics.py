@@ -10,7 +10,8 @@ from grpo.grpo_training_step import differ
 from grpo.rewards import Scored
 from grpo.step_metrics import (LARGEST, add_up, discriminative_sums, logged_sums, nonfinite_rewards, rollout_sums,
                                unique_completions)
-from tests.tiny import causal_policy, collect, config, fixed_rewards, prompt_consumer, sampled, train, undocumented
+from tests.tiny import (causal_policy, collect, config, consumer, fill_policy, fixed_rewards, prompt_consumer, sampled,
+                        train, undocumented)
 
 
 def test_unique_completions_by_hand():
@@ -29,6 +30,26 @@ def test_discriminative_metrics_are_the_pairwise_auc():
     assert sums["ranked"] == sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs)
     assert abs(float(sums["margin"]) - sum(a - b for a, b in pairs)) < 1e-6
     assert sums["above"] == 4
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 1 / 3, 0.7, 0.9])
+def test_equal_rewards_are_not_above_their_mean(value):
+    for G in range(4, 17):
+        reward = torch.full((3, G), value)
+        reward[1, 0], reward[2, 1] = value + 0.5, math.nan
+        assert discriminative_sums(torch.rand(3, G), reward)["above"] == 1, G
+
+
+def test_a_mean_of_nothing_is_left_out(dataset):
+    """Nothing of the step is in the loss, so its entropy and its ratios were not measured: they are not 0."""
+    c, policy = config(objective="dr_grpo"), fill_policy()
+    experience = collect(policy, fixed_rewards(torch.full((4, 4), math.nan)), consumer(dataset, c), c)
+    metrics = train(policy, experience, c)
+    assert metrics["empty_steps"] == 1 and metrics["skipped_samples"] == 16 and metrics["unique_completions"] > 0
+    assert not {"entropy", "mean_kl", "clip_fraction", "kl_to_old", "mean_advantage", "mean_reward", "std_reward",
+                "mismatch_kl", "ratio_minus_one", "success_prob", "discriminative_score"} & metrics.keys()
+    measured = train(policy, collect(policy, fixed_rewards(torch.rand(4, 4)), consumer(dataset, c), c), c)
+    assert {"entropy", "clip_fraction", "mean_reward", "std_reward", "mismatch_kl"} <= measured.keys()
 
 
 def test_the_sums_of_rollouts_by_hand(prompts):
@@ -54,7 +75,8 @@ def test_the_sums_of_rollouts_by_hand(prompts):
     assert sums["count of reward/mine"] == 15
     assert float(sums["sum of reward/mine"]) == pytest.approx(float(value.nansum()))
     assert sums["sum of completion_length"] == sums["tokens"] and sums["count of completion_length"] == 16
-    assert sums["above"] == sum(x > sum(g) / len(g) for g in map(torch.tensor, groups) for x in g)
+    above = sum(x > sum(g) / len(g) for g in map(torch.tensor, groups) for x in g if g.min() < g.max())
+    assert sums["above"] == above and sums["scored_problems"] == 3
 
 
 def test_the_spread_of_large_rewards_is_a_finite_number(prompts):
@@ -66,7 +88,8 @@ def test_the_spread_of_large_rewards_is_a_finite_number(prompts):
 
 @pytest.mark.parametrize("settings", [{"zero_std": "drop"}, {"mask_truncated": True}, {"minibatches": 2}])
 def test_means_are_over_the_tokens_that_they_describe(prompts, settings):
-    c, policy = config(max_new_tokens=30, kl_beta=0.0, objective="reinforce++", **settings), causal_policy(scale=3.0)
+    objective = "grpo" if "zero_std" in settings else "reinforce++"
+    c, policy = config(max_new_tokens=30, kl_beta=0.0, objective=objective, **settings), causal_policy(scale=3.0)
     reward = torch.rand(4, 4)
     reward[1:3] = 0.5
     experience = collect(policy, fixed_rewards(reward), prompt_consumer(prompts, c), c)

@@ -8,6 +8,7 @@ import torch
 
 from grpo.grpo_training_step import rollout_loss
 from grpo.objectives import OBJECTIVES, token_weights
+from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.samplers.mismatch import (EXTREMES, IMPORTANCE, MISMATCH, check_mismatch, kept_sequences, mismatch,
                                     mismatch_metrics, truncated_ratios, with_importance)
 from grpo.scoring import score
@@ -49,8 +50,7 @@ def test_a_mismatch_is_finite_however_far_apart_sampler_and_policy_are(dataset):
 def test_without_tokens_there_is_no_mismatch(dataset):
     rollouts = sampled(fill_policy(), dataset, config()).select(torch.arange(0))[0]
     metrics = mismatch_metrics({name: float(x) for name, x in mismatch(rollouts.old_logp, rollouts).items()})
-    assert metrics == {"ratio_minus_one": 0, "mismatch_kl": 0, "mismatch_mean": 0, "mismatch_max": 0}
-    assert mismatch_metrics({"loss": 1.0}) == {}
+    assert metrics == mismatch_metrics({"loss": 1.0}) == {}, "not measured is not 0"
 
 
 @pytest.mark.parametrize("weights, share", [([1, 1, 1], 1.0), ([3, 3], 1.0), ([1, 0, 0, 0], 0.25), ([4, 1, 1], 2 / 3)])
@@ -249,6 +249,22 @@ def test_the_first_ratio_is_one_whoever_sampled(dataset, prompts, kind, importan
     metrics = train(policy, experience, c)
     assert metrics["clip_fraction"] == 0 and metrics["kl_to_old"] == 0 and metrics["mismatch_kl"] > 0.01
     assert not experience.rollouts.advantage.requires_grad
+
+
+@pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
+def test_an_estimator_is_not_taken_for_a_fault_of_the_sampler(dataset, estimator):
+    """What an estimator gives is not the probability of what was sampled, though sampler and policy are the same. But
+    where it is that probability, a sampler with another temperature is a fault."""
+    c = config(sampler="ray", fill_estimator=estimator, unmask_steps=4, kl_beta=0.0)
+    policy = fill_policy(seed=1, scale=25.0)
+    step = lambda: grpo_step(policy, None, fixed_rewards(torch.rand(4, 4)), consumer(dataset, c), c)
+    metrics = step()
+    assert (metrics["mismatch_kl"] > 0.2) == (estimator != "trajectory")
+    if estimator == "trajectory":
+        policy.sample = lambda problems, iteration, _: fill_policy(seed=1, scale=25.0).sample(
+            problems, iteration, dataclasses.replace(c, temperature=5.0))
+        with pytest.raises(ValueError, match="sampler='ray': mismatch_kl"):
+            step()
 
 
 def test_a_sampler_far_from_the_policy_ends_the_run_in_one_line():
