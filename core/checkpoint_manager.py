@@ -61,11 +61,14 @@ class CheckpointManager:
     identity: {setting: plain value} that must be equal for a state to fit, beside the names and shapes of the weights
     keep_states: the states to keep, state.pt among them
     writes: whether this process writes; one that does not takes part in putting sharded tensors together
+    write_card(folder, step, before, after): describes a model that is a folder; before, after: held-out figures
     """
 
-    def __init__(self, out_dir, write_model, keep=0, suffix=".safetensors", identity=None, keep_states=2, writes=True):
+    def __init__(self, out_dir, write_model, keep=0, suffix=".safetensors", identity=None, keep_states=2, writes=True,
+                 write_card=None):
         self.out_dir, self.write_model, self.keep, self.suffix = out_dir, write_model, keep, suffix
         self.identity, self.keep_states, self.writes = identity or {}, keep_states, writes
+        self.write_card = write_card
         self.last = None  # (path, step) of the last state that this process has written, or read
         self.damaged = []  # the paths of damaged older states, until a whole one is saved
 
@@ -86,6 +89,8 @@ class CheckpointManager:
         names = [f"model{self.suffix}"] + ([f"model-{step:06d}{self.suffix}"] if self.keep else [])
         for name in names:
             self.write_model(self.path(name), **together, step=step, **facts)
+            if self.write_card is not None and os.path.isdir(self.path(name)):
+                self.write_card(self.path(name), step, state.get("before", {}), facts)
         if self.identity:
             state["identity"] = self.identity
         for path in filter(os.path.exists, map(self.path, RECORDS)):  # after a power cut no state is ahead of them

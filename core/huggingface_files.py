@@ -15,7 +15,7 @@ from core.lora import FULL, check_kind, open_adapter
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.optional import opening, quiet_transformers, require
 from core.ranges import check_finite, shown
-from core.whole_files import flush
+from core.whole_files import as_usual, flush
 
 READS = {LANGUAGE_MODEL: "AutoModelForCausalLM", MASKED_FILL: "AutoModelForMaskedLM",
          SEQUENCE_SCORER: "AutoModelForPreTraining"}
@@ -276,6 +276,7 @@ def replace_files(new, folder):
     """Moves the files of one folder into another, the weights last, so that neither ever holds half a file."""
     os.makedirs(folder, exist_ok=True)
     for name in sorted(os.listdir(new), key=lambda name: name.endswith(".safetensors")):
+        as_usual(os.path.join(new, name))
         flush(os.path.join(new, name))
         os.replace(os.path.join(new, name), os.path.join(folder, name))
     flush(folder)

@@ -159,6 +159,7 @@ def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None, 
             if model.has_adapter:
                 model.net.save_pretrained(new, selected_adapters=[POLICY], save_embedding_layers=False,
                                           state_dict=peft_names(model.net, weights))
+                os.remove(os.path.join(new, "README.md"))  # peft's, an empty form; core/model_card.py writes ours
             else:
                 net = model.net if dtype == torch.float32 else copy.deepcopy(model.net).to(dtype)
                 net.save_pretrained(new, max_shard_size="1000GB",  # one file, which can be replaced at once

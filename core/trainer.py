@@ -1,5 +1,7 @@
 """The supervised loop: schedule, step, evaluate, log, save."""
 
+import functools
+import os
 import time
 from dataclasses import asdict
 
@@ -7,6 +9,7 @@ import torch
 
 from core.bad_steps import BadSteps
 from core.checkpoint_manager import CheckpointManager
+from core.model_card import write_card
 from core.models import save_model
 from core.scheduler import CosineLRScheduler
 from core.stop_signal import StopSignal
@@ -28,7 +31,8 @@ class Trainer:
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
         self.checkpoints = CheckpointManager(config.out_dir, self.write_model, config.keep_checkpoints, model.suffix,
-                                             getattr(model, "identity", dict)(), config.keep_states)
+                                             getattr(model, "identity", dict)(), config.keep_states,
+                                             write_card=functools.partial(write_card, config))
         self.step, self.skipped_steps, self.facts = 0, 0, {}
         self.evaluated = True  # whether the evaluation of this step, if it has one, is done
 
@@ -58,6 +62,8 @@ class Trainer:
             self.logger.close()
             if self.config.export and self.dist.is_main and not stopped:
                 save_model(self.config.export, self.model, self.tokenizer, torch.float16, step=self.step, **self.facts)
+                if os.path.isdir(self.config.export):
+                    write_card(self.config, self.config.export, self.step, {}, self.facts)
             self.dist.barrier()
 
     def train(self, stop):

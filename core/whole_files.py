@@ -12,6 +12,10 @@ REFUSALS = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EROFS", "EACC
             if hasattr(errno, name)}  # what a disk that is full, read-only, not ours, broken or out of reach answers
 
 
+UMASK = os.umask(0)
+os.umask(UMASK)
+
+
 class CannotWrite(ValueError):
     """A file could not be written."""
 
@@ -50,12 +54,20 @@ def replacing(path):
         try:
             os.makedirs(folder, exist_ok=True)
             yield new
+            as_usual(new)
             flush(new)
             os.replace(new, path)
             flush(folder)
         finally:
             if os.path.exists(new):
                 os.remove(new)
+
+
+def as_usual(path):
+    """Gives a file the mode that open() gives; those of safetensors are for the user alone. A file system without modes
+    has its own."""
+    with contextlib.suppress(PermissionError):
+        os.chmod(path, 0o666 & ~UMASK)
 
 
 def flush(path):

@@ -1,6 +1,7 @@
 """The loop: a GRPO step after the other, with evaluation, logging and checkpoints."""
 
 import contextlib
+import functools
 import math
 import sys
 from dataclasses import asdict
@@ -11,6 +12,7 @@ import torch
 from core.bad_steps import BadSteps
 from core.checkpoint_manager import CheckpointManager, shapes
 from core.logger import each_record, format_number, keep_records
+from core.model_card import write_card
 from core.scheduler import CosineLRScheduler
 from core.sharding import gathered
 from core.stop_signal import StopSignal
@@ -45,7 +47,8 @@ class GRPOTrainer:
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
         self.checkpoints = CheckpointManager(config.out_dir, policy.save, config.keep_checkpoints, policy.suffix,
-                                             getattr(policy, "identity", dict)(), config.keep_states, dist.is_main)
+                                             getattr(policy, "identity", dict)(), config.keep_states, dist.is_main,
+                                             functools.partial(write_card, config))
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.ahead = Ahead(LocalSampler(policy, config), policy, self.problems_of, config)
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger, dist.rank)

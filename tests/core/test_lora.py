@@ -290,7 +290,10 @@ def test_a_saved_adapter_is_also_a_model_by_itself_and_a_start_for_more_training
     path, _ = folders(family)
     model, _ = load_model(path, adapter=LoraConfig(lora_rank=4))
     tokenizer = load_huggingface_tokenizer(path)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "README.md").write_text("mine")
     save_model(str(tmp_path / "adapter"), trained(model), tokenizer)
+    assert (tmp_path / "adapter" / "README.md").read_text() == "mine"
     merged, _ = load_model(str(tmp_path / "adapter"), tokenizer=tokenizer, mode=model.mode)
     torch.testing.assert_close(logits(merged), logits(model), rtol=1e-4, atol=1e-5)
     assert all(p.requires_grad for p in merged.parameters()), "all of it can be trained"

@@ -5,6 +5,8 @@ With ALL_FAMILIES=1 in the environment, resuming and two ranks are tested with e
 
 import json
 import os
+import re
+import stat
 import sys
 
 import pytest
@@ -234,6 +236,16 @@ def test_a_run_from_nothing_but_a_folder_and_a_file(lora, start, world, tmp_path
         chances = [m(ids).logits[0, -1].softmax(-1) for m in (start, net)]
     assert tokenizer.decode([int(chances[1].argmax())]).strip() == record["answer"]
     assert float(chances[1].max()) > float(chances[0].max()) + 0.05, "surer of what was rewarded"
+    card = (out / "model" / "README.md").read_text()
+    assert f"| sampled_accuracy | {before['eval/sampled_accuracy']:.4f} | {after['eval/sampled_accuracy']:.4f} |" in card
+    assert str(out) not in card and str(folder) not in card
+    code, loaded = re.search("```python\n(.*?)```", card, re.DOTALL)[1], {}
+    name = os.path.basename(folder)
+    exec(code.replace('"FOLDER"', repr(str(out / "model"))).replace(f'"{name}"', repr(folder)), loaded)
+    with torch.no_grad():
+        assert torch.equal(loaded["model"](ids).logits, net(ids).logits)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (*(out / "model").iterdir(), out / "state.pt")}
+    assert len(modes) == 1, "safetensors files are as readable as the others"
 
 
 @pytest.mark.slow
