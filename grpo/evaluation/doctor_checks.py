@@ -23,6 +23,10 @@ def first_ratio(x):
     if (most < 1e-3 if x.float32 else most < 2.0) and mean < 1e-3:
         return True, ("Training gives each sampled token the log-probability that it was sampled with, so the first "
                       f"ratio is 1 (largest difference {tiny(most)})."), ""
+    if x.config.fill_estimator != "trajectory":
+        return None, (f"fill_estimator={x.config.fill_estimator!r} scores tokens in another text than they were drawn "
+                      f"from: their log-probabilities are estimates, which differ by {most:.2g} nats at most."), (
+            "nothing to do if you mean that; fill_estimator='trajectory' is exact and reads more texts")
     sentence = ("Training gives sampled tokens another log-probability than they were sampled with, so the first ratio "
                 f"is not 1 (largest difference {most:.2g}, KL {mean:.1e} per token).")
     if not x.float32:
@@ -56,11 +60,11 @@ def gradient(x):
     if x.metrics["skipped_steps"]:
         return False, f"The loss or its gradient is not finite (norm {norm}).", (
             "set dtype='float32'; if it stays, look for infinite weights in the model, or rewards of enormous size")
-    if x.metrics["empty_steps"]:
+    if not x.trained.train_mask.any():
         return False, "No token is in the loss, so nothing is learned.", (
             "see the checks of rewards and of cut completions below; zero_std='drop' and mask_truncated=True leave "
             "completions out")
-    if norm == 0:
+    if norm == 0 or x.metrics["empty_steps"]:
         return False, "The gradient is 0, so nothing is learned: all advantages are 0.", (
             "see the checks of rewards below: a group teaches something if its completions get different rewards")
     if dead := [part for part, size in parts.items() if size == 0]:
