@@ -5,6 +5,7 @@ mode = "language_model"
 block_size = 80
 tied = False
 max_iters = 100
+min_lr = 1e-4
 lr_decay_iters = 1000     # the learning rates of a run long enough to learn the task
 eval_interval = 50
 save_interval = 50

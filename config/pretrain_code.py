@@ -6,6 +6,7 @@ block_size = 192
 tied = False
 batch_size = 32
 max_iters = 250
+min_lr = 1e-4
 lr_decay_iters = 400      # the learning rates of a run long enough to learn the task
 eval_interval = 50
 save_interval = 50

@@ -5,6 +5,7 @@ mode = "language_model"
 block_size = 64
 tied = False
 max_iters = 800
+min_lr = 1e-4
 lr_decay_iters = 1600
 eval_interval = 200
 save_interval = 200

@@ -67,7 +67,7 @@ def build_model(config, data, dist):
                              f"{config.init_from}")
         if config.learning_rate > LARGE_RATE and model.num_parameters() > LARGE_MODEL:
             raise ValueError(f"learning_rate={config.learning_rate} is for small new models and would ruin the weights "
-                             f"of init_from={config.init_from}; set optimizer='adamw', learning_rate=1e-5, min_lr=1e-6")
+                             f"of init_from={config.init_from}; set optimizer='adamw', learning_rate=1e-5")
         return model
     if config.has_adapter:
         raise ValueError(f"{config.asked_for} is for Hugging Face models: set init_from to a folder or hf:owner/name")

@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import errno
 import glob
+import inspect
 import json
 import math
 import os
@@ -14,13 +15,12 @@ import traceback
 import typing
 
 from core.config_help import allowed_types, default_of, help_lines, type_name
+from core.other_names import settings_of
 from core.ranges import check_ranges, shown
 from core.user_code import UserCodeError, is_own_error, printable, run_user_code
 from core.whole_files import replacing
 
-SYNONYMS = {"kl_coef": "kl_beta", "max_grad_norm": "grad_clip", "num_iterations": "max_iters",
-            "rollout_batch_size": "batch_size", "num_generations": "group_size", "model_path": "generator_checkpoint",
-            "output_dir": "out_dir"}  # the names of some keys in other projects
+NEAR = 0.85  # from this likeness on an unknown key is taken for a slip of the pen (difflib.SequenceMatcher.ratio)
 UNUSABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG,
             errno.ELOOP}  # errors of the system that say why a file or folder cannot be read or written
 LONGEST_ERROR = 2000  # characters
@@ -51,7 +51,7 @@ class RunConfig:
     max_iters: int = 2000                  # optimizer steps of the run
     optimizer: str = "muon"                # for the matrices of the blocks, AdamW for the rest; "adamw": for everything
     learning_rate: float = 3e-3            # the highest, reached after warmup_iters
-    min_lr: float = 1e-4                   # the learning rate from lr_decay_iters on
+    min_lr: float | None = None            # the learning rate from lr_decay_iters on; None: a tenth of learning_rate
     warmup_iters: int = 50                 # steps in which the learning rate rises linearly
     lr_decay_iters: int | None = None      # the step at which the cosine decay ends; None: max_iters
     weight_decay: float = 0.1              # on matrices and embeddings, not on vectors
@@ -86,9 +86,9 @@ class RunConfig:
             raise ValueError(f"optimizer={self.optimizer!r} is not one of adamw, muon")
         if self.resume not in (True, False, "auto"):
             raise ValueError(f"resume={self.resume!r} is not one of True, False, auto")
-        if self.min_lr > self.learning_rate:
+        if self.min_lr is not None and self.min_lr > self.learning_rate:
             raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}, so the rate would "
-                             f"rise; set min_lr={self.learning_rate / 10:g}")
+                             f"rise; set min_lr={self.learning_rate / 10:g}, or None for a tenth of learning_rate")
         if self.chat_template_kwargs is not None:
             check_writable("chat_template_kwargs", self.chat_template_kwargs)
 
@@ -140,11 +140,14 @@ def load_config(cls, argv):
     for argument in argv:
         if argument.startswith("--"):
             key, equals, text = argument[2:].partition("=")
-            if not equals:
-                raise UsageError(f"{argument}: write --key=value")
+            if not equals and bool in allowed_types(hints.get(key)):
+                text = "True"
+            elif not equals and key in hints:
+                raise UsageError(f"{argument}: write {argument}=VALUE")
             settings, where = {key: literal(text, hints.get(key))}, "command line"
         elif argument.endswith(".py"):
-            settings, where = run_config_file(argument), argument
+            names, where = run_config_file(argument), argument
+            settings = {name: value for name, value in names.items() if name in hints or not is_code(value)}
         else:
             raise UsageError(f"{argument}: expected a config file ending in .py, or --key=value")
         for key, value in settings.items():
@@ -177,6 +180,22 @@ def run_file(path):
     return runpy.run_path(path)
 
 
+def is_code(value):
+    """Whether a value is a module, a function or a class, which a config file uses for itself."""
+    return inspect.ismodule(value) or inspect.isroutine(value) or inspect.isclass(value)
+
+
+def unknown_key(key, hints):
+    """What is wrong with a key that is no setting: a name of another project, a slip of the pen, or neither."""
+    settings = settings_of(key, hints)
+    if settings:
+        return f"unknown key {key}; did you mean {' or '.join(settings)}? docs/coming_from.md says what differs"
+    near = difflib.get_close_matches(key, hints, n=1, cutoff=NEAR)
+    if near and settings is None:
+        return f"unknown key {key}; did you mean {near[0]}?"
+    return f"unknown key {key}; --help lists the keys"
+
+
 def literal(text, hint):
     """The value of a Python literal; a bare word, or the text of a key that takes strings, is a string."""
     if hint is str:
@@ -192,9 +211,7 @@ def literal(text, hint):
 def checked(key, value, hints, where):
     """`value` as the type of its key; the only conversions are int to float and list to tuple."""
     if key not in hints:
-        near = SYNONYMS.get(key) or next(iter(difflib.get_close_matches(key, hints, n=1)), None)
-        hint = f"; did you mean {near}?" if near in hints else "; --help lists the keys"
-        raise UsageError(f"{where}: unknown key {key}{hint}")
+        raise UsageError(f"{where}: {unknown_key(key, hints)}")
     types = {typing.get_origin(t) or t: typing.get_args(t)[:1] for t in allowed_types(hints[key])}
     if type(value) is list and tuple in types:
         value = tuple(value)
@@ -208,7 +225,10 @@ def checked(key, value, hints, where):
     elif type(value) in types:
         found = ""
     elif tuple in types:
-        remedy = f'; write {key}="({shown(value)},)"'
+        items = tuple(value.split(",")) if isinstance(value, str) else (value,)
+        remedy = f'; write {key}="{shown(items)}"'
+    elif bool in types:
+        remedy = f"; write {key}=True or {key}=False"
     if found:
         raise UsageError(f"{where}: {key}={shown(value)} must be {type_name(hints[key])}, not {found}{remedy}")
     if isinstance(value, str) and "\0" in value:

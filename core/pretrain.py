@@ -2,7 +2,7 @@
 
 python core/pretrain.py config/pretrain_generator.py
 python core/pretrain.py config/pretrain_judge.py --out_dir=out-judge
-python core/pretrain.py --init_from=FOLDER --dataset=my.jsonl --optimizer=adamw --learning_rate=1e-5 --min_lr=1e-6
+python core/pretrain.py --init_from=FOLDER --dataset=my.jsonl --optimizer=adamw --learning_rate=1e-5
 The last one fine-tunes a Hugging Face model on prompt records; with --lora_rank=16 an adapter of it.
 """
 

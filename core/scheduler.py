@@ -6,12 +6,13 @@ import math
 class CosineLRScheduler:
     """lr(step) is the learning rate of an optimizer step, counted from 0.
 
-    It rises linearly to learning_rate in warmup_iters steps, falls along a half cosine to min_lr at step
-    lr_decay_iters, and stays there.
+    It rises linearly to learning_rate in warmup_iters steps, falls along a half cosine to min_lr (None: a tenth
+    of learning_rate) at step lr_decay_iters, and stays there.
     """
 
     def __init__(self, learning_rate, min_lr, warmup_iters, lr_decay_iters):
-        self.learning_rate, self.min_lr = learning_rate, min_lr
+        self.learning_rate = learning_rate
+        self.min_lr = learning_rate / 10 if min_lr is None else min_lr
         self.warmup_iters, self.lr_decay_iters = warmup_iters, lr_decay_iters
 
     def lr(self, step):

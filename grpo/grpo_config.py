@@ -149,7 +149,6 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
     max_iters: int = 200
     optimizer: str = "adamw"                  # "adamw"; "muon": Muon for the matrices of the blocks, AdamW for the rest
     learning_rate: float = 1e-5
-    min_lr: float = 1e-6
     warmup_iters: int = 10
     max_bad_steps: int = 5
     # evaluation, logging, checkpoints

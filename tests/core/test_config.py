@@ -38,9 +38,28 @@ def test_literals_and_bare_words():
     assert load("--fill_checkpoints=['a', 'b']").fill_checkpoints == ("a", "b")
 
 
-def test_one_word_for_a_list_is_refused_with_the_way_to_write_it():
-    with pytest.raises(UsageError, match=r"""fill_checkpoints='a' must be .*; write fill_checkpoints="\('a',\)"$"""):
-        load("--fill_checkpoints=a")
+@pytest.mark.parametrize(("words", "written"), [("a", "('a',)"), ("a,b", "('a', 'b')")])
+def test_words_for_a_list_are_refused_with_the_way_to_write_them(words, written):
+    with pytest.raises(UsageError) as error:
+        load(f"--fill_checkpoints={words}")
+    assert str(error.value).endswith(f'not str; write fill_checkpoints="{written}"')
+    assert load(f"--fill_checkpoints={written}").fill_checkpoints == tuple(words.split(","))
+
+
+def test_the_name_of_a_boolean_alone_sets_it():
+    assert load("--compile").compile is True and load("--resume").resume is True
+    assert load("--compile", "--compile=False").compile is False
+
+
+def test_modules_functions_and_classes_of_a_file_are_its_own(tmp_path):
+    path = tmp_path / "c.py"
+    path.write_text("import math\nfrom pathlib import Path\n\ndef half(x):\n    return x / 2\n\n"
+                    "dropout = half(math.floor(1.5))\n")
+    config, origin = load_config(PretrainConfig, [str(path)])
+    assert config.dropout == 0.5 and origin == {"dropout": str(path)}
+    path.write_text("def dropout():\n    return 0.5\n")
+    with pytest.raises(UsageError, match="dropout=<function dropout.* must be float, not function"):
+        load(str(path))
 
 
 @pytest.mark.parametrize("argument, message", [
@@ -52,7 +71,8 @@ def test_one_word_for_a_list_is_refused_with_the_way_to_write_it():
     ("--compile=1", "compile=1 must be bool"),
     ("--grad_clip=None", "grad_clip=None must be float"),
     ("--max_grad_norm=1", "did you mean grad_clip"),
-    ("--n_layer", "write --key=value"),
+    ("--n_layer", "^--n_layer: write --n_layer=VALUE$"),
+    ("--compile=yes", "compile='yes' must be bool, not str; write compile=True or compile=False"),
     ("--fill_checkpoints=(1,)", r"fill_checkpoints=\(1,\) must be tuple of str, not a tuple with 1$"),
     ("--n_layer=" + "(" * 5000, "n_layer='.*[.]{3} must be int, not str"),
     ("--n_layer=" + "9" * 5000, "n_layer='99.*[.]{3} must be int, not str"),
@@ -64,8 +84,8 @@ def test_a_mistake_is_named(argument, message):
 
 
 def test_a_mistake_in_a_file_names_the_file(tmp_path):
-    (tmp_path / "c.py").write_text("import os\n")
-    with pytest.raises(UsageError, match="c.py: unknown key os"):
+    (tmp_path / "c.py").write_text("n_layerz = 4\n")
+    with pytest.raises(UsageError, match="c.py: unknown key n_layerz; did you mean n_layer"):
         load(str(tmp_path / "c.py"))
     (tmp_path / "c.py").write_text("seed = 1\nn_layer = = 2\n")
     with pytest.raises(UsageError, match="c.py, line 2: "):
@@ -179,9 +199,9 @@ def test_a_script_ends_with_the_code_that_its_main_asks_for(tmp_path):
 
 
 def test_a_learning_rate_that_would_rise_is_refused():
-    with pytest.raises(ValueError, match="min_lr=0.0001 is above learning_rate=1e-05.*; set min_lr=1e-06"):
-        RunConfig(learning_rate=1e-5)
-    assert RunConfig(learning_rate=1e-4).min_lr == 1e-4
+    with pytest.raises(ValueError, match="min_lr=0.0001 is above learning_rate=1e-05.*; set min_lr=1e-06, or None"):
+        RunConfig(learning_rate=1e-5, min_lr=1e-4)
+    assert RunConfig(learning_rate=1e-4, min_lr=1e-4).min_lr == 1e-4 and RunConfig(learning_rate=1e-9).min_lr is None
 
 
 def test_a_folder_that_cannot_be_made_or_written_is_one_line(tmp_path, monkeypatch):

@@ -38,6 +38,6 @@ def test_it_shares_the_settings_of_runs_masks_and_adapters():
 def test_canonical_defaults():
     c = PretrainConfig()
     assert (c.batch_size, c.max_iters, c.optimizer, c.learning_rate, c.min_lr, c.warmup_iters, c.out_dir) == (
-        64, 2000, "muon", 3e-3, 1e-4, 50, "out-pretrain")
+        64, 2000, "muon", 3e-3, None, 50, "out-pretrain")
     assert (c.log_interval, c.eval_interval, c.save_interval, c.max_bad_steps, c.eval_batches, c.seed) == (
         50, 500, 500, 10, 8, 1337)

@@ -12,3 +12,7 @@ def test_schedule_warms_up_decays_and_stays():
 def test_a_schedule_without_warm_up_begins_at_the_top_and_never_rises():
     rates = [CosineLRScheduler(1.0, 0.2, warmup_iters=0, lr_decay_iters=8).lr(step) for step in range(12)]
     assert rates[0] == 1.0 and rates == sorted(rates, reverse=True) and abs(rates[-1] - 0.2) < 1e-12
+
+
+def test_a_schedule_without_a_lowest_rate_ends_at_a_tenth_of_the_highest():
+    assert abs(CosineLRScheduler(1e-5, None, warmup_iters=0, lr_decay_iters=8).lr(8) - 1e-6) < 1e-18

@@ -3,10 +3,12 @@
 import ast
 import dataclasses
 import re
+import typing
 
 import pytest
 
-from core.config import load_config
+from core.config import UsageError, load_config
+from core.pretrain_config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
 from tests.test_docs import CODE, tables
 
@@ -36,3 +38,37 @@ def test_the_defaults_of_trl_are_those_of_trl():
     ["--kl_estimator=k3"], ["--clip_cap=3.0"], ["--stop_sequences=('END',)"], ["--report_to=('wandb',)"]])
 def test_the_values_that_the_table_names_are_accepted(arguments):
     assert load_config(GRPOConfig, arguments)[0] != GRPOConfig()
+
+
+@pytest.mark.parametrize("cls", [GRPOConfig, PretrainConfig])
+def test_an_unknown_name_of_the_tables_gets_a_setting_of_its_row_and_no_other(cls):
+    known, asked = typing.get_type_hints(cls), 0
+    for _, theirs, here, remark in ROWS:
+        for name in (cell.strip(" .").partition("=")[0] for cell in theirs.split(",")):
+            if name in known or name.endswith(".py"):
+                continue
+            asked += 1
+            with pytest.raises(UsageError) as error:
+                load_config(cls, [f"--{name}=1"])
+            rows = [ours for _, other, ours, _ in ROWS if re.search(rf"(^|[ .,]){re.escape(name)}($|[,=])", other)]
+            allowed = set(CODE.findall(" ".join([*rows, remark]))) & known.keys()
+            offered = re.findall(r"did you mean (.*)\?", str(error.value))
+            offered = set(offered[0].split(" or ")) if offered else set()
+            assert offered <= allowed and bool(offered) == bool(allowed), (str(error.value), allowed)
+    assert asked > 80
+
+
+@pytest.mark.parametrize(("typed", "setting"), [
+    ("beta", "kl_beta"), ("max_completion_length", "max_new_tokens"), ("save_steps", "save_interval"),
+    ("actor_rollout_ref.rollout.n", "group_size"), ("actor.optim.lr", "learning_rate"), ("num_iterations", "max_iters"),
+    ("data.max_response_length", "max_new_tokens"), ("clip_ratio_c", "clip_cap"), ("grup_size", "group_size")])
+def test_a_name_of_another_project_or_a_slip_of_the_pen_is_translated(typed, setting):
+    with pytest.raises(UsageError, match=rf"unknown key {typed}; did you mean {setting}(\?| or )"):
+        load_config(GRPOConfig, [f"--{typed}=1"])
+
+
+@pytest.mark.parametrize("typed", ["repetition_penalty", "top_entropy_quantile", "time", "gamma", "max_seq_len", "betas",
+                                   "gae_lambda", "value_clip", "tensor_parallel_size", "num_samples", "temperatures_of"])
+def test_a_name_without_a_counterpart_gets_no_suggestion(typed):
+    with pytest.raises(UsageError, match=f"unknown key {typed}; --help lists the keys"):
+        load_config(GRPOConfig, [f"--{typed}=1"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.config import SYNONYMS, UsageError, load_config
+from core.config import UsageError, load_config
 from grpo.advantages import ADVANTAGES
 from grpo.grpo_config import GRPOConfig
 from grpo.objectives import OBJECTIVES
@@ -14,8 +14,10 @@ def load(*argv):
 
 @pytest.mark.parametrize("argument, message", [
     ("--grup_size=4", "unknown key grup_size; did you mean group_size"),
-    ("--kl_beta=None", "kl_beta=None must be float"),
-    *((f"--{theirs}=1", f"did you mean {ours}") for theirs, ours in SYNONYMS.items())])
+    ("--kl_beta=None", "kl_beta=None must be float"), ("--num_iterations=1", "did you mean max_iters or ppo_epochs"),
+    *((f"--{theirs}=1", f"did you mean {ours}") for theirs, ours in {
+        "kl_coef": "kl_beta", "max_grad_norm": "grad_clip", "rollout_batch_size": "batch_size", "output_dir": "out_dir",
+        "num_generations": "group_size", "model_path": "generator_checkpoint"}.items())])
 def test_a_key_of_another_project_is_translated(argument, message):
     with pytest.raises(UsageError, match=message) as error:
         load(argument)
@@ -120,7 +122,7 @@ def test_a_single_completion_per_evaluated_problem_is_refused_for_every_generato
 def test_canonical_defaults():
     c = GRPOConfig()
     assert (c.group_size, c.kl_beta, c.learning_rate, c.min_lr, c.temperature, c.top_p, c.batch_size) == (
-        8, 0.1, 1e-5, 1e-6, 0.8, 0.95, 16)
+        8, 0.1, 1e-5, None, 0.8, 0.95, 16)
     assert (c.gradient_accumulation_steps, c.weight_decay, c.beta1, c.beta2, c.grad_clip, c.seed, c.device,
             c.out_dir) == (1, 0.1, 0.9, 0.95, 1.0, 1337, "auto", "out-grpo")
     assert (c.optimizer, c.max_iters, c.warmup_iters, c.max_bad_steps, c.log_interval, c.eval_interval,
