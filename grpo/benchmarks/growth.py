@@ -24,6 +24,7 @@ COUNTED = {"group_size": lambda work: work.group_size, "length": lambda work: wo
            "model": lambda work: work.parameters, "vocabulary": lambda work: work.vocab_size}
 TITLES = {"group_size": "completions of a prompt", "length": "tokens of a completion",
           "model": "parameters of the layers", "vocabulary": "tokens of the vocabulary"}
+LABELS = {"seconds": "seconds of a step", "megabytes": "peak MB of the process"}
 GIGABYTES = (2, 8, 24)
 FAR = 100  # a memory fit says nothing about sizes so many times larger than the largest measured one
 
@@ -183,22 +184,33 @@ def in_short(number):
 
 
 def draw(found, path):
-    """A panel for each axis: seconds on the left scale, memory on the right one."""
+    """Draws seconds in the upper row and memory in the lower one, with a panel for each axis; a row has one scale."""
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-    figure, axes = plt.subplots(2, 2, figsize=(12, 8))
-    for axis, growth in zip(axes.flat, found.values(), strict=False):
-        right = axis.twinx()
-        for panel, name, color, label in ((axis, "seconds", "C0", "seconds"), (right, "megabytes", "C1", "peak MB")):
-            panel.loglog(growth.sizes, [p[name] for p in growth.points], marker=".", color=color)
-            panel.set_ylabel(f"{label} (exponent {growth.exponent(name)})", color=color)
-        axis.set_xticks(growth.sizes, [in_short(size) for size in growth.sizes])
-        axis.set_xticks([], minor=True)
-        axis.set_xlabel(TITLES[growth.axis])
-        axis.grid(alpha=0.3)
-    for axis in axes.flat[len(found) :]:
-        axis.axis("off")
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+    figure, panels = plt.subplots(2, len(found), figsize=(3.5 * len(found), 7), sharey="row", squeeze=False)
+    for column, growth in zip(panels.T, found.values(), strict=True):
+        for panel, (name, label) in zip(column, LABELS.items(), strict=True):
+            heights = [p[name] for p in growth.points]
+            linear = [heights[0] * size / growth.sizes[0] for size in growth.sizes]
+            panel.loglog(growth.sizes, heights, marker=".", label=label)
+            panel.loglog(growth.sizes, linear, ":", color="grey", linewidth=1, label="in proportion")
+            panel.set_title(f"exponent {growth.exponent(name)}", fontsize=10)
+            panel.set_xticks(growth.sizes, [in_short(size) for size in growth.sizes])
+            panel.set_xticks([], minor=True)
+            panel.grid(alpha=0.3)
+        column[-1].set_xlabel(TITLES[growth.axis])
+    for panel, (name, label) in zip(panels[:, 0], LABELS.items(), strict=True):
+        panel.set_ylabel(label)
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        panel.yaxis.set_minor_locator(NullLocator())
+        highest = max(p[name] for growth in found.values() for p in growth.points)
+        panel.set_ylim(top=2 * highest)
+    process = next(iter(found.values())).process
+    panels[1, 0].set_ylabel(f"{LABELS['megabytes']}\n(the exponents leave out {process:.0f} MB)")
+    panels[0, 0].legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=150)
     plt.close(figure)

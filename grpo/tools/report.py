@@ -3,7 +3,7 @@
 python grpo/tools/report.py html out-grpo
 python grpo/tools/report.py compare out-a out-b out-c --page=compare.html
 python grpo/tools/report.py seeds out-seed-1 out-seed-2 out-seed-3 out-seed-4 out-seed-5 --picture=docs/curves.png
-python grpo/tools/report.py seeds out-before out-after --over=seconds --picture=docs/wall_clock.png
+python grpo/tools/report.py seeds out-a out-b --over=seconds --picture=wall_clock.png
 python grpo/tools/report.py temperatures config/grpo_example.py --picture=docs/temperatures.png
 """
 

@@ -53,9 +53,20 @@ def test_the_table_has_a_row_for_each_size():
     assert rows[-1] == "| exponent, upper half | 1.5 | | 2.0 |" and len(rows) == 7
 
 
-def test_the_picture_is_drawn(tmp_path):
+def test_the_picture_has_a_row_for_time_and_one_for_memory_each_on_one_scale(tmp_path, monkeypatch):
+    from matplotlib import pyplot as plt
+    kept = []
+    monkeypatch.setattr(plt, "close", kept.append)
     draw({"length": power_law(), "model": power_law("model", (10**5, 10**6))}, str(tmp_path / "growth.png"))
+    monkeypatch.undo()
     assert (tmp_path / "growth.png").read_bytes()[1:4] == b"PNG"
+    panels = kept[0].axes
+    assert len(panels) == 4 and panels[0].get_ylim() == panels[1].get_ylim() != panels[2].get_ylim()
+    assert panels[2].get_ylim() == panels[3].get_ylim() and panels[3].get_xlabel() == "parameters of the layers"
+    assert list(panels[0].get_lines()[0].get_ydata()) == [p["seconds"] for p in power_law().points]
+    assert [float(y) for y in panels[0].get_lines()[1].get_ydata()] == [1.0, 2.0, 4.0, 8.0], "in proportion to 1 second"
+    assert panels[0].get_title() == "exponent 1.5"
+    plt.close(kept[0])
 
 
 def test_an_axis_that_is_not_there_is_refused():
