@@ -50,7 +50,9 @@ def step(reward, mask, total):
     """
     count, summed = total(torch.stack((mask.sum(), (reward * mask).sum())))
     x = (reward - summed / count.clamp(min=1)) * mask
-    x = x.masked_fill(x.abs() <= 1e-6 * reward.abs(), 0.0)  # equal rewards: only rounding errors are left
+    x = (x - total(x.sum()) / count.clamp(min=1)) * mask  # again: the mean of large rewards was rounded
+    above, below = total(torch.stack(((x > 0).sum(), (x < 0).sum())).to(x.dtype))
+    x = torch.where((above > 0) & (below > 0), x, 0.0)  # of equal rewards only rounding errors are left
     return x / ((total(x.square().sum()) / (count - 1).clamp(min=1)).sqrt() + 1e-4)
 
 

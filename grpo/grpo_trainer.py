@@ -153,8 +153,9 @@ class GRPOTrainer:
 
     def take(self, problems, again):
         """The completions of problems of this iteration: a Finished."""
-        steps_left = self.config.max_iters - self.step  # an iteration has one step at least
-        return self.ahead.take(problems, self.iteration, again, self.iteration + steps_left - 1)
+        c = self.config
+        iterations_left = math.ceil((c.max_iters - self.step) / (c.ppo_epochs * c.minibatches))
+        return self.ahead.take(problems, self.iteration, again, self.iteration + iterations_left - 1)
 
     def hand_out(self, collect):
         """The next minibatch of the buffer; if it has none, collect() begins an iteration."""

@@ -30,7 +30,7 @@ def add_up(sums, more):
 
 def unique_completions(target, mask, G):
     """Number of distinct completions of each group of G. target, mask: (N, M). Returns (P,)."""
-    x = (target * mask.long()).view(-1, G, target.shape[1])                          # (P, G, M)
+    x = ((target + 1) * mask.long()).view(-1, G, target.shape[1])                    # (P, G, M) 0 is padding alone
     same = (x[:, :, None] == x[:, None]).all(-1)                                     # (P, G, G)
     return (~same.tril(-1).any(-1)).sum(1)                                           # no earlier one is equal
 

@@ -41,7 +41,7 @@ class Judge:
         """
         scores = []
         for rows, batch in self.batches(texts):
-            batch, same = distinct(batch)                                            # (n, T), (N,)
+            batch, same = distinct_rows(batch)                                       # (n, T), (N,)
             with self.autocast(batch.device):
                 found = calculate_judge_scores(self.reader, batch, self.tokenizer.cls_token_id)
             scores.append((rows, found[same]))
@@ -66,7 +66,7 @@ class Judge:
             if told is not None:
                 knows = told[rows].to(batch)[:, None]
                 filled = filled.scatter_add(1, place, mask[rows].to(batch)).clamp(max=1) * knows
-            together, same = distinct(torch.cat((batch, filled, knows), 1))          # (n, 2 T + 1), (N,)
+            together, same = distinct_rows(torch.cat((batch, filled, knows), 1))     # (n, 2 T + 1), (N,)
             batch, filled, knows = together.split((T, T, 1), 1)
             filled, knows = filled > 0, knows > 0
             with self.autocast(batch.device):
@@ -160,11 +160,17 @@ def choose_readings(judges, readings, sample, share, dist):
     return lines
 
 
-def distinct(rows):
-    """The rows (n, T) that differ, in the order in which they come, and which of them each of rows (N, T) equals."""
+def distinct(items):
+    """The items that differ, in the order in which they come, and a list: which of them each item equals."""
     number = {}
-    same = [number.setdefault(tuple(row), len(number)) for row in rows.tolist()]     # (N,)
-    return rows.new_tensor(list(number)), torch.tensor(same, device=rows.device)
+    same = [number.setdefault(item, len(number)) for item in items]
+    return list(number), same
+
+
+def distinct_rows(rows):
+    """The same for the rows of a tensor (N, T): (n, T) and (N,)."""
+    found, same = distinct(map(tuple, rows.tolist()))
+    return rows.new_tensor(found), torch.tensor(same, device=rows.device)
 
 
 def in_order(parts):

@@ -12,6 +12,7 @@ from core.model import freeze
 from core.models import is_huggingface
 from core.optional import quiet_transformers
 from core.user_code import guarded
+from grpo.reward_functions.judge import distinct
 from grpo.reward_functions.registry import reward
 from grpo.reward_functions.trl import own_prompts
 
@@ -52,7 +53,8 @@ class RewardModel:
         texts: has prompts and completions (lists of N texts), and columns, whose "prompt" are the prompts of the
         records. Raises ValueError if a text is longer than the model can read.
         """
-        ids, device = self.token_ids(texts), next(self.model.parameters()).device
+        ids, same = distinct(map(tuple, self.token_ids(texts)))  # equal texts get scores that are exactly equal
+        device = next(self.model.parameters()).device
         room, longest = self.room(), max(map(len, ids))
         if longest > room:
             raise ValueError(f"{KEY} reads {room} tokens, but a prompt with its completion has {longest}: lower "
@@ -67,7 +69,7 @@ class RewardModel:
             with autocast(device, self.dtype):
                 logits = self.logits(tokens.to(device), mask.to(device))             # (n, 1)
             out[torch.tensor(rows, device=device)] = logits[:, 0].float()
-        return out
+        return out[torch.tensor(same, device=device)]
 
     def logits(self, tokens, mask):
         """(n, 1) of texts (n, T), with their mask, 1 on tokens and 0 on padding."""

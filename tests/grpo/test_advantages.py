@@ -23,6 +23,13 @@ def test_equal_rewards_give_exactly_zero(name):
     assert (compute_advantages(reward, name) == 0).all()
 
 
+def test_a_step_wide_baseline_tells_close_rewards_from_equal_ones():
+    close = torch.tensor([[1000.0, 1000.0005], [1000.0, 1000.0005]])[..., None]
+    assert compute_advantages(close, "step").flatten().sign().tolist() == [-1, 1, -1, 1]
+    for value in (0.1, 1 / 3, 1000.1, -7e8):
+        assert (compute_advantages(torch.full((9, 7, 1), value), "step") == 0).all()
+
+
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_a_completion_that_was_not_scored_has_no_part_in_the_baseline(name):
     reward = torch.rand(2, 5, 1, dtype=torch.float64)

@@ -15,9 +15,9 @@ from tests.tiny import (causal_policy, collect, config, consumer, fill_policy, f
 
 
 def test_unique_completions_by_hand():
-    target = torch.tensor([[1, 2], [1, 2], [1, 3], [4, 9], [4, 8], [5, 0]])
-    mask = torch.tensor([[1.0, 1], [1, 1], [1, 1], [1, 0], [1, 0], [1, 0]])
-    assert unique_completions(target, mask, 3).tolist() == [2, 2]
+    target = torch.tensor([[1, 2], [1, 2], [1, 3], [4, 9], [4, 8], [5, 0], [5, 0], [5, 7], [5, 7]])
+    mask = torch.tensor([[1.0, 1], [1, 1], [1, 1], [1, 0], [1, 0], [1, 0], [1, 1], [1, 0], [1, 0]])
+    assert unique_completions(target, mask, 3).tolist() == [2, 2, 2], "a token 0 is not padding"
 
 
 def test_discriminative_metrics_are_the_pairwise_auc():

@@ -104,20 +104,31 @@ def test_messages_without_a_chat_template_are_read_as_the_generator_reads_them(t
 
 
 def test_texts_of_like_length_are_read_together(tmp_path):
-    rows = []
+    rows, texts = [], written(40)
+    number = len(set(zip(texts.prompts, texts.completions)))
 
     def scores(pad):
         scorer = load_reward_model(folder_of(tmp_path / str(pad), "llama", pad=pad))
         scorer.model.register_forward_pre_hook(
             lambda m, a, given: rows.append(tuple(given["input_ids"].shape)), with_kwargs=True)
         rows.clear()
-        scorer.scores(written(40))
+        scorer.scores(texts)
         return list(rows)
 
     padded, unpadded = scores(True), scores(False)
-    assert [n for n, _ in padded] == [BATCH, BATCH, 40 - 2 * BATCH] and padded == sorted(padded, key=lambda r: r[1])
+    assert [n for n, _ in padded] == [BATCH, BATCH, number - 2 * BATCH] and padded == sorted(padded, key=lambda r: r[1])
     assert len({length for _, length in unpadded}) >= 5 and all(n <= BATCH for n, _ in unpadded)
-    assert sum(n for n, _ in unpadded) == 40
+    assert sum(n for n, _ in unpadded) == number
+
+
+def test_equal_texts_are_read_once_and_have_equal_scores_to_the_last_bit(tmp_path):
+    texts = written(6)
+    again = SimpleNamespace(prompts=texts.prompts * BATCH, completions=texts.completions * BATCH, columns={})
+    model = load_reward_model(folder_of(tmp_path / "m", "bert"))
+    rows, expected = [], model.scores(texts)
+    model.model.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(kwargs["input_ids"])),
+                                          with_kwargs=True)
+    assert torch.equal(model.scores(again), expected.repeat(BATCH)) and sum(rows) == len(set(texts.completions))
 
 
 def test_a_reward_model_is_frozen_and_its_config_stays(tmp_path):

@@ -90,6 +90,14 @@ def test_ahead_of_training_rollouts_are_written_by_earlier_weights(world, kind, 
     assert [record["staleness"] for record in logged(c)] == [min(i, k) for i in range(4)]
 
 
+def test_nothing_is_written_ahead_that_no_step_is_left_for(world):
+    c, policy, data, reward = world("causal", max_staleness=2, minibatches=2, max_iters=4)
+    written, sample = [], policy.sample
+    policy.sample = lambda problems, iteration, config: (written.append(iteration), sample(problems, iteration, config))[1]
+    trainer(c, policy, data, reward).run()
+    assert written == [0, 1], "four steps are two iterations"
+
+
 def test_a_resumed_run_writes_again_what_was_in_flight_with_the_weights_it_has(world):
     c, policy, data, reward = world("causal", max_staleness=1, max_iters=2)
     trainer(c, policy, data, reward).run()
