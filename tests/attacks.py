@@ -106,7 +106,7 @@ CALLS = {
 }
 # Limits stop them, of the process, the folder or time
 LIMITS = {
-    "memory": "x = bytearray(10 ** 9)",
+    "memory": "import mmap\nmmap.mmap(-1, 10 ** 9, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)",
     "large_file": "with open('big', 'wb') as f:\n    f.write(bytes(2 << 20))",
     "many_files": "import time\nfor i in range(150):\n    open(f'{i}', 'wb').write(bytes(1 << 20))\ntime.sleep(0.5)",
     "nested_names": "import time\nd = os.open('.', os.O_RDONLY)\nfor i in range(50):\n"
@@ -131,7 +131,7 @@ JUDGES = {
     "function": "import types\ntypes.FunctionType = lambda *a, **k: lambda: None",
     "assertion": "import builtins\nbuiltins.AssertionError = KeyError\nbuiltins.__import__ = None",
     "main": "import sys\nm = sys.modules['__main__']\n"
-            "for n in ('run', 'runner', 'received', 'refuse', 'guard'):\n    setattr(m, n, lambda *a, **k: {})",
+            "for n in ('receiver', 'runner', 'literal', 'new_module', 'refuse', 'guard'):\n    setattr(m, n, lambda *a, **k: {})",
     "modules": "import sys\nfor m in ('os', 'builtins', 'types', 'sys'):\n    sys.modules[m] = None",
     "exit": "import os\nos._exit(0)",
     "exit_handler": "import atexit, os\natexit.register(os._exit, 0)",
@@ -140,10 +140,10 @@ JUDGES = {
                         "os.read = lambda *a: b''",
     "trace": "import sys\nsys.settrace(lambda *a: None)\nsys._getframe(1).f_trace = lambda f, *a: f",
     "search": "import gc\n[x for x in gc.get_objects() if isinstance(x, str)]",
-    "ended_twice": "import os\nfor n in range(3, 20):\n    try:\n        os.write(n, b'ended\\n')\n"
+    "answered_twice": "import os\nfor n in range(3, 20):\n    try:\n        os.write(n, b'None\\nNone\\n')\n"
                    "    except OSError:\n        pass",
     "close": "import os\nos.closerange(0, 100)",
-    "printed_verdict": "print('passed', 'ready', 'ended', sep='\\n', flush=True)",
+    "printed_verdict": "print('passed', 'ready', 'None', sep='\\n', flush=True)",
 }
 
 

@@ -21,10 +21,11 @@ from grpo.reward_functions.sandbox_folder import FULL, PLACE, holds_more, new_fo
 from grpo.reward_functions.sandbox_kernel import FILES, PARTS
 
 CHILD = str(pathlib.Path(__file__).with_name("sandbox_child.py"))
-READY, ENDED = b"ready\n", b"ended\n"  # the child is about to run the code; the code has ended
+READY = b"ready\n"         # the child is about to run the code
 FOLDER_BYTES = 16 << 20    # the working folder may hold so much
 FILE_BYTES = 1 << 20       # and each file so much
-OUTPUT_BYTES = 1 << 20     # a child may write so much more than is expected
+OUTPUT_BYTES = 1 << 20     # a program may write so much more than is expected
+ANSWER_BYTES = 1 << 17     # and other code so much more than four times the tests: it is read as Python literals
 LOOK_SECONDS = 0.1         # without namespaces, the folder is measured in such intervals
 HANDED = {}                # in a worker: what the main process found of this machine's parts
 
@@ -34,11 +35,16 @@ class Refused(OSError):
 
 
 def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
-    """Runs `code`, then `tests`: a text, with the names that the code defined; or a list of {"input": text,
-    "output": text}, for each of which the code runs as a program and this process compares what it printed.
+    """Runs `code`, then `tests`. They are
 
-    Both have the standard library only, no environment variables and no threads.
-    seconds: wall clock of the tests that are a text, or of each input, with the start of the interpreter; megabytes:
+    Claims of asserts.py: the values of their questions are computed after the code and in its process, judged in this;
+    or a list of {"input": text, "output": text}, for each of which the code runs as a program and this process compares
+    what it printed;
+    or a text in Python that runs after the code and in its process, with the names that the code defined: code that is
+    written to can pass such tests without solving them.
+
+    Code has the standard library only, no environment variables and no threads.
+    seconds: wall clock of all tests in Python, or of each input, with the start of the interpreter; megabytes:
     address space (macOS cannot limit it); sandbox: "auto", or "strict" as in chosen_parts
     Returns "passed" if all ran to their end, and printed what is expected; "killed" if they were stopped or crashed;
     "skipped" if the machine has no disk, memory or processes left; and "failed" after an exception, an exit, or other
@@ -47,7 +53,7 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
     """
     try:
         parts = chosen_parts(sandbox)
-        for test in [tests] if isinstance(tests, str) else tests:
+        for test in tests if isinstance(tests, list) else [tests]:
             verdict = run_once(code, test, seconds, megabytes, parts)
             if verdict != "passed":
                 return verdict
@@ -61,31 +67,46 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
 
 
 def run_once(code, test, seconds, megabytes, parts):
-    """The verdict for a text with tests, or for one {"input": text, "output": text}.
+    """The verdict for Claims, for a text with tests, or for one {"input": text, "output": text}.
 
     Raises OSError if there is no room for the child, or the kernel refuses one of the parts.
     """
     limits = {"RLIMIT_CPU": math.ceil(seconds) + 1, "RLIMIT_AS": megabytes << 20, "RLIMIT_FSIZE": FILE_BYTES,
               "RLIMIT_NOFILE": 32, "RLIMIT_NPROC": 0, "RLIMIT_CORE": 0}
-    kind = "tests" if isinstance(test, str) else "program"
+    kind = "program" if isinstance(test, dict) else "questions"
     command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", CHILD, kind, str(os.getpid()), ",".join(parts),
                str(FOLDER_BYTES), *(f"{name}={value}" for name, value in limits.items())]
-    if kind == "tests":
-        nonce = secrets.token_hex(16).encode()
-        first, second, expected = message(code), message(test) + message(nonce), READY + ENDED + nonce
+    token = secrets.token_hex(16).encode()
+    messages = [message(token, "exec", code)]
+    if kind == "program":
+        messages[0] += encoded(test["input"])
+        size = len(encoded(test["output"])) + OUTPUT_BYTES
     else:
-        first, second, expected = message(code) + encoded(test["input"]), b"", READY + encoded(test["output"])
-    size = len(expected) + OUTPUT_BYTES
+        questions = [("exec", test)] if isinstance(test, str) else [("eval", text) for text in test.questions]
+        messages += [message(token, *question) for question in questions]
+        size = 4 * sum(map(len, messages)) + ANSWER_BYTES
     with new_folder() as folder:
         on_disk = None if "namespaces" in parts else folder
-        output, ended, status = run_child(command, folder, first, second, time.monotonic() + seconds, size, on_disk)
+        output, ended, status = run_child(command, folder, messages, time.monotonic() + seconds, size, on_disk)
         full = on_disk is not None and shutil.disk_usage(folder).free < FOLDER_BYTES
     if ended and not output.startswith(READY) and status > 0:
         raise_start_error(output.decode(errors="replace"), seconds, megabytes)
-    right = output == expected if kind == "tests" else status == 0 and same_text(output, expected)
+    if kind == "program":
+        right = status == 0 and same_text(output, READY + encoded(test["output"]))
+    else:
+        right = right_answers(output, token, test)
     if ended and right:
         return "passed"
     return "skipped" if full else "failed" if ended and status >= 0 else "killed"
+
+
+def right_answers(output, token, test):
+    """Whether the child answered all that was asked, the code first, and as Claims or a text with tests want it."""
+    lines = output.removeprefix(READY).split(b"\n")
+    answers = [line.removeprefix(token).decode(errors="replace") for line in lines if line.startswith(token)]
+    if len(answers) != len(lines) - 1 or not answers:  # something else was written there too
+        return False
+    return answers[1:] == ["None"] if isinstance(test, str) else test.hold(answers[1:])
 
 
 def raise_start_error(report, seconds, megabytes):
@@ -97,15 +118,15 @@ def raise_start_error(report, seconds, megabytes):
                      "raise them")
 
 
-def message(text):
-    """A text or bytes after their length, as the child reads them."""
-    data = encoded(text)
+def message(token, how, text):
+    """A text with what the child has to do with it, as the child reads them."""
+    data = token + how.encode() + encoded(text)
     return len(data).to_bytes(8, "big") + data
 
 
 def encoded(text):
     """A text in UTF-8; half a character pair stays what it is, and does not compile."""
-    return text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+    return text.encode(errors="surrogatepass")
 
 
 def same_text(output, expected):
@@ -134,15 +155,16 @@ def run_child(command, folder, *exchanged):
     return output, ended, status
 
 
-def exchange(child_input, child_output, first, second, deadline, size, folder):
-    """Writes `first`; when the child has written that the code has ended, writes `second`. Reads until the output is
+def exchange(child_input, child_output, messages, deadline, size, folder):
+    """Writes the messages, each when the child has written a line for every one before. Reads until the output is
     closed, the deadline comes, there are more than `size` bytes, or the folder holds more than FOLDER_BYTES or FILES.
 
+    messages: of a program there is one. A question must not be known before what came before it is answered: what it
+    gives to a function may be what another call is expected to return
     folder: one on the disk, or None: then the kernel limits it
-
     Returns (the output, whether it was closed).
     """
-    output = b""
+    output, unsent, asked = b"", messages[0], 1
     os.set_blocking(child_input.fileno(), False)
     with selectors.DefaultSelector() as selector:
         selector.register(child_output, selectors.EVENT_READ)
@@ -152,20 +174,19 @@ def exchange(child_input, child_output, first, second, deadline, size, folder):
             if folder is not None and holds_more(folder, FOLDER_BYTES, FILES):
                 return output, False
             if child_input in ready:
-                first = first[written(child_input, first):]
-                if not first:
+                unsent = unsent[written(child_input, unsent):]
+                if not unsent:
                     selector.unregister(child_input)
-                    if not second:
+                    if asked == len(messages):
                         child_input.close()  # a program reads to the end of its input
             if child_output in ready:
                 part = os.read(child_output.fileno(), 1 << 16)
                 output += part
                 if not part:
                     return output, True
-                if second and output.startswith(READY) and len(output) >= len(READY + ENDED):
-                    if output != READY + ENDED:
-                        return output, False
-                    first, second = second, b""
+                if not unsent and asked < len(messages) and output.count(b"\n") > asked:  # "ready" is a line too
+                    unsent = messages[asked]
+                    asked += 1
                     selector.register(child_input, selectors.EVENT_WRITE)
     return output, False
 
@@ -198,6 +219,8 @@ def tried_parts():
     for part in PARTS:
         try:
             verdict = run_once("", "", 60.0, 256, [part])
+            if verdict == "killed":  # once more: a busy machine may be the cause
+                verdict = run_once("", "", 60.0, 256, [part])
         except Refused as error:
             if error.errno in FULL and not (part == "namespaces" and namespaces_are_off()):
                 raise  # it may be offered: a moment without memory must not mean less protection

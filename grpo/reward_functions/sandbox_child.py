@@ -1,12 +1,12 @@
-"""The child process of sandbox.py: it gives up what the code must not have, runs the code, and then the tests.
+"""The child process of sandbox.py: it gives up what the code must not have, runs the code, and answers questions.
 
 It runs as a script in an isolated interpreter and imports nothing of this repository but its two neighbours.
 
-    sandbox_child.py tests|program PARENT PARTS BYTES RLIMIT_NAME=VALUE...
+    sandbox_child.py questions|program PARENT PARTS BYTES RLIMIT_NAME=VALUE...
 
-It reads the length of the code, 8 bytes, and the code. Of a program, the rest of the input is the program's own, and so
-is its output after "ready". Otherwise the child writes "ready" and "ended" around the code, and reads the tests, again
-after their length, and then a nonce, which it writes if the tests ran to their end.
+A message is its length in 8 bytes, a token of 32 characters, "exec" or "eval", and a text in Python. The first has the
+code. Of a program, the rest of the input is the program's own, and so is its output after the line "ready". Otherwise
+each message is answered with a line: the token, and what the text's value is as a Python literal ("None" for "exec").
 """
 
 import _posixsubprocess
@@ -30,7 +30,7 @@ FOLDERS = 100        # folders that a program can make: a very deep tree could n
 
 
 def main(kind, parent, parts, size, *limits):
-    """Reads the code and runs it, as the head of this file says."""
+    """Reads the code, runs it and answers, as the head of this file says."""
     job, report = (0, 1) if kind == "program" else (os.dup(0), os.dup(1))
     null = os.open(os.devnull, os.O_RDWR)
     for number in (2,) if kind == "program" else (0, 1, 2):
@@ -41,44 +41,75 @@ def main(kind, parent, parts, size, *limits):
     if sys.platform == "linux":
         kernel(report, parts.split(","), int(parent), int(size))
     # Taken now, because the code can replace them where they are defined
-    read, write, leave, run_text, original = received, os.write, os._exit, runner(), dict(vars(builtins))
-    code = read(job)
+    receive, write, leave, run, original = receiver(job), os.write, os._exit, runner(), dict(vars(builtins))
+    token, how, code = receive()
     _posixsubprocess.fork_exec = refuse  # multiprocessing calls this, which has no audit event
     sys.addaudithook(guard(os.path.realpath(os.getcwd())))
-    run_text(b"", "solution", {})  # fails here, before "ready", if the limits are too low for any code
+    run(b"", "exec", new_module("solution"))  # fails here, before "ready", if the limits are too low for any code
     write(report, b"ready\n")
     if kind == "program":
-        return run_text(code, "__main__", {})
-    names = run_text(code, "solution", {})
-    vars(builtins).update(original)
-    write(report, b"ended\n")
-    run_text(read(job), "tests", names)
-    write(report, read(job))
-    leave(0)  # without the exit handlers that the code may have registered
+        return run(code, how, new_module("__main__"))
+    try:
+        solution = new_module("solution")
+        run(code, how, solution)
+        vars(builtins).update(original)
+        write(report, token + b"None\n")
+        tests = new_module("tests", vars(solution))
+        while request := receive():
+            token, how, text = request
+            write(report, token + literal(run(text, how, tests)).encode() + b"\n")
+    finally:
+        leave(0)  # without the exit handlers and hooks that the code may have set
 
 
-def received(job, read=os.read):
-    """What the parent process sends next: 8 bytes with its length, then so many bytes."""
+def receiver(job, read=os.read):
+    """A function that returns what the parent process sends next, as (token, "exec" or "eval", text); None at the end.
+    It is made here, so that the code cannot replace what is in it."""
     def exactly(count):
         found = b""
         while len(found) < count and (part := read(job, count - len(found))):
             found += part
         return found
 
-    return exactly(int.from_bytes(exactly(8), "big"))
+    def receive():
+        message = exactly(int.from_bytes(exactly(8), "big"))
+        return (message[:32], message[32:36].decode(), message[36:]) if message else None
+
+    return receive
 
 
-def runner(compile=compile, Function=types.FunctionType, Module=types.ModuleType, modules=sys.modules):
-    """A function that runs a text as a new module with the global `names`, and returns the module's globals without
-    those of the form __name__. It holds what it needs, so that the code cannot replace it."""
-    def run_text(text, name, names):
-        module = Module(name)
-        module.__dict__.update(names, __builtins__=builtins)
-        modules[name] = module
-        Function(compile(text, f"{name}.py", "exec", dont_inherit=True), module.__dict__)()
-        return {key: x for key, x in module.__dict__.items() if not (key.startswith("__") and key.endswith("__"))}
+def runner(compile=compile, Function=types.FunctionType):
+    """A function that runs a text in a module, and returns its value. It holds what it needs."""
+    def run(text, how, module):
+        return Function(compile(text, f"{module.__name__}.py", how, dont_inherit=True), vars(module))()
 
-    return run_text
+    return run
+
+
+def new_module(name, names=()):
+    """A new module with the names, but for those of the form __name__."""
+    module = sys.modules[name] = types.ModuleType(name)
+    public = {key: x for key, x in dict(names).items() if not (key.startswith("__") and key.endswith("__"))}
+    vars(module).update(public, __builtins__=builtins)
+    return module
+
+
+def literal(x):
+    """A value as a Python literal, "..." where it has none. Of a subclass, what the class above it holds."""
+    for kind in (bool, int, complex, str, bytes):
+        if isinstance(x, kind):
+            return kind.__repr__(x)
+    if isinstance(x, float):
+        return "..." if x != x else float.__repr__(x).replace("inf", "1e999")
+    if isinstance(x, list):
+        return "[" + ", ".join(map(literal, x)) + "]"
+    if isinstance(x, tuple):
+        return "(" + "".join(literal(part) + ", " for part in x) + ")"
+    if isinstance(x, dict):
+        return "{" + ", ".join(f"{literal(key)}: {literal(value)}" for key, value in x.items()) + "}"
+    if isinstance(x, (set, frozenset, type({}.keys()))):
+        return "{" + ", ".join(map(literal, x)) + "}" if x else "set()"
+    return "None" if x is None else "..."
 
 
 def kernel(report, parts, parent, size):

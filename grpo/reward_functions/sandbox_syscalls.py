@@ -36,7 +36,7 @@ sched_yield 24 124  getrandom 318 278  wait4 61 260  waitid 247 95
 OF_FILES = "chmod 90 -  fchmod 91 52  fchmodat 268 53  utimensat 280 88"
 ARCHITECTURES = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}  # column of the table, AUDIT_ARCH_*
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06                   # instructions of the filter machine
-ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | errno.ENOSYS, 0x80000000
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16               # where the kernel puts them, in bytes
 FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030)                   # duplicates, flags, locks; none that sends signals
 IOCTL = (0x5401, 0x5421, 0x5450, 0x5451, 0x541B)         # TCGETS, FIONBIO, FIONCLEX, FIOCLEX, FIONREAD

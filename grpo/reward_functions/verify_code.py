@@ -3,6 +3,7 @@
 import ast
 import re
 
+from grpo.reward_functions.asserts import cut
 from grpo.reward_functions.registry import column, reward
 from grpo.reward_functions.sandbox import run_tests
 from grpo.reward_functions.text import fenced_blocks
@@ -63,19 +64,25 @@ def code_execution(prompts, completions, *, sandbox_seconds=5.0, sandbox_megabyt
                    log_metric=None, **columns):
     """1 if the code passes the record's `tests` in a limited child process, else 0; None if the machine is full.
 
-    Logs the shares of completions that were killed, failed and skipped, for run_tests's reasons.
+    Logs the shares of completions that were killed, failed and skipped, for run_tests's reasons, and of those whose
+    tests run where the code can forge their result.
 
-    tests: Python code, a text or a list of texts, which runs after the code; or a list of {"input": text, "output":
-    text}, for each of which the code runs as a program that must print that output.
+    tests: Python code, a text or a list of texts: asserts, of which the calls alone run with the code if `cut` can cut
+    them, and else the whole; or a list of {"input": text, "output": text}, for each of which the code runs as a program
+    that must print that output.
     Raises ValueError for a record whose tests are blank: any code would pass them.
     """
     scores = []
     for text, tests in zip(completions, column(code_execution, columns, "tests"), strict=True):
         code, tests = extract_code(text), read_tests(tests)
+        if isinstance(tests, str):
+            tests = cut(tests) or tests
         verdict = run_tests(code, tests, sandbox_seconds, sandbox_megabytes, sandbox) if code.strip() else "failed"
         scores.append(None if verdict == "skipped" else float(verdict == "passed"))
         for name in ("killed", "failed", "skipped") if log_metric else ():
             log_metric(f"code_{name}", verdict == name)
+        if log_metric:
+            log_metric("unsafe_tests", isinstance(tests, str))
     return scores
 
 

@@ -14,6 +14,7 @@ from core.records import RAW, read_records
 from core.tokenizer import load_meta
 from grpo.reward_functions import verify_code, verify_math
 from grpo.reward_functions.registry import REWARDS
+from grpo.reward_functions.asserts import cut
 from grpo.reward_functions.sandbox import run_tests
 from tests.families import tokenizer_of
 from tests.tiny import ROOT, TOKENIZER, jsonl, run_here, run_script, without_place, write_ranks
@@ -81,8 +82,9 @@ def test_the_tests_of_a_function_pass_what_is_right_and_nothing_that_is_one_off(
         for wrong in one_off(r["completion"]):
             assert not passes(tmp_path / "code.py", wrong, r["tests"]), f"{wrong}\n{r['tests']}"
     for r in records[::29]:
-        assert run_tests(r["completion"], r["tests"]) == "passed"
-        assert run_tests(r["completion"].replace("return", "return None or not"), r["tests"]) == "failed"
+        claims = cut(r["tests"])
+        assert run_tests(r["completion"], claims) == "passed"
+        assert run_tests(r["completion"].replace("return", "return None or not"), claims) == "failed"
     with pytest.raises(ValueError, match="problems=1000000 must be 20 to"):
         module.problems(10**6, seed=0)
 

@@ -186,6 +186,13 @@ def test_a_part_that_the_kernel_refuses_is_missing_with_its_reason(monkeypatch, 
     assert set(tried_parts.__wrapped__().values()) == {"a trial was killed"}
 
 
+def test_a_trial_that_is_killed_on_a_busy_machine_is_tried_again(monkeypatch):
+    verdicts = iter(["killed", "passed", "passed", "killed", "killed"])
+    monkeypatch.setattr(sandbox.sys, "platform", "linux")
+    monkeypatch.setattr(sandbox, "run_once", lambda *given: next(verdicts))
+    assert list(tried_parts.__wrapped__().values()) == ["", "", "a trial was killed"]
+
+
 def test_a_machine_that_is_full_is_never_one_with_fewer_parts(monkeypatch, tmp_path):
     child = tmp_path / "child.py"
     monkeypatch.setattr(sandbox, "CHILD", str(child))
@@ -263,7 +270,7 @@ def test_a_sandbox_in_which_nothing_can_run_is_refused_at_the_start(monkeypatch)
 def test_each_input_has_the_seconds_for_itself(monkeypatch):
     deadlines = []
 
-    def run_child(command, folder, first, second, deadline, *others):
+    def run_child(command, folder, messages, deadline, *others):
         deadlines.append(deadline)
         return b"ready\n1", True, 0
 

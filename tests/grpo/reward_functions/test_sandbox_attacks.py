@@ -12,9 +12,11 @@ import time
 import pytest
 
 from grpo.reward_functions import sandbox
+from grpo.reward_functions.asserts import cut
 from grpo.reward_functions.sandbox import machine_parts, run_tests
 from tests.attacks import (ATTACKS, CALLS, FILES, GUARD, JUDGES, LIMITS, TASKS, child_without, run_attack,
                            succeeds_bare)
+from tests.forgeries import (ALL, CLOSE, EQUAL, FORGERIES, OTHER_TESTS, PASS_WHOLE, RANDOM, SQUARES, TABLE, UNITTEST)
 from tests.tiny import ROOT
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
@@ -67,20 +69,32 @@ def test_code_cannot_replace_what_judges_it(name, tests):
     assert run_tests(JUDGES[name], tests, seconds=10) in ("failed", "killed")
 
 
-def test_an_object_that_equals_everything_fools_asserts_but_not_a_comparison_of_output():
-    code = ("class Same:\n    def __eq__(self, other):\n        return True\n    def __str__(self):\n"
-            "        return '7?'\nsolved = Same()\nprint(solved)")
-    assert [run_tests(code, tests) for tests in TASKS] == ["passed", "failed"]
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_wrong_solution_cannot_forge_tests_that_are_cut_into_calls(name):
+    for tests in (SQUARES, EQUAL, CLOSE):
+        assert run_tests(FORGERIES[name], cut(tests), seconds=2) in ("failed", "killed")
 
 
-@pytest.mark.parametrize("code", [
-    "all = lambda values: True\nsolved = 1",
-    "import os, sys\nframe = sys._getframe()\nwhile 'report' not in frame.f_locals:\n    frame = frame.f_back\n"
-    "held = frame.f_locals\nos.write(held['report'], b'ended\\n')\nheld['read'](held['job'])\n"
-    "os.write(held['report'], held['read'](held['job']))\nos._exit(0)"], ids=["hidden builtin", "frames"])
-def test_what_docs_security_names_as_known_fools_asserts_but_not_a_comparison_of_output(code):
-    assert run_tests(code, "assert all([solved == 7])") == "passed"
-    assert run_tests(code, TASKS[1]) == "failed"
+@pytest.mark.parametrize("name", FORGERIES)
+def test_docs_security_names_the_forgeries_that_pass_tests_which_run_whole(name):
+    verdict = run_tests(FORGERIES[name], OTHER_TESTS.get(name, SQUARES), seconds=10 if name in PASS_WHOLE else 2)
+    assert (verdict == "passed") == (name in PASS_WHOLE), verdict
+
+
+@pytest.mark.parametrize("tests", [SQUARES, EQUAL, CLOSE, ALL, TABLE, UNITTEST, RANDOM])
+def test_the_right_solution_passes_the_tests_that_are_forged(tests):
+    assert run_tests("def f(x):\n    return x * x", cut(tests) or tests) == "passed"
+    assert run_tests("def f(x):\n    return x * x", tests) == "passed"
+
+
+def test_a_question_is_not_sent_before_the_one_before_is_answered():
+    ahead = ("import os, re, select\ndef encode(text):\n    if select.select([3], [], [], 0.3)[0]:\n"
+             "        return re.search(r\"decode\\('(.*)'\\)\", os.read(3, 9999).decode())[1]\n    return 'nothing'\n"
+             "def decode(text):\n    return 'secret'")
+    tests = "assert encode('secret') == 'frperg'\nassert decode('frperg') == 'secret'"
+    assert run_tests(ahead, cut(tests)) == "failed"
+    honest = "import codecs\ndef encode(text):\n    return codecs.encode(text, 'rot13')\ndecode = encode"
+    assert run_tests(honest, cut(tests)) == "passed"
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import pytest
 
 from grpo.reward_functions import verify_code
+from grpo.reward_functions.asserts import cut
 from grpo.reward_functions.registry import REWARDS, Log
 from grpo.reward_functions.verify_code import extract_code
 from tests.tiny import expect_rewards, rewards_of
@@ -46,12 +47,18 @@ def test_a_machine_that_is_full_skips_the_completion(monkeypatch):
     assert REWARDS["code_execution"].fn(["?"] * 2, ["a = 1", "b = 1"], tests=["pass"] * 2) == [None, 1.0]
 
 
-def test_shares_of_completions_that_were_killed_failed_and_skipped_are_logged(monkeypatch):
+def test_shares_of_completions_by_verdict_and_of_unsafe_tests_are_logged(monkeypatch):
     verdicts = iter(["killed", "passed", "skipped", "killed"])
     monkeypatch.setattr(verify_code, "run_tests", lambda *given: next(verdicts))
     log = Log()
     REWARDS["code_execution"].fn(["?"] * 5, ["a", "b", "", "c", "d"], tests=["pass"] * 5, log_metric=log.log_metric)
-    assert log.metrics == {"code_killed": (2.0, 5), "code_failed": (1.0, 5), "code_skipped": (1.0, 5)}
+    assert log.metrics == {"code_killed": (2.0, 5), "code_failed": (1.0, 5), "code_skipped": (1.0, 5),
+                           "unsafe_tests": (5.0, 5)}
+    log = Log()
+    REWARDS["code_execution"].fn(["?"] * 3, [""] * 3, log_metric=log.log_metric, tests=[
+        ["assert f(2) == 4", "assert f(3) == 9"], [{"input": "2", "output": "4"}],
+        "for x in (2, 3):\n    assert f(x) == x * x"])
+    assert log.metrics["unsafe_tests"] == (1.0, 3)
 
 
 def test_the_settings_of_the_sandbox_reach_it(monkeypatch):
@@ -59,7 +66,8 @@ def test_the_settings_of_the_sandbox_reach_it(monkeypatch):
     monkeypatch.setattr(verify_code, "run_tests", lambda *given: seen.append(given) or "passed")
     settings = {"sandbox_seconds": 2.0, "sandbox_megabytes": 99, "sandbox": "strict"}
     rewards_of("code_execution", "a = 1", tests="pass", settings=settings)
-    assert seen == [("a = 1", "pass", 2.0, 99, "strict")]
+    rewards_of("code_execution", "a = 1", tests="assert f(2) == 4", settings=settings)
+    assert seen == [("a = 1", "pass", 2.0, 99, "strict"), ("a = 1", cut("assert f(2) == 4"), 2.0, 99, "strict")]
 
 
 def test_the_check_of_a_record_refuses_tests_that_are_missing_blank_or_of_a_wrong_type():

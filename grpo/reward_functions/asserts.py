@@ -1,0 +1,154 @@
+"""Cuts tests in Python into calls, which another process evaluates, and what must hold for their values, judged here.
+
+Of `assert f(2) == 4` the process that runs a model's code is asked for f(2). It never sees the 4. docs/security.md says
+which tests can be cut.
+"""
+
+import ast
+import builtins
+import copy
+import functools
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grpo.reward_functions.verify_math import syntax_tree
+
+# What this process does itself with an answer. None of it takes long, or makes a value much larger
+OPERATORS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+             ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda x, values: x in values,
+             ast.NotIn: lambda x, values: x not in values, ast.Sub: operator.sub, ast.Div: operator.truediv}
+FUNCTIONS = {"abs": abs, "bool": bool, "float": float, "list": list, "round": round, "set": set, "sorted": sorted,
+             "tuple": tuple, "<math>.fabs": math.fabs, "<math>.isclose": math.isclose}
+NOT_CUT = (KeyError, ValueError, TypeError, SyntaxError, ArithmeticError, RecursionError, MemoryError)
+
+
+@dataclass(frozen=True)
+class Claims:
+    """questions: expressions that call the code; claims: for each a function from its value to whether the test holds"""
+    questions: tuple[str, ...]
+    claims: tuple[Callable, ...]
+
+    def hold(self, answers):
+        """Whether all hold for answers that are Python literals, as texts. What cannot be read or compared does not."""
+        try:
+            return all(claim(ast.literal_eval(syntax_tree(text, "eval")))
+                       for claim, text in zip(self.claims, answers, strict=True))
+        except NOT_CUT:
+            return False
+
+
+@functools.lru_cache(maxsize=1000)
+def cut(tests):
+    """The Claims of tests in Python, or None if a part of them has another form than these:
+
+    `assert` with one call of the code's functions, compared with literals (also `abs(f(2) - 4) < 1e-6` and
+    `math.isclose(f(2), 4)`); imports and names for literals; `def check(candidate):` with such a body, and `check(f)`.
+    """
+    found = []
+    try:
+        collect(ast.parse(tests.encode()).body, {}, {}, found)
+    except NOT_CUT:
+        return None
+    return Claims(*zip(*found, strict=True)) if found else None
+
+
+def collect(statements, names, functions, found):
+    """Appends a (question, claim) for each assert. Raises one of NOT_CUT for a statement of another form.
+
+    names: nodes that names of the tests stand for. What they import or define is a name in <>, so that nobody is asked
+    functions: name -> (its parameter, its body)
+    """
+    for statement in statements:
+        match statement:
+            case ast.Assert(test=ast.Constant(value=True)) | ast.Expr(value=ast.Constant()) | ast.Pass():
+                pass
+            case ast.Assert(test=test):
+                found.append(question_and_claim(Named(names).visit(copy.deepcopy(test))))
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                ast.literal_eval(value)
+                names[name] = value
+            case ast.Import(names=modules):
+                names |= {(part.asname or part.name).split(".")[0]: ast.Name(f"<{part.name}>") for part in modules}
+            case ast.ImportFrom(module=module, names=parts) if parts[0].name != "*":
+                names |= {part.asname or part.name: ast.Attribute(ast.Name(f"<{module}>"), part.name) for part in parts}
+            case ast.FunctionDef(name=name, args=ast.arguments(args=[ast.arg(arg=parameter)]), body=body):
+                names[name] = ast.Name("<function>")
+                functions[name] = parameter, body
+            case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[ast.Name() as given], keywords=[])):
+                parameter, body = functions[name]
+                collect(body, names | {parameter: given}, {}, found)
+            case _:
+                raise ValueError
+
+
+class Named(ast.NodeTransformer):
+    """Puts the nodes that names stand for in the places of the names."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def visit_Name(self, node):
+        return self.names.get(node.id, node)
+
+
+def question_and_claim(test):
+    """What to ask for an assert, and a function from the answer to whether it holds."""
+    asked = []
+    claim = reader(ast.Call(ast.Name("bool"), [test], []), asked)
+    question, = asked
+    return question, claim
+
+
+def reader(node, asked):
+    """A function from the answer to the value of a part of a test. Appends what is to be asked to `asked`."""
+    if is_question(node):
+        asked.append(ast.unparse(node))
+        return lambda answer: answer
+    if is_literal(node):
+        value = ast.literal_eval(node)
+        return lambda answer: value
+    function, parts = taken_apart(node)
+    readers = [reader(part, asked) for part in parts]
+    return lambda answer: function(*(read(answer) for read in readers))
+
+
+def is_question(node):
+    """Whether a node calls a function of the code, perhaps within one of Python, as list(f(2)) does."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+        return False
+    for part in ast.walk(node):
+        if isinstance(part, (ast.Lambda, ast.comprehension)):  # its variables could have the names of the tests' own
+            return False
+        if isinstance(part, ast.Name) and part.id.startswith("<"):
+            return False
+    if hasattr(builtins, node.func.id):
+        return bool(node.args) and is_question(node.args[0])
+    return True
+
+
+def is_literal(node):
+    """Whether a node's value is known without running anything."""
+    try:
+        ast.literal_eval(node)
+    except NOT_CUT:
+        return False
+    return True
+
+
+def taken_apart(node):
+    """(function, nodes of its arguments) of a part of a test. Raises one of NOT_CUT for one of another form."""
+    match node:
+        case ast.UnaryOp(op=ast.Not(), operand=part):
+            return operator.not_, [ast.Call(ast.Name("bool"), [part], [])]
+        case ast.BinOp(left=left, op=op, right=right):
+            return OPERATORS[type(op)], [left, right]
+        case ast.Compare(left=left, ops=[ast.Is()], comparators=[ast.Constant(value=None | True | False) as right]):
+            return operator.is_, [left, right]
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            return OPERATORS[type(op)], [left, right]
+        case ast.Call(func=function, args=parts, keywords=keywords):
+            named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in keywords}
+            return functools.partial(FUNCTIONS[ast.unparse(function)], **named), parts
+    raise ValueError
