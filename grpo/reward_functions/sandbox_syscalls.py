@@ -1,6 +1,7 @@
 """The system calls that untrusted code may make, as a filter program of the Linux kernel (seccomp).
 
-What is not in the table is refused with "Operation not permitted": new processes and threads, network, signals and
+What is not in the table is refused as if the kernel did not have it ("Function not implemented"), so that the C library
+takes another way where there is one: new processes and threads, network, signals and
 limits of other processes, owners of files, and everything that a later kernel adds.
 """
 
