@@ -19,23 +19,28 @@ from grpo.reward_functions.verify_math import syntax_tree
 OPERATORS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
              ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda x, values: x in values,
              ast.NotIn: lambda x, values: x not in values, ast.Sub: operator.sub, ast.Div: operator.truediv}
-FUNCTIONS = {"abs": abs, "bool": bool, "float": float, "list": list, "round": round, "set": set, "sorted": sorted,
-             "tuple": tuple, "<math>.fabs": math.fabs, "<math>.isclose": math.isclose}
-NOT_CUT = (KeyError, ValueError, TypeError, SyntaxError, ArithmeticError, RecursionError, MemoryError)
+FUNCTIONS = {"abs": abs, "bool": bool, "float": float, "list": list, "set": set, "sorted": sorted, "tuple": tuple,
+             "<math>.fabs": math.fabs, "<math>.isclose": math.isclose}
+ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)  # of other forms, and answers
 
 
 @dataclass(frozen=True)
 class Claims:
-    """questions: expressions that call the code; claims: for each a function from its value to whether the test holds"""
+    """What to ask the process that runs the code, and what must hold for its answers.
+
+    questions: expressions that call the code; claims: for each a function from its value to whether the test holds;
+    length: characters of the tests
+    """
     questions: tuple[str, ...]
     claims: tuple[Callable, ...]
+    length: int
 
     def hold(self, answers):
         """Whether all hold for answers that are Python literals, as texts. What cannot be read or compared does not."""
         try:
             return all(claim(ast.literal_eval(syntax_tree(text, "eval")))
                        for claim, text in zip(self.claims, answers, strict=True))
-        except NOT_CUT:
+        except ERRORS:
             return False
 
 
@@ -46,18 +51,20 @@ def cut(tests):
     `assert` with one call of the code's functions, compared with literals (also `abs(f(2) - 4) < 1e-6` and
     `math.isclose(f(2), 4)`); imports and names for literals; `def check(candidate):` with such a body, and `check(f)`.
     """
-    found = []
-    try:
-        collect(ast.parse(tests.encode()).body, {}, {}, found)
-    except NOT_CUT:
+    found, tree = [], syntax_tree(tests.encode(), "exec")
+    if tree is None:
         return None
-    return Claims(*zip(*found, strict=True)) if found else None
+    try:
+        collect(tree.body, {}, {}, found)
+    except ERRORS:
+        return None
+    return Claims(*zip(*found, strict=True), len(tests)) if found else None
 
 
 def collect(statements, names, functions, found):
-    """Appends a (question, claim) for each assert. Raises one of NOT_CUT for a statement of another form.
+    """Appends a (question, claim) for each assert. Raises one of ERRORS for a statement of another form.
 
-    names: nodes that names of the tests stand for. What they import or define is a name in <>, so that nobody is asked
+    names: nodes that names of the tests stand for. What they import or define is a name in <>, which is not asked for
     functions: name -> (its parameter, its body)
     """
     for statement in statements:
@@ -73,7 +80,8 @@ def collect(statements, names, functions, found):
                 names |= {(part.asname or part.name).split(".")[0]: ast.Name(f"<{part.name}>") for part in modules}
             case ast.ImportFrom(module=module, names=parts) if parts[0].name != "*":
                 names |= {part.asname or part.name: ast.Attribute(ast.Name(f"<{module}>"), part.name) for part in parts}
-            case ast.FunctionDef(name=name, args=ast.arguments(args=[ast.arg(arg=parameter)]), body=body):
+            case ast.FunctionDef(name=name, args=ast.arguments(args=[ast.arg(arg=parameter)]), body=body,
+                                 decorator_list=[]):
                 names[name] = ast.Name("<function>")
                 functions[name] = parameter, body
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[ast.Name() as given], keywords=[])):
@@ -119,7 +127,7 @@ def is_question(node):
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         return False
     for part in ast.walk(node):
-        if isinstance(part, (ast.Lambda, ast.comprehension)):  # its variables could have the names of the tests' own
+        if isinstance(part, (ast.Lambda, ast.comprehension, ast.NamedExpr)):  # variables of its own
             return False
         if isinstance(part, ast.Name) and part.id.startswith("<"):
             return False
@@ -132,13 +140,13 @@ def is_literal(node):
     """Whether a node's value is known without running anything."""
     try:
         ast.literal_eval(node)
-    except NOT_CUT:
+    except ERRORS:
         return False
     return True
 
 
 def taken_apart(node):
-    """(function, nodes of its arguments) of a part of a test. Raises one of NOT_CUT for one of another form."""
+    """(function, nodes of its arguments) of a part of a test. Raises one of ERRORS for one of another form."""
     match node:
         case ast.UnaryOp(op=ast.Not(), operand=part):
             return operator.not_, [ast.Call(ast.Name("bool"), [part], [])]

@@ -46,9 +46,9 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
     Code has the standard library only, no environment variables and no threads.
     seconds: wall clock of all tests in Python, or of each input, with the start of the interpreter; megabytes:
     address space (macOS cannot limit it); sandbox: "auto", or "strict" as in chosen_parts
-    Returns "passed" if all ran to their end, and printed what is expected; "killed" if they were stopped or crashed;
-    "skipped" if the machine has no disk, memory or processes left; and "failed" after an exception, an exit, or other
-    output, which includes the limits that Python reports as exceptions (MemoryError, OSError).
+    Returns "passed" if all ran to their end, and returned or printed what is expected; "killed" if they were stopped or
+    crashed; "skipped" if the machine has no disk, memory or processes left; and "failed" after an exception, an exit,
+    or another result, which includes the limits that Python reports as exceptions (MemoryError, OSError).
     Raises ValueError if the child cannot start under these limits.
     """
     try:
@@ -82,9 +82,10 @@ def run_once(code, test, seconds, megabytes, parts):
         messages[0] += encoded(test["input"])
         size = len(encoded(test["output"])) + OUTPUT_BYTES
     else:
-        questions = [("exec", test)] if isinstance(test, str) else [("eval", text) for text in test.questions]
+        whole = isinstance(test, str)
+        questions = [("exec", test)] if whole else [("eval", text) for text in test.questions]
         messages += [message(token, *question) for question in questions]
-        size = 4 * sum(map(len, messages)) + ANSWER_BYTES
+        size = 4 * (len(test) if whole else test.length) + ANSWER_BYTES
     with new_folder() as folder:
         on_disk = None if "namespaces" in parts else folder
         output, ended, status = run_child(command, folder, messages, time.monotonic() + seconds, size, on_disk)
