@@ -95,11 +95,11 @@ def choose_reading(judge, scores, names=MEASURED):
             refused += (f"; refused: {name} (scores differ by up to {differs[name]:.1g}, rank correlation "
                         f"{correlation:.4f})")
     if len(readers) == 1:
-        return PLAIN, "as it is" + refused
+        return PLAIN, "plainly: no faster way was found" + refused
     ratio = speed(scores, readers)
     best = max(ratio, key=ratio.get)
     if ratio[best] < WORTH_A_CHANGE:
-        return PLAIN, "as it is" + refused
+        return PLAIN, "plainly: no faster way was found" + refused
     return best, (f"in {best}, {ratio[best]:.1f} times as fast as plain; scores differ by at most {differs[best]:.1g}"
                   + refused)
 

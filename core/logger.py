@@ -115,7 +115,9 @@ class Logger:
             return "-"
         since, then = self.ended[max(1, len(self.ended) // 2)]
         left = (self.clock() - then) / max(1, step - since) * (self.total_steps - step)
-        return f"{int(left) // 60}:{int(left) % 60:02d}"
+        minutes, seconds = divmod(int(left), 60)
+        hours, rest = divmod(minutes, 60)
+        return f"{hours}:{rest:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
     def log(self, step, metrics, show=True):
         """metrics: {name: number}. All go to metrics.jsonl and the trackers, `columns` to the console as well."""

@@ -41,11 +41,12 @@ def read_header(path, key="checkpoint"):
     """The header of a model file. `key` is the setting that named it, for the error."""
     if not os.path.exists(path):
         recipe = f"config/pretrain_{RECIPES.get(key, 'generator')}.py"
-        hub = f" (a model of the hub is hf:{path})" if re.fullmatch(r"[\w.-]+/[\w.-]+(?<!\.safetensors)", path) else ""
+        if re.fullmatch(r"[\w.-]+/[\w.-]+(?<!\.safetensors)", path):
+            raise FileNotFoundError(f"{key}={path} does not exist here; a model of the hub is {key}=hf:{path}")
         if os.path.basename(path).startswith("adapted_"):
             recipe = f"config/adapt_{RECIPES.get(key, 'generator').removeprefix('gold_')}.py"
         remedy = REMEDIES.get(key, f"train it with python core/pretrain.py {recipe} --export={path}")
-        raise FileNotFoundError(f"{key}={path} does not exist{hub}; correct the path, or {remedy}")
+        raise FileNotFoundError(f"{key}={path} does not exist; correct the path, or {remedy}")
     try:
         with safetensors.safe_open(path, "pt") as f:
             text = (f.metadata() or {}).get("nano_grpo")

@@ -184,8 +184,9 @@ def has_prompts(dataset):
     if is_file_of_records(dataset):
         return True
     if os.path.isfile(dataset):
-        raise ValueError(f"dataset={dataset} is a file, but not of prompts ({', '.join(FILES)}); make running text a "
-                         "folder with data/char_diffusion/prepare.py --input=FILE --out=FOLDER")
+        raise ValueError(f"dataset={dataset} is a file, but not of prompts ({', '.join(FILES)}); save a table of "
+                         "prompts as one of these, or make running text a folder: python "
+                         f"data/char_diffusion/prepare.py --input={dataset} --out=data/mine")
     return os.path.exists(os.path.join(dataset_folder(dataset), PROMPTS))
 
 

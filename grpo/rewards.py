@@ -9,6 +9,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+import difflib
 import inspect
 import math
 from dataclasses import dataclass, field
@@ -190,8 +191,9 @@ def check_settings(config, names, models):
     """Raises ValueError if a reward is not known, or settings do not fit each other. models: {parameter: model}"""
     for name in names:
         if name not in REWARDS:
-            raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; "
-                             "define your own in reward_file")
+            near = difflib.get_close_matches(name, REWARDS, n=1)
+            remedy = f"did you mean {near[0]}?" if near else "define your own in reward_file"
+            raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; {remedy}")
         for parameter, key in MODELS.items():
             if models[parameter] is None and parameter in parameters(name) and not config.reward_functions:
                 raise ValueError(f"{key} is not set, and neither is reward_functions: for prompts set those that "

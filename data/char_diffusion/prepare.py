@@ -38,6 +38,7 @@ HERE = os.path.dirname(os.path.relpath(__file__))
 SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 VALIDATION_PERCENT = 10
 MOST_DROPPED = 0.1  # share of the characters; a text that loses more is refused
+ENOUGH = 20_000  # characters from which a held-out part says something
 WINDOW = 130  # tokens that training needs on each side at the default block_size
 OPTIONS = ("source", "input", "out", "tokenizer", "encoding")
 
@@ -171,6 +172,8 @@ def read_options(argv):
     options = {}
     for argument in argv:
         key, _, value = argument.removeprefix("--").partition("=")
+        if os.path.exists(argument):
+            raise UsageError(f"{argument}: write --input={argument} --out=data/mine")
         if not argument.startswith("--") or key not in OPTIONS or not value:
             raise UsageError(f"{argument}: known are --source=python|shakespeare, --input=PATH, --encoding=NAME, "
                              "--out=FOLDER, --tokenizer=MODEL")
@@ -219,6 +222,15 @@ def check_lengths(source, tokens):
                   "a longer text")
 
 
+def check_size(source, characters, read, kept):
+    """Prints a line if a text is short, or shorter than it looks because paragraphs repeat each other."""
+    if kept < read / 2:
+        print(f"{source}: {read - kept} of {read} paragraphs repeat others and are left out")
+    if characters < ENOUGH:
+        print(f"{source} has {characters} characters to train on and to hold out; with fewer than {ENOUGH} a model "
+              "learns them by heart, and held-out figures mean little")
+
+
 def main(argv):
     options = read_options(argv)
     tokenizer = choose_tokenizer(options.get("tokenizer", "char"))
@@ -238,6 +250,7 @@ def main(argv):
         raise ValueError(f"{source} has no text in it; name another file or folder")
     tokens = {side: [i for text in texts for i in tokenizer.encode(text)] for side, texts in sides.items()}
     check_lengths(source, tokens)
+    check_size(source, sum(map(len, seen)), len(paragraphs), len(seen))
     counts = {"paragraphs_read": len(paragraphs), "paragraphs_kept": len(seen)}
     if characters:
         counts |= {"characters_folded": folded, "characters_dropped": dropped}

@@ -118,11 +118,13 @@ def spans(mask):
 
 def comparison_table(before, after):
     """A table of held-out metrics before and after training, one line for each metric."""
-    lines = [f"  {'held-out':<20}{'before':>9}{'after':>9}{'change':>9}"]
-    for name in dict.fromkeys((*before, *after)):
+    names = list(dict.fromkeys((*before, *after)))
+    wide = max(20, *(len(name.removeprefix("eval/")) + 1 for name in names)) if names else 20
+    lines = [f"  {'held-out':<{wide}}{'before':>9}{'after':>9}{'change':>9}"]
+    for name in names:
         pair = before.get(name), after.get(name)
         cells = [*map(format_number, pair), change(*pair)]
-        lines.append(f"  {name.removeprefix('eval/'):<20}" + "".join(f"{cell:>9}" for cell in cells))
+        lines.append(f"  {name.removeprefix('eval/'):<{wide}}" + "".join(f"{cell:>9}" for cell in cells))
     return "\n".join(lines)
 
 

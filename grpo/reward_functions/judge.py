@@ -146,7 +146,7 @@ def choose_readings(judges, readings, sample, share, dist):
             continue
         choice = readings[key]
         if choice == AUTO:
-            line, found = "as it is", torch.zeros(1, dtype=torch.long, device=dist.device)
+            line, found = "plainly", torch.zeros(1, dtype=torch.long, device=dist.device)
             if dist.is_main and share >= LEAST_SHARE and not all(obstacle(judge.model, name) for name in names):
                 texts = texts or sample()
                 choice, line = judge.fastest_reading(texts, names)

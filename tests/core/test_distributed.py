@@ -20,6 +20,12 @@ def test_devices_and_types():
             detect_device("cuda")
 
 
+def test_an_apple_gpu_that_is_not_there_is_one_line(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device='mps', but torch sees no Apple GPU; use device='auto'"):
+        detect_device("mps")
+
+
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

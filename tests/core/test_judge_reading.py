@@ -82,7 +82,7 @@ SPEEDS = {PLAIN: 1.0, "packed": 0.8, "packed_bfloat16": 0.6, "compiled": 0.5, "c
 def test_the_fastest_is_chosen_if_it_is_worth_a_change(changed, expected, monkeypatch):
     slow_clock(monkeypatch, SPEEDS | changed)
     name, line = choose_reading(judge(), lambda reader: torch.arange(9.0))
-    assert name == expected and line.startswith("as it is" if name == PLAIN else f"in {name}, ")
+    assert name == expected and line.startswith("plainly" if name == PLAIN else f"in {name}, ")
 
 
 @pytest.mark.parametrize("broken", ["difference", "order", "not a number"])

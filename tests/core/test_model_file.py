@@ -92,6 +92,11 @@ def test_a_missing_file_is_one_line_with_the_command_that_makes_it(key, config):
             read_header("data/mine/adapted_one.safetensors", key)
 
 
+def test_a_name_of_the_hub_without_its_prefix_is_told_the_prefix():
+    with pytest.raises(FileNotFoundError, match="judge_checkpoint=owner/a-1B does not exist here; .*=hf:owner/a-1B$"):
+        read_header("owner/a-1B", "judge_checkpoint")
+
+
 def rewritten(path, change):
     """The file with another header, or other tensors. change(header, weights): changes them in place"""
     with safetensors.safe_open(path, "pt") as f:

@@ -139,6 +139,11 @@ def test_a_training_example_is_its_completion_and_the_stop_token(tmp_path):
         PromptConsumer(data.folder, 16, block_size=6)
 
 
+def test_a_text_that_is_not_there_is_called_a_file():
+    with pytest.raises(FileNotFoundError, match="dataset=my.txt is no file here, nor data/my.txt a folder; correct the"):
+        load_meta("data/my.txt")
+
+
 def test_a_missing_field_is_named_with_its_file_and_line(tmp_path):
     data = PromptConsumer(prepared(tmp_path / "d"), 4)
     data.require("completion", "training")

@@ -112,7 +112,7 @@ def test_a_dataset_is_a_file_by_its_ending(tmp_path):
     assert all(map(has_prompts, ("a.jsonl", "b/a.json", "a.parquet", "hf:owner/name")))
     assert not has_prompts("arithmetic.old") and not has_prompts(str(tmp_path))
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(ValueError, match="dataset=.*a.txt is a file, but not of prompts .*.jsonl.*--input=FILE"):
+    with pytest.raises(ValueError, match="dataset=.*a.txt is a file, but not of prompts .*.jsonl.*--input=.*a.txt --out=data/mine"):
         has_prompts(str(tmp_path / "a.txt"))
     for name in ("gone.jsonl", "gone.json", "gone.parquet"):
         with pytest.raises(FileNotFoundError, match=f"dataset={name} does not exist"):

@@ -118,6 +118,16 @@ def test_a_short_text_is_refused_or_told_the_block_size_that_fits(tmp_path):
         DatasetConsumer(str(tmp_path / "mine"), MASKED_FILL, count - 1, 4)
 
 
+def test_a_text_that_says_little_is_prepared_with_a_word_about_it(tmp_path):
+    (tmp_path / "short.txt").write_text("\n".join([TEXT] * 3))
+    done = run(f"--input={tmp_path}/short.txt", f"--out={tmp_path}/mine")
+    assert done.returncode == 0 and "400 of 600 paragraphs repeat others and are left out" in done.stdout, done
+    assert re.search(r"short.txt has \d+ characters to train on .* fewer than 20000", done.stdout)
+    (tmp_path / "enough.txt").write_text("\n\n".join(f"{paragraph} {i}" * 5 for i, paragraph in enumerate(PARAGRAPHS)))
+    assert "fewer than" not in run(f"--input={tmp_path}/enough.txt", f"--out={tmp_path}/enough").stdout
+    assert error(f"{tmp_path}/short.txt").endswith(f"write --input={tmp_path}/short.txt --out=data/mine")
+
+
 def test_of_few_paragraphs_one_is_for_validation_at_least(tmp_path, monkeypatch):
     module = prepare("char_diffusion")
     monkeypatch.setattr(module, "is_validation", lambda paragraph: False)

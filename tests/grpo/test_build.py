@@ -503,7 +503,7 @@ def test_the_judge_of_prompts_is_read_as_it_is(prompts, monkeypatch):
     monkeypatch.setattr(Judge, "fastest_reading", lambda *_: pytest.fail("nothing is to be measured"))
     models, c, reader = judged()
     models.policy = causal_policy()
-    assert choose_judge_readings(models, None, c, one_process(), {}) == ["judge is read as it is"]
+    assert choose_judge_readings(models, None, c, one_process(), {}) == ["judge is read plainly"]
     assert reader.reading == "plain"
 
 

@@ -582,7 +582,7 @@ def test_slow_rewards_run_in_processes_with_a_deadline(tmp_path):
 # what is refused
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"reward_functions": ("exact",)}, "reward_functions: 'exact' is not one of .*define your own in reward_file"),
+    ({"reward_functions": ("exact",)}, "reward_functions: 'exact' is not one of .*; did you mean exact_match"),
     ({"reward_functions": ("contains",), "reward_weights": (1.0, 2.0)}, "must be as many as the rewards: contains"),
     ({"reward_functions": ("judge",)}, "judge_checkpoint is not set, but reward judge is asked for"),
     ({"reward_functions": ("contains",), "credit_window": 2}, "use credit_window=None with other rewards"),

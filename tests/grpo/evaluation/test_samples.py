@@ -121,6 +121,12 @@ def test_the_comparison_has_a_line_for_each_metric_and_a_dash_for_what_was_not_m
                      ["gone", "1.0000", "-"], ["large", "0.0000", "3.4e+38", "+3.4e+38"], ["new", "-", "-"]]
 
 
+def test_the_columns_of_the_comparison_stay_under_their_titles():
+    name = "reward/correctness_of_the_answer"
+    lines = comparison_table({f"eval/{name}": 0.0208}, {f"eval/{name}": 0.5, "eval/kl": 0.1}).split("\n")
+    assert len({len(line) for line in lines[:2]}) == 1 and lines[1].split()[0] == name, lines
+
+
 def test_a_change_has_a_sign():
     assert [change(0.5, x) for x in (0.25, 0.5, 0.50001, 0.49999, 0.7, None)] == [
         "-0.2500", "+0.0000", "+0.0000", "+0.0000", "+0.2000", ""]

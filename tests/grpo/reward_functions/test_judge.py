@@ -193,7 +193,8 @@ def test_all_judges_take_the_choice_of_the_first(monkeypatch):
     assert choose_readings(judges, {"judge": "plain", "gold_judge": "packed"}, None, 7, Distributed("cpu")) == []
     assert judges["judge"].reading == "plain" and len(seen) == 2, "what is named is not measured"
     lines = choose_readings(judges, dict.fromkeys(judges, "auto"), None, 7, Distributed("cpu"))
-    assert lines == ["judge is read as it is", "gold judge is read as it is"] and len(seen) == 2, "too few texts"
+    assert [line.split(":")[0] for line in lines] == ["judge is read plainly", "gold judge is read plainly"]
+    assert len(seen) == 2, "too few texts"
 
 
 @pytest.mark.slow
@@ -207,7 +208,7 @@ from core.distributed import Distributed
 from grpo.reward_functions import judge as module
 from tests.tiny import TOKENIZER, judge
 dist = Distributed("cpu")
-module.choose_reading = lambda *args: ("packed", "in packed") if dist.is_main else ("plain", "as it is")
+module.choose_reading = lambda *args: ("packed", "in packed") if dist.is_main else ("plain", "plainly")
 reader = module.Judge(judge(), TOKENIZER, True)
 sample = lambda: SimpleNamespace(tokens=[torch.zeros(5, dtype=torch.long)])
 lines = module.choose_readings({{"judge": reader}}, {{"judge": "auto"}}, sample, 50, dist)
