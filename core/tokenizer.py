@@ -270,8 +270,9 @@ def read_meta(folder):
         own, ending = os.path.join(folder, "prepare.py"), f"prepare.py --input=FILE --out={folder}"
         command = own if os.path.exists(own) else f"data/char_diffusion/{ending}, or for prompts data/custom/{ending}"
         if os.path.splitext(folder)[1]:  # data/my.txt, for a file that is not there
-            raise FileNotFoundError(f"dataset={os.path.basename(folder)} is no file here, nor {folder} a folder; correct "
-                                    "the path, then: python data/char_diffusion/prepare.py --input=FILE --out=data/mine")
+            raise FileNotFoundError(f"dataset={os.path.basename(folder)} is no file here, nor {folder} a folder; "
+                                    "correct the path, then: python data/char_diffusion/prepare.py --input=FILE "
+                                    "--out=data/mine")
         raise FileNotFoundError(f"dataset not prepared: {path} is missing; run python {command}")
     with open(path, "rb") as f:
         meta = object_from_json(f.read(), path, "prepare the dataset again")
