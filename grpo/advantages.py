@@ -52,7 +52,8 @@ def step(reward, mask, total):
     x = (reward - summed / count.clamp(min=1)) * mask
     x = (x - total(x.sum()) / count.clamp(min=1)) * mask  # again: the mean of large rewards was rounded
     above, below = total(torch.stack(((x > 0).sum(), (x < 0).sum())).to(x.dtype))
-    x = torch.where((above > 0) & (below > 0), x, 0.0)  # of equal rewards only rounding errors are left
+    equal = (above == 0) | (below == 0)
+    x = x.masked_fill(equal & x.isfinite(), 0.0)  # of equal rewards only rounding errors are left
     return x / ((total(x.square().sum()) / (count - 1).clamp(min=1)).sqrt() + 1e-4)
 
 

@@ -38,7 +38,7 @@ def weights(policy):
 
 
 KL = [{"kl_beta": 0.0}, *({"kl_estimator": name} for name in ("exact", "k2", "k3")), {"kl_in_reward": True},
-      {"kl_importance": True, "kl_estimator": "k2"}, {"kl_importance": True, "entropy_bonus": 0.1}]
+      {"kl_importance": False, "kl_estimator": "k3"}, {"entropy_bonus": 0.1}]
 CHOICES = [(name, None) for name in OBJECTIVES] + [("plain", name) for name in ADVANTAGES]
 for (objective, advantage), window in itertools.product(CHOICES, (None, 3)):
     c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, objective=objective,
