@@ -1,9 +1,12 @@
 """Which settings of samplers go together."""
 
+from urllib.parse import urlsplit
+
 SAMPLERS = ("local", "ray", "vllm")
 ONLY_FOR = {  # {samplers: {setting that has an effect with these alone: its default}}
     ("ray",): {"ray_address": None, "ray_workers": 1, "ray_rewards": False}, ("vllm",): {"vllm_url": None},
     ("ray", "vllm"): {"sampler_timeout": 600.0}}
+VLLM_TEMPERATURES = (0.01, 2.0)  # a server raises what is below, and refuses what is above
 
 
 def check_sampler(c):
@@ -16,17 +19,41 @@ def check_sampler(c):
     if c.importance == "none" and c.importance_cap != 2.0:
         raise ValueError(f"importance_cap={c.importance_cap} has no effect with importance='none'; set importance="
                          "'token' or leave importance_cap out")
-    if c.sampler == "vllm" and c.vllm_url is None:
-        raise ValueError("sampler='vllm' needs the address of the server: set vllm_url, such as http://localhost:8000")
-    truncation = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    for key, whole in truncation.items():
-        if c.sampler == "vllm" and getattr(c, key) != whole:
-            raise ValueError(f"{key}={getattr(c, key)} with sampler='vllm': the server does not tell which tokens it "
-                             "could draw, so training cannot score the distribution that they were drawn from; set "
-                             + ", ".join(f"{name}={x}" for name, x in truncation.items()))
+    if c.sampler == "vllm":
+        check_vllm(c)
     if c.importance != "none" and c.sampler == "local" and not c.max_staleness:
         raise ValueError(f"importance={c.importance!r} has nothing to correct: with sampler='local' and "
                          "max_staleness=0 the policy that is trained wrote every completion; set importance='none'")
     if c.importance != "none" and c.fill_estimator != "trajectory":
         raise ValueError(f"importance={c.importance!r} needs the probability of what was sampled, which fill_estimator="
                          f"{c.fill_estimator!r} only estimates; set fill_estimator='trajectory' or importance='none'")
+
+
+def check_vllm(c):
+    """Raises ValueError if a vLLM server cannot do what the settings ask for, or vllm_url is no address."""
+    if c.vllm_url is None:
+        raise ValueError("sampler='vllm' needs the address of the server: set vllm_url, such as http://localhost:8000")
+    if not is_address(c.vllm_url):
+        raise ValueError(f"vllm_url={c.vllm_url!r} must be an address that begins with http:// or https://, such as "
+                         "http://localhost:8000, without a password; a server's key is read from VLLM_API_KEY in the "
+                         "environment")
+    low, high = VLLM_TEMPERATURES
+    if not low <= c.temperature <= high:
+        raise ValueError(f"temperature={c.temperature:g} with sampler='vllm': a server draws at {low:g} to {high:g}")
+    truncation = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    for key, whole in truncation.items():
+        if getattr(c, key) != whole:
+            raise ValueError(f"{key}={getattr(c, key)} with sampler='vllm': completions come back without the tokens "
+                             "that could have been drawn, so training cannot score the distribution that they were "
+                             "drawn from; set " + ", ".join(f"{name}={x}" for name, x in truncation.items()))
+
+
+def is_address(url):
+    """Whether a text is the address of a server, without a name or password, which config.json would keep."""
+    if not url.isprintable() or " " in url:
+        return False
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in url
+    except ValueError:  # brackets that do not match, or a port that is none
+        return False

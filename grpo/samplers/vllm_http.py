@@ -1,98 +1,157 @@
-"""Requests to a vLLM server: JSON over HTTP, in threads, each with a deadline and errors of one line."""
+"""Requests to a vLLM server: JSON over HTTP, side by side, each with a deadline and errors of one line."""
 
-import http.client
+import asyncio
+import contextlib
 import json
-import queue
+import os
 import threading
-import urllib.error
-import urllib.request
-from concurrent.futures import Future
 
+from core.optional import require
 from grpo.samplers.sampler import SamplerError
 
-CONNECTIONS = 128  # requests under way at once
-SHOWN = 300        # characters of a server's own error message that are shown
-NEEDED = {         # what the server must be started with, by the path that it does not know otherwise
-    "/v1/load_lora_adapter": "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora",
-    "/v1/unload_lora_adapter": "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora",
+CONNECTIONS = 128             # requests under way at once
+LARGEST = 2**30               # bytes of an answer
+WAITS = (0.0, 0.5, 1.0, 2.0)  # seconds before each try of a request
+SHOWN = 300                   # characters of a server's own error message that are shown
+KEY = "VLLM_API_KEY"          # the environment variable that vLLM itself reads
+ADAPTERS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora"
+NEEDED = {                    # what the server must be started with, by the path that it does not know otherwise
+    "/v1/load_lora_adapter": ADAPTERS, "/v1/unload_lora_adapter": ADAPTERS,
     "/pause": "VLLM_SERVER_DEV_MODE=1", "/collective_rpc": "VLLM_SERVER_DEV_MODE=1",
     "/resume": "VLLM_SERVER_DEV_MODE=1"}
+ONCE = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}  # refused where an earlier try did what it asked for
+
+
+class Unknown(SamplerError):
+    """The server does not know the path, or the model."""
+
+
+class Failed(SamplerError):
+    """The connection broke, or the server did: the same request may succeed."""
 
 
 class Server:
-    """The server at an address. Every call ends within `timeout` seconds (sampler_timeout) or raises SamplerError."""
+    """The server at an address. Every call ends within `timeout` seconds (sampler_timeout) or raises SamplerError.
+
+    The requests run in an event loop of their own, in a thread that does not keep Python from ending. A request that
+    fails is sent again, a few times: all but those of ONCE change nothing if they are answered twice.
+    """
 
     def __init__(self, url, timeout):
-        if not url.startswith(("http://", "https://")):
-            raise SamplerError(f"vllm_url={url} must begin with http:// or https://, as in http://localhost:8000")
-        self.url, self.timeout, self.named = url.rstrip("/"), timeout, f"vllm_url={url}"
-        self.open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # the address is taken as it is
-        self.jobs, self.threads, self.closed = queue.SimpleQueue(), 0, False
+        self.url, self.timeout, self.named = url.rstrip("/"), timeout, f"vllm_url={printable(url)}"
+        self.httpx, self.headers = require("httpx2", "sampler='vllm'"), headers()
+        self.room, ready = asyncio.Semaphore(CONNECTIONS), threading.Event()
+        threading.Thread(target=asyncio.run, args=(self._live(ready),), daemon=True).start()
+        ready.wait()
 
     def get(self, path):
-        return self._call(path, None)
+        return self._begin("GET", path, None).result()
 
     def post(self, path, body):
         """What the server answers: parsed JSON, or the text if it is none."""
-        return self._call(path, json.dumps(body).encode())
+        return self._begin("POST", path, body).result()
 
     def begin(self, path, bodies):
         """Posts bodies side by side. Returns a Future of each answer."""
-        answers = [Future() for _ in bodies]
-        for job in zip(answers, bodies, strict=True):
-            self.jobs.put((path, *job))
-        while self.threads < min(CONNECTIONS, len(bodies)):
-            self.threads += 1
-            threading.Thread(target=self._work, daemon=True).start()  # none keeps Python from ending
-        return answers
+        return [self._begin("POST", path, body) for body in bodies]
 
     def close(self):
-        """Lets the threads end. What was not sent yet is not sent."""
-        self.closed = True
-        for _ in range(self.threads):
-            self.jobs.put(None)
+        """Ends what is under way, and the thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            self.loop.call_soon_threadsafe(self.over.set)
 
-    def _work(self):
-        while (job := self.jobs.get()) is not None and not self.closed:
-            path, answer, body = job
-            try:
-                answer.set_result(self.post(path, body))
-            except SamplerError as error:
-                answer.set_exception(error)
+    async def _live(self, ready):
+        """The event loop's main task; what is under way at its end is cancelled."""
+        self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
+        limits = self.httpx.Limits(max_connections=None, max_keepalive_connections=0)  # one kept open may be stale
+        async with self.httpx.AsyncClient(headers=self.headers, timeout=None, limits=limits,
+                                          trust_env=False) as self.client:  # the address is taken as it is, no proxy
+            ready.set()
+            await self.over.wait()
 
-    def _call(self, path, data):
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+    def _begin(self, *request):
+        return asyncio.run_coroutine_threadsafe(self._ask(*request), self.loop)
+
+    async def _ask(self, method, path, body):
+        waits = WAITS[:1] if path in ONCE else WAITS
+        error = SamplerError(self.late(path))
+        with contextlib.suppress(TimeoutError):
+            async with self.room, asyncio.timeout(self.timeout):
+                for wait in waits:
+                    await asyncio.sleep(wait)
+                    try:
+                        return await self._try(method, path, body)
+                    except Failed as failed:
+                        error = failed
+        raise error
+
+    async def _try(self, method, path, body):
         try:
-            with self.open(request, timeout=self.timeout) as response:
-                text = response.read().decode(errors="replace")
-        except urllib.error.HTTPError as error:
-            raise SamplerError(self._refused(path, error)) from None
-        except TimeoutError:
-            raise SamplerError(self.late(path)) from None
-        except urllib.error.URLError as error:
-            if isinstance(error.reason, TimeoutError):
-                raise SamplerError(self.late(path)) from None
-            raise SamplerError(f"{self.named} cannot be reached ({error.reason}); start the server, or correct "
-                               "vllm_url") from None
-        except (OSError, ValueError, http.client.HTTPException) as error:  # the connection broke, or the address is bad
-            raise SamplerError(f"{self.named} cannot be reached ({error}); start the server, or correct "
-                               "vllm_url") from None
-        try:
-            return json.loads(text) if text else None
-        except ValueError:
-            return text
+            async with self.client.stream(method, self.url + path, json=body) as response:
+                text = await self._content(response, path)
+        except (self.httpx.HTTPError, self.httpx.InvalidURL, OSError, UnicodeError) as error:
+            raise Failed(f"{self.named} cannot be reached ({printable(error)}); start the server, or correct "
+                         "vllm_url") from None
+        if response.is_success:
+            return parsed(text)
+        line = self._refused(path, response.status_code, text)
+        if response.is_server_error:
+            raise Failed(line)
+        if response.status_code == 404:
+            raise Unknown(line)
+        raise SamplerError(line)
+
+    async def _content(self, response, path):
+        """The text of an answer. Raises SamplerError if it is too long to be one."""
+        content = bytearray()
+        async for part in response.aiter_bytes():
+            content += part
+            if len(content) > LARGEST:
+                raise SamplerError(f"{self.named} answers {path} with more than {LARGEST / 2**30:g} GB; does vllm_url "
+                                   "name a vLLM server?")
+        return content.decode(errors="replace")
 
     def late(self, path):
         return f"{self.named} did not answer {path} within sampler_timeout={self.timeout:g} seconds"
 
-    def _refused(self, path, error):
+    def _refused(self, path, status, text):
         """The line about an answer with an error status."""
-        text = error.read().decode(errors="replace")
-        if error.code == 404 and path.split("?")[0] in NEEDED and "exist" not in text:
-            return f"{self.named} does not know {path}; start the server with {NEEDED[path.split('?')[0]]}"
-        try:
-            found = json.loads(text)
-            text = found.get("error", found).get("message", text)
-        except (ValueError, AttributeError):
-            pass
-        return f"{self.named} refused {path} with status {error.code}: {' '.join(str(text).split())[:SHOWN]}"
+        bare = path.split("?")[0]
+        if status == 404 and bare in NEEDED and "exist" not in text:
+            return f"{self.named} does not know {path}; start the server with {NEEDED[bare]}"
+        found = parsed(text)
+        if isinstance(found, dict):
+            found = found.get("error", found)
+        if isinstance(found, dict):
+            text = found.get("message", text)
+        line = f"{self.named} refused {path} with status {status}: {printable(text)}"
+        if status == 401:
+            return f"{line}; put the key that the server was started with into the environment variable {KEY}"
+        if 300 <= status < 400:
+            return f"{line}; it leads to another address, which is not followed: correct vllm_url"
+        return line
+
+
+def headers():
+    """Those of every request. The server's key comes from the environment, so that no file of a run holds it."""
+    key = os.environ.get(KEY, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise SamplerError(f"{KEY} in the environment has characters that no request can carry; correct it")
+    plain = {"Accept-Encoding": "identity"}
+    return plain | {"Authorization": f"Bearer {key}"} if key else plain
+
+
+def parsed(text):
+    """The value of a JSON text; a text that is none as it is."""
+    if not text:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def printable(text):
+    """The beginning of what a server wrote, in one line without characters that a terminal would obey."""
+    shown = "".join(c if c.isprintable() else " " for c in str(text)[:10 * SHOWN])
+    return " ".join(shown.split())[:SHOWN]

@@ -253,6 +253,26 @@ def test_weights_are_written_in_the_type_asked_for(tmp_path):
         again = transformers.AutoModelForCausalLM.from_pretrained(path)
         assert again.dtype == dtype
         assert torch.equal(again.model.layers[1].mlp.down_proj.weight, net.blocks[1].down.weight.to(dtype))
+        assert largest_difference(net, lambda ids, net=again: net(ids).logits.float(), some_inputs(CAUSAL)) < 0.1
+
+
+def test_the_gated_network_is_the_squared_relu():
+    """Also for inputs as large as float32 carries them, and with the only activation that vLLM's Qwen3 has."""
+    net = causal(CAUSAL)
+    config, weights = qwen3_config(net, None), qwen3_weights(net)
+    mlp = transformers.models.qwen3.modeling_qwen3.Qwen3MLP(config)
+    part = "model.layers.1.mlp."
+    mlp.load_state_dict({name.removeprefix(part): x for name, x in weights.items() if name.startswith(part)})
+    x = torch.randn(500, config.hidden_size) * torch.logspace(-4, 4, 500)[:, None]
+    h = net.blocks[1].up(x)
+    assert config.hidden_act == "silu" and h.abs().max() > 1e3
+    torch.testing.assert_close(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x), h.relu() ** 2, rtol=1e-6, atol=3e-8)
+
+
+def test_writing_shows_no_progress(tmp_path, capfd):
+    transformers.logging.enable_progress_bar()
+    folder_of(tmp_path / "hf", CAUSAL)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("net", [model(), judge()], ids=["fill-in", "judge"])
