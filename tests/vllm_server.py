@@ -1,10 +1,12 @@
-"""A small HTTP server that answers as a vLLM server does, with a model that transformers computes, token by token and
-without a cache. `fault` makes it misbehave in one way.
+"""A small HTTP server that answers as a vLLM server does, with a model that transformers computes token by token. Like
+vLLM it keeps what it has read of prompts, by the name of the adapter and the salt, except for requests with
+prompt_logprobs. `fault` makes it misbehave in one way.
 
 with running(folder) as server: VllmSampler with vllm_url=server.url
 """
 
 import contextlib
+import copy
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,28 +24,38 @@ FAULTS = {  # what it does wrong
     "no ids": "leaves out the ids", "no scores": "leaves out prompt_logprobs",
     "other end": "also ends a completion at an id that is no end", "no end": "writes on behind the ends",
     "other model": "answers with the model that it was started with", "prompt": "reads a token before each prompt",
-    "fewer": "answers with one completion less", "page": "answers with HTML", "broken": "answers with status 500"}
+    "fewer": "answers with one completion less", "page": "answers with HTML", "broken": "answers with status 500",
+    "started again": "is started again before each completion, and holds the weights that it was started with",
+    "half dead": "answers with status 500 to what brings weights, and to what follows"}
 
 
 class VllmServer(ThreadingHTTPServer):
-    """url: its address; asked: the paths that were asked for, in order; fault: a key of FAULTS, or None"""
+    """url: its address; asked: the paths that were asked for, in order; fault: a key of FAULTS, or None
+
+    development, adapters: whether it was started with VLLM_SERVER_DEV_MODE, and with what loads adapters; named: whether
+    it has names for weights, as newer ones have; key: its --api-key; longest: its --max-model-len
+    """
 
     daemon_threads, request_queue_size = True, 256
 
-    def __init__(self, folder, development=True, adapters=True):
+    def __init__(self, folder, development=True, adapters=True, named=True, key=None, longest=64):
         import transformers
         super().__init__(("127.0.0.1", 0), Handler)
         self.url, self.folder, self.name = f"http://127.0.0.1:{self.server_port}", folder, "served"
-        self.development, self.adapters = development, adapters
+        self.development, self.adapters, self.named = development, adapters, named
+        self.key, self.longest = key, longest
         self.net = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.loaded, self.used, self.asked, self.fault, self.factor = {}, {}, [], None, 2
         self.lock, self.over, self.paused = threading.Lock(), threading.Event(), False
+        self.first_weights, self.version = copy.deepcopy(self.net.state_dict()), "default"
+        self.prompts, self.hits = {}, 0  # {(name, salt, prompt): keys and values of all but its last token}
+        self.forgets = True              # its cache, at a pause
 
     # What requests ask for: each returns (status, JSON or text)
 
     def models(self):
-        cards = [{"id": self.name, "parent": None, "max_model_len": 64}]
+        cards = [{"id": self.name, "parent": None, "max_model_len": self.longest}]
         return 200, {"data": cards + [{"id": name, "parent": self.name} for name in self.loaded]}
 
     def load_adapter(self, body):
@@ -62,7 +74,9 @@ class VllmServer(ThreadingHTTPServer):
         return 200, f"Success: LoRA adapter '{name}' added successfully."
 
     def unload_adapter(self, body):
-        self.loaded.pop(body["lora_name"])
+        """What was read of prompts stays, as in vLLM."""
+        if self.loaded.pop(body["lora_name"], None) is None:
+            return 404, {"error": {"message": f"The lora adapter '{body['lora_name']}' cannot be found."}}
         return 200, "Success"
 
     def reload(self, body):
@@ -73,12 +87,30 @@ class VllmServer(ThreadingHTTPServer):
             self.net.load_state_dict(transformers.AutoModelForCausalLM.from_pretrained(path).state_dict())
         return 200, {"results": [None]}
 
+    def start_again(self):
+        self.net.load_state_dict(self.first_weights)
+        self.version, self.prompts = "default", {}
+
+    def name_weights(self, body):
+        self.version = body["new_version"]
+        return 200, {"success": True, "new_version": self.version}
+
+    def pause(self, body):
+        self.paused = True
+        if self.forgets:
+            self.prompts = {}
+        return 200, {"status": "paused"}
+
+    def resume(self, body):
+        self.paused = False
+        return 200, {"status": "resumed"}
+
     def complete(self, body):
         model, ids = body["model"], body["prompt"]
         if model != self.name and model not in self.loaded:
             return 404, {"error": {"message": f"The model `{model}` does not exist."}}
-        if len(ids) + body["max_tokens"] > 64:
-            return 400, {"error": {"message": "This model's maximum context length is 64 tokens."}}
+        if len(ids) + body["max_tokens"] > self.longest:
+            return 400, {"error": {"message": f"This model's maximum context length is {self.longest} tokens."}}
         answer = {"object": "text_completion", "model": self.name if self.fault == "other model" else model}
         if "prompt_logprobs" in body:
             return 200, answer | {"choices": [{"index": 0, "prompt_logprobs": self.scores(model, ids)}]}
@@ -90,11 +122,22 @@ class VllmServer(ThreadingHTTPServer):
 
     # The model
 
-    def logits(self, model, ids):
-        """(T, V) float64 logits behind each of the ids."""
+    def logits(self, model, ids, past=None):
+        """(T, V) float64 logits behind each of the ids; past: keys and values of what stands before them, or None"""
         if self.used:
             self.net.set_adapter(self.loaded[model])
-        return self.net(torch.tensor([ids])).logits[0].double()
+        return self.net(torch.tensor([ids]), past_key_values=past, use_cache=past is not None).logits[0].double()
+
+    def read(self, model, salt, prompt):
+        """Keys and values of all but the last token of a prompt, from an earlier request if there was one."""
+        import transformers
+        known = model, salt, tuple(prompt[:-1])
+        self.hits += known in self.prompts
+        if known not in self.prompts:
+            self.prompts[known] = transformers.DynamicCache(config=self.net.config)
+            if prompt[:-1]:
+                self.logits(model, prompt[:-1], self.prompts[known])
+        return copy.deepcopy(self.prompts[known])
 
     def scores(self, model, ids):
         if self.fault == "no scores":
@@ -111,9 +154,9 @@ class VllmServer(ThreadingHTTPServer):
         temperature = body["temperature"] * (self.factor if self.fault == "temperature" else 1)
         ends = set() if self.fault == "no end" else set(body["stop_token_ids"])
         assert body["ignore_eos"] and (body["top_p"], body["top_k"], body["min_p"]) == (1.0, 0, 0.0)
-        reason = "length"
+        reason, past = "length", self.read(model, body.get("cache_salt"), read)
         while len(drawn) < body["max_tokens"]:
-            logits = self.logits(model, read + drawn)[-1]
+            logits = self.logits(model, [(read + drawn)[-1]], past)[-1]
             for i, bias in body["logit_bias"].items():
                 logits[int(i)] += bias
             p = (logits / temperature).softmax(-1)
@@ -143,34 +186,43 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing is printed."""
 
     def do_GET(self):
-        self.answer(lambda body: self.server.models() if self.path == "/v1/models" else (404, {"detail": "Not Found"}))
+        s = self.server
+        known = {"/v1/models": lambda body: s.models()}
+        if s.development:
+            known["/is_paused"] = lambda body: (200, {"is_paused": s.paused})
+        if s.development and s.named:
+            known["/weight_info"] = lambda body: (200, {"weight_version": s.version})
+        self.answer(known)
 
     def do_POST(self):
-        s, path = self.server, self.path.split("?")[0]
+        s = self.server
         known = {"/v1/completions": s.complete}
         if s.adapters:
             known |= {"/v1/load_lora_adapter": s.load_adapter, "/v1/unload_lora_adapter": s.unload_adapter}
         if s.development:
-            known |= {"/pause": lambda body: self.pause(True), "/resume": lambda body: self.pause(False),
-                      "/collective_rpc": s.reload}
-        self.answer(known.get(path, lambda body: (404, {"detail": "Not Found"})))
+            known |= {"/pause": s.pause, "/resume": s.resume, "/collective_rpc": s.reload}
+        if s.development and s.named:
+            known["/update_weight_version"] = s.name_weights
+        self.answer(known)
 
-    def pause(self, paused):
-        self.server.paused = paused
-        return 200, {"status": "paused" if paused else "resumed"}
-
-    def answer(self, act):
-        s, body = self.server, None
+    def answer(self, known):
+        """known: {path: what answers it}; the key covers what begins with /v1, as in vLLM"""
+        s, body, path = self.server, None, self.path.split("?")[0]
+        act = known.get(path, lambda body: (404, {"detail": "Not Found"}))
+        if s.key is not None and path.startswith("/v1") and self.headers.get("Authorization") != f"Bearer {s.key}":
+            act = lambda body: (401, {"error": "Unauthorized"})
         if length := int(self.headers.get("Content-Length") or 0):
             body = json.loads(self.rfile.read(length))
         with s.lock, torch.no_grad():  # one request at a time, as no real server does
             s.asked.append(self.path)
             if s.fault == "silent" and self.path == "/v1/completions":
                 status, content = None, None
-            elif s.fault in ("page", "broken"):
+            elif s.fault in ("page", "broken") or (s.fault == "half dead" and path in ("/collective_rpc", "/resume")):
                 status = 200 if s.fault == "page" else 500
                 content = "<html>not vLLM</html>" if s.fault == "page" else {"message": "no memory"}
             else:
+                if s.fault == "started again" and path == "/v1/completions":
+                    s.start_again()
                 status, content = act(body)
         if status is None:
             s.over.wait()

@@ -26,7 +26,9 @@ class Canary:
         """problems: those of the run's first iteration; config: of the run"""
         few = max(1, KNOWN // config.group_size)
         self.problems = {key: x[:few] for key, x in problems.items()}
-        self.sampler, self.policy, self.config = sampler, policy, replace(config, temperature=1.0)
+        # A server that is asked for the scores of a text writes one more token, for which there must be room
+        shorter = {"max_new_tokens": max(1, config.max_new_tokens - 1), "overlong_buffer": 0}
+        self.sampler, self.policy, self.config = sampler, policy, replace(config, temperature=1.0, **shorter)
         self.written, self.answers = None, None
         self.now, self.earlier = None, None  # (version, its scores (N, M)), by the policy
 

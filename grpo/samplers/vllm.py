@@ -1,11 +1,13 @@
 """The sampler that asks a vLLM server (OpenAI's completions with vLLM's additions): token ids in, token ids out.
 
-The server is started by the user, with the command of docs/scaling.md, and must see the same files. This file was
-written from the documentation of vLLM 0.18; no server has run with it.
+The server is started by the user, with the command of docs/scaling.md, and must see the same files.
 """
 
+import contextlib
+import copy
 import hashlib
 import os
+import secrets
 import shutil
 import time
 from collections import deque
@@ -14,20 +16,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from core.config import print_error
 from core.generation import Generation, Stop
 from core.model import GPT, LANGUAGE_MODEL
 from core.to_huggingface import new_folder, write_causal
+from core.whole_files import writing
 from grpo.rollout import moved
 from grpo.samplers.sampler import Finished, SamplerError
-from grpo.samplers.vllm_answers import PROCESSED, Expected, read_completions, read_scores
-from grpo.samplers.vllm_http import Server
+from grpo.samplers.vllm_answers import Expected, check_temperature, read_completions, read_scores, understanding
+from grpo.samplers.vllm_http import Server, Unknown
 from grpo.scoring import score_in_batches
 
 SEEDS = 7              # keeps the servers' seeds apart from other noise of a problem
 NEVER = -100.0         # the bias of a token that the policy never writes
-OTHER_TEMPERATURES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # that of the run times these is tried, and 1
-CHECKED = 8            # problems of the first batch whose log-probabilities are checked
-DIFFERENT = 0.3        # nats: mean difference in the first batch that no precision explains
+MOST_NEVER = 1024      # such tokens that a server takes a bias for
+LAST_SECONDS = 10.0    # for each request with which a run ends
 
 
 @dataclass
@@ -53,9 +56,12 @@ class VllmSampler:
             raise ValueError(f"sampler='vllm' writes from left to right, but generator_checkpoint="
                              f"{config.generator_checkpoint} fills in; use sampler='local' or 'ray'")
         self.policy, self.config, self.dist = policy, config, dist
-        self.server = Server(config.vllm_url, config.sampler_timeout)
         tokenizer, sequences = policy.tokenizer, list(config.stop_sequences)
         self.never = never_written(policy)
+        if len(self.never) > MOST_NEVER:
+            raise ValueError(f"generator_checkpoint={config.generator_checkpoint} never writes {len(self.never)} of its "
+                             f"ids, and a vLLM server excludes at most {MOST_NEVER}; use sampler='local' or 'ray'")
+        self.server = Server(config.vllm_url, config.sampler_timeout)
         able = torch.ones(policy.vocabulary, dtype=torch.bool)
         able[[i for i in self.never if i < len(able)]] = False
         self.expected = Expected(
@@ -63,8 +69,13 @@ class VllmSampler:
             Stop(tokenizer, config.stop_sequences, config.response_prefix),
             f"stop_token_ids {list(tokenizer.stop_token_ids)}" + (f", stop_sequences {sequences}" if sequences else ""))
         self.folder = os.path.join(os.path.abspath(config.out_dir), "vllm-weights")
-        self.prefix = f"nano-grpo-{hashlib.sha256(self.folder.encode()).hexdigest()[:8]}-"
-        self.starts, self.model, self.loaded, self.first = deque(), None, {}, True
+        self.of_folder = f"nano-grpo-{hashlib.sha256(self.folder.encode()).hexdigest()[:8]}-"
+        nonce = dist.names_of_all([secrets.token_hex(4)])[0]  # no two runs give a name to different weights
+        self.prefix = f"{self.of_folder}{nonce}-"
+        self.starts, self.loaded, self.first = deque(), {}, True
+        self.name = None   # of the weights of the last sync
+        self.model = None  # what requests call them: the name of the adapter, or of the model that is served
+        self.held = None   # what the server called its weights then; None where it has no name for them
         self.base = self._look()
 
     def start(self, problems, iteration, version):
@@ -78,6 +89,7 @@ class VllmSampler:
         start = self.starts.popleft()
         found = [read_completions(answer, prompt, start.model, self.expected)
                  for answer, prompt in zip(self._wait(start.answers), start.prompts, strict=True)]
+        self._check_held()
         written = moved(as_generation([completion for group in found for completion in group]), self.policy.device)
         rollouts = self.policy.rollouts(start.problems, written, self.config)
         if self.first:  # the policy has not moved since it was synced
@@ -90,16 +102,19 @@ class VllmSampler:
         if not has_adapter:  # weights may not change below what is being written
             for start in self.starts:
                 self._wait(start.answers)
+            self._check_held()
             self.dist.barrier()
         name = f"{self.prefix}{version}"
         if self.dist.is_main:
             path = os.path.join(self.folder, name)
-            shutil.rmtree(path, ignore_errors=True)
-            os.makedirs(self.folder, exist_ok=True)
-            save_for_vllm(self.policy, path, weights)
+            with writing(path):
+                os.makedirs(self.folder, exist_ok=True)
+                save_for_vllm(self.policy, path, weights)
             (self._bring_adapter if has_adapter else self._bring_weights)(name, path, version)
         self.dist.barrier()
-        self.model = name if has_adapter else self.base
+        self.name, self.model = name, name if has_adapter else self.base
+        if not has_adapter:
+            self.held = self._weights_held()
 
     def score(self, problems, written):
         G, model = self.config.group_size, self.model
@@ -107,30 +122,71 @@ class VllmSampler:
         texts = [prompts[n // G] + ids[:length[n]] for n, ids in enumerate(written.target.tolist())]
         ask = {"model": model, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 1}
         answers = self.server.begin("/v1/completions", [ask | {"prompt": ids} for ids in texts])
+        excluded = self._excluded(problems, written)
 
         def wait():
             scores = torch.zeros(written.mask.shape)
             for n, (answer, ids) in enumerate(zip(self._wait(answers), texts, strict=True)):
                 scores[n, :length[n]] = torch.tensor(read_scores(answer, ids, length[n], model, self.expected))
-            return [scores]
+            return [scores - excluded]
         return wait
 
     def close(self):
+        for answer in [answer for start in self.starts for answer in start.answers]:
+            answer.cancel()
+        self.starts, self.server.timeout = deque(), min(self.server.timeout, LAST_SECONDS)
+        if self.dist.is_main:
+            with contextlib.suppress(SamplerError):  # the server may be the reason for the end
+                for name, _ in self.loaded.values():
+                    self.server.post("/v1/unload_lora_adapter", {"lora_name": name})
+            shutil.rmtree(self.folder, ignore_errors=True)
         self.server.close()
-        self.starts = deque()
 
     def _look(self):
         """The name of the model that is served. On rank 0, what an earlier run of this folder left is removed."""
         answer = self.server.get("/v1/models")
-        if not isinstance(answer, dict) or not answer.get("data"):
-            raise SamplerError(f"{self.server.named} does not list its models as a vLLM server does; correct vllm_url")
-        names = [(card.get("id"), card.get("parent")) for card in answer["data"]]
+        with understanding(answer, self.server.named):
+            names = [(card["id"], card.get("parent")) for card in answer["data"]]
+            left = [name for name, _ in names if name.startswith(self.of_folder)]
+            base = next((name for name, parent in names if parent is None), names[0][0])
         if self.dist.is_main:
             shutil.rmtree(self.folder, ignore_errors=True)
-            for name, _ in names:
-                if name.startswith(self.prefix):
-                    self.server.post("/v1/unload_lora_adapter", {"lora_name": name})
-        return next((name for name, parent in names if parent is None), names[0][0])
+            for name in left:
+                self._unload(name)
+            if self._asked("/is_paused", "is_paused"):  # a run ended while it brought weights
+                self.server.post("/resume", {})
+        return base
+
+    def _asked(self, path, field):
+        """A field of what the server answers, or None if it does not know the path: it is older than the field."""
+        try:
+            answer = self.server.get(path)
+        except Unknown:
+            return None
+        with understanding(answer, self.server.named):
+            return answer[field]
+
+    def _weights_held(self):
+        return self._asked("/weight_info", "weight_version")
+
+    def _check_held(self):
+        """Raises SamplerError if the server holds other weights than after the last sync. An adapter needs no such
+        check: a server that was started again does not know its name."""
+        if self.held is None:
+            return
+        found = self._weights_held()
+        if found != self.held:
+            raise SamplerError(f"{self.server.named} holds the weights {found!r}, not {self.held!r}: it was started "
+                               "again, or another run brings it weights; go on with --resume=auto")
+
+    def _excluded(self, problems, written):
+        """Log of the probability (N, M) that is left to the tokens that the policy writes, at temperature 1: a server
+        scores known tokens without the bias of those that it never writes."""
+        if not self.never:
+            return torch.zeros(written.mask.shape)
+        rollouts, c = self.policy.rollouts(problems, written, self.config), replace(self.config, temperature=1.0)
+        among_all = score_in_batches(with_every_token(self.policy), rollouts, c)
+        return (among_all - score_in_batches(self.policy, rollouts, c)).cpu()        # (N, M)
 
     def _request(self, prompt):
         """What the server is asked for a prompt. Settings that its generation_config.json may bring are named too."""
@@ -140,7 +196,7 @@ class VllmSampler:
                 "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": {str(i): NEVER for i in self.never},
                 "stop_token_ids": list(self.policy.tokenizer.stop_token_ids), "ignore_eos": True,
                 "stop": list(c.stop_sequences), "include_stop_str_in_output": True, "skip_special_tokens": False,
-                "logprobs": 1, "return_token_ids": True}
+                "logprobs": 1, "return_token_ids": True, "cache_salt": self.name}
 
     def _wait(self, answers):
         """The answers of Futures, all within sampler_timeout."""
@@ -156,16 +212,28 @@ class VllmSampler:
         self.loaded[version] = name, path
         for old in [v for v in self.loaded if v < version - self.config.max_staleness]:
             name, path = self.loaded.pop(old)
-            self.server.post("/v1/unload_lora_adapter", {"lora_name": name})
+            self._unload(name)
             shutil.rmtree(path, ignore_errors=True)
+
+    def _unload(self, name):
+        """Some versions of vLLM refuse to unload an adapter that has already made room for others."""
+        try:
+            self.server.post("/v1/unload_lora_adapter", {"lora_name": name})
+        except SamplerError as error:
+            print_error(f"warning: {error}")
 
     def _bring_weights(self, name, path, version):
         """Lets the server read the weights of a folder in the place of its own, and forget what it has cached."""
         self.server.post("/pause?mode=wait&clear_cache=true", {})
         try:
             self.server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
-        finally:
-            self.server.post("/resume", {})
+            with contextlib.suppress(Unknown):  # an older vLLM has no name for its weights
+                self.server.post("/update_weight_version", {"new_version": name})
+        except SamplerError as error:
+            with contextlib.suppress(SamplerError):
+                self.server.post("/resume", {})
+            raise SamplerError(f"{error}; the server's own log says why: does it serve the model of this run?") from None
+        self.server.post("/resume", {})
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -177,8 +245,19 @@ def prompts_of(problems):
 def never_written(policy):
     """The ids of a model in Hugging Face format that the policy never writes: those without a text, and rows of the
     output layer behind the vocabulary."""
-    rows = policy.vocabulary if isinstance(policy.model, GPT) else policy.model.config.vocab_size
-    return [*policy.tokenizer.banned_token_ids, *range(policy.vocabulary, rows)]
+    return [*policy.tokenizer.banned_token_ids, *range(policy.vocabulary, rows_of(policy))]
+
+
+def rows_of(policy):
+    """Rows of the output layer: ids that a server of the model could write."""
+    return policy.vocabulary if isinstance(policy.model, GPT) else policy.model.config.vocab_size
+
+
+def with_every_token(policy):
+    """The same policy, but its distributions are over all ids, also those that it never writes."""
+    policy, policy.model = copy.copy(policy), copy.copy(policy.model)
+    policy.model.vocabulary, policy.model.banned_ids = rows_of(policy), ()
+    return policy
 
 
 def seed_of(seed, iteration, number):
@@ -194,7 +273,7 @@ def save_for_vllm(policy, path, weights):
     if isinstance(policy.model, GPT):
         twin = GPT(policy.model.config)
         twin.load_weights(weights)
-        with new_folder(path) as folder:
+        with new_folder(path, "out_dir") as folder:
             write_causal(twin, policy.tokenizer, folder)
     else:
         policy.save(path, weights=weights)
@@ -207,24 +286,3 @@ def as_generation(completions):
     for n, (ids, drawn, _) in enumerate(completions):
         target[n, :len(ids)], logp[n, :len(ids)], mask[n, :len(ids)] = torch.tensor(ids), torch.tensor(drawn), 1.0
     return Generation(target, mask, logp, None, torch.tensor([cut for _, _, cut in completions]))
-
-
-@torch.no_grad()
-def check_temperature(policy, rollouts, config, named):
-    """Raises SamplerError if the log-probabilities with which rollouts were drawn are not those of the policy at the
-    run's temperature, but nearer to those at another one, or far from both. The policy is the one that wrote them."""
-    few, _ = rollouts.select(torch.arange(min(CHECKED, rollouts.problems)))
-
-    def away(temperature):
-        logp = score_in_batches(policy, few, replace(config, temperature=temperature))
-        return float((logp - few.old_logp)[few.mask > 0].abs().mean())
-
-    own = away(config.temperature)
-    others = {x: away(x) for x in {1.0, *(config.temperature * x for x in OTHER_TEMPERATURES)} - {config.temperature}}
-    best = min(others, key=others.get)
-    if own > max(2 * others[best], 1e-4):
-        raise SamplerError(f"{named} draws or reports at about temperature {best:g} (mean difference {others[best]:.2g}"
-                           f" nats), not at temperature={config.temperature:g} ({own:.2g} nats); {PROCESSED}")
-    if not own <= DIFFERENT:
-        raise SamplerError(f"{named} reports log-probabilities that differ by {own:.2g} nats on average from the "
-                           f"policy's for the same ids; {PROCESSED}, and check that it reports the ids that it drew")

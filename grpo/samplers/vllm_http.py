@@ -19,6 +19,7 @@ NEEDED = {                    # what the server must be started with, by the pat
     "/v1/load_lora_adapter": ADAPTERS, "/v1/unload_lora_adapter": ADAPTERS,
     "/pause": "VLLM_SERVER_DEV_MODE=1", "/collective_rpc": "VLLM_SERVER_DEV_MODE=1",
     "/resume": "VLLM_SERVER_DEV_MODE=1"}
+NO_PATH = {"detail": "Not Found"}  # what a server answers that does not know a path, rather than an adapter
 ONCE = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}  # refused where an earlier try did what it asked for
 
 
@@ -64,10 +65,10 @@ class Server:
         """The event loop's main task; what is under way at its end is cancelled."""
         self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
         limits = self.httpx.Limits(max_connections=None, max_keepalive_connections=0)  # one kept open may be stale
-        async with self.httpx.AsyncClient(headers=self.headers, timeout=None, limits=limits,
-                                          trust_env=False) as self.client:  # the address is taken as it is, no proxy
-            ready.set()
-            await self.over.wait()
+        self.client = self.httpx.AsyncClient(headers=self.headers, timeout=None, limits=limits,
+                                             trust_env=False)  # the address is taken as it is, without a proxy
+        ready.set()
+        await self.over.wait()
 
     def _begin(self, *request):
         return asyncio.run_coroutine_threadsafe(self._ask(*request), self.loop)
@@ -117,14 +118,12 @@ class Server:
     def _refused(self, path, status, text):
         """The line about an answer with an error status."""
         bare = path.split("?")[0]
-        if status == 404 and bare in NEEDED and "exist" not in text:
+        found = parsed(text) or ""
+        if status == 404 and bare in NEEDED and found == NO_PATH:
             return f"{self.named} does not know {path}; start the server with {NEEDED[bare]}"
-        found = parsed(text)
-        if isinstance(found, dict):
-            found = found.get("error", found)
-        if isinstance(found, dict):
-            text = found.get("message", text)
-        line = f"{self.named} refused {path} with status {status}: {printable(text)}"
+        while isinstance(found, dict):  # the message may be one level further down
+            found = found.get("error", found.get("message", text))
+        line = f"{self.named} refused {path} with status {status}: {printable(found)}"
         if status == 401:
             return f"{line}; put the key that the server was started with into the environment variable {KEY}"
         if 300 <= status < 400:

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 from core.logger import read_records
 from core.models import save_model
 from grpo import train_grpo
-from grpo.samplers.vllm import VllmSampler, prompts_of, seed_of
+from grpo.samplers.vllm import VllmSampler, prompts_of, seed_of, with_every_token
 from grpo.scoring import score_in_batches
 from tests.grpo.samplers.vllm_world import KINDS, folders, world  # noqa: F401 fixtures
 from tests.tiny import CAUSAL, causal_model, one_process, run_script
@@ -124,11 +124,78 @@ def test_what_an_earlier_run_of_the_folder_left_is_removed_first(world, prompts,
     assert list(w.server.loaded) == [f"{again.prefix}3"]
 
 
+@pytest.mark.parametrize("kind", ["adapter", "ours"])
+def test_what_was_read_of_prompts_with_other_weights_is_never_used(world, kind):
+    """Neither that of the version before nor that of an earlier run of the same folder, on a server that stays."""
+    w = world(kind)
+    w.server.forgets = False
+    for _ in range(2):
+        w.sampler.first = True
+        for version in range(2):
+            w.sync(version)
+            rollouts = w.write(version)
+            away = score_in_batches(w.policy, rollouts, w.config) - rollouts.old_logp
+            assert (away * rollouts.mask).abs().max() < 1e-4
+            w.move(0.15, seed=version)
+        w.sampler = w.canary.sampler = VllmSampler(w.policy, w.config, one_process())
+    assert w.server.hits, "the completions of a group do use it"
+
+
+def test_the_end_of_a_run_leaves_nothing(world):
+    w = world("adapter", max_staleness=1)
+    w.sync(0)
+    w.move()
+    w.sync(1)
+    assert len(w.server.loaded) == 2
+    w.sampler.close()
+    assert not w.server.loaded and not os.path.exists(w.sampler.folder)
+
+
+def test_an_adapter_that_cannot_be_unloaded_is_a_warning(world, capsys):
+    w = world("adapter")
+    w.sync(0)
+    w.server.loaded.clear()
+    w.move()
+    w.sync(1)
+    line = capsys.readouterr().err
+    assert line.startswith("warning: vllm_url=http://127.0.0.1:") and line.count("\n") == 1 and "cannot be found" in line
+    assert list(w.server.loaded) == [f"{w.sampler.prefix}1"]
+
+
+def test_a_server_that_an_earlier_run_left_paused_goes_on(world):
+    w = world("ours")
+    w.server.paused = True
+    VllmSampler(w.policy, w.config, one_process())
+    assert not w.server.paused and w.server.asked[-1] == "/resume"
+
+
+def test_completions_may_fill_the_window_of_the_server(world):
+    """Those of the canary too, which the server reads whole and goes on from with one more token."""
+    w = world("ours")
+    longest = max(map(len, prompts_of(w.problems))) + w.config.max_new_tokens
+    narrow = world("ours", {"longest": longest})
+    narrow.sync(0)
+    assert narrow.write(0).truncated.any()
+
+
+def test_the_canary_leaves_ids_that_are_never_written_out_of_account(world):
+    """The server scores them too; in a random model they have some of the probability."""
+    w = world("qwen3", group_size=4)
+    w.sync(0)
+    theirs, = w.sampler.score(w.problems, w.canary.written)()
+    away = (theirs - w.canary.now[1])[w.canary.mask].abs()
+    assert w.sampler.never and away.max() < 1e-4
+    every = score_in_batches(with_every_token(w.policy), w.policy.rollouts(w.problems, w.canary.written, w.config),
+                             w.canary.config)
+    assert (every - w.canary.now[1])[w.canary.mask].abs().mean() > 1e-3, "it matters"
+
+
 def test_all_weights_are_read_while_the_server_is_paused_and_leave_no_folder(world):
     w = world("ours")
     w.sync(0)
     assert [path for path in w.server.asked if "completions" not in path] == [
-        "/v1/models", "/pause?mode=wait&clear_cache=true", "/collective_rpc", "/resume"]
+        "/v1/models", "/is_paused", "/pause?mode=wait&clear_cache=true", "/collective_rpc", "/update_weight_version",
+        "/resume", "/weight_info"]
     assert os.listdir(w.sampler.folder) == [] and not w.server.paused
 
 

@@ -79,6 +79,10 @@ WRONG = {
     "no stop": (change(token_ids=[A, END, B]), "wrote on behind an end of the completion .*does not stop there"),
     "another end": (change(token_ids=[A, B], logprobs={"token_logprobs": [-1, -1]}),
                     rf"ended a completion of 2 tokens at the id {B}, which is no end of the run's .*max_new_tokens=3"),
+    "ids that are texts": (change(token_ids=["1", "2", "3"]), "did not answer as a vLLM server does, but with"),
+    "one id": (change(token_ids=7), "did not answer as a vLLM server does, but with"),
+    "log-probabilities that are texts": (change(logprobs={"token_logprobs": ["a", "b", "c"]}), "did not answer as a vLLM"),
+    "a list of them": (change(logprobs=[1, 2, 3]), "did not answer as a vLLM server does, but with"),
     "another count": (lambda given: given.update(usage={"completion_tokens": 9}), "drew 9 tokens but reports 5 ids")}
 
 
@@ -92,7 +96,8 @@ def test_what_is_wrong_is_one_line(name):
     assert str(error.value).startswith("vllm_url=X ") and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("given", [None, "<html>", [], 3, {"choices": "x", "model": "m"}, {"choices": [1]}])
+@pytest.mark.parametrize("given", [None, "<html>", [], 3, {"choices": "x", "model": "m"}, {"choices": [1], "model": "m"},
+                                   {"choices": [[]], "model": "m"}, {"choices": 5, "model": "m"}])
 def test_what_no_server_of_this_kind_answers_is_refused(given):
     for read in (lambda: read_completions(given, [A], "m", expected()),
                  lambda: read_scores(given, [A], 1, "m", expected())):
@@ -107,6 +112,14 @@ def scores_of(*scores):
 def test_scores_are_those_of_the_tokens_that_were_sent():
     given = scores_of(None, {str(B): {"logprob": -0.1}, str(A): {"logprob": -2.0}}, {str(END): {"logprob": -3.0}})
     assert read_scores(given, [A, A, END], 2, "m", expected()) == [-2.0, -3.0]
+
+
+@pytest.mark.parametrize("scores", [5, [None, 7, 8], [None, {str(A): 5}, {str(END): 6}], "abc",
+                                    [None, {str(A): {"logprob": "x"}}, {str(END): {"logprob": "y"}}]])
+def test_scores_of_another_shape_are_one_line(scores):
+    given = {"model": "m", "choices": [{"index": 0, "prompt_logprobs": scores}]}
+    with pytest.raises(SamplerError, match="^vllm_url=X did not answer as a vLLM server does, but with"):
+        read_scores(given, [A, A, END], 2, "m", expected())
 
 
 @pytest.mark.parametrize("given", [

@@ -1,11 +1,17 @@
 """A server that misbehaves ends the run with one line that names what is wrong."""
 
+import os
+import pathlib
+import resource
+
 import pytest
 import torch
 
 pytest.importorskip("transformers")
 
+from core.whole_files import CannotWrite
 from grpo.grpo_training_step import collect_experience, train_on_experience
+from grpo.samplers import vllm
 from grpo.samplers.sampler import SamplerError
 from grpo.samplers.vllm import VllmSampler
 from grpo.scoring import score_in_batches
@@ -21,7 +27,7 @@ CAUGHT = {  # fault: (kind, the line, what caught it)
     "temperature": ("ours", "draws or reports at about temperature 1.6 .*, not at temperature=0.8"),
     "raw": ("ours", "draws or reports at about temperature 1 .*--logprobs-mode processed_logprobs"),
     "re-encoded": ("qwen3", "the ids are not those drawn"),
-    "re-encoded, equal number": ("qwen3", "differ by .* nats on average .*check that it reports the ids that it drew"),
+    "re-encoded, equal number": ("qwen3", "differ by .* nats on average .*check that it serves the model of this run"),
     "silent": ("ours", "did not answer /v1/completions within sampler_timeout=1 seconds"),
     "no log-probabilities": ("ours", "without the log-probabilities of the tokens that it drew"),
     "no ids": ("ours", "without token_ids; it must be vLLM 0.10.2 or later"),
@@ -31,7 +37,9 @@ CAUGHT = {  # fault: (kind, the line, what caught it)
     "other model": ("adapter", "answered with the model 'served', but 'nano-grpo-.*-0' was asked for"),
     "prompt": ("ours", "read other ids than those of the prompt"),
     "fewer": ("ours", "answered with 1 completions of a prompt, not group_size=2"),
-    "page": ("ours", "does not list its models as a vLLM server does"),
+    "page": ("ours", "did not answer as a vLLM server does, but with '<html>not vLLM</html>'; correct vllm_url"),
+    "started again": ("ours", "holds the weights 'default', not 'nano-grpo-.*-0': it was started again"),
+    "half dead": ("ours", "refused /collective_rpc with status 500: no memory; the server's own log says why"),
     "broken": ("ours", "refused /v1/models with status 500: no memory")}
 
 
@@ -85,6 +93,63 @@ def test_a_server_of_another_model_is_refused_at_the_first_sync(world):
             p.add_(0.3 * p.abs().mean() * torch.randn_like(p))
     with pytest.raises(SamplerError, match="it holds other weights, another model"):
         w.sync(0)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_server_that_was_started_again_is_noticed_where_it_names_its_weights(world, named):
+    """Its completions are of the weights that it was started with, which no other check may see."""
+    w = world("ours", {"named": named})
+    w.life()
+    w.server.start_again()
+    if not named:
+        w.write(1)
+        return
+    with pytest.raises(SamplerError, match="holds the weights 'default', not 'nano-grpo-.*-1'.*--resume=auto"):
+        w.write(1)
+    w.sampler.start(w.problems, 2, 1)
+    with pytest.raises(SamplerError, match="holds the weights 'default'"):
+        w.sampler.sync(w.policy.weights(), 2)
+
+
+@pytest.mark.parametrize("listed", [b'{"data": 5}', b'{"data": [null]}', b'{"data": [{"id": 5}]}', b'{"data": []}',
+                                    b"[" * 10**5, b"7", b"", b'{"data": [{}]}'])
+def test_a_list_of_models_of_another_shape_is_one_line(world, monkeypatch, listed):
+    w = world("ours")
+    monkeypatch.setattr(w.server, "models", lambda: (200, listed.decode()))
+    with pytest.raises(SamplerError, match="did not answer as a vLLM server does, but with .*; correct vllm_url") as error:
+        VllmSampler(w.policy, w.config, one_process())
+    assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+def test_a_server_with_a_key_is_given_it_and_no_file_holds_it(world, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    w = world("adapter", {"key": "s3cret"})
+    w.life()
+    files = [os.path.join(folder, name) for folder, _, names in os.walk(w.config.out_dir) for name in names]
+    assert files and not any(b"s3cret" in pathlib.Path(path).read_bytes() for path in files)
+    monkeypatch.delenv("VLLM_API_KEY")
+    with pytest.raises(SamplerError, match="status 401: Unauthorized; put the key .* VLLM_API_KEY"):
+        VllmSampler(w.policy, w.config, one_process())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_that_do_not_fit_on_the_disk_are_one_line(world, kind):
+    """A limit on the size of files is in the place of a full disk."""
+    w, (soft, hard) = world(kind), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
+    try:
+        with pytest.raises(CannotWrite, match="vllm-weights/nano-grpo-.* could not be written .File too large.") as error:
+            w.sync(0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_with_more_ids_that_are_never_written_than_a_server_excludes_is_refused(world, monkeypatch):
+    w = world("qwen3")
+    monkeypatch.setattr(vllm, "MOST_NEVER", len(w.sampler.never) - 1)
+    with pytest.raises(ValueError, match=f"never writes {len(w.sampler.never)} of its ids.*use sampler='local' or 'ray'"):
+        VllmSampler(w.policy, w.config, one_process())
 
 
 def test_a_generator_that_fills_in_is_refused(prompts, tmp_path):

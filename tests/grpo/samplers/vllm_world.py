@@ -8,12 +8,14 @@ from core.models import load_model, load_tokenizer
 from core.prompts import PromptConsumer
 from core.to_huggingface import write_causal
 from grpo.policies.causal import CausalPolicy
+from grpo.samplers import vllm_http
 from grpo.samplers.canary import Canary
 from grpo.samplers.vllm import VllmSampler
 from tests.families import model_folder, write_sums
 from tests.tiny import CAUSAL, causal_model, one_process, prompt_config
 from tests.vllm_server import running
 
+vllm_http.WAITS = (0.0, 0.0, 0.0, 0.0)
 SMALL = {"batch_size": 2, "group_size": 2, "max_new_tokens": 6, "temperature": 0.8, "sampler_timeout": 20.0}
 KINDS = ("ours", "qwen3", "adapter")  # a model of ours; one with several ends and rows behind its vocabulary; LoRA
 
