@@ -24,6 +24,7 @@ from tests.tiny import ROOT, one_process, prompt_config
 
 URL = os.environ.get("VLLM_URL")
 MODEL = os.environ.get("VLLM_MODEL", os.path.join(ROOT, "data", "arithmetic", "pretrained", "generator.safetensors"))
+RANK = 4 if is_huggingface(MODEL) else 0
 CLOSE = 1e-3  # nats: more than the largest difference of a token in float32, less than the movements below make
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not URL, reason="VLLM_URL names no server")]
@@ -31,8 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not URL, reason="VLLM_URL nam
 
 @pytest.fixture
 def policy():
-    lora = LoraConfig(lora_rank=4) if is_huggingface(MODEL) else None
-    model, _ = load_model(MODEL, adapter=lora)
+    model, _ = load_model(MODEL, adapter=LoraConfig(lora_rank=RANK))
     return CausalPolicy(model, load_tokenizer(MODEL))
 
 
@@ -56,7 +56,7 @@ def test_a_real_server_writes_with_the_weights_of_each_sync_and_reports_what_it_
     """Also for a second run of the same folder on the server that stays, which begins with other weights."""
     c = prompt_config(sampler="vllm", vllm_url=URL, out_dir=str(tmp_path / "out"), kl_beta=0.0, temperature=0.8,
                       top_p=1.0, batch_size=16, group_size=8, max_new_tokens=8, sampler_timeout=300.0,
-                      lora_rank=4 if is_huggingface(MODEL) else 0)
+                      lora_rank=RANK)
     for run in range(2):
         sampler = VllmSampler(policy, c, one_process())
         canary = Canary(sampler, policy, problems, c)
