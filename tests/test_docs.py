@@ -99,6 +99,15 @@ def test_every_equation_stands_beside_a_function_that_exists():
             assert name in found, place
 
 
+def test_a_server_that_a_command_starts_is_reached_from_its_own_machine_alone():
+    """vLLM listens on all interfaces unless it is told not to, and its development mode runs what a request names."""
+    documents = [*pathlib.Path(ROOT).glob("*.md"), *pathlib.Path(ROOT, "docs").glob("*.md")]
+    text = "\n".join(path.read_text().replace("\\\n", " ") for path in documents)
+    commands = [line for line in text.split("\n") if re.search(r"\bvllm serve \S+ --", line)]
+    assert len(commands) >= 2
+    assert all(" --host 127.0.0.1 " in line and " --api-server-count 1 " in line for line in commands), commands
+
+
 def test_every_objective_and_estimator_has_its_row():
     for heading, names in (("`objective`", OBJECTIVES), ("`fill_estimator`", FILL_ESTIMATORS)):
         cells = " ".join(cells[0] for head, cells in tables("docs/algorithm.md") if head[0] == heading)

@@ -4,7 +4,6 @@ The server is started by the user, with the command of docs/scaling.md, and must
 """
 
 import contextlib
-import copy
 import hashlib
 import os
 import secrets
@@ -185,7 +184,8 @@ class VllmSampler:
         if not self.never:
             return torch.zeros(written.mask.shape)
         rollouts, c = self.policy.rollouts(problems, written, self.config), replace(self.config, temperature=1.0)
-        among_all = score_in_batches(with_every_token(self.policy), rollouts, c)
+        with every_token(self.policy):
+            among_all = score_in_batches(self.policy, rollouts, c)
         return (among_all - score_in_batches(self.policy, rollouts, c)).cpu()        # (N, M)
 
     def _request(self, prompt):
@@ -253,11 +253,15 @@ def rows_of(policy):
     return policy.vocabulary if isinstance(policy.model, GPT) else policy.model.config.vocab_size
 
 
-def with_every_token(policy):
-    """The same policy, but its distributions are over all ids, also those that it never writes."""
-    policy, policy.model = copy.copy(policy), copy.copy(policy.model)
-    policy.model.vocabulary, policy.model.banned_ids = rows_of(policy), ()
-    return policy
+@contextlib.contextmanager
+def every_token(policy):
+    """Within, the distributions of the policy are over all ids, also those that it never writes."""
+    model, before = policy.model, (policy.model.vocabulary, policy.model.banned_ids)
+    model.vocabulary, model.banned_ids = rows_of(policy), ()
+    try:
+        yield
+    finally:
+        model.vocabulary, model.banned_ids = before
 
 
 def seed_of(seed, iteration, number):

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 from core.logger import read_records
 from core.models import save_model
 from grpo import train_grpo
-from grpo.samplers.vllm import VllmSampler, prompts_of, seed_of, with_every_token
+from grpo.samplers.vllm import VllmSampler, every_token, prompts_of, seed_of
 from grpo.scoring import score_in_batches
 from tests.grpo.samplers.vllm_world import KINDS, folders, world  # noqa: F401 fixtures
 from tests.tiny import CAUSAL, causal_model, one_process, run_script
@@ -185,8 +185,10 @@ def test_the_canary_leaves_ids_that_are_never_written_out_of_account(world):
     theirs, = w.sampler.score(w.problems, w.canary.written)()
     away = (theirs - w.canary.now[1])[w.canary.mask].abs()
     assert w.sampler.never and away.max() < 1e-4
-    every = score_in_batches(with_every_token(w.policy), w.policy.rollouts(w.problems, w.canary.written, w.config),
-                             w.canary.config)
+    rollouts = w.policy.rollouts(w.problems, w.canary.written, w.config)
+    with every_token(w.policy):
+        every = score_in_batches(w.policy, rollouts, w.canary.config)
+    assert torch.equal(score_in_batches(w.policy, rollouts, w.canary.config), w.canary.now[1]), "only within"
     assert (every - w.canary.now[1])[w.canary.mask].abs().mean() > 1e-3, "it matters"
 
 
@@ -211,10 +213,18 @@ def test_all_weights_wait_for_what_is_being_written(world):
     assert w.sampler.finish().version == 0
 
 
+@pytest.fixture
+def rewarded(tmp_path):
+    """Settings of a reward that differs within groups: a step without any moves nothing, and has no mismatch."""
+    (tmp_path / "rewards.py").write_text("def shape(prompts, completions, **columns):\n"
+                                         "    return [sum(map(ord, text)) % 7 for text in completions]\n")
+    return {"reward_file": str(tmp_path / "rewards.py"), "reward_functions": "('shape',)"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("settings, staleness", [((), [0, 0, 0, 0]),
                                                  (("--max_staleness=1", "--importance=token"), [0, 1, 1, 1])])
-def test_a_run_trains_on_what_the_server_writes(folders, prompts, tmp_path, settings, staleness):
+def test_a_run_trains_on_what_the_server_writes(folders, prompts, rewarded, tmp_path, settings, staleness):
     save_model(str(tmp_path / "generator.safetensors"), causal_model(scale=3.0), CAUSAL)
     out = tmp_path / "out"
     with running(folders["ours"]) as server:
@@ -222,7 +232,8 @@ def test_a_run_trains_on_what_the_server_writes(folders, prompts, tmp_path, sett
                          "--task_type=general", "--sampler=vllm", f"--vllm_url={server.url}", f"--out_dir={out}",
                          "--max_iters=4", "--batch_size=2", "--group_size=4", "--max_new_tokens=6", "--top_p=1.0",
                          "--learning_rate=0.01", "--min_lr=0.01", "--warmup_iters=0", "--eval_problems=2",
-                         "--eval_completions=2", "--pass_k=2", "--device=cpu", "--kl_beta=0.0", *settings])
+                         "--eval_completions=2", "--pass_k=2", "--device=cpu", "--kl_beta=0.0", *settings,
+                         *(f"--{key}={value}" for key, value in rewarded.items())])
         assert server.asked.count("/collective_rpc") == 4
     steps = [record for record in read_records(str(out / "metrics.jsonl")) if "loss" in record]
     assert [step["staleness"] for step in steps] == staleness
@@ -232,14 +243,15 @@ def test_a_run_trains_on_what_the_server_writes(folders, prompts, tmp_path, sett
 
 
 @pytest.mark.parametrize("kind, parallel", [("ours", "ddp"), ("adapter", "fsdp")])
-def test_two_ranks_train_on_what_the_server_writes_as_one_does(folders, prompts, tmp_path, kind, parallel):
+def test_two_ranks_train_on_what_the_server_writes_as_one_does(folders, prompts, rewarded, tmp_path, kind, parallel):
     save_model(str(tmp_path / "generator.safetensors"), causal_model(scale=3.0), CAUSAL)
     settings = {"generator_checkpoint": tmp_path / "generator.safetensors", "dataset": prompts}
     if kind == "adapter":
         settings = {"generator_checkpoint": folders[kind], "dataset": folders["sums"], "lora_rank": 4}
     settings |= {"task_type": "general", "sampler": "vllm", "max_iters": 3, "group_size": 4, "max_new_tokens": 6,
                  "learning_rate": 0.01, "min_lr": 0.01, "warmup_iters": 0, "eval_problems": 2, "eval_completions": 2,
-                 "pass_k": 2, "device": "cpu", "kl_beta": 0.0, "optimizer": "adamw", "top_p": 1.0, "parallel": parallel}
+                 "pass_k": 2, "device": "cpu", "kl_beta": 0.0, "optimizer": "adamw", "top_p": 1.0, "parallel": parallel,
+                 **rewarded}
     weights = []
     for ranks in (1, 2):
         out = tmp_path / f"out{ranks}"
