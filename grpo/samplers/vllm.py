@@ -58,8 +58,8 @@ class VllmSampler:
         tokenizer, sequences = policy.tokenizer, list(config.stop_sequences)
         self.never = never_written(policy)
         if len(self.never) > MOST_NEVER:
-            raise ValueError(f"generator_checkpoint={config.generator_checkpoint} never writes {len(self.never)} of its "
-                             f"ids, and a vLLM server excludes at most {MOST_NEVER}; use sampler='local' or 'ray'")
+            raise ValueError(f"generator_checkpoint={config.generator_checkpoint} never writes {len(self.never)} of "
+                             f"its ids, and a vLLM server excludes at most {MOST_NEVER}; use sampler='local' or 'ray'")
         self.server = Server(config.vllm_url, config.sampler_timeout)
         able = torch.ones(policy.vocabulary, dtype=torch.bool)
         able[[i for i in self.never if i < len(able)]] = False
@@ -232,7 +232,7 @@ class VllmSampler:
         except SamplerError as error:
             with contextlib.suppress(SamplerError):
                 self.server.post("/resume", {})
-            raise SamplerError(f"{error}; the server's own log says why: does it serve the model of this run?") from None
+            raise SamplerError(f"{error}; the server's own log says why: does it serve this run's model?") from None
         self.server.post("/resume", {})
         shutil.rmtree(path, ignore_errors=True)
 
