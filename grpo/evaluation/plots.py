@@ -25,8 +25,8 @@ def draw_curves(runs, path, over="step"):
     """
     logged = dict.fromkeys(name for records in runs.values() for record in records for name in record)
     names = [name for name in logged if name.startswith("eval/")]
-    columns = min(MOST_COLUMNS, math.ceil(math.sqrt(len(names))))
-    rows = math.ceil(len(names) / columns)
+    rows = math.ceil(len(names) / MOST_COLUMNS)
+    columns = math.ceil(len(names) / rows)  # the rows are about equally full
     figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3 * rows), sharex=True, squeeze=False)
     for axis in axes.flat[len(names) :]:
         axis.remove()

@@ -18,6 +18,7 @@ LONGEST = 4000  # characters of a sample's text at most
 ABOUT = ("_score", "_right")  # end the names of what is known about a text
 JUDGED = 'filled in, by the reward: <mark class="right">right</mark> <mark class="wrong">wrong</mark>'
 COMPARED = 'filled in: <mark class="same">as in the text</mark> <mark class="other">differs from the text</mark>'
+AXES = "<p>The axis of a curve spans its values: it begins at 0 only where they do.</p>\n"
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src '{hash}'">
@@ -51,7 +52,8 @@ def sections(runs, titles):
     curves = lambda names: "".join(chart(name, last, [(i, "", run.curves[name]) for i, run in enumerate(runs)
                                                       if name in run.curves]) for name in names)
     yield "Held out, before and after", before_and_after(runs, titles, [n for n in names if n.startswith("eval/")])
-    yield "Held out", curves([n for n in rest if n.startswith("eval/")])
+    held_out = curves([n for n in rest if n.startswith("eval/")])
+    yield "Held out", held_out and AXES + held_out
     yield "Samples", samples(runs[0].samples) if len(runs) == 1 else ""
     yield "Rewards", curves(rewards)
     yield "Training", curves([n for n in rest if not n.startswith("eval/")])
