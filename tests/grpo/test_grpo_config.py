@@ -24,6 +24,14 @@ def test_a_key_of_another_project_is_translated(argument, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_config_can_add_an_objective_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.delitem(OBJECTIVES, "mine", raising=False)  # and so once more at the end
+    path = tmp_path / "c.py"
+    path.write_text("from grpo import objectives\n\nobjectives.OBJECTIVES['mine'] = objectives.OBJECTIVES['dapo']\n"
+                    "objective = 'mine'\n")
+    assert load(str(path)).baseline == OBJECTIVES["dapo"].advantage
+
+
 @pytest.mark.parametrize("argument, message", [
     ("--group_size=1", "group_size=1 must be at least 2"), ("--kl_estimator=k1", "k1.*refused"),
     ("--objective=ppo", "grpo, dr_grpo, dapo"), ("--advantage=z", "group_std"), ("--top_p=0.0", "top_p"),
