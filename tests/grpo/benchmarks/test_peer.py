@@ -55,6 +55,7 @@ def test_sizes_that_are_set_replace_those_of_the_case():
 
 
 def test_our_sides_need_no_trl(monkeypatch, capsys):
+    pytest.importorskip("transformers")
     monkeypatch.setattr(peer, "in_turns", lambda sides, *_: {name: records(1.0) for name in sides})
     monkeypatch.setattr(peer, "start", lambda *_: None)
     monkeypatch.setattr(peer, "matmul_peak", lambda *_: 1e9)

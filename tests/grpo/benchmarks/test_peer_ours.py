@@ -34,6 +34,8 @@ def restored(monkeypatch):
 
 @pytest.mark.parametrize("huggingface", [False, True])
 def test_phases_add_up_to_the_step(huggingface):
+    if huggingface:
+        pytest.importorskip("transformers")
     for record in steps_of(TINY, huggingface):
         whole = record.pop("step")
         assert set(record) == {"generation", "reference", "policy", "optimizer", "rest"}
