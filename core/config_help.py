@@ -76,7 +76,7 @@ def help_lines(cls):
     settings = {name: f"--{name}" + ("" if (default := default_of(f)) is dataclasses.MISSING else f"={default!r}")
                 for name, f in fields.items()}
     wide, typed = (max(map(len, column), default=0) for column in (settings.values(), map(type_name, hints.values())))
-    lines = ["Arguments: config files ending in .py and --key=value (--key alone: True), in any order; a later one wins."]
+    lines = ["Arguments: config files ending in .py and --key=value (--key alone: True); a later one wins."]
     for section in dict.fromkeys(section for section, _ in comments.values()):
         lines += ["", section] if section else [""]
         for name in (name for name, about in comments.items() if about[0] == section):

@@ -20,6 +20,7 @@ def test_an_ema_reference_follows_by_its_formula():
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3", "llama"])
 def test_an_ema_reference_follows_once_where_input_and_output_share_a_matrix(family, tmp_path):
+    pytest.importorskip("transformers")
     model, tokenizer = load_model(model_folder(tmp_path / family, family))
     policy = CausalPolicy(model, tokenizer)
     reference = policy.frozen()
