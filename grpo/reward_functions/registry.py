@@ -178,7 +178,7 @@ def call(name, fields, settings, log):
     """What the function of a reward returns, of an `async def` what is to be awaited. A UserCodeError has the reward's
     name, and how long it took."""
     start = time.monotonic()
-    fields = {key: list(x) for key, x in fields.items()}  # which the function may change
+    fields = {key: list(x) if isinstance(x, list) else x for key, x in fields.items()}  # lists that it may change
     logging = {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(name, key)}
     try:
         return run_user_code(REWARDS[name].fn, **fields, **settings, **logging)
