@@ -32,8 +32,8 @@ FAULTS = {  # what it does wrong
 class VllmServer(ThreadingHTTPServer):
     """url: its address; asked: the paths that were asked for, in order; fault: a key of FAULTS, or None
 
-    development, adapters: whether it was started with VLLM_SERVER_DEV_MODE, and with what loads adapters; named: whether
-    it has names for weights, as newer ones have; key: its --api-key; longest: its --max-model-len
+    development, adapters: whether it was started with VLLM_SERVER_DEV_MODE, and with what loads adapters
+    named: whether it has names for weights, as newer ones have; key: its --api-key; longest: its --max-model-len
     """
 
     daemon_threads, request_queue_size = True, 256

@@ -158,7 +158,8 @@ def test_an_adapter_that_cannot_be_unloaded_is_a_warning(world, capsys):
     w.move()
     w.sync(1)
     line = capsys.readouterr().err
-    assert line.startswith("warning: vllm_url=http://127.0.0.1:") and line.count("\n") == 1 and "cannot be found" in line
+    assert line.startswith("warning: vllm_url=http://127.0.0.1:") and "cannot be found" in line
+    assert line.count("\n") == 1
     assert list(w.server.loaded) == [f"{w.sampler.prefix}1"]
 
 

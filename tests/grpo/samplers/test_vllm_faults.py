@@ -116,7 +116,7 @@ def test_a_server_that_was_started_again_is_noticed_where_it_names_its_weights(w
 def test_a_list_of_models_of_another_shape_is_one_line(world, monkeypatch, listed):
     w = world("ours")
     monkeypatch.setattr(w.server, "models", lambda: (200, listed.decode()))
-    with pytest.raises(SamplerError, match="did not answer as a vLLM server does, but with .*; correct vllm_url") as error:
+    with pytest.raises(SamplerError, match="did not answer as a vLLM server does, .*; correct vllm_url") as error:
         VllmSampler(w.policy, w.config, one_process())
     assert "\n" not in str(error.value) and len(str(error.value)) < 300
 
@@ -138,7 +138,7 @@ def test_weights_that_do_not_fit_on_the_disk_are_one_line(world, kind):
     w, (soft, hard) = world(kind), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
     try:
-        with pytest.raises(CannotWrite, match="vllm-weights/nano-grpo-.* could not be written .File too large.") as error:
+        with pytest.raises(CannotWrite, match="vllm-weights/nano-grpo-.* could not be written .File too") as error:
             w.sync(0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -148,7 +148,7 @@ def test_weights_that_do_not_fit_on_the_disk_are_one_line(world, kind):
 def test_a_model_with_more_ids_that_are_never_written_than_a_server_excludes_is_refused(world, monkeypatch):
     w = world("qwen3")
     monkeypatch.setattr(vllm, "MOST_NEVER", len(w.sampler.never) - 1)
-    with pytest.raises(ValueError, match=f"never writes {len(w.sampler.never)} of its ids.*use sampler='local' or 'ray'"):
+    with pytest.raises(ValueError, match=f"never writes {len(w.sampler.never)} of its ids.*use sampler='local'"):
         VllmSampler(w.policy, w.config, one_process())
 
 

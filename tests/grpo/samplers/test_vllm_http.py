@@ -172,7 +172,8 @@ def raw(act, timeout=20.0):
 
 def answer(content, status="200 OK", length=None):
     """What a server sends: an answer that promises `length` bytes."""
-    return f"HTTP/1.1 {status}\r\nContent-Length: {len(content) if length is None else length}\r\n\r\n".encode() + content
+    length = len(content) if length is None else length
+    return f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n".encode() + content
 
 
 def dripping(start, part):
@@ -259,7 +260,7 @@ def test_a_redirect_is_not_followed(monkeypatch):
         connection.sendall(b"HTTP/1.1 302 Found\r\nLocation: /target\r\nContent-Length: 0\r\n\r\n")
 
     with raw(act) as server:
-        with pytest.raises(SamplerError, match="status 302: ; it leads to another address, which is not followed") as error:
+        with pytest.raises(SamplerError, match="status 302: ; it leads to another address, which") as error:
             direct(server)
         one_line(error)
         assert asked == [b"/x"]
