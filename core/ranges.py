@@ -22,7 +22,7 @@ def check_finite(weights, named):
     weights: pairs (name, tensor); named: the setting and the path, for the error
     """
     for name, tensor in weights:
-        if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, tensor.aminmax())):
+        if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, tensor.detach().aminmax())):
             raise ValueError(f"{named}: {name} holds numbers that are not finite (NaN or infinity); use a checkpoint "
                              "from before its training failed, or copy it again")
 
