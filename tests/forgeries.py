@@ -16,9 +16,9 @@ WRONG = "def f(x):\n    return 0\n"
 HELD = ("import sys\ndef held(name):\n    frame = sys._getframe()\n    while name not in frame.f_locals:\n"
         "        frame = frame.f_back\n    return frame.f_locals[name]\n")  # a name of the runner, by walking the frames
 ANSWER = "b'None' if how == 'exec' else b'4'"
-PIPE = ("import os, select\ndef forge(*given):\n    os.write(4, b'None\\n4\\n9\\n25\\n')\n"
-        "    if select.select([3], [], [], 0.2)[0]:\n        message = os.read(3, 9999)\n"
-        "        os.write(4, message[8:40] + b'None\\n')\n    os._exit(0)\n")  # what can be done without walking frames
+# What can be done without walking frames: 3 is the pipe from the trainer's process, 4 the one to it
+PIPE = ("import os, select\ndef forge(*given):\n    token = b''\n    if select.select([3], [], [], 0.2)[0]:\n"
+        "        token = os.read(3, 9999)[8:40]\n    os.write(4, token + b'None\\n')\n    os._exit(0)\n")
 FORGERIES = {
     # Ways that were known first
     "equal object": "class Same(float):\n    def __eq__(self, other):\n        return True\ndef f(x):\n    return Same()",
@@ -72,7 +72,7 @@ FORGERIES = {
     # Ways that never worked
     "exit in f": "import os\ndef f(x):\n    os._exit(0)",
     "SystemExit in f": "def f(x):\n    raise SystemExit(0)",
-    "printed markers": "import os\nfor n in range(3, 30):\n    try:\n        os.write(n, b'ready\\nNone\\n4\\n9\\npassed\\n')\n"
+    "printed markers": "import os\nfor n in range(3, 30):\n    try:\n        os.write(n, b'None\\n')\n"
                        "    except OSError:\n        pass\n" + WRONG,
     "AssertionError": "import builtins\nbuiltins.AssertionError = KeyError\nclass E(AssertionError):\n    pass\n" + WRONG,
     "module of the tests": "import sys, types\nsys.modules['tests'] = types.ModuleType('tests')\n"

@@ -88,13 +88,11 @@ def test_the_right_solution_passes_the_tests_that_are_forged(tests):
 
 
 def test_a_question_is_not_sent_before_the_one_before_is_answered():
-    ahead = ("import os, re, select\ndef encode(text):\n    if select.select([3], [], [], 0.3)[0]:\n"
-             "        return re.search(r\"decode\\('(.*)'\\)\", os.read(3, 9999).decode())[1]\n    return 'nothing'\n"
-             "def decode(text):\n    return 'secret'")
-    tests = "assert encode('secret') == 'frperg'\nassert decode('frperg') == 'secret'"
-    assert run_tests(ahead, cut(tests)) == "failed"
-    honest = "import codecs\ndef encode(text):\n    return codecs.encode(text, 'rot13')\ndecode = encode"
-    assert run_tests(honest, cut(tests)) == "passed"
+    seen = ("import os, re, select\ndef encode(text):\n    if select.select([3], [], [], 0.3)[0]:\n"
+            "        return re.search(r\"decode\\('(.*)'\\)\", os.read(3, 9999).decode())[1]\n    return 'nothing'\n"
+            "def decode(text):\n    return 'secret'")
+    tests = "assert encode('secret') == 'nothing'\nassert decode('frperg') == 'secret'"
+    assert run_tests(seen, cut(tests)) == "passed", "it knew the argument of decode when encode was called"
 
 
 @pytest.mark.slow
