@@ -30,6 +30,7 @@ from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import collect_experience, grpo_training_step, train_on_experience
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
+from grpo.reward_functions import workers
 from grpo.reward_functions.judge import Judge
 from grpo.rewards import REWARDS, Rewards, Scored
 
@@ -361,25 +362,6 @@ def run_here(script, *arguments):
     return SimpleNamespace(returncode=code or 0, stdout=out.getvalue(), stderr=err.getvalue())
 
 
-class OneProcessPool:
-    """In a pool's place: runs a job when it is asked for; one with the completion "late" never ends."""
-
-    def __init__(self):
-        self.jobs, self.waits, self.ended = [], [], 0
-
-    def apply_async(self, function, arguments):
-        self.jobs.append(arguments[1]["completions"])
-
-        def get(seconds):
-            self.waits.append(seconds)
-            if "late" in arguments[1]["completions"]:
-                raise multiprocessing.TimeoutError
-            return function(*arguments)
-
-        return SimpleNamespace(get=get)
-
-    def terminate(self):
-        self.ended += 1
-
-    def join(self):
-        pass
+def fork_workers(monkeypatch):
+    """Worker processes of rewards start at once, and know the rewards that this process knows."""
+    monkeypatch.setattr(workers, "PROCESSES", multiprocessing.get_context("fork"))

@@ -1,14 +1,22 @@
 """Worker processes in which slow rewards run, with a deadline."""
 
+import contextlib
 import multiprocessing
 import os
 import sys
 import threading
 import time
+from collections import deque
+from multiprocessing.connection import wait
 
 from grpo.reward_functions.registry import REWARDS, Log, run_reward
 from grpo.reward_functions.sandbox_folder import empty_place
 from grpo.reward_functions.sandbox_kernel import end_with
+
+PROCESSES = multiprocessing.get_context("spawn")
+ENDED = (EOFError, OSError)  # what a pipe raises when the process at its other end has ended
+START_SECONDS = 60  # more than a call may take, for a process that starts: it loads Python and torch
+END_SECONDS = 5     # a process that the kernel holds, such as for a disk that does not answer, is then left alone
 
 
 class Workers:
@@ -18,69 +26,136 @@ class Workers:
     """
 
     def __init__(self, count, timeout, start, *arguments):
-        self.count, self.timeout, self.start, self.arguments, self.pool = count, timeout, start, arguments, None
+        self.count, self.timeout, self.start, self.arguments = count, timeout, start, arguments
+        self.workers = []
 
     def call(self, name, fields, settings, N):
         """(values, Log, indices of the late completions) of a reward.
 
-        Each completion (or with whole_group all of them) is one job. Jobs that are not done after `timeout` seconds
-        are late: their values are None, and the processes are ended. A ValueError of a job is raised here.
+        Each completion (or with whole_group all of them) is one job. A job is late if it is not done after `timeout`
+        seconds, or if its process ends: its values are None, and the process is replaced. The time in which processes
+        start before the first job does not count. Raises ValueError if one cannot start, or if a job raises it.
         """
-        self.pool = self.pool or start_pool(self.count, self.start, self.arguments)
-        late, values, logs = set(), [], []
         cuts = [slice(0, N)] if REWARDS[name].whole_group else [slice(i, i + 1) for i in range(N)]
-        jobs = [self.pool.apply_async(run_reward, (name, {key: x[cut] for key, x in fields.items()}, settings,
-                                                   cut.stop - cut.start)) for cut in cuts]
-        deadline = time.monotonic() + self.timeout
-        for cut, job in zip(cuts, jobs, strict=True):
+        jobs = [(name, {key: x[cut] for key, x in fields.items()}, settings, cut.stop - cut.start) for cut in cuts]
+        self.start_missing()
+        try:
+            answers = self.answers(jobs)
+        finally:
+            self.end([worker for worker in self.workers if worker.job is not None])
+        late, values, logs = set(), [], []
+        for i, cut in enumerate(cuts):
             n = cut.stop - cut.start
-            try:
-                found, log = job.get(max(0.0, deadline - time.monotonic()))
-            except ValueError as error:  # without the worker's traceback, which multiprocessing puts into its cause
-                raise ValueError(str(error)) from None
-            except multiprocessing.TimeoutError:
+            if i not in answers:
                 late |= set(range(cut.start, cut.stop))
-                found, log = [None] * n, Log()
+            found, log = answers.get(i, ([None] * n, Log()))
             values += found
             logs.append((n, log))
         if late:
-            self.close()
+            empty_place()  # a process that is ended cannot remove the folder in which its code ran
         return values, Log.join(logs), late
+
+    def answers(self, jobs):
+        """{number of a job: what it returned}, without those that are late. Raises ValueError if a job does."""
+        waiting, answers, until = deque(range(len(jobs))), {}, time.monotonic() + self.timeout
+        while time.monotonic() < until:
+            for worker in self.workers:
+                if waiting and worker.job is None:
+                    worker.give(waiting.popleft(), jobs)
+            busy = {worker.pipe: worker for worker in self.workers if worker.job is not None}
+            if not busy:
+                break
+            for pipe in wait(list(busy), max(0.0, until - time.monotonic())):
+                worker = busy[pipe]
+                number = worker.job
+                try:
+                    answers[number] = worker.answer()
+                except ENDED:
+                    self.end([worker])
+            if waiting:
+                self.start_missing()
+        return answers
+
+    def start_missing(self):
+        """Starts processes in the place of those that have ended. Raises ValueError if one cannot start."""
+        self.end([worker for worker in self.workers if not worker.process.is_alive()])
+        new = [Worker(self.start, self.arguments) for _ in range(self.count - len(self.workers))]
+        self.workers += new
+        until = time.monotonic() + self.timeout + START_SECONDS
+        for worker in new:
+            if fault := worker.fault(max(0.0, until - time.monotonic())):
+                self.close()
+                raise ValueError(f"a worker process could not start: {fault}")
+
+    def end(self, workers):
+        """Ends these processes, whatever they do."""
+        for worker in workers:
+            worker.process.kill()
+        for worker in workers:
+            worker.process.join(END_SECONDS)
+        self.workers = [worker for worker in self.workers if worker not in workers]
 
     def close(self):
         """Ends the processes; the next call starts new ones."""
-        if self.pool is not None:
-            self.pool.terminate()
-            self.pool.join()
-            self.pool = None
-            empty_place()  # a process that is ended cannot remove the folder in which its code ran
+        self.end(self.workers)
+        empty_place()
 
 
-def start_pool(count, start, arguments):
-    """Worker processes; returns when all have started, which is no part of a job's time. Raises ValueError if one
-    cannot start."""
-    spawn = multiprocessing.get_context("spawn")
-    started = spawn.SimpleQueue()
-    pool = spawn.Pool(count, start_worker, (started, start, arguments))
-    for _ in range(count):
-        if fault := started.get():
-            pool.terminate()
+class Worker:
+    """A process that does one job after another. job: the number of the one it does, or None."""
+
+    def __init__(self, start, arguments):
+        self.job = None
+        self.pipe, other_end = PROCESSES.Pipe()
+        self.process = PROCESSES.Process(target=work, args=(other_end, start, arguments), daemon=True)
+        self.process.start()
+        other_end.close()  # the process alone holds it, so that the pipe breaks when the process ends
+
+    def fault(self, seconds):
+        """Why it did not start within so many seconds; nothing if it did."""
+        if not self.pipe.poll(seconds):
+            return "it took too long; raise reward_timeout"
+        try:
+            self.answer()
+        except ENDED:
+            self.process.join(END_SECONDS)
+            return f"it ended with exit code {self.process.exitcode}"
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def give(self, number, jobs):
+        """Starts a job."""
+        self.job = number
+        with contextlib.suppress(*ENDED):  # `answer` raises it again
+            self.pipe.send(jobs[number])
+
+    def answer(self):
+        """What its job returned. Raises one of ENDED, or ValueError if the job did."""
+        self.job = None
+        result, fault = self.pipe.recv()
+        if fault:
             raise ValueError(fault)
-    return pool
+        return result
 
 
-def start_worker(started, start, arguments):
+def work(pipe, start, arguments):
+    """What a process does: start(*arguments), then one call of run_reward after another."""
     if hasattr(os, "setpgid"):  # a signal to the run's group ends the run after its step, which needs the workers
         os.setpgid(0, 0)
-    fault = "a worker process could not start"
-    try:  # if nothing is put, the pool starts processes for ever
-        end_with_the_run()
-        start(*arguments)
-        fault = ""
+    end_with_the_run()
+    answer_with(pipe, start, arguments)
+    while True:
+        answer_with(pipe, run_reward, pipe.recv())
+
+
+def answer_with(pipe, function, arguments):
+    """Sends (what the function returns, "") or (None, the text of its error)."""
+    try:
+        answer = function(*arguments), ""
     except (ValueError, OSError) as error:  # such as one of the user's reward_file, which loads in the main process
-        fault += f": {error}"
-    finally:
-        started.put(fault)
+        answer = None, str(error) or type(error).__name__
+    pipe.send(answer)
 
 
 def end_with_the_run():

@@ -1,10 +1,9 @@
 """The rewards of a run: which are asked, how they are added, what is skipped, and what is refused at the start."""
 
+import contextlib
 import inspect
 import math
-import multiprocessing
 import os
-import time
 import traceback
 from itertools import combinations, product
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from core.judge import calculate_judge_scores
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.trl import TrainerState
 from grpo.rewards import PRESETS, REWARDS, Rewards, Scored, normalised, pass_k_weight, reward
-from tests.tiny import ROOT, TOKENIZER, OneProcessPool, Undecoded, config, judge, run_here, run_script
+from tests.tiny import ROOT, TOKENIZER, Undecoded, config, fork_workers, judge, run_here, run_script
 
 BUILT_IN = {"math_format": (-3, 3), "math_answer": (-4.5, 5), "math_number": (-2.5, 3.5), "countdown": (0, 1),
             "math_working": (0, 1), "equations": (0, 1), "judge": (0, 1),
@@ -458,46 +457,35 @@ def test_credit_of_completions_of_one_token_joins_that_of_longer_ones():
 # slow rewards
 
 def lengths(completions):
-    return [float(len(text)) for text in completions]
+    """Its process ends at the completion "late"."""
+    return [float(len(text)) if text != "late" else os._exit(1) for text in completions]
 
 
-def test_a_late_completion_is_skipped_everywhere():
+def test_a_late_completion_is_skipped_everywhere(monkeypatch):
+    fork_workers(monkeypatch)
     reward(0, 4, slow=True)(lengths)
-    rewards = Rewards(run_config("contains", "lengths", reward_workers=2))
-    rewards.workers.pool = OneProcessPool()
     texts = written(["7", "late", "8", "77"], answer=["7", "late", "7", "7"])
-    values, late, _ = rewards.score(texts, 4)
-    assert late.tolist() == [False, True, False, False]
-    assert values["lengths"].nan_to_num(-1).tolist() == [1, -1, 1, 2]
-    assert values["contains"].nan_to_num(-1).tolist() == [1, -1, 0, 1], "whatever other rewards would give"
-    assert rewards.right(values).nan_to_num(-1).tolist() == [1, -1, 0, 1], "neither right nor wrong"
-    rewards.workers.pool = OneProcessPool()
-    scored = rewards(rolled_out(texts, 4, 4))
-    assert scored.reward.nan_to_num(-1).tolist() == [[2, -1, 1, 3]]
+    with contextlib.closing(Rewards(run_config("contains", "lengths", reward_workers=2))) as rewards:
+        values, late, _ = rewards.score(texts, 4)
+        assert late.tolist() == [False, True, False, False]
+        assert values["lengths"].nan_to_num(-1).tolist() == [1, -1, 1, 2]
+        assert values["contains"].nan_to_num(-1).tolist() == [1, -1, 0, 1], "whatever other rewards would give"
+        assert rewards.right(values).nan_to_num(-1).tolist() == [1, -1, 0, 1], "neither right nor wrong"
+        assert rewards(rolled_out(texts, 4, 4)).reward.nan_to_num(-1).tolist() == [[2, -1, 1, 3]]
+        values, late, _ = rewards.score(written(["a", "bb"], answer=["a", "b"]), 2)
+        assert values["lengths"].tolist() == [1, 2] and not late.any(), "an earlier call's late completion is forgotten"
 
 
-def test_only_a_call_with_late_completions_ends_the_workers():
-    reward(0, 4, slow=True)(lengths)
-    rewards = Rewards(run_config("lengths", reward_workers=2))
-    rewards.workers.pool = first = OneProcessPool()
-    assert rewards.score(written(["a", "late"]), 2)[1].tolist() == [False, True]
-    assert first.ended == 1 and rewards.workers.pool is None
-    rewards.workers.pool = second = OneProcessPool()
-    values, late, _ = rewards.score(written(["a", "bb"]), 2)
-    assert values["lengths"].tolist() == [1, 2] and not late.any()
-    assert second.ended == 0 and rewards.workers.pool is second, "an earlier call's late completion is forgotten"
-
-
-def test_a_slow_reward_that_looks_at_groups_is_one_job():
+def test_a_slow_reward_that_looks_at_groups_is_one_job(monkeypatch):
     @reward(slow=True, whole_group=True)
     def rank_in_group(completions):
-        return [float(sorted(completions).index(text)) for text in completions]
+        return [float(sorted(completions).index(text)) if "late" not in completions else os._exit(1)
+                for text in completions]
 
-    rewards = Rewards(run_config("rank_in_group", reward_workers=2))
-    rewards.workers.pool = OneProcessPool()
-    assert rewards.score(written(["b", "c", "a"]), 3)[0]["rank_in_group"].tolist() == [1, 2, 0]
-    rewards.workers.pool = OneProcessPool()
-    assert rewards.score(written(["b", "late", "a"]), 3)[1].all()
+    fork_workers(monkeypatch)
+    with contextlib.closing(Rewards(run_config("rank_in_group", reward_workers=2))) as rewards:
+        assert rewards.score(written(["b", "c", "a"]), 3)[0]["rank_in_group"].tolist() == [1, 2, 0]
+        assert rewards.score(written(["b", "late", "a"]), 3)[1].all()
 
 
 def test_a_slow_reward_that_asks_for_the_judge_runs_in_this_process():
@@ -509,21 +497,18 @@ def test_a_slow_reward_that_asks_for_the_judge_runs_in_this_process():
     rewards = Rewards(run_config("harsh", reward_workers=2), reader)
     texts = written(["a", "the fox"])
     torch.testing.assert_close(rewards.score(texts, 2)[0]["harsh"], reader.scores(texts) ** 2)
-    assert rewards.workers.pool is None
+    assert not rewards.workers.workers
 
 
-def test_a_value_error_in_a_worker_process_is_one_line_for_the_user():
+def test_a_value_error_in_a_worker_process_is_one_line_for_the_user(monkeypatch):
     @reward(0, 1, slow=True)
     def strict(completions):
         raise ValueError(f"cannot score {completions[0]!r}")
 
-    rewards = Rewards(run_config("strict", reward_workers=1))
-    rewards.workers.pool = multiprocessing.get_context("fork").Pool(1)  # its process knows the reward above
-    try:
+    fork_workers(monkeypatch)
+    with contextlib.closing(Rewards(run_config("strict", reward_workers=1))) as rewards:
         with pytest.raises(ValueError, match=": reward strict, completion 'a': ValueError: cannot score 'a'$") as caught:
             rewards.score(written(["a", "b"]), 2)
-    finally:
-        rewards.close()
     assert "RemoteTraceback" not in "".join(traceback.format_exception(caught.value))
 
 
@@ -567,16 +552,16 @@ def test_slow_rewards_run_in_processes_with_a_deadline(tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text("import time\nfrom grpo.rewards import reward\n\n@reward(0, 9, slow=True)\n"
                     "def sleepy(prompts, completions, **columns):\n"
-                    "    time.sleep(60 if 'late' in completions else 0)\n    return [len(x) for x in completions]\n")
+                    "    time.sleep(3600 if 'late' in completions else 0)\n    return [len(x) for x in completions]\n")
     own = {"reward_workers": 2, "reward_file": str(mine)}
-    rewards = Rewards(run_config("sleepy", reward_timeout=20.0, **own))
-    values, late, _ = rewards.score(written(["a", "bb", "ccc", "dddd"]), 4)
-    assert values["sleepy"].tolist() == [1, 2, 3, 4] and not late.any()
-    rewards.workers.timeout = 4.0
-    started = time.monotonic()
-    values, late, _ = rewards.score(written(["a", "bb", "late", "dddd"]), 4)
-    assert values["sleepy"].nan_to_num(-1).tolist() == [1, 2, -1, 4] and late.tolist() == [False, False, True, False]
-    assert time.monotonic() - started < 55 and rewards.workers.pool is None, "late workers are gone"
+    with contextlib.closing(Rewards(run_config("sleepy", reward_timeout=300.0, **own))) as rewards:
+        values, late, _ = rewards.score(written(["a", "bb", "ccc", "dddd"]), 4)
+        assert values["sleepy"].tolist() == [1, 2, 3, 4] and not late.any()
+        rewards.workers.timeout = 0.5
+        values, late, _ = rewards.score(written(["late", "late", "late"]), 3)
+        assert late.all() and values["sleepy"].isnan().all()
+        rewards.workers.timeout = 300.0
+        assert rewards.score(written(["a", "bb"]), 2)[0]["sleepy"].tolist() == [1, 2]
 
 
 # what is refused
@@ -629,7 +614,7 @@ def test_every_record_is_checked_and_the_first_bad_one_is_named(name, fields, me
     rewards = Rewards(run_config(name, reward_workers=workers))
     with pytest.raises(ValueError, match=message):
         rewards.check(records(**fields))
-    assert rewards.workers.pool is None
+    assert not rewards.workers.workers
     rewards.check(records(1, **{key: values[:1] for key, values in fields.items()}))
 
 

@@ -1,5 +1,8 @@
-"""Worker processes of slow rewards: the jobs they get, and what is late. Real processes: tests/grpo/test_rewards.py."""
+"""Worker processes of slow rewards: the jobs they get, what is late, and how they end."""
 
+import ctypes
+import faulthandler
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,73 +12,140 @@ import time
 import pytest
 
 from grpo.reward_functions import registry, sandbox_folder
+from grpo.reward_functions import workers as module
 from grpo.reward_functions.registry import Reward, load_reward_file
 from grpo.reward_functions.workers import Workers
-from tests.tiny import ROOT, OneProcessPool
+from tests.tiny import ROOT, fork_workers
 
 
 def logging_length(completions, log_metric, log_extra, scale=1):
-    log_metric("length", sum(map(len, completions)))
+    log_metric("jobs", os.getpid() > 0)
     log_extra("upper", [text.upper() for text in completions])
     return [scale * len(text) for text in completions]
 
 
+def crash():
+    faulthandler.disable()  # pytest's pages of it
+    ctypes.string_at(0)
+
+
+WAYS_TO_END = {"exits": lambda: os._exit(0), "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+               "crashes": crash, "SystemExit": lambda: sys.exit(3)}
+
+
+def ending(completions):
+    for text in completions:
+        if text in WAYS_TO_END:
+            WAYS_TO_END[text]()
+    return [len(text) for text in completions]
+
+
+def endless(completions):
+    while "endless" in completions:
+        pass
+    return [len(text) for text in completions]
+
+
 @pytest.fixture
 def workers(monkeypatch):
-    monkeypatch.setitem(registry.REWARDS, "alone", Reward(logging_length, 0, 9, True, False, None))
-    monkeypatch.setitem(registry.REWARDS, "whole", Reward(logging_length, 0, 9, True, True, None))
-    made = Workers(2, 30.0, print)
-    made.pool = OneProcessPool()
-    return made
+    fork_workers(monkeypatch)
+    for name, function, whole in (("alone", logging_length, False), ("whole", logging_length, True),
+                                  ("ending", ending, False), ("endless", endless, False)):
+        monkeypatch.setitem(registry.REWARDS, name, Reward(function, 0, 9, True, whole, None))
+    made = Workers(2, 60.0, os.getpid)
+    yield made
+    made.close()
+    assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize(("name", "jobs"), [("alone", [["a"], ["bb"], ["ccc"]]), ("whole", [["a", "bb", "ccc"]])])
+@pytest.mark.parametrize(("name", "jobs"), [("alone", 3), ("whole", 1)])
 def test_values_and_logs_are_in_the_order_of_the_completions(workers, name, jobs):
     values, log, late = workers.call(name, {"completions": ["a", "bb", "ccc"]}, {"scale": 2}, 3)
-    assert values == [2, 4, 6] and late == set() and workers.pool.jobs == jobs
-    assert log.metrics == {"length": (6.0, len(jobs))} and log.columns == {"upper": ["A", "BB", "CCC"]}
+    assert values == [2, 4, 6] and late == set()
+    assert log.metrics == {"jobs": (jobs, jobs)} and log.columns == {"upper": ["A", "BB", "CCC"]}
 
 
-def test_what_is_late_has_no_value_and_ends_the_processes(workers):
-    pool = workers.pool
-    values, log, late = workers.call("alone", {"completions": ["a", "late", "ccc"]}, {}, 3)
-    assert values == [1, None, 3] and late == {1} and log.columns == {"upper": ["A", None, "CCC"]}
-    assert pool.ended == 1 and workers.pool is None
+def test_more_jobs_than_a_pipe_can_hold_are_done(workers):
+    texts = [str(i) * 1000 for i in range(300)]
+    assert workers.call("alone", {"completions": texts}, {}, 300)[0] == [len(text) for text in texts]
+    assert workers.call("whole", {"completions": texts}, {}, 300)[0] == [len(text) for text in texts]
+
+
+@pytest.mark.parametrize("way", ["exits", "is killed", "crashes"])
+def test_only_the_completion_with_which_a_process_ends_is_late(workers, way):
+    for _ in range(2):
+        values, _, late = workers.call("ending", {"completions": ["a", way, "bb", way, "ccc"]}, {}, 5)
+        assert values == [1, None, 2, None, 3] and late == {1, 3}
+    assert workers.call("ending", {"completions": ["a", "bb"]}, {}, 2)[::2] == ([1, 2], set())
+
+
+def test_an_exit_of_the_reward_is_one_line_and_the_next_call_works(workers):
+    with pytest.raises(ValueError, match="reward ending, completion 'SystemExit': SystemExit: 3$") as error:
+        workers.call("ending", {"completions": ["a", "SystemExit", "bb"]}, {}, 3)
+    assert "\n" not in str(error.value)
+    assert workers.call("ending", {"completions": ["a", "bb"]}, {}, 2)[::2] == ([1, 2], set())
+
+
+def test_processes_that_are_killed_while_they_wait_are_replaced(workers):
+    workers.call("alone", {"completions": ["a", "b"]}, {}, 2)
+    for number in (1, 1, 2):
+        for process in multiprocessing.active_children()[:number]:
+            process.kill()
+            process.join()
+        assert workers.call("alone", {"completions": ["a", "bb", "ccc"]}, {}, 3)[::2] == ([1, 2, 3], set())
+        assert len(multiprocessing.active_children()) == 2
+
+
+def test_a_job_that_does_not_end_is_late_and_its_process_is_replaced(workers):
+    workers.call("endless", {"completions": ["a"]}, {}, 1)
+    before, workers.timeout = set(multiprocessing.active_children()), 0.5
+    assert workers.call("endless", {"completions": ["endless"] * 3}, {}, 3)[::2] == ([None] * 3, {0, 1, 2})
+    assert not before & set(multiprocessing.active_children())
+    workers.timeout = 60.0
+    assert workers.call("endless", {"completions": ["a"]}, {}, 1)[::2] == ([1], set())
 
 
 def test_folders_of_processes_that_were_ended_are_removed(workers, monkeypatch, tmp_path):
     monkeypatch.setattr(sandbox_folder, "PLACE", [str(tmp_path)])
     (tmp_path / "left" / "below").mkdir(parents=True)
-    workers.call("alone", {"completions": ["a"]}, {}, 1)
+    workers.call("ending", {"completions": ["a"]}, {}, 1)
     assert (tmp_path / "left").exists()
-    workers.call("alone", {"completions": ["late"]}, {}, 1)
+    workers.call("ending", {"completions": ["exits"]}, {}, 1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_deadline_is_that_of_the_call(workers):
-    workers.call("alone", {"completions": ["a", "b", "c"]}, {}, 3)
-    assert 29 < workers.pool.waits[-1] <= workers.pool.waits[0] <= 30
-    workers.close()
-    workers.close()
-    assert workers.pool is None
+def test_a_worker_that_loads_for_ever_is_one_line(workers, monkeypatch):
+    monkeypatch.setattr(module, "START_SECONDS", 0.1)
+    workers.timeout, workers.start, workers.arguments = 0.1, endless, (["endless"],)
+    with pytest.raises(ValueError, match="^a worker process could not start: it took too long; raise reward_timeout$"):
+        workers.call("alone", {"completions": ["a"]}, {}, 1)
+    assert not multiprocessing.active_children()
 
 
-@pytest.mark.slow
-def test_a_reward_file_that_fails_in_a_worker_alone_is_one_line_and_no_wait_for_ever(tmp_path):
+@pytest.mark.parametrize(("way", "code"), [("exits", 0), ("is killed", -9), ("crashes", -11)])
+def test_a_worker_that_ends_while_it_loads_is_one_line(workers, way, code):
+    workers.start = WAYS_TO_END[way]
+    with pytest.raises(ValueError, match=f"^a worker process could not start: it ended with exit code {code}$"):
+        workers.call("alone", {"completions": ["a"]}, {}, 1)
+    assert not multiprocessing.active_children()
+
+
+def test_a_reward_file_that_fails_in_a_worker_alone_is_one_line(workers, tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text("import multiprocessing\nif multiprocessing.parent_process():\n    raise KeyError('no key here')\n")
-    workers = Workers(2, 30.0, load_reward_file, str(mine))
+    workers.start, workers.arguments = load_reward_file, (str(mine),)
     with pytest.raises(ValueError, match="a worker process could not start: .*mine.py, line 3: raise KeyError.*no key"):
         workers.call("alone", {"completions": ["a"]}, {}, 1)
 
 
-@pytest.mark.slow
-def test_a_reward_file_that_is_gone_is_one_line_and_no_wait_for_ever(tmp_path):
+def test_a_reward_file_that_is_gone_is_one_line(workers, tmp_path):
+    workers.arguments = (str(tmp_path / "gone.py"),)
     for start, words in ((load_reward_file, "could not start: reward_file=.*gone.py does not exist$"),
                          (os.listdir, "could not start: .*No such file or directory.*gone.py"),
-                         (sum, "a worker process could not start$")):  # a TypeError
+                         (sum, "could not start: it ended with exit code 1$")):  # a TypeError
+        workers.start = start
         with pytest.raises(ValueError, match=words) as error:
-            Workers(1, 30.0, start, str(tmp_path / "gone.py")).call("alone", {"completions": ["a"]}, {}, 1)
+            workers.call("alone", {"completions": ["a"]}, {}, 1)
         assert "\n" not in str(error.value)
 
 
