@@ -71,7 +71,7 @@ class RunConfig:
     # system
     device: str = "auto"                   # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
     dtype: str = "auto"                    # float32, bfloat16; auto: bfloat16 on CUDA
-    rank_timeout: float = 1800.0           # seconds in which every rank must do its part of a step, else all end;
+    rank_timeout: float = 1800.0           # seconds in which every rank must take part in an exchange, else all end;
                                            # they wait 12 hours while rank 0 evaluates, builds or saves
     compile: bool = False                  # torch.compile: half a minute at the start, then faster; for long runs
     report_to: tuple[str, ...] = ()        # where the metrics go as well: wandb, tensorboard, trackio

@@ -1,10 +1,15 @@
 """Device, precision and ranks: the only file that knows how many processes there are."""
 
 import contextlib
+import ctypes
 import importlib
 import io
 import os
 import re
+import signal
+import sys
+import threading
+import time
 from datetime import timedelta
 from functools import cached_property
 
@@ -13,7 +18,9 @@ import torch.distributed as dist
 
 from core.sharding import is_sharded
 
-LONGEST_WAIT = timedelta(hours=12)  # ranks wait while rank 0 evaluates, or builds a checkpoint from its recipe
+LONGEST_WAIT = timedelta(hours=12)  # ranks wait while rank 0 evaluates, saves, or builds a checkpoint from its recipe
+START_WAIT = timedelta(minutes=10)  # until all ranks have come
+QUIET_SECONDS = 30  # a start that takes longer says what it waits for
 
 
 def detect_device(name="auto", local_rank=0):
@@ -51,24 +58,72 @@ def autocast(device, dtype):
     return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
+REMEDY = "start several processes with torchrun, or one without RANK and WORLD_SIZE"
+
+
 class OtherRank(ValueError):
     """Another rank has ended, or does not answer."""
 
 
+def rank_and_world():
+    """The number of this rank and of all ranks, from the environment. Raises ValueError if they are not of one run."""
+    rank, world = (whole_number(name, default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    if not 0 <= rank < world:
+        raise ValueError(f"RANK={rank} in the environment is not one of WORLD_SIZE={world}; {REMEDY}")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if world > 1 and name not in os.environ:
+            raise ValueError(f"WORLD_SIZE={world} in the environment, but no {name}; {REMEDY}")
+    return rank, world
+
+
+def whole_number(name, default):
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise ValueError(f"{name}={text!r} in the environment is no whole number; {REMEDY}")
+    return int(text)
+
+
 def store_of_attempt(rank, world):
     """The store in which ranks find each other. torchrun keeps one store for all its attempts on a machine: without a
-    prefix, ranks that are started again would wait for addresses of the ended ones."""
-    store, *_ = next(dist.rendezvous("env://", rank, world, timeout=LONGEST_WAIT))
-    one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(world)  # on several, the agents count attempts apart
+    prefix, ranks that are started again would wait for addresses of the ended ones. On several machines the agents
+    count attempts apart, so that only a new store for each attempt is safe. Raises ValueError if there is none."""
+    one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(world)
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if restarts != "0" and shared and not one_machine:
+        raise ValueError(f"torchrun --max-restarts={restarts} on several machines needs --rdzv-backend=c10d and "
+                         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment (docs/scaling.md)")
+    store, *_ = next(dist.rendezvous("env://", rank, world, timeout=START_WAIT))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_machine else "0"
     return dist.PrefixStore(f"attempt {attempt}", store)
+
+
+def end_with_torchrun():
+    """This rank gets SIGTERM when the torchrun that started it ends, even by kill -9, so that it saves and ends too."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        signal_with_parent = 1
+        ctypes.CDLL(None).prctl(signal_with_parent, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def saying_that_it_waits(rank, world):
+    """A block in which ranks meet. If it takes long, a line on stderr says where."""
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    line = f"rank {rank}: waiting for {world} ranks at {address}, limit {START_WAIT}\n"
+    timer = threading.Timer(QUIET_SECONDS, sys.stderr.write, [line])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Distributed:
     """One process, or one of several under torchrun (nccl on CUDA, gloo elsewhere).
 
-    timeout: seconds after which a rank that does not take part in a step ends the others. `barrier` and `agree` wait
-    12 hours, because rank 0 may build or evaluate before. If a rank ends, the others end with OtherRank.
+    timeout: seconds after which a rank that does not take part in an exchange ends the others. `barrier` alone waits 12
+    hours: it follows whatever rank 0 builds, evaluates or saves. If a rank ends, the others end with OtherRank.
     Gradients are summed over ranks by one explicit all-reduce per optimizer step. The losses here carry their
     normalisation in their weights (see grpo/objectives.py), so the sum over ranks is the gradient, and a rank whose
     share of a step needs no backward simply adds zeros. The models in `sharded` (core/sharding.py) sum their own.
@@ -77,23 +132,31 @@ class Distributed:
     longest_wait = LONGEST_WAIT  # for core/sharding.py, which this file imports
 
     def __init__(self, device="auto", dtype="auto", timeout=1800.0):
-        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.rank, self.world = rank_and_world()
         self.device = detect_device(device, int(os.environ.get("LOCAL_RANK", 0)))
         self.dtype = detect_dtype(dtype, self.device)
-        self.is_main, self.timeout, self.ranks, self.sharded = self.rank == 0, timeout, None, []
+        self.is_main, self.timeout = self.rank == 0, timeout
+        self.ranks, self.on_cpu, self.sharded = None, None, []
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.world > 1:
-            # An optimizer imports this module too. Imported after init_process_group, its default arguments would keep
-            # the group and gloo's threads alive beyond `close`, and such a thread can abort Python as it ends.
-            importlib.import_module("torch.distributed.nn")
-            on_gpu = self.device.type == "cuda"
-            with self.ending_together(LONGEST_WAIT):
-                dist.init_process_group("gloo", store=store_of_attempt(self.rank, self.world), rank=self.rank,
-                                        world_size=self.world, timeout=LONGEST_WAIT)  # of `barrier` and `agree`
-            with self.ending_together():
-                self.ranks = dist.new_group(timeout=timedelta(seconds=timeout), backend="nccl" if on_gpu else "gloo",
-                                            device_id=self.device if on_gpu else None)  # of everything else
+            self.meet()
+
+    def meet(self):
+        """Waits for the other ranks, and makes the groups: the one of `barrier`, one for tensors, one for objects."""
+        # An optimizer imports this module too. Imported after init_process_group, its default arguments would keep
+        # the group and gloo's threads alive beyond `close`, and such a thread can abort Python as it ends.
+        importlib.import_module("torch.distributed.nn")
+        end_with_torchrun()
+        with self.ending_together(START_WAIT), saying_that_it_waits(self.rank, self.world):
+            dist.init_process_group("gloo", store=store_of_attempt(self.rank, self.world), rank=self.rank,
+                                    world_size=self.world, timeout=START_WAIT)
+        dist.distributed_c10d._set_pg_timeout(LONGEST_WAIT)
+        limit = timedelta(seconds=self.timeout)
+        with self.ending_together():
+            self.on_cpu = self.ranks = dist.new_group(timeout=limit, backend="gloo")
+            if self.device.type == "cuda":
+                self.ranks = dist.new_group(timeout=limit, backend="nccl", device_id=self.device)
 
     def __enter__(self):
         return self
@@ -108,8 +171,9 @@ class Distributed:
 
         limit: the timedelta that the exchange may take; None: rank_timeout
         computing: whether the block computes as well, as sharded models do between exchanges; then only errors that
-            the library of the exchange raises count
+            the library of the exchange raises count, and nobody knows how long it has waited
         """
+        began = time.monotonic()
         try:
             yield
         except RuntimeError as error:
@@ -118,11 +182,13 @@ class Distributed:
                 not computing or re.search(r"\bgloo/", text))
             if not exchange:
                 raise  # out of memory, for example
-            late = "timed out" in text.lower() or "timeout" in text.lower()
-            waited = f"{limit / timedelta(hours=1):g} hours" if limit else f"rank_timeout={self.timeout:g} seconds"
-            raise OtherRank(f"rank {self.rank} ended because another rank " + (
-                f"did not answer for {waited}" if late else "did: see its error")
-                + f" ({text[:200]})") from None
+            what = "did: see its error"
+            if "timed out" in text.lower() or "timeout" in text.lower():
+                what = "did not answer"
+                if not computing:
+                    what += f" for {time.monotonic() - began:.0f} seconds"
+                what += f"; limit {limit}" if limit else f"; rank_timeout={self.timeout:g}"
+            raise OtherRank(f"rank {self.rank} ended because another rank {what} ({text[:200]})") from None
 
     def total(self, x):
         """The sum of tensor x over ranks; x itself is left alone."""
@@ -169,7 +235,7 @@ class Distributed:
         packed, values = io.BytesIO(), [None] * self.world if self.is_main else None
         torch.save(value, packed)
         with self.ending_together():
-            dist.gather_object(packed.getvalue(), values, group=self.ranks)
+            dist.gather_object(packed.getvalue(), values, group=self.on_cpu)
         if not self.is_main:
             return None
         return [torch.load(io.BytesIO(x), map_location="cpu", weights_only=True) for x in values]
@@ -180,24 +246,27 @@ class Distributed:
             return sorted(names)
         found = [None] * self.world
         with self.ending_together():
-            dist.all_gather_object(found, sorted(names), group=self.ranks)
+            dist.all_gather_object(found, sorted(names), group=self.on_cpu)
         return sorted(set().union(*found))
 
     def barrier(self):
-        """Waits for every rank, however long one of them builds or evaluates."""
-        self.agree(0)
+        """Waits for every rank, however long one of them builds, evaluates or saves."""
+        if self.world > 1:
+            with self.ending_together(LONGEST_WAIT):
+                dist.all_reduce(torch.zeros(()))
 
     def agree(self, number):
-        """The largest of a small whole number over ranks, on the CPU. Waits as long as `barrier` does."""
+        """The largest of a small whole number over ranks, on the CPU."""
         if self.world > 1:
             x = torch.tensor(int(number))
-            with self.ending_together(LONGEST_WAIT):
-                dist.all_reduce(x, op=dist.ReduceOp.MAX)
+            with self.ending_together():
+                dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.on_cpu)
             number = int(x)
         return number
 
     def check_same_step(self, step, out_dir):
         """Raises ValueError on every rank if the states that the ranks resume from differ in their step."""
+        self.barrier()  # states are read at different speeds
         least, most = -self.agree(-step), self.agree(step)
         if least != most:
             raise ValueError(f"rank {self.rank} resumes from step {step}, but the ranks have steps {least} to {most}: "
@@ -214,7 +283,7 @@ class Distributed:
 
     def close(self):
         if self.world > 1:
-            self.ranks = None  # what is still referred to keeps its threads
+            self.ranks = self.on_cpu = None  # what is still referred to keeps its threads
             self.sharded.clear()
             if "mesh" in vars(self):  # torch keeps it to the end
                 vars(self.mesh).get("_pg_registry", {}).clear()

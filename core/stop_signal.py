@@ -1,27 +1,32 @@
-"""Ends a run after its step: on SIGTERM, which machines that are taken away send, and on SIGINT (Ctrl-C)."""
+"""Ends a run after its step: on SIGTERM, which machines that are taken away send, on SIGINT (Ctrl-C), and on SIGHUP,
+which a terminal sends that is closed."""
 
 import contextlib
 import os
 import signal
 import threading
 
+# Windows has no SIGHUP
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
 NOTICE = "the run ends after this step and is saved; a second signal ends it at once\n"
 
 
 class StopSignal:
-    """Notes SIGTERM and SIGINT during the block. A second one ends the process at once, without saving."""
+    """Notes a signal during the block. A second one ends the process at once, without saving."""
 
     def __init__(self, dist):
         self.dist, self.number, self.before = dist, 0, {}
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in SIGNALS:
                 if signal.getsignal(number) != signal.SIG_IGN:  # nohup and shells ask for that
                     self.before[number] = signal.signal(number, self.note) or signal.SIG_DFL
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
+        if kind is not None and self.dist.world > 1:  # if a rank has failed, torchrun sends SIGTERM to the others, which
+            return  # must not end before they have printed why
         for number, handler in self.before.items():
             signal.signal(number, handler)
 

@@ -54,6 +54,7 @@ class Trainer:
         if self.dist.is_main:
             self.checkpoints.save(self.step, self.model.weights(), self.optimizers, self.facts,
                                   skipped_steps=self.skipped_steps, evaluated=self.evaluated)
+        self.dist.barrier()  # it may take longer than rank_timeout
 
     def run(self):
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves."""
@@ -96,6 +97,7 @@ class Trainer:
             self.evaluated = last or not (signal and evaluates)  # who sends a signal does not wait for an evaluation
             if evaluates and self.evaluated:
                 self.facts = self.evaluation()
+                self.dist.barrier()
                 signal = stop.came()
             due = due or self.step % c.save_interval == 0
             if due and not bad.in_a_row or last or signal:  # the last state stays good

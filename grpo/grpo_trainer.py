@@ -84,7 +84,6 @@ class GRPOTrainer:
             found, self.evaluated = self.evaluate(), True
             self.before, self.after = (self.before, found) if self.step else (found, self.after)
             self.report()
-            self.dist.barrier()
             self.logger.restart_clock()
         due = False
         while self.step < c.max_iters:
@@ -96,6 +95,7 @@ class GRPOTrainer:
             self.evaluated = last or not (signal and evaluates)  # who sends a signal does not wait for an evaluation
             if evaluates and self.evaluated:
                 self.after = self.evaluate()
+                self.dist.barrier()
                 signal = stop.came()
             due = due or self.step % c.save_interval == 0
             if due and not self.bad.in_a_row or last or signal:  # the last state stays good
@@ -181,6 +181,7 @@ class GRPOTrainer:
                               skipped_steps=self.skipped_steps, empty_steps=self.empty_steps, kl_beta=self.kl_beta,
                               iteration=self.iteration, buffers=buffers, notes=self.notes, evaluated=self.evaluated,
                               **reference)
+        self.dist.barrier()  # it may take longer than rank_timeout
 
     def resume(self):
         state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
@@ -242,6 +243,7 @@ class GRPOTrainer:
         if self.dist.is_main:
             with self.shown_in("report.html"):
                 write_report(self.config.out_dir)
+        self.dist.barrier()  # so may this
 
     @contextlib.contextmanager
     def shown_in(self, name):

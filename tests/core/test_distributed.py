@@ -1,12 +1,20 @@
 """Devices, types, and a single process; several ranks are tested in tests/grpo/test_ranks.py."""
 
+import os
 import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from core.distributed import LONGEST_WAIT, Distributed, OtherRank, detect_device, detect_dtype
-from tests.tiny import ROOT, model
+from core import distributed
+from core.distributed import LONGEST_WAIT, Distributed, OtherRank, detect_device, detect_dtype, store_of_attempt
+from tests.tiny import ROOT, model, run_script
 
 
 def test_devices_and_types():
@@ -68,7 +76,7 @@ def test_a_single_process_is_the_whole_world():
 
 @pytest.mark.parametrize("text, words", [
     ("[pair.cc:538] Connection closed by peer [127.0.0.1]:4711\nmore", "another rank did: see its error .*4711"),
-    ("Timed out waiting 5000ms for recv operation", "another rank did not answer for rank_timeout=5 seconds")])
+    ("Timed out waiting 5000ms for recv operation", "another rank did not answer for 0 seconds; rank_timeout=5 ")])
 def test_what_goes_wrong_between_ranks_is_one_line(text, words):
     with pytest.raises(OtherRank, match=f"^rank 0 ended because {words}") as error:
         with Distributed("cpu", timeout=5.0).ending_together():
@@ -76,17 +84,44 @@ def test_what_goes_wrong_between_ranks_is_one_line(text, words):
     assert "\n" not in str(error.value)
 
 
-def test_who_waited_in_a_barrier_is_told_how_long_that_was():
-    with pytest.raises(OtherRank, match="another rank did not answer for 12 hours") as error:
+def test_who_waited_is_told_for_how_long_and_what_the_limit_was(monkeypatch):
+    clock = iter([100.0, 107.0, 200.0])
+    monkeypatch.setattr(distributed, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with pytest.raises(OtherRank, match="another rank did not answer for 7 seconds; limit 12:00:00") as error:
         with Distributed("cpu", timeout=5.0).ending_together(LONGEST_WAIT):
             raise RuntimeError("Timed out waiting 43200000ms for recv operation")
     assert "rank_timeout" not in str(error.value)
+    with pytest.raises(OtherRank, match="another rank did not answer; rank_timeout=5 "):
+        with Distributed("cpu", timeout=5.0).ending_together(computing=True):
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:5] Timed out waiting 5000ms for recv operation")
+
+
+@pytest.mark.parametrize(("environment", "words"), [
+    ({"WORLD_SIZE": "x"}, "WORLD_SIZE='x' in the environment is no whole number; start several processes with torch"),
+    ({"RANK": "-1"}, "RANK='-1' in the environment is no whole number"),
+    ({"RANK": "5"}, "RANK=5 in the environment is not one of WORLD_SIZE=1; .* or one without RANK and WORLD_SIZE"),
+    ({"RANK": "1", "WORLD_SIZE": "2"}, "WORLD_SIZE=2 in the environment, but no MASTER_ADDR; ")])
+def test_an_environment_of_another_job_is_one_line(monkeypatch, environment, words):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=words):
+        Distributed("cpu")
+
+
+def test_restarts_on_several_machines_are_refused_where_attempts_would_share_a_store(monkeypatch):
+    for name, text in {"LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_MAX_RESTARTS": "3",
+                       "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match="--max-restarts=3 on several machines needs --rdzv-backend=c10d and TORCH_D"):
+        store_of_attempt(0, 2)
 
 
 def test_ranks_must_resume_from_the_same_step():
     class OfTwo(Distributed):
         """A rank of two, the other of which has the number 8."""
         agree = lambda self, number: max(number, 8 if number >= 0 else -8)
+        barrier = lambda self: None
 
     OfTwo("cpu").check_same_step(8, "out")
     for step, words in ((5, "steps 5 to 8"), (9, "steps 8 to 9")):
@@ -114,3 +149,103 @@ def test_where_a_block_computes_as_well_only_errors_of_an_exchange_are_blamed_on
 def test_a_single_process_agrees_with_itself_and_closes_after_a_block():
     with Distributed("cpu") as dist:
         assert dist.agree(15) == 15 and dist.agree(False) == 0
+
+
+# several processes; what they compute: tests/grpo/test_ranks.py
+
+MEETING = """
+import sys, time
+from datetime import timedelta
+sys.path.insert(0, {root!r})
+from core import distributed
+distributed.QUIET_SECONDS, distributed.START_WAIT = {quiet}, timedelta(seconds={limit})
+from core.config import run_script
+
+def main(argv):
+    with distributed.Distributed("cpu", timeout=5.0) as dist:
+        if dist.rank == 1:
+            time.sleep(7)
+        dist.barrier()
+        values = dist.gather({{"rank": dist.rank}})
+        if dist.is_main:
+            print(values, dist.agree(0), distributed.dist.group.WORLD._get_backend(dist.device).options._timeout)
+        else:
+            dist.agree(dist.rank)
+            time.sleep(3600)
+        dist.agree(0)
+
+run_script(main)
+"""
+
+
+@pytest.mark.slow
+def test_a_barrier_waits_longer_than_rank_timeout_and_an_exchange_does_not(tmp_path):
+    script = tmp_path / "meeting.py"
+    script.write_text(MEETING.format(root=ROOT, quiet=0, limit=120))
+    done = run_script("--shutdown-timeout=1", script, ranks=2)
+    assert "[{'rank': 0}, {'rank': 1}] 1 12:00:00" in done.stdout, done.stderr
+    assert re.search(r"rank \d: waiting for 2 ranks at \w+:\d+, limit 0:02:00\n", done.stderr)
+    assert re.search(r"error: rank 0 ended because another rank did not answer for \d+ seconds; rank_timeout=5 ",
+                     done.stderr)
+
+
+@pytest.mark.slow
+def test_ranks_that_do_not_come_are_waited_for_aloud_and_not_for_ever(tmp_path):
+    script = tmp_path / "meeting.py"
+    script.write_text(MEETING.format(root=ROOT, quiet=0.1, limit=2))
+    alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    done = run_script(script, **alone)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1 and lines[0] == f"rank 0: waiting for 2 ranks at {':'.join([*alone.values()][2:])}, " \
+                                                "limit 0:00:02"
+    assert re.match(r"error: rank 0 ended because another rank did not answer for \d+ seconds; limit 0:00:02 ",
+                    lines[-1])
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+RESTARTED = """
+import os, sys, time
+sys.path.insert(0, {root!r})
+from core.distributed import Distributed
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+if attempt == "1" and os.environ["RANK"] == "1":
+    time.sleep(4)
+with Distributed("cpu", timeout=60.0) as dist:
+    for step in range(3):
+        dist.agree(step)
+        if step == 1 and dist.rank == 1 and not os.path.exists({marker!r}):
+            open({marker!r}, "w").close()
+            os._exit(3)
+"""
+
+
+@pytest.mark.slow
+def test_on_several_machines_a_rank_that_dies_and_comes_late_again_is_met(tmp_path):
+    """As two machines with the command of docs/scaling.md, on one."""
+    script, marker = tmp_path / "restarted.py", tmp_path / "died"
+    script.write_text(RESTARTED.format(root=ROOT, marker=str(marker)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--max-restarts=3",
+               "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=1", script]
+    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    agents = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    errors = [agent.communicate(timeout=300)[1] for agent in agents]
+    assert marker.exists() and [agent.returncode for agent in agents] == [0, 0], errors
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_a_rank_gets_sigterm_when_torchrun_is_killed():
+    code = (f"import sys, time; sys.path.insert(0, {ROOT!r}); from core.distributed import end_with_torchrun; "
+            "end_with_torchrun(); print('here', flush=True); time.sleep(3600)")
+    parent = "import os, subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]]).wait()"
+    torchrun = subprocess.Popen([sys.executable, "-c", parent, code], stdout=subprocess.PIPE, text=True,
+                                env=os.environ | {"TORCHELASTIC_RUN_ID": "1"})
+    assert torchrun.stdout.readline() == "here\n"
+    os.kill(torchrun.pid, signal.SIGKILL)
+    assert torchrun.stdout.read() == "", "the rank has closed its output: it has ended"
+    torchrun.wait()
