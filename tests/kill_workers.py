@@ -25,7 +25,7 @@ from core.config import run_script
 from core.logger import read_records
 from core.models import save_model
 from grpo import train_grpo
-from grpo.samplers.ray_cluster import environment
+from grpo.samplers.ray_cluster import OWN, environment
 from tests.kill import state_difference
 from tests.tiny import CAUSAL, ROOT, causal_model, without_clock, write_prompt_dataset
 
@@ -129,13 +129,13 @@ def difference(a, b):
 
 def main(argv):
     """Parses, runs, prints a line for each kill and a summary. Exits 1 if a run differs, or too few were killed."""
-    import ray
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max_staleness", type=int, default=1)
     options = parser.parse_args(argv)
-    with environment({"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": ROOT}):
+    with environment(OWN | {"PYTHONPATH": ROOT}):
+        import ray
         ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=2**27, log_to_driver=False,
                  logging_level=logging.ERROR)
     rng, began, kills, replaced, ended, wrong = random.Random(options.seed), time.monotonic(), 0, 0, 0, 0

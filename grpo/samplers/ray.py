@@ -16,6 +16,7 @@ from grpo.samplers.sampler import Finished, SamplerError
 
 MOST_TRIES = 5       # of one part of a batch, each with another worker
 START_SECONDS = 300  # in which a worker must be ready: it imports, and loads its models
+END_SECONDS = 10     # in which an idle worker ends by itself, and removes the folder in which code ran
 
 
 @dataclass(eq=False)
@@ -101,8 +102,12 @@ class RaySampler:
         return wait
 
     def close(self):
-        for worker in self.workers:
-            self.ray.kill(worker)
+        with contextlib.suppress(self.ray.exceptions.RayError):  # of an end for which there is another reason
+            ending = [worker.__ray_terminate__.remote() for worker in self.workers]
+            if ending:
+                self.ray.wait(ending, num_returns=len(ending), timeout=END_SECONDS)
+            for worker in self.workers:
+                self.ray.kill(worker)
         self.workers, self.starts, self.weights = [], deque(), {}
         self.leave()
 
@@ -116,7 +121,8 @@ class RaySampler:
             if late:
                 free = {name: x for name, x in self.ray.available_resources().items() if name in ("CPU", "GPU")}
                 raise SamplerError(f"ray_workers={self.config.ray_workers}: {len(late)} of them did not start within "
-                                   f"{START_SECONDS} seconds; Ray has free: {free}; lower ray_workers")
+                                   f"{START_SECONDS} seconds; Ray has free: {free}; lower ray_workers, or "
+                                   "OMP_NUM_THREADS, of which each takes as many CPUs")
             reasons = [self._value(answer)[1] for answer in built]
             workers += [worker for worker, reason in zip(new, reasons, strict=True) if not reason]
             if len(workers) == number:

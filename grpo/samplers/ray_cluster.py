@@ -4,6 +4,10 @@ import contextlib
 import logging
 import math
 import os
+import re
+import secrets
+import subprocess
+import sys
 
 import torch
 
@@ -12,8 +16,12 @@ from core.user_code import ROOT
 from grpo.samplers.sampler import SamplerError
 
 LEAST_STORE = 2**27  # bytes of the object store; Ray refuses less than 75 MB
-OWN = {"RAY_USAGE_STATS_ENABLED": "0",
-       "RAY_worker_niceness": "0"}  # Ray's own is 15: workers would wait for every other process of the machine
+# A Ray listens on all interfaces of the machine and runs what it is sent: only processes of this run know the token.
+# Ray's own niceness is 15: workers would wait for every other process of the machine
+OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
+       "RAY_worker_niceness": "0"}
+JOIN = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+JOIN_SECONDS = 60  # a cluster that is there answers within ten
 
 
 def joined_ray(config, dist, weights_bytes):
@@ -22,7 +30,9 @@ def joined_ray(config, dist, weights_bytes):
     Each rank of a run starts a Ray of its own, so that none depends on when another ends. weights_bytes: size of the
     weights that a sync brings. Raises SamplerError if no cluster answers at ray_address
     """
-    ray = require("ray", "sampler='ray'", "-r requirements-ray.txt")
+    own = OWN if config.ray_address is None else {}
+    with environment(own):  # Ray reads whom it lets in when it is imported
+        ray = require("ray", "sampler='ray'", "-r requirements-ray.txt")
     if ray.is_initialized():  # the caller's own: it also ends it
         return ray, lambda: None
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -31,17 +41,34 @@ def joined_ray(config, dist, weights_bytes):
         store = LEAST_STORE + int(1.1 * weights_bytes * (config.max_staleness + 2))
         gpus = gpus_beside(dist)
         seen = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-        with environment(code | seen | OWN):
-            ray.init("local", num_cpus=config.ray_workers, num_gpus=len(gpus), include_dashboard=False,
-                     object_store_memory=store, **quiet)
+        try:
+            with environment(code | seen | own):
+                ray.init("local", num_cpus=config.ray_workers, num_gpus=len(gpus), include_dashboard=False,
+                         object_store_memory=store, **quiet)
+        except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+            raise SamplerError(f"sampler='ray': Ray cannot start on this machine ({one_line(error)})") from None
         return ray, ray.shutdown
-    try:
-        ray.init(config.ray_address, runtime_env={"env_vars": code}, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise SamplerError(f"ray_address={config.ray_address}: no Ray cluster answers there ({one_line(error)}); start "
-                           "one with ray start --head, with RAY_AUTH_MODE=token in the environment of both if it asks "
-                           "for a token, or leave ray_address out") from None
+    check_cluster(config.ray_address)
+    ray.init(config.ray_address, runtime_env={"env_vars": code}, **quiet)
     return ray, ray.shutdown
+
+
+def check_cluster(address):
+    """Raises SamplerError if no cluster answers there. It is tried in a process that can be ended: Ray itself waits for
+    minutes, or without end, and nothing interrupts it."""
+    port = re.fullmatch(r"[\w.:\[\]-]+:(\d{1,5})", address)
+    if address != "auto" and not (port and 0 < int(port[1]) < 2**16):
+        raise SamplerError(f"ray_address={address!r} is neither host:port nor auto; ray start --head prints host:port")
+    try:
+        done = subprocess.run([sys.executable, "-c", JOIN, address], capture_output=True, text=True,
+                              timeout=JOIN_SECONDS)
+        fault = one_line(done.stderr) if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        fault = f"nothing within {JOIN_SECONDS} seconds"
+    if fault:
+        raise SamplerError(f"ray_address={address}: no Ray cluster answers there ({fault}); start one with ray start "
+                           "--head, with RAY_AUTH_MODE=token in the environment of both if it asks for a token, or "
+                           "leave ray_address out")
 
 
 def gpus_beside(dist):
@@ -74,7 +101,8 @@ def worker_options(ray, config, dist):
     workers = config.ray_workers * (1 if config.ray_address is None else dist.world)  # who share what this Ray has
     gpus = ray.cluster_resources().get("GPU", 0) if dist.device.type == "cuda" else 0
     share = 1 / math.ceil(workers / gpus) if gpus else 0  # a worker cannot have halves of two GPUs
-    return {"num_cpus": 1, "num_gpus": share, "max_restarts": 0}
+    own_cpus = config.ray_address is None or dist.device.type == "cuda"  # the Ray of a rank has a CPU for each worker
+    return {"num_cpus": 1 if own_cpus else threads_of_worker(config), "num_gpus": share, "max_restarts": 0}
 
 
 def threads_of_worker(config):

@@ -23,6 +23,9 @@ class Actor:
 
     def call(self, name, arguments):
         """A promise: (what happens, value)."""
+        if name == "__ray_terminate__":
+            self.ray.asked.append(self.ray.actors.index(self))
+            return Promise("lost", RayError("The actor exited"))
         fate = self.plan.pop(0) if name == "write" and self.plan else "ok"
         if name == "write":
             self.ray.written.append((self.ray.actors.index(self), list(arguments[0]["number"]), arguments[1]))
@@ -49,7 +52,7 @@ class FakeRay:
 
     def __init__(self, plans=()):
         self.plans, self.actors, self.killed, self.written, self.stored = collections.deque(plans), [], [], [], []
-        self.left = False
+        self.asked, self.left = [], False
 
     def remote(self, **options):
         def decorated(cls):

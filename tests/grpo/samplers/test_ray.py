@@ -191,4 +191,15 @@ def test_a_dead_worker_has_no_scores(causal):
 def test_closing_ends_the_workers_and_leaves_ray(causal):
     sampler, fake, _, _ = causal()
     sampler.close()
-    assert fake.left and fake.killed == [0, 1] and not sampler.workers
+    assert fake.left and fake.asked == fake.killed == [0, 1] and not sampler.workers
+
+
+def test_a_ray_that_is_gone_does_not_hide_why_the_run_ends(causal, monkeypatch):
+    sampler, fake, _, _ = causal()
+
+    def gone(worker):
+        raise fake.exceptions.RayError("no cluster")
+
+    monkeypatch.setattr(fake, "kill", gone)
+    sampler.close()
+    assert fake.left

@@ -1,6 +1,7 @@
 """How a run comes to its Ray: its own, its caller's, or a cluster."""
 
 import os
+import socket
 import sys
 from types import SimpleNamespace
 
@@ -8,14 +9,16 @@ import pytest
 import torch
 
 from grpo.samplers import ray_cluster
-from grpo.samplers.ray_cluster import (LEAST_STORE, environment, gpus_beside, joined_ray, one_line,
+from grpo.samplers.ray_cluster import (LEAST_STORE, check_cluster, environment, gpus_beside, joined_ray, one_line,
                                        threads_of_worker, worker_options)
 from grpo.samplers.sampler import SamplerError
-from tests.tiny import ROOT, one_process, prompt_config
+from tests.tiny import ROOT, one_process, prompt_config, run_script
 
 
 class RayStub:
     """The calls of ray.init, and whether it has been shut down."""
+
+    exceptions = SimpleNamespace(RayError=OSError)
 
     def __init__(self, error=None, gpus=0.0):
         self.calls, self.up, self.error, self.gpus = [], False, error, gpus
@@ -56,25 +59,83 @@ def test_a_run_starts_its_own_ray_with_room_for_the_weights_in_flight_and_ends_i
     (address, settings), = ray.calls
     assert address == "local" and settings["num_cpus"] == 3 and settings["include_dashboard"] is False
     assert ray.seen["PYTHONPATH"].split(os.pathsep)[0] == ROOT, "workers import this repository"
+    assert ray.seen["RAY_AUTH_MODE"] == "token" and len(ray.seen["RAY_AUTH_TOKEN"]) == 64
     assert settings["object_store_memory"] == LEAST_STORE + 3.3e9 and ray.seen["RAY_worker_niceness"] == "0"
     leave()
     assert not ray.up
 
 
-def test_a_cluster_is_joined_at_its_address(stub):
+def test_a_cluster_is_joined_at_its_address(stub, monkeypatch):
     ray = stub()
+    monkeypatch.setattr(ray_cluster, "JOIN", "")
     joined_ray(ray_config(ray_address="10.1.1.1:6379"), one_process(), 0)
     (address, settings), = ray.calls
+    assert "RAY_AUTH_TOKEN" not in ray.seen, "the cluster's is in its own environment, or in the home folder"
     assert address == "10.1.1.1:6379" and "num_cpus" not in settings and "object_store_memory" not in settings
     assert settings["runtime_env"]["env_vars"]["PYTHONPATH"].split(os.pathsep)[0] == ROOT
 
 
-@pytest.mark.parametrize("error", [ConnectionError("could not connect\n to it"), ValueError("no such address"),
-                                   RuntimeError("version mismatch")])
-def test_a_cluster_that_does_not_answer_is_named(stub, error):
-    stub(error=error)
-    with pytest.raises(SamplerError, match=r"ray_address=10.1.1.1:6379: no Ray cluster answers there \(.*\); start"):
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:1", "a b\nc", "127.0.0.1:99999", "localhost", "host:0", ""])
+def test_what_is_no_address_is_refused_at_once(stub, address):
+    ray = stub()
+    with pytest.raises(SamplerError, match="is neither host:port nor auto") as error:
+        joined_ray(ray_config(ray_address=address), one_process(), 0)
+    assert "\n" not in str(error.value) and not ray.calls
+
+
+@pytest.mark.parametrize(("join", "fault"), [
+    ("import time; time.sleep(3600)", "nothing within 1 seconds"),
+    ("raise ConnectionError('first\\nsecond ' + __import__('sys').argv[1])", "second 10.1.1.1:6379")])
+def test_a_cluster_that_does_not_answer_is_named_within_a_limit(stub, monkeypatch, join, fault):
+    ray = stub()
+    monkeypatch.setattr(ray_cluster, "JOIN", join)
+    monkeypatch.setattr(ray_cluster, "JOIN_SECONDS", 1 if "sleep" in join else 60)
+    with pytest.raises(SamplerError, match=fr"address=10.1.1.1:6379: no Ray cluster answers there \({fault}\); start"):
         joined_ray(ray_config(ray_address="10.1.1.1:6379"), one_process(), 0)
+    assert not ray.calls
+
+
+def test_a_ray_that_cannot_start_is_one_line(stub):
+    stub(error=RuntimeError("Failed to start GCS\nno port"))
+    with pytest.raises(SamplerError, match=r"^sampler='ray': Ray cannot start on this machine \(no port\)$"):
+        joined_ray(ray_config(), one_process(), 0)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_no_ray_is_refused(monkeypatch):
+    """It takes connections and says nothing, as a garbage server may."""
+    pytest.importorskip("ray")
+    monkeypatch.setattr(ray_cluster, "JOIN_SECONDS", 5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with pytest.raises(SamplerError, match="no Ray cluster answers there"):
+            check_cluster(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+OWNER = """
+import subprocess, sys
+sys.path.insert(0, {root!r})
+from grpo.samplers.ray_cluster import joined_ray
+from tests.tiny import one_process, prompt_config
+
+ray, leave = joined_ray(prompt_config(sampler="ray"), one_process(), 0)
+remote = ray.remote(num_cpus=0)(lambda: "it runs")
+print(ray.get(remote.remote()), flush=True)
+outsider = subprocess.run([sys.executable, "-c", sys.argv[1], ray.get_runtime_context().gcs_address],
+                          capture_output=True, text=True)
+print(outsider.returncode, outsider.stdout, outsider.stderr)
+leave()
+"""
+OUTSIDER = "import sys, ray; ray.init(sys.argv[1]); print(ray.get(ray.remote(num_cpus=0)(lambda: 'code ran').remote()))"
+
+
+@pytest.mark.slow
+def test_an_outsider_cannot_join_the_ray_of_a_run_even_where_authentication_is_off(tmp_path):
+    pytest.importorskip("ray")
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER.format(root=ROOT))
+    done = run_script(script, OUTSIDER, RAY_AUTH_MODE="disabled")
+    assert done.stdout.startswith("it runs\n1 ") and "code ran" not in done.stdout, done.stdout + done.stderr
+    assert "InvalidAuthToken" in done.stdout
 
 
 def test_a_ray_that_the_caller_has_started_stays_open(stub):
@@ -110,6 +171,13 @@ def test_workers_share_the_threads_with_each_other_and_ahead_with_the_trainer(mo
 def test_two_workers_of_each_of_four_ranks_share_the_gpus_that_ray_has(stub, gpus, address, share):
     dist = SimpleNamespace(device=torch.device("cuda"), world=4)
     assert worker_options(stub(gpus=gpus), ray_config(ray_workers=2, ray_address=address), dist)["num_gpus"] == share
+
+
+def test_a_worker_takes_as_many_cpus_of_a_cluster_as_it_has_threads(stub, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 12)
+    for address, device, cpus in ((None, "cpu", 1), ("auto", "cpu", 12), ("auto", "cuda", 1)):
+        dist = SimpleNamespace(device=torch.device(device), world=1)
+        assert worker_options(stub(), ray_config(ray_address=address), dist)["num_cpus"] == cpus
 
 
 @pytest.mark.parametrize("visible, rank, ranks, index, names", [
