@@ -8,7 +8,6 @@ the same metrics: then every problem of every iteration was trained exactly once
 
 import argparse
 import contextlib
-import logging
 import os
 import pathlib
 import random
@@ -25,7 +24,7 @@ from core.config import run_script
 from core.logger import read_records
 from core.models import save_model
 from grpo import train_grpo
-from grpo.samplers.ray_cluster import OWN, environment
+from grpo.samplers.ray_cluster import start_ray
 from tests.kill import state_difference
 from tests.tiny import CAUSAL, ROOT, causal_model, without_clock, write_prompt_dataset
 
@@ -91,7 +90,10 @@ class Killer(threading.Thread):
             if len(alive) == RUN["ray_workers"] and ready != early:
                 if not self.over.wait(self.rng.uniform(0, 1.0)):
                     pid = self.rng.choice(alive)
-                    os.kill(pid, signal.SIGKILL)
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except ProcessLookupError:  # the run has just ended it
+                        continue
                     self.killed.append(pid)
                     self.tell(f"killed worker {pid}, {'which started' if early else 'in the run'}")
                     early = self.rng.random() < 0.2
@@ -129,15 +131,13 @@ def difference(a, b):
 
 def main(argv):
     """Parses, runs, prints a line for each kill and a summary. Exits 1 if a run differs, or too few were killed."""
+    import ray
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max_staleness", type=int, default=1)
     options = parser.parse_args(argv)
-    with environment(OWN | {"PYTHONPATH": ROOT}):
-        import ray
-        ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=2**27, log_to_driver=False,
-                 logging_level=logging.ERROR)
+    start_ray(ray, {"PYTHONPATH": ROOT}, num_cpus=2, object_store_memory=2**27)
     rng, began, kills, replaced, ended, wrong = random.Random(options.seed), time.monotonic(), 0, 0, 0, 0
     tell = lambda text: print(f"  {time.monotonic() - began:5.1f} s: {text}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as folder:

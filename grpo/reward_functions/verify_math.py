@@ -11,6 +11,7 @@ from grpo.reward_functions.registry import column, reward
 
 END, OPEN, CLOSE = TAGS = ["<end_working_out>", "<SOLUTION>", "</SOLUTION>"]
 NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
+LONG_EXPONENT = re.compile(r"[eE][-+]?\d{4}")
 MAX_DIGITS = 100  # characters; a longer text does not count as a number, because exact arithmetic on it is slow
 EXPRESSION = re.compile(r"[0-9+\-*/() \t\n]+")
 MAX_EXPRESSION, MAX_NODES, MAX_DEPTH = 300, 200, 50  # characters of the text; nodes and depth of its syntax tree
@@ -73,12 +74,13 @@ def exact_task(numbers=None, target=None, **columns):
 
 def exact(x, field, value):
     """A number, or a text that is one, as a Fraction. field, value: what a ValueError names."""
+    long = isinstance(x, str) and (len(x) > MAX_DIGITS or LONG_EXPONENT.search(x.replace("_", "")))
     try:
-        if not isinstance(x, bool):  # true of JSON, which Fraction would read as 1
+        if not isinstance(x, bool) and not long:  # true of JSON, which Fraction would read as 1
             return Fraction(x)
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
         pass
-    raise ValueError(f"reward countdown: {field}={value!r} of a record: {x!r} is not a number")
+    raise ValueError(f"reward countdown: {field}={value!r:.100} of a record: {x!r:.100} is not a number, or has too many digits")
 
 
 @reward(0, 1, check=exact_task)

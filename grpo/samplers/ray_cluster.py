@@ -20,6 +20,7 @@ LEAST_STORE = 2**27  # bytes of the object store; Ray refuses less than 75 MB
 # Ray's own niceness is 15: workers would wait for every other process of the machine
 OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
        "RAY_worker_niceness": "0"}
+QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 JOIN = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 JOIN_SECONDS = 60  # a cluster that is there answers within ten
 
@@ -30,27 +31,29 @@ def joined_ray(config, dist, weights_bytes):
     Each rank of a run starts a Ray of its own, so that none depends on when another ends. weights_bytes: size of the
     weights that a sync brings. Raises SamplerError if no cluster answers at ray_address
     """
-    own = OWN if config.ray_address is None else {}
-    with environment(own):  # Ray reads whom it lets in when it is imported
-        ray = require("ray", "sampler='ray'", "-r requirements-ray.txt")
+    ray = require("ray", "sampler='ray'", "-r requirements-ray.txt")
     if ray.is_initialized():  # the caller's own: it also ends it
         return ray, lambda: None
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     code = {"PYTHONPATH": os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))}
     if config.ray_address is None:
         store = LEAST_STORE + int(1.1 * weights_bytes * (config.max_staleness + 2))
         gpus = gpus_beside(dist)
         seen = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         try:
-            with environment(code | seen | own):
-                ray.init("local", num_cpus=config.ray_workers, num_gpus=len(gpus), include_dashboard=False,
-                         object_store_memory=store, **quiet)
-        except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+            start_ray(ray, code | seen, num_cpus=config.ray_workers, num_gpus=len(gpus), object_store_memory=store)
+        except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             raise SamplerError(f"sampler='ray': Ray cannot start on this machine ({one_line(error)})") from None
         return ray, ray.shutdown
     check_cluster(config.ray_address)
-    ray.init(config.ray_address, runtime_env={"env_vars": code}, **quiet)
+    ray.init(config.ray_address, runtime_env={"env_vars": code}, **QUIET)
     return ray, ray.shutdown
+
+
+def start_ray(ray, variables, **settings):
+    """Starts a Ray on this machine that only processes of this run can join, with these environment variables."""
+    with environment(OWN | variables):
+        ray._raylet.Config.initialize("")  # Ray has read RAY_AUTH_MODE when it was imported
+        ray.init("local", include_dashboard=False, **settings, **QUIET)
 
 
 def check_cluster(address):

@@ -34,9 +34,15 @@ def records(folder):
 
 
 def assert_close(run, other):
+    """Metrics that are nothing but rounding need only be small."""
     assert run.keys() == other.keys()
     for step, metrics in run.items():
-        assert metrics == pytest.approx(other[step], rel=1e-4, abs=1e-6), step
+        rounding = {name for name in metrics if name.startswith(("mismatch_", "ratio_minus_one"))}
+        assert metrics.keys() == other[step].keys()
+        assert all(abs(found[step][name]) < 1e-4 for found in (run, other) for name in rounding), step
+        rest = metrics.keys() - rounding
+        assert {name: metrics[name] for name in rest} == pytest.approx({name: other[step][name] for name in rest},
+                                                                       rel=1e-4, abs=1e-6), step
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from grpo.reward_functions import verify_math
 from grpo.reward_functions.registry import REWARDS
-from grpo.reward_functions.verify_math import equations
+from grpo.reward_functions.verify_math import equations, exact_task
 from tests.tiny import expect_rewards, rewards_of
 
 END, OPEN, CLOSE = "<end_working_out>", "<SOLUTION>", "</SOLUTION>"
@@ -185,3 +185,9 @@ def test_equations_checks_the_lines_that_were_touched():
                         ("\n3=3+0\n", 0.0)):
         assert equations(["_______7"], [line + "7"], answer=["\n1+2=3\n7"]) == [worth], line
     assert equations(["4_1+2=3\n"], ["441+2=3\n"], answer=["4\n1+2=3\n"]) == [0.0], "its line break was masked"
+
+
+@pytest.mark.parametrize("bomb", ["1e1000000000", "1E+1_000_000_000", "-1e-1000000000", "1e１００００００００", "9" * 5000])
+def test_a_number_of_a_record_that_would_take_for_ever_is_refused(bomb):
+    with pytest.raises(ValueError, match="reward countdown: target=.* is not a number, or has too many digits$"):
+        exact_task([1, 2], bomb)

@@ -1,11 +1,15 @@
 """Whole runs whose completions are written by real workers of a real local Ray, as a user starts them."""
 
 import contextlib
+import json
 import os
+import pathlib
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -17,7 +21,7 @@ from grpo import train_grpo
 from grpo.grpo_config import GRPOConfig
 from grpo.rewards import reward
 from grpo.samplers.build import models_of_worker
-from grpo.samplers.ray_cluster import environment
+from grpo.samplers.ray_cluster import start_ray
 from tests.families import model_folder, write_sums
 from tests.kill_workers import LETTERS, process, settings_of, workers
 from tests.tiny import ROOT, TOKENIZER, fill_policy, judge, model, run_script, same, save, without_clock
@@ -33,9 +37,7 @@ ONLY_OUTSIDE = {"staleness", "dropped_rollouts", "sampler/replaced_workers"}
 @pytest.fixture(scope="module")
 def own_ray():
     """A Ray of this process, which the runs of this file use and leave open."""
-    with environment({"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": ROOT}):
-        ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=2**27, log_to_driver=False,
-                 logging_level="ERROR")
+    start_ray(ray, {"PYTHONPATH": ROOT}, num_cpus=2, object_store_memory=2**27)
     yield ray
     ray.shutdown()
 
@@ -93,14 +95,14 @@ def test_a_hugging_face_model_with_an_adapter_is_trained_one_step_off(own_ray, r
 
 
 def test_a_run_whose_worker_is_killed_is_the_run_without_workers(own_ray, run, tmp_path):
-    calls, killed = [], []
+    calls, killed, of_earlier_runs = [], [], workers().keys()  # which may still be about to end
 
     @reward(low=0.0, high=1.0)
     def deadly(prompts, completions, **columns):
-        """The share of letters. Its eighth call in the run with workers kills one of them."""
+        """The share of letters. Its eighth call in the run with workers, the first of two, kills one of them."""
         calls.append(len(completions))
-        if len(calls) == 8 and (found := workers()):
-            killed.append(min(found))
+        if len(calls) == 8 and not killed:
+            killed.append(min(workers().keys() - of_earlier_runs))
             os.kill(killed[0], signal.SIGKILL)
         return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
 
@@ -163,3 +165,16 @@ def test_a_worker_builds_the_models_of_the_run_as_one_process_that_is_no_rank(da
     assert same(policy, fill_policy()) and rewards is None and os.environ["WORLD_SIZE"] == "1"
     _, rewards = models_of_worker(TOKENIZER, torch.get_num_threads(), config(ray_rewards=True))
     assert rewards.names == ("judge",) and rewards.judge.reading == "packed"
+
+
+def test_code_that_ran_in_a_worker_leaves_no_folder(tmp_path):
+    temporary = pathlib.Path(tempfile.mkdtemp(dir="/tmp"))  # Ray's sockets allow no long path
+    rows = [{"prompt": f"{i}+{i}=", "tests": "assert True"} for i in range(20)]
+    (tmp_path / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = settings_of(tmp_path, max_iters=2, max_staleness=1, reward_file=None, dataset=tmp_path / "code.jsonl",
+                           reward_functions="('code_execution',)", ray_rewards=True, out_dir=tmp_path / "out")
+    done = run_script("grpo/train_grpo.py", *(f"--{key}={x}" for key, x in settings.items()),
+                      TMPDIR=str(temporary))
+    left = list(temporary.glob("sandbox-*"))
+    shutil.rmtree(temporary)
+    assert done.returncode == 0 and not left, done.stderr

@@ -19,6 +19,7 @@ class RayStub:
     """The calls of ray.init, and whether it has been shut down."""
 
     exceptions = SimpleNamespace(RayError=OSError)
+    _raylet = SimpleNamespace(Config=SimpleNamespace(initialize=str))
 
     def __init__(self, error=None, gpus=0.0):
         self.calls, self.up, self.error, self.gpus = [], False, error, gpus
