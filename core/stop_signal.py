@@ -25,8 +25,8 @@ class StopSignal:
         return self
 
     def __exit__(self, kind, *_):
-        if kind is not None and self.dist.world > 1:  # if a rank has failed, torchrun sends SIGTERM to the others, which
-            return  # must not end before they have printed why
+        if kind is not None and self.dist.world > 1:
+            return  # a rank has failed: the SIGTERM of torchrun must not end this one before it has told why
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
