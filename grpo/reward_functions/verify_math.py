@@ -80,8 +80,8 @@ def exact(x, field, value):
             return Fraction(x)
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
         pass
-    raise ValueError(f"reward countdown: {field}={value!r:.100} of a record: {x!r:.100} is not a number, or has too many "
-                     "digits")
+    raise ValueError(f"reward countdown: {field}={value!r:.100} of a record: {x!r:.100} is not a number, or has too "
+                     "many digits")
 
 
 @reward(0, 1, check=exact_task)
