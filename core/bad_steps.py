@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from core.run_folder import BAD_STEPS
+from core.run_names import BAD_STEPS
 from core.training_step import NONFINITE
 from core.whole_files import replacing
 

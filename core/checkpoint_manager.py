@@ -17,14 +17,14 @@ import zipfile
 
 import torch
 
+from core.run_names import CONFIG, METRICS, OLDER, SAMPLES, STATE
 from core.sharding import cut_state, is_sharded, whole
 from core.whole_files import CannotWrite, flush, replacing, writing
 
-STATE, OLDER = "state.pt", re.compile(r"state-\d+\.pt")
 DAMAGE = (ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, RuntimeError, TypeError,
           ValueError, pickle.PickleError, struct.error, tarfile.TarError,
           zipfile.BadZipFile)  # what zipfile and torch raise for files that are not what they should be
-RECORDS = ("metrics.jsonl", "samples.jsonl")  # what a run writes line by line
+RECORDS = (METRICS, SAMPLES)  # what a run writes line by line
 MOST_STEPS = 10**15  # no run has more
 KEPT = {"AdamW": {"step", "exp_avg", "exp_avg_sq"}, "Muon": {"momentum_buffer"}}  # by an optimizer, of a parameter
 KEYS = {"step": int, "facts": dict, "layout": dict, "model": dict, "optimizers": list}  # what every state has
@@ -168,10 +168,10 @@ class CheckpointManager:
         for key, now in self.identity.items():
             if saved.get(key, now) != now:
                 raise ValueError(f"{path} is of a run with {key}={saved[key]!r}, not {now!r}; resume with the settings "
-                                 f"of {self.path('config.json')} or choose another out_dir")
+                                 f"of {self.path(CONFIG)} or choose another out_dir")
         if state.pop("layout") != layout(weights, optimizers):
             raise ValueError(f"{path} is of a run with another model or optimizer; resume with the settings of "
-                             f"{self.path('config.json')} or choose another out_dir")
+                             f"{self.path(CONFIG)} or choose another out_dir")
         if shapes(state["model"]) != shapes(weights) or len(state["optimizers"]) != len(optimizers):
             raise Damaged("its tensors are not those that it lists")
         for optimizer, saved in zip(optimizers, state.pop("optimizers"), strict=True):

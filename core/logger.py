@@ -1,14 +1,16 @@
-"""Metrics: one aligned console line, a record in metrics.jsonl at once, trackers if asked."""
+"""Metrics: one aligned console line, a record in metrics.jsonl at once, trackers if asked; what is said, in console.log."""
 
 import json
 import math
 import os
+import re
 import sys
 import time
 import unicodedata
 
 from tqdm import tqdm
 
+from core.run_names import CONSOLE, METRICS
 from core.trackers import Trackers
 from core.whole_files import replacing, writing
 
@@ -55,14 +57,28 @@ def format_number(value):
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
 
 
+def duration(seconds):
+    """A time in words of at most six characters: 4:21, 5h03m, 23d04h."""
+    minutes, hours = seconds // 60, seconds // 3600
+    if not hours:
+        return f"{minutes}:{seconds % 60:02d}"
+    if hours < 24:
+        return f"{hours}h{minutes % 60:02d}m"
+    return f"{hours // 24}d{hours % 24:02d}h"
+
+
 class Logger:
-    """log(step, metrics) writes a record; say(text) prints without breaking the progress bar."""
+    """log(step, metrics) writes a record; say(text) prints without breaking the progress bar.
+
+    What is said also goes to console.log: from `start` on, before which nothing is written.
+    """
 
     HEADER_EVERY = 10  # console lines between two rows of column names
     MOST_TIMES = 2000  # times of steps that are kept for the estimate, evenly in the run
 
     def __init__(self, out_dir, total_steps, columns, silent=False, clock=time.monotonic):
-        self.path, self.columns = os.path.join(out_dir, "metrics.jsonl"), columns
+        self.path, self.columns = os.path.join(out_dir, METRICS), columns
+        self.console, self.unwritten = os.path.join(out_dir, CONSOLE), []  # None: what is said is written at once
         self.trackers, self.silent, self.clock = Trackers(), silent, clock
         self.total_steps, self.bar = total_steps, None
         self._begin_estimate(0)
@@ -76,6 +92,9 @@ class Logger:
         """A run begins or goes on at `step`: the records of later steps will be written again."""
         self._begin_estimate(step)
         if not self.silent:
+            unwritten, self.unwritten = self.unwritten, None
+            if unwritten:
+                self.write_console("\n".join(unwritten))
             self.bar.update(step)
             self.trackers.start(step, each_record(self.path))
             keep_records(self.path, step)
@@ -103,6 +122,15 @@ class Logger:
             with writing("the output of the run"):
                 tqdm.write(str(text))
                 sys.stdout.flush()
+            self.write_console(str(text))
+
+    def write_console(self, text):
+        """Adds lines to console.log, without colors."""
+        if self.unwritten is not None:
+            self.unwritten.append(text)
+            return
+        with writing(self.console), open(self.console, "a", encoding="utf-8", errors="replace") as f:
+            f.write(re.sub(r"\033\[[\d;]*m", "", text) + "\n")
 
     def eta(self, step):
         """Time left, from the mean time of the later half of the steps so far; '-' while there is only the first.
@@ -115,9 +143,7 @@ class Logger:
             return "-"
         since, then = self.ended[max(1, len(self.ended) // 2)]
         left = (self.clock() - then) / max(1, step - since) * (self.total_steps - step)
-        minutes, seconds = divmod(int(left), 60)
-        hours, rest = divmod(minutes, 60)
-        return f"{hours}:{rest:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+        return duration(int(left))
 
     def log(self, step, metrics, show=True):
         """metrics: {name: number}. All go to metrics.jsonl and the trackers, `columns` to the console as well."""

@@ -14,13 +14,14 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import torch
 
 from core.build import build_batches, build_data, build_model
-from core.config import check_out_dir, describe, load_config, run_script, save_config
+from core.config import describe, load_config, run_script
 from core.distributed import Distributed
 from core.logger import create_logger
 from core.pretrain_config import PretrainConfig
 from core.prompts import PromptConsumer
 from core.recipes import build_missing_checkpoint
-from core.run_folder import run_folder
+from core.run_folder import check_run_folder, run_folder
+from core.run_start import Recorded
 from core.trackers import check_trackers
 from core.trainer import COLUMNS, Trainer
 
@@ -28,7 +29,7 @@ from core.trainer import COLUMNS, Trainer
 def main(argv):
     """Trains the model that the config files and --key=value settings in argv describe."""
     config, origin = load_config(PretrainConfig, argv)
-    check_out_dir(config.out_dir)
+    check_run_folder(config.out_dir)
     check_trackers(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
         data = build_data(config, dist)
@@ -45,9 +46,8 @@ def main(argv):
             trainer = Trainer(model, config, batches, evaluate, data.tokenizer, logger, dist)
             if resume:
                 trainer.resume()
-            if dist.is_main:  # only now: a resume that is refused leaves the settings of the run as they are
-                save_config(config, os.path.join(config.out_dir, "config.json"))
-            trainer.run()
+            with Recorded(config, origin, dist, trainer, resume):
+                trainer.run()
 
 
 def plan(config, model, data, dist):

@@ -3,11 +3,13 @@
 import contextlib
 import json
 import os
-import re
 import socket
+import stat
 import time
 
-from core.checkpoint_manager import OLDER, STATE, states
+from core.checkpoint_manager import states
+from core.config import check_out_dir
+from core.run_names import FILES, FOLDERS, LOCK, MODELS, OLDER, PREVIOUS, STATE, STAYING, is_set_aside, shows_a_run
 from core.whole_files import writing
 
 try:
@@ -15,26 +17,49 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-LOCK = "lock"
-MODELS = re.compile(r"model(-\d+)?(\.safetensors)?")  # the latest model and the numbered ones: files, or folders
-BAD_STEPS = "bad_steps"  # the folder that core/bad_steps.py writes to
-PREVIOUS, PARTIAL = "previous", "partial"  # <out_dir>/previous/1, 2, ... are earlier runs; partial is being moved
+PARTIAL = "partial"  # <out_dir>/previous/1, 2, ... are earlier runs; partial is being moved
+
+
+def check_run_folder(out_dir):
+    """Raises ValueError if a run may not have this folder: it cannot be written, it holds other files and no run, or
+    something that is no file stands where a run has one. Nothing is changed."""
+    check_out_dir(out_dir)
+    names = folder_list(out_dir)
+    for name in names:
+        check_kind(out_dir, name)
+    interrupted = os.path.isdir(os.path.join(out_dir, PREVIOUS, PARTIAL))
+    if interrupted or any(map(shows_a_run, names)):
+        return
+    foreign = [name for name in names if name not in STAYING]
+    if foreign:
+        raise ValueError(f"out_dir={out_dir} holds {foreign[0]}, which is of no run; name a new or an empty folder")
+
+
+def check_kind(out_dir, name):
+    """Raises ValueError if what has the name of a run's file is none: to open a named pipe would take for ever."""
+    path = os.path.join(out_dir, name)
+    file = name in (LOCK, f"{LOCK}.tmp") or bool(FILES.fullmatch(name))
+    model = bool(MODELS.fullmatch(name))
+    if not (file or model or name in FOLDERS) or not os.path.lexists(path):
+        return
+    followed = os.path.exists(path) and name != LOCK  # the lock is emptied: it must not be a link to something else
+    kind = os.stat(path, follow_symlinks=followed).st_mode
+    if not (stat.S_ISREG(kind) and (file or model) or stat.S_ISDIR(kind) and not file):
+        raise ValueError(f"{path} is no {'file' if file else 'folder'} that a run wrote; remove it or choose another "
+                         "out_dir")
 
 
 @contextlib.contextmanager
 def run_folder(config, dist):
     """Keeps other runs out of out_dir during the block. Gives whether the run goes on from a state there.
 
-    config: out_dir, resume (True, False, or 'auto': if there is a state). A run that begins anew finds an empty folder:
-    the files of an earlier one are set aside.
+    config: out_dir, resume (True, False, or 'auto': if there is a state)
     """
-    dist.barrier()  # every rank has read its checkpoints, one of which may be about to move
+    dist.barrier()  # every rank has seen the folder as it was
     with locked(config.out_dir) if dist.is_main else contextlib.nullcontext():
-        resume = bool(dist.agree(dist.is_main and (config.resume is True
-                                                   or config.resume == "auto" and bool(states(config.out_dir)))))
-        if dist.is_main and not resume and (previous := set_aside(config.out_dir)):
-            print(f"{config.out_dir} held an earlier run, which is now in {previous}")
-        yield resume
+        found = dist.is_main and bool(states(config.out_dir))
+        goes_on = config.resume is True or (config.resume == "auto" and found)
+        yield bool(dist.agree(goes_on))
 
 
 @contextlib.contextmanager
@@ -44,17 +69,11 @@ def locked(out_dir):
     path = os.path.join(out_dir, LOCK)
     with writing(path):
         os.makedirs(out_dir, exist_ok=True)
-        file = open(path, "a+")
+    check_kind(out_dir, LOCK)
+    with writing(path):
+        file = open(path, "a+", errors="replace", opener=not_through_links)
     with file:
-        file.seek(0)
-        holder = read_holder(file.read())
-        if not take(file, holder):
-            who = "another run" if holder is None else f"a run with pid {holder['pid']} on {holder['host']}"
-            since = "" if holder is None else f", started {holder['started']}"
-            raise ValueError(f"out_dir={out_dir} is in use by {who}{since}; choose another out_dir or wait, or if that "
-                             f"run has ended, delete {path}")
-        note(file, path, json.dumps({"pid": os.getpid(), "host": socket.gethostname(),
-                                     "started": time.strftime("%Y-%m-%d %H:%M:%S")}))
+        take(file, out_dir)
         try:
             yield
         finally:
@@ -62,44 +81,81 @@ def locked(out_dir):
                 file.truncate(0)
 
 
-def note(file, path, text):
-    """Makes `text` the content of the open file."""
+def not_through_links(path, flags):
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def take(file, out_dir):
+    """Takes the open lock and notes who has it. Raises ValueError if another run has it.
+
+    The system frees a lock when its process ends. Where the file system has no locks, the note alone tells who has it;
+    a second file, which only one process can create, keeps others from reading it while it changes.
+    """
+    path = os.path.join(out_dir, LOCK)
+    holder = read_holder(file)
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(in_use(out_dir, holder, path)) from None
+        except OSError:  # there are none
+            pass
+        else:
+            note(file, path)
+            return
+    door = f"{path}.tmp"
+    try:
+        os.close(os.open(door, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        raise ValueError(in_use(out_dir, holder, door)) from None
+    try:
+        holder = read_holder(file)
+        if holder is not None and not has_ended(holder):
+            raise ValueError(in_use(out_dir, holder, path))
+        note(file, path)
+    finally:
+        os.remove(door)
+
+
+def in_use(out_dir, holder, path):
+    """The error about a folder that another run has. path: the file that says so"""
+    who, since = "another run", ""
+    if holder is not None:
+        who = f"a run with pid {holder['pid']} on {holder['host']}"
+        since = f", started {holder['started']}"
+    return (f"out_dir={out_dir} is in use by {who}{since}; choose another out_dir or wait, or if that run has ended, "
+            f"delete {path}")
+
+
+def note(file, path):
+    """Writes into the open lock who has it."""
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
     with writing(path):
         file.seek(0)
         file.truncate(0)
-        file.write(text)
+        file.write(json.dumps(holder))
         file.flush()
+        os.fsync(file.fileno())  # a network file system sends it now
 
 
-def read_holder(text):
-    """{pid, host, started} as a run wrote it, or None."""
+def read_holder(file):
+    """{pid, host, started} as a run wrote it into the open lock, or None."""
+    file.seek(0)
     try:
-        holder = json.loads(text)
-    except ValueError:
+        holder = json.loads(file.read())
+    except (ValueError, RecursionError):
         return None
     known = isinstance(holder, dict) and {"host", "started"} <= set(holder) and isinstance(holder.get("pid"), int)
     return holder if known else None
 
 
-def take(file, holder):
-    """Whether the lock is ours now. The system frees it when a process ends; where the file system has no locks, the
-    holder's process is looked up, if it was one of this machine."""
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass
-    return holder is None or fcntl is not None and holder["host"] == socket.gethostname() and ended(holder["pid"])
-
-
-def ended(pid):
-    """Whether there is no process of this number."""
+def has_ended(holder):
+    """Whether the process of a note was one of this machine and is no more."""
+    if fcntl is None or holder["host"] != socket.gethostname():
+        return False
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        os.kill(holder["pid"], 0)
+    except (ProcessLookupError, OverflowError):
         return True
     except PermissionError:  # it is another user's
         return False
@@ -107,22 +163,22 @@ def ended(pid):
 
 
 def set_aside(out_dir):
-    """Moves the files of an earlier run in this folder to <out_dir>/previous/<n>, n = 1, 2, ...; nothing is deleted.
+    """Moves what an earlier run wrote in this folder to <out_dir>/previous/<n>, n = 1, 2, ...; nothing is deleted.
 
     The files are collected in previous/partial, which gets its number at the end: a move that was interrupted goes on
     at the next call, and an earlier run stays in one folder.
     Returns the folder of the earlier run, or None if there was none.
     """
-    previous, partial = os.path.join(out_dir, PREVIOUS), os.path.join(out_dir, PREVIOUS, PARTIAL)
-    files = [name for name in folder_list(out_dir) if MODELS.fullmatch(name) or name == BAD_STEPS
-             or name != LOCK and os.path.isfile(os.path.join(out_dir, name))]
-    if set(files) & set(folder_list(partial)):  # another run has written here since the interrupted move
+    previous = os.path.join(out_dir, PREVIOUS)
+    partial = os.path.join(previous, PARTIAL)
+    names = [name for name in folder_list(out_dir) if is_set_aside(name)]
+    if set(names) & set(folder_list(partial)):  # another run has written here since the interrupted move
         os.replace(partial, next_number(previous))
-    if not files and not folder_list(partial):
+    if not names and not folder_list(partial):
         return None
     with writing(partial):
         os.makedirs(partial, exist_ok=True)
-        for name in sorted(files, key=moving_order):
+        for name in sorted(names, key=moving_order):
             os.replace(os.path.join(out_dir, name), os.path.join(partial, name))
         folder = next_number(previous)
         os.replace(partial, folder)

@@ -1,6 +1,7 @@
-"""What is known about the start of a run: settings with their origin, machine, versions, command. Without names of the
-user and the machine."""
+"""The start and the end of a run: settings with their origin, machine, versions, command; how it ended, and why. Without
+names of the user and the machine."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -11,15 +12,100 @@ import shlex
 import shutil
 import subprocess
 import sys
+import traceback
 from datetime import datetime, timezone
 
 import torch
 
+from core.config import save_config
 from core.config_help import default_of
+from core.logger import each_record
+from core.ranges import shown
+from core.run_folder import set_aside
+from core.run_names import CONFIG, STARTS
 from core.user_code import ROOT
-from core.whole_files import writing
+from core.whole_files import CannotWrite, replacing
 
 PACKAGES = ("torch", "numpy", "safetensors", "transformers", "peft", "datasets", "tokenizers", "ray")
+
+
+class Recorded:
+    """Records in starts.jsonl that the run of the block starts, and how it ends.
+
+    Until the block begins the folder is as it was, so that a start that fails leaves an earlier run where it is; then
+    that run is set aside, unless this one goes on from it.
+    origin: {key: the file or argument that set it}; trainer: a Trainer or GRPOTrainer, which has resumed if it does
+    report: writes the page about the run anew, if there is one
+    """
+
+    def __init__(self, config, origin, dist, trainer, resume, report=None):
+        self.config, self.origin, self.dist, self.trainer = config, origin, dist, trainer
+        self.resume, self.report = resume, report
+
+    def __enter__(self):
+        self.dist.barrier()  # every rank has read its checkpoints, one of which may be about to move
+        if not self.dist.is_main:
+            return
+        step, say = self.trainer.step, self.trainer.logger.say
+        if self.resume:
+            for line in how_it_goes_on(self.config, self.trainer):
+                say(line)
+        elif previous := set_aside(self.config.out_dir):
+            say(f"{self.config.out_dir} held an earlier run, which is now in {previous}")
+        record_start(self.config, self.origin, self.dist, step)
+        save_config(self.config, os.path.join(self.config.out_dir, CONFIG))
+
+    def __exit__(self, kind, error, trace):
+        if not self.dist.is_main:
+            return
+        ended, why = "finished", None
+        if self.trainer.step < self.config.max_iters:
+            ended, why = "stopped", self.trainer.stopped_by
+        if error is not None:
+            ended, why = "failed", one_line(error)
+        with contextlib.suppress(CannotWrite) if error else contextlib.nullcontext():  # the first error is the cause
+            record_end(self.config.out_dir, self.trainer.step, ended, why)
+            if error is not None:
+                text = "".join(traceback.format_exception(error))
+                self.trainer.logger.write_console(f"failed at step {self.trainer.step}: {why}\n{without_home(text)}")
+            if self.report is not None:
+                self.report()
+
+
+def one_line(error):
+    """What an error says, with its kind if it does not say enough."""
+    text = " ".join(str(error).split())[:500]
+    return text if text and isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+
+
+def how_it_goes_on(config, trainer):
+    """Lines that tell the user from where a resumed run goes on, and what is not as it was."""
+    path, step = trainer.checkpoints.last
+    line = f"going on from {path}, step {step} of {config.max_iters}"
+    changed = changes(config)
+    if changed:
+        line += f"; changed since: {', '.join(changed)}"
+    yield line
+    last = next(reversed(list(each_record(os.path.join(config.out_dir, STARTS)))), None)
+    if last is not None and "ended" not in last:
+        yield "the process before this one did not end properly: it was killed, or the machine stopped"
+    if step >= config.max_iters:
+        yield f"the run was finished, and there is nothing to do; to train on, set max_iters above {step}"
+
+
+def changes(config):
+    """Settings that are not as config.json has them, in words."""
+    path = os.path.join(config.out_dir, CONFIG)
+    try:
+        with open(path) as f:
+            before = json.load(f)
+    except (OSError, ValueError, RecursionError):
+        return []
+    if not isinstance(before, dict):
+        return []
+    after = json.loads(json.dumps(dataclasses.asdict(config)))  # tuples are lists in a file
+    keys = [key for key in after if key != "resume" and before.get(key, after[key]) != after[key]]
+    return [f"{key} {shown(before[key])} -> {shown(after[key])}" for key in keys]
 
 
 def record_start(config, origin, dist, step):
@@ -30,14 +116,30 @@ def record_start(config, origin, dist, step):
     default = {field.name: default_of(field) for field in dataclasses.fields(config)}
     settings = {key: {"value": getattr(config, key), "default": default[key], "set in": place}
                 for key, place in origin.items() if getattr(config, key) != default[key]}
-    record = {"time": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"), "step": step,
-              "command": command(), "commit": commit(), **machine(dist), "python": platform.python_version(),
-              **{name: importlib.metadata.version(name) for name in PACKAGES if name in sys.modules},
-              "settings": settings}
+    record = {"time": now(), "step": step, "command": command(), "commit": commit(), **machine(dist),
+              "python": platform.python_version(), **{name: importlib.metadata.version(name) for name in PACKAGES
+                                                      if name in sys.modules}, "settings": settings}
+    add_record(config.out_dir, record)
+
+
+def record_end(out_dir, step, ended, why=None):
+    """Adds a record of how the run ended: finished, stopped or failed, after so many steps, and why."""
+    add_record(out_dir, {"time": now(), "step": step, "ended": ended, "why": why})
+
+
+def add_record(out_dir, record):
+    """Writes starts.jsonl anew, with one record more. A last line that was cut short is dropped."""
+    path, before = os.path.join(out_dir, STARTS), b""
+    if os.path.exists(path):
+        with open(path, "rb") as f:
+            before = f.read()
     line = json.dumps(without_home({key: x for key, x in record.items() if x is not None}))
-    path = os.path.join(config.out_dir, "starts.jsonl")
-    with writing(path), open(path, "a") as f:
-        f.write(line + "\n")
+    with replacing(path) as new, open(new, "wb") as f:
+        f.write(before[: before.rfind(b"\n") + 1] + line.encode() + b"\n")
+
+
+def now():
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def without_home(value):

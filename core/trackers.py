@@ -7,9 +7,9 @@ import os
 import time
 import warnings
 
+from core.run_names import TRACKER_IDS
 from core.whole_files import replacing
 
-IDS = "trackers.json"   # in out_dir: {tracker: what it calls the run}, for a resumed run
 FINISH_SECONDS = 300.0  # the longest that the end of a run waits for wandb to upload
 FLUSH_SECONDS = 1.0     # how often wandb writes its file, which is what a killed run leaves
 COLUMNS = ("problem", "best_score", "best", "worst_score", "worst")  # of the samples that are sent
@@ -145,7 +145,7 @@ class Trackers:
                 self.say(f"{name} did not start ({error}); the run goes on without it")
         ids |= {name: tracker.id for name, tracker in self.running.items() if tracker.id}
         if ids:
-            with replacing(os.path.join(self.config.out_dir, IDS)) as new, open(new, "w") as f:
+            with replacing(os.path.join(self.config.out_dir, TRACKER_IDS)) as new, open(new, "w") as f:
                 json.dump(ids, f)
 
     def _start(self, name, step, id):
@@ -194,7 +194,7 @@ def failure(function, *arguments):
 def read_ids(config):
     """The ids that an earlier process of the run wrote; none if the file is not there, or damaged."""
     try:
-        with open(os.path.join(config.out_dir, IDS)) as f:
+        with open(os.path.join(config.out_dir, TRACKER_IDS)) as f:
             return dict(json.load(f))
     except (OSError, ValueError, TypeError):
         return {}

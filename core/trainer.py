@@ -34,6 +34,7 @@ class Trainer:
                                              getattr(model, "identity", dict)(), config.keep_states,
                                              write_card=functools.partial(write_card, config))
         self.step, self.skipped_steps, self.facts = 0, 0, {}
+        self.stopped_by = None  # the signal that ended the run early
         self.evaluated = True  # whether the evaluation of this step, if it has one, is done
 
     def write_model(self, path, **facts):
@@ -75,7 +76,7 @@ class Trainer:
         if not self.evaluated:  # a signal came before it
             self.facts, self.evaluated = self.evaluation(), True
             self.dist.barrier()
-        since, tokens, due = time.time(), 0, False
+        since, tokens, due = time.monotonic(), 0, False
         while self.step < c.max_iters:
             self.model.train(c.dropout > 0)
             if c.dropout > 0:  # a resumed run draws the same dropout masks
@@ -89,10 +90,10 @@ class Trainer:
             tokens += sum(input.numel() for input, _, _ in batches) * self.dist.world
             last = self.step == c.max_iters
             if self.step % c.log_interval == 0 or last:
-                metrics |= {"lr": lr, "tokens_per_second": tokens / (time.time() - since),
+                metrics |= {"lr": lr, "tokens_per_second": tokens / (time.monotonic() - since),
                             "skipped_steps": self.skipped_steps}
                 self.logger.log(self.step, metrics)
-                since, tokens = time.time(), 0
+                since, tokens = time.monotonic(), 0
             signal, evaluates = stop.came(), self.step % c.eval_interval == 0 or last
             self.evaluated = last or not (signal and evaluates)  # who sends a signal does not wait for an evaluation
             if evaluates and self.evaluated:
@@ -105,6 +106,7 @@ class Trainer:
                 due = False
             self.logger.tick()
             if signal and not last:
+                self.stopped_by = signal
                 self.logger.say(f"stopped by {signal} after step {self.step}; go on with --resume=True")
                 return True
         return False

@@ -53,6 +53,8 @@ def replacing(path):
     with writing(path):
         try:
             os.makedirs(folder, exist_ok=True)
+            if os.path.lexists(new):  # a killed process left it; or it is a link, behind which nothing may change
+                os.remove(new)
             yield new
             as_usual(new)
             flush(new)

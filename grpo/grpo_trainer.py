@@ -13,6 +13,7 @@ from core.bad_steps import BadSteps
 from core.checkpoint_manager import CheckpointManager, shapes
 from core.logger import each_record, format_number, keep_records
 from core.model_card import write_card
+from core.run_names import CONFIG, CONSOLE, CURVES, METRICS, REPORT, SAMPLES, STARTS, STATE
 from core.scheduler import CosineLRScheduler
 from core.sharding import gathered
 from core.stop_signal import StopSignal
@@ -30,6 +31,8 @@ from grpo.samplers.local import LocalSampler
 
 STATE_KEYS = {"buffers": list, "iteration": int, "skipped_steps": int, "before": dict}  # beside those of every state
 LATER_KEYS = {"empty_steps": 0, "notes": {}, "evaluated": True}  # with what a state of an earlier version means
+
+GROWTH = 1.02  # of a run between two pages about it: all pages together read in proportion to its length
 
 
 class GRPOTrainer:
@@ -56,6 +59,8 @@ class GRPOTrainer:
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
         self.notes = {}  # plain values of the caller that the checkpoints keep
         self.step, self.skipped_steps, self.empty_steps, self.before, self.after = 0, 0, 0, {}, {}
+        self.reported = 0  # the step of the last page
+        self.stopped_by = None  # the signal that ended the run early
         self.evaluated = True  # whether the evaluation of this step, if it has one, is done
         self.nothing_scored = False  # whether the last step was one in which every reward skipped every completion
 
@@ -79,7 +84,7 @@ class GRPOTrainer:
         self.dist.broadcast(self.policy.parameters())
         self.logger.start(self.step)
         if self.dist.is_main:
-            keep_records(self.checkpoints.path("samples.jsonl"), self.step)
+            keep_records(self.checkpoints.path(SAMPLES), self.step)
         if self.step == 0 or not self.evaluated:  # a signal came before it
             found, self.evaluated = self.evaluate(), True
             self.before, self.after = (self.before, found) if self.step else (found, self.after)
@@ -101,10 +106,11 @@ class GRPOTrainer:
             if due and not self.bad.in_a_row or last or signal:  # the last state stays good
                 self.save()
                 due = False
-            if evaluates and self.evaluated:
+            if evaluates and self.evaluated and self.step >= GROWTH * self.reported:
                 self.report()
             self.logger.tick()
             if signal and not last:
+                self.stopped_by = signal
                 self.logger.say(f"stopped by {signal} after step {self.step}; go on with --resume=True")
                 return True
         return False
@@ -195,7 +201,7 @@ class GRPOTrainer:
         if self.reference is not None and shapes(self.reference.weights()) != shapes(state["reference"]):
             raise ValueError(f"{path} has a reference of other weights than reference_mode="
                              f"{self.config.reference_mode!r} makes here; resume with the settings of "
-                             f"{self.checkpoints.path('config.json')} or choose another out_dir")
+                             f"{self.checkpoints.path(CONFIG)} or choose another out_dir")
         self.policy.load_weights(state["model"])
         if self.reference is not None:
             self.reference.load_weights(state["reference"])
@@ -240,8 +246,9 @@ class GRPOTrainer:
 
     def report(self):
         """Writes report.html, on rank 0."""
+        self.reported = self.step
         if self.dist.is_main:
-            with self.shown_in("report.html"):
+            with self.shown_in(REPORT):
                 write_report(self.config.out_dir)
         self.dist.barrier()  # so may this
 
@@ -267,12 +274,12 @@ class GRPOTrainer:
             self.rewards.close()
         if self.dist.is_main and not stopped:
             from grpo.evaluation.plots import draw_curves  # the algorithm loads without a plotting library
-            with self.shown_in("curves.png"):
+            with self.shown_in(CURVES):
                 held_out = [r for r in each_record(self.logger.path) if any(name.startswith("eval/") for name in r)]
-                draw_curves({"": held_out}, self.checkpoints.path("curves.png"))
+                draw_curves({"": held_out}, self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(self.before, self.after))
-            self.logger.say(f"{self.config.out_dir}: model{self.policy.suffix}, state.pt, metrics.jsonl, "
-                            "samples.jsonl, curves.png, report.html")
+            names = (f"model{self.policy.suffix}", STATE, METRICS, SAMPLES, CURVES, REPORT, CONSOLE, CONFIG, STARTS)
+            self.logger.say(f"{self.config.out_dir}: {', '.join(names)}")
         self.dist.barrier()
 
 

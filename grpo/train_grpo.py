@@ -8,15 +8,14 @@ torchrun --nproc_per_node=2 grpo/train_grpo.py config/grpo_example.py
 
 import os
 import sys
-from dataclasses import asdict
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from core.config import check_out_dir, load_config, run_script, save_config
+from core.config import load_config, run_script
 from core.distributed import Distributed
 from core.logger import create_logger
-from core.run_folder import run_folder
-from core.run_start import record_start
+from core.run_folder import check_run_folder, run_folder
+from core.run_start import Recorded
 from core.trackers import check_trackers
 from grpo.build import (build_data, build_evaluation, build_models, build_rewards, build_what_is_missing,
                         choose_judge_readings, plan)
@@ -29,7 +28,7 @@ from grpo.samplers.build import build_sampler
 def main(argv):
     """Config, device, data, models, evaluation, trainer; then run."""
     config, origin = load_config(GRPOConfig, argv)
-    check_out_dir(config.out_dir)
+    check_run_folder(config.out_dir)
     check_trackers(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
         if not config.dry_run:
@@ -41,8 +40,7 @@ def main(argv):
         lines = list(plan(config, origin, models, rewards, data, dist))
         if config.dry_run:
             if dist.is_main:
-                print(*(f"{key} = {value!r}" for key, value in asdict(config).items()), "", *lines,
-                      "dry run: everything is in place, nothing was trained", sep="\n")
+                print(*lines, "dry run: everything is in place, nothing was trained", sep="\n")
             return
         if config.doctor:
             print(*lines, sep="\n", flush=True)
@@ -57,10 +55,9 @@ def main(argv):
                 trainer.resume()
             for line in choose_judge_readings(models, data, config, dist, trainer.notes):
                 logger.say(line)
-            if dist.is_main:  # only now: a resume that is refused leaves the settings of the run as they are
-                save_config(config, os.path.join(config.out_dir, "config.json"))
-                record_start(config, origin, dist, trainer.step)
-            trainer.run(build_sampler(config, models.policy, dist, trainer.notes))
+            sampler = build_sampler(config, models.policy, dist, trainer.notes)
+            with Recorded(config, origin, dist, trainer, resume, trainer.report):
+                trainer.run(sampler)
 
 
 if __name__ == "__main__":

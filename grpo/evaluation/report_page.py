@@ -8,7 +8,8 @@ from itertools import groupby
 from pathlib import Path
 
 from core.logger import format_number
-from core.run_start import without_home
+from core.run_names import REPORT
+from core.run_start import now, without_home
 from core.whole_files import replacing
 from grpo.evaluation.report_chart import COLORS, chart, short, text
 from grpo.evaluation.run_files import Run, names_of
@@ -24,22 +25,35 @@ PAGE = """<!DOCTYPE html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src '{hash}'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>{style}</style></head><body><h1>{heading}</h1>
-{body}<script>{script}</script></body></html>
+{status}{body}<script>{script}</script></body></html>
 """
 
 
 def write_report(*folders, path=None):
     """Writes a page about the runs in these folders, by default <first folder>/report.html. Returns its path."""
     runs = [Run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
-    path = path or os.path.join(folders[0], "report.html")
+    path = path or os.path.join(folders[0], REPORT)
     style, script = (Path(__file__).with_name(name).read_text() for name in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     titles = [f'<b class="c{i % COLORS}">{text(run.name)}</b>' for i, run in enumerate(runs)]
     body = "".join(f"<section><h2>{name}</h2>\n{part}</section>\n" for name, part in sections(runs, titles) if part)
     with replacing(path) as new, open(new, "w", encoding="utf-8", errors="replace") as f:
         f.write(PAGE.format(title=", ".join(text(run.name) for run in runs), heading=" ".join(titles), style=style,
-                            script=script, hash=f"sha256-{digest}", body=body))
+                            script=script, hash=f"sha256-{digest}", status=status(runs), body=body))
     return path
+
+
+def status(runs):
+    """How each run ended, when, and why, as a paragraph."""
+    lines = []
+    for run in runs:
+        name = f"{run.name}: " if len(runs) > 1 else ""
+        if run.end:
+            why = f": {run.end['why']}" if "why" in run.end else ""
+            lines.append(f"{name}{run.end['ended']} at step {run.end['step']}, {run.end['time']}{why}")
+        elif run.start:
+            lines.append(f"{name}running, or not ended properly: at step {run.last} when this page was written, {now()}")
+    return f'<p class="status">{"<br>".join(map(text, lines))}</p>\n' if lines else ""
 
 
 def sections(runs, titles):

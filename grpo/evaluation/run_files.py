@@ -3,10 +3,10 @@
 import json
 import math
 import os
-from collections import deque
 from pathlib import Path
 
 from core.logger import each_record, record_of
+from core.run_names import CONFIG, METRICS, SAMPLES, STARTS
 from core.run_start import without_home
 
 STEPS = 2000             # steps that are read at most, so that a long run's report is made as quickly as a short one's
@@ -24,11 +24,12 @@ class Run:
     curves:  {metric: [(step, number, or None where it was not finite)]}
     evaluations: the records with held-out metrics
     samples: {step: records of samples.jsonl}, of SETS steps
-    config:  config.json; start: the latest record of starts.jsonl; {} if the run has none
+    config:  config.json; start: the latest start in starts.jsonl; {} if the run has none
+    end:     how that start ended, as starts.jsonl has it; {} if it has not
     """
 
     def __init__(self, folder, name):
-        metrics, config = Path(folder, "metrics.jsonl"), Path(folder, "config.json")
+        metrics, config = Path(folder, METRICS), Path(folder, CONFIG)
         lines = 0
         if metrics.exists():
             with open(metrics, "rb") as f:
@@ -41,13 +42,18 @@ class Run:
                             if i <= lines and ((lines - i) % every == 0 or b'"eval/' in line)]
         self.name, self.last = name, self.records[-1]["step"]
         self.config = json.loads(config.read_text()) if config.exists() else {}
-        self.start = (deque(each_record(Path(folder, "starts.jsonl")), maxlen=1) or [{}])[-1]
+        self.start = self.end = {}
+        for record in each_record(Path(folder, STARTS)):
+            if "ended" in record:
+                self.end = record
+            else:
+                self.start, self.end = record, {}
         self.curves, self.samples = {}, {}
         for record in self.records:
             for metric, x in record.items():
                 self.curves.setdefault(metric, []).append((record["step"], x))
         self.evaluations = [record for record in self.records if any(name.startswith("eval/") for name in record)]
-        for record in each_record(Path(folder, "samples.jsonl")):
+        for record in each_record(Path(folder, SAMPLES)):
             if record["step"] not in self.samples and len(self.samples) == SETS:
                 del self.samples[list(self.samples)[1]]
             self.samples.setdefault(record["step"], []).append(record)

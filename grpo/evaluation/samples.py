@@ -5,6 +5,7 @@ import os
 from itertools import pairwise
 
 from core.logger import format_number, highlight
+from core.run_names import SAMPLES
 from core.whole_files import writing
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
@@ -101,7 +102,7 @@ def side_by_side(titles, texts, masks, coloured):
 def append_samples(out_dir, step, records):
     """Adds samples to <out_dir>/samples.jsonl. A mask becomes "filled": {text: [[first, end], ...]}, the stretches of
     characters that were masked."""
-    path = os.path.join(out_dir, "samples.jsonl")
+    path = os.path.join(out_dir, SAMPLES)
     with writing(path), open(path, "a") as f:
         for record in records:
             kept = {key: value for key, value in record.items() if key != "mask"}

@@ -14,7 +14,7 @@ import pytest
 
 from core import run_folder
 from core.config import RunConfig, load_config
-from core.run_folder import locked, set_aside
+from core.run_folder import check_run_folder, locked, set_aside
 from tests.tiny import ROOT, Cut, contents, cut_after, one_process
 
 
@@ -24,7 +24,7 @@ def write(folder, **files):
         (pathlib.Path(folder) / name).write_text(text)
 
 
-A = {"config": "A", "metrics": "A", "model": "A", "state.pt": "A"}
+A = {"config.json": "A", "metrics.jsonl": "A", "model.safetensors": "A", "state.pt": "A"}
 
 
 def in_folder(folder, files):
@@ -43,9 +43,9 @@ def test_two_failed_starts_leave_the_run_before_them_whole(tmp_path):
     write(tmp_path, **A)
     for number, failed in enumerate(("B", "C", "D"), 1):
         assert set_aside(str(tmp_path)) == os.path.join(tmp_path, "previous", str(number))
-        write(tmp_path, config=failed)
-    assert contents(tmp_path) == {"config": "D", **in_folder("previous/1", A), "previous/2/config": "B",
-                                  "previous/3/config": "C"}
+        write(tmp_path, **{"config.json": failed})
+    assert contents(tmp_path) == {"config.json": "D", **in_folder("previous/1", A), "previous/2/config.json": "B",
+                                  "previous/3/config.json": "C"}
 
 
 @pytest.mark.parametrize("count", range(len(A) + 1))
@@ -84,9 +84,9 @@ def test_an_earlier_run_of_an_older_version_stays_where_it_is(tmp_path):
 def test_folders_of_a_run_stay_and_numbers_are_not_used_again(tmp_path):
     write(tmp_path / "wandb", log="x")
     write(tmp_path / "previous" / "9", log="y")
-    write(tmp_path, log="z")
+    write(tmp_path, **{"console.log": "z"})
     assert set_aside(str(tmp_path)) == os.path.join(tmp_path, "previous", "10")
-    assert contents(tmp_path) == {"wandb/log": "x", "previous/9/log": "y", "previous/10/log": "z"}
+    assert contents(tmp_path) == {"wandb/log": "x", "previous/9/log": "y", "previous/10/console.log": "z"}
 
 
 def test_models_that_are_folders_are_set_aside_with_their_run_and_other_folders_stay(tmp_path):
@@ -184,11 +184,104 @@ def test_without_locks_a_run_that_may_go_on_is_respected_and_one_that_has_ended_
 
 @pytest.mark.parametrize("resume, state, goes_on", [(False, True, False), (True, True, True), (True, False, True),
                                                     ("auto", True, True), ("auto", False, False)])
-def test_auto_goes_on_if_there_is_a_state(tmp_path, capsys, resume, state, goes_on):
+def test_auto_goes_on_if_there_is_a_state(tmp_path, resume, state, goes_on):
     write(tmp_path, **{"metrics.jsonl": "A"} | ({"state-000002.pt": "A"} if state else {}))
     with run_folder.run_folder(SimpleNamespace(out_dir=str(tmp_path), resume=resume), one_process()) as found:
-        assert found is goes_on and (tmp_path / "metrics.jsonl").exists() is goes_on
-    assert ("held an earlier run" in capsys.readouterr().out) is not goes_on
+        assert found is goes_on and (tmp_path / "metrics.jsonl").exists(), "nothing is moved yet"
+
+
+MINE = {"thesis.tex": "a", ".bashrc": "b", "data.parquet": "c"}
+
+
+@pytest.mark.parametrize("files", [MINE, {"config.json": "{}", "model.safetensors": "mine"}, {"train.bin": "x"}],
+                         ids=["a home folder", "a Hugging Face model", "a data set"])
+def test_a_folder_with_other_files_and_no_run_is_refused_by_name_and_unchanged(tmp_path, files):
+    write(tmp_path, **files)
+    with pytest.raises(ValueError, match=f"out_dir=.* holds {sorted(files)[0]}, which is of no run; name a new") as error:
+        check_run_folder(str(tmp_path))
+    assert "\n" not in str(error.value) and contents(tmp_path) == files and sorted(os.listdir(tmp_path)) == sorted(files)
+
+
+def test_other_files_beside_a_run_stay_where_they_are(tmp_path):
+    write(tmp_path, **A, **MINE)
+    write(tmp_path / "notes", **{"x.txt": "y"})
+    check_run_folder(str(tmp_path))
+    assert set_aside(str(tmp_path)) == os.path.join(tmp_path, "previous", "1")
+    assert contents(tmp_path) == in_folder("previous/1", A) | MINE | {"notes/x.txt": "y"}
+    check_run_folder(str(tmp_path / "new" / "folder"))
+    write(tmp_path / "used", lock="")
+    write(tmp_path / "used" / "previous" / "1", **A)
+    check_run_folder(str(tmp_path / "used"))
+
+
+def test_a_folder_from_which_a_run_was_being_moved_may_be_used(tmp_path):
+    write(tmp_path / "previous" / "partial", **{"state.pt": "A", "metrics.jsonl": "A"})
+    write(tmp_path, **{"trackers.json": "A"})
+    check_run_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["state.pt", "metrics.jsonl", "lock", "console.log", "state.pt.tmp", "report.html"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_before_it_is_opened(tmp_path, name):
+    write(tmp_path, **{"starts.jsonl": ""})
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{name} is no file that a run wrote; remove it or choose another out_dir"):
+        check_run_folder(str(tmp_path))
+    os.remove(tmp_path / name)
+    os.mkdir(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{name} is no file that a run wrote"):
+        check_run_folder(str(tmp_path))
+
+
+def test_a_link_in_the_place_of_the_lock_is_refused_and_what_it_names_is_left_alone(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    os.makedirs(tmp_path / "out")
+    for target in ("precious", "nowhere"):
+        os.symlink(tmp_path / target, tmp_path / "out" / "lock")
+        with pytest.raises(ValueError, match="lock is no file that a run wrote"), locked(str(tmp_path / "out")):
+            pytest.fail("the link was followed")
+        os.remove(tmp_path / "out" / "lock")
+    assert (tmp_path / "precious").read_text() == "mine" and not (tmp_path / "nowhere").exists()
+
+
+def test_a_lock_of_bytes_that_are_no_text_is_an_empty_note(tmp_path):
+    (tmp_path / "lock").write_bytes(b"\xff\xfe{\x80")
+    with locked(str(tmp_path)):
+        assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+
+
+BOTH = """
+import errno, os, sys, time
+sys.path.insert(0, {root!r})
+from core import run_folder
+def refuse(*arguments):
+    raise OSError(errno.ENOLCK, "No locks available")
+run_folder.fcntl.flock = refuse
+print("ready", flush=True)
+for folder in sys.stdin.read().split():
+    try:
+        with run_folder.locked(folder):
+            inside = folder + "/inside"
+            os.close(os.open(inside, os.O_CREAT | os.O_EXCL))  # fails if the other one is inside as well
+            time.sleep(0.05)
+            os.remove(inside)
+    except ValueError:
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+def test_of_two_runs_that_start_together_without_locks_one_holds_the_folder(tmp_path):
+    folders = " ".join(str(tmp_path / str(i)) for i in range(30))
+    start = lambda: subprocess.Popen([sys.executable, "-c", BOTH.format(root=ROOT)], stdin=subprocess.PIPE,
+                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with start() as one, start() as other:
+        assert one.stdout.readline() == other.stdout.readline() == "ready\n"
+        for process in (one, other):
+            process.stdin.write(folders)
+        for process in (one, other):
+            process.stdin.close()
+        assert one.stderr.read() + other.stderr.read() == "" and one.wait() == other.wait() == 0
+    assert {(path / "lock").read_text() for path in tmp_path.iterdir()} == {""}
 
 
 @pytest.mark.parametrize("text, value", [("True", True), ("False", False), ("auto", "auto")])
