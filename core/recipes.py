@@ -15,13 +15,19 @@ except ImportError:  # Windows
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def build_missing(path, recipe, key, command, say):
-    """Runs `command` if the file `path` is missing and has a recipe. key: the setting that names the file."""
+def build_missing(path, recipe, key, command, say, dry=False):
+    """Runs `command` if the file `path` is missing and has a recipe. key: the setting that names the file.
+
+    dry: only say so. Returns whether the file is still missing, but has a recipe
+    """
     if path is None or not recipe or os.path.exists(path):
-        return
+        return False
+    if dry:
+        say(f"{key}: {path} is missing; it would be built by {recipe}")
+        return True
     with one_run_at_a_time(recipe, lambda: say(f"{key}: another run uses {recipe}; waiting for it")) as held:
         if os.path.exists(path):
-            return
+            return False
         say(f"{key}: {path} is missing; building it with {recipe} (if you interrupt it, the next start goes on from "
             "there)")
         # The command runs as a single process, not as a rank of this run
@@ -30,6 +36,7 @@ def build_missing(path, recipe, key, command, say):
         if done.returncode or not os.path.exists(path):
             raise ValueError(f"{key}: building {path} with {recipe} failed or was stopped, see above; start "
                              "again to go on")
+    return False
 
 
 @contextlib.contextmanager
@@ -52,19 +59,19 @@ def one_run_at_a_time(recipe, waiting):
         yield held
 
 
-def build_missing_dataset(folder, recipe, say):
+def build_missing_dataset(folder, recipe, say, dry=False):
     """Runs the recipe, a prepare.py with or without arguments, if the folder has no meta.json, the file that it writes
     last."""
     command = [*(recipe or "").split(), f"--out={folder}"]
-    build_missing(os.path.join(folder, "meta.json"), recipe, "dataset", command, say)
+    return build_missing(os.path.join(folder, "meta.json"), recipe, "dataset", command, say, dry)
 
 
-def build_missing_checkpoint(path, recipe, key, dataset, say):
+def build_missing_checkpoint(path, recipe, key, dataset, say, dry=False):
     """Trains the missing checkpoint `path` on `dataset` with the config `recipe`. The run has its own folder beside the
     checkpoint; if it was interrupted, it is resumed there."""
     if path is None:
-        return
+        return False
     out_dir = os.path.splitext(path)[0] + "-run"
     command = [os.path.join(ROOT, "core", "pretrain.py"), str(recipe), f"--dataset={dataset}", f"--out_dir={out_dir}",
                f"--export={path}", "--resume=auto"]
-    build_missing(path, recipe, key, command, say)
+    return build_missing(path, recipe, key, command, say, dry)

@@ -35,12 +35,12 @@ class Recorded:
     Until the block begins the folder is as it was, so that a start that fails leaves an earlier run where it is; then
     that run is set aside, unless this one goes on from it.
     origin: {key: the file or argument that set it}; trainer: a Trainer or GRPOTrainer, which has resumed if it does
-    report: writes the page about the run anew, if there is one
+    write_page: writes the page about the run anew, if there is one
     """
 
-    def __init__(self, config, origin, dist, trainer, resume, report=None):
+    def __init__(self, config, origin, dist, trainer, resume, write_page=None):
         self.config, self.origin, self.dist, self.trainer = config, origin, dist, trainer
-        self.resume, self.report = resume, report
+        self.resume, self.write_page = resume, write_page
 
     def __enter__(self):
         self.dist.barrier()  # every rank has read its checkpoints, one of which may be about to move
@@ -68,8 +68,8 @@ class Recorded:
             if error is not None:
                 text = "".join(traceback.format_exception(error))
                 self.trainer.logger.write_console(f"failed at step {self.trainer.step}: {why}\n{without_home(text)}")
-            if self.report is not None:
-                self.report()
+            if self.write_page is not None:
+                self.write_page()
 
 
 def one_line(error):

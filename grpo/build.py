@@ -48,16 +48,25 @@ class Models:
 
 
 def build_what_is_missing(config, origin, dist):
-    """Runs the recipes of what is missing. A recipe applies only to a path that was set in the same file or argument: a
-    mistyped path on the command line is not built."""
-    if dist.is_main:
+    """Runs the recipes of what is missing; in a dry run it says what would be built, and returns those settings.
+
+    A recipe applies only to a path that was set in the same file or argument: a mistyped path on the command line is
+    not built.
+    """
+    missing, dry = [], config.dry_run
+    say = print if dist.is_main else lambda text: None
+    if dist.is_main or dry:
         if origin.get("dataset") == origin.get("dataset_recipe"):
-            build_missing_dataset(dataset_folder(config.dataset), config.dataset_recipe, print)
+            if build_missing_dataset(dataset_folder(config.dataset), config.dataset_recipe, say, dry):
+                missing.append("dataset")
         for key in ("generator_checkpoint", "judge_checkpoint", "gold_judge_checkpoint"):
             recipe = key.replace("checkpoint", "recipe")
             if origin.get(key) == origin.get(recipe):
-                build_missing_checkpoint(getattr(config, key), getattr(config, recipe), key, config.dataset, print)
+                path = getattr(config, key)
+                if build_missing_checkpoint(path, getattr(config, recipe), key, config.dataset, say, dry):
+                    missing.append(key)
     dist.barrier()
+    return missing
 
 
 def build_data(config, dist):

@@ -248,9 +248,12 @@ class GRPOTrainer:
         """Writes report.html, on rank 0."""
         self.reported = self.step
         if self.dist.is_main:
-            with self.shown_in(REPORT):
-                write_report(self.config.out_dir)
+            self.write_page()
         self.dist.barrier()  # so may this
+
+    def write_page(self):
+        with self.shown_in(REPORT):
+            write_report(self.config.out_dir)
 
     @contextlib.contextmanager
     def shown_in(self, name):

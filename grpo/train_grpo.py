@@ -18,11 +18,13 @@ from core.run_folder import check_run_folder, run_folder
 from core.run_start import Recorded
 from core.trackers import check_trackers
 from grpo.build import (build_data, build_evaluation, build_models, build_rewards, build_what_is_missing,
-                        choose_judge_readings, plan)
+                        choose_judge_readings, plan, plan_without)
 from grpo.evaluation.doctor import check_up
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
-from grpo.samplers.build import build_sampler
+from grpo.samplers.build import build_sampler, check_sampler_is_there
+
+NOTHING = "dry run: everything is in place, nothing was trained"
 
 
 def main(argv):
@@ -30,9 +32,12 @@ def main(argv):
     config, origin = load_config(GRPOConfig, argv)
     check_run_folder(config.out_dir)
     check_trackers(config)
+    check_sampler_is_there(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
-        if not config.dry_run:
-            build_what_is_missing(config, origin, dist)
+        missing = build_what_is_missing(config, origin, dist)
+        if missing:
+            print(*plan_without(missing, config, origin, dist), NOTHING, sep="\n")
+            return
         data = build_data(config, dist)
         models = build_models(config, data, dist)
         rewards = build_rewards(config, models, data, dist)
@@ -40,7 +45,7 @@ def main(argv):
         lines = list(plan(config, origin, models, rewards, data, dist))
         if config.dry_run:
             if dist.is_main:
-                print(*lines, "dry run: everything is in place, nothing was trained", sep="\n")
+                print(*lines, NOTHING, sep="\n")
             return
         if config.doctor:
             print(*lines, sep="\n", flush=True)
@@ -56,7 +61,7 @@ def main(argv):
             for line in choose_judge_readings(models, data, config, dist, trainer.notes):
                 logger.say(line)
             sampler = build_sampler(config, models.policy, dist, trainer.notes)
-            with Recorded(config, origin, dist, trainer, resume, trainer.report):
+            with Recorded(config, origin, dist, trainer, resume, trainer.write_page):
                 trainer.run(sampler)
 
 

@@ -8,13 +8,25 @@ import torch
 
 from core.distributed import Distributed
 from core.judge_reading import AUTO
+from core.optional import require
 from grpo.build import load_judge, load_policy, make_rewards
 from grpo.samplers.local import LocalSampler
 from grpo.samplers.ray import RaySampler
 from grpo.samplers.ray_cluster import threads_of_worker
 from grpo.samplers.vllm import VllmSampler
+from grpo.samplers.vllm_http import Server
 
 ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # a worker is no rank of the trainer's
+
+
+def check_sampler_is_there(config):
+    """Raises ValueError if the sampler's package is not installed or its server does not answer. Nothing is started."""
+    if config.sampler == "ray":
+        require("ray", "sampler='ray'", "-r requirements-ray.txt")
+    if config.sampler == "vllm":
+        server = Server(config.vllm_url, config.sampler_timeout)
+        server.get("/v1/models")
+        server.close()
 
 
 def build_sampler(config, policy, dist, notes):

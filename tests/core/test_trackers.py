@@ -111,7 +111,7 @@ READERS = {"wandb": read_wandb, "tensorboard": read_tensorboard, "trackio": read
 def contents(folder):
     """All bytes that a tracker has written."""
     return b"".join(path.read_bytes() for path in sorted(folder.rglob("*"))
-                    if path.is_file() and path.name != "metrics.jsonl")
+                    if path.is_file() and path.name not in ("metrics.jsonl", "console.log"))
 
 
 @pytest.fixture(params=TRACKERS)
