@@ -87,10 +87,11 @@ def build_data(config, dist):
 
 def build_models(config, data, dist):
     """Models. Raises ValueError or FileNotFoundError naming the setting that does not fit the others, or a dataset that
-    is not of the generator's kind."""
-    policy = load_policy("generator_checkpoint", config, data.tokenizer, dist, adapter=config)
+    is not of the generator's kind. data: None if it is not there yet"""
+    tokenizer = load_tokenizer(config.generator_checkpoint, "generator_checkpoint") if data is None else data.tokenizer
+    policy = load_policy("generator_checkpoint", config, tokenizer, dist, adapter=config)
     mode = policy.model.mode
-    if (mode == LANGUAGE_MODEL) != isinstance(data, PromptConsumer):
+    if data is not None and (mode == LANGUAGE_MODEL) != isinstance(data, PromptConsumer):
         kind, example = ("prompts", "arithmetic") if mode == LANGUAGE_MODEL else ("running text", "char_diffusion")
         raise ValueError(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
                          f"{kind}, such as data/{example}, which dataset={config.dataset} is not")
@@ -245,8 +246,23 @@ def fill_in_evaluation(config, models, rewards=None):
     return FillInEvaluation(data, models.reference, judges, rewards, config)
 
 
+def plan_without(missing, config, origin, dist):
+    """The plan of a dry run, as far as it goes without what a run would build first; what is there is checked.
+
+    missing: the settings that name it
+    """
+    if missing == ["dataset"]:
+        models = build_models(config, None, dist)
+        check_memory(config, models)
+        yield from plan(config, origin, models, make_rewards(config, models.judge, dist), None, dist)
+        return
+    if config.judge_checkpoint is None:
+        make_rewards(config, None, dist)
+    yield from describe(config, origin)
+
+
 def plan(config, origin, models, rewards, data, dist):
-    """Lines that tell the user what is about to happen."""
+    """Lines that tell the user what is about to happen. data: None if it is not there yet"""
     problems = config.batch_size * config.gradient_accumulation_steps * dist.world
     yield from describe(config, origin)
     yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
@@ -265,13 +281,16 @@ def plan(config, origin, models, rewards, data, dist):
     if is_adapter(config.generator_checkpoint):
         yield (f"generator_checkpoint={config.generator_checkpoint} is an adapter: it is merged, and all weights are "
                "trained; to train the adapter, name its base model and lora_init_from")
-    yield f"data: {data.folder}, {data.size()}"
+    if data is not None:
+        yield f"data: {data.folder}, {data.size()}"
     if isinstance(data, PromptConsumer):
         yield from data.describe_prompts()
     yield "rewards: " + ", ".join(f"{weight:g} x {name} [{REWARDS[name].low:g}, {REWARDS[name].high:g}]"
                                   for name, weight in zip(rewards.names, rewards.weights, strict=True))
     if any("sandbox" in parameters(name) for name in rewards.names):
         yield describe_sandbox(config.sandbox, config.sandbox_seconds, config.sandbox_megabytes)
+    if data is None:
+        return
     megabytes = memory_estimate(config, networks, data, dist)
     yield (f"on {dist.device} in {dist.dtype}; about {sum(megabytes.values()):.0f} MB: "
            + ", ".join(f"{name} {size:.0f}" for name, size in megabytes.items()))

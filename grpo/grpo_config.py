@@ -264,8 +264,8 @@ def check_objective(c):
 
 
 def check_files(c):
-    """Raises ValueError if a file that is read during the run would be set aside with those of an earlier run."""
-    for key in ("reward_file", *(("generator_checkpoint", "judge_checkpoint") if c.sampler == "ray" else ())):
+    """Raises ValueError if a model that Ray's workers load, at any time, would be set aside with an earlier run."""
+    for key in ("generator_checkpoint", "judge_checkpoint") if c.sampler == "ray" else ():
         path = getattr(c, key) and os.path.realpath(getattr(c, key))
         if path and os.path.dirname(path) == os.path.realpath(c.out_dir):
             raise ValueError(f"{key}={getattr(c, key)} is in out_dir={c.out_dir}, whose files a new run sets aside; "

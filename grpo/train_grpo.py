@@ -24,9 +24,6 @@ from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.samplers.build import build_sampler, check_sampler_is_there
 
-NOTHING = "dry run: everything is in place, nothing was trained"
-
-
 def main(argv):
     """Config, device, data, models, evaluation, trainer; then run."""
     config, origin = load_config(GRPOConfig, argv)
@@ -36,7 +33,9 @@ def main(argv):
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
         missing = build_what_is_missing(config, origin, dist)
         if missing:
-            print(*plan_without(missing, config, origin, dist), NOTHING, sep="\n")
+            lines = list(plan_without(missing, config, origin, dist))
+            if dist.is_main:
+                print(*lines, "dry run: what is there is in order, nothing was built or trained", sep="\n")
             return
         data = build_data(config, dist)
         models = build_models(config, data, dist)
@@ -45,7 +44,7 @@ def main(argv):
         lines = list(plan(config, origin, models, rewards, data, dist))
         if config.dry_run:
             if dist.is_main:
-                print(*lines, NOTHING, sep="\n")
+                print(*lines, "dry run: everything is in place, nothing was trained", sep="\n")
             return
         if config.doctor:
             print(*lines, sep="\n", flush=True)

@@ -52,8 +52,8 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
                     gradient_accumulation_steps=2)
     counts = {int(s["step"]) for o in trainer.optimizers for s in o.state_dict()["state"].values() if "step" in s}
     assert counts == {5}
-    assert sorted(os.listdir(tmp_path / "run")) == ["metrics.jsonl", "model.safetensors", "state-000003.pt",
-                                                   "state.pt"]
+    assert sorted(os.listdir(tmp_path / "run")) == ["console.log", "metrics.jsonl", "model.safetensors",
+                                                   "state-000003.pt", "state.pt"]
     final, facts = load_model(str(tmp_path / "run" / "model.safetensors"))
     assert same(final, trainer.model) and facts["step"] == 5 and "val_loss" in facts
     shipped, facts = load_model(str(tmp_path / "shipped.safetensors"))

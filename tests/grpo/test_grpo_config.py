@@ -138,9 +138,9 @@ def test_canonical_defaults():
     assert (c.head_dtype, c.stored_megabytes) == ("auto", 2048)
 
 
-def test_a_reward_file_that_a_new_run_would_set_aside_is_refused(tmp_path):
+def test_a_model_of_ray_workers_that_a_new_run_would_set_aside_is_refused(tmp_path):
     (tmp_path / "out" / "mine").mkdir(parents=True)
-    with pytest.raises(ValueError, match="reward_file=.*mine.py is in out_dir=.*out, whose files .* another folder"):
-        GRPOConfig(out_dir=str(tmp_path / "out"), reward_file=str(tmp_path / "out" / "mine" / ".." / "mine.py"))
-    for folder in (tmp_path, tmp_path / "out" / "mine"):
-        GRPOConfig(out_dir=str(tmp_path / "out"), reward_file=str(folder / "mine.py"))
+    path = str(tmp_path / "out" / "mine" / ".." / "model.safetensors")
+    with pytest.raises(ValueError, match="generator_checkpoint=.*model.safetensors is in out_dir=.* another folder"):
+        GRPOConfig(out_dir=str(tmp_path / "out"), generator_checkpoint=path, sampler="ray")
+    GRPOConfig(out_dir=str(tmp_path / "out"), generator_checkpoint=path)
