@@ -17,6 +17,7 @@ import zipfile
 
 import torch
 
+from core.ranges import check_finite
 from core.run_names import CONFIG, METRICS, OLDER, SAMPLES, STATE
 from core.sharding import cut_state, is_sharded, whole
 from core.whole_files import CannotWrite, flush, replacing, writing
@@ -25,6 +26,7 @@ DAMAGE = (ArithmeticError, AssertionError, AttributeError, EOFError, ImportError
           ValueError, pickle.PickleError, struct.error, tarfile.TarError,
           zipfile.BadZipFile)  # what zipfile and torch raise for files that are not what they should be
 RECORDS = (METRICS, SAMPLES)  # what a run writes line by line
+OTHER_FACTS = ("step", "path", "weights", "model", "tokenizer", "dtype")  # of a model, beside its held-out figures
 MOST_STEPS = 10**15  # no run has more
 KEPT = {"AdamW": {"step", "exp_avg", "exp_avg_sq"}, "Muon": {"momentum_buffer"}}  # by an optimizer, of a parameter
 KEYS = {"step": int, "facts": dict, "layout": dict, "model": dict, "optimizers": list}  # what every state has
@@ -224,9 +226,23 @@ def read_state(path, mapped=False):
         wrong = ["step"]
     if not isinstance(state.get("identity", {}), dict):
         wrong.append("identity")
+    if not wrong and not all(map(is_fact, state["facts"].items())):
+        wrong = ["facts"]
     if wrong:
         raise Damaged(f"without a valid {wrong[0]}")
+    try:
+        check_finite(state["model"].items(), "the model")
+    except ValueError as error:
+        raise Damaged(str(error).partition(";")[0]) from None
     return state
+
+
+def is_fact(item):
+    """Whether a name and a value are those of a held-out figure."""
+    name, value = item
+    if not isinstance(name, str) or name in OTHER_FACTS:
+        return False
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= MOST_STEPS)
 
 
 def check_optimizer(optimizer):

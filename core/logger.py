@@ -1,4 +1,4 @@
-"""Metrics: one aligned console line, a record in metrics.jsonl at once, trackers if asked; what is said, in console.log."""
+"""Metrics: one aligned console line, a record in metrics.jsonl at once, trackers if asked. Console lines are kept."""
 
 import json
 import math

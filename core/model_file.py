@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from core.json_text import object_from_json
 from core.model import GPT, GPTConfig
-from core.ranges import shown
+from core.ranges import check_finite, shown
 from core.tokenizer import from_description, same_vocabulary
 from core.whole_files import replacing
 
@@ -47,6 +47,8 @@ def read_header(path, key="checkpoint"):
             recipe = f"config/adapt_{RECIPES.get(key, 'generator').removeprefix('gold_')}.py"
         remedy = REMEDIES.get(key, f"train it with python core/pretrain.py {recipe} --export={path}")
         raise FileNotFoundError(f"{key}={path} does not exist; correct the path, or {remedy}")
+    if not os.path.isfile(path):
+        raise ValueError(f"{key}={path} cannot be read (it is no file); {AGAIN}")
     try:
         with safetensors.safe_open(path, "pt") as f:
             text = (f.metadata() or {}).get("nano_grpo")
@@ -117,7 +119,9 @@ def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoi
     with safetensors.safe_open(path, "pt") as f:
         check_tensors(config, f, f"{key}={path}")
         model = GPT(config)
-        model.load_state_dict({name: f.get_tensor(name).float() for name in f.keys()})
+        weights = {name: f.get_tensor(name).float() for name in f.keys()}
+    check_finite(weights.items(), f"{key}={path}")
+    model.load_state_dict(weights)
     return model.to(device).eval(), header["facts"]
 
 

@@ -1,5 +1,6 @@
-"""The start and the end of a run: settings with their origin, machine, versions, command; how it ended, and why. Without
-names of the user and the machine."""
+"""The start and the end of a run: settings with their origin, machine, versions, command; how it ended and why.
+
+Without names of the user and the machine."""
 
 import contextlib
 import dataclasses

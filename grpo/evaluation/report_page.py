@@ -52,7 +52,8 @@ def status(runs):
             why = f": {run.end['why']}" if "why" in run.end else ""
             lines.append(f"{name}{run.end['ended']} at step {run.end['step']}, {run.end['time']}{why}")
         elif run.start:
-            lines.append(f"{name}running, or not ended properly: at step {run.last} when this page was written, {now()}")
+            lines.append(f"{name}running, or not ended properly: at step {run.last} when this page was written, "
+                         f"{now()}")
     return f'<p class="status">{"<br>".join(map(text, lines))}</p>\n' if lines else ""
 
 

@@ -58,7 +58,11 @@ def first(state):
     ("muon", lambda s: first(s).update(momentum_buffer=torch.zeros(3, 3)), "momentum_buffer of an optimizer"),
     ("muon", lambda s: first(s).update(other=torch.zeros(3)), "one of another optimizer"),
     ("adamw", lambda s: s.update(step=-1), "without a valid step"),
-    ("adamw", lambda s: s.update(step=10**30), "without a valid step")])
+    ("adamw", lambda s: s.update(step=10**30), "without a valid step"),
+    *[("adamw", lambda s, facts=facts: s.update(facts=facts), "without a valid facts")
+      for facts in ({"step": 3}, {"loss": 10**400}, {"loss": "low"}, {3: 0.5}, {"weights": 1.0})],
+    *[("adamw", lambda s, x=x: next(iter(s["model"].values())).view(-1)[3:4].fill_(x), "embed.weight holds numbers that are not")
+      for x in (float("nan"), float("inf"), float("-inf"))]])
 def test_a_state_that_the_next_step_could_not_use_is_damaged(tmp_path, optimizer, change, words):
     manager, weights, optimizers = saved(tmp_path, optimizer, steps=(1,))
     state = torch.load(tmp_path / "state.pt", weights_only=True)
@@ -68,6 +72,16 @@ def test_a_state_that_the_next_step_could_not_use_is_damaged(tmp_path, optimizer
     with pytest.raises(ValueError, match=f"state.pt is damaged or cut short .*{words}") as error:
         manager.load(weights, optimizers)
     assert "\n" not in str(error.value)
+
+
+def test_the_state_before_one_with_numbers_that_are_not_finite_is_used(tmp_path):
+    manager, weights, optimizers = saved(tmp_path)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    next(iter(state["model"].values())).view(-1)[3] = torch.nan
+    torch.save(state, tmp_path / "state.pt")
+    told = []
+    assert manager.load(weights, optimizers, told.append)["step"] == 1
+    assert len(told) == 1 and "(NaN or infinity)); going on from" in told[0]
 
 
 def test_the_records_are_on_the_disk_before_the_state_that_follows_them(tmp_path, monkeypatch):

@@ -1,10 +1,11 @@
 """Metrics on the console and in metrics.jsonl, and the estimated time."""
 
 import json
+import re
 
 import pytest
 
-from core.logger import Logger, each_record, format_number, highlight, keep_records, read_records
+from core.logger import Logger, duration, each_record, format_number, highlight, keep_records, read_records
 
 
 def test_metrics_survive_a_crash_and_a_resume(tmp_path, capsys):
@@ -53,10 +54,29 @@ def test_a_text_is_shown_on_one_line_with_its_sampled_characters_coloured():
 
 
 def seconds(eta):
-    total = 0
-    for part in eta.split(":"):
-        total = 60 * total + int(part)
-    return total
+    units = {"m": 60, "h": 3600, "d": 86400}
+    if ":" in eta:
+        minutes, rest = eta.split(":")
+        return 60 * int(minutes) + int(rest)
+    return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([dhm])", eta))
+
+
+@pytest.mark.parametrize("time, text", [(0, "0:00"), (9, "0:09"), (261, "4:21"), (3599, "59:59"), (3600, "1h00m"),
+                                        (86399, "23h59m"), (86400, "1d00h"), (33332 * 60 + 22, "23d03h")])
+def test_a_time_is_in_minutes_hours_or_days(time, text):
+    assert duration(time) == text
+    assert 0 <= time - seconds(text) < (3600 if "d" in text else 60 if "h" in text else 1)
+
+
+def test_what_is_said_is_kept_from_the_start_on_and_appended_when_the_run_goes_on(tmp_path, capsys):
+    for times in (1, 2):
+        logger = Logger(str(tmp_path), 2, ("loss",))
+        logger.say("plan")
+        assert (tmp_path / "console.log").exists() is (times == 2), "nothing is written before the run starts"
+        logger.start()
+        logger.say("\033[1;32mgreen\033[0m")
+        logger.close()
+        assert (tmp_path / "console.log").read_text() == times * "plan\ngreen\n"
 
 
 def estimates(folder, total, cost, shown, first=0, before=0.0, evaluation=lambda step: 0.0):

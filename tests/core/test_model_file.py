@@ -135,6 +135,23 @@ def test_a_hostile_header_is_one_line_before_a_model_is_built(tmp_path, monkeypa
     assert "\n" not in str(error.value) and not built
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_model_with_numbers_that_are_not_finite_is_refused(tmp_path, wrong):
+    net = model()
+    with torch.no_grad():
+        list(net.parameters())[-1].view(-1)[2] = wrong
+    write_model_file(str(tmp_path / "m"), net, TOKENIZER)
+    with pytest.raises(ValueError, match="^judge_checkpoint=.*/m: .* holds numbers that are not finite") as error:
+        read_model_file(str(tmp_path / "m"), key="judge_checkpoint")
+    assert "\n" not in str(error.value)
+
+
+def test_a_pipe_in_the_place_of_a_model_is_refused_before_it_is_opened(tmp_path):
+    os.mkfifo(tmp_path / "m")
+    with pytest.raises(ValueError, match="/m cannot be read .it is no file.; copy or train it again"):
+        read_header(str(tmp_path / "m"))
+
+
 def test_a_file_that_the_system_refuses_is_one_line(tmp_path):
     with pytest.raises(ValueError, match=f"checkpoint={tmp_path} cannot be read"):
         read_header(str(tmp_path))

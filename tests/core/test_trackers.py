@@ -317,7 +317,7 @@ print([t.package for t in TRACKERS.values() if t.package in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.endswith("[]\n"), done.stderr
-    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+    assert sorted(os.listdir(tmp_path)) == ["console.log", "metrics.jsonl"]
 
 
 def test_rank_0_alone_has_trackers(recorders, tmp_path):
