@@ -1,7 +1,9 @@
 """The supervised loop: what it counts, writes and resumes."""
 
+import itertools
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -45,6 +47,13 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(dataset, tmp_pat
     records = [without_clock(read_records(tmp_path / name / "metrics.jsonl")) for name in ("whole", "cut")]
     assert records[0] == records[1] and len(records[0]) == 8, "six steps and two evaluations"
     assert not undocumented({key for record in records[0] for key in record} - {"step"})
+
+
+def test_a_clock_that_is_set_back_does_not_matter(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "time", itertools.count(1e9, -100).__next__)
+    train(dataset, tmp_path, max_iters=3)
+    speeds = [r["tokens_per_second"] for r in read_records(tmp_path / "metrics.jsonl") if "tokens_per_second" in r]
+    assert len(speeds) == 3 and min(speeds) > 0
 
 
 def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(dataset, tmp_path):

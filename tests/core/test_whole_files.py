@@ -28,6 +28,15 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name_and_the_name_after_it(tmp
     assert done == ["fsync", "replace", "fsync"] and (tmp_path / "new" / "a").read_text() == "whole"
 
 
+def test_a_link_in_the_place_of_the_new_file_is_replaced_and_what_it_names_is_left_alone(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    os.symlink(tmp_path / "precious", tmp_path / "a.tmp")
+    with replacing(str(tmp_path / "a")) as new, open(new, "w") as f:
+        f.write("whole")
+    assert (tmp_path / "precious").read_text() == "mine" and (tmp_path / "a").read_text() == "whole"
+    assert not (tmp_path / "a").is_symlink() and sorted(os.listdir(tmp_path)) == ["a", "precious"]
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError("x"), OSError(errno.ENOENT, "gone")])
 def test_a_block_that_fails_leaves_the_file_as_it_was_and_nothing_else(tmp_path, error):
     (tmp_path / "a").write_text("before")

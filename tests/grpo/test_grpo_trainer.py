@@ -322,6 +322,15 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
     assert "held-out" in shown and "before" in shown and "change" in shown and "best" in shown
 
 
+def test_the_pages_of_a_run_of_any_length_cost_time_in_proportion(dataset, tmp_path, monkeypatch):
+    """Each page reads the whole file. Here a page is due when the run has grown by a half, not by a fiftieth."""
+    steps = []
+    monkeypatch.setattr(grpo_trainer, "GROWTH", 1.5)
+    monkeypatch.setattr(GRPOTrainer, "write_page", lambda trainer: steps.append(trainer.step))
+    evaluated(dataset, tmp_path, max_iters=18)
+    assert steps == [0, 3, 6, 9, 15] and sum(steps) <= 18 * 1.5 / 0.5
+
+
 def test_the_report_is_written_after_the_first_evaluation_and_later_after_the_state(dataset, tmp_path, monkeypatch):
     def fails_late(folder):
         state = tmp_path / "state.pt"
