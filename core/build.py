@@ -1,13 +1,11 @@
 """The data, the model and the batches of a supervised run, checked against each other before the first step."""
 
-import math
-import os
-
 import torch
 
 from core.dataset_consumer import DatasetConsumer, unpack_batch
 from core.huggingface_files import check_target, model_mode
 from core.judge import FilledText, judge_report
+from core.memory import memory_limit
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer
@@ -80,9 +78,10 @@ def build_new_model(config, data):
     shape = GPTConfig(config.mode, tokenizer.vocab_size, tokenizer.base_vocab_size, config.block_size + judging,
                       config.n_layer, config.n_head, config.n_embd, config.dropout, config.tied, config.judge_head)
     size = 4 * (12 * config.n_layer * config.n_embd**2 + tokenizer.vocab_size * config.n_embd)  # bytes, about
-    if size > memory():
+    limit = memory_limit(torch.device("cpu"))
+    if limit is not None and size > limit * 1e6:
         raise ValueError(f"n_layer={config.n_layer} and n_embd={config.n_embd} make a model of {size / 1e9:.0f} GB, "
-                         f"but this machine has {memory() / 1e9:.0f} GB of memory; make one of them smaller")
+                         f"but this machine has {limit / 1e3:.0f} GB of memory; make one of them smaller")
     torch.manual_seed(config.seed)
     model = GPT(shape)
     if config.init_from:
@@ -97,13 +96,6 @@ def build_new_model(config, data):
         embed = start.embed.weight.repeat(2, 1)[: len(model.embed.weight)]  # a told judge has each id twice
         model.load_state_dict(weights | {"embed.weight": embed}, strict=False)
     return model
-
-
-def memory():
-    """The bytes of memory that the machine has; infinite where Python cannot tell."""
-    if not hasattr(os, "sysconf"):
-        return math.inf
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def build_batches(config, data, dist):

@@ -35,6 +35,8 @@ def detect_device(name="auto", local_rank=0):
         raise ValueError(f"device={name!r}, but torch sees no CUDA GPU; use device='auto'")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f"device={name!r}, but torch sees no Apple GPU; use device='auto'")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"device={name!r} is not a device that is used here; try auto, cpu, cuda, cuda:0 or mps")
     if device.type != "cuda":
         return device
     index = local_rank if device.index is None else device.index

@@ -262,7 +262,7 @@ def base_hash(net):
     return hashlib.sha256(torch.cat(first).float().cpu().numpy().tobytes()).hexdigest()[:16]
 
 
-def without_adapter(net, layers):
+def without_adapter(layers):
     """What of a model's layers no adapter changes: (its share of their weights, the name of the largest such weight).
 
     layers: those of the model, without embeddings and output layers

@@ -32,6 +32,7 @@ def code(messages):
 
 
 TEMPLATES = {"plain": plain, "chat": chat, "math": math, "code": code}
+CHARACTERS = 100                         # of a token, at most, on average over a prompt
 MODEL = "model"                          # the template that comes with a Hugging Face model
 TEMPLATE_NAMES = (*TEMPLATES, MODEL)
 
@@ -83,16 +84,23 @@ class PromptConsumer:
         self.template = template
         self.block_size, self.batch_size, self.seed, self.rank, self.world = block_size, batch_size, seed, rank, world
         self.response_prefix = response_prefix
+        most = CHARACTERS * max_prompt_length  # of a longer text only the beginning is read: it is too long in any case
+        if system_prompt is not None and len(system_prompt) > most:
+            raise ValueError(f"system_prompt has {len(system_prompt)} characters, more than fit into max_prompt_length="
+                             f"{max_prompt_length} tokens; shorten it")
         records = read_records(self.source) if self.prepared else load_records(dataset)
         kept = records if self.prepared else unique_prompts(records)
         self.repeated = len(records) - len(kept)
         for record in kept:
+            messages = as_messages(record["prompt"], system_prompt)
+            if sum(message["role"] == "system" for message in messages) > 1 and system_prompt:
+                raise ValueError(f"{record['where']}: the prompt has a system message, and system_prompt would be a "
+                                 "second one; leave system_prompt out, or remove the message")
             if template == MODEL:  # it has the start token in its text
-                messages = as_messages(record["prompt"], system_prompt)
-                record["text"] = self.tokenizer.render_chat(messages, **(chat_template_kwargs or {}))
+                record["text"] = self.tokenizer.render_chat(messages, **(chat_template_kwargs or {}))[:most]
                 record["tokens"] = self.tokenizer.encode(record["text"] + response_prefix)
             else:
-                record["text"] = render(record["prompt"], template, system_prompt)
+                record["text"] = TEMPLATES[template](messages)[:most]
                 record["tokens"] = self.tokenizer.encode_prompt(record["text"] + response_prefix)
         self._sort(kept, max_prompt_length)
 

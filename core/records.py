@@ -7,9 +7,11 @@ import os
 from core.dataset_consumer import SPLITS, dataset_folder
 from core.json_text import fault_of_json, from_json
 from core.optional import quiet_hub, require
+from core.user_code import guarded
 
 PROMPTS = "prompts.jsonl"
 FILES = (".jsonl", ".json", ".parquet")  # a dataset with such an ending is a file of records
+PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
 HUB = "hf:"                              # begins a data set that the package datasets loads: hf:owner/name
 FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
           "answer": ("answer", "solution", "response", "output")}  # their names in other data sets; the first one wins
@@ -117,10 +119,8 @@ def read_records(path):
 def read_parquet(path):
     """The records of a parquet file; errors name the file and the row. An empty cell counts as a missing field."""
     parquet = require("pyarrow.parquet", f"dataset={path}")
-    try:
+    with guarded(f"{path} is not a parquet file", "copy it again"):
         rows = parquet.read_table(path).to_pylist()
-    except (OSError, ValueError) as error:  # pyarrow.ArrowInvalid is a ValueError
-        raise ValueError(f"{path} is not a parquet file ({first_line(error)})") from None
     return check_rows(rows, path)
 
 
@@ -142,10 +142,6 @@ def with_completion(record):
     return record
 
 
-def first_line(error):
-    return str(error).strip().split("\n")[0][:200]
-
-
 def read_hub(dataset):
     """The records of a data set that the package datasets loads: hf:owner/name, hf:owner/name:subset or hf:FOLDER.
 
@@ -155,12 +151,9 @@ def read_hub(dataset):
     datasets = require("datasets", f"dataset={dataset}")
     quiet_hub(f"dataset={dataset}")
     name, _, subset = dataset.removeprefix(HUB).partition(":")
-    try:
+    with guarded(f"dataset={dataset} could not be loaded", "check the name and the network, or download it elsewhere "
+                 "and name its .jsonl or .parquet file"):
         found = datasets.load_dataset(name, subset or None)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise ValueError(f"dataset={dataset} could not be loaded ({type(error).__name__}: {first_line(error)}); check "
-                         "the name and the network, or download it elsewhere and name its .jsonl or .parquet file"
-                         ) from None
     validation = next((split for split in VALIDATION_NAMES if split in found), None)
     rows = lambda split: [{k: x for k, x in row.items() if k != "split"} for row in found[split].to_list()]
     if len(found) == 1:
@@ -184,9 +177,15 @@ def has_prompts(dataset):
     if is_file_of_records(dataset):
         return True
     if os.path.isfile(dataset):
-        raise ValueError(f"dataset={dataset} is a file, but not of prompts ({', '.join(FILES)}); save a table of "
-                         "prompts as one of these, or make running text a folder: python "
-                         f"data/char_diffusion/prepare.py --input={dataset} --out=data/mine")
+        remedy = ("save a table of prompts as one of these, or make running text a folder: python "
+                  f"data/char_diffusion/prepare.py --input={dataset} --out=data/mine")
+        if dataset.endswith(PACKED):
+            remedy = "unpack it first"
+        raise ValueError(f"dataset={dataset} is a file, but not of prompts ({', '.join(FILES)}); {remedy}")
+    files = os.listdir(dataset) if os.path.isdir(dataset) else ()
+    if "meta.json" not in files and any(name.endswith(FILES) for name in files):
+        raise ValueError(f"dataset={dataset} is a folder with files of records: name one of them, or set dataset={HUB}"
+                         f"{dataset}, which the package datasets reads")
     return os.path.exists(os.path.join(dataset_folder(dataset), PROMPTS))
 
 
@@ -195,7 +194,8 @@ def load_records(dataset):
     if dataset.startswith(HUB):
         return read_hub(dataset)
     if not os.path.isfile(dataset):
-        raise FileNotFoundError(f"dataset={dataset} does not exist; correct the path")
+        remedy = f"name their folder: {HUB}{os.path.dirname(dataset)}" if "*" in dataset else "correct the path"
+        raise FileNotFoundError(f"dataset={dataset} does not exist; {remedy}")
     return read_parquet(dataset) if dataset.endswith(".parquet") else read_records(dataset)
 
 

@@ -44,8 +44,9 @@ def guarded(what, remedy, seconds=None):
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if is_own_error(error) and not isinstance(error, UnicodeError):  # which C code raises in a line of ours
-            raise
+        of_a_library = type(error).__module__.split(".")[0] not in ("builtins", "core", "grpo")
+        if is_own_error(error) and not of_a_library and not isinstance(error, UnicodeError):
+            raise  # C code raises the others in a line of ours
         remedy = remedy(error) if callable(remedy) else remedy
         raise ValueError(f"{what} ({words_of(error)}); {remedy}") from error
 

@@ -7,10 +7,10 @@ import torch
 from core.checkpoint_manager import shapes
 from core.config import describe
 from core.dataset_consumer import DatasetConsumer, dataset_folder
-from core.distributions import LOGITS_AT_ONCE, truncates
+from core.distributions import truncates
 from core.huggingface_files import is_adapter
 from core.judge_reading import AUTO, PLAIN, obstacle
-from core.lora import FULL
+from core.lora import FULL, without_adapter
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer
@@ -19,6 +19,7 @@ from core.records import has_prompts, is_file_of_records
 from core.sharding import loads_on, shard_all
 from core.tokenizer import same_vocabulary
 from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
+from grpo.evaluation.memory import describe_memory
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.kl import choose_estimator
 from grpo.policies.causal import CausalPolicy
@@ -278,6 +279,11 @@ def plan(config, origin, models, rewards, data, dist):
             continue
         yield (f"{name:<10} {model.mode}, {layers} layers x {width}, {model.num_parameters() / 1e6:.2f} M parameters"
                f"{what_moves(model) if name == 'generator' else ', frozen'}")
+    if config.has_adapter:
+        share, name = without_adapter(models.policy.model.layers)
+        if share > 0.05:
+            yield (f"lora_targets: {share:.0%} of the weights of the layers have no adapter and stay as they are, most "
+                   f"of them in {name}")
     if is_adapter(config.generator_checkpoint):
         yield (f"generator_checkpoint={config.generator_checkpoint} is an adapter: it is merged, and all weights are "
                "trained; to train the adapter, name its base model and lora_init_from")
@@ -289,40 +295,11 @@ def plan(config, origin, models, rewards, data, dist):
                                   for name, weight in zip(rewards.names, rewards.weights, strict=True))
     if any("sandbox" in parameters(name) for name in rewards.names):
         yield describe_sandbox(config.sandbox, config.sandbox_seconds, config.sandbox_megabytes)
-    if data is None:
-        return
-    megabytes = memory_estimate(config, networks, data, dist)
-    yield (f"on {dist.device} in {dist.dtype}; about {sum(megabytes.values()):.0f} MB: "
-           + ", ".join(f"{name} {size:.0f}" for name, size in megabytes.items()))
+    if data is not None:
+        yield describe_memory(config, models, data, dist)
 
 
 def what_moves(model):
     """What of a model is trained, in words: nothing to add if it is all of it."""
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return "" if trained == model.num_parameters() else f", {trained / 1e6:.3g} M of them trained"
-
-
-def memory_estimate(config, networks, data, dist):
-    """{what for: megabytes}, roughly. The activations of a layer are those of arXiv 2205.05198 section 4.1 without
-    attention scores, 34 bytes of each token and unit of width in 16 bits."""
-    policy, distinct = networks["generator"], {id(p): p for model in networks.values() for p in model.parameters()}
-    trained = sum(p.numel() for p in distinct.values() if p.requires_grad)
-    layers, width, cached = policy.dimensions
-    prompts = isinstance(data, PromptConsumer)
-    places = config.group_size * config.max_new_tokens if prompts else config.block_size  # of each problem
-    of_problem = places + (data.longest if prompts else 0)
-    tokens = config.batch_size * of_problem
-    if config.micro_batch_tokens is not None:  # a problem is never cut
-        tokens = min(tokens * config.gradient_accumulation_steps, max(config.micro_batch_tokens, of_problem))
-    size = 2 if dist.dtype == torch.bfloat16 else 4  # bytes of a number in the layers
-    kept = size if config.grad_checkpoint else 34 / 2 * size  # bytes that a layer keeps of a token and unit of width
-    logits = min(LOGITS_AT_ONCE, config.batch_size * places * policy.vocabulary)
-    ranks = dist.world if dist.sharded else 1  # models are put together to write completions
-    found = {"weights": sum(p.numel() * (p.element_size() / ranks + size * (ranks > 1)) for p in distinct.values()),
-             "gradients and optimizer": 12 * trained / ranks,
-             "activations or cache": tokens * width * (layers * kept + 34 / 2 * size), "logits": 4 * 4 * logits}
-    if prompts:  # while sampling, before there are activations
-        rows = config.batch_size * config.group_size
-        found["activations or cache"] = max(found["activations or cache"],
-                                            rows * (data.longest + config.max_new_tokens) * cached * size)
-    return {name: x / 1e6 for name, x in found.items()}

@@ -20,6 +20,7 @@ from core.trackers import check_trackers
 from grpo.build import (build_data, build_evaluation, build_models, build_rewards, build_what_is_missing,
                         choose_judge_readings, plan, plan_without)
 from grpo.evaluation.doctor import check_up
+from grpo.evaluation.memory import check_fits
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.samplers.build import build_sampler, check_sampler_is_there
@@ -40,6 +41,7 @@ def main(argv):
         data = build_data(config, dist)
         models = build_models(config, data, dist)
         rewards = build_rewards(config, models, data, dist)
+        check_fits(config, models, data, dist)
         evaluation = build_evaluation(config, models, rewards, data)
         lines = list(plan(config, origin, models, rewards, data, dist))
         if config.dry_run:

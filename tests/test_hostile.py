@@ -238,3 +238,45 @@ def test_a_chat_template_ends_in_one_line(kind, llama, monkeypatch):
     tokenizer.backend.chat_template = TEMPLATES[kind]
     text = one_line(tokenizer.render_chat, [{"role": "user", "content": "a"}])
     assert text.startswith(f"template='model': the chat template of {llama} refuses a prompt")
+
+
+def test_two_system_messages_are_refused(tmp_path):
+    from core.prompts import PromptConsumer
+    from tests.tiny import CAUSAL, jsonl
+    chat = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    path = jsonl(tmp_path / "p.jsonl", *({"prompt": chat[:i % 2] + chat[1:] * (1 + i)} for i in range(40)))
+    assert PromptConsumer(path, 2, tokenizer=CAUSAL, max_prompt_length=9999)
+    text = one_line(lambda: PromptConsumer(path, 2, tokenizer=CAUSAL, max_prompt_length=9999, system_prompt="c"))
+    assert text.startswith(f"{path}, line 2: the prompt has a system message")
+
+
+def test_a_text_far_too_long_is_not_read_whole(tmp_path, monkeypatch):
+    from core.prompts import PromptConsumer
+    from tests.tiny import CAUSAL, jsonl
+    longest = []
+    monkeypatch.setattr(CAUSAL, "encode_prompt", lambda text: longest.append(len(text)) or [1] * len(text), raising=False)
+    records = [{"prompt": f"{i}", "split": "val" if i % 9 == 0 else "train"} for i in range(40)]
+    path = jsonl(tmp_path / "p.jsonl", {"prompt": "a" * 10_000_000, "split": "train"}, *records)
+    data = PromptConsumer(path, 2, tokenizer=CAUSAL, max_prompt_length=16)
+    assert data.dropped == 1 and max(longest) == 1600
+    assert "system_prompt has 10000000 characters" in one_line(
+        lambda: PromptConsumer(path, 2, tokenizer=CAUSAL, max_prompt_length=16, system_prompt="a" * 10_000_000))
+
+
+@pytest.mark.parametrize("name, words", [
+    ("x.jsonl.gz", "unpack it first"), ("x.csv", "save a table of prompts as one of these"), ("shards", "set dataset=hf:"), ("x.txt", "prepare.py")])
+def test_what_is_no_data_set_has_the_remedy(name, words, tmp_path):
+    from core.records import has_prompts
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "train-0.parquet").write_bytes(b"")
+    for file in ("x.jsonl.gz", "x.csv", "x.txt"):
+        (tmp_path / file).write_bytes(b"")
+    assert words in one_line(has_prompts, str(tmp_path / name))
+
+
+@pytest.mark.parametrize("device", ["meta", "mps", "cuda", "cuda:7", "xpu", "nonsense"])
+def test_a_device_that_is_not_here_is_one_line(device, monkeypatch):
+    from core.distributed import detect_device
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert f"device={device!r}" in one_line(detect_device, device)

@@ -1,8 +1,6 @@
 """One step of a run, taken to be examined: what was sampled and scored, the gradient, the memory and the time."""
 
-import os
 import re
-import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,16 +8,16 @@ from functools import partial
 import numpy as np
 import torch
 
+from core.memory import memory_in_use, memory_limit
 from core.scheduler import CosineLRScheduler
 from core.training_step import build_optimizers
-from grpo.build import choose_judge_readings, memory_estimate
+from grpo.build import choose_judge_readings
+from grpo.evaluation.memory import memory_estimate
 from grpo.grpo_training_step import collect_experience, grpo_training_step
-from grpo.kl import choose_estimator
 
 FEW = 4              # problems of the step, unless the run's own step is cheap
 CHEAP_SECONDS = 15.0  # a step, or an evaluation, that is expected to take less is done whole
 OUTSIDE = {"embed": "the embedding", "norm": "the last normalization", "head": "the output layer"}  # of our models
-LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
 
 @dataclass
@@ -99,7 +97,7 @@ def examine(config, models, rewards, data, evaluation, dist):
     before, limit = memory_in_use(dist.device), memory_limit(dist.device)
     once = replace(config, ppo_epochs=1, minibatches=1)
     few = replace(once, batch_size=min(FEW, config.batch_size), gradient_accumulation_steps=1)
-    needed, needed_by_few = ((before or 0.0) + estimate(c, models, data, dist) for c in (once, few))
+    needed, needed_by_few = ((before or 0.0) + beside_weights(c, models, data, dist) for c in (once, few))
     if limit is not None and needed_by_few > limit:
         raise ValueError(f"a step on {few.batch_size} problems needs about {needed_by_few:.0f} MB, but {dist.device} "
                          f"has {limit:.0f}; set grad_checkpoint=True, lower group_size or the length, take a smaller "
@@ -168,40 +166,6 @@ def time_of_evaluation(config, data, evaluation, policy, collect):
     return time.perf_counter() - start
 
 
-def estimate(config, models, data, dist):
+def beside_weights(config, models, data, dist):
     """Megabytes of a step beside the weights, where all completions are as long as they may be."""
-    networks = {"generator": models.policy.model} | {
-        name: part.model for name, part in vars(models).items() if name != "policy" and part is not None}
-    megabytes = memory_estimate(config, networks, data, dist)
-    stored = 0.0
-    if models.reference is not None and choose_estimator(config, models.policy) == "exact":
-        states = config.batch_size * config.gradient_accumulation_steps * models.policy.stored_states(config)
-        stored = 4 * states * models.policy.vocabulary / 1e6
-    return sum(size for name, size in megabytes.items() if name != "weights") + stored
-
-
-def memory_in_use(device):
-    """The most megabytes that this process has needed so far; None where the system does not tell."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e6
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return None
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
-
-
-def memory_limit(device):
-    """Megabytes that this process can have: of the GPU what no other process has, of the machine or of its container
-    all; None where the system does not tell."""
-    if device.type == "cuda":
-        return (torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)) / 1e6
-    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):  # on Windows
-        return None
-    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for path in filter(os.path.exists, LIMITS):
-        with open(path) as f:
-            text = f.read().strip()
-        limit = min(limit, int(text)) if text.isdecimal() else limit  # "max": no limit
-    return limit / 1e6
+    return sum(size for name, size in memory_estimate(config, models, data, dist).items() if name != "weights")

@@ -16,7 +16,7 @@ transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("p
 from core.checkpoint_manager import CheckpointManager
 from core.huggingface_tokenizer import load_huggingface_tokenizer
 from core.logger import Logger
-from core.lora import FULL, LoraConfig
+from core.lora import FULL, LoraConfig, without_adapter
 from core.models import load_model, save_model
 from core.pretrain_config import PretrainConfig
 from core.trainer import Trainer
@@ -512,3 +512,15 @@ def test_the_identity_of_a_base_model_depends_on_every_weight_and_not_on_trainin
                 assert model.identity() != before, name
                 p.view(-1)[0] = old
     assert model.identity() == before and load_model(path)[0].identity() == {}
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_the_share_of_weights_without_an_adapter_is_counted(experts):
+    layers = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)])
+    for layer in layers:
+        layer.lora_A = torch.nn.Linear(8, 2, bias=False)
+    if experts:
+        layers.append(torch.nn.Module())
+        layers[-1].experts = torch.nn.Parameter(torch.zeros(experts, 8, 12))
+    share, name = without_adapter(layers)
+    assert share == pytest.approx(experts * 96 / (experts * 96 + 128)) and name == ("2.experts" if experts else "")

@@ -3,12 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from grpo.evaluation import doctor_step
-from grpo.evaluation.doctor_step import examine, memory_in_use, memory_limit, part_of, step_share
+from grpo.evaluation.doctor_step import examine, part_of, step_share
 from tests.grpo.evaluation.patients import completing, examined
-from tests.tiny import grpo_step, prompt_consumer
+from tests.tiny import grpo_step
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
 
@@ -62,7 +61,7 @@ def test_only_a_step_that_fits_into_memory_is_taken(patient, monkeypatch, tmp_pa
     with pytest.raises(ValueError, match="a step on 4 problems needs about .* MB, but cpu has 1; set grad_checkpoint"):
         examined(patient)
     patient = completing(tmp_path, batch_size=12)
-    for_12, for_4 = (doctor_step.estimate(doctor_step.replace(patient.config, batch_size=n), patient.models,
+    for_12, for_4 = (doctor_step.beside_weights(doctor_step.replace(patient.config, batch_size=n), patient.models,
                                           patient.data, patient.dist) for n in (12, 4))
     monkeypatch.setattr(doctor_step, "memory_in_use", lambda device: 100.0)
     monkeypatch.setattr(doctor_step, "memory_limit", lambda device: 100 + (for_12 + for_4) / 2)
@@ -80,18 +79,6 @@ def test_steps_on_the_same_rollouts_share_the_time_of_sampling():
     once, shared = (SimpleNamespace(ppo_epochs=e, minibatches=m) for e, m in ((1, 1), (2, 2)))
     assert step_share(once, 8.0, metrics) == pytest.approx(8.0)
     assert step_share(shared, 8.0, metrics) == pytest.approx((6 + 2 / 3) / 4 + 2 / 2), "and score them once more"
-
-
-def test_a_container_has_less_memory_than_its_machine(tmp_path, monkeypatch):
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(doctor_step, "LIMITS", (str(limit), str(tmp_path / "gone")))
-    whole = memory_limit(torch.device("cpu"))
-    limit.write_text("max\n")
-    assert memory_limit(torch.device("cpu")) == whole > memory_in_use(torch.device("cpu")) > 10
-    limit.write_text("50000000\n")
-    assert memory_limit(torch.device("cpu")) == 50
-    monkeypatch.setattr(doctor_step.os, "sysconf_names", {})
-    assert memory_limit(torch.device("cpu")) is None, "a system that does not tell"
 
 
 @pytest.mark.parametrize(("name", "part"), [

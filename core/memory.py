@@ -1,0 +1,35 @@
+"""How much memory this process has needed, and how much it can have."""
+
+import os
+import sys
+
+import torch
+
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
+
+
+def memory_in_use(device):
+    """The most megabytes that this process has needed so far; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def memory_limit(device):
+    """Megabytes that this process can have: of the GPU what no other process has, of the machine or of its container
+    all; None where the system does not tell."""
+    if device.type == "cuda":
+        return (torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)) / 1e6
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):  # on Windows
+        return None
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in filter(os.path.exists, LIMITS):
+        with open(path) as f:
+            text = f.read().strip()
+        limit = min(limit, int(text)) if text.isdecimal() else limit  # "max": no limit
+    return limit / 1e6
