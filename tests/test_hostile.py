@@ -14,7 +14,7 @@ from core.models import load_model, load_tokenizer
 from grpo.grpo_config import GRPOConfig
 from grpo.reward_functions.registry import REWARDS, load_reward_file, run_reward
 from grpo.reward_functions.trl import register_functions
-from tests.families import adapter_folder, model_folder
+from tests.families import adapter_folder, model_folder, tokenizer_of
 
 
 def one_line(function, *arguments):
@@ -238,6 +238,20 @@ def test_a_chat_template_ends_in_one_line(kind, llama, monkeypatch):
     tokenizer.backend.chat_template = TEMPLATES[kind]
     text = one_line(tokenizer.render_chat, [{"role": "user", "content": "a"}])
     assert text.startswith(f"template='model': the chat template of {llama} refuses a prompt")
+
+
+def test_lengths_and_sizes_are_known_of_models_that_name_them_otherwise():
+    """MPT has a name of its own for its longest input; FNet has no attention."""
+    t = pytest.importorskip("transformers")
+    from core.huggingface import HuggingFaceModel, positions
+    assert positions(t.MptConfig(max_seq_len=64)) == 64 and positions(t.BertConfig(max_position_embeddings=32)) == 32
+    net = t.FNetForMaskedLM(t.FNetConfig(hidden_size=32, num_hidden_layers=2, intermediate_size=32, vocab_size=130))
+    assert HuggingFaceModel(net, load_tokenizer_of_words(), "masked_fill").dimensions[:2] == (2, 32)
+
+
+def load_tokenizer_of_words():
+    from core.huggingface_tokenizer import HuggingFaceTokenizer
+    return HuggingFaceTokenizer(tokenizer_of("words"), "words", fills=True)
 
 
 def test_two_system_messages_are_refused(tmp_path):
