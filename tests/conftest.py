@@ -6,8 +6,11 @@ import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each of the processes that run tests beside each other
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test never waits for the network
-# A shell ignores Ctrl-C for what it runs in the background, and processes that tests start would inherit that
+# A shell ignores Ctrl-C for what it runs in the background, and nohup ignores SIGHUP: processes that tests start would
+# inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import pytest

@@ -15,11 +15,12 @@ from tests.grpo.evaluation.patients import SHIPPED, completing, filling
 from tests.tiny import ROOT, TEXT, jsonl, write_text_dataset
 
 MEASURE = """
-import resource, sys
+import re, sys
 sys.path.insert(0, sys.argv[1])
 from grpo.train_grpo import main
 main(sys.argv[2:])
-print(f"measured {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6:.0f} MB")
+with open("/proc/self/status") as f:
+    print(f"measured {int(re.search('VmHWM: *([0-9]+)', f.read().replace(chr(9), ' '))[1]) * 1024 / 1e6:.0f} MB")
 """
 
 
