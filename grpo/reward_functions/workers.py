@@ -22,7 +22,8 @@ END_SECONDS = 5     # a process that the kernel holds, such as for a disk that d
 class Workers:
     """`count` processes, started at the first call; with 0 there are none, and `call` must not be used.
 
-    timeout: seconds that a call may take; start: a function of a module, called in each process as start(*arguments)
+    timeout: seconds that the jobs of a call may take together
+    start: a function of a module, called in each process as start(*arguments)
     """
 
     def __init__(self, count, timeout, start, *arguments):
@@ -34,7 +35,7 @@ class Workers:
 
         Each completion (or with whole_group all of them) is one job. A job is late if it is not done after `timeout`
         seconds, or if its process ends: its values are None, and the process is replaced. The time in which processes
-        start before the first job does not count. Raises ValueError if one cannot start, or if a job raises it.
+        start does not count. Raises ValueError if one cannot start, or if a job raises it.
         """
         cuts = [slice(0, N)] if REWARDS[name].whole_group else [slice(i, i + 1) for i in range(N)]
         jobs = [(name, {key: x[cut] for key, x in fields.items()}, settings, cut.stop - cut.start) for cut in cuts]
@@ -62,19 +63,26 @@ class Workers:
             for worker in self.workers:
                 if waiting and worker.job is None:
                     worker.give(waiting.popleft(), jobs)
-            busy = {worker.pipe: worker for worker in self.workers if worker.job is not None}
-            if not busy:
+            if all(worker.job is None for worker in self.workers):
                 break
-            for pipe in wait(list(busy), max(0.0, until - time.monotonic())):
-                worker = busy[pipe]
-                number = worker.job
-                try:
-                    answers[number] = worker.answer()
-                except ENDED:
-                    self.end([worker])
+            self.collect(answers, until - time.monotonic())
             if waiting:
+                began = time.monotonic()
                 self.start_missing()
+                until += time.monotonic() - began
+        self.collect(answers, 0.0)  # what was done in time and not read yet
         return answers
+
+    def collect(self, answers, seconds):
+        """Adds what is ready, or the first that is within so many seconds. Ends workers whose process has ended."""
+        busy = {worker.pipe: worker for worker in self.workers if worker.job is not None}
+        for pipe in wait(list(busy), max(0.0, seconds)):
+            worker = busy[pipe]
+            number = worker.job
+            try:
+                answers[number] = worker.answer()
+            except ENDED:
+                self.end([worker])
 
     def start_missing(self):
         """Starts processes in the place of those that have ended. Raises ValueError if one cannot start."""

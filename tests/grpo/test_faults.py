@@ -80,10 +80,8 @@ def lines_of_error(text):
 @pytest.mark.parametrize("fault, seconds, first, other", [
     ("raise ValueError('my reward broke')", 300, "my reward broke", "did: see its error"),
     ("os.kill(os.getpid(), signal.SIGKILL)", 300, None, "did: see its error"),
-    (STOP, 10, None, "did not answer for "),
-    (f"from core.stop_signal import StopSignal; StopSignal.came = lambda self: {STOP}", 10, None,
-     "did not answer for ")],
-    ids=["raises", "is killed", "stops answering", "stops between two exchanges"])
+    (STOP, 20, None, "did not answer for ")],
+    ids=["raises", "is killed", "stops answering"])
 def test_if_a_rank_fails_all_end_with_a_line_each(base, tmp_path, fault, seconds, first, other):
     done = run_script(*TORCHRUN, TRAIN, *settings_of(base, tmp_path, fault, rank_timeout=seconds))
     assert done.returncode == 1 and (tmp_path / "done").exists(), done.stderr
@@ -98,8 +96,8 @@ def test_if_a_rank_fails_all_end_with_a_line_each(base, tmp_path, fault, seconds
 
 def test_a_save_may_take_longer_than_rank_timeout(base, tmp_path):
     slow = ("from core.checkpoint_manager import CheckpointManager as C; save = C.save; "
-            "C.save = lambda *x, **y: (setattr(C, 'save', save), time.sleep(14), save(*x, **y))")
-    done = run_script(*TORCHRUN, TRAIN, *settings_of(base, tmp_path, slow, rank="0", rank_timeout=10))
+            "C.save = lambda *x, **y: (setattr(C, 'save', save), time.sleep(25), save(*x, **y))")
+    done = run_script(*TORCHRUN, TRAIN, *settings_of(base, tmp_path, slow, rank="0", rank_timeout=20))
     assert done.returncode == 0 and (tmp_path / "done").exists(), done.stderr
     assert state_of(tmp_path / "out")["step"] == 6
 
@@ -107,7 +105,7 @@ def test_a_save_may_take_longer_than_rank_timeout(base, tmp_path):
 @pytest.mark.parametrize("fault, seconds, words", [
     ("torch.Tensor.backward = die", 300, "ended because another rank did: see its error"),
     ("checkpoint_manager.whole = die", 300, "ended because another rank did: see its error"),
-    ("torch.Tensor.backward = stop", 10, "ended because another rank did not answer")],
+    ("torch.Tensor.backward = stop", 20, "ended because another rank did not answer")],
     ids=["is killed in a step", "is killed while it saves", "stops answering in a step"])
 def test_if_a_rank_of_a_sharded_run_fails_the_other_ends_with_a_line(base, tmp_path, fault, seconds, words):
     """Sharded models exchange between all ranks within forward and backward passes, and to be saved."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,6 +104,37 @@ def test_a_job_that_does_not_end_is_late_and_its_process_is_replaced(workers):
     assert not before & set(multiprocessing.active_children())
     workers.timeout = 60.0
     assert workers.call("endless", {"completions": ["a"]}, {}, 1)[::2] == ([1], set())
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the deadline: it stands still until a test puts it forward."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def test_the_time_in_which_a_process_is_replaced_does_not_count(workers, clock):
+    start_missing = workers.start_missing
+
+    def start_slowly():
+        start_missing()
+        clock.now += 2 * workers.timeout
+
+    workers.start_missing = start_slowly
+    values, _, late = workers.call("ending", {"completions": ["exits", "is killed", "a", "bb", "ccc"]}, {}, 5)
+    assert values == [None, None, 1, 2, 3] and late == {0, 1}
+
+
+def test_an_answer_that_lies_ready_at_the_deadline_is_not_late(workers, clock, monkeypatch):
+    def one_after_the_deadline(pipes, seconds):
+        assert all(pipe.poll(60.0) for pipe in pipes)
+        clock.now += 2 * workers.timeout
+        return pipes[:1]
+
+    monkeypatch.setattr(module, "wait", one_after_the_deadline)
+    values, _, late = workers.call("alone", {"completions": ["a", "bb", "ccc"]}, {}, 3)
+    assert values == [1, 2, None] and late == {2}
 
 
 def test_folders_of_processes_that_were_ended_are_removed(workers, monkeypatch, tmp_path):
