@@ -19,6 +19,9 @@ ANSWER = "b'None' if how == 'exec' else b'4'"
 # What can be done without walking frames: 3 is the pipe from the trainer's process, 4 the one to it
 PIPE = ("import os, select\ndef forge(*given):\n    token = b''\n    if select.select([3], [], [], 0.2)[0]:\n"
         "        token = os.read(3, 9999)[8:40]\n    os.write(4, token + b'None\\n')\n    os._exit(0)\n")
+# The same for what runs before the tests are in the pipe: it waits for them, and goes on if they do not come
+WAIT = ("import os, select\ndef wait(seconds=5):\n    if select.select([3], [], [], seconds)[0]:\n"
+        "        os.write(4, os.read(3, 9999)[8:40] + b'None\\n')\n        os._exit(0)\n")
 FORGERIES = {
     # Ways that were known first
     "equal object": "class Same(float):\n    def __eq__(self, other):\n        return True\ndef f(x):\n    return Same()",
@@ -46,6 +49,15 @@ FORGERIES = {
     "pipe in a signal": PIPE + "import signal, time\nsignal.signal(signal.SIGALRM, forge)\n"
                                "def f(x):\n    signal.setitimer(signal.ITIMER_REAL, 0.01)\n    time.sleep(1)",
     "pipe in excepthook": PIPE + "import sys\nsys.excepthook = forge\n" + WRONG,
+    # The same when the code has run, and before the runner has read the tests
+    "gc before the tests": WAIT + WRONG + "import gc\ngc.callbacks.append(lambda *given: wait(1))\n"
+                                          "gc.set_threshold(1)\n",
+    "del before the tests": WAIT + WRONG + "import sys\nclass Last:\n    def __del__(self):\n        wait()\n"
+                                           "sys.modules['tests'] = Last()\n",
+    "module before the tests": WAIT + WRONG + "import types\ntypes.ModuleType = lambda name: wait()\n",
+    "signal before the tests": WAIT + WRONG + "import signal\ndef again(*given):\n    wait(0.05)\n"
+                                              "    signal.setitimer(signal.ITIMER_REAL, 1e-5)\n"
+                                              "signal.signal(signal.SIGALRM, again)\nagain()\n",
     # What is expected, where it is read
     "bytecode": "import dis, sys\ndef f(x):\n    frame = sys._getframe(1)\n"
                 "    return next((i.argval for i in dis.get_instructions(frame.f_code) if i.offset > frame.f_lasti\n"
@@ -95,5 +107,9 @@ OTHER_TESTS = {"equal object": EQUAL, "builtin's name": ALL, "names of the tests
                "isclose": CLOSE, "false module": CLOSE, "import hook": CLOSE, "assertEqual": UNITTEST,
                "randint": RANDOM}
 # Those that pass tests which run whole, with the code (docs/security.md)
-PASS_WHOLE = {"equal object", "builtin's name", "frames in f", "frames in the code", "bytecode", "constants", "source",
-              "names of the tests", "emptied list", "isclose", "false module", "import hook", "assertEqual", "randint"}
+PASS_WHOLE = {"equal object", "builtin's name", "frames in f", "frames in the code", "gc before the tests",
+              "del before the tests", "module before the tests", "signal before the tests", "bytecode", "constants",
+              "source", "names of the tests", "emptied list", "isclose", "false module", "import hook", "assertEqual",
+              "randint"}
+# Those that the deadline ends, or that may be ended when they close the pipe; all others end by themselves
+KILLED = {"endless f", "closed pipe"}

@@ -16,7 +16,8 @@ from grpo.reward_functions.asserts import cut
 from grpo.reward_functions.sandbox import machine_parts, run_tests
 from tests.attacks import (ATTACKS, CALLS, FILES, GUARD, JUDGES, LIMITS, TASKS, child_without, run_attack,
                            succeeds_bare)
-from tests.forgeries import (ALL, CLOSE, EQUAL, FORGERIES, OTHER_TESTS, PASS_WHOLE, RANDOM, SQUARES, TABLE, UNITTEST)
+from tests.forgeries import (ALL, CLOSE, EQUAL, FORGERIES, KILLED, OTHER_TESTS, PASS_WHOLE, RANDOM, SQUARES, TABLE,
+                             UNITTEST)
 from tests.tiny import ROOT
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
@@ -72,19 +73,28 @@ def test_code_cannot_replace_what_judges_it(name, tests):
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_wrong_solution_cannot_forge_tests_that_are_cut_into_calls(name):
     for tests in (SQUARES, EQUAL, CLOSE):
-        assert run_tests(FORGERIES[name], cut(tests), seconds=2) in ("failed", "killed")
+        assert forged(name, cut(tests)) == "failed"
 
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_docs_security_names_the_forgeries_that_pass_tests_which_run_whole(name):
-    verdict = run_tests(FORGERIES[name], OTHER_TESTS.get(name, SQUARES), seconds=10 if name in PASS_WHOLE else 2)
-    assert (verdict == "passed") == (name in PASS_WHOLE), verdict
+    expected = "passed" if name in PASS_WHOLE else "failed"
+    assert forged(name, OTHER_TESTS.get(name, SQUARES)) == expected
+
+
+def forged(name, tests):
+    """The verdict for a forgery, with time for its attempt on a busy machine: one that is killed before shows nothing.
+    Of those that are ended by design, "killed" is "failed"."""
+    if name not in KILLED:
+        return run_tests(FORGERIES[name], tests, seconds=60)
+    verdict = run_tests(FORGERIES[name], tests, seconds=2)
+    return "failed" if verdict == "killed" else verdict
 
 
 @pytest.mark.parametrize("tests", [SQUARES, EQUAL, CLOSE, ALL, TABLE, UNITTEST, RANDOM])
 def test_the_right_solution_passes_the_tests_that_are_forged(tests):
-    assert run_tests("def f(x):\n    return x * x", cut(tests) or tests) == "passed"
-    assert run_tests("def f(x):\n    return x * x", tests) == "passed"
+    assert run_tests("def f(x):\n    return x * x", cut(tests) or tests, seconds=60) == "passed"
+    assert run_tests("def f(x):\n    return x * x", tests, seconds=60) == "passed"
 
 
 def test_a_question_is_not_sent_before_the_one_before_is_answered():
@@ -92,7 +102,7 @@ def test_a_question_is_not_sent_before_the_one_before_is_answered():
             "        return re.search(r\"decode\\('(.*)'\\)\", os.read(3, 9999).decode())[1]\n    return 'nothing'\n"
             "def decode(text):\n    return 'secret'")
     tests = "assert encode('secret') == 'nothing'\nassert decode('frperg') == 'secret'"
-    assert run_tests(seen, cut(tests)) == "passed", "it knew the argument of decode when encode was called"
+    assert run_tests(seen, cut(tests), seconds=60) == "passed", "it knew the argument of decode when encode was called"
 
 
 @pytest.mark.slow
