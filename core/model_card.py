@@ -119,9 +119,12 @@ def without_folders(value):
     """A setting; of an absolute path, which tells about the machine, its last part, and of hf:owner/name the name."""
     if isinstance(value, list | tuple):
         return [without_folders(x) for x in value]
+    if isinstance(value, dict):
+        return {key: without_folders(x) for key, x in value.items()}
     if not isinstance(value, str):
         return value
-    return os.path.basename(os.path.normpath(value)) if os.path.isabs(value) else value.removeprefix("hf:")
+    path = value.removeprefix("hf:")
+    return os.path.basename(os.path.normpath(path)) if os.path.isabs(path) else path
 
 
 def class_name(folder):

@@ -161,7 +161,7 @@ class PromptConsumer:
         if too_long:
             lengths = [len(record["tokens"]) for record in too_long]
             raise ValueError(f"{too_long[0]['where']}: a validation prompt of {lengths[0]} tokens is longer than "
-                             f"max_prompt_length={limit}; set max_prompt_length={max(lengths)}, which keeps all, or "
+                             f"max_prompt_length={limit}; set max_prompt_length={max(lengths)} or more to keep all, or "
                              f"remove the {len(too_long)} validation records that are longer")
 
     def require(self, field, why):

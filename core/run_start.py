@@ -24,7 +24,7 @@ from core.logger import each_record
 from core.ranges import shown
 from core.run_folder import set_aside
 from core.run_names import CONFIG, STARTS
-from core.user_code import ROOT
+from core.user_code import ROOT, written
 from core.whole_files import CannotWrite, replacing
 
 PACKAGES = ("torch", "numpy", "safetensors", "transformers", "peft", "datasets", "tokenizers", "ray")
@@ -75,7 +75,7 @@ class Recorded:
 
 def one_line(error):
     """What an error says, with its kind if it does not say enough."""
-    text = " ".join(str(error).split())[:500]
+    text = written(str, error)
     return text if text and isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
 
 

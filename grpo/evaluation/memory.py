@@ -12,8 +12,8 @@ MARGIN = 1.5    # the estimate is this close to what is measured, so a run that 
 # section 4.1, without attention scores
 KEPT = 34 / 2
 OF_TOKEN = 64   # bytes that are stored of a sampled token: its id, probability and mask, and the lists of its text
-SETTINGS = {"training": ("batch_size", "group_size", "unmask_steps"), "logits": ("batch_size", "group_size"),
-            "sampling": ("group_size", "batch_size", "unmask_steps"),
+SETTINGS = {"training": ("batch_size", "group_size", "unmask_steps", "max_new_tokens"), "logits": ("batch_size", "group_size"),
+            "sampling": ("group_size", "batch_size", "unmask_steps", "max_new_tokens"),
             "evaluation": ("eval_completions", "eval_problems"),
             "stored distributions": ("group_size", "batch_size")}  # what each part grows with
 
@@ -43,7 +43,7 @@ def of_phases(config, models, data, dist):
     """Bytes of the phase of a step that needs the most, and of the logits in it."""
     model, size = models.policy.model, 2 if dist.dtype == torch.bfloat16 else 4
     kind = Prompts if model.mode == LANGUAGE_MODEL else FillIn
-    layers, width, cached = model.dimensions
+    layers, width, _ = model.dimensions
     text = kind(config, data, model, size)
 
     read, problem = text.tokens(config.batch_size), text.tokens(1)
@@ -141,7 +141,9 @@ def check_fits(config, models, data, dist):
     if limit is not None and needed > MARGIN * limit:
         remedy = "take a smaller model, or train an adapter with lora_rank=16"
         if largest in SETTINGS:
-            remedy = "lower " + ", ".join(f"{key}={getattr(config, key)}" for key in SETTINGS[largest])
+            other_kind = "unmask_steps" if models.policy.model.mode == LANGUAGE_MODEL else "max_new_tokens"
+            keys = [key for key in SETTINGS[largest] if key != other_kind]
+            remedy = "lower " + ", ".join(f"{key}={getattr(config, key)}" for key in keys)
         raise ValueError(f"the run needs about {needed:,.0f} MB, but {dist.device} has {limit:,.0f}: most of it, "
                          f"{megabytes[largest]:,.0f} MB, is for {largest}; {remedy}")
 

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 
+from core import user_code
 from core.optional import require
 from grpo.samplers.sampler import SamplerError
 
@@ -77,7 +78,7 @@ class Server:
         waits = WAITS[:1] if path in ONCE else WAITS
         error = SamplerError(self.late(path))
         with contextlib.suppress(TimeoutError):
-            async with self.room, asyncio.timeout(self.timeout):
+            async with asyncio.timeout(self.timeout), self.room:
                 for wait in waits:
                     await asyncio.sleep(wait)
                     try:
@@ -152,5 +153,4 @@ def parsed(text):
 
 def printable(text):
     """The beginning of what a server wrote, in one line without characters that a terminal would obey."""
-    shown = "".join(c if c.isprintable() else " " for c in str(text)[:10 * SHOWN])
-    return " ".join(shown.split())[:SHOWN]
+    return user_code.printable(str(text), SHOWN)

@@ -9,6 +9,7 @@ python grpo/tools/study.py staleness         completions of an iteration ago, wi
 --jobs=2 runs two at a time, with one thread each. Every other setting, such as --max_iters=40, goes to all runs.
 """
 
+import contextlib
 import json
 import os
 import statistics
@@ -92,6 +93,8 @@ def run(study, choice, seed, out, threads, settings):
                  f"--out_dir={folder}", *settings]
     if finished(folder, arguments) is None:
         command = [sys.executable, TRAIN, *arguments]
+        with contextlib.suppress(FileNotFoundError):  # of another run, whose records this one sets aside
+            os.remove(os.path.join(folder, "arguments.json"))
         env = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         if done.returncode:

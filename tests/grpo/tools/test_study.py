@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import subprocess
 
 import pytest
 
@@ -29,6 +30,21 @@ def test_a_study_runs_what_is_missing_and_prints_a_row_for_each(dataset, tmp_pat
         assert len(rows) == 2 and all("(2/2)" in row and row.count("|") == 8 for row in rows)
     assert "done" not in out.err, "the second time everything was there"
     assert sorted(os.listdir(tmp_path / "tiny")) == ["grpo-1", "grpo-2", "gspo-1", "gspo-2"]
+
+
+def test_a_run_that_was_killed_does_not_pass_for_the_one_that_was_there_before(tmp_path, monkeypatch):
+    compared = study.Study("config/grpo_example.py", "objective", {"x": ()}, "entropy", 0.0, ())
+
+    def train(command, **options):
+        (tmp_path / "x-1").mkdir(exist_ok=True)
+        (tmp_path / "x-1" / "metrics.jsonl").write_text(json.dumps({"step": 1, "made with": command[-1]}) + "\n")
+        return subprocess.CompletedProcess(command, int("--killed" in command), "", "killed")
+
+    monkeypatch.setattr(study.subprocess, "run", train)
+    study.run(compared, "x", 1, str(tmp_path), None, ("--first",))
+    with pytest.raises(ValueError, match="killed"):
+        study.run(compared, "x", 1, str(tmp_path), None, ("--second", "--killed"))
+    assert study.run(compared, "x", 1, str(tmp_path), None, ("--first",))[0]["made with"] == "--first"
 
 
 @pytest.mark.parametrize("argv", [["nothing"], [], ["fill_in", "--help"], ["fill_in", "--seeds=many"],
