@@ -12,7 +12,8 @@ MARGIN = 1.5    # the estimate is this close to what is measured, so a run that 
 # section 4.1, without attention scores
 KEPT = 34 / 2
 OF_TOKEN = 64   # bytes that are stored of a sampled token: its id, probability and mask, and the lists of its text
-SETTINGS = {"training": ("batch_size", "group_size", "unmask_steps", "max_new_tokens"), "logits": ("batch_size", "group_size"),
+SETTINGS = {"training": ("batch_size", "group_size", "unmask_steps", "max_new_tokens"),
+            "logits": ("batch_size", "group_size"),
             "sampling": ("group_size", "batch_size", "unmask_steps", "max_new_tokens"),
             "evaluation": ("eval_completions", "eval_problems"),
             "stored distributions": ("group_size", "batch_size")}  # what each part grows with
