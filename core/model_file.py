@@ -16,6 +16,7 @@ from core.json_text import object_from_json
 from core.model import GPT, GPTConfig
 from core.ranges import check_finite, shown
 from core.tokenizer import from_description, same_vocabulary
+from core.user_code import words_of
 from core.whole_files import replacing
 
 AGAIN = "copy or train it again"
@@ -53,9 +54,9 @@ def read_header(path, key="checkpoint"):
         with safetensors.safe_open(path, "pt") as f:
             text = (f.metadata() or {}).get("nano_grpo")
     except OSError as error:
-        raise ValueError(f"{key}={path} cannot be read ({one_line(error)}); {AGAIN}") from None
+        raise ValueError(f"{key}={path} cannot be read ({words_of(error)}); {AGAIN}") from None
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{key}={path} is damaged or cut short ({one_line(error)}); {AGAIN}") from None
+        raise ValueError(f"{key}={path} is damaged or cut short ({words_of(error)}); {AGAIN}") from None
     if text is None:
         raise ValueError(f"{key}={path} is a safetensors file, but not one that this project wrote; of a Hugging Face "
                          "model, name the folder")
@@ -128,7 +129,3 @@ def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoi
 def read_tokenizer(path, key="checkpoint"):
     """The tokenizer in the header of a model file."""
     return from_description(read_header(path, key)["tokenizer"], path)
-
-
-def one_line(error):
-    return " ".join(str(error).split())[:300]

@@ -18,6 +18,7 @@ import torch
 from core.config import print_error
 from core.generation import Generation, Stop
 from core.model import GPT, LANGUAGE_MODEL
+from core.run_names import VLLM_WEIGHTS
 from core.to_huggingface import new_folder, write_causal
 from core.whole_files import writing
 from grpo.rollout import moved
@@ -67,7 +68,7 @@ class VllmSampler:
             self.server.named, config.group_size, config.max_new_tokens, able,
             Stop(tokenizer, config.stop_sequences, config.response_prefix),
             f"stop_token_ids {list(tokenizer.stop_token_ids)}" + (f", stop_sequences {sequences}" if sequences else ""))
-        self.folder = os.path.join(os.path.abspath(config.out_dir), "vllm-weights")
+        self.folder = os.path.join(os.path.abspath(config.out_dir), VLLM_WEIGHTS)
         self.of_folder = f"nano-grpo-{hashlib.sha256(self.folder.encode()).hexdigest()[:8]}-"
         nonce = dist.names_of_all([secrets.token_hex(4)])[0]  # no two runs give a name to different weights
         self.prefix = f"{self.of_folder}{nonce}-"
