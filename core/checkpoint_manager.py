@@ -17,10 +17,10 @@ import zipfile
 
 import torch
 
-from core.ranges import check_finite
-from core.run_names import CONFIG, METRICS, OLDER, SAMPLES, STATE
-from core.sharding import cut_state, is_sharded, whole
-from core.whole_files import CannotWrite, flush, replacing, writing
+from core.files.whole_files import CannotWrite, flush, replacing, writing
+from core.performance.sharding import cut_state, is_sharded, whole
+from core.run.names import CONFIG, METRICS, OLDER, SAMPLES, STATE
+from core.settings.ranges import check_finite
 
 DAMAGE = (ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, RuntimeError, TypeError,
           ValueError, pickle.PickleError, struct.error, tarfile.TarError,

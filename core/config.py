@@ -14,11 +14,11 @@ import sys
 import traceback
 import typing
 
-from core.config_help import allowed_types, default_of, help_lines, type_name
-from core.other_names import settings_of
-from core.ranges import check_ranges, shown
-from core.user_code import UserCodeError, is_own_error, printable, run_user_code
-from core.whole_files import replacing
+from core.files.whole_files import replacing
+from core.settings.help import allowed_types, default_of, help_lines, type_name
+from core.settings.other_names import settings_of
+from core.settings.ranges import check_ranges, shown
+from core.settings.user_code import UserCodeError, is_own_error, printable, run_user_code
 
 NEAR = 0.85  # from this likeness on an unknown key is taken for a slip of the pen (difflib.SequenceMatcher.ratio)
 UNUSABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG,

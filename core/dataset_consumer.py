@@ -8,7 +8,7 @@ import torch
 
 from core.masking import draw_mask
 from core.model import LANGUAGE_MODEL
-from core.ranges import shown
+from core.settings.ranges import shown
 from core.tokenizer import load_meta, read_meta, same_vocabulary
 
 SPLITS = ("train", "val")

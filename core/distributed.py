@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 import torch.distributed as dist
 
-from core.sharding import is_sharded
+from core.performance.sharding import is_sharded
 
 LONGEST_WAIT = timedelta(hours=12)  # ranks wait while rank 0 evaluates, saves, or builds a checkpoint from its recipe
 START_WAIT = timedelta(minutes=10)  # until all ranks have come
@@ -128,10 +128,10 @@ class Distributed:
     hours: it follows whatever rank 0 builds, evaluates or saves. If a rank ends, the others end with OtherRank.
     Gradients are summed over ranks by one explicit all-reduce per optimizer step. The losses here carry their
     normalisation in their weights (see grpo/objectives.py), so the sum over ranks is the gradient, and a rank whose
-    share of a step needs no backward simply adds zeros. The models in `sharded` (core/sharding.py) sum their own.
+    share of a step needs no backward simply adds zeros. Sharded models (core/performance/sharding.py) sum their own.
     """
 
-    longest_wait = LONGEST_WAIT  # for core/sharding.py, which this file imports
+    longest_wait = LONGEST_WAIT  # for core/performance/sharding.py, which this file imports
 
     def __init__(self, device="auto", dtype="auto", timeout=1800.0):
         self.rank, self.world = rank_and_world()

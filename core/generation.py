@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from core.distributions import LOGITS_AT_ONCE, KeptCollector, KeptTokens, sample_tokens
-from core.prepacked import prepacked
+from core.performance.prepacked import prepacked
 
 LEAVE_SHARE = 0.9  # finished rows leave the batch once at most this share is still being written
 

@@ -10,9 +10,9 @@ import unicodedata
 
 from tqdm import tqdm
 
-from core.run_names import CONSOLE, METRICS
-from core.trackers import Trackers
-from core.whole_files import replacing, writing
+from core.files.whole_files import replacing, writing
+from core.run.names import CONSOLE, METRICS
+from core.run.trackers import Trackers
 
 
 def create_logger(config, dist, total_steps, columns):

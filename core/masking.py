@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.ranges import check_ranges
+from core.settings.ranges import check_ranges
 
 
 def random_mask(rng, tokens, count, newline):

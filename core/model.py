@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from core.cache import Cache, attend, attention_mask
-from core.ranges import check_ranges, shown
-from core.sharding import weights_of
+from core.performance.sharding import weights_of
+from core.settings.ranges import check_ranges, shown
 
 LANGUAGE_MODEL = "language_model"    # causal: the state at position t predicts token t + 1
 MASKED_FILL = "masked_fill"          # bidirectional: the state at position t predicts token t

@@ -10,16 +10,16 @@ import shutil
 
 import torch
 
-from core.huggingface import HuggingFaceModel
-from core.huggingface_files import base_of, check_target, is_adapter, local_name, open_transformer, replace_files
-from core.huggingface_tokenizer import load_huggingface_tokenizer
-from core.json_text import object_from_json
-from core.lora import FULL, POLICY, add_adapter, peft_names
+from core.files.json_text import object_from_json
+from core.files.model_file import read_model_file, read_tokenizer, write_model_file
+from core.files.whole_files import writing
+from core.huggingface.files import base_of, check_target, is_adapter, local_name, open_transformer, replace_files
+from core.huggingface.lora import FULL, POLICY, add_adapter, peft_names
+from core.huggingface.model import HuggingFaceModel
+from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, at_least_float32
-from core.model_file import read_model_file, read_tokenizer, write_model_file
+from core.settings.user_code import guarded
 from core.tokenizer import same_vocabulary
-from core.user_code import guarded
-from core.whole_files import writing
 
 FACTS = "nano_grpo.json"
 
@@ -159,7 +159,7 @@ def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None, 
             if model.has_adapter:
                 model.net.save_pretrained(new, selected_adapters=[POLICY], save_embedding_layers=False,
                                           state_dict=peft_names(model.net, weights))
-                os.remove(os.path.join(new, "README.md"))  # peft's, an empty form; core/model_card.py writes ours
+                os.remove(os.path.join(new, "README.md"))  # peft's, an empty form; core/run/model_card.py writes ours
             else:
                 net = model.net if dtype == torch.float32 else copy.deepcopy(model.net).to(dtype)
                 net.save_pretrained(new, max_shard_size="1000GB",  # one file, which can be replaced at once

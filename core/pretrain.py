@@ -13,16 +13,16 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
 
-from core.build import build_batches, build_data, build_model
 from core.config import describe, load_config, run_script
 from core.distributed import Distributed
 from core.logger import create_logger
-from core.pretrain_config import PretrainConfig
 from core.prompts import PromptConsumer
-from core.recipes import build_missing_checkpoint
-from core.run_folder import check_run_folder, run_folder
-from core.run_start import Recorded
-from core.trackers import check_trackers
+from core.run.folder import check_run_folder, run_folder
+from core.run.recipes import build_missing_checkpoint
+from core.run.start import Recorded
+from core.run.trackers import check_trackers
+from core.supervised.build import build_batches, build_data, build_model
+from core.supervised.config import PretrainConfig
 from core.trainer import COLUMNS, Trainer
 
 

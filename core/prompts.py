@@ -5,7 +5,16 @@ import os
 import numpy as np
 
 from core.dataset_consumer import PROBLEMS, SPLITS, dataset_folder
-from core.records import FIELDS, PROMPTS, RAW, is_file_of_records, load_records, read_records, side, unique_prompts
+from core.files.records import (
+    FIELDS,
+    PROMPTS,
+    RAW,
+    is_file_of_records,
+    load_records,
+    read_records,
+    side,
+    unique_prompts,
+)
 from core.tokenizer import load_meta, read_meta
 
 
@@ -67,7 +76,7 @@ class PromptConsumer:
     Problem i of a step is drawn from (seed, step, its number in the step), however a step is cut into ranks and
     micro-batches, and no problem occurs twice in a step unless there are too few. Training prompts of more than
     max_prompt_length tokens are left out and counted.
-    dataset: a prepared folder, a file of records, or hf:owner/name (core/records.py)
+    dataset: a prepared folder, a file of records, or hf:owner/name (core/files/records.py)
     tokenizer: that of the model; None: the one that meta.json of the folder describes
     template: a name of TEMPLATE_NAMES; chat_template_kwargs: arguments of the model's own template
     """

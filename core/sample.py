@@ -19,12 +19,12 @@ from core.distributed import detect_device
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, fill_in_passes
 from core.generation import Stop, generate
-from core.huggingface_tokenizer import HuggingFaceTokenizer
+from core.huggingface.tokenizer import HuggingFaceTokenizer
 from core.logger import highlight
 from core.masking import masked_positions, places_of_mask
 from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.models import load_model, load_tokenizer
-from core.ranges import check_ranges
+from core.settings.ranges import check_ranges
 from core.tokenizer import by_character
 
 TEMPLATES = ("plain", "model")

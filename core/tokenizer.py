@@ -6,9 +6,9 @@ import os
 import re
 import unicodedata
 
-from core.huggingface_tokenizer import load_huggingface_tokenizer
-from core.json_text import object_from_json
-from core.ranges import shown
+from core.files.json_text import object_from_json
+from core.huggingface.tokenizer import load_huggingface_tokenizer
+from core.settings.ranges import shown
 
 SPECIALS = ("mask", "pad", "cls")  # they follow the base vocabulary, in this order
 BPE_ENCODINGS = ("gpt2", "cl100k_base")

@@ -7,12 +7,12 @@ from dataclasses import asdict
 
 import torch
 
-from core.bad_steps import BadSteps
 from core.checkpoint_manager import CheckpointManager
-from core.model_card import write_card
 from core.models import save_model
+from core.run.bad_steps import BadSteps
+from core.run.model_card import write_card
+from core.run.stop_signal import StopSignal
 from core.scheduler import CosineLRScheduler
-from core.stop_signal import StopSignal
 from core.training_step import build_optimizers, training_step
 
 COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_steps")

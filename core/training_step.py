@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from core.sharding import is_sharded
-from core.supervised_loss import supervised_sums
+from core.performance.sharding import is_sharded
+from core.supervised.loss import supervised_sums
 
 NONFINITE = "nonfinite_"  # begins the name of a sum that counts numbers that are not finite
 

@@ -8,15 +8,15 @@ from core.checkpoint_manager import shapes
 from core.config import describe
 from core.dataset_consumer import DatasetConsumer, dataset_folder
 from core.distributions import truncates
-from core.huggingface_files import is_adapter
-from core.judge_reading import AUTO, PLAIN, obstacle
-from core.lora import FULL, without_adapter
+from core.files.records import has_prompts, is_file_of_records
+from core.huggingface.files import is_adapter
+from core.huggingface.lora import FULL, without_adapter
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
+from core.performance.judge_reading import AUTO, PLAIN, obstacle
+from core.performance.sharding import loads_on, shard_all
 from core.prompts import PromptConsumer
-from core.recipes import build_missing_checkpoint, build_missing_dataset
-from core.records import has_prompts, is_file_of_records
-from core.sharding import loads_on, shard_all
+from core.run.recipes import build_missing_checkpoint, build_missing_dataset
 from core.tokenizer import same_vocabulary
 from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
 from grpo.evaluation.memory import describe_memory
@@ -28,8 +28,8 @@ from grpo.reference import needs_reference
 from grpo.reward_functions.judge import Judge, choose_readings
 from grpo.reward_functions.registry import parameters
 from grpo.reward_functions.reward_model import load_reward_model
-from grpo.reward_functions.sandbox import describe_sandbox
 from grpo.rewards import REWARDS, Rewards
+from grpo.sandbox.run import describe_sandbox
 from grpo.scoring import check_stored
 
 POLICIES = {MASKED_FILL: FillPolicy, LANGUAGE_MODEL: CausalPolicy}

@@ -5,12 +5,12 @@ import os
 from dataclasses import dataclass
 
 from core.config import RunConfig
-from core.judge_reading import AUTO, READINGS
-from core.lora import LoraConfig
+from core.huggingface.lora import LoraConfig
 from core.masking import MaskConfig
+from core.performance.judge_reading import AUTO, READINGS
+from core.performance.sharding import check_parallel
 from core.prompts import TEMPLATE_NAMES
-from core.ranges import check_ranges
-from core.sharding import check_parallel
+from core.settings.ranges import check_ranges
 from grpo.advantages import ADVANTAGES
 from grpo.kl import KL_ESTIMATORS
 from grpo.objectives import OBJECTIVES

@@ -9,22 +9,22 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
-from core.bad_steps import BadSteps
 from core.checkpoint_manager import CheckpointManager, shapes
+from core.files.whole_files import CannotWrite
 from core.logger import each_record, format_number, keep_records
-from core.model_card import write_card
-from core.run_names import CONFIG, CONSOLE, CURVES, METRICS, REPORT, SAMPLES, STARTS, STATE
+from core.performance.sharding import gathered
+from core.run.bad_steps import BadSteps
+from core.run.model_card import write_card
+from core.run.names import CONFIG, CONSOLE, CURVES, METRICS, REPORT, SAMPLES, STARTS, STATE
+from core.run.stop_signal import StopSignal
 from core.scheduler import CosineLRScheduler
-from core.sharding import gathered
-from core.stop_signal import StopSignal
 from core.training_step import build_optimizers
-from core.whole_files import CannotWrite
 from grpo.data_buffer import DataBuffer
-from grpo.evaluation.report_page import write_report
 from grpo.evaluation.samples import append_samples, comparison_table, format_samples
 from grpo.grpo_training_step import Experience, grpo_training_step
 from grpo.kl import adapted
 from grpo.reference import REFERENCES
+from grpo.report.page import write_report
 from grpo.samplers.ahead import Ahead
 from grpo.samplers.canary import Canary
 from grpo.samplers.local import LocalSampler
@@ -276,7 +276,7 @@ class GRPOTrainer:
         if hasattr(self.rewards, "close"):
             self.rewards.close()
         if self.dist.is_main and not stopped:
-            from grpo.evaluation.plots import draw_curves  # the algorithm loads without a plotting library
+            from grpo.report.plots import draw_curves  # the algorithm loads without a plotting library
             with self.shown_in(CURVES):
                 held_out = [r for r in each_record(self.logger.path) if any(name.startswith("eval/") for name in r)]
                 draw_curves({"": held_out}, self.checkpoints.path(CURVES))

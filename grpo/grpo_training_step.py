@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from core.sharding import gathered, in_step
+from core.performance.sharding import gathered, in_step
 from core.training_step import NONFINITE, apply_gradients
 from grpo.advantages import compute_advantages
 from grpo.kl import choose_estimator, kl_as_reward, kl_penalty, kl_per_token
@@ -15,8 +15,7 @@ from grpo.rollout import Rollouts, join_rollouts, plain
 from grpo.samplers.mismatch import MISMATCH, check_mismatch, mismatch, with_importance
 from grpo.samplers.sampler import Finished
 from grpo.scoring import check_rollouts, score, score_in_batches, with_reference
-from grpo.step_metrics import (DECIDING, LARGEST, add_up, finish_metrics, logged_sums, nonfinite_rewards,
-                               rollout_sums)
+from grpo.step_metrics import DECIDING, LARGEST, add_up, finish_metrics, logged_sums, nonfinite_rewards, rollout_sums
 
 
 @dataclass

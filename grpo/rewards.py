@@ -19,13 +19,22 @@ from torch.nn import functional as F
 
 from core.config import UsageError, run_script
 from core.prompts import as_columns
-from grpo.reward_functions import text, verify_math, verify_code, judge, reward_model  # noqa: F401: they register
+from grpo.reward_functions import judge, reward_model, text, verify_code, verify_math  # noqa: F401: they register
 from grpo.reward_functions.record_checks import check_reader, check_records
-from grpo.reward_functions.registry import (IN_PROCESS, REWARDS, Log, arguments, gets, load_reward_file, parameters,
-                                            reward, run_together)
-from grpo.reward_functions.sandbox import found_here, take_over
+from grpo.reward_functions.registry import (
+    IN_PROCESS,
+    REWARDS,
+    Log,
+    arguments,
+    gets,
+    load_reward_file,
+    parameters,
+    reward,
+    run_together,
+)
 from grpo.reward_functions.trl import TrainerState, plain_arguments, register_functions
 from grpo.reward_functions.workers import Workers
+from grpo.sandbox.run import found_here, take_over
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
 PRESETS = {"fill_in": ("judge",), "math": ("math_format", "math_answer", "math_number"),

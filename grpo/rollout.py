@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch.nn import functional as F
 
-from core.batching import parts_of_tokens
 from core.distributions import KeptTokens
+from core.performance.batching import parts_of_tokens
 
 
 class Policy(Protocol):

@@ -14,16 +14,25 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from core.config import load_config, run_script
 from core.distributed import Distributed
 from core.logger import create_logger
-from core.run_folder import check_run_folder, run_folder
-from core.run_start import Recorded
-from core.trackers import check_trackers
-from grpo.build import (build_data, build_evaluation, build_models, build_rewards, build_what_is_missing,
-                        choose_judge_readings, plan, plan_without)
-from grpo.evaluation.doctor import check_up
+from core.run.folder import check_run_folder, run_folder
+from core.run.start import Recorded
+from core.run.trackers import check_trackers
+from grpo.build import (
+    build_data,
+    build_evaluation,
+    build_models,
+    build_rewards,
+    build_what_is_missing,
+    choose_judge_readings,
+    plan,
+    plan_without,
+)
+from grpo.doctor.page import check_up
 from grpo.evaluation.memory import check_fits
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.samplers.build import build_sampler, check_sampler_is_there
+
 
 def main(argv):
     """Config, device, data, models, evaluation, trainer; then run."""

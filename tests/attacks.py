@@ -5,7 +5,7 @@ python tests/attacks.py            runs each attack with all protection, and wit
                                    may harm; prints a table, and exits with 1 if one succeeds with protection
 
 An attack ends with an exception unless it succeeds, so the verdict "passed" means that it did. What it was after is
-looked at from outside too. tests/grpo/reward_functions/test_sandbox_attacks.py has them as tests.
+looked at from outside too. tests/grpo/sandbox/test_run_attacks.py has them as tests.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from grpo.reward_functions import sandbox
+from grpo.sandbox import run as sandbox
 
 HERE = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 NATIVE = HERE + ("def call(x86_64, aarch64, *a):\n    number = x86_64 if os.uname().machine == 'x86_64' else aarch64\n"
@@ -227,9 +227,9 @@ def run_attack(code, folder, tests="pass", **settings):
 def child_without(folder, *beginnings):
     """A copy of the child's script, with its neighbours, without its lines that begin so. Returns its path."""
     source = pathlib.Path(sandbox.__file__).parent
-    for name in ("sandbox_child.py", "sandbox_kernel.py", "sandbox_syscalls.py"):
+    for name in ("child.py", "kernel.py", "syscalls.py"):
         shutil.copy(source / name, folder)
-    path = pathlib.Path(folder, "sandbox_child.py")
+    path = pathlib.Path(folder, "child.py")
     lines = path.read_text().split("\n")
     for beginning in beginnings:
         place, = (i for i, line in enumerate(lines) if line.strip().startswith(beginning))

@@ -1,6 +1,6 @@
 """Wrong solutions that try to pass tests in Python: f(x) should be x * x, and is not.
 
-tests/grpo/reward_functions/test_sandbox_attacks.py runs each against tests whose calls alone run with the code, and
+tests/grpo/sandbox/test_run_attacks.py runs each against tests whose calls alone run with the code, and
 against tests that run with the code as a whole.
 """
 

@@ -27,9 +27,18 @@ from core.config import run_script
 from core.logger import read_records
 from core.models import save_model
 from grpo import train_grpo
-from grpo.evaluation import plots  # noqa: F401  imported before the forks, of whose time it would take the most
-from tests.tiny import (CAUSAL, TEXT, causal_model, judge, model, save, without_clock, write_prompt_dataset,
-                        write_text_dataset)
+from grpo.report import plots
+from tests.tiny import (
+    CAUSAL,
+    TEXT,
+    causal_model,
+    judge,
+    model,
+    save,
+    without_clock,
+    write_prompt_dataset,
+    write_text_dataset,
+)
 
 KILLS_OF_A_RUN, RUNS_OF_A_KILL = 5, 3  # at most; a run may end before its first kill
 RUN = {"max_iters": 24, "save_interval": 1, "keep_checkpoints": 2, "eval_interval": 4, "log_interval": 1,

@@ -37,14 +37,14 @@ from safetensors.torch import save
 
 from core.config import UsageError, load_config
 from core.dataset_consumer import DatasetConsumer
+from core.files.model_file import read_model_file, read_tokenizer
 from core.model import MASKED_FILL
-from core.model_file import read_model_file, read_tokenizer
-from core.pretrain_config import PretrainConfig
 from core.prompts import PromptConsumer
 from core.sample import SampleConfig
+from core.settings.user_code import UserCodeError, is_ours
+from core.supervised.config import PretrainConfig
 from core.tokenizer import CharTokenizer
 from core.trainer import Trainer
-from core.user_code import UserCodeError, is_ours
 from grpo.grpo_config import GRPOConfig
 from grpo.reward_functions.registry import REWARDS, Reward, run_reward
 from tests.tiny import CAUSAL, TEXT, TOKENIZER, model, one_process, write_text_dataset

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from core.config import exit_code, load_config
-from core.lora import ATTENTION, LoraConfig
-from core.pretrain_config import PretrainConfig
+from core.huggingface.lora import ATTENTION, LoraConfig
+from core.supervised.config import PretrainConfig
 from grpo.advantages import ADVANTAGES
 from grpo.grpo_config import GRPOConfig
 from grpo.kl import KL_ESTIMATORS

@@ -202,8 +202,8 @@ def test_a_model_s_folder_ends_in_one_line(kind, llama, tmp_path):
 
 def test_an_adapter_s_expression_that_never_ends_does(llama, tmp_path, monkeypatch):
     pytest.importorskip("peft")
-    from core.lora import LoraConfig
-    monkeypatch.setattr("core.lora.ADAPTER_SECONDS", 0.5)
+    from core.huggingface.lora import LoraConfig
+    monkeypatch.setattr("core.huggingface.lora.ADAPTER_SECONDS", 0.5)
     path = adapter_folder(tmp_path / "adapter", llama)
     rewritten(path, "adapter_config.json", lambda values: values | {"target_modules": "([a-z0-9._]+)+!"})
     for named, load in (("generator_checkpoint", lambda: load_model(path, key="generator_checkpoint")),
@@ -216,7 +216,7 @@ def test_an_adapter_s_expression_that_never_ends_does(llama, tmp_path, monkeypat
     ("bias", "all"), ("use_dora", True), ("modules_to_save", ["lm_head"]), ("trainable_token_indices", [1])])
 def test_an_adapter_of_another_kind_is_named_as_such(option, value, llama, tmp_path):
     pytest.importorskip("peft")
-    from core.lora import LoraConfig
+    from core.huggingface.lora import LoraConfig
     path = adapter_folder(tmp_path / "adapter", llama)
     rewritten(path, "adapter_config.json", lambda values: values | {option: value})
     for load in (lambda: load_model(path), lambda: load_model(llama, adapter=LoraConfig(lora_init_from=path))):
@@ -233,7 +233,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_chat_template_ends_in_one_line(kind, llama, monkeypatch):
-    monkeypatch.setattr("core.huggingface_tokenizer.TEMPLATE_SECONDS", 0.5)
+    monkeypatch.setattr("core.huggingface.tokenizer.TEMPLATE_SECONDS", 0.5)
     tokenizer = load_tokenizer(llama)
     tokenizer.backend.chat_template = TEMPLATES[kind]
     text = one_line(tokenizer.render_chat, [{"role": "user", "content": "a"}])
@@ -243,14 +243,14 @@ def test_a_chat_template_ends_in_one_line(kind, llama, monkeypatch):
 def test_lengths_and_sizes_are_known_of_models_that_name_them_otherwise():
     """MPT has a name of its own for its longest input; FNet has no attention."""
     t = pytest.importorskip("transformers")
-    from core.huggingface import HuggingFaceModel, positions
+    from core.huggingface.model import HuggingFaceModel, positions
     assert positions(t.MptConfig(max_seq_len=64)) == 64 and positions(t.BertConfig(max_position_embeddings=32)) == 32
     net = t.FNetForMaskedLM(t.FNetConfig(hidden_size=32, num_hidden_layers=2, intermediate_size=32, vocab_size=130))
     assert HuggingFaceModel(net, load_tokenizer_of_words(), "masked_fill").dimensions[:2] == (2, 32)
 
 
 def load_tokenizer_of_words():
-    from core.huggingface_tokenizer import HuggingFaceTokenizer
+    from core.huggingface.tokenizer import HuggingFaceTokenizer
     return HuggingFaceTokenizer(tokenizer_of("words"), "words", fills=True)
 
 
@@ -280,7 +280,7 @@ def test_a_text_far_too_long_is_not_read_whole(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name, words", [
     ("x.jsonl.gz", "unpack it first"), ("x.csv", "save a table of prompts as one of these"), ("shards", "set dataset=hf:"), ("x.txt", "prepare.py")])
 def test_what_is_no_data_set_has_the_remedy(name, words, tmp_path):
-    from core.records import has_prompts
+    from core.files.records import has_prompts
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "train-0.parquet").write_bytes(b"")
     for file in ("x.jsonl.gz", "x.csv", "x.txt"):

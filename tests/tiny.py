@@ -19,11 +19,11 @@ import torch
 from core.config import exit_code
 from core.dataset_consumer import DatasetConsumer, write_dataset
 from core.distributed import Distributed
+from core.files.records import write_prompts
 from core.masking import masked_positions
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
 from core.models import save_model
 from core.prompts import PromptConsumer
-from core.records import write_prompts
 from core.tokenizer import CharTokenizer
 from core.training_step import build_optimizers
 from grpo.grpo_config import GRPOConfig

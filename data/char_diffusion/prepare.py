@@ -31,7 +31,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import UsageError, run_script
 from core.dataset_consumer import write_dataset
-from core.ranges import shown
+from core.settings.ranges import shown
 from core.tokenizer import CharTokenizer, fold_to_ascii, load_huggingface_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))

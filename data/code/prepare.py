@@ -27,7 +27,7 @@ from dataclasses import dataclass
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import load_config, run_script
-from core.records import write_prompts
+from core.files.records import write_prompts
 from core.tokenizer import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))

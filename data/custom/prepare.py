@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import UsageError, load_config, run_script
 from core.prompts import plain
-from core.records import RAW, read_records, with_completion, write_prompts
+from core.files.records import RAW, read_records, with_completion, write_prompts
 from core.tokenizer import CharTokenizer, fold_to_ascii, named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))

@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import load_config, run_script
 from core.dataset_consumer import write_dataset
-from core.records import side
+from core.files.records import side
 from core.tokenizer import CharTokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))

@@ -8,9 +8,9 @@ import torch
 
 from core import distributions
 from core.distributed import Distributed
-from core.huggingface import HuggingFaceModel
+from core.huggingface.model import HuggingFaceModel
 from core.model import GPT, LANGUAGE_MODEL, GPTConfig
-from core.optional import require
+from core.settings.optional import require
 from grpo.advantages import compute_advantages
 from grpo.benchmarks.comparison import TOKENIZER, Bench, row
 from grpo.build import make_policy

@@ -9,7 +9,7 @@ from statistics import median
 import torch
 
 from core.distributed import detect_device, detect_dtype
-from core.optional import require
+from core.settings.optional import require
 from grpo.benchmarks.peer_ours import our_steps
 from grpo.benchmarks.peer_trl import environment, require_trl, trl_steps
 from grpo.benchmarks.side import KEEP_MEMORY, Side, in_turns

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from core.distributed import Distributed
-from core.huggingface import HuggingFaceModel
+from core.huggingface.model import HuggingFaceModel
 from core.model import GPT, LANGUAGE_MODEL, GPTConfig
-from core.optional import quiet_transformers
+from core.settings.optional import quiet_transformers
 from core.training_step import build_optimizers
 from grpo.benchmarks.work import gpt2, wait_for_device
 from grpo.build import build_reference, make_policy

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import torch
 
-from core.optional import quiet_transformers, require
+from core.settings.optional import quiet_transformers, require
 from grpo.benchmarks.side import KEEP_MEMORY
 from grpo.benchmarks.work import gpt2, wait_for_device
 

@@ -3,8 +3,8 @@
 import torch
 
 from core.distributions import LOGITS_AT_ONCE
-from core.memory import memory_in_use, memory_limit
 from core.model import LANGUAGE_MODEL
+from core.run.memory import memory_in_use, memory_limit
 from grpo.kl import choose_estimator
 
 MARGIN = 1.5    # the estimate is this close to what is measured, so a run that needs more by this factor cannot fit

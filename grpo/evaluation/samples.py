@@ -4,9 +4,9 @@ import json
 import os
 from itertools import pairwise
 
+from core.files.whole_files import writing
 from core.logger import format_number, highlight
-from core.run_names import SAMPLES
-from core.whole_files import writing
+from core.run.names import SAMPLES
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
 TEXTS = ("problem", "best", "worst")

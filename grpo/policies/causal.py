@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional as F
 
-from core.batching import parts_of_like_length
 from core.distributions import KeptBudget, draw_uniforms
 from core.generation import Stop, generate, join_generations
+from core.performance.batching import parts_of_like_length
+from core.performance.sharding import has_parts
 from core.prompts import as_columns
-from core.sharding import has_parts
 from grpo.policies.model_policy import ModelPolicy
 from grpo.rollout import Reading, Rollouts, Texts
 

@@ -6,7 +6,7 @@ import torch
 
 from core.distributed import autocast
 from core.models import save_model
-from core.sharding import cut_like
+from core.performance.sharding import cut_like
 
 
 class ModelPolicy:

@@ -4,7 +4,16 @@ import torch
 
 from core.distributed import autocast
 from core.judge import calculate_judge_scores, calculate_realness
-from core.judge_reading import AUTO, LEAST_SHARE, MEASURED, PLAIN, READINGS, choose_reading, obstacle, prepared
+from core.performance.judge_reading import (
+    AUTO,
+    LEAST_SHARE,
+    MEASURED,
+    PLAIN,
+    READINGS,
+    choose_reading,
+    obstacle,
+    prepared,
+)
 from grpo.reward_functions.registry import reward
 
 
@@ -22,7 +31,7 @@ class Judge:
     reads_ids: True if the judge has the generator's vocabulary: it then reads the token ids of the texts as they are.
                False: it reads prompt + completion, encoded by its own tokenizer
     dtype:     of its matrix products, unless its reading has one of its own
-    reading:   the way in which it is read, a name in READINGS (core/judge_reading.py)
+    reading:   the way in which it is read, a name in READINGS (core/performance/judge_reading.py)
     Texts of equal length are read together, without padding: the other texts of a call do not change a score. Equal
     texts are read once, so that their scores are equal to the last bit, whatever the precision.
     """
@@ -95,7 +104,7 @@ class Judge:
         self.reading, self.reader = reading, prepared(self.model, reading)
 
     def fastest_reading(self, texts, names):
-        """As core.judge_reading.choose_reading, which see; texts: the sample texts, as for `scores`."""
+        """As core.performance.judge_reading.choose_reading, which see; texts: the sample texts, as for `scores`."""
         def scores(reader):
             dtype = self.dtype if reader is self.model else torch.float32
             return Judge(reader, self.tokenizer, self.reads_ids, dtype).scores(texts)

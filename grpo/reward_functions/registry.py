@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from core.config import run_config_file
-from core.records import RAW
-from core.user_code import UserCodeError, await_user_code, definition, guarded, run_user_code, written
+from core.files.records import RAW
+from core.settings.user_code import UserCodeError, await_user_code, definition, guarded, run_user_code, written
 from grpo.reward_functions.reward_log import Log
 
 

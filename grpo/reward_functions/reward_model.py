@@ -5,13 +5,13 @@ import os
 import torch
 
 from core.distributed import autocast
-from core.huggingface import positions
-from core.huggingface_files import ENDINGS, check_weights, read_config, read_weights
-from core.huggingface_tokenizer import TEMPLATE_SECONDS, load_huggingface_tokenizer
+from core.huggingface.files import ENDINGS, check_weights, read_config, read_weights
+from core.huggingface.model import positions
+from core.huggingface.tokenizer import TEMPLATE_SECONDS, load_huggingface_tokenizer
 from core.model import freeze
 from core.models import is_huggingface
-from core.optional import quiet_transformers
-from core.user_code import guarded
+from core.settings.optional import quiet_transformers
+from core.settings.user_code import guarded
 from grpo.reward_functions.judge import distinct
 from grpo.reward_functions.registry import reward
 from grpo.reward_functions.trl import own_prompts

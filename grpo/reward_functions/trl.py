@@ -8,9 +8,17 @@ import copy
 import math
 from dataclasses import dataclass
 
-from core.records import FIELDS, RAW
-from grpo.reward_functions.registry import (OF_THE_RUN, REWARDS, Reward, check_filled, gets, origin, parameters,
-                                            takes_all)
+from core.files.records import FIELDS, RAW
+from grpo.reward_functions.registry import (
+    OF_THE_RUN,
+    REWARDS,
+    Reward,
+    check_filled,
+    gets,
+    origin,
+    parameters,
+    takes_all,
+)
 
 NOT_GIVEN = ("prompt", "completion", RAW, *OF_THE_RUN)  # fields that are not arguments
 
@@ -49,7 +57,7 @@ def plain_arguments(name, texts, known, all_fields=()):
       completions              texts; for a prompt of messages, [{"role": "assistant", "content": text}]
       completion_ids           lists of token ids, as sampled
       a field of the records   a list of N values, None where a record lacks it; "prompt" and "completion" are left out.
-                               Prompt and answer also have the other names that data sets give them (core/records.py:
+                               Prompt and answer also have the other names that data sets give them (records.py:
                                FIELDS); an answer is a number where the record's is one
       trainer_state            known["trainer_state"]
     What comes from the records is a copy for each completion, which the function may change.

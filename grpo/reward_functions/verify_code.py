@@ -5,9 +5,9 @@ import re
 
 from grpo.reward_functions.asserts import cut
 from grpo.reward_functions.registry import column, reward
-from grpo.reward_functions.sandbox import run_tests
 from grpo.reward_functions.text import fenced_blocks
 from grpo.reward_functions.verify_math import syntax_tree
+from grpo.sandbox.run import run_tests
 
 MAX_CODE = 100_000  # characters; longer code is not parsed
 

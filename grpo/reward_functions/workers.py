@@ -10,8 +10,8 @@ from collections import deque
 from multiprocessing.connection import wait
 
 from grpo.reward_functions.registry import REWARDS, Log, run_reward
-from grpo.reward_functions.sandbox_folder import empty_place
-from grpo.reward_functions.sandbox_kernel import end_with
+from grpo.sandbox.folder import empty_place
+from grpo.sandbox.kernel import end_with
 
 PROCESSES = multiprocessing.get_context("spawn")
 ENDED = (EOFError, OSError)  # what a pipe raises when the process at its other end has ended

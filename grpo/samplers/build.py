@@ -7,8 +7,8 @@ from functools import partial
 import torch
 
 from core.distributed import Distributed
-from core.judge_reading import AUTO
-from core.optional import require
+from core.performance.judge_reading import AUTO
+from core.settings.optional import require
 from grpo.build import load_judge, load_policy, make_rewards
 from grpo.samplers.local import LocalSampler
 from grpo.samplers.ray import RaySampler

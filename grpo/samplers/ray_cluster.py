@@ -11,8 +11,8 @@ import sys
 
 import torch
 
-from core.optional import require
-from core.user_code import ROOT
+from core.settings.optional import require
+from core.settings.user_code import ROOT
 from grpo.samplers.sampler import SamplerError
 
 LEAST_STORE = 2**27  # bytes of the object store; Ray refuses less than 75 MB

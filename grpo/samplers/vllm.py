@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from core.config import print_error
+from core.files.whole_files import writing
 from core.generation import Generation, Stop
+from core.huggingface.export import new_folder, write_causal
 from core.model import GPT, LANGUAGE_MODEL
-from core.run_names import VLLM_WEIGHTS
-from core.to_huggingface import new_folder, write_causal
-from core.whole_files import writing
+from core.run.names import VLLM_WEIGHTS
 from grpo.rollout import moved
 from grpo.samplers.sampler import Finished, SamplerError
 from grpo.samplers.vllm_answers import Expected, check_temperature, read_completions, read_scores, understanding

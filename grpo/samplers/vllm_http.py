@@ -6,8 +6,8 @@ import json
 import os
 import threading
 
-from core import user_code
-from core.optional import require
+from core.settings import user_code
+from core.settings.optional import require
 from grpo.samplers.sampler import SamplerError
 
 CONNECTIONS = 128             # requests under way at once

@@ -19,10 +19,10 @@ from core.logger import read_records
 from core.model import MASKED_FILL
 from core.models import load_model
 from grpo.build import build_data, build_models, build_rewards, fill_in_evaluation, make_policy
-from grpo.evaluation.plots import draw_curves, draw_temperatures
-from grpo.evaluation.report_page import write_report
-from grpo.evaluation.run_files import names_of
 from grpo.grpo_config import GRPOConfig
+from grpo.report.page import write_report
+from grpo.report.plots import draw_curves, draw_temperatures
+from grpo.report.run_files import names_of
 
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
 

@@ -22,10 +22,10 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 from core.config import UsageError, load_config, run_script
 from core.logger import read_records
-from core.user_code import ROOT
+from core.settings.user_code import ROOT
 from grpo.grpo_config import GRPOConfig
-from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.objectives import OBJECTIVES
+from grpo.policies.fill_views import FILL_ESTIMATORS
 
 TRAIN = os.path.join(ROOT, "grpo", "train_grpo.py")
 

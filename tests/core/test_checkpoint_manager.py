@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from core.checkpoint_manager import CheckpointManager, read_state, states
+from core.files.whole_files import CannotWrite
 from core.models import load_model, save_model
-from core.whole_files import CannotWrite
 from tests.tiny import TOKENIZER, Cut, contents, cut_after, model
 
 

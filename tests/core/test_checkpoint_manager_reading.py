@@ -8,9 +8,9 @@ import torch
 
 from core import checkpoint_manager
 from core.checkpoint_manager import CheckpointManager
-from core.pretrain_config import PretrainConfig
+from core.files.whole_files import flush
+from core.supervised.config import PretrainConfig
 from core.training_step import build_optimizers
-from core.whole_files import flush
 from tests.tiny import model
 
 

@@ -10,10 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.config import (RunConfig, UsageError, check_out_dir, describe, exit_code, load_config, run_config_file,
-                         save_config)
-from core.pretrain_config import PretrainConfig
-from core.user_code import UserCodeError
+from core.config import (
+    RunConfig,
+    UsageError,
+    check_out_dir,
+    describe,
+    exit_code,
+    load_config,
+    run_config_file,
+    save_config,
+)
+from core.settings.user_code import UserCodeError
+from core.supervised.config import PretrainConfig
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from core import distributions
 from core.distributions import entropy, kept_tokens, sample_tokens, sampling_logp, token_logp
-from core.huggingface import BANNED
+from core.huggingface.model import BANNED
 
 FEW_EXAMPLES = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 LOGITS = st.one_of(st.sampled_from([BANNED, -1e4, -1.0, 0.0, 1e-30, 1.0, 1e4]), st.floats(-1e4, 1e4, width=32))

@@ -235,7 +235,7 @@ def test_a_stop_sequence_that_can_be_written_in_mid_text_alone_is_accepted():
     """Metaspace, as SentencePiece models have it, puts a space before a text and leaves it out again."""
     t = pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")
-    from core.huggingface_tokenizer import HuggingFaceTokenizer
+    from core.huggingface.tokenizer import HuggingFaceTokenizer
     words = ["?", "</s>", "\u2581", "\u2581a", "a", "\u2581fox", "f", "o", "x"]
     backend = t.Tokenizer(t.models.Unigram([(word, -1.0) for word in words], unk_id=0))
     backend.pre_tokenizer, backend.decoder = t.pre_tokenizers.Metaspace(), t.decoders.Metaspace()
@@ -324,7 +324,7 @@ def test_shared_prompts_and_packed_weights_write_what_the_plain_way_writes(trunc
     found = []
     for share_from, pack_from in ((10**9, 10**9), (0, 10**9), (0, 0)):
         monkeypatch.setattr("core.cache.SHARE_FROM", share_from)
-        monkeypatch.setattr("core.prepacked.PACK_FROM", pack_from)
+        monkeypatch.setattr("core.performance.prepacked.PACK_FROM", pack_from)
         noise = draw_uniforms(3, 7, range(3), (16, 20))
         found.append(generate(causal_model(scale=2.0, n_layer=2), prompt, padding, noise, early, **truncation))
     for out in found[1:]:

@@ -10,8 +10,8 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from core.huggingface_tokenizer import load_huggingface_tokenizer
-from core.lora import LoraConfig
+from core.huggingface.lora import LoraConfig
+from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import GPT
 from core.models import is_huggingface, load_model, load_tokenizer, save_model
 from tests.families import adapter_folder, folder_maker, random_ids, refused, spoiled, tokenizer_of

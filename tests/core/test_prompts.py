@@ -5,9 +5,9 @@ import os
 import numpy as np
 import pytest
 
-from core.huggingface_tokenizer import load_huggingface_tokenizer
+from core.files.records import RAW, has_prompts, read_records, side, write_prompts
+from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.prompts import TEMPLATE_NAMES, TEMPLATES, PromptConsumer, as_columns, render
-from core.records import RAW, has_prompts, read_records, side, write_prompts
 from core.tokenizer import CharTokenizer, load_meta, named_tokenizer
 from tests.families import tokenizer_of
 from tests.tiny import jsonl, without_place

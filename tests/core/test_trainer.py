@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from core import trainer as trainer_module
-from core.build import build_batches, build_data, build_model
 from core.logger import Logger, read_records
 from core.models import load_model
-from core.pretrain_config import PretrainConfig
+from core.supervised.build import build_batches, build_data, build_model
+from core.supervised.config import PretrainConfig
 from core.trainer import COLUMNS, Trainer
 from tests.tiny import one_process, same, same_momentum, undocumented, without_clock
 

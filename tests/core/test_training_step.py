@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from core.pretrain_config import PretrainConfig
+from core.supervised.config import PretrainConfig
 from core.training_step import apply_gradients, build_optimizers, training_step
 from tests.tiny import Catcher, clear_gradient, flat_gradient, model, one_process, optimizer_state, same
 

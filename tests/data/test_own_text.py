@@ -9,9 +9,9 @@ import pytest
 
 from core.config import load_config
 from core.dataset_consumer import DatasetConsumer
+from core.files.model_file import read_header
 from core.model import MASKED_FILL
-from core.model_file import read_header
-from core.pretrain_config import PretrainConfig
+from core.supervised.config import PretrainConfig
 from core.tokenizer import load_meta
 from grpo.grpo_config import GRPOConfig
 from tests.data.test_prepare import prepare

@@ -9,13 +9,13 @@ import sys
 import numpy as np
 import pytest
 
+from core.files.records import RAW, read_records
 from core.prompts import PromptConsumer
-from core.records import RAW, read_records
 from core.tokenizer import load_meta
 from grpo.reward_functions import verify_code, verify_math
-from grpo.reward_functions.registry import REWARDS
 from grpo.reward_functions.asserts import cut
-from grpo.reward_functions.sandbox import run_tests
+from grpo.reward_functions.registry import REWARDS
+from grpo.sandbox.run import run_tests
 from tests.families import tokenizer_of
 from tests.tiny import ROOT, TOKENIZER, jsonl, run_here, run_script, without_place, write_ranks
 

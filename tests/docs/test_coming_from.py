@@ -8,7 +8,7 @@ import typing
 import pytest
 
 from core.config import UsageError, load_config
-from core.pretrain_config import PretrainConfig
+from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
 from tests.test_docs import CODE, tables
 

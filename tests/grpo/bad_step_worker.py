@@ -15,15 +15,25 @@ from core import training_step as supervised
 from core.dataset_consumer import unpack_batch
 from core.distributed import Distributed
 from core.logger import create_logger
-from core.pretrain_config import PretrainConfig
+from core.supervised.config import PretrainConfig
 from core.training_step import build_optimizers
-from grpo.grpo_training_step import grpo_training_step
 from grpo.grpo_trainer import GRPOTrainer
+from grpo.grpo_training_step import grpo_training_step
 from grpo.reward_functions.registry import reward
 from grpo.reward_functions.trl import TrainerState
 from grpo.rewards import Rewards, Scored
-from tests.tiny import (causal_policy, config, consumer, fill_policy, judge, model, prompt_config, prompt_consumer,
-                        rewards, step_problems)
+from tests.tiny import (
+    causal_policy,
+    config,
+    consumer,
+    fill_policy,
+    judge,
+    model,
+    prompt_config,
+    prompt_consumer,
+    rewards,
+    step_problems,
+)
 
 dataset, prompts, out = sys.argv[1:4]
 dist = Distributed("cpu", "float32")

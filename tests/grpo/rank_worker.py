@@ -15,7 +15,7 @@ import torch
 
 from core.dataset_consumer import unpack_batch
 from core.distributed import Distributed
-from core.pretrain_config import PretrainConfig
+from core.supervised.config import PretrainConfig
 from core.training_step import build_optimizers, training_step
 from grpo.advantages import ADVANTAGES
 from grpo.grpo_training_step import collect_experience, grpo_training_step, train_on_experience
@@ -24,8 +24,18 @@ from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Rewards, Scored
 from grpo.samplers.ahead import Ahead
 from grpo.samplers.local import LocalSampler
-from tests.tiny import (Catcher, causal_policy, config, consumer, fill_policy, judge, model, prompt_consumer, rewards,
-                        step_problems)
+from tests.tiny import (
+    Catcher,
+    causal_policy,
+    config,
+    consumer,
+    fill_policy,
+    judge,
+    model,
+    prompt_consumer,
+    rewards,
+    step_problems,
+)
 
 dataset, prompts, out = sys.argv[1:4]
 batch_size, accumulation = map(int, sys.argv[4:])

@@ -14,10 +14,10 @@ import torch
 
 from core.checkpoint_manager import CheckpointManager
 from core.distributed import Distributed
-from core.lora import LoraConfig
+from core.huggingface.lora import LoraConfig
 from core.models import load_model, load_tokenizer
+from core.performance.sharding import gathered, has_parts, is_sharded, shard_all, whole
 from core.prompts import PromptConsumer
-from core.sharding import gathered, has_parts, is_sharded, shard_all, whole
 from core.training_step import build_optimizers
 from grpo.grpo_training_step import grpo_training_step
 from grpo.kl import choose_estimator
@@ -26,8 +26,17 @@ from grpo.reference import REFERENCES
 from grpo.reward_functions.judge import Judge
 from grpo.rewards import Rewards, Scored
 from grpo.scoring import with_reference
-from tests.tiny import (TOKENIZER, causal_policy, config, consumer, fill_policy, judge, prompt_config, prompt_consumer,
-                        step_problems)
+from tests.tiny import (
+    TOKENIZER,
+    causal_policy,
+    config,
+    consumer,
+    fill_policy,
+    judge,
+    prompt_config,
+    prompt_consumer,
+    step_problems,
+)
 
 dataset, prompts, models, out, batch_size, other = (*sys.argv[1:], None)[:6]
 dist = Distributed("cpu", "float32")

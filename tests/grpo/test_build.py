@@ -12,19 +12,45 @@ from core.model import SEQUENCE_SCORER
 from core.models import load_model, load_tokenizer, save_model
 from core.prompts import PromptConsumer
 from grpo import build
-from grpo.build import (Models, build_data, build_evaluation, build_models, build_reference, build_rewards,
-                        check_memory, choose_judge_readings, make_policy, plan)
+from grpo.build import (
+    Models,
+    build_data,
+    build_evaluation,
+    build_models,
+    build_reference,
+    build_rewards,
+    check_memory,
+    choose_judge_readings,
+    make_policy,
+    plan,
+)
 from grpo.evaluation.fill_in import FillInEvaluation
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
-from grpo.reward_functions import sandbox
 from grpo.reward_functions.judge import Judge
 from grpo.rewards import Rewards
+from grpo.sandbox import run as sandbox
 from grpo.scoring import with_reference
 from tests.families import adapter_folder, folder_maker, model_folder, write_prose, write_sums
-from tests.tiny import (CAUSAL, TOKENIZER, causal_model, causal_policy, config, consumer, fill_policy, judge, jsonl,
-                        model, one_process, prompt_config, prompt_consumer, same, sampled, save)
+from tests.tiny import (
+    CAUSAL,
+    TOKENIZER,
+    causal_model,
+    causal_policy,
+    config,
+    consumer,
+    fill_policy,
+    jsonl,
+    judge,
+    model,
+    one_process,
+    prompt_config,
+    prompt_consumer,
+    same,
+    sampled,
+    save,
+)
 
 
 @pytest.fixture(scope="module")

@@ -9,24 +9,39 @@ import pytest
 import torch
 
 from core import checkpoint_manager
+from core.files.whole_files import CannotWrite
 from core.logger import Logger, read_records
 from core.models import load_model
 from core.training_step import build_optimizers
-from core.whole_files import CannotWrite
 from grpo import grpo_trainer
 from grpo.build import Models, build_data, build_models, build_reference, fill_in_evaluation
 from grpo.data_buffer import DataBuffer
-from grpo.evaluation import plots
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.objectives import OBJECTIVES
+from grpo.report import plots
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.trl import TrainerState
 from grpo.rewards import Rewards, Scored
-from tests.tiny import (TOKENIZER, causal_policy, config, consumer, count_rows, fill_policy, grpo_step, judge,
-                        one_process, prompt_consumer, rewards, same, same_momentum, share_of_e, undocumented,
-                        without_clock)
+from tests.tiny import (
+    TOKENIZER,
+    causal_policy,
+    config,
+    consumer,
+    count_rows,
+    fill_policy,
+    grpo_step,
+    judge,
+    one_process,
+    prompt_consumer,
+    rewards,
+    same,
+    same_momentum,
+    share_of_e,
+    undocumented,
+    without_clock,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -9,14 +9,29 @@ import torch
 from core.logger import Logger, read_records
 from core.training_step import build_optimizers
 from grpo.build import build_reference
-from grpo.evaluation import plots
 from grpo.grpo_trainer import GRPOTrainer
+from grpo.report import plots
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.registry import reward
 from grpo.reward_functions.trl import TrainerState
 from grpo.rewards import Rewards, Scored
-from tests.tiny import (TOKENIZER, causal_policy, config, consumer, fill_policy, grpo_step, judge, one_process,
-                        optimizer_state, prompt_config, prompt_consumer, rewards, same, undocumented, without_clock)
+from tests.tiny import (
+    TOKENIZER,
+    causal_policy,
+    config,
+    consumer,
+    fill_policy,
+    grpo_step,
+    judge,
+    one_process,
+    optimizer_state,
+    prompt_config,
+    prompt_consumer,
+    rewards,
+    same,
+    undocumented,
+    without_clock,
+)
 
 NAN, INF = float("nan"), float("inf")
 

@@ -15,7 +15,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from core.config import exit_code
-from core.huggingface_tokenizer import load_huggingface_tokenizer
+from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.logger import read_records
 from grpo import train_grpo
 from grpo.build import build_data, build_models

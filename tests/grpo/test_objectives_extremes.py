@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.huggingface import BANNED
+from core.huggingface.model import BANNED
 from core.training_step import apply_gradients
 from grpo.advantages import ADVANTAGES, compute_advantages
 from grpo.grpo_training_step import rollout_loss

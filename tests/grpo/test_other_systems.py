@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo.reward_functions import sandbox
+from grpo.sandbox import run as sandbox
 from tests.tiny import run_script
 
 WITHOUT = """

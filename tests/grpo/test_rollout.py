@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from core.records import write_prompts
+from core.files.records import write_prompts
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rollout import BY_COMPLETION, BY_TOKEN, join_rollouts, places_of
 from grpo.scoring import score, score_in_batches, with_reference

@@ -12,13 +12,14 @@ import sys
 
 import pytest
 
-from core import optional, recipes
 from core.config import exit_code
 from core.logger import read_records
 from core.models import save_model
-from core.run_names import STAYING, is_set_aside
+from core.run import recipes
+from core.run.names import STAYING, is_set_aside
+from core.settings import optional
 from grpo import train_grpo
-from grpo.evaluation import plots
+from grpo.report import plots
 from tests.tiny import CAUSAL, ROOT, TEXT, causal_model, model, save, write_prompt_dataset, write_text_dataset
 
 TRAIN = "grpo/train_grpo.py"
@@ -196,7 +197,7 @@ def test_a_folder_of_the_user_is_refused_and_unchanged(launch, tmp_path, more):
 
 
 def test_whatever_a_run_writes_is_set_aside_by_the_next_and_other_files_stay(launch, tmp_path):
-    """A name that core/run_names.py lacks would stay beside the next run, or make the folder one of the user's."""
+    """A name that core/run/names.py lacks would stay beside the next run, or make the folder one of the user's."""
     pytest.importorskip("tensorboardX")
     settings = {"report_to": "('tensorboard',)", "keep_checkpoints": 2, "keep_states": 2}
     assert launch(**settings)[0] == 0

@@ -18,10 +18,22 @@ from core.models import load_model, save_model
 from core.tokenizer import CharTokenizer
 from grpo import train_grpo
 from grpo.grpo_config import GRPOConfig
-from tests.core.test_trackers import READERS
+from tests.core.run.test_trackers import READERS
 from tests.families import model_folder
-from tests.tiny import (CAUSAL, ROOT, TEXT, causal_model, judge, model, run_here, run_script, same, save,
-                        write_prompt_dataset, write_text_dataset)
+from tests.tiny import (
+    CAUSAL,
+    ROOT,
+    TEXT,
+    causal_model,
+    judge,
+    model,
+    run_here,
+    run_script,
+    same,
+    save,
+    write_prompt_dataset,
+    write_text_dataset,
+)
 
 TRAIN = "grpo/train_grpo.py"
 SHORT = "the quick brown fox jumps over the lazy dog\n" * 40

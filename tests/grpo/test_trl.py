@@ -7,8 +7,8 @@ import types
 import pytest
 import torch
 
-from core.huggingface_tokenizer import load_huggingface_tokenizer
-from core.lora import FULL, LoraConfig
+from core.huggingface.lora import FULL, LoraConfig
+from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import load_model
 from core.prompts import PromptConsumer
 from grpo.grpo_training_step import rollout_loss

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from core.distributed import Distributed
 from grpo.build import build_data, build_evaluation, build_models, build_rewards
-from grpo.evaluation.doctor_step import examine
+from grpo.doctor.step import examine
 from grpo.grpo_config import GRPOConfig
 from tests.tiny import ROOT, TEXT, jsonl, write_text_dataset
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.distributions import sampling_logp
-from core.records import write_prompts
+from core.files.records import write_prompts
 from grpo.evaluation.prompts import NOISE_SEED, PromptEvaluation, accuracy_sums, pass_at_k, pass_at_k_sums
 from grpo.reward_functions.registry import Log
 from grpo.rewards import REWARDS, Rewards, reward

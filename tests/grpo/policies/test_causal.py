@@ -6,14 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from core.records import write_prompts
+from core.files.records import write_prompts
 from core.tokenizer import CharTokenizer
 from grpo.policies import causal
 from grpo.policies.causal import CausalPolicy, CausalReading
 from grpo.rollout import Rollouts
 from grpo.scoring import score
-from tests.tiny import (CAUSAL, causal_model, causal_policy, clear_gradient, flat_gradient, prompt_config,
-                        prompt_consumer, sampled)
+from tests.tiny import (
+    CAUSAL,
+    causal_model,
+    causal_policy,
+    clear_gradient,
+    flat_gradient,
+    prompt_config,
+    prompt_consumer,
+    sampled,
+)
 
 
 @pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8}])

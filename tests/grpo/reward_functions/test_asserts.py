@@ -6,8 +6,8 @@ import time
 import pytest
 
 from grpo.reward_functions.asserts import cut
-from grpo.reward_functions.sandbox import run_tests
-from grpo.reward_functions.sandbox_child import literal
+from grpo.sandbox.child import literal
+from grpo.sandbox.run import run_tests
 
 FORMS = {"f(1) == 4": lambda x: x == 4, "4 == f(1)": lambda x: x == 4, "f(1) != 4": lambda x: x != 4,
          "f(1) < 5": lambda x: x < 5, "-1 <= f(1)": lambda x: -1 <= x, "f(1) > 2 / 3": lambda x: x > 2 / 3,

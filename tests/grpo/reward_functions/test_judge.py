@@ -8,7 +8,7 @@ import torch
 
 from core.distributed import Distributed
 from core.judge import CHUNK, calculate_judge_scores
-from core.judge_reading import MEASURED
+from core.performance.judge_reading import MEASURED
 from grpo.reward_functions import judge as module
 from grpo.reward_functions.judge import Judge, choose_readings, windowed_mean
 from tests.tiny import ROOT, TOKENIZER, judge, run_script

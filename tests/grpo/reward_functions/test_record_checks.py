@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.records import RAW
+from core.files.records import RAW
 from grpo.reward_functions import registry
 from grpo.reward_functions.record_checks import LONGEST, check_reader, check_records, named, one_of_each_kind, unwritten
 from grpo.reward_functions.registry import Reward

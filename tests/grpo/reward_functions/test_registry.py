@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.records import RAW
+from core.files.records import RAW
 from grpo.reward_functions import registry
 from grpo.reward_functions.registry import arguments, column, reward, run_reward, run_together
 from tests.tiny import Undecoded

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from core.huggingface_tokenizer import load_huggingface_tokenizer
+from core.huggingface.tokenizer import load_huggingface_tokenizer
 from grpo.reward_functions.reward_model import BATCH, load_reward_model
 from grpo.rewards import Rewards
 from tests.tiny import TEXT, config

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.records import RAW
+from core.files.records import RAW
 from grpo.reward_functions import registry, trl
 from grpo.reward_functions.registry import Log, Reward, run_reward
 from grpo.reward_functions.trl import TrainerState, own_prompts, plain_arguments, register_functions

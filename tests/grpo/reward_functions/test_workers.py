@@ -12,10 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo.reward_functions import registry, sandbox_folder
+from grpo.reward_functions import registry
 from grpo.reward_functions import workers as module
 from grpo.reward_functions.registry import Reward, load_reward_file
 from grpo.reward_functions.workers import Workers
+from grpo.sandbox import folder as sandbox_folder
 from tests.tiny import ROOT, fork_workers
 
 

@@ -7,14 +7,25 @@ import torch
 
 from core.logger import Logger, read_records
 from core.training_step import build_optimizers
-from grpo.evaluation import plots
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.grpo_training_step import grpo_training_step
+from grpo.report import plots
 from grpo.rewards import Scored
 from grpo.samplers.local import LocalSampler
 from grpo.samplers.sampler import Finished
-from tests.tiny import (causal_policy, config, consumer, fill_policy, length_reward, one_process, prompt_config,
-                        prompt_consumer, same, step_problems, without_clock)
+from tests.tiny import (
+    causal_policy,
+    config,
+    consumer,
+    fill_policy,
+    length_reward,
+    one_process,
+    prompt_config,
+    prompt_consumer,
+    same,
+    step_problems,
+    without_clock,
+)
 
 
 def mean_id(rollouts):

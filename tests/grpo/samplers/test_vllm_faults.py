@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from core.whole_files import CannotWrite
+from core.files.whole_files import CannotWrite
 from grpo.grpo_training_step import collect_experience, train_on_experience
 from grpo.samplers import vllm
 from grpo.samplers.sampler import SamplerError

@@ -11,10 +11,10 @@ import torch
 
 pytest.importorskip("transformers")
 
-from core.lora import LoraConfig
+from core.files.records import write_prompts
+from core.huggingface.lora import LoraConfig
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer
-from core.records import write_prompts
 from grpo.policies.causal import CausalPolicy
 from grpo.samplers.canary import Canary
 from grpo.samplers.mismatch import mismatch, mismatch_metrics

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from core.lora import LoraConfig
+from core.huggingface.export import write_causal
+from core.huggingface.lora import LoraConfig
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptConsumer
-from core.to_huggingface import write_causal
 from grpo.policies.causal import CausalPolicy
 from grpo.samplers import vllm_http
 from grpo.samplers.canary import Canary

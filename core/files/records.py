@@ -1,0 +1,233 @@
+"""Records of prompts: read from files as they are, checked, split into training and validation, and written."""
+
+import hashlib
+import json
+import os
+
+from core.dataset_consumer import SPLITS, dataset_folder
+from core.files.json_text import fault_of_json, from_json
+from core.settings.optional import quiet_hub, require
+from core.settings.user_code import guarded
+
+PROMPTS = "prompts.jsonl"
+FILES = (".jsonl", ".json", ".parquet")  # a dataset with such an ending is a file of records
+PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
+HUB = "hf:"                              # begins a data set that the package datasets loads: hf:owner/name
+FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
+          "answer": ("answer", "solution", "response", "output")}  # their names in other data sets; the first one wins
+RAW = "answer as it was"                 # holds an answer that was a number, which "answer" holds as a text
+CORRECT = "correct it"
+RESERVED = ("prompts", "completions", "text", "tokens", "where")  # arguments of rewards, and what we add to a record
+VALIDATION_PERCENT = 10
+VALIDATION_NAMES = ("validation", "val", "dev", "test")            # of the split of a data set, the first one wins
+
+
+def is_messages(value):
+    """Whether a value is a list of {"role", "content"} messages, at least one."""
+    return isinstance(value, list) and bool(value) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value)
+
+
+def fault_of_messages(value):
+    """What is wrong with a list that is meant as messages, for the end of an error; nothing if it is another value."""
+    if not isinstance(value, list) or is_messages(value):
+        return ""
+    for number, m in enumerate(value, 1):
+        for key in ("role", "content"):
+            x = m.get(key) if isinstance(m, dict) else None
+            if not isinstance(x, str):
+                found = "missing" if x is None else f"a {type(x).__name__}, not a text"
+                return f"; {key} of message {number} is {found}"
+    return "; it is empty"
+
+
+def split_messages(record, where):
+    """The record with its "messages", a whole conversation, as prompt and completion: the completion is the content of
+    the last turn if that is the assistant's."""
+    messages = record.pop("messages")
+    if not is_messages(messages):
+        raise ValueError(f"{where}: messages must be a list of {{\"role\", \"content\"}} messages"
+                         f"{fault_of_messages(messages)}")
+    if messages[-1]["role"] != "assistant":
+        return record | {"prompt": messages}
+    return {"completion": messages[-1]["content"]} | record | {"prompt": messages[:-1]}
+
+
+def check_record(record, where):
+    """The record with its prompt and answer under these names; errors name `where` (file and line)."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: a record must be an object with a prompt, not {type(record).__name__}")
+    if fault := fault_of_json(record):
+        raise ValueError(f"{where}: {fault}")
+    record = dict(record)
+    for name in RESERVED:
+        if name in record:
+            raise ValueError(f"{where}: the field {name} is reserved; give it another name")
+    for field, names in FIELDS.items():
+        found = next((name for name in names if name in record), None)
+        if found is not None:
+            record[field] = record.pop(found)
+    if "prompt" not in record and "messages" in record:
+        record = split_messages(record, where)
+    if "prompt" not in record:
+        raise ValueError(f"{where}: no prompt; it needs one of the fields {', '.join(FIELDS['prompt'])}, "
+                         "messages")
+    prompt = record["prompt"]
+    if not (isinstance(prompt, str) and prompt) and not is_messages(prompt):
+        raise ValueError(f"{where}: prompt must be a text, or a list of {{\"role\", \"content\"}} messages"
+                         f"{fault_of_messages(prompt)}")
+    if record.get("split") not in (None, *SPLITS):
+        raise ValueError(f"{where}: split={record['split']!r} must be {' or '.join(SPLITS)}")
+    completion = record.get("completion")
+    if isinstance(completion, list) and len(completion) == 1 and is_messages(completion):
+        record["completion"] = completion[0]["content"]
+    if isinstance(record.get("answer"), (int, float)):
+        record |= {"answer": str(record["answer"]), RAW: record["answer"]}
+    return record | {"where": where}
+
+
+def read_records(path):
+    """The records of a JSONL file, or of a JSON file {"prompts": [...]} or [...]; errors name the file and the line.
+
+    A record has a prompt, a text or a list of {"role", "content"} messages, or it has "messages", a conversation: the
+    assistant's turn at its end is the completion, what comes before it the prompt.
+    """
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{path} does not exist")
+    with open(path, "rb") as f:
+        raw = f.read()
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = raw.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}, line {number}: not UTF-8 text") from None
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):  # a record in each line, then, or what from_json refuses
+        lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        places, whole = [place for place, _ in lines], [from_json(line, place, CORRECT) for place, line in lines]
+    else:
+        whole = whole.get("prompts", [whole]) if isinstance(whole, dict) else whole
+        if not isinstance(whole, list):
+            raise ValueError(f"{path} must be a record per line, a list of records, or {{\"prompts\": [...]}}")
+        places = [f"{path}, record {i}" for i in range(1, len(whole) + 1)]
+    if not whole:
+        raise ValueError(f"{path} has no records")
+    return [check_record(record, where) for record, where in zip(whole, places, strict=True)]
+
+
+def read_parquet(path):
+    """The records of a parquet file; errors name the file and the row. An empty cell counts as a missing field."""
+    parquet = require("pyarrow.parquet", f"dataset={path}")
+    with guarded(f"{path} is not a parquet file", "copy it again"):
+        rows = parquet.read_table(path).to_pylist()
+    return check_rows(rows, path)
+
+
+def check_rows(rows, name):
+    """The records of rows {column: value}. A column with a reserved name is left out, since it is not the user's to
+    rename."""
+    if not rows:
+        raise ValueError(f"{name} has no records")
+    if taken := [key for key in RESERVED if any(key in row for row in rows)]:
+        print(f"{name}: left out the columns {', '.join(taken)}, whose names are reserved")
+    filled = ({key: value for key, value in row.items() if value is not None and key not in RESERVED} for row in rows)
+    return [check_record(row, f"{name}, row {number}") for number, row in enumerate(filled, 1)]
+
+
+def with_completion(record):
+    """The record; an answer that is a text becomes the completion to learn from if there is none."""
+    if record.get("completion") is None and isinstance(record.get("answer"), str):
+        return record | {"completion": record["answer"]}
+    return record
+
+
+def read_hub(dataset):
+    """The records of a data set that the package datasets loads: hf:owner/name, hf:owner/name:subset or hf:FOLDER.
+
+    Its train split is for training, its validation or else its test split for validation, and other splits are not
+    read; with one split alone a hash of the prompt decides, as for files. A column named split is not read either.
+    """
+    datasets = require("datasets", f"dataset={dataset}")
+    quiet_hub(f"dataset={dataset}")
+    name, _, subset = dataset.removeprefix(HUB).partition(":")
+    with guarded(f"dataset={dataset} could not be loaded", "check the name and the network, or download it elsewhere "
+                 "and name its .jsonl or .parquet file"):
+        found = datasets.load_dataset(name, subset or None)
+    validation = next((split for split in VALIDATION_NAMES if split in found), None)
+    rows = lambda split: [{k: x for k, x in row.items() if k != "split"} for row in found[split].to_list()]
+    if len(found) == 1:
+        return check_rows(rows(next(iter(found))), dataset)
+    if "train" not in found:
+        raise ValueError(f"dataset={dataset} has the splits {', '.join(found)} but none named train; save the rows "
+                         "that you want as a .jsonl or .parquet file and name that")
+    if validation is None:
+        return check_rows(rows("train"), dataset)
+    return [record | {"split": ours} for ours, split in (("train", "train"), ("val", validation))
+            for record in check_rows(rows(split), f"{dataset}, {split}")]
+
+
+def is_file_of_records(dataset):
+    """Whether a dataset is a file of records, or one of the hub, that needs no preparation."""
+    return dataset.startswith(HUB) or dataset.endswith(FILES)
+
+
+def has_prompts(dataset):
+    """Whether a dataset consists of prompts, not of running text. Raises ValueError for a file that is neither."""
+    if is_file_of_records(dataset):
+        return True
+    if os.path.isfile(dataset):
+        remedy = ("save a table of prompts as one of these, or make running text a folder: python "
+                  f"data/char_diffusion/prepare.py --input={dataset} --out=data/mine")
+        if dataset.endswith(PACKED):
+            remedy = "unpack it first"
+        raise ValueError(f"dataset={dataset} is a file, but not of prompts ({', '.join(FILES)}); {remedy}")
+    files = os.listdir(dataset) if os.path.isdir(dataset) else ()
+    if "meta.json" not in files and any(name.endswith(FILES) for name in files):
+        raise ValueError(f"dataset={dataset} is a folder with files of records: name one of them, or set dataset={HUB}"
+                         f"{dataset}, which the package datasets reads")
+    return os.path.exists(os.path.join(dataset_folder(dataset), PROMPTS))
+
+
+def load_records(dataset):
+    """The records of a file or of hf:owner/name."""
+    if dataset.startswith(HUB):
+        return read_hub(dataset)
+    if not os.path.isfile(dataset):
+        remedy = f"name their folder: {HUB}{os.path.dirname(dataset)}" if "*" in dataset else "correct the path"
+        raise FileNotFoundError(f"dataset={dataset} does not exist; {remedy}")
+    return read_parquet(dataset) if dataset.endswith(".parquet") else read_records(dataset)
+
+
+def unique_prompts(records):
+    """The records with each prompt once: the last one of it, in the place of the first."""
+    return list({json.dumps(record["prompt"]): record for record in records}.values())
+
+
+def side(prompt):
+    """The split of a prompt, 'train' or 'val': the same in every file and Python version."""
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+    return "val" if number % 100 < VALIDATION_PERCENT else "train"
+
+
+def write_prompts(folder, records, tokenizer, **facts):
+    """Writes prompts.jsonl and, last, meta.json; each appears whole or not at all. Identical prompts are kept once.
+
+    A record without a "split" gets the one that a hash of its prompt chooses.
+    """
+    os.makedirs(folder, exist_ok=True)
+    unique = unique_prompts({**record, "split": record.get("split") or side(record["prompt"])} for record in records)
+    facts |= {"records": len(unique), **{f"{split}_records": sum(r["split"] == split for r in unique)
+                                         for split in SPLITS}}
+    files = {PROMPTS: "".join(json.dumps(record) + "\n" for record in unique),
+             "meta.json": json.dumps({"tokenizer": tokenizer.description(), **facts}, indent=1)}
+    for name, content in files.items():
+        path = os.path.join(folder, name)
+        with open(path + ".tmp", "w") as f:
+            f.write(content)
+        os.replace(path + ".tmp", path)
+    print(f"{folder}: " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()))
+    for split in SPLITS:
+        if not facts[f"{split}_records"]:
+            print(f'no {split} records: give more, or mark one with "split": "{split}"')

@@ -1,0 +1,294 @@
+"""A Hugging Face model behind the model interface (core/model.py): its hidden states, its logits, its cache.
+
+transformers computes the layers. Which tokens are read, sampled and scored is decided by the code that also drives our
+own models.
+"""
+
+import copy
+import functools
+import inspect
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from core.huggingface.lora import (
+    FULL,
+    POLICY,
+    REFERENCE,
+    adapter_identity,
+    adapter_weights,
+    load_adapter_weights,
+    using,
+)
+from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, at_least_float32, freeze
+from core.performance.sharding import weights_of
+from core.settings.optional import require
+
+BANNED = -1e9         # logit of a token that is never written: its probability is 0, and products with 0 stay finite
+UNLIMITED = 2**30     # longest input of a model whose config names none
+
+
+class GivenStates(nn.Module):
+    """In the place of a model's layers: returns hidden states that were computed before."""
+
+    def forward(self, *args, **settings):
+        from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+        output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.states)
+        output.router_logits = output.image_hidden_states = None  # which mixtures of experts and Gemma 3 hand on
+        return output
+
+
+def output_layers(net):
+    """The output layers of a model alone: a copy that shares its weights and has GivenStates for the other layers."""
+    head = copy.copy(net)
+    head._modules = dict(net._modules) | {net.base_model_prefix: GivenStates()}
+    return head
+
+
+class HuggingFaceCache:
+    """transformers' keys and values with the methods of core.cache.Cache."""
+
+    def __init__(self, content):
+        self.content, self.length = content, 0
+
+    def expand(self, rows, room=0):
+        """As core.cache.Cache.expand. Layers of a kind that cannot be written in place grow as they need."""
+        new = HuggingFaceCache(copy.copy(self.content))
+        new.content.layers = [continued(layer, rows, room) for layer in self.content.layers]
+        new.length = self.length
+        return new
+
+    def keep(self, rows):
+        """Drops all rows but these, as core.cache.Cache.keep."""
+        self.content.batch_select_indices(rows)
+
+
+def continued(layer, rows, room):
+    """A layer of transformers' cache whose row i continues row rows[i] of this one, which stays as it is."""
+    from transformers.cache_utils import DynamicLayer
+    new = copy.copy(layer)
+    new.batch_select_indices(rows)
+    in_place = room and type(layer) is DynamicLayer and layer.get_seq_length() and not torch.is_grad_enabled()
+    return layer_with_room()(new, room) if in_place else new
+
+
+@functools.cache  # transformers is optional: it is imported when a model of it is used
+def layer_with_room():
+    """The class of a layer of transformers' cache that writes new columns in place, into room that it reserves."""
+    from transformers.cache_utils import DynamicLayer
+
+    class LayerWithRoom(DynamicLayer):
+        def __init__(self, layer, room):
+            super().__init__()
+            self.whole = [F.pad(x, (0, 0, 0, room)) for x in (layer.keys, layer.values)]  # (n, H, before + room, D)
+            self.dtype, self.device, self.is_initialized = layer.dtype, layer.device, True
+            self.show(layer.get_seq_length())
+
+        def show(self, length):
+            self.keys, self.values = (x[:, :, :length] for x in self.whole)          # (n, H, length, D) each
+
+        def update(self, keys, values, *args, **settings):
+            before = self.get_seq_length()
+            length = before + keys.shape[2]
+            assert length <= self.whole[0].shape[2], length
+            for whole, new in zip(self.whole, (keys, values), strict=True):
+                whole[:, :, before:length] = new
+            self.show(length)
+            return self.keys, self.values
+
+        def batch_select_indices(self, rows):
+            moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
+            for x in (self.keys, self.values):
+                x[moved] = x[rows[moved]]
+            self.whole = [x[: len(rows)] for x in self.whole]
+            self.show(self.get_seq_length())
+
+    return LayerWithRoom
+
+
+def computed_again(forward, layers, i):
+    """The forward of a layer that keeps only its inputs; the backward pass computes its activations again.
+
+    layers: those of the cache, or None. The layer adds to layers[i], so each time it begins with what was there first.
+    """
+    def run(*args, **settings):
+        before = None if layers is None else copy.copy(layers[i])
+
+        def attempt(*args, **settings):
+            if layers is not None:
+                layers[i] = copy.copy(before)
+            return forward(*args, **settings)
+
+        return checkpoint(attempt, *args, use_reentrant=False, **settings)
+    return run
+
+
+class HuggingFaceModel(nn.Module):
+    """A model of transformers, with or without a LoRA adapter; the model interface of core/model.py.
+
+    net: the transformers model, or peft's model around it; tokenizer: its HuggingFaceTokenizer
+    A masked-fill model and a judge read a text between the tokenizer's start and end tokens. They are added here:
+    tokens and states are those of the text alone.
+    """
+
+    judge_head = "realness"
+    suffix = ""  # it is saved as a folder
+
+    def __init__(self, net, tokenizer, mode, adapter=FULL):
+        super().__init__()
+        self.net, self.mode, self.vocabulary = net, mode, tokenizer.base_vocab_size
+        self.has_adapter, self.reference_adapter = adapter.has_adapter, adapter.reference_adapter
+        self.starts_from_adapter = adapter.lora_init_from is not None
+        self.adapter = POLICY if adapter.has_adapter else None  # the one that it computes with
+        self.grad_checkpoint, self.head_dtype = False, None
+        bare = net.get_base_model() if self.has_adapter else net
+        lists = [part for part in bare.base_model.modules() if isinstance(part, nn.ModuleList)]
+        # Plain attributes, not registered: their weights are those of net
+        self.__dict__ |= {"body": bare.base_model, "head": output_layers(bare), "layers": max(lists, key=size_of)}
+        self.__dict__["given"] = self.head._modules[bare.base_model_prefix]
+        framed = mode != LANGUAGE_MODEL
+        self.start_ids, self.end_ids = (tokenizer.start_ids, tokenizer.end_ids) if framed else ((), ())
+        self.banned_ids = tokenizer.banned_token_ids
+        self.takes_position = "position_ids" in inspect.signature(self.body.forward).parameters
+
+    def states(self, tokens, position=None, past=None, padding=None):
+        """Final hidden states; arguments and result as in core.model.GPT.states."""
+        (B, T), before = tokens.shape, past.length if past is not None else 0
+        if before + T > self.longest_input:
+            raise ValueError(f"an input of {before + T} tokens does not fit a model that reads {self.longest_input}")
+        start, end = (tokens.new_tensor(ids).expand(B, -1) for ids in (self.start_ids, self.end_ids))
+        inputs = {"input_ids": torch.cat((start, tokens, end), 1)}
+        if self.mode == LANGUAGE_MODEL:
+            inputs |= {"use_cache": past is not None, "past_key_values": past and past.content}
+        if padding is not None:
+            real = torch.arange(before + T, device=tokens.device) >= padding[:, None]  # (B, before + T)
+            inputs["attention_mask"] = real.long()
+            if self.takes_position:
+                inputs["position_ids"] = (real.cumsum(1) - 1).clamp(min=0)[:, before:]
+        with self.adapting(), self.checkpointing(past):
+            h = self.body(**inputs).last_hidden_state
+        h = h[:, len(self.start_ids) : len(self.start_ids) + T]                      # (B, T, C)
+        if past is not None:
+            past.length += T
+        return h if position is None else h.gather(1, position[..., None].expand(-1, -1, h.shape[-1]))
+
+    def project(self, h):
+        """Float32 logits (..., vocabulary) from states (..., C); of a judge the log-odds (...) that a token is true."""
+        kind, weights = h.device.type, {}
+        flat, casts = h.reshape(1, -1, h.shape[-1]), nullcontext()                   # (1, K, C)
+        if self.head_dtype is not None:
+            casts = torch.autocast(kind, enabled=False)
+            flat = flat.to(self.head_dtype)
+            weights = {name: p.to(self.head_dtype) for name, p in self.head.named_parameters()}
+        elif torch.is_autocast_enabled(kind) and torch.is_grad_enabled():
+            # A weight that autocast keeps for several calls would add up their gradients in its own precision
+            casts = torch.autocast(kind, torch.get_autocast_dtype(kind), cache_enabled=False)
+        self.given.states = flat
+        with self.adapting(), casts:
+            dummy = torch.zeros(1, 1, dtype=torch.long, device=h.device)
+            logits = torch.func.functional_call(self.head, weights, kwargs={"input_ids": dummy}).logits[0]
+        self.given.states = None
+        logits = at_least_float32(logits)                                            # (K, rows), of a judge (K,)
+        if self.mode == SEQUENCE_SCORER:
+            return -logits.view(h.shape[:-1])  # it was trained on the log-odds that a token was replaced
+        logits = logits[:, : self.vocabulary]
+        if self.banned_ids:
+            logits = logits.index_fill(-1, torch.tensor(self.banned_ids, device=h.device), BANNED)
+        return logits.view(*h.shape[:-1], self.vocabulary)
+
+    def forward(self, tokens, position=None, past=None, padding=None):
+        """Float32 logits; the arguments of `states`."""
+        return self.project(self.states(tokens, position, past, padding))
+
+    def adapting(self):
+        """The context in which it computes with its own adapter, or without one."""
+        return using(self.net, self.adapter) if self.has_adapter else nullcontext()
+
+    @contextmanager
+    def checkpointing(self, past):
+        """With grad_checkpoint, within it every layer keeps only its inputs."""
+        if not self.grad_checkpoint or not torch.is_grad_enabled():
+            yield
+            return
+        for i, layer in enumerate(self.layers):
+            layer.forward = computed_again(layer.forward, past and past.content.layers, i)
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                del layer.forward
+
+    def new_cache(self):
+        """An empty cache for `states` to fill."""
+        return HuggingFaceCache(require("transformers", "a Hugging Face model").DynamicCache(config=self.config))
+
+    @property
+    def config(self):
+        return self.body.config.get_text_config()
+
+    @property
+    def longest_input(self):
+        """Tokens that fit into one row, without start and end tokens."""
+        longest = positions(self.config)
+        table = getattr(getattr(self.body, "embeddings", None), "position_embeddings", None)
+        if getattr(table, "padding_idx", None) is not None:  # RoBERTa counts positions from padding_idx + 1
+            longest -= table.padding_idx + 1
+        return longest - len(self.start_ids) - len(self.end_ids)
+
+    def parameters_by_kind(self):
+        """{"matrices", "embeddings", "vectors"} of what is trained, as core.model.GPT.parameters_by_kind."""
+        kinds, in_layers = {"matrices": [], "embeddings": [], "vectors": []}, {id(p) for p in self.layers.parameters()}
+        for p in self.net.parameters():
+            if p.requires_grad:
+                kinds["vectors" if p.dim() < 2 else "matrices" if id(p) in in_layers else "embeddings"].append(p)
+        return kinds
+
+    def num_parameters(self):
+        return size_of(self.net)
+
+    def weights(self):
+        """{name: tensor} of what training changes: with an adapter, the adapter alone."""
+        return adapter_weights(self.net, self.adapter) if self.has_adapter else weights_of(self.net)
+
+    def load_weights(self, weights):
+        """Takes over weights that `weights` gave."""
+        if self.has_adapter:
+            load_adapter_weights(self.net, self.adapter, weights)
+        else:
+            self.net.load_state_dict(weights)
+
+    def identity(self):
+        """What must be equal, beside the names and shapes of `weights`, for saved weights to give the same model."""
+        return adapter_identity(self.net) if self.has_adapter else {}
+
+    def frozen(self):
+        """A model that stays as this one is now: a copy, or the same weights with the adapter off, or with the second
+        adapter that holds the first one's start."""
+        if not self.has_adapter:
+            return freeze(copy.deepcopy(self))
+        assert self.reference_adapter or not self.starts_from_adapter, "nothing keeps the adapter's start"
+        twin = copy.copy(self)
+        twin.adapter = REFERENCE if self.reference_adapter else None
+        return twin
+
+    @property
+    def dimensions(self):
+        """As core.model.GPT.dimensions."""
+        c = self.config
+        all_heads = getattr(c, "num_attention_heads", 1)  # a model without attention has none, and no cache
+        head = getattr(c, "head_dim", None) or c.hidden_size // all_heads
+        heads = getattr(c, "num_key_value_heads", None) or all_heads
+        return c.num_hidden_layers, c.hidden_size, 2 * c.num_hidden_layers * heads * head
+
+
+def positions(config):
+    """The most tokens that a model of this config reads; MPT has a name of its own for it."""
+    found = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    return found or UNLIMITED
+
+
+def size_of(module):
+    return sum(p.numel() for p in module.parameters())

@@ -1,0 +1,194 @@
+"""The start and the end of a run: settings with their origin, machine, versions, command; how it ended and why.
+
+Without names of the user and the machine."""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import traceback
+from datetime import datetime, timezone
+
+import torch
+
+from core.config import save_config
+from core.files.whole_files import CannotWrite, replacing
+from core.logger import each_record
+from core.run.folder import set_aside
+from core.run.names import CONFIG, STARTS
+from core.settings.help import default_of
+from core.settings.ranges import shown
+from core.settings.user_code import ROOT, written
+
+PACKAGES = ("torch", "numpy", "safetensors", "transformers", "peft", "datasets", "tokenizers", "ray")
+
+
+class Recorded:
+    """Records in starts.jsonl that the run of the block starts, and how it ends.
+
+    Until the block begins the folder is as it was, so that a start that fails leaves an earlier run where it is; then
+    that run is set aside, unless this one goes on from it.
+    origin: {key: the file or argument that set it}; trainer: a Trainer or GRPOTrainer, which has resumed if it does
+    write_page: writes the page about the run anew, if there is one
+    """
+
+    def __init__(self, config, origin, dist, trainer, resume, write_page=None):
+        self.config, self.origin, self.dist, self.trainer = config, origin, dist, trainer
+        self.resume, self.write_page = resume, write_page
+
+    def __enter__(self):
+        self.dist.barrier()  # every rank has read its checkpoints, one of which may be about to move
+        if not self.dist.is_main:
+            return
+        step, say = self.trainer.step, self.trainer.logger.say
+        if self.resume:
+            for line in how_it_goes_on(self.config, self.trainer):
+                say(line)
+        elif previous := set_aside(self.config.out_dir):
+            say(f"{self.config.out_dir} held an earlier run, which is now in {previous}")
+        record_start(self.config, self.origin, self.dist, step)
+        save_config(self.config, os.path.join(self.config.out_dir, CONFIG))
+
+    def __exit__(self, kind, error, trace):
+        if not self.dist.is_main:
+            return
+        ended, why = "finished", None
+        if self.trainer.step < self.config.max_iters:
+            ended, why = "stopped", self.trainer.stopped_by
+        if error is not None:
+            ended, why = "failed", one_line(error)
+        with contextlib.suppress(CannotWrite) if error else contextlib.nullcontext():  # the first error is the cause
+            record_end(self.config.out_dir, self.trainer.step, ended, why)
+            if error is not None:
+                text = "".join(traceback.format_exception(error))
+                self.trainer.logger.write_console(f"failed at step {self.trainer.step}: {why}\n{without_home(text)}")
+            if self.write_page is not None:
+                self.write_page()
+
+
+def one_line(error):
+    """What an error says, with its kind if it does not say enough."""
+    text = written(str, error)
+    return text if text and isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+
+
+def how_it_goes_on(config, trainer):
+    """Lines that tell the user from where a resumed run goes on, and what is not as it was."""
+    path, step = trainer.checkpoints.last
+    line = f"going on from {path}, step {step} of {config.max_iters}"
+    changed = changes(config)
+    if changed:
+        line += f"; changed since: {', '.join(changed)}"
+    yield line
+    last = next(reversed(list(each_record(os.path.join(config.out_dir, STARTS)))), None)
+    if last is not None and "ended" not in last:
+        yield "the process before this one did not end properly: it was killed, or the machine stopped"
+    if step >= config.max_iters:
+        yield f"the run was finished, and there is nothing to do; to train on, set max_iters above {step}"
+
+
+def changes(config):
+    """Settings that are not as config.json has them, in words."""
+    path = os.path.join(config.out_dir, CONFIG)
+    try:
+        with open(path) as f:
+            before = json.load(f)
+    except (OSError, ValueError, RecursionError):
+        return []
+    if not isinstance(before, dict):
+        return []
+    after = json.loads(json.dumps(dataclasses.asdict(config)))  # tuples are lists in a file
+    keys = [key for key in after if key != "resume" and before.get(key, after[key]) != after[key]]
+    return [f"{key} {shown(before[key])} -> {shown(after[key])}" for key in keys]
+
+
+def record_start(config, origin, dist, step):
+    """Adds a record to <out_dir>/starts.jsonl, which has one for each start of the run.
+
+    origin: {key: the file or argument that set it}; step: the steps that are done; not 0 when the run is resumed
+    """
+    default = {field.name: default_of(field) for field in dataclasses.fields(config)}
+    settings = {key: {"value": getattr(config, key), "default": default[key], "set in": place}
+                for key, place in origin.items() if getattr(config, key) != default[key]}
+    record = {"time": now(), "step": step, "command": command(), "commit": commit(), **machine(dist),
+              "python": platform.python_version(), **{name: importlib.metadata.version(name) for name in PACKAGES
+                                                      if name in sys.modules}, "settings": settings}
+    add_record(config.out_dir, record)
+
+
+def record_end(out_dir, step, ended, why=None):
+    """Adds a record of how the run ended: finished, stopped or failed, after so many steps, and why."""
+    add_record(out_dir, {"time": now(), "step": step, "ended": ended, "why": why})
+
+
+def add_record(out_dir, record):
+    """Writes starts.jsonl anew, with one record more. A last line that was cut short is dropped."""
+    path, before = os.path.join(out_dir, STARTS), b""
+    if os.path.exists(path):
+        with open(path, "rb") as f:
+            before = f.read()
+    line = json.dumps(without_home({key: x for key, x in record.items() if x is not None}))
+    with replacing(path) as new, open(new, "wb") as f:
+        f.write(before[: before.rfind(b"\n") + 1] + line.encode() + b"\n")
+
+
+def now():
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def without_home(value):
+    """A value, its texts with ~ for the home folder, which has the user's name. A longer name, as /home/al in
+    /home/alice, is another folder."""
+    if isinstance(value, dict):
+        return {without_home(key): without_home(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_home(x) for x in value]
+    home = os.path.expanduser("~")
+    return re.sub(re.escape(home) + r"(?![\w.-])", "~", value) if isinstance(value, str) and len(home) > 1 else value
+
+
+def command():
+    """The command line, its script as a path from the repository."""
+    script, *arguments = sys.argv
+    path = os.path.relpath(os.path.realpath(script), ROOT)
+    return shlex.join(["python", script if path.startswith("..") else path, *arguments])
+
+
+def commit():
+    """The commit of this code, with -dirty if files were changed; None if it is in no repository of its own."""
+    if not os.path.exists(os.path.join(ROOT, ".git")) or not shutil.which("git"):
+        return None
+    done = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude=*"], capture_output=True,
+                          text=True)
+    return done.stdout.strip() or None
+
+
+def machine(dist):
+    """What the run computes with. Memory in GB of 10^9 bytes."""
+    found = {"system": f"{platform.system()} {platform.release()}", "processor": processor(),
+             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+             "torch threads": torch.get_num_threads(), "ranks": dist.world, "device": str(dist.device),
+             "precision": str(dist.dtype).removeprefix("torch.")}
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        found["memory"] = f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.1f} GB"
+    if dist.device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(dist.device)
+        found |= {"gpu": gpu.name, "gpu memory": f"{gpu.total_memory / 1e9:.1f} GB", "cuda": torch.version.cuda}
+    return found
+
+
+def processor():
+    """The model of the CPU, or its architecture where the system does not tell."""
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as f:
+            names = [line.partition(":")[2].strip() for line in f if line.startswith("model name")]
+        if names:
+            return names[0]
+    return platform.processor() or platform.machine()

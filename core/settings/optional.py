@@ -1,0 +1,61 @@
+"""Packages that only a part of the project needs: imported where they are used, with the remedy if they are missing."""
+
+import functools
+import importlib
+import warnings
+
+from core.settings.user_code import guarded, written
+
+REQUIREMENTS = "requirements-hf.txt"
+
+
+def require(name, why, install=f"-r {REQUIREMENTS}"):
+    """The package of that name. Raises ValueError with the pip command if it is not installed.
+
+    why: the setting that asks for it, with its value; install: what pip is to install
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != name.split(".")[0]:
+            raise  # the package is there; something that it needs is not
+        raise ValueError(f"{why} needs the package {name.split('.')[0]}: pip install {install}") from None
+
+
+def quiet_transformers(path, key):
+    """The package transformers, without its progress bars and warnings."""
+    transformers = require("transformers", f"{key}={path}")
+    quiet_hub(f"{key}={path}").utils.disable_progress_bars()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    return transformers
+
+
+def opening(path, key, what=""):
+    """The context in which a library opens a folder or hub name that the setting `key` names: its errors are one line.
+
+    what: it opens of the model, as in ": its tokenizer"
+    """
+    return guarded(f"{key}={path}{what} could not be read", functools.partial(remedy_of, path))
+
+
+def remedy_of(path, error):
+    """What to do about an error of transformers or peft."""
+    text = written(str, error, 10_000)
+    if "trust_remote_code" in text:
+        return "it needs code of its own, which is never run here; use a model that transformers knows"
+    if "attention implementation" in text:
+        return "set attention='auto'"
+    if path.startswith("hf:") and isinstance(error, OSError):
+        return "check the name and the network, or download it elsewhere (hf download) and name its folder"
+    if isinstance(error, ImportError):
+        return "install what is missing, or use attention='auto' and weights that are not quantised"
+    return "copy its files again, as save_pretrained wrote them"
+
+
+def quiet_hub(why):
+    """The package huggingface_hub, without its warnings, such as a line for each attempt at a connection."""
+    hub = require("huggingface_hub", why)
+    hub.logging.set_verbosity_error()
+    return hub

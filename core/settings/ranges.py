@@ -1,0 +1,44 @@
+"""The ranges of numbers: a table of intervals for each config, and the one line that a number outside gets."""
+
+import math
+
+from core.settings.user_code import written
+
+
+def check_ranges(config, ranges):
+    """Raises ValueError for the first setting that is outside its interval, or NaN; None is in no interval and passes.
+
+    ranges: {key: interval, such as "[1, 1e6]"}; a round bracket leaves its end out: "(0, 1]" is above 0, at most 1
+    """
+    for key, interval in ranges.items():
+        value = getattr(config, key)
+        if value is not None and (fault := fault_of(value, interval)):
+            raise ValueError(f"{key}={shown(value)} must be {fault}")
+
+
+def check_finite(weights, named):
+    """Raises ValueError for the first tensor that holds NaN or infinity.
+
+    weights: pairs (name, tensor); named: the setting and the path, for the error
+    """
+    for name, tensor in weights:
+        if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, tensor.detach().aminmax())):
+            raise ValueError(f"{named}: {name} holds numbers that are not finite (NaN or infinity); use a checkpoint "
+                             "from before its training failed, or copy it again")
+
+
+def fault_of(value, interval):
+    """What a number would have to be to lie in an interval; nothing if it does."""
+    low, high = interval[1:-1].split(", ")
+    if value != value:
+        return "a number"
+    if value < float(low) or value == float(low) and interval[0] == "(":
+        return f"{'above' if interval[0] == '(' else 'at least'} {low}"
+    if value > float(high) or value == float(high) and interval[-1] == ")":
+        return "finite" if high == "inf" else f"{'below' if interval[-1] == ')' else 'at most'} {high}"
+    return ""
+
+
+def shown(value):
+    """A value for an error: its repr, shortened."""
+    return written(repr, value, 100)

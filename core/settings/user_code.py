@@ -1,0 +1,174 @@
+"""Code of others that runs here: a user's config or reward, a library that reads a file of others. Whatever it raises
+becomes a ValueError of one line, and what may never end has a limit of time."""
+
+import functools
+import inspect
+import os
+import pathlib
+import signal
+import sysconfig
+import threading
+import traceback
+import warnings
+from contextlib import contextmanager
+
+ROOT = str(pathlib.Path(__file__).resolve().parents[2])
+LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
+INSTALLED = {"site-packages", "dist-packages"}
+MOST = 300  # characters of an error of others
+
+
+class UserCodeError(ValueError):
+    """An exception of the user's code. line: "FILE, line N: its text"; what: the type of the exception and its text."""
+
+    def __init__(self, line, what):
+        super().__init__(line, what)
+        self.line, self.what = line, what
+
+    def __str__(self):
+        return f"{self.line}: {self.what}"
+
+
+@contextmanager
+def guarded(what, remedy, seconds=None):
+    """Whatever others' code raises within becomes a ValueError of one line, "{what} ({the error}); {remedy}", and what
+    it warns of is not shown. A ValueError or FileNotFoundError that this project raises within stays as it is.
+
+    remedy: a text, or a function of the exception that returns one
+    seconds: of the processor's time that the block may take, which a busy machine does not shorten; None: no limit
+    """
+    try:
+        with warnings.catch_warnings(), time_limit(seconds):
+            warnings.simplefilter("ignore")
+            yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        of_a_library = type(error).__module__.split(".")[0] not in ("builtins", "core", "grpo")
+        if is_own_error(error) and not of_a_library and not isinstance(error, UnicodeError):
+            raise  # C code raises the others in a line of ours
+        remedy = remedy(error) if callable(remedy) else remedy
+        raise ValueError(f"{what} ({words_of(error)}); {remedy}") from error
+
+
+@contextmanager
+def naming_line_of(function):
+    """An exception that a function raises within becomes a UserCodeError with the user's line, unless the function is
+    this project's and no line of the user's has a part in it."""
+    try:
+        yield
+    except BaseException as error:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if isinstance(error, KeyboardInterrupt) and in_main_thread:  # elsewhere it does not come from the keyboard
+            raise
+        found = as_user_error(error, function)
+        if found is None:
+            raise
+        raise found from error
+
+
+def run_user_code(function, *arguments, **settings):
+    """function(...), whose exceptions become a UserCodeError."""
+    with naming_line_of(function):
+        return function(*arguments, **settings)
+
+
+async def await_user_code(function, awaitable):
+    """What a function of the user's returned, awaited."""
+    with naming_line_of(function):
+        return await awaitable
+
+
+@contextmanager
+def time_limit(seconds):
+    """Raises TimeoutError within, after so many seconds of the processor's time. None is no limit; where signals do not
+    reach, in a thread and on Windows, there is none."""
+    reached = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
+    if seconds is None or not reached:
+        yield
+        return
+
+    def end(*_):
+        raise TimeoutError(f"it was not done after {seconds} seconds")
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def as_user_error(error, function):
+    """An exception that `function` raised as a UserCodeError; None if the function is this project's and the exception
+    passed through no line of the user's."""
+    frames = [(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        frames.append((error.filename, error.lineno, (error.text or "").strip()))
+    lines = [f"{shortest(file)}, line {number}: {text}" for file, number, text in frames if is_users(file)]
+    place, what = lines[-1] if lines else definition(function), type(error).__name__
+    if text := written(str, error):
+        what += f": {text}"
+    return place and UserCodeError(printable(place), what)
+
+
+def words_of(error):
+    """What an exception says, or its type where that is nothing, as one line."""
+    return written(str, error) or type(error).__name__
+
+
+def written(write, value, most=MOST):
+    """write(value), as with str or repr, in one line; of a value that cannot be written its type."""
+    try:
+        return printable(write(value), most)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return f"{type(value).__name__} that cannot be printed"
+
+
+def printable(text, most=MOST):
+    """The beginning of a text in one line that a terminal shows as it is: without control characters."""
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(text[: most + 1].split()))
+    return f"{line[:most]}..." if len(text) > most else line
+
+
+def definition(function):
+    """"FILE, line N" of where a function is defined; None for one of this project."""
+    function = function.func if isinstance(function, functools.partial) else inspect.unwrap(function)
+    code = getattr(function, "__code__", None) or getattr(getattr(type(function), "__call__", None), "__code__", None)
+    if code is None:  # written in C
+        return f"{type(function).__name__} {getattr(function, '__name__', '')}"
+    return None if is_own(code.co_filename) else f"{shortest(code.co_filename)}, line {code.co_firstlineno}"
+
+
+def is_own_error(error):
+    """Whether an exception is meant for the user: one of the two kinds that this project raises for them."""
+    if not isinstance(error, (ValueError, FileNotFoundError)):
+        return False
+    return is_ours(traceback.extract_tb(error.__traceback__)[-1].filename)
+
+
+def is_own(file):
+    """Whether a source file is of core/ or grpo/."""
+    path = os.path.realpath(file)
+    return path.startswith(tuple(os.path.join(ROOT, folder) + os.sep for folder in ("core", "grpo")))
+
+
+def is_users(file):
+    """Whether a source file belongs neither to this project nor to Python and its packages."""
+    path = os.path.realpath(file)
+    of_library = path.startswith(LIBRARY) or INSTALLED & set(path.split(os.sep))
+    return not (is_own(file) or file.startswith("<") or of_library)
+
+
+def is_ours(file):
+    """Whether a source file belongs to this repository, whatever links lead to it."""
+    path = os.path.realpath(file)
+    return path.startswith(ROOT + os.sep) and not INSTALLED & set(path.split(os.sep))
+
+
+def shortest(file):
+    """The path of a file from the working directory, if the file is in it."""
+    return file.removeprefix(os.getcwd() + os.sep)

@@ -1,0 +1,61 @@
+"""Every setting of supervised training: a generator, a judge, or a language model."""
+
+from dataclasses import dataclass
+
+from core.config import RunConfig
+from core.huggingface.lora import LoraConfig
+from core.masking import MaskConfig
+from core.model import JUDGE_HEADS, MASKED_FILL, MODES
+from core.prompts import TEMPLATE_NAMES
+from core.settings.ranges import check_ranges
+
+RANGES = {"n_layer": "[1, 1e3]", "n_head": "[1, 1e3]", "n_embd": "[2, 65536]", "dropout": "[0, 1)",
+          "fill_temperature_low": "[1e-6, 1e3]", "fill_temperature_high": "[1e-6, 1e3]", "clean_share": "[0, 1]",
+          "eval_batches": "[1, 1e6]"}  # of PretrainConfig, beside those of its bases
+
+
+@dataclass(frozen=True)
+class PretrainConfig(RunConfig, MaskConfig, LoraConfig):
+    """The settings of core/pretrain.py with their defaults; values that cannot work are refused."""
+
+    # data
+    mask_low: float = 0.1
+    mask_high: float = 0.6
+    # model
+    mode: str = MASKED_FILL                # language_model, masked_fill or sequence_scorer; a Hugging Face model has
+                                           # its own, and its own shape
+    n_layer: int = 4                       # blocks of the transformer
+    n_head: int = 4                        # attention heads of a block
+    n_embd: int = 128                      # width of the hidden states; a multiple of 2 * n_head
+    dropout: float = 0.0                   # while training; 0.0: none
+    tied: bool = True                      # one matrix for reading and writing tokens
+    init_from: str | None = None           # start from this checkpoint's weights; a judge takes any trunk of its size;
+                                           # a folder in Hugging Face format, or hf:owner/name, is fine-tuned as it is
+    init_recipe: str | None = None         # the config that builds init_from if it is missing
+    # judge (mode='sequence_scorer')
+    judge_head: str = "realness"           # per position: is this the true token? "told": likewise, and it can be told
+                                           # which tokens were filled in; "cls": regress the replaced share of the text
+    fill_checkpoints: tuple[str, ...] = ()  # generators whose fills the judge learns from, each equally often
+    fill_temperature_low: float = 0.7      # lowest temperature at which a text is filled; drawn for each text
+    fill_temperature_high: float = 1.0     # highest temperature at which a text is filled
+    clean_share: float = 0.1               # share of the texts that no generator has changed
+    # evaluation, logging, checkpoints
+    eval_batches: int = 8                  # validation batches of an evaluation
+    out_dir: str = "out-pretrain"
+    export: str | None = None              # where the final model is also written, in float16, to be shipped or used
+
+    def __post_init__(self):
+        if self.mode not in MODES:
+            raise ValueError(f"mode={self.mode!r} is not one of {', '.join(MODES)}")
+        if self.judge_head not in JUDGE_HEADS:
+            raise ValueError(f"judge_head={self.judge_head!r} is not one of {', '.join(JUDGE_HEADS)}")
+        MaskConfig.__post_init__(self)
+        RunConfig.__post_init__(self)
+        LoraConfig.__post_init__(self)
+        self.check_base("init_from")
+        if self.template not in TEMPLATE_NAMES:
+            raise ValueError(f"template={self.template!r} is not one of {', '.join(TEMPLATE_NAMES)}")
+        check_ranges(self, RANGES)
+        if self.fill_temperature_low > self.fill_temperature_high:
+            raise ValueError(f"fill_temperature_low={self.fill_temperature_low} must be at most fill_temperature_high="
+                             f"{self.fill_temperature_high}")

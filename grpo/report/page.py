@@ -1,0 +1,175 @@
+"""A page about one run, or several side by side, that opens without a network. Model text is escaped, and the page
+allows no script but its own, which it names by its hash."""
+
+import base64
+import hashlib
+import os
+from itertools import groupby
+from pathlib import Path
+
+from core.files.whole_files import replacing
+from core.logger import format_number
+from core.run.names import REPORT
+from core.run.start import now, without_home
+from grpo.evaluation.samples import TEXTS, change, is_board
+from grpo.report.chart import COLORS, chart, short, text
+from grpo.report.run_files import Run, names_of
+
+LONGEST = 4000  # characters of a sample's text at most
+ABOUT = ("_score", "_right")  # end the names of what is known about a text
+JUDGED = 'filled in, by the reward: <mark class="right">right</mark> <mark class="wrong">wrong</mark>'
+COMPARED = 'filled in: <mark class="same">as in the text</mark> <mark class="other">differs from the text</mark>'
+AXES = "<p>The axis of a curve spans its values: it begins at 0 only where they do.</p>\n"
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src '{hash}'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>{style}</style></head><body><h1>{heading}</h1>
+{status}{body}<script>{script}</script></body></html>
+"""
+
+
+def write_report(*folders, path=None):
+    """Writes a page about the runs in these folders, by default <first folder>/report.html. Returns its path."""
+    runs = [Run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
+    path = path or os.path.join(folders[0], REPORT)
+    style, script = (Path(__file__).with_name(name).read_text() for name in ("report.css", "report.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    titles = [f'<b class="c{i % COLORS}">{text(run.name)}</b>' for i, run in enumerate(runs)]
+    body = "".join(f"<section><h2>{name}</h2>\n{part}</section>\n" for name, part in sections(runs, titles) if part)
+    with replacing(path) as new, open(new, "w", encoding="utf-8", errors="replace") as f:
+        f.write(PAGE.format(title=", ".join(text(run.name) for run in runs), heading=" ".join(titles), style=style,
+                            script=script, hash=f"sha256-{digest}", status=status(runs), body=body))
+    return path
+
+
+def status(runs):
+    """How each run ended, when, and why, as a paragraph."""
+    lines = []
+    for run in runs:
+        name = f"{run.name}: " if len(runs) > 1 else ""
+        if run.end:
+            why = f": {run.end['why']}" if "why" in run.end else ""
+            lines.append(f"{name}{run.end['ended']} at step {run.end['step']}, {run.end['time']}{why}")
+        elif run.start:
+            lines.append(f"{name}running, or not ended properly: at step {run.last} when this page was written, "
+                         f"{now()}")
+    return f'<p class="status">{"<br>".join(map(text, lines))}</p>\n' if lines else ""
+
+
+def sections(runs, titles):
+    """(heading, HTML) of each part of the page; "" for what the runs do not have."""
+    names = list(dict.fromkeys(n for run in runs for n in run.curves if n != "step" and not n.startswith("time/")))
+    values = {n: {y for run in runs for _, y in run.curves.get(n, ())} for n in names}
+    same = [n for n in names if len(values[n]) == 1 and None not in values[n]]
+    rewards = [n for n in names if n in ("mean_reward", "std_reward") or n.startswith("reward/")]
+    rest, last = [n for n in names if n not in rewards + same], max(run.last for run in runs)
+    curves = lambda names: "".join(chart(name, last, [(i, "", run.curves[name]) for i, run in enumerate(runs)
+                                                      if name in run.curves]) for name in names)
+    yield "Held out, before and after", before_and_after(runs, titles, [n for n in names if n.startswith("eval/")])
+    held_out = curves([n for n in rest if n.startswith("eval/")])
+    yield "Held out", held_out and AXES + held_out
+    yield "Samples", samples(runs[0].samples) if len(runs) == 1 else ""
+    yield "Rewards", curves(rewards)
+    yield "Training", curves([n for n in rest if not n.startswith("eval/")])
+    yield "Never changed", same and f"<p>{', '.join(f'{text(n)} {short(*values[n])}' for n in same)}</p>"
+    yield "Seconds of a step by phase", "".join(chart(run.name, last, [
+        (i, *phase) for i, phase in enumerate(run.times().items())], True) for run in runs if run.times())
+    yield "Settings", settings(runs, titles)
+    yield "Machine, versions, command", table(("", *titles), [
+        (text(key), *(private(run.start.get(key, "")) for run in runs))
+        for key in dict.fromkeys(key for run in runs for key in run.start) if key != "settings"])
+
+
+def table(head, rows, kind="texts"):
+    row = lambda cells, tag: "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>\n"
+    body = "".join(row(cells, "td") for cells in rows)
+    return body and f'<table class="{kind}"><thead>{row(head, "th")}</thead>\n<tbody>{body}</tbody></table>\n'
+
+
+def before_and_after(runs, titles, metrics):
+    """A table of the first and the last evaluation of each run."""
+    rows = {metric: [text(metric.removeprefix("eval/"))] for metric in metrics}
+    for run in runs:
+        for metric, row in rows.items():
+            ends = run.ends(metric)
+            shown = [format_number(x) for x in ends]
+            row += [*shown, change(*ends)] if len(runs) == 1 else [f"{' → '.join(shown)}<br>{change(*ends)}"]
+    last = runs[0].evaluations[-1]["step"] if runs[0].evaluations else 0
+    head = ("before", f"step {last}", "change") if len(runs) == 1 else titles
+    return table(("metric", *head), rows.values(), "numbers")
+
+
+def samples(by_step):
+    """The samples of evaluations; the script shows one evaluation at a time, at first the last."""
+    parts, last = [], next(reversed(by_step), None)
+    for step, records in by_step.items():
+        parts.append(f'<div class="set" data-step="{step}"{" hidden" * (step != last)}>\n')
+        for record in records:
+            parts.append(sample_table(record))
+        parts.append("</div>\n")
+    return parts and ('<p class="slider"><button type="button">previous</button><input type="range" aria-label="step">'
+                      f'<button type="button">next</button> step <output>{last}</output></p>\n{"".join(parts)}')
+
+
+def sample_table(record):
+    """The texts of a sample, boards side by side."""
+    rows = []
+    for key, value in record.items():
+        if key in ("step", "filled") or key.endswith(ABOUT) or value in (None, {}):
+            continue
+        rows.append((label(key, record), marked(key, record)))
+    legend = "text"
+    if "filled" in record:
+        legend = JUDGED if any(f"{name}_right" in record for name in TEXTS) else COMPARED
+    board = is_board([str(record.get(name, "")) for name in TEXTS])
+    return table(("", legend), rows, "samples board" if board else "samples")
+
+
+def label(key, record):
+    """What a row of a sample shows, with its reward and what the reward says."""
+    score, right = (record.get(f"{key}_{about}") for about in ("score", "right"))
+    words = [key]
+    if score is not None:
+        words.append(short(score))
+    if right is not None:
+        words.append("right" if right else "wrong")
+    return text(" ".join(words))
+
+
+def marked(key, record):
+    """A text of a sample in which what was filled in is marked: by what the reward says, or else by whether it is as in
+    the true text, or (lengths differ) as filled."""
+    value, truth = str(record[key]), str(record.get("truth", ""))
+    inside = {i for first, end in record.get("filled", {}).get(key, ()) for i in range(first, end)}
+    right = record.get(f"{key}_right")
+    compared = key in ("best", "worst") and len(truth) == len(value)
+
+    def kind(i):
+        if i not in inside:
+            return None
+        if right is not None:
+            return "right" if right else "wrong"
+        if compared:
+            return "same" if value[i] == truth[i] else "other"
+        return "filled"
+
+    parts = [(mark, text("".join(value[i] for i in places)))
+             for mark, places in groupby(range(min(len(value), LONGEST)), key=kind)]
+    return ("".join(f'<mark class="{mark}">{part}</mark>' if mark else part for mark, part in parts)
+            + f" <em>and {len(value) - LONGEST} characters</em>" * (len(value) > LONGEST))
+
+
+def private(value):
+    """A setting as HTML, without the user's name."""
+    return text(without_home(str(value)))
+
+
+def settings(runs, titles):
+    """One run's settings that differ from the defaults, or those in which several runs differ; on a click, all."""
+    rows = {key: (text(key), *(private(run.config.get(key)) for run in runs)) for run in runs for key in run.config}
+    different = table(("setting", *titles), [row for row in rows.values() if len(set(row[1:])) > 1])
+    changed = table(("setting", "value", "default", "set in"), [
+        (text(key), *map(private, about.values())) for key, about in runs[0].start.get("settings", {}).items()])
+    fold = f"<details><summary>all settings</summary>{table(('setting', *titles), rows.values())}</details>"
+    return (different if len(runs) > 1 else changed) + fold * bool(rows)

@@ -1,0 +1,284 @@
+"""Runs a model's code against a record's tests, in a child process that the kernel protects the machine from.
+
+What is promised, on which systems, and what is not: docs/security.md.
+"""
+
+import contextlib
+import errno
+import functools
+import math
+import os
+import pathlib
+import secrets
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+from grpo.sandbox.folder import FULL, PLACE, holds_more, new_folder, place
+from grpo.sandbox.kernel import FILES, PARTS
+
+CHILD = str(pathlib.Path(__file__).with_name("child.py"))
+READY = b"ready\n"         # the child is about to run the code
+FOLDER_BYTES = 16 << 20    # the working folder may hold so much
+FILE_BYTES = 1 << 20       # and each file so much
+OUTPUT_BYTES = 1 << 20     # a program may write so much more than is expected
+ANSWER_BYTES = 1 << 17     # and other code so much more than four times the tests: it is read as Python literals
+LOOK_SECONDS = 0.1         # without namespaces, the folder is measured in such intervals
+HANDED = {}                # in a worker: what the main process found of this machine's parts
+
+
+class Refused(OSError):
+    """The kernel refused the child one of the parts of PARTS."""
+
+
+def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
+    """Runs `code`, then `tests`. They are
+
+    Claims of asserts.py: the values of their questions are computed after the code and in its process, judged in this;
+    or a list of {"input": text, "output": text}, for each of which the code runs as a program and this process compares
+    what it printed;
+    or a text in Python that runs after the code and in its process, with the names that the code defined: code that is
+    written to can pass such tests without solving them.
+
+    Code has the standard library only, no environment variables and no threads.
+    seconds: wall clock of all tests in Python, or of each input, with the start of the interpreter; megabytes:
+    address space (macOS cannot limit it); sandbox: "auto", or "strict" as in chosen_parts
+    Returns "passed" if all ran to their end, and returned or printed what is expected; "killed" if they were stopped or
+    crashed; "skipped" if the machine has no disk, memory or processes left; and "failed" after an exception, an exit,
+    or another result, which includes the limits that Python reports as exceptions (MemoryError, OSError).
+    Raises ValueError if the child cannot start under these limits.
+    """
+    try:
+        parts = chosen_parts(sandbox)
+        for test in tests if isinstance(tests, list) else [tests]:
+            verdict = run_once(code, test, seconds, megabytes, parts)
+            if verdict != "passed":
+                return verdict
+    except OSError as error:
+        if error.errno in FULL:
+            return "skipped"
+        remedy = ("this machine no longer offers what it did at the start; start again" if isinstance(error, Refused)
+                  else "it needs a TMPDIR that can be written to, and a Python that can be started")
+        raise ValueError(f"the sandbox cannot start ({error}): {remedy}") from None
+    return "passed"
+
+
+def run_once(code, test, seconds, megabytes, parts):
+    """The verdict for Claims, for a text with tests, or for one {"input": text, "output": text}.
+
+    Raises OSError if there is no room for the child, or the kernel refuses one of the parts.
+    """
+    limits = {"RLIMIT_CPU": math.ceil(seconds) + 1, "RLIMIT_AS": megabytes << 20, "RLIMIT_FSIZE": FILE_BYTES,
+              "RLIMIT_NOFILE": 32, "RLIMIT_NPROC": 0, "RLIMIT_CORE": 0}
+    kind = "program" if isinstance(test, dict) else "questions"
+    command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", CHILD, kind, str(os.getpid()), ",".join(parts),
+               str(FOLDER_BYTES), *(f"{name}={value}" for name, value in limits.items())]
+    token = secrets.token_hex(16).encode()
+    messages = [message(token, "exec", code)]
+    if kind == "program":
+        messages[0] += encoded(test["input"])
+        size = len(encoded(test["output"])) + OUTPUT_BYTES
+    else:
+        whole = isinstance(test, str)
+        questions = [("exec", test)] if whole else [("eval", text) for text in test.questions]
+        messages += [message(token, *question) for question in questions]
+        size = 4 * (len(test) if whole else test.length) + ANSWER_BYTES
+    with new_folder() as folder:
+        on_disk = None if "namespaces" in parts else folder
+        output, ended, status = run_child(command, folder, messages, time.monotonic() + seconds, size, on_disk)
+        full = on_disk is not None and shutil.disk_usage(folder).free < FOLDER_BYTES
+    if ended and not output.startswith(READY) and status > 0:
+        raise_start_error(output.decode(errors="replace"), seconds, megabytes)
+    if kind == "program":
+        right = status == 0 and same_text(output, READY + encoded(test["output"]))
+    else:
+        right = right_answers(output, token, test)
+    if ended and right:
+        return "passed"
+    return "skipped" if full else "failed" if ended and status >= 0 else "killed"
+
+
+def right_answers(output, token, test):
+    """Whether the child answered all that was asked, the code first, and as Claims or a text with tests want it."""
+    lines = output.removeprefix(READY).split(b"\n")
+    answers = [line.removeprefix(token).decode(errors="replace") for line in lines if line.startswith(token)]
+    if len(answers) != len(lines) - 1 or not answers:  # something else was written there too
+        return False
+    return answers[1:] == ["None"] if isinstance(test, str) else test.hold(answers[1:])
+
+
+def raise_start_error(report, seconds, megabytes):
+    """Raises Refused with the number and the text that the child reported, or ValueError if it reported nothing."""
+    number, _, text = report.partition(" ")
+    if number.isdecimal():
+        raise Refused(int(number), text)
+    raise ValueError(f"the sandbox could not start with sandbox_seconds={seconds:g} sandbox_megabytes={megabytes}: "
+                     "raise them")
+
+
+def message(token, how, text):
+    """A text with what the child has to do with it, as the child reads them."""
+    data = token + how.encode() + encoded(text)
+    return len(data).to_bytes(8, "big") + data
+
+
+def encoded(text):
+    """A text in UTF-8; half a character pair stays what it is, and does not compile."""
+    return text.encode(errors="surrogatepass")
+
+
+def same_text(output, expected):
+    """Whether two outputs are equal but for spaces at the ends of lines and empty lines at the end."""
+    output, expected = ([line.rstrip() for line in text.decode(errors="replace").rstrip().split("\n")]
+                        for text in (output, expected))
+    return output == expected
+
+
+def run_child(command, folder, *exchanged):
+    """Starts a child in the folder and ends its process group after the exchange.
+
+    exchanged: arguments of exchange. Returns (the child's output, whether it ended by itself, its exit status).
+    """
+    process = subprocess.Popen(command, cwd=folder, env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+                               stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        output, ended = exchange(process.stdin, process.stdout, *exchanged)
+    finally:
+        # before wait(): after it, the process id may belong to another process
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses for a group that has ended
+            os.killpg(process.pid, signal.SIGKILL)
+        status = process.wait()
+        process.stdout.close()
+        process.stdin.close()
+    return output, ended, status
+
+
+def exchange(child_input, child_output, messages, deadline, size, folder):
+    """Writes the messages, each when the child has written a line for every one before. Reads until the output is
+    closed, the deadline comes, there are more than `size` bytes, or the folder holds more than FOLDER_BYTES or FILES.
+
+    messages: of a program there is one. A question must not be known before what came before it is answered: what it
+    gives to a function may be what another call is expected to return
+    folder: one on the disk, or None: then the kernel limits it
+    Returns (the output, whether it was closed).
+    """
+    output, unsent, asked = b"", messages[0], 1
+    os.set_blocking(child_input.fileno(), False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(child_output, selectors.EVENT_READ)
+        selector.register(child_input, selectors.EVENT_WRITE)
+        while len(output) <= size and (left := deadline - time.monotonic()) > 0:
+            ready = {key.fileobj for key, _ in selector.select(left if folder is None else min(left, LOOK_SECONDS))}
+            if folder is not None and holds_more(folder, FOLDER_BYTES, FILES):
+                return output, False
+            if child_input in ready:
+                unsent = unsent[written(child_input, unsent):]
+                if not unsent:
+                    selector.unregister(child_input)
+                    if asked == len(messages):
+                        child_input.close()  # a program reads to the end of its input
+            if child_output in ready:
+                part = os.read(child_output.fileno(), 1 << 16)
+                output += part
+                if not part:
+                    return output, True
+                if not unsent and asked < len(messages) and output.count(b"\n") > asked:  # "ready" is a line too
+                    unsent = messages[asked]
+                    asked += 1
+                    selector.register(child_input, selectors.EVENT_WRITE)
+    return output, False
+
+
+def written(stream, data):
+    """How many bytes of the data a pipe took; all of them if nobody reads it any more."""
+    try:
+        return os.write(stream.fileno(), data[: 1 << 16])
+    except BrokenPipeError:
+        return len(data)
+    except BlockingIOError:
+        return 0
+
+
+def machine_parts():
+    """{part of PARTS: "" if this machine's kernel offers it, or else the reason why not}; in a worker, what the main
+    process found. Raises OSError if the machine is too full to try them."""
+    return HANDED or tried_parts()
+
+
+@functools.cache
+def tried_parts():
+    """machine_parts, tried with a child process for each part."""
+    if not hasattr(os, "killpg"):
+        raise ValueError("code_execution needs Linux or macOS, since Windows cannot limit what a completion starts; "
+                         "use WSL 2, or leave it out")
+    if sys.platform != "linux":
+        return dict.fromkeys(PARTS, "only Linux has it")
+    reasons = dict.fromkeys(PARTS, "")
+    for part in PARTS:
+        try:
+            verdict = run_once("", "", 60.0, 256, [part])
+            if verdict == "killed":  # once more: a busy machine may be the cause
+                verdict = run_once("", "", 60.0, 256, [part])
+        except Refused as error:
+            if error.errno in FULL and not (part == "namespaces" and namespaces_are_off()):
+                raise  # it may be offered: a moment without memory must not mean less protection
+            reasons[part] = error.strerror
+        else:
+            if verdict == "skipped":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place())
+            reasons[part] = "" if verdict == "passed" else f"a trial was {verdict}"
+    return reasons
+
+
+def namespaces_are_off():
+    """Whether this machine allows no namespaces of a kind that is needed, which the kernel reports as a full disk."""
+    limits = (pathlib.Path(f"/proc/sys/user/max_{kind}_namespaces") for kind in ("user", "mnt", "net", "ipc"))
+    return any(path.exists() and path.read_text().strip() == "0" for path in limits)
+
+
+def found_here():
+    """The arguments of take_over: what is found once, at the start, in the main process. Raises ValueError if it cannot
+    be found now."""
+    try:
+        return machine_parts(), place()
+    except OSError as error:
+        raise ValueError(f"the sandbox cannot be tried ({error}): it needs memory, processes, and a TMPDIR with room"
+                         ) from None
+
+
+def take_over(parts, folder):
+    """In a worker process: code runs under what the main process found, and in its folder."""
+    HANDED.update(parts)
+    PLACE[:] = [folder]
+
+
+def chosen_parts(sandbox):
+    """The parts of PARTS with which code runs: all that this machine offers. Raises ValueError if sandbox="strict" and
+    one is missing."""
+    if sandbox == "strict" and missing_parts():
+        raise ValueError(f"sandbox='strict' needs what this machine does not offer: {missing_parts()}; run where it "
+                         "does, or use sandbox='auto' (docs/security.md says what is then not promised)")
+    return [part for part, reason in machine_parts().items() if not reason]
+
+
+def missing_parts():
+    """The parts that this machine does not offer with the reasons, as a text; "" if it offers all."""
+    return ", ".join(f"{part} ({reason})" for part, reason in machine_parts().items() if reason)
+
+
+def describe_sandbox(sandbox, seconds, megabytes):
+    """One line that tells the user under what code runs. Raises ValueError, before the first step, as run_tests does
+    and if an empty program does not pass."""
+    verdict = run_tests("", "", seconds, megabytes, sandbox)
+    if verdict == "skipped":
+        raise ValueError("the sandbox cannot start: the machine has no disk, memory or processes left; free some, or "
+                         "name another TMPDIR")
+    if verdict != "passed":
+        raise ValueError(f"an empty program was {verdict} with sandbox_seconds={seconds:g} sandbox_megabytes="
+                         f"{megabytes}: raise them")
+    parts = ", ".join([*chosen_parts(sandbox), "limits"])
+    return (f"code runs under {parts}, for at most {seconds:g} s in {megabytes} MB"
+            + (f"; missing: {missing_parts()}: docs/security.md" if missing_parts() else ""))

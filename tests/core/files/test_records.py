@@ -1,0 +1,209 @@
+"""Records of prompts: every way to write them is read, and a mistake is named with its place."""
+
+import json
+import logging
+import sys
+
+import pytest
+
+from core.files.records import (
+    RAW,
+    check_record,
+    has_prompts,
+    load_records,
+    read_hub,
+    read_records,
+    unique_prompts,
+    write_prompts,
+)
+from core.tokenizer import named_tokenizer
+from tests.tiny import jsonl, without_place
+
+ROWS = [{"question": f"{i}+{i}?", "answer": 2 * i, "level": None if i % 2 else "easy"} for i in range(40)]
+TURNS = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"},
+         {"role": "assistant", "content": "2"}]
+
+
+def test_prompt_and_answer_go_by_many_names(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", {"question": "1+1?", "response": 2}, {"instruction": "Go", "output": "went"},
+                 {"problem": "x", "solution": "y", "hint": [1]}, {"prompt": "p", "question": "q", "answer": "a"})
+    assert without_place(read_records(path)) == [
+        {"prompt": "1+1?", "answer": "2", RAW: 2}, {"prompt": "Go", "answer": "went"},
+        {"prompt": "x", "answer": "y", "hint": [1]}, {"prompt": "p", "question": "q", "answer": "a"}]
+    assert read_records(path)[2]["where"] == f"{path}, line 3"
+
+
+def test_every_way_to_write_a_list_of_records_is_read(tmp_path):
+    records = [{"prompt": [{"role": "user", "content": "h\u00e9"}]}, {"prompt": "two\u2028lines", "answer": "b"}]
+    rows = [json.dumps(record, ensure_ascii=False) for record in records]
+    for text in (json.dumps({"prompts": records}, indent=1), json.dumps(records), "\n".join(rows), "\n\n".join(rows),
+                 "\r\n".join(rows) + "\r\n", "\ufeff" + "\n".join(rows)):
+        (tmp_path / "a").write_bytes(text.encode())
+        assert without_place(read_records(str(tmp_path / "a"))) == records
+    assert without_place(read_records(jsonl(tmp_path / "one", records[1]))) == records[1:]
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ('{"prompt": "a"}\n\n{"answer": "b"}', r"line 3: no prompt; .*question, instruction"),
+    ('{"prompt": "a"}\n{"prompt": "b"', "line 2 is not JSON .*column 15.; correct it$"), ("", "has no records"), ("\n \n", "has no records"),
+    ('{"prompts": []}', "has no records"), ('[{"prompt": "a"}, 3]', "record 2: .*object.*int"),
+    ('{"prompt": "a"}\n{"prompt": ""}', "line 2: prompt must be"), ('[{"prompt": []}]', "record 1: prompt must be"),
+    ('[{"prompt": [{"role": "user"}]}]', "prompt must be"), ("42", "list of records"), ('{"prompts": 4}', "list of"),
+    ('{"prompt": "a"}\n{"prompt": "b", "split": "test"}', "line 2: split='test' must be train or val"),
+    (b'{"prompt": "a"}\n{"prompt": "\xff"}', "line 2: not UTF-8"),
+    ('{"prompt": "a"}\n' + "[" * 100_000, "line 2 is not JSON .nested too deeply.; correct it"),
+    ('{"prompt": "a", "x": ' + "[" * 101 + "]" * 101 + "}", "record 1: nested more than 100 levels deep"),
+    ('{"prompt": "a", "x": ' + "9" * 5000 + "}", "line 1 is not JSON .Exceeds the limit"),
+    ('{"prompt": "a"}\n{"prompt": "b", "x": ["\\ud800"]}', "line 2: a text has half of a surrogate pair")])
+def test_a_mistake_in_a_file_is_named_with_its_place(tmp_path, text, message):
+    (tmp_path / "bad.jsonl").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=f"bad.jsonl.*{message}"):
+        read_records(str(tmp_path / "bad.jsonl"))
+
+
+def test_a_split_without_records_is_named_with_the_remedy(tmp_path, capsys):
+    write_prompts(str(tmp_path), [{"prompt": "a", "split": "train"}], named_tokenizer("char"))
+    assert 'no val records: give more, or mark one with "split": "val"' in capsys.readouterr().out
+    write_prompts(str(tmp_path), [{"prompt": "a", "split": "train"}, {"prompt": "b", "split": "val"}],
+                  named_tokenizer("char"))
+    assert "give more" not in capsys.readouterr().out
+
+
+def test_a_reserved_field_is_refused(tmp_path):
+    for name in ("prompts", "completions", "text", "tokens", "where"):
+        with pytest.raises(ValueError, match=f"line 2: the field {name} is reserved; give it another name"):
+            read_records(jsonl(tmp_path / "a.jsonl", {"prompt": "a"}, {"prompt": "b", name: 1}))
+
+
+def test_a_column_with_a_reserved_name_is_left_out_of_a_table(tmp_path, capsys):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+    rows = [{"prompt": "a", "text": "x", "tokens": 3, "level": 1}, {"prompt": "b", "text": None, "tokens": 4, "level": 2}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    records = without_place(load_records(str(tmp_path / "a.parquet")))
+    assert records == [{"prompt": "a", "level": 1}, {"prompt": "b", "level": 2}]
+    out = capsys.readouterr().out
+    assert out == f"{tmp_path}/a.parquet: left out the columns text, tokens, whose names are reserved\n"
+
+
+def test_what_is_wrong_with_messages_is_named():
+    parts = [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    cases = ((parts, "content of message 2 is a list, not a text"),
+             ([{"role": "user", "content": None}], "content of message 1 is missing"),
+             ([{"content": "a"}], "role of message 1 is missing"), ([], "it is empty"))
+    for messages, fault in cases:
+        for field in ("prompt", "messages"):
+            with pytest.raises(ValueError, match=f"^a, line 3: {field} must be .* messages; {fault}$"):
+                check_record({field: messages}, "a, line 3")
+    with pytest.raises(ValueError, match="messages$"):
+        check_record({"prompt": 3}, "a")
+
+
+def test_a_conversation_is_its_prompt_and_the_assistant_s_last_turn():
+    record = check_record({"messages": TURNS, "level": 1}, "a, line 1")
+    assert record == {"prompt": TURNS[:2], "completion": "2", "level": 1, "where": "a, line 1"}
+    assert check_record({"messages": TURNS[:2]}, "a")["prompt"] == TURNS[:2], "without an answer there is no completion"
+    assert check_record({"messages": TURNS, "prompt": "mine"}, "a")["messages"] == TURNS, "a prompt comes first"
+    assert check_record({"prompt": "a", "completion": TURNS[2:]}, "a")["completion"] == "2"
+    for messages, message in ((TURNS[2:], "prompt must be"), ([], "messages must be"), ("hi", "messages must be"),
+                              ([{"role": "user"}], "messages must be")):
+        with pytest.raises(ValueError, match=f"^a, line 3: {message}"):
+            check_record({"messages": messages}, "a, line 3")
+
+
+def test_of_a_repeated_prompt_the_last_record_is_kept():
+    rows = [{"prompt": "a", "n": 1}, {"prompt": "b", "n": 2}, {"prompt": TURNS, "n": 3}, {"prompt": "a", "n": 4},
+            {"prompt": list(TURNS), "n": 5}]
+    assert [r["n"] for r in unique_prompts(rows)] == [4, 2, 5]
+
+
+def test_a_dataset_is_a_file_by_its_ending(tmp_path):
+    assert all(map(has_prompts, ("a.jsonl", "b/a.json", "a.parquet", "hf:owner/name")))
+    assert not has_prompts("arithmetic.old") and not has_prompts(str(tmp_path))
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(ValueError, match="dataset=.*a.txt is a file, but not of prompts .*.jsonl.*--input=.*a.txt --out=data/mine"):
+        has_prompts(str(tmp_path / "a.txt"))
+    for name in ("gone.jsonl", "gone.json", "gone.parquet"):
+        with pytest.raises(FileNotFoundError, match=f"dataset={name} does not exist"):
+            load_records(name)
+
+
+def test_a_parquet_file_holds_the_same_records_as_its_lines(tmp_path):
+    pytest.importorskip("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+    rows = [*ROWS, {"question": "last", "answer": 1, "level": "hard"}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    lines = jsonl(tmp_path / "a.jsonl", *({k: x for k, x in row.items() if x is not None} for row in rows))
+    records = load_records(str(tmp_path / "a.parquet"))
+    assert without_place(records) == without_place(load_records(lines))
+    assert records[2]["where"] == f"{tmp_path}/a.parquet, row 3"
+    parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "a"}, {"prompt": None}]), tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match="b.parquet, row 2: no prompt; it needs one of .*messages"):
+        load_records(str(tmp_path / "b.parquet"))
+    parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), tmp_path / "c.parquet")
+    with pytest.raises(ValueError, match="c.parquet has no records"):
+        load_records(str(tmp_path / "c.parquet"))
+    (tmp_path / "d.parquet").write_text("text")
+    with pytest.raises(ValueError, match="d.parquet is not a parquet file .*") as error:
+        load_records(str(tmp_path / "d.parquet"))
+    assert "\n" not in str(error.value)
+
+
+def hub_folder(folder, monkeypatch, **splits):
+    """Writes a folder that the package datasets loads, {split: rows}, and keeps its cache there. Returns hf:FOLDER."""
+    datasets = pytest.importorskip("datasets")
+    import pyarrow
+    from pyarrow import parquet
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+    (folder / "data").mkdir(parents=True)
+    for split, rows in splits.items():
+        parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "data" / f"{split}.parquet")
+    return f"hf:{folder / 'data'}"
+
+
+def test_the_splits_of_a_data_set_of_the_hub_are_ours(tmp_path, monkeypatch):
+    marked = [row | {"split": "elsewhere"} for row in ROWS]
+    both = read_hub(hub_folder(tmp_path / "a", monkeypatch, train=marked[:30], test=marked[30:]))
+    assert [r["split"] for r in both] == ["train"] * 30 + ["val"] * 10
+    assert [(r["prompt"], r["answer"]) for r in both] == [(row["question"], str(row["answer"])) for row in ROWS]
+    assert both[31]["where"].endswith("data, test, row 2")
+    three = read_hub(hub_folder(tmp_path / "b", monkeypatch, train=ROWS[:5], validation=ROWS[5:8], test=ROWS[8:]))
+    assert [r["split"] for r in three] == ["train"] * 5 + ["val"] * 3
+    one = read_hub(hub_folder(tmp_path / "c", monkeypatch, train=marked))
+    assert len(one) == 40 and not any("split" in r for r in one), "a hash of the prompt decides later"
+    assert read_hub(hub_folder(tmp_path / "d", monkeypatch, test=ROWS))[7]["prompt"] == "7+7?"
+    with pytest.raises(ValueError, match="could not be loaded .*BuilderConfig 'subset' not found"):
+        read_hub(f"hf:{tmp_path}/c/data:subset")
+
+
+def test_a_data_set_of_the_hub_without_a_network_is_one_line(monkeypatch):
+    datasets, hub = pytest.importorskip("datasets"), pytest.importorskip("huggingface_hub")
+    hub.logging.set_verbosity_warning()
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lines.append
+    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "handlers", [handler])
+
+    def refuse(name, subset):
+        assert (name, subset) == ("owner/name", "main")
+        hub.logging.get_logger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
+        raise ConnectionError(f"Couldn't reach '{name}' on the Hub\nmore")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with pytest.raises(ValueError, match="^dataset=hf:owner/name:main could not be loaded .*Couldn't "
+                                         "reach.*check the name and the network, or download it elsewhere") as error:
+        load_records("hf:owner/name:main")
+    assert "\n" not in str(error.value) and not lines, "nor are there lines about retries before it"
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: {"first": None, "second": None})
+    with pytest.raises(ValueError, match="has the splits first, second but none named train"):
+        load_records("hf:owner/name")
+
+
+def test_without_the_package_that_reads_a_file_the_remedy_is_the_pip_line(tmp_path, monkeypatch):
+    (tmp_path / "a.parquet").touch()
+    for package, dataset in (("pyarrow", str(tmp_path / "a.parquet")), ("datasets", "hf:owner/name")):
+        for name in [package, *(name for name in sys.modules if name.startswith(package + "."))]:
+            monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(ValueError, match=f"dataset={dataset} needs the package {package}: pip install -r req"):
+            load_records(dataset)

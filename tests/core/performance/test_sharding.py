@@ -1,0 +1,196 @@
+"""Models that are sharded over two and over four ranks train as a model on one rank does."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from core.huggingface.lora import LoraConfig
+from core.model import MASKED_FILL
+from core.models import load_model
+from core.performance.sharding import cut_like, gathered, has_parts, in_step, is_sharded, shard_all, weights_of, whole
+from grpo.grpo_config import GRPOConfig
+from tests.families import model_folder, write_sums
+from tests.tiny import ROOT, causal_model, model, one_process, run_script
+
+TEN_STEPS = ("fill", "causal", "gpt2", "llama", "lora")
+THREE_STEPS = ("tokens", "ema", "periodic", "periodic lora")
+
+
+@pytest.fixture(scope="module")
+def layouts(dataset, prompts, tmp_path_factory):
+    """{number of ranks: what shard_worker.py found}, and the folder that it wrote to."""
+    folder, found = tmp_path_factory.mktemp("shards"), {}
+    write_sums(folder / "sums.jsonl")
+    for family in ("llama", "gpt2"):
+        model_folder(folder / family, family)
+    for ranks, others in ((1, []), (2, [folder / "out-1"]), (4, [folder / "out-2"])):
+        done = run_script("tests/grpo/shard_worker.py", dataset, prompts, folder, folder / f"out-{ranks}", 8 // ranks,
+                          *others, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        found[ranks] = {}
+        for rank in range(ranks):
+            found[ranks] |= torch.load(folder / f"out-{ranks}-{rank}.pt")
+    return found, folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gradients_and_metrics_equal_those_of_one_rank(layouts, ranks):
+    one, several = layouts[0][1], layouts[0][ranks]
+    for name in TEN_STEPS + THREE_STEPS * (ranks == 2):
+        gradient = one[f"{name}/gradient"]
+        assert gradient.abs().max() > 1e-2
+        assert (several[f"{name}/gradient"] - gradient).abs().max() < 1e-6, name
+        for key in ("metrics", "mean_kl"):
+            torch.testing.assert_close(several[f"{name}/{key}"], one[f"{name}/{key}"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ten_steps_and_a_resumed_run_equal_those_of_one_rank(layouts, ranks):
+    one, several = layouts[0][1], layouts[0][ranks]
+    for name in TEN_STEPS + THREE_STEPS * (ranks == 2):
+        way = one[f"{name}/way"]
+        assert (several[f"{name}/way"] - way).norm() < 1e-4 * way.norm(), name
+        if name in TEN_STEPS:
+            assert (several[f"{name}/other"] - way).norm() < 1e-4 * way.norm(), "gone on from another number of ranks"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_one_rank_alone_writes_with_a_model_that_is_whole(layouts, ranks):
+    for name in TEN_STEPS:
+        share = len(layouts[0][ranks][f"{name}/texts"])
+        assert layouts[0][ranks][f"{name}/texts"] == layouts[0][1][f"{name}/texts"][-share:], name
+        rewards, expected = (layouts[0][n][f"{name}/rewards"] for n in (ranks, 1))
+        torch.testing.assert_close(rewards, expected[-len(rewards):], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_weights_and_momentum_are_shared_out_evenly(layouts, ranks):
+    for name in TEN_STEPS:
+        shares = [layouts[0][ranks][f"{name}/share/{rank}"] for rank in range(ranks)]
+        assert sum(shares) == layouts[0][1][f"{name}/share/0"] and max(shares) < 1.1 / ranks * sum(shares)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_without_work_takes_part(layouts, ranks):
+    one, several = (layouts[0][n][f"alone/{8 // ranks}"] for n in (1, ranks))
+    assert one.abs().max() > 1e-3 and (several - one).abs().max() < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fill", "lora"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_in_bfloat16_the_gradient_is_that_of_autocast_but_for_rounding(layouts, ranks, name):
+    one, several = (layouts[0][n][f"bfloat16/{name}/gradient"] for n in (1, ranks))
+    assert 0 < (several - one).norm() < 0.05 * one.norm()
+    (kl, _), (mean_kl, mismatch) = (layouts[0][n][f"bfloat16/{name}/metrics"].tolist() for n in (1, ranks))
+    assert mean_kl == pytest.approx(kl, rel=0.5) and (mean_kl == 0) == (name == "fill") and mismatch < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, suffix", [("fill", ".safetensors"), ("gpt2", ""), ("lora", "")])
+def test_checkpoints_of_a_sharded_run_are_those_of_a_whole_one(layouts, name, suffix):
+    found, folder = layouts
+    states = [torch.load(folder / f"out-{ranks}-{name}" / "state.pt", weights_only=True) for ranks in (1, 2)]
+    assert states[0]["layout"] == states[1]["layout"] and states[0].keys() == states[1].keys()
+    for key, x in states[0]["model"].items():
+        if not key.endswith("c_attn.bias"):  # holds GPT-2's bias of the keys
+            assert (states[1]["model"][key] - x).abs().max() < 1e-5, key
+    adapter = LoraConfig(lora_init_from=str(folder / f"out-2-{name}" / "model")) if name == "lora" else LoraConfig()
+    path = folder / "llama" if name == "lora" else folder / f"out-2-{name}" / f"model{suffix}"
+    opened = load_model(str(path), adapter=adapter)[0].weights()
+    assert opened.keys() == states[1]["model"].keys()
+    for key, x in opened.items():
+        assert torch.equal(x, states[1]["model"][key])
+
+
+LEFT = """
+import gc, pathlib, sys
+sys.path.insert(0, {root!r})
+import torch
+from core.distributed import Distributed
+from core.performance.sharding import gathered, shard
+from tests.tiny import causal_model
+
+
+def main():
+    with Distributed("cpu", "float32") as dist:
+        net = causal_model()
+        shard(net, dist)
+        net.project(net.states(torch.arange(5)[None])).sum().backward()
+        torch.optim.AdamW(net.parameters()).step()
+        with gathered(dist):
+            pass
+
+
+main()
+gc.collect()
+print([path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")])
+"""
+
+
+@pytest.mark.slow
+def test_no_thread_of_a_sharded_model_outlives_it(tmp_path):
+    """Such a thread can abort Python as it ends."""
+    (tmp_path / "left.py").write_text(LEFT.format(root=ROOT))
+    done = run_script(tmp_path / "left.py", ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert "gloo" not in done.stdout
+
+
+def test_what_does_not_go_with_shards_is_refused():
+    for key, value, remedy in (("optimizer", "muon", "'adamw'"), ("ref_offload", True, False), ("compile", True, False),
+                               ("judge_reading", "packed", "'plain'")):
+        words = f"parallel='fsdp' does not go with {key}={value!r}: .*; set {key}={remedy} or parallel='ddp'"
+        with pytest.raises(ValueError, match=words):
+            GRPOConfig(**{"parallel": "fsdp", key: value})
+    with pytest.raises(ValueError, match="load_in_4bit=True: weights in 4 bits cannot be cut"):
+        GRPOConfig(parallel="fsdp", load_in_4bit=True, lora_rank=4)
+    with pytest.raises(ValueError, match="parallel='zero' is not one of ddp, fsdp"):
+        GRPOConfig(parallel="zero")
+
+
+def test_one_rank_shards_nothing():
+    net, dist = model(), one_process()
+    shard_all([net, None], SimpleNamespace(parallel="fsdp"), dist)
+    with gathered(dist):
+        assert not has_parts(net) and dist.sharded == [] and not any(map(is_sharded, net.parameters()))
+    assert list(in_step(["a", "b"], None, dist)) == [("a", 0), ("b", 0)]
+
+
+def test_ranks_call_a_sharded_model_equally_often():
+    def on_rank(parts, calls, rounds, most):
+        """in_step on a rank of several; rounds: the largest number of parts; most: the most calls in each round"""
+        answers = iter((torch.tensor(rounds), torch.tensor(most)))
+        dist = SimpleNamespace(sharded=[None], device="cpu", largest=lambda x: torch.maximum(x, next(answers)))
+        return list(in_step(parts, calls.get, dist))
+
+    assert on_rank(["a", "b"], {"a": 3, "b": 1}, 3, [3, 2, 2]) == [("a", 0), ("b", 1), (None, 2)]
+    assert on_rank(["c", "d", "e"], {"c": 1, "d": 2, "e": 2}, 3, [3, 2, 2]) == [("c", 2), ("d", 0), ("e", 0)]
+    assert on_rank([], {}, 2, [1, 4]) == [(None, 1), (None, 4)]
+    assert on_rank([], {}, 0, []) == []
+
+
+def test_whole_tensors_and_plain_values_stay_as_they_are():
+    x = torch.rand(3)
+    state = {"model": {"a": x}, "optimizers": [{"step": 1, "groups": [x]}]}
+    found = whole(state)
+    assert found == state and found["model"]["a"] is x and whole(state, wanted=False) is None
+    assert cut_like(x, torch.zeros(3)) is x
+
+
+@pytest.mark.parametrize("net", [model(MASKED_FILL, tied=True), causal_model()], ids=["tied", "with a head"])
+def test_the_weights_of_a_sharded_model_have_the_names_of_its_state(net):
+    part = copy.deepcopy(net)
+    part.register_buffer("count", torch.zeros(1))
+    expected = part.state_dict()
+    part.blocks[0].unshard = None  # as if it were a part of a sharded model
+    assert {name: tuple(x.shape) for name, x in weights_of(part).items()} == {
+        name: tuple(x.shape) for name, x in expected.items()}
+    assert weights_of(net).keys() == net.state_dict().keys()

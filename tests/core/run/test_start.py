@@ -1,0 +1,103 @@
+"""What is recorded when a run starts."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from core.logger import read_records
+from core.run import start as run_start
+from core.run.start import record_start, without_home
+from tests.tiny import ROOT, config, one_process
+
+
+def start(tmp_path, monkeypatch, argv, origin=(), step=0, **settings):
+    """The records of <tmp_path>/starts.jsonl after one more start, and the file's text."""
+    monkeypatch.setattr(sys, "argv", argv)
+    record_start(config(out_dir=str(tmp_path), **settings), dict(origin), one_process(), step)
+    path = tmp_path / "starts.jsonl"
+    return read_records(path), path.read_text()
+
+
+def test_settings_are_those_that_were_set_to_another_value_than_the_default(tmp_path, monkeypatch):
+    origin = {"seed": "command line", "learning_rate": "config/a.py", "top_k": "config/a.py", "stop_sequences": "b.py"}
+    (record,), _ = start(tmp_path, monkeypatch, ["x.py"], origin, seed=7, learning_rate=0.5, min_lr=0.1,
+                         stop_sequences=("a", "b"))
+    assert record["settings"] == {"seed": {"value": 7, "default": 1337, "set in": "command line"},
+                                  "learning_rate": {"value": 0.5, "default": 1e-5, "set in": "config/a.py"},
+                                  "stop_sequences": {"value": ["a", "b"], "default": [], "set in": "b.py"}}
+
+
+def test_a_resumed_run_has_a_record_of_each_start(tmp_path, monkeypatch):
+    script = os.path.join(ROOT, "grpo", "train_grpo.py")
+    start(tmp_path, monkeypatch, [script, "config/a.py"])
+    records, _ = start(tmp_path, monkeypatch, [script, "config/a.py", "--resume=True", "--dataset=my data"], step=40)
+    assert [record["step"] for record in records] == [0, 40]
+    assert [record["command"] for record in records] == [
+        "python grpo/train_grpo.py config/a.py",
+        "python grpo/train_grpo.py config/a.py --resume=True '--dataset=my data'"]
+
+
+def test_the_record_names_neither_the_user_nor_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home" / "alice"))
+    monkeypatch.setenv("USER", "alice")
+    inside = str(tmp_path / "home" / "alice" / "data" / "x.jsonl")
+    (record,), text = start(tmp_path, monkeypatch, ["train.py", f"--dataset={inside}"], {"dataset": inside},
+                            dataset=inside)
+    assert record["command"].endswith("--dataset=~/data/x.jsonl")
+    assert record["settings"]["dataset"]["value"] == record["settings"]["dataset"]["set in"] == "~/data/x.jsonl"
+    assert "alice" not in text and socket.gethostname() not in text
+
+
+def test_only_the_home_folder_itself_is_shortened(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/al")
+    assert without_home("--out_dir=/home/al/out --a=/home/al '/home/al'") == "--out_dir=~/out --a=~ '~'"
+    for other in ("/home/alice/out", "/home/al-2", "/home/al.old/x", "/home/al_1"):
+        assert without_home(other) == other
+    assert without_home({"/home/al/a": ("/home/al/b", 3, None)}) == {"~/a": ["~/b", 3, None]}
+    monkeypatch.setenv("HOME", "/")
+    assert without_home("/tmp/out") == "/tmp/out"
+
+
+def test_machine_and_versions_are_those_of_this_process(tmp_path, monkeypatch):
+    (record,), _ = start(tmp_path, monkeypatch, ["x.py"])
+    assert record["torch"] == torch.__version__.split("+")[0] or record["torch"] == torch.__version__
+    assert record["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert record["torch threads"] == torch.get_num_threads() and 1 <= record["cores"] <= os.cpu_count()
+    assert (record["device"], record["precision"], record["ranks"]) == ("cpu", "float32", 1)
+    assert record["processor"] and "gpu" not in record
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="no /proc/meminfo")
+def test_memory_is_that_of_the_machine(tmp_path, monkeypatch):
+    with open("/proc/meminfo") as f:
+        total = int(f.readline().split()[1]) * 1024 / 1e9
+    (record,), _ = start(tmp_path, monkeypatch, ["x.py"])
+    assert float(record["memory"].split()[0]) == pytest.approx(total, abs=0.1)
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+def test_the_commit_is_that_of_the_code_and_says_whether_files_were_changed(tmp_path, monkeypatch):
+    git = lambda *command: subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c",
+                                           *command], capture_output=True, text=True, check=True).stdout.strip()
+    monkeypatch.setattr(run_start, "ROOT", str(tmp_path))
+    assert run_start.commit() is None
+    git("init")
+    (tmp_path / "code.py").write_text("1")
+    git("add", "code.py")
+    git("commit", "-m", "one")
+    head = git("rev-parse", "HEAD")
+    assert head.startswith(run_start.commit())
+    git("tag", "-a", "v1", "-m", "v1")
+    (tmp_path / "code.py").write_text("2")
+    assert run_start.commit() == head[: len(run_start.commit()) - 6] + "-dirty"
+
+
+def test_the_record_is_one_line_of_json(tmp_path, monkeypatch):
+    _, text = start(tmp_path, monkeypatch, ["x.py", "--dataset=a\nb"], {"dataset": "command line"}, dataset="a\nb")
+    assert text.count("\n") == 1 and json.loads(text)["settings"]["dataset"]["value"] == "a\nb"

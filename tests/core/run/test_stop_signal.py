@@ -1,0 +1,88 @@
+"""Signals that end a run after its step."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from core.run.stop_signal import StopSignal
+from tests.tiny import ROOT, one_process
+
+ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def handlers():
+    return [signal.getsignal(number) for number in ALL]
+
+
+@pytest.mark.parametrize("number", ALL)
+def test_a_signal_is_noted_and_the_handlers_are_as_before_after_the_block(number, capfd):
+    before = handlers()
+    with StopSignal(one_process()) as stop:
+        assert stop.came() is None
+        os.kill(os.getpid(), number)
+        assert stop.came() == stop.came() == signal.Signals(number).name
+        assert handlers() == [signal.SIG_DFL] * 3, "a second one ends the process"
+    assert handlers() == before
+    assert "ends after this step" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])  # as a shell and nohup ask for
+def test_a_signal_that_is_ignored_stays_ignored(number):
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with StopSignal(one_process()) as stop:
+            os.kill(os.getpid(), number)
+            assert stop.came() is None
+        assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_rank_that_fails_is_not_ended_by_a_signal_before_it_has_told():
+    before = handlers()
+    try:
+        with pytest.raises(ValueError), StopSignal(SimpleNamespace(is_main=False, world=2)) as stop:
+            raise ValueError
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.number == signal.SIGTERM
+    finally:
+        for number, handler in zip(ALL, before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_a_thread_that_may_not_set_handlers_runs_without_them():
+    found = []
+
+    def run():
+        with StopSignal(one_process()) as stop:
+            found.append(stop.came())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [None]
+
+
+TWO = """
+import os, signal, sys, time
+sys.path.insert(0, {root!r})
+from types import SimpleNamespace
+from core.run.stop_signal import StopSignal
+with StopSignal(SimpleNamespace(is_main=True, agree=lambda number: number)) as stop:
+    os.kill(os.getpid(), {first})
+    print(stop.came(), flush=True)
+    os.kill(os.getpid(), {second})
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("first, second", [ALL[:2], ALL[1::-1], (signal.SIGTERM, signal.SIGTERM), ALL[1:]])
+def test_a_second_signal_ends_the_process_at_once(first, second):
+    code = TWO.format(root=ROOT, first=int(first), second=int(second))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == -second and done.stdout == f"{first.name}\n" and "Traceback" not in done.stderr

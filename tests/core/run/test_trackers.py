@@ -1,0 +1,330 @@
+"""Trackers: each is read back with its own reader; none can stop a run; texts go out only if they may."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from core.config import RunConfig
+from core.logger import create_logger, read_records
+from core.run.trackers import TRACKERS, Trackers, check_trackers
+from tests.tiny import ROOT
+
+SAMPLES = [{"problem": "a secret\n\x1b question \ud800", "best": "secret <b>yes</b>",
+            "worst": "secret | no", "best_score": 0.9, "worst_score": None, "mask": {"best": [1]}}]
+RUN = """
+import json, os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+from core.config import RunConfig
+from core.logger import Logger
+from core.run.trackers import Trackers
+settings, samples, first, last, value, end = json.loads(sys.argv[2])
+config = RunConfig(**settings | {"report_to": tuple(settings["report_to"])})
+logger = Logger(config.out_dir, last, ("loss",))
+logger.trackers = Trackers(config, logger.say)
+logger.start(first)
+for step in range(first + 1, last + 1):
+    logger.log(step, {"loss": value + step, "lr": float("nan")})
+    if step % 2 == 0:
+        logger.log(step, {"eval/judge": value - step}, show=False)
+        logger.say("  problem | " + samples[0]["problem"].encode(errors="replace").decode())
+        logger.trackers.text(step, samples)
+if end == "killed":
+    time.sleep(2.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+if end == "service killed":
+    children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
+    os.kill(next(int(id) for id in children if "wandb-core" in open(f"/proc/{id}/cmdline").read()), signal.SIGKILL)
+    for step in range(last + 1, last + 4):
+        time.sleep(0.2)
+        logger.log(step, {"loss": value + step})
+logger.close()
+print("the run has ended")
+"""
+
+
+def run(folder, name, first=0, last=4, value=0.5, end="", before="", **settings):
+    """A run with a tracker, in a process of its own, from the step after `first` to `last`. before: lines of code that it runs first. Returns what it printed."""
+    settings |= {"out_dir": str(folder / "out"), "report_to": [name]}
+    env = os.environ | {"WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio")}
+    done = subprocess.run([sys.executable, "-c", before + RUN, ROOT, json.dumps([settings, SAMPLES, first, last, value, end])],
+                          env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == (-9 if end == "killed" else 0), done.stderr
+    assert end == "killed" or "the run has ended" in done.stdout
+    return done.stdout
+
+
+def wandb_events(folder):
+    """The events of an offline run, with wandb's own messages: a file in the format of LevelDB's log."""
+    from wandb.proto.wandb_internal_pb2 import Record
+    found = []
+    for path in sorted(folder.glob("out/wandb/offline-run-*/*.wandb")):
+        content, place, parts = path.read_bytes(), 7, b""
+        while place + 7 <= len(content):
+            if 32768 - place % 32768 < 7:
+                place += 32768 - place % 32768
+                continue
+            length, kind = struct.unpack("<HB", content[place + 4: place + 7])
+            parts += content[place + 7: place + 7 + length]
+            place += 7 + length
+            if kind in (1, 4):  # the whole of a record, or its end
+                found.append(Record.FromString(parts))
+                parts = b""
+    return found
+
+
+def read_wandb(folder):
+    rows = [{("/".join(item.nested_key) or item.key): json.loads(item.value_json) for item in record.history.item}
+            for record in wandb_events(folder) if record.WhichOneof("record_type") == "history"]
+    return {name: [(row["_step"], row[name]) for row in rows if name in row] for name in ("loss", "eval/judge")}
+
+
+def read_tensorboard(folder):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    reader = EventAccumulator(str(folder / "out"), size_guidance={"scalars": 0}).Reload()
+    return {name: [(x.step, x.value) for x in reader.Scalars(name)] for name in ("loss", "eval/judge")}
+
+
+def read_trackio(folder):
+    code = ("import json; from trackio.sqlite_storage import SQLiteStorage as s; from trackio import Api\n"
+            "names = [r.name for r in Api().runs('nano-grpo')]\n"
+            "print(json.dumps([names, s.get_logs('nano-grpo', names[0])]))")
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"TRACKIO_DIR": str(folder / "trackio")},
+                          capture_output=True, text=True)
+    names, rows = json.loads(done.stdout.splitlines()[-1])
+    assert len(names) == 1
+    return {name: [(row["step"], row[name]) for row in rows if name in row] for name in ("loss", "eval/judge")}
+
+
+READERS = {"wandb": read_wandb, "tensorboard": read_tensorboard, "trackio": read_trackio}
+
+
+def contents(folder):
+    """All bytes that a tracker has written."""
+    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*"))
+                    if path.is_file() and path.name not in ("metrics.jsonl", "console.log"))
+
+
+@pytest.fixture(params=TRACKERS)
+def name(request):
+    pytest.importorskip(TRACKERS[request.param].package)
+    return request.param
+
+
+@pytest.mark.slow
+def test_a_resumed_run_writes_no_step_twice(tmp_path, name):
+    run(tmp_path, name, last=5, end="killed")
+    run(tmp_path, name, first=2, last=7, value=0.25)
+    kept = {"tensorboard": 2}.get(name, 5)  # the last step that is the first process's
+    lost = {"wandb": 5}.get(name)           # wandb writes a step when the next one begins
+    assert READERS[name](tmp_path) == {
+        "loss": [(step, (0.5 if step <= kept else 0.25) + step) for step in range(1, 8) if step != lost],
+        "eval/judge": [(step, (0.5 if step <= kept else 0.25) - step) for step in (2, 4, 6)]}
+    if name == "wandb":
+        assert len({r.run.run_id for r in wandb_events(tmp_path) if r.WhichOneof("record_type") == "run"}) == 1
+
+
+@pytest.mark.slow
+def test_metrics_are_read_back_and_texts_are_sent_only_if_they_may(tmp_path, name):
+    run(tmp_path / "no", name, system_prompt="a secret instruction")
+    assert b"secret" not in contents(tmp_path / "no")
+    run(tmp_path / "yes", name, system_prompt="a secret instruction", log_text=True)
+    assert b"secret <b>yes</b>" in contents(tmp_path / "yes")
+    assert READERS[name](tmp_path / "yes") == {"loss": [(step, 0.5 + step) for step in (1, 2, 3, 4)],
+                                               "eval/judge": [(2, -1.5), (4, -3.5)]}
+
+
+@pytest.mark.slow
+def test_a_wandb_whose_service_dies_does_not_stop_the_run(tmp_path):
+    out = run(tmp_path, "wandb", end="service killed")
+    assert out.count("wandb failed (") == 1 and "the run goes on without it" in out
+    assert [r["step"] for r in read_records(str(tmp_path / "out" / "metrics.jsonl"))][-3:] == [5, 6, 7]
+
+
+@pytest.mark.slow
+def test_a_trackio_that_cannot_write_does_not_stop_the_run(tmp_path):
+    pytest.importorskip("trackio")
+    (tmp_path / "trackio").write_text("a file where the folder should be")
+    out = run(tmp_path, "trackio")
+    assert len([line for line in out.split("\n") if "Trackio warning" in line and "metric logs" in line]) == 1
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_tensorboard_and_not_the_run(tmp_path):
+    """A limit on the size of files is in the place of a full disk. metrics.jsonl is smaller than the events."""
+    pytest.importorskip("tensorboardX")
+    limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); " \
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+    out = run(tmp_path, "tensorboard", last=40, before=limit)
+    assert len(re.findall(r"tensorboard failed \(.*File too large.*\); the run goes on without it", out)) == 1
+    assert len(read_records(str(tmp_path / "out" / "metrics.jsonl"))) == 60
+
+
+class Recorder:
+    """A tracker that keeps what it gets and fails when it is told to."""
+
+    package, remedy, id = "json", "mend it", "run 7"
+
+    def __init__(self, config, step, id):
+        self.calls, self.fails = [("start", step, id)], config.wandb_run_name
+        self.call("start")
+
+    def call(self, method, *arguments):
+        self.calls.append((method, *arguments))
+        if self.fails == method:
+            raise StrangeError("first line\nsecond line")
+
+    def log(self, *arguments):
+        self.call("log", *arguments)
+
+    def text(self, *arguments):
+        self.call("text", *arguments)
+
+    def finish(self):
+        self.call("finish")
+
+
+class StrangeError(Exception):
+    """As errors of trackers are: neither OSError nor RuntimeError."""
+
+
+@pytest.fixture
+def recorders(monkeypatch, tmp_path):
+    """Two trackers, a and b, of which b fails in a method: (trackers of that run, lines on the console)."""
+    def made(fails=None, **settings):
+        class B(Recorder):
+            def __init__(self, config, step, id):
+                super().__init__(replace(config, wandb_run_name=fails), step, id)
+
+        monkeypatch.setattr("core.run.trackers.TRACKERS", {"a": Recorder, "b": B})
+        lines = []
+        return Trackers(RunConfig(out_dir=str(tmp_path), report_to=("a", "b"), **settings), lines.append), lines
+    return made
+
+
+@pytest.mark.parametrize("method", ["log", "text", "finish"])
+def test_a_tracker_that_fails_is_left_out_with_one_line(recorders, method):
+    trackers, lines = recorders(method, log_text=True)
+    trackers.start(0, [])
+    a, b = trackers.running.values()
+    for step in (1, 2):
+        trackers.log(step, {"loss": 1.0})
+        trackers.text(step, SAMPLES)
+    trackers.finish()
+    assert lines == ["b failed (first line second line); the run goes on without it"]
+    assert [call[0] for call in a.calls] == ["start", "start", "log", "text", "log", "text", "finish"]
+    assert b.calls[-1][0] == method and sum(call[0] == method for call in b.calls) == 1
+
+
+def test_a_tracker_that_does_not_start_stops_a_new_run_and_not_a_resumed_one(recorders):
+    trackers, lines = recorders("start")
+    with pytest.raises(ValueError, match=r"^report_to=\('a', 'b'\): b did not start \(first line second line\); mend it"
+                                         " or leave b out$"):
+        trackers.start(0, [])
+    trackers, lines = recorders("start")
+    trackers.start(3, [])
+    assert list(trackers.running) == ["a"]
+    assert lines == ["b did not start (first line second line); the run goes on without it"]
+
+
+def test_a_resumed_run_goes_on_under_its_id_with_what_is_new(recorders, tmp_path):
+    """The earlier process ended in the evaluation of step 4: the metrics of its training are known, the others not."""
+    records = [{"step": 2, "loss": 1.0}, {"step": 3, "loss": 1.0}, {"step": 3, "eval/judge": 1.0},
+               {"step": 4, "loss": 1.0}]
+    recorders()[0].start(0, [])
+    (tmp_path / "trackers.json").write_text('{"a": "run 7"}')  # only a was on
+    trackers, _ = recorders(log_text=True)
+    trackers.start(2, records)
+    for step in (3, 4):
+        trackers.log(step, {"loss": 2.0})
+        trackers.log(step, {"eval/judge": 2.0})
+        trackers.text(step, SAMPLES)
+    a, b = (tracker.calls for tracker in trackers.running.values())
+    assert a[0] == ("start", 2, "run 7") and b[0] == ("start", 2, None)
+    assert [call[:2] for call in a[2:]] == [("log", 4), ("text", 4)] and a[2][2] == {"eval/judge": 2.0}
+    assert [call[:2] for call in b[2:]] == [("log", 3), ("log", 3), ("text", 3), ("log", 4), ("log", 4), ("text", 4)]
+
+
+@pytest.mark.parametrize("content", ["", '{"a": "ru', "[7]", "null"])
+def test_damaged_ids_make_a_new_run(recorders, tmp_path, content):
+    (tmp_path / "trackers.json").write_text(content)
+    trackers, lines = recorders()
+    trackers.start(2, [])
+    assert lines == [] and trackers.running["a"].calls[0] == ("start", 2, None)
+    assert json.loads((tmp_path / "trackers.json").read_text()) == {"a": "run 7", "b": "run 7"}
+
+
+def test_samples_are_rows_of_texts_that_can_be_encoded_and_of_numbers(recorders):
+    trackers, _ = recorders(log_text=True)
+    trackers.start(0, [])
+    trackers.text(1, SAMPLES)
+    trackers.text(2, [])
+    assert trackers.running["a"].calls[2:] == [
+        ("text", 1, [["a secret\n\x1b question ?", 0.9, "secret <b>yes</b>", None, "secret | no"]])]
+
+
+def test_a_tracker_that_there_is_not_is_named():
+    with pytest.raises(ValueError, match=r"^report_to=\('wanb',\): there is no tracker 'wanb'; choose among wandb, "
+                                         "tensorboard, trackio$"):
+        check_trackers(RunConfig(report_to=("wanb",)))
+
+
+@pytest.mark.parametrize(("settings", "line"), [
+    ({"report_to": ("trackio",)}, "report_to=('trackio',) needs the package trackio: pip install trackio"),
+    ({"report_to": ("tensorboard",)},
+     "report_to=('tensorboard',) needs the package tensorboardX: pip install tensorboardX"),
+    ({"wandb_log": True}, "wandb_log=True needs the package wandb: pip install wandb")])
+def test_a_missing_package_is_one_line_with_the_pip_command(monkeypatch, settings, line):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    check_trackers(RunConfig())
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        check_trackers(RunConfig(**settings))
+
+
+def test_wandb_log_means_wandb_in_report_to():
+    names = [list(Trackers(RunConfig(wandb_log=log, report_to=names)).names)
+             for log, names in ((False, ()), (True, ()), (False, ("wandb",)), (True, ("trackio", "wandb", "wandb")))]
+    assert names == [[], ["wandb"], ["wandb"], ["wandb", "trackio"]]
+
+
+def test_every_tracker_has_its_version_in_the_requirements():
+    listed = "".join(pathlib.Path(ROOT, name).read_text() for name in ("requirements.txt", "requirements-trackers.txt"))
+    assert all(re.search(rf"^{tracker.package}\b", listed, re.M) for tracker in TRACKERS.values())
+
+
+def test_a_tracker_is_loaded_only_if_it_is_asked_for(tmp_path):
+    code = f"""
+import sys; sys.path.insert(0, {ROOT!r})
+from core.config import RunConfig
+from core.logger import create_logger
+from core.run.trackers import TRACKERS, check_trackers
+from types import SimpleNamespace
+check_trackers(RunConfig(report_to=("wandb",)))
+logger = create_logger(RunConfig(out_dir={str(tmp_path)!r}), SimpleNamespace(is_main=True), 1, ("loss",))
+logger.start()
+logger.log(1, {{"loss": 1.0}})
+logger.close()
+print([t.package for t in TRACKERS.values() if t.package in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.endswith("[]\n"), done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["console.log", "metrics.jsonl"]
+
+
+def test_rank_0_alone_has_trackers(recorders, tmp_path):
+    config = recorders()[0].config
+    logger = create_logger(config, SimpleNamespace(is_main=False), 3, ("loss",))
+    logger.start()
+    logger.log(1, {"loss": 1.0})
+    logger.trackers.text(1, SAMPLES)
+    logger.close()
+    assert logger.trackers.names == {} and os.listdir(tmp_path) == []

@@ -1,0 +1,48 @@
+"""Ranges of numbers: what lies in an interval, and that every number of every config has one."""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from core import config, masking, model, sample
+from core.huggingface.lora import LoraConfig
+from core.settings.help import allowed_types
+from core.settings.ranges import check_ranges, fault_of, shown
+from core.supervised import config as pretrain_config
+from grpo import grpo_config
+
+OF_LORA = ("lora_rank", "lora_alpha")  # whose ranges stand in the class
+
+
+@pytest.mark.parametrize(("value", "interval", "fault"), [
+    (1, "[1, 5]", ""), (5, "[1, 5]", ""), (0, "[1, 5]", "at least 1"), (6, "[1, 5]", "at most 5"),
+    (1, "(1, 5)", "above 1"), (5, "(1, 5)", "below 5"), (1.001, "(1, 5)", ""), (math.nan, "[1, 5]", "a number"),
+    (math.inf, "[0, inf)", "finite"), (-math.inf, "[0, inf)", "at least 0"), (1e308, "[0, inf)", ""),
+    (10**400, "[0, inf)", ""), (10**400, "[0, 1e6]", "at most 1e6"), (-10**400, "[0, 1e6]", "at least 0")])
+def test_a_number_outside_its_interval_is_told_where_it_would_have_to_be(value, interval, fault):
+    assert fault_of(value, interval) == fault
+
+
+def test_the_first_setting_outside_is_named_and_none_passes():
+    settings = SimpleNamespace(a=None, b=2, c=-1.0)
+    check_ranges(settings, {"a": "[1, 2]", "b": "[1, 2]"})
+    with pytest.raises(ValueError, match="^c=-1.0 must be at least 0$"):
+        check_ranges(settings, {"a": "[1, 2]", "c": "[0, 1]"})
+
+
+@pytest.mark.parametrize(("cls", "tables"), [
+    (pretrain_config.PretrainConfig, (config.RANGES, masking.RANGES, pretrain_config.RANGES)),
+    (grpo_config.GRPOConfig, (config.RANGES, masking.RANGES, grpo_config.RANGES)), (model.GPTConfig, (model.RANGES,)),
+    (sample.SampleConfig, (sample.RANGES,))])
+def test_every_number_of_a_config_has_a_range(cls, tables):
+    numbers = {f.name for f in dataclasses.fields(cls) if {int, float} & set(allowed_types(f.type))}
+    assert numbers - set(OF_LORA) == set().union(*tables)
+    of_lora = {f.name for f in dataclasses.fields(LoraConfig) if {int, float} & set(allowed_types(f.type))}
+    assert of_lora == set(OF_LORA)
+
+
+def test_a_value_is_shown_shortened_even_if_python_refuses_to_write_it():
+    assert shown(1.5) == "1.5" and shown("a" * 200) == "'" + "a" * 99 + "..."
+    assert shown(10**5000) == "int that cannot be printed" and shown([10**5000]) == "list that cannot be printed"

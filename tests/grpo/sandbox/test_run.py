@@ -1,0 +1,312 @@
+"""What a program can and cannot do in the sandbox: it never hangs, and never passes without its tests."""
+
+import errno
+import os
+import shutil
+import time
+
+import pytest
+
+from grpo.sandbox import folder as sandbox_folder
+from grpo.sandbox import run as sandbox
+from grpo.sandbox.run import (
+    chosen_parts,
+    describe_sandbox,
+    found_here,
+    machine_parts,
+    run_tests,
+    take_over,
+    tried_parts,
+)
+from tests.attacks import LIMITS
+
+PROGRAMS = {
+    "json": "import json\nassert json.loads(json.dumps({'a': [1, 2.5, None]})) == {'a': [1, 2.5, None]}",
+    "re": "import re\nassert re.findall(r'\\d+', 'a1b22') == ['1', '22']",
+    "numbers": "import cmath, decimal, fractions, math, statistics\nassert fractions.Fraction(1, 3) * 3 == 1\n"
+               "assert decimal.Decimal('0.1') * 3 == decimal.Decimal('0.3')",
+    "collections": "from collections import *\nassert Counter('aab')['a'] == 2\nassert namedtuple('P', 'x')(1).x == 1",
+    "algorithms": "import bisect, copy, enum, functools, heapq, itertools, operator, string\n@functools.lru_cache\n"
+                  "def f(n):\n    return n if n < 2 else f(n - 1) + f(n - 2)\nassert f(50) == 12586269025",
+    "dataclasses": "from __future__ import annotations\nfrom dataclasses import dataclass, field\n"
+                   "from typing import *\n@dataclass(frozen=True, order=True)\nclass A:\n    x: int = 1\n    y: List = field(default_factory="
+                   "list)\nassert A(1) == A() and get_type_hints(A)['x'] is int\nclass T(NamedTuple):\n    a: int",
+    "asyncio": "import asyncio\nasync def f():\n    await asyncio.sleep(0.01)\n    return 1\nasync def g():\n"
+               "    return await asyncio.wait_for(asyncio.gather(f(), f()), 9)\nassert asyncio.run(g()) == [1, 1]",
+    "random": "import hashlib, random, secrets, uuid\nrandom.seed(1)\nrandom.SystemRandom().random()\nuuid.uuid4()",
+    "time": "import calendar, datetime, time, zoneinfo\ndatetime.datetime.now().isoformat()\ntime.localtime()",
+    "sqlite3": "import sqlite3\nfor name in (':memory:', 'a.db'):\n    c = sqlite3.connect(name)\n"
+               "    c.execute('create table t(x)')\n    c.executemany('insert into t values(?)', [(1,), (2,)])\n"
+               "    c.commit()\n    assert c.execute('select sum(x) from t').fetchone() == (3,)",
+    "tempfile": "import os, tempfile\nwith tempfile.TemporaryDirectory() as d:\n    open(os.path.join(d, 'x'), 'w')\n"
+                "with tempfile.NamedTemporaryFile('w+') as f:\n    f.write('x')\n"
+                "with tempfile.TemporaryFile() as f:\n    f.write(b'x')",
+    "files": "import glob, os, pathlib, shutil\np = pathlib.Path('a')\np.write_text('x')\np.touch()\n"
+             "shutil.copyfile('a', 'b')\nshutil.move('b', 'c')\nassert sorted(glob.glob('*')) == ['a', 'c']\n"
+             "os.makedirs('x/y')\np.rename('x/y/a')\nshutil.rmtree('x')",
+    "text": "import csv, contextlib, difflib, html, io, textwrap, unicodedata, urllib.parse\n"
+            "import xml.etree.ElementTree as E\nE.fromstring('<a/>')\nb = io.StringIO()\nwith contextlib.redirect_stdout(b):\n    print('x')\n"
+            "assert b.getvalue() == 'x\\n'",
+    "bytes": "import base64, binascii, bz2, gzip, lzma, pickle, struct, zlib\nx = b'x' * 99\n"
+             "assert lzma.decompress(lzma.compress(x)) == zlib.decompress(zlib.compress(x)) == x\nclass A:\n    pass\n"
+             "pickle.loads(pickle.dumps(A()))",
+    "errors": "import inspect, logging, traceback, warnings\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n"
+              "    assert 'Zero' in traceback.format_exc()\nlogging.warning('x')\nwarnings.warn('x')",
+    "unittest": "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(1, 1)\n"
+                "cases = unittest.defaultTestLoader.loadTestsFromTestCase(T)\n"
+                "assert unittest.TextTestRunner().run(cases).wasSuccessful()",
+    "interpreter": "import abc, ast, concurrent.futures, contextvars, gc, locale, mmap, platform, queue, sys\n"
+                   "import threading\nsys.setrecursionlimit(10000)\ndef f(n):\n    return 0 if n == 0 else 1 + f(n - 1)\n"
+                   "assert f(5000) == 5000\nwith threading.Lock():\n    exec('x = 1')\nlocale.setlocale(locale.LC_ALL, "
+                   "'')\nmmap.mmap(-1, 4096)[0] = 1\nassert ast.literal_eval('[1]') == [1]",
+    "signals": "import signal, time\nheard = []\nsignal.signal(signal.SIGALRM, lambda *a: heard.append(a))\n"
+               "signal.setitimer(signal.ITIMER_REAL, 0.01)\nwhile not heard:\n    time.sleep(0.01)",
+    "sockets": "import selectors, socket\na, b = socket.socketpair()\na.send(b'x')\nassert b.recv(1) == b'x'",
+}
+
+@pytest.mark.parametrize(("code", "tests", "verdict"), [
+    ("def f():\n    return 1", "assert f() == 1", "passed"),
+    ("x = 'ü'\nprint(x, flush=True)", "assert x == '\\xfc'\nprint('passed')", "passed"),
+    ("import asyncio\nasync def f():\n    return 1", "assert asyncio.run(f()) == 1", "passed"),
+    ("open('a.txt', 'w').write('a')", "assert open('a.txt').read() == 'a'", "passed"),
+    ("if __name__ == '__main__':\n    raise SystemExit", "pass", "passed"),
+    ("def f():\n    return 1", "assert f() == 2", "failed"),
+    ("def f(:", "pass", "failed"),
+    ("x = '\0'", "pass", "failed"),
+    ("x = '\ud800'", "pass", "failed"),
+    ("", "f()", "failed"),
+    ("input()", "pass", "failed"),
+    ("import numpy", "pass", "failed"),
+    ("def f(): f()", "f()", "failed"),
+    ("print('passed'); print('ready')", "assert False", "failed"),
+    ("raise SystemExit(0)", "pass", "failed"),
+    ("import sys\nsys.exit(0)", "assert False", "failed"),
+    ("def f():\n    raise SystemExit(0)", "f()\nassert False", "failed"),
+    ("import os\nos._exit(0)", "assert False", "failed"),
+    ("import atexit, os\natexit.register(os._exit, 0)", "assert False", "failed"),
+    ("x = bytearray(10 ** 10)", "pass", "failed"),
+    ("x = []\nwhile True:\n    x.append(bytearray(10 ** 6))", "pass", "failed"),
+    ("with open('big', 'wb') as f:\n    f.write(bytes(2 ** 21))", "pass", "failed"),
+    ("import os\nos.abort()", "pass", "killed"),
+    ("def f(x):\n    return x", "def f(x):\n    return 1\nassert f(2) == 1", "passed"),
+    ("import builtins\nbuiltins.sorted = lambda x: [1]", "assert sorted([3, 2]) == [2, 3]", "passed"),
+])
+def test_the_sandbox_passes_only_what_ran_to_its_end(code, tests, verdict):
+    assert run_tests(code, tests) == verdict
+
+
+@pytest.mark.parametrize(("code", "verdict"), [
+    ("print(int(input()) * 2)", "passed"), ("import sys\nprint(2 * int(sys.stdin.read()), '  \\n')", "passed"),
+    ("if __name__ == '__main__':\n    print(2 * int(open(0).read()))", "passed"),
+    ("import sys\nx = int(input())\nsys.stdout.write(str(x * 2))\nsys.exit()", "passed"),
+    ("print(8)", "failed"), ("print(int(input()) * 2, 1)", "failed"), ("print(2 * int(input()))\n1 / 0", "failed"),
+    ("import sys\nprint(2 * int(input()))\nsys.exit(1)", "failed"), ("print(2 * int(input())", "failed"),
+    ("import os\nprint(2 * int(input()), flush=True)\nos.abort()", "killed"), ("pass", "failed"),
+    ("input()\nprint('x' * 3 * 10 ** 6)", "killed")])
+def test_a_program_is_judged_by_what_it_prints_for_each_input(code, verdict):
+    assert run_tests(code, [{"input": "4\n", "output": "8"}, {"input": "5", "output": "10\n\n"}]) == verdict
+
+
+def test_input_and_output_may_be_longer_than_a_pipe_holds_and_in_any_language():
+    text = "größer ☃ " * 20000
+    assert run_tests("print(input()[::-1])", [{"input": text, "output": text[::-1]}]) == "passed"
+    assert run_tests("pass", [{"input": text, "output": " \n"}]) == "passed"  # who does not read its input is not hurt
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_may_use_the_standard_library_and_its_folder(name):
+    assert run_tests(PROGRAMS[name], "pass") == "passed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [
+    "while True:\n    pass", "while True:\n    print('x' * 10 ** 6)", "import time\ntime.sleep(10 ** 6)",
+    "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n        pass",
+    "import signal\nfor s in range(1, 30):\n    try:\n        signal.signal(s, signal.SIG_IGN)\n    except OSError:\n"
+    "        pass\nwhile True:\n    pass"], ids=["loop", "print", "sleep", "catch", "ignore"])
+def test_what_does_not_end_is_killed(code):
+    start = time.monotonic()
+    assert run_tests(code, "pass", seconds=1) == "killed"
+    assert time.monotonic() - start < 60
+
+
+def test_a_flood_of_output_is_cut_before_the_deadline():
+    start = time.monotonic()
+    assert run_tests("import os\nwhile True:\n    os.write(4, b'x' * 100)", "pass", seconds=600) == "killed"
+    assert time.monotonic() - start < 300
+
+
+def test_the_sandbox_leaves_no_folder_behind(monkeypatch, tmp_path):
+    machine_parts()
+    monkeypatch.setattr(sandbox_folder, "PLACE", [str(tmp_path)])
+    assert run_tests("import os\nopen('a', 'w')\nos.chmod('a', 0)", "pass") == "passed"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_grandchild_does_not_survive(monkeypatch, tmp_path):
+    machine_parts()  # with the child as it is
+    child = tmp_path / "child.py"  # without the guard: it forks, and its child keeps the pipe open
+    child.write_text("import os, sys, time\nif os.fork() == 0:\n    time.sleep(60)\nelse:\n"
+                     f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpgid(0)))\n    os._exit(0)")
+    monkeypatch.setattr(sandbox, "CHILD", str(child))
+    assert run_tests("", "", seconds=1) == "killed"
+    group = int((tmp_path / "pid").read_text())
+    for _ in range(50):  # init collects an orphan after a while
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the grandchild is alive")
+
+
+def test_limits_too_low_for_the_sandbox_itself_are_an_error():
+    with pytest.raises(ValueError, match="could not start with sandbox_seconds=5 sandbox_megabytes=1:"):
+        run_tests("x = 1", "pass", megabytes=1)
+
+
+def test_a_huge_program_does_not_block_the_pipe():
+    assert run_tests("x = 1  # " + "x" * 10 ** 6, "assert x == 1") == "passed"
+
+
+def test_the_machine_is_probed_and_the_line_names_what_is_missing(monkeypatch):
+    parts = machine_parts()
+    assert list(parts) == ["namespaces", "Landlock", "seccomp"]
+    assert chosen_parts("auto") == [part for part in parts if not parts[part]]
+    monkeypatch.setattr(sandbox, "machine_parts", lambda: {**parts, "namespaces": "unshare: Operation not permitted"})
+    line = describe_sandbox("auto", 5.0, 256)
+    assert "limits, for at most 5 s in 256 MB; missing: namespaces (unshare: Operation not permitted)" in line
+    with pytest.raises(ValueError, match=r"^sandbox='strict' needs what .* offer: namespaces \(unshare: Operation not"):
+        describe_sandbox("strict", 5.0, 256)
+    monkeypatch.setattr(sandbox, "machine_parts", lambda: dict.fromkeys(parts, "only Linux has it"))
+    assert describe_sandbox("auto", 5.0, 256).startswith("code runs under limits, for at most 5 s in 256 MB; missing: ")
+
+
+def test_a_part_that_the_kernel_refuses_is_missing_with_its_reason(monkeypatch, tmp_path):
+    child = tmp_path / "child.py"
+    monkeypatch.setattr(sandbox, "CHILD", str(child))
+    monkeypatch.setattr(sandbox.sys, "platform", "linux")
+    for report in ("1 unshare: Operation not permitted", f"2 {'/folder' * 20}/setgroups: No such file or directory"):
+        child.write_text(f"import os, sys\nos.write(1, {report.encode()!r})\nsys.exit(1)")
+        assert set(tried_parts.__wrapped__().values()) == {report.partition(" ")[2]}
+    child.write_text("import os\nos.abort()")
+    assert set(tried_parts.__wrapped__().values()) == {"a trial was killed"}
+
+
+def test_a_trial_that_is_killed_on_a_busy_machine_is_tried_again(monkeypatch):
+    verdicts = iter(["killed", "passed", "passed", "killed", "killed"])
+    monkeypatch.setattr(sandbox.sys, "platform", "linux")
+    monkeypatch.setattr(sandbox, "run_once", lambda *given: next(verdicts))
+    assert list(tried_parts.__wrapped__().values()) == ["", "", "a trial was killed"]
+
+
+def test_a_machine_that_is_full_is_never_one_with_fewer_parts(monkeypatch, tmp_path):
+    child = tmp_path / "child.py"
+    monkeypatch.setattr(sandbox, "CHILD", str(child))
+    monkeypatch.setattr(sandbox, "tried_parts", tried_parts.__wrapped__)
+    monkeypatch.setattr(sandbox.sys, "platform", "linux")
+    monkeypatch.setattr(sandbox, "namespaces_are_off", lambda: False)
+    for number in (errno.ENOSPC, errno.EAGAIN, errno.ENOMEM):
+        child.write_text(f"import os, sys\nos.write(1, b'{number} unshare: no room')\nsys.exit(1)")
+        assert run_tests("x = 1", "pass") == "skipped"
+        with pytest.raises(ValueError, match="^the sandbox cannot start: the machine has no disk, memory or processes"):
+            describe_sandbox("auto", 5.0, 256)
+        with pytest.raises(ValueError, match="^the sandbox cannot be tried .*no room.*: it needs memory, processes"):
+            found_here()
+    child.write_text("import os, sys\nos.write(1, b'28 unshare: no room')\nsys.exit('namespaces' in sys.argv[3])")
+    monkeypatch.setattr(sandbox, "namespaces_are_off", lambda: True)
+    assert machine_parts()["namespaces"] == "unshare: no room", "the kernel says so if it allows none at all"
+
+
+def test_a_worker_runs_under_what_the_main_process_found(monkeypatch, tmp_path):
+    folders = []
+    monkeypatch.setattr(sandbox, "HANDED", {})
+    monkeypatch.setattr(sandbox, "PLACE", folders)
+    monkeypatch.setattr(sandbox_folder, "PLACE", folders)
+    monkeypatch.setattr(sandbox, "tried_parts", lambda: pytest.fail("it tried the machine again"))
+    monkeypatch.setattr(sandbox_folder.tempfile, "tempdir", "/a/folder/that/is/not/asked/for")
+    take_over({"namespaces": "not here", "Landlock": "nor there", "seccomp": "x"}, str(tmp_path))
+    assert chosen_parts("auto") == []
+    seen = "import os\nfolder = os.path.dirname(os.getcwd())"
+    assert run_tests(seen, f"assert folder == {str(tmp_path)!r}, folder") == "passed"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machine_that_is_full_skips_the_sample_and_another_error_ends_the_run(monkeypatch):
+    def raising(number):
+        def raise_error(*arguments, **settings):
+            raise OSError(number, os.strerror(number))
+        return raise_error
+
+    machine_parts()
+    for number in (errno.ENOSPC, errno.EAGAIN, errno.ENOMEM):
+        with monkeypatch.context() as patch:
+            patch.setattr(sandbox_folder.tempfile, "mkdtemp", raising(number))
+            assert run_tests("x = 1", "assert x == 1") == "skipped"
+    monkeypatch.setattr(sandbox.subprocess, "Popen", raising(errno.EACCES))
+    with pytest.raises(ValueError, match="the sandbox cannot start .*Permission denied.*: it needs a TMPDIR"):
+        run_tests("x = 1", "pass")
+
+
+def test_a_part_that_fails_later_ends_the_run_unless_the_machine_is_full(monkeypatch, tmp_path):
+    machine_parts()
+    child = tmp_path / "child.py"
+    monkeypatch.setattr(sandbox, "CHILD", str(child))
+    child.write_text(f"import os, sys\nos.write(1, b'{errno.ENOMEM} mount: no memory')\nsys.exit(1)")
+    assert run_tests("x = 1", "pass") == "skipped"
+    child.write_text(f"import os, sys\nos.write(1, b'{errno.EPERM} mount: not permitted')\nsys.exit(1)")
+    with pytest.raises(ValueError, match="mount: not permitted.*: this machine no longer offers what it did at the st"):
+        run_tests("x = 1", "pass")
+    monkeypatch.setattr(sandbox_folder, "PLACE", [])
+    monkeypatch.setattr(sandbox_folder.tempfile, "tempdir", None)
+    monkeypatch.setattr(sandbox_folder.tempfile, "_get_default_tempdir", no_folder)
+    with pytest.raises(ValueError, match="No usable temporary directory.*: it needs a TMPDIR that can be written to"):
+        run_tests("x = 1", "pass")
+
+
+def no_folder():
+    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+
+def test_a_sandbox_in_which_nothing_can_run_is_refused_at_the_start(monkeypatch):
+    machine_parts()
+    with pytest.raises(ValueError, match="an empty program was killed with sandbox_seconds=0.001 sandbox_megabytes=256"):
+        describe_sandbox("auto", 0.001, 256)
+
+
+def test_each_input_has_the_seconds_for_itself(monkeypatch):
+    deadlines = []
+
+    def run_child(command, folder, messages, deadline, *others):
+        deadlines.append(deadline)
+        return b"ready\n1", True, 0
+
+    machine_parts()
+    monkeypatch.setattr(sandbox, "run_child", run_child)
+    clock = iter(range(100))
+    monkeypatch.setattr(sandbox.time, "monotonic", lambda: next(clock))
+    assert run_tests("", [{"input": "", "output": "1"}] * 3, seconds=5) == "passed"
+    assert deadlines == [5, 6, 7]
+
+
+def test_code_that_fails_on_a_full_disk_is_skipped(monkeypatch):
+    monkeypatch.setattr(sandbox, "chosen_parts", lambda setting: [])
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(sandbox.shutil, "disk_usage", lambda folder: usage._replace(free=0))
+    assert run_tests("raise OSError(28, 'No space left on device')", "pass") == "skipped"
+    assert run_tests("x = 1", "assert x == 1") == "passed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["many_files", "nested_names", "empty_files", "hidden_folder"])
+def test_a_folder_on_the_disk_is_measured(monkeypatch, name):
+    monkeypatch.setattr(sandbox, "chosen_parts", lambda setting: [])
+    assert run_tests("import os\n" + LIMITS[name], "pass", seconds=30) == "killed"
+
+
+@pytest.mark.slow
+def test_a_small_folder_on_the_disk_passes(monkeypatch):
+    monkeypatch.setattr(sandbox, "chosen_parts", lambda setting: [])
+    assert run_tests(LIMITS["many_files"].replace("150", "3"), "pass") == "passed"
+    assert run_tests(LIMITS["empty_files"].replace("3000", "900"), "pass") == "passed"

@@ -1,0 +1,83 @@
+"""The filter of system calls, run here by a small model of the kernel's filter machine, on both architectures."""
+
+import os
+import struct
+from types import SimpleNamespace
+
+import pytest
+
+from grpo.sandbox import syscalls as sandbox_syscalls
+from grpo.sandbox.syscalls import ALLOW, ARCHITECTURES, EQUAL, KILL, LOAD, REFUSE, TABLE, filter_program
+
+MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+
+def answer(program, architecture, number, *arguments):
+    """What a filter returns for a system call."""
+    data = struct.pack("=IIQ6Q", number, architecture, 0, *arguments, *[0] * (6 - len(arguments)))
+    lines, place, value = list(struct.iter_unpack("=HBBI", program)), 0, 0
+    while True:
+        code, if_true, if_false, operand = lines[place]
+        place += 1
+        if code == LOAD:
+            value = struct.unpack_from("=I", data, operand)[0]
+        elif code == EQUAL:
+            place += if_true if value == operand else if_false
+        else:
+            return operand
+
+
+def numbers(machine):
+    column = ARCHITECTURES[machine][0]
+    fields = TABLE.split()
+    return {name: int(x) for name, x in zip(fields[::3], fields[column::3], strict=True) if x != "-"}
+
+
+@pytest.fixture(params=MACHINES)
+def machine(request, monkeypatch):
+    monkeypatch.setattr(sandbox_syscalls.os, "uname", lambda: SimpleNamespace(machine=request.param))
+    return request.param
+
+
+def test_calls_in_the_table_are_allowed_and_all_others_refused(machine):
+    program, known = filter_program(False), numbers(machine)
+    checked = {"kill", "tgkill", "prlimit64", "socketpair", "sendto", "fcntl", "ioctl"}
+    for number in range(600):
+        name = next((name for name, x in known.items() if x == number), None)
+        if name not in checked:
+            assert answer(program, MACHINES[machine], number, 9) == (ALLOW if name else REFUSE), (number, name)
+
+
+def test_calls_that_reach_others_are_allowed_on_oneself_alone(machine):
+    program, known, here = filter_program(False), numbers(machine), os.getpid()
+    for name, allowed, refused in (
+            ("kill", [here], [1]), ("kill", [here], [0]), ("kill", [here], [2 ** 64 - 1]), ("tgkill", [here], [1]),
+            ("prlimit64", [0], [1]), ("prlimit64", [here], [os.getppid()]), ("socketpair", [1], [2]),
+            ("sendto", [5, 0, 1, 0, 0, 0], [5, 0, 1, 0, 1 << 32, 110]), ("fcntl", [3, 4], [3, 8]),
+            ("ioctl", [0, 0x5401], [0, 0x5412])):
+        assert answer(program, MACHINES[machine], known[name], *allowed) == ALLOW, name
+        assert answer(program, MACHINES[machine], known[name], *refused) == REFUSE, name
+
+
+def test_calls_of_another_architecture_end_the_process(machine):
+    other = next(x for name, x in MACHINES.items() if name != machine)
+    assert answer(filter_program(False), other, numbers(machine)["read"]) == KILL
+
+
+def test_modes_can_be_changed_only_where_everything_else_is_read_only(machine):
+    fchmod = {"x86_64": 91, "aarch64": 52}[machine]
+    found = [answer(filter_program(read_only), MACHINES[machine], fchmod) for read_only in (False, True)]
+    assert found == [REFUSE, ALLOW]
+
+
+def test_a_name_stands_in_the_table_once():
+    fields = TABLE.split()
+    for column in range(3):
+        found = [x for x in fields[column::3] if x != "-"]
+        assert len(found) == len(set(found)) > 80
+
+
+def test_an_architecture_without_a_table_has_no_filter(monkeypatch):
+    monkeypatch.setattr(sandbox_syscalls.os, "uname", lambda: SimpleNamespace(machine="riscv64"))
+    with pytest.raises(OSError, match="no table of system calls for riscv64"):
+        filter_program(False)
