@@ -21,6 +21,7 @@ from core.files.whole_files import CannotWrite, flush, replacing, writing
 from core.performance.sharding import cut_state, is_sharded, whole
 from core.run.names import CONFIG, METRICS, OLDER, SAMPLES, STATE
 from core.settings.ranges import check_finite
+from core.settings.user_code import one_line
 
 DAMAGE = (ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, RuntimeError, TypeError,
           ValueError, pickle.PickleError, struct.error, tarfile.TarError,
@@ -184,7 +185,7 @@ class CheckpointManager:
             except torch.OutOfMemoryError:
                 raise
             except DAMAGE as error:
-                raise Damaged(reason(error)) from None
+                raise Damaged(one_line(error)) from None
             for group, options in zip(optimizer.param_groups, own, strict=True):
                 group.update(options)  # those of this run's settings, whatever the file has
             check_optimizer(optimizer)
@@ -208,7 +209,7 @@ def read_state(path, mapped=False):
         raise
     except OSError as error:
         if error.errno == errno.EINVAL:  # zipfile goes to a place before the beginning of a file that was cut
-            raise Damaged(reason(error)) from None
+            raise Damaged(one_line(error)) from None
         raise ValueError(f"{path} cannot be read ({error.strerror or error}); make it readable, then go on with "
                          "resume=True") from None
     except MemoryError:
@@ -216,7 +217,7 @@ def read_state(path, mapped=False):
     except DAMAGE as error:
         if "allocate memory" in str(error):  # torch's own MemoryError
             raise ValueError(f"{path} does not fit into the memory; make room, then go on with resume=True") from None
-        raise Damaged(reason(error)) from None
+        raise Damaged(one_line(error)) from None
     if not isinstance(state, dict):
         raise Damaged(f"a {type(state).__name__} instead of named values")
     wrong = [key for key, kind in KEYS.items() if not isinstance(state.get(key), kind)]
@@ -255,7 +256,3 @@ def check_optimizer(optimizer):
             for name, x in kept.items():
                 if not torch.is_tensor(x) or x.shape != (() if name == "step" else p.shape):
                     raise Damaged(f"{name} of an optimizer has not the shape of its parameter")
-
-
-def reason(error):
-    return (str(error).splitlines() or [""])[0][:100] or type(error).__name__

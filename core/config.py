@@ -18,7 +18,7 @@ from core.files.whole_files import replacing
 from core.settings.help import allowed_types, default_of, help_lines, type_name
 from core.settings.other_names import settings_of
 from core.settings.ranges import check_ranges, shown
-from core.settings.user_code import UserCodeError, is_own_error, printable, run_user_code
+from core.settings.user_code import UserCodeError, is_own_error, one_line, run_user_code
 
 NEAR = 0.85  # from this likeness on an unknown key is taken for a slip of the pen (difflib.SequenceMatcher.ratio)
 UNUSABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG,
@@ -259,7 +259,7 @@ def describe(config, origin):
 
 def print_error(text):
     """A line on stderr in one write; print writes the end of the line separately, and lines of several ranks mix."""
-    sys.stderr.write(f"{printable(text, LONGEST_ERROR)}\n")
+    sys.stderr.write(f"{one_line(text, LONGEST_ERROR)}\n")
 
 
 def exit_code(main):

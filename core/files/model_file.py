@@ -16,7 +16,7 @@ from core.files.json_text import object_from_json
 from core.files.whole_files import replacing
 from core.model import GPT, GPTConfig
 from core.settings.ranges import check_finite, shown
-from core.settings.user_code import words_of
+from core.settings.user_code import one_line
 from core.tokenizer import from_description, same_vocabulary
 
 AGAIN = "copy or train it again"
@@ -54,9 +54,9 @@ def read_header(path, key="checkpoint"):
         with safetensors.safe_open(path, "pt") as f:
             text = (f.metadata() or {}).get("nano_grpo")
     except OSError as error:
-        raise ValueError(f"{key}={path} cannot be read ({words_of(error)}); {AGAIN}") from None
+        raise ValueError(f"{key}={path} cannot be read ({one_line(error)}); {AGAIN}") from None
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{key}={path} is damaged or cut short ({words_of(error)}); {AGAIN}") from None
+        raise ValueError(f"{key}={path} is damaged or cut short ({one_line(error)}); {AGAIN}") from None
     if text is None:
         raise ValueError(f"{key}={path} is a safetensors file, but not one that this project wrote; of a Hugging Face "
                          "model, name the folder")

@@ -25,7 +25,7 @@ from core.run.folder import set_aside
 from core.run.names import CONFIG, STARTS
 from core.settings.help import default_of
 from core.settings.ranges import shown
-from core.settings.user_code import ROOT, written
+from core.settings.user_code import ROOT, one_line
 
 PACKAGES = ("torch", "numpy", "safetensors", "transformers", "peft", "datasets", "tokenizers", "ray")
 
@@ -63,7 +63,8 @@ class Recorded:
         if self.trainer.step < self.config.max_iters:
             ended, why = "stopped", self.trainer.stopped_by
         if error is not None:
-            ended, why = "failed", one_line(error)
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            ended, why = "failed", kind + one_line(error)
         with contextlib.suppress(CannotWrite) if error else contextlib.nullcontext():  # the first error is the cause
             record_end(self.config.out_dir, self.trainer.step, ended, why)
             if error is not None:
@@ -71,12 +72,6 @@ class Recorded:
                 self.trainer.logger.write_console(f"failed at step {self.trainer.step}: {why}\n{without_home(text)}")
             if self.write_page is not None:
                 self.write_page()
-
-
-def one_line(error):
-    """What an error says, with its kind if it does not say enough."""
-    text = written(str, error)
-    return text if text and isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
 
 
 def how_it_goes_on(config, trainer):

@@ -9,6 +9,7 @@ import warnings
 
 from core.files.whole_files import replacing
 from core.run.names import TRACKER_IDS
+from core.settings.user_code import one_line
 
 FINISH_SECONDS = 300.0  # the longest that the end of a run waits for wandb to upload
 FLUSH_SECONDS = 1.0     # how often wandb writes its file, which is what a killed run leaves
@@ -187,7 +188,7 @@ def failure(function, *arguments):
     try:
         function(*arguments)
     except Exception as error:
-        return " ".join(str(error).split())[:300] or type(error).__name__
+        return one_line(error)
     return ""
 
 

@@ -4,7 +4,7 @@ import functools
 import importlib
 import warnings
 
-from core.settings.user_code import guarded, written
+from core.settings.user_code import guarded, one_line
 
 REQUIREMENTS = "requirements-hf.txt"
 
@@ -42,7 +42,7 @@ def opening(path, key, what=""):
 
 def remedy_of(path, error):
     """What to do about an error of transformers or peft."""
-    text = written(str, error, 10_000)
+    text = one_line(error, 10_000)
     if "trust_remote_code" in text:
         return "it needs code of its own, which is never run here; use a model that transformers knows"
     if "attention implementation" in text:

@@ -2,7 +2,7 @@
 
 import math
 
-from core.settings.user_code import written
+from core.settings.user_code import one_line
 
 
 def check_ranges(config, ranges):
@@ -41,4 +41,4 @@ def fault_of(value, interval):
 
 def shown(value):
     """A value for an error: its repr, shortened."""
-    return written(repr, value, 100)
+    return one_line(value, 100, repr)

@@ -48,7 +48,7 @@ def guarded(what, remedy, seconds=None):
         if is_own_error(error) and not of_a_library and not isinstance(error, UnicodeError):
             raise  # C code raises the others in a line of ours
         remedy = remedy(error) if callable(remedy) else remedy
-        raise ValueError(f"{what} ({words_of(error)}); {remedy}") from error
+        raise ValueError(f"{what} ({one_line(error)}); {remedy}") from error
 
 
 @contextmanager
@@ -108,28 +108,25 @@ def as_user_error(error, function):
         frames.append((error.filename, error.lineno, (error.text or "").strip()))
     lines = [f"{shortest(file)}, line {number}: {text}" for file, number, text in frames if is_users(file)]
     place, what = lines[-1] if lines else definition(function), type(error).__name__
-    if text := written(str, error):
+    text = one_line(error)
+    if text != what:
         what += f": {text}"
-    return place and UserCodeError(printable(place), what)
+    return place and UserCodeError(one_line(place), what)
 
 
-def words_of(error):
-    """What an exception says, or its type where that is nothing, as one line."""
-    return written(str, error) or type(error).__name__
+def one_line(value, most=MOST, write=str):
+    """str(value), or what `write` makes of it, in one line without control characters, cut off after `most` characters.
 
-
-def written(write, value, most=MOST):
-    """write(value), as with str or repr, in one line; of a value that cannot be written its type."""
+    An exception that says nothing gives the name of its type; so does a value that cannot be written.
+    """
     try:
-        return printable(write(value), most)
+        text = write(value)
     except KeyboardInterrupt:
         raise
     except BaseException:
         return f"{type(value).__name__} that cannot be printed"
-
-
-def printable(text, most=MOST):
-    """The beginning of a text in one line that a terminal shows as it is: without control characters."""
+    if isinstance(value, BaseException) and not text.strip():
+        return type(value).__name__
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text[: most + 1].split()))
     return f"{line[:most]}..." if len(text) > most else line
 

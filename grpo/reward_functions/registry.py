@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from core.config import run_config_file
 from core.files.records import RAW
-from core.settings.user_code import UserCodeError, await_user_code, definition, guarded, run_user_code, written
+from core.settings.user_code import UserCodeError, await_user_code, definition, guarded, one_line, run_user_code
 from grpo.reward_functions.reward_log import Log
 
 
@@ -61,7 +61,7 @@ def reward(low=-math.inf, high=math.inf, slow=False, whole_group=False, check=No
 
     for end in (low, high):
         if isinstance(end, bool) or not isinstance(end, (int, float)):
-            raise ValueError(f"@reward(low, high) got {written(repr, end, 60)}; give the smallest and the largest "
+            raise ValueError(f"@reward(low, high) got {one_line(end, 60, repr)}; give the smallest and the largest "
                              "value that the function returns, as numbers")
 
     def register(fn):
@@ -224,7 +224,7 @@ def completion_that_fails(error, fields, settings, N):
 
 def short(value):
     """A text or a list of messages, shortened to 60 characters."""
-    return written(repr, value, 60)
+    return one_line(value, 60, repr)
 
 
 def checked(name, values, log, N):

@@ -10,7 +10,7 @@ import torch
 from grpo.rewards import Scored
 from grpo.rollout import moved
 from grpo.samplers.packed_weights import pack
-from grpo.samplers.ray_cluster import joined_ray, one_line, worker_options
+from grpo.samplers.ray_cluster import joined_ray, last_line, worker_options
 from grpo.samplers.ray_worker import RayWorker
 from grpo.samplers.sampler import Finished, SamplerError
 
@@ -136,9 +136,9 @@ class RaySampler:
         try:
             return self.ray.get(answer, timeout=self.config.sampler_timeout), ""
         except errors.RayTaskError as error:
-            raise SamplerError(f"a worker of sampler='ray' failed: {one_line(error)}") from None
+            raise SamplerError(f"a worker of sampler='ray' failed: {last_line(error)}") from None
         except errors.RayError as error:
-            return None, f"ended: {one_line(error)}"
+            return None, f"ended: {last_line(error)}"
 
     def _fetch(self, part):
         """Keeps the result of a part that is ready. Returns why its worker is lost, or nothing."""

@@ -12,7 +12,7 @@ import sys
 import torch
 
 from core.settings.optional import require
-from core.settings.user_code import ROOT
+from core.settings.user_code import ROOT, one_line
 from grpo.samplers.sampler import SamplerError
 
 LEAST_STORE = 2**27  # bytes of the object store; Ray refuses less than 75 MB
@@ -42,7 +42,7 @@ def joined_ray(config, dist, weights_bytes):
         try:
             start_ray(ray, code | seen, num_cpus=config.ray_workers, num_gpus=len(gpus), object_store_memory=store)
         except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-            raise SamplerError(f"sampler='ray': Ray cannot start on this machine ({one_line(error)})") from None
+            raise SamplerError(f"sampler='ray': Ray cannot start on this machine ({last_line(error)})") from None
         return ray, ray.shutdown
     check_cluster(config.ray_address)
     ray.init(config.ray_address, runtime_env={"env_vars": code}, **QUIET)
@@ -65,7 +65,7 @@ def check_cluster(address):
     try:
         done = subprocess.run([sys.executable, "-c", JOIN, address], capture_output=True, text=True,
                               timeout=JOIN_SECONDS)
-        fault = one_line(done.stderr) if done.returncode else ""
+        fault = last_line(done.stderr) if done.returncode else ""
     except subprocess.TimeoutExpired:
         fault = f"nothing within {JOIN_SECONDS} seconds"
     if fault:
@@ -115,7 +115,6 @@ def threads_of_worker(config):
     return max(1, torch.get_num_threads() // busy)
 
 
-def one_line(error):
-    """The last line of an error's text: Ray puts the worker's traceback before it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__
+def last_line(error):
+    """The last line of what an error says: Ray puts the worker's traceback before it."""
+    return one_line(str(error).strip().rpartition("\n")[2]) or type(error).__name__

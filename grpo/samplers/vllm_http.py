@@ -6,14 +6,13 @@ import json
 import os
 import threading
 
-from core.settings import user_code
+from core.settings.user_code import one_line
 from core.settings.optional import require
 from grpo.samplers.sampler import SamplerError
 
 CONNECTIONS = 128             # requests under way at once
 LARGEST = 2**30               # bytes of an answer
 WAITS = (0.0, 0.5, 1.0, 2.0)  # seconds before each try of a request
-SHOWN = 300                   # characters of a server's own error message that are shown
 KEY = "VLLM_API_KEY"          # the environment variable that vLLM itself reads
 ADAPTERS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora"
 NEEDED = {                    # what the server must be started with, by the path that it does not know otherwise
@@ -40,7 +39,7 @@ class Server:
     """
 
     def __init__(self, url, timeout):
-        self.url, self.timeout, self.named = url.rstrip("/"), timeout, f"vllm_url={printable(url)}"
+        self.url, self.timeout, self.named = url.rstrip("/"), timeout, f"vllm_url={one_line(url)}"
         self.httpx, self.headers = require("httpx2", "sampler='vllm'"), headers()
         self.room, ready = asyncio.Semaphore(CONNECTIONS), threading.Event()
         threading.Thread(target=asyncio.run, args=(self._live(ready),), daemon=True).start()
@@ -92,7 +91,7 @@ class Server:
             async with self.client.stream(method, self.url + path, json=body) as response:
                 text = await self._content(response, path)
         except (self.httpx.HTTPError, self.httpx.InvalidURL, OSError, UnicodeError) as error:
-            raise Failed(f"{self.named} cannot be reached ({printable(error)}); start the server, or correct "
+            raise Failed(f"{self.named} cannot be reached ({one_line(error)}); start the server, or correct "
                          "vllm_url") from None
         if response.is_success:
             return parsed(text)
@@ -124,7 +123,7 @@ class Server:
             return f"{self.named} does not know {path}; start the server with {NEEDED[bare]}"
         while isinstance(found, dict):  # the message may be one level further down
             found = found.get("error", found.get("message", text))
-        line = f"{self.named} refused {path} with status {status}: {printable(found)}"
+        line = f"{self.named} refused {path} with status {status}: {one_line(found)}"
         if status == 401:
             return f"{line}; put the key that the server was started with into the environment variable {KEY}"
         if 300 <= status < 400:
@@ -149,8 +148,3 @@ def parsed(text):
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def printable(text):
-    """The beginning of what a server wrote, in one line without characters that a terminal would obey."""
-    return user_code.printable(str(text), SHOWN)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grpo.samplers import ray_cluster
-from grpo.samplers.ray_cluster import (LEAST_STORE, check_cluster, environment, gpus_beside, joined_ray, one_line,
+from grpo.samplers.ray_cluster import (LEAST_STORE, check_cluster, environment, gpus_beside, joined_ray, last_line,
                                        threads_of_worker, worker_options)
 from grpo.samplers.sampler import SamplerError
 from tests.tiny import ROOT, one_process, prompt_config, run_script
@@ -200,6 +200,6 @@ def test_only_ray_sees_what_is_set_for_it(monkeypatch):
     assert os.environ["KNOWN"] == "before" and "UNKNOWN" not in os.environ
 
 
-@pytest.mark.parametrize("text, line", [("", "RuntimeError"), ("a\n  b \n\n", "b"), ("x" * 999, "x" * 300)])
+@pytest.mark.parametrize("text, line", [("", "RuntimeError"), ("a\n  b \n\n", "b"), ("x" * 999, "x" * 300 + "...")])
 def test_an_error_of_ray_becomes_its_last_line(text, line):
-    assert one_line(RuntimeError(text)) == line
+    assert last_line(RuntimeError(text)) == line
