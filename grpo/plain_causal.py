@@ -1,0 +1,76 @@
+"""GRPO for a language model as one loop: sums with working-out, whose rewards are checked by functions.
+
+    python data/arithmetic/prepare.py && python grpo/plain_causal.py
+
+What differs from grpo/plain.py: completions are sampled token by token, rewards read text, and there is no KL penalty.
+grpo/train_grpo.py gives the same numbers (tests/grpo/test_plain.py). Shapes: P prompts of a step; G completions of
+each, a group; N = P * G; T tokens of the longest prompt; M of the longest completion; V tokens to choose from.
+"""
+
+import os
+import sys
+
+import torch
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from core.distributions import draw_uniforms
+from core.generation import Stop, generate
+from core.models import load_model
+from core.prompts import PromptConsumer
+from core.scheduler import CosineLRScheduler
+from core.training_step import build_optimizers
+from grpo.advantages import batch_std
+from grpo.grpo_config import GRPOConfig
+from grpo.reward_functions.verify_math import math_format, math_number, math_working
+
+
+def train(policy, P=32, G=8, max_new_tokens=48, steps=350, seed=1337):
+    """Trains the policy on rewards that are functions of text. Yields the metrics of each step."""
+    data = PromptConsumer("arithmetic", P, seed)
+    stop = Stop(data.tokenizer)
+    schedule = CosineLRScheduler(3e-4, 3e-5, warmup_iters=10, lr_decay_iters=steps)
+    optimizers = build_optimizers(policy, GRPOConfig(learning_rate=3e-4, optimizer="muon"))
+
+    for step in range(steps):
+        # 1. Sample G completions of each prompt, token by token.
+        batch = data.problems("train", step)
+        prompt, padding = torch.from_numpy(batch["input"]), torch.from_numpy(batch["padding"])  # (P, T), (P,)
+        noise = draw_uniforms(seed, step, batch["number"], (G, max_new_tokens))      # (P, G, max_new_tokens)
+        completion = generate(policy, prompt, padding, noise, stop)
+        tokens, mask = completion.target, completion.mask                            # (N, M) each
+
+        # 2. Reward: functions of prompts, completions and the fields of the records.
+        texts = [stop.text(ids[:int(n)]) for ids, n in zip(tokens.tolist(), mask.sum(1), strict=True)]
+        answers = [record["answer"] for record in batch["record"] for _ in range(G)]
+        rewards = zip(math_format([], texts), math_working([], texts), math_number([], texts, answer=answers))
+        reward = torch.tensor([form + 5.0 * working + number for form, working, number in rewards]).view(P, G, 1)
+
+        # 3. Advantage: the reward minus the mean of its group, divided by the standard deviation of the whole step.
+        advantage = batch_std(reward, torch.ones_like(reward), total=lambda x: x).view(-1, 1)  # (N, 1)
+
+        # 4. Loss: more likely where the advantage is positive, less likely where it is negative.
+        whole = torch.cat((prompt.repeat_interleave(G, 0), tokens), 1)               # (N, T + M)
+        h = policy.states(whole[:, :-1], padding=padding.repeat_interleave(G))       # (N, T + M - 1, C)
+        all_logp = policy.project(h[:, prompt.shape[1] - 1:]).log_softmax(-1)        # (N, M, V)
+        logp = all_logp.gather(2, tokens[..., None])[..., 0]                         # (N, M)
+        ratio = (logp - logp.detach()).exp()                                         # 1, with the gradient of logp
+        weight = mask / mask.sum(1, keepdim=True) / (P * G)                          # each completion counts the same
+        loss = -(ratio * advantage * weight).sum()
+
+        # 5. Step.
+        loss.backward()
+        grad_norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.lr(step)
+            optimizer.step()
+            optimizer.zero_grad()
+        yield {"loss": loss.item(), "mean_reward": reward.mean().item(), "grad_norm": grad_norm.item(),
+               "completion_length": mask.sum(1).mean().item()}
+
+
+if __name__ == "__main__":
+    generator, _ = load_model("data/arithmetic/pretrained/generator.safetensors")
+    for step, metrics in enumerate(train(generator), 1):
+        print(step, *(f"{name} {value:.4f}" for name, value in metrics.items()))
