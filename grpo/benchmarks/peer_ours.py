@@ -11,7 +11,8 @@ from core.huggingface.model import HuggingFaceModel
 from core.model import GPT, LANGUAGE_MODEL, GPTConfig
 from core.settings.optional import quiet_transformers
 from core.training_step import build_optimizers
-from grpo.benchmarks.work import gpt2, wait_for_device
+from grpo.benchmarks.comparison import wait_for_device
+from grpo.benchmarks.work import gpt2, record_of
 from grpo.build import build_reference, make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import grpo_training_step
@@ -27,40 +28,48 @@ def our_steps(work, huggingface, settings, turn):
                            "top_p": 1.0, "kl_beta": 0.04, "kl_estimator": "k3", "learning_rate": 1e-4,
                            "max_new_tokens": work.completion_length} | settings)
     dist = Distributed(config.device, config.dtype)
-    tokenizer, make = letters(work), hugging_face_model if huggingface else our_model
-    policy = make_policy(make(work, tokenizer).to(dist.device), tokenizer, config, dist)
-    reference, optimizers = build_reference(config, policy, dist), build_optimizers(policy, config, dist.device.type)
-    clock, seen, step = time_optimizers(optimizers), {}, 0
+    tokenizer = tokenizer_of(work)
+    model = model_of(work, tokenizer, huggingface).to(dist.device)
+    policy = make_policy(model, tokenizer, config, dist)
+    reference = build_reference(config, policy, dist)
+    optimizers = build_optimizers(policy, config, dist.device.type)
+    clock = OptimizerClock(optimizers)
+    rewards = LetterCounter()
     if work.mixed:
         causal.draw_uniforms = ending_noise(work, causal.draw_uniforms)
-    rewards, go_on = letter_counter(seen), turn(None)
+    step = 0
+    go_on = turn(None)
     while go_on:
-        clock["optimizer"], start = 0.0, time.perf_counter()
-        metrics = grpo_training_step(policy, reference, rewards, lambda _: problems(work, step, config, dist),
-                                     optimizers, config.learning_rate, step, config, dist)
+        batch = problems(work, step, config, dist)
+        clock.seconds = 0.0
+        start = time.perf_counter()
+        metrics = grpo_training_step(policy, reference, rewards, lambda _: batch, optimizers, config.learning_rate,
+                                     step, config, dist)
         wait_for_device(dist.device)
         whole = time.perf_counter() - start
-        check_lengths(seen["lengths"], work.lengths(step)[problems(work, step, config, dist)["number"]].flatten())
-        go_on = turn(phases(metrics, clock["optimizer"], whole))
+        drawn = work.lengths(step)[batch["number"]].flatten()
+        assert list(rewards.lengths) == list(drawn), f"lengths {rewards.lengths} are not those that were drawn, {drawn}"
+        phases = {"generation": metrics["time/collect"], "reference": metrics.get("time/reference", 0.0),
+                  "policy": metrics["time/train"] - clock.seconds, "optimizer": clock.seconds}
+        go_on = turn(record_of(phases, whole, dist.device))
         step += 1
     dist.close()
 
 
-def our_model(work, tokenizer):
-    """A random GPT of this size."""
+def model_of(work, tokenizer, huggingface):
+    """A random model of this size: a GPT of this project, or GPT-2 of transformers."""
+    if huggingface:
+        return HuggingFaceModel(gpt2(quiet_transformers("GPT-2", "model"), work), tokenizer, LANGUAGE_MODEL)
     torch.manual_seed(0)
-    return GPT(GPTConfig(LANGUAGE_MODEL, work.vocab_size, work.vocab_size, work.prompt_length + work.completion_length,
-                         work.n_layer, work.n_head, work.n_embd))
+    longest = work.prompt_length + work.completion_length
+    return GPT(GPTConfig(LANGUAGE_MODEL, work.vocab_size, work.vocab_size, longest, work.n_layer, work.n_head,
+                         work.n_embd))
 
 
-def hugging_face_model(work, tokenizer):
-    return HuggingFaceModel(gpt2(quiet_transformers("GPT-2", "model"), work), tokenizer, LANGUAGE_MODEL)
-
-
-def letters(work):
+def tokenizer_of(work):
     """A tokenizer of one letter for each id. Only mixed work has a token that ends a completion."""
     return SimpleNamespace(base_vocab_size=work.vocab_size, vocab_size=work.vocab_size, banned_token_ids=(),
-                           stop_token_ids=(work.stop_id,) * work.mixed, mask_token_id=None,
+                           stop_token_ids=(work.stop_id,) if work.mixed else (), mask_token_id=None,
                            decode=lambda ids: "".join(chr(33 + i % 90) for i in ids))
 
 
@@ -76,43 +85,32 @@ def ending_noise(work, draw):
 def problems(work, step, config, dist):
     """This rank's share of a step's prompts, as a batch of PromptConsumer."""
     numbers = np.arange(config.batch_size) + dist.rank * config.batch_size
-    records = [{"text": "a", "prompt": "a"} for _ in numbers]
+    records = np.empty(len(numbers), dtype=object)
+    records[:] = [{"text": "a", "prompt": "a"} for _ in numbers]
     return {"input": work.prompts(step)[numbers], "padding": np.zeros(len(numbers), dtype=np.int64), "number": numbers,
-            "record": np.array([*records, None], dtype=object)[:-1]}
+            "record": records}
 
 
-def letter_counter(seen):
-    """Rewards: the share of the letter a in a completion. Puts the lengths of the completions into `seen`."""
-    def rewards(rollouts):
-        seen["lengths"] = rollouts.mask.sum(1).long().cpu().numpy()                  # (N,)
+class LetterCounter:
+    """Rewards: the share of the letter a in a completion. Keeps the lengths of the completions."""
+
+    def __call__(self, rollouts):
+        self.lengths = rollouts.mask.sum(1).long().cpu().numpy()                     # (N,)
         share = [text.count("a") / max(1, len(text)) for text in rollouts.texts.completions]
         return Scored(torch.tensor(share, device=rollouts.mask.device).view(-1, rollouts.group_size))
-    return rewards
 
 
-def check_lengths(found, drawn):
-    """Raises AssertionError unless completions have the lengths that were drawn for them."""
-    assert list(found) == list(drawn), f"lengths {list(found)} are not those that were drawn, {list(drawn)}"
+class OptimizerClock:
+    """Adds up the seconds of optimizer steps."""
 
+    def __init__(self, optimizers):
+        self.seconds = 0.0
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self.before)
+            optimizer.register_step_post_hook(self.after)
 
-def time_optimizers(optimizers):
-    """A dictionary whose "optimizer" grows by the seconds of each optimizer step."""
-    clock = {"optimizer": 0.0}
+    def before(self, *_):
+        self.start = time.perf_counter()
 
-    def before(*_):
-        clock["start"] = time.perf_counter()
-
-    def after(*_):
-        clock["optimizer"] += time.perf_counter() - clock["start"]
-
-    for optimizer in optimizers:
-        optimizer.register_step_pre_hook(before)
-        optimizer.register_step_post_hook(after)
-    return clock
-
-
-def phases(metrics, optimizer, whole):
-    """Seconds of the phases of a step, from its metrics."""
-    found = {"generation": metrics["time/collect"], "reference": metrics.get("time/reference", 0.0),
-             "policy": metrics["time/train"] - optimizer, "optimizer": optimizer}
-    return found | {"rest": whole - sum(found.values()), "step": whole}
+    def after(self, *_):
+        self.seconds += time.perf_counter() - self.start

@@ -7,12 +7,11 @@ import numpy as np
 import torch
 
 from core.settings.optional import quiet_transformers, require
-from grpo.benchmarks.side import KEEP_MEMORY
-from grpo.benchmarks.work import gpt2, wait_for_device
+from grpo.benchmarks.comparison import wait_for_device
+from grpo.benchmarks.work import gpt2, record_of
 
 INSTALL = "-r requirements-peer.txt -r requirements-hf.txt"
-ROWS = 16  # TRL's fastest number of completions in a forward pass on two cores
-BEST = {"gradient_checkpointing": False, "logging_strategy": "no", "optim": "adamw_torch_fused"}
+ROWS = 16          # TRL's fastest number of completions in a forward pass on two cores
 NEVER = "<never>"  # a token behind the model's vocabulary: with it as the end, no completion ends by itself
 
 
@@ -21,21 +20,17 @@ def require_trl():
     return require("trl", "bench.py peer", INSTALL)
 
 
-def trl_steps(work, best, device, dtype, turn):
-    """Trains in turns (grpo/benchmarks/side.py).
-
-    best: with the settings that are fastest on two cores; else with TRL's own defaults. The precision is part of the
-    work: TRL's default, bfloat16, is not used with dtype float32.
-    """
-    trl, transformers = require_trl(), quiet_transformers("GPT-2", "model")
+def trl_steps(work, device, dtype, turn):
+    """Trains in turns (grpo/benchmarks/side.py)."""
+    trl = require_trl()
+    transformers = quiet_transformers("GPT-2", "model")
     datasets = require("datasets", "bench.py peer", INSTALL)
     datasets.disable_progress_bars()
     clock = Clock(transformers, work, turn)
     with tempfile.TemporaryDirectory() as folder:
         model, tokenizer = saved_model(transformers, work, folder)
-        text = lambda ids: "".join(letter(i) for i in ids)
-        prompts = [text(ids) for step in range(32) for ids in work.prompts(step)]
-        args = trl.GRPOConfig(output_dir=folder, **settings(work, best, device, dtype))
+        prompts = ["".join(map(letter, ids)) for step in range(32) for ids in work.prompts(step)]
+        args = trl.GRPOConfig(output_dir=folder, **settings(work, device, dtype))
         trainer = trl.GRPOTrainer(model=model, args=args, reward_funcs=clock.reward, processing_class=tokenizer,
                                   train_dataset=datasets.Dataset.from_dict({"prompt": prompts}),
                                   callbacks=[clock.callback()])
@@ -43,21 +38,15 @@ def trl_steps(work, best, device, dtype, turn):
         trainer.train()
 
 
-def settings(work, best, device, dtype):
-    """Arguments of TRL's GRPOConfig: those of the work, and with `best` those that make it fast."""
-    limit = ROWS if best else 8  # 8 is its default
-    rows = max(n for n in range(1, limit + 1) if work.rows % n == 0)
-    args = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": work.rows // rows,
+def settings(work, device, dtype):
+    """Arguments of TRL's GRPOConfig, the fastest on two cores."""
+    rows = max(n for n in range(1, ROWS + 1) if work.rows % n == 0)
+    return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": work.rows // rows,
             "num_generations": work.group_size, "max_completion_length": work.completion_length, "beta": 0.04,
             "temperature": 1.0, "top_p": 1.0, "num_iterations": 1, "learning_rate": 1e-4, "max_steps": 10**6,
             "lr_scheduler_type": "constant", "use_cpu": device == "cpu", "bf16": dtype == "bfloat16", "seed": 0,
-            "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
-    return args | (BEST if best else {})
-
-
-def environment(best):
-    """Environment variables of the process."""
-    return {"HF_HUB_OFFLINE": "1"} | (KEEP_MEMORY if best else {})
+            "report_to": "none", "save_strategy": "no", "disable_tqdm": True, "gradient_checkpointing": False,
+            "logging_strategy": "no", "optim": "adamw_torch_fused"}
 
 
 def letter(i):
@@ -68,15 +57,14 @@ def letter(i):
 def saved_model(transformers, work, folder):
     """(GPT-2, its tokenizer of one character for each id). The model is saved, because TRL loads its reference."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    words = {letter(i): i for i in range(work.vocab_size - 3)} | {
-        name: work.vocab_size - 3 + i for i, name in enumerate(("<unk>", "<pad>", "<eos>"))}
+    names = [*map(letter, range(work.vocab_size - 3)), "<unk>", "<pad>", "<eos>"]
+    words = {name: i for i, name in enumerate(names)}
     plain = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     plain.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     plain.decoder = decoders.Fuse()
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=plain, unk_token="<unk>", pad_token="<pad>", eos_token="<eos>", padding_side="left")
-    model = gpt2(transformers, work)
-    model.save_pretrained(folder)
+    gpt2(transformers, work).save_pretrained(folder)
     model = transformers.GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32)
     if not work.mixed:
         tokenizer.add_special_tokens({"eos_token": NEVER})
@@ -88,12 +76,15 @@ class EndAtDrawnLength:
     """A logits processor that ends each row at the length drawn for it, and not before."""
 
     def __init__(self, lengths, stop_id):
-        self.lengths, self.stop_id, self.written = torch.from_numpy(lengths.flatten()), stop_id, 0
+        self.lengths = torch.from_numpy(lengths.flatten())                           # (N,)
+        self.stop_id = stop_id
+        self.written = 0
 
     def __call__(self, ids, scores):
         assert len(scores) == len(self.lengths), f"{len(scores)} rows at once, not {len(self.lengths)}"
         self.written += 1
-        scores, end = scores.clone(), (self.lengths <= self.written).to(scores.device)  # (N, V), (N,)
+        end = (self.lengths <= self.written).to(scores.device)                       # (N,)
+        scores = scores.clone()                                                      # (N, V)
         scores[:, self.stop_id] = -torch.inf
         scores[end] = -torch.inf
         scores[end, self.stop_id] = 0.0
@@ -104,32 +95,40 @@ class Clock:
     """Measures the phases of TRL's steps, checks the lengths of its completions, and waits between two steps."""
 
     def __init__(self, transformers, work, turn):
-        self.transformers, self.work, self.turn = transformers, work, turn
-        self.phases, self.step, self.start = {}, 0, 0.0
+        self.transformers, self.work = transformers, work
+        self.turn = turn
+        self.phases = {}
+        self.step = 0
 
     def timed(self, phase, function):
         """The function, whose seconds count for the phase."""
         def run(*arguments, **named):
             start = time.perf_counter()
-            try:
-                return function(*arguments, **named)
-            finally:
-                self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - start
+            result = function(*arguments, **named)
+            self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - start
+            return result
         return run
 
     def watch(self, trainer):
         """Measures this trainer."""
-        score, generate = trainer._get_per_token_logps_and_entropies, trainer.model.generate
+        score = trainer._get_per_token_logps_and_entropies
         reference = self.timed("reference", score)
-        trainer._get_per_token_logps_and_entropies = lambda model, *arguments, **named: (
-            reference if model is trainer.ref_model else score)(model, *arguments, **named)
+        generate = trainer.model.generate
+
+        def timed_score(model, *arguments, **named):
+            return (reference if model is trainer.ref_model else score)(model, *arguments, **named)
+
+        def generate_drawn_lengths(*arguments, **named):
+            end = EndAtDrawnLength(self.work.lengths(self.step), self.work.stop_id)
+            processors = self.transformers.LogitsProcessorList([end])
+            return generate(*arguments, **named, logits_processor=processors)
+
+        trainer._get_per_token_logps_and_entropies = timed_score
         trainer._generate = self.timed("generation", trainer._generate)
         trainer.compute_loss = self.timed("policy", trainer.compute_loss)
         trainer.accelerator.backward = self.timed("policy", trainer.accelerator.backward)
         if self.work.mixed:
-            trainer.model.generate = lambda *arguments, **named: generate(
-                *arguments, **named, logits_processor=self.transformers.LogitsProcessorList(
-                    [EndAtDrawnLength(self.work.lengths(self.step), self.work.stop_id)]))
+            trainer.model.generate = generate_drawn_lengths
 
     def reward(self, completions, completion_ids, **_):
         """The share of the letter a in each completion."""
@@ -139,7 +138,7 @@ class Clock:
         return [text.count("a") / max(1, len(text)) for text in completions]
 
     def callback(self):
-        """What waits for the turn, and takes the time of the optimizer."""
+        """A callback that waits for the turn, and takes the time of the optimizer."""
         clock = self
 
         class Turns(self.transformers.TrainerCallback):
@@ -156,8 +155,9 @@ class Clock:
             def on_step_end(self, args, state, control, **_):
                 wait_for_device(args.device)
                 whole = time.perf_counter() - clock.start
-                record = clock.phases | {"rest": whole - sum(clock.phases.values()), "step": whole}
-                clock.phases, clock.step = {}, clock.step + 1
+                record = record_of(clock.phases, whole, args.device)
+                clock.phases = {}
+                clock.step += 1
                 control.should_training_stop = not clock.turn(record)
                 clock.start = time.perf_counter()
         return Turns()

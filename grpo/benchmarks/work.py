@@ -6,6 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from core.settings.ranges import check_ranges
+from grpo.benchmarks.comparison import peak_megabytes, wait_for_device
+
 MEAN_LENGTH = 24  # of completions that end by themselves
 LENGTHS = 11      # keeps the draw of lengths apart from that of prompts
 
@@ -26,10 +29,9 @@ class Work:
     mixed: bool = False          # completions end at lengths drawn from a geometric distribution of mean MEAN_LENGTH
 
     def __post_init__(self):
-        for key, value in vars(self).items():
-            least = {"vocab_size": 4, "group_size": 2}.get(key, 1)  # TRL's tokenizer has three special tokens
-            if key != "mixed" and value < least:
-                raise ValueError(f"{key}={value} must be at least {least}")
+        sizes = ("n_layer", "n_head", "n_embd", "batch_size", "prompt_length", "completion_length")
+        check_ranges(self, dict.fromkeys(sizes, "[1, inf)"))
+        check_ranges(self, {"group_size": "[2, inf)", "vocab_size": "[4, inf)"})  # TRL has three special ids
         if self.n_embd % (2 * self.n_head):
             raise ValueError(f"n_embd={self.n_embd} must be a multiple of 2 * n_head={2 * self.n_head}")
 
@@ -52,7 +54,7 @@ class Work:
 
     def lengths(self, step):
         """(P, G) number of tokens of each completion of a step, the one that ends it included."""
-        shape = self.batch_size, self.group_size
+        shape = (self.batch_size, self.group_size)
         if not self.mixed:
             return np.full(shape, self.completion_length)
         drawn = np.random.default_rng([LENGTHS, step]).geometric(1 / MEAN_LENGTH, shape)
@@ -60,7 +62,9 @@ class Work:
 
     def describe(self):
         """The work in words."""
-        ends = f"up to {self.completion_length}, mean {MEAN_LENGTH}" if self.mixed else f"{self.completion_length}"
+        ends = str(self.completion_length)
+        if self.mixed:
+            ends = f"up to {ends}, mean {MEAN_LENGTH}"
         return (f"{self.n_layer} layers x {self.n_embd}, vocabulary {self.vocab_size}, {self.batch_size} prompts of "
                 f"{self.prompt_length} tokens x {self.group_size} completions of {ends} tokens")
 
@@ -86,25 +90,27 @@ def counted_operations(work, lengths):
 
     lengths: (P, G). A prompt is read once for its group, and the last token of a completion not at all.
     """
-    T, read = work.prompt_length, lengths - 1                                        # (P, G)
+    T = work.prompt_length
+    read = lengths - 1                                                               # (P, G)
     tokens = len(lengths) * T + read.sum()
     pairs = len(lengths) * T * (T + 1) / 2 + (read * T + read * (read + 1) / 2).sum()  # a token and one that it reads
     products = 2 * (work.parameters * tokens + work.n_embd * work.vocab_size * lengths.sum())
     return 5 * (products + 4 * work.n_layer * work.n_embd * pairs)
 
 
-def wait_for_device(device):
-    """A GPU works on when a function returns; a clock is read after it has finished."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def record_of(phases, whole, device):
+    """What is kept of a step. phases: {name: seconds}; whole: seconds of the step"""
+    rest = whole - sum(phases.values())
+    return phases | {"rest": rest, "step": whole, "megabytes": peak_megabytes(device)}
 
 
 def matmul_peak(device="cpu", dtype=torch.float32, size=2048, repeats=20):
     """Operations per second of the fastest of several large matrix products."""
-    a, seconds = torch.ones(size, size, device=device, dtype=dtype), []
-    for _ in range(repeats + 1):  # the first warms up
+    a = torch.ones(size, size, device=device, dtype=dtype)
+    seconds = []
+    for _ in range(repeats + 1):
         start = time.perf_counter()
         a @ a
         wait_for_device(a.device)
         seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / min(seconds[1:])
+    return 2 * size**3 / min(seconds[1:])  # the first one is a warmup

@@ -6,7 +6,6 @@ python grpo/tools/bench.py checkpoint   grad_checkpoint: activations stored, or 
 python grpo/tools/bench.py vocabulary   a Hugging Face model of 151,936 tokens: logits whole, or in parts
 python grpo/tools/bench.py peer         TRL and this project in turns (pip install -r requirements-peer.txt)
 python grpo/tools/bench.py growth       over group size, length, model size, vocabulary; one rank and two
-python grpo/tools/bench.py samplers     a slow sampler elsewhere: in turns with training, or iterations ahead
 python grpo/tools/bench.py fill --n_layer=4 --n_embd=128 --block_size=128 --batch_size=16
 python grpo/tools/bench.py peer --cases=T,S_mixed --steps=3
 
@@ -25,31 +24,31 @@ import torch
 
 from core.config import UsageError, load_config, run_script
 from grpo.benchmarks.causal import Causal, Vocabulary
-from grpo.benchmarks.comparison import BenchConfig, row
+from grpo.benchmarks.comparison import BenchConfig, peak_megabytes, row
 from grpo.benchmarks.fill import Checkpointed, Fill
 from grpo.benchmarks.growth import GrowthConfig, run_growth
 from grpo.benchmarks.peer import PeerConfig, run_peer
-from grpo.benchmarks.samplers import SamplersConfig, run_samplers
-from grpo.benchmarks.side import peak_megabytes
 
 COMPARISONS = {"fill": Fill, "causal": Causal, "checkpoint": Checkpointed, "vocabulary": Vocabulary}
-OTHERS = {"peer": (PeerConfig, run_peer), "growth": (GrowthConfig, run_growth),
-          "samplers": (SamplersConfig, run_samplers)}
+OTHERS = {"peer": (PeerConfig, run_peer), "growth": (GrowthConfig, run_growth)}
 
 
-def peak_memory(argv, side):
-    """Peak megabytes of a process that runs one step of one side: on a CPU of the whole process, on a GPU of what torch
-    allocated."""
+def peak_of_process(argv, side):
+    """Peak megabytes of a process that runs one step of one side."""
     command = [sys.executable, __file__, *argv, f"--side={side}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.strip().split("\n")[-1])["megabytes"]
 
 
 def one_side(bench, side):
+    """Takes one step of one side and prints the peak of this process."""
     if bench.dist.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    (bench.shared if side == "shared" else bench.naive)(True)
-    print(json.dumps({"megabytes": peak_megabytes()}))
+    if side == "shared":
+        bench.shared()
+    else:
+        bench.naive()
+    print(json.dumps({"megabytes": peak_megabytes(bench.dist.device)}))
 
 
 def compare(argv):
@@ -59,21 +58,20 @@ def compare(argv):
     if c.side != "both":
         return one_side(kind(c), c.side)
     # Measured first: without /proc, the peak of a child process is not below that of its parent
-    peaks = [peak_memory(argv, side) for side in ("naive", "shared")]
+    naive_peak = peak_of_process(argv, "naive")
+    shared_peak = peak_of_process(argv, "shared")
     bench = kind(c)
-    bench.shared(False)
-    ours = bench.gradient()
-    bench.naive(False)
-    difference = float((ours - bench.gradient()).norm() / bench.gradient().norm())
-    texts = (f"prompt {c.prompt_length}, completion {c.completion_length}" if isinstance(bench, Causal) else
-             f"sequence {c.block_size}, {c.masked:.0%} masked")
-    texts += f", vocabulary {c.vocab_size}" * isinstance(bench, Vocabulary)
-    print(f"{c.n_layer} layers x {c.n_embd}, {texts}, {c.batch_size} x {c.group_size}, {bench.dist.device}")
+    bench.shared()
+    shared = bench.gradient()
+    bench.naive()
+    naive = bench.gradient()
+    difference = float((shared - naive).norm() / naive.norm())
+    print(f"{c.n_layer} layers x {c.n_embd}, {bench.describe()}, {c.batch_size} x {c.group_size}, {bench.dist.device}")
     print(f"{'':<24}{bench.columns[0]:>12}{bench.columns[1]:>12}{'ratio':>8}")
     result = bench.report()
-    row("peak MB", *peaks, 0)
+    row("peak MB", naive_peak, shared_peak, 0)
     print(f"relative difference of the gradients {difference:.1e}")
-    print(json.dumps(result | {"memory_ratio": round(peaks[0] / peaks[1], 2), "gradient_difference": difference}))
+    print(json.dumps(result | {"memory_ratio": round(naive_peak / shared_peak, 2), "gradient_difference": difference}))
 
 
 def main(argv):
@@ -83,7 +81,8 @@ def main(argv):
     if argv[0] in COMPARISONS:
         return compare(argv)
     config, run = OTHERS[argv[0]]
-    run(load_config(config, argv[1:])[0])
+    c, _ = load_config(config, argv[1:])
+    run(c)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the tests of the comparisons share."""
+"""Small sizes for the tests of the comparisons."""
 
 import torch
 
@@ -12,8 +12,8 @@ ARGUMENTS = [f"--{key}={value}" for key, value in SIZES.items()]
 def expect_equal_gradients(kind, **sizes):
     """Checks that both sides of a comparison have the same gradient, which is not 0."""
     both = kind(BenchConfig(**SIZES | sizes))
-    both.shared(False)
+    both.shared()
     ours = both.gradient()
-    both.naive(False)
+    both.naive()
     assert ours.norm() > 0
     torch.testing.assert_close(ours, both.gradient(), rtol=1e-4, atol=1e-6)

@@ -1,23 +1,13 @@
 """TRL's side of the comparison."""
 
 import dataclasses
-import sys
 
 import pytest
 import torch
 
-from grpo.benchmarks.peer_trl import EndAtDrawnLength, environment, letter, require_trl, settings, trl_steps
-from grpo.benchmarks.side import Side, in_turns
+from grpo.benchmarks.peer_trl import EndAtDrawnLength, letter, settings, trl_steps
 from grpo.benchmarks.work import Work
-
-TINY = Work(n_layer=1, n_head=2, n_embd=16, batch_size=2, group_size=2, prompt_length=4, completion_length=8,
-            mixed=True)
-
-
-def test_without_trl_the_error_names_the_pip_command(monkeypatch):
-    monkeypatch.setitem(sys.modules, "trl", None)
-    with pytest.raises(ValueError, match="bench.py peer needs the package trl: pip install -r requirements-peer.txt"):
-        require_trl()
+from tests.grpo.benchmarks.test_peer_ours import TINY, steps_of
 
 
 def test_a_row_ends_at_its_length_and_not_before():
@@ -35,30 +25,18 @@ def test_every_token_id_has_a_character_of_its_own_and_none_is_a_space():
     assert len(set(characters)) == 1000 and not any(c.isspace() for c in characters)
 
 
-@pytest.mark.parametrize("best, rows", [(True, 16), (False, 8)])
-def test_both_settings_take_one_optimizer_step_for_all_completions(best, rows):
-    args = settings(Work(), best, "cpu", "float32")
+@pytest.mark.parametrize("problems, group, rows", [(8, 8, 16), (3, 8, 12), (8, 6, 16), (2, 6, 12), (1, 34, 2)])
+def test_one_optimizer_step_takes_all_completions_whatever_the_sizes(problems, group, rows):
+    args = settings(Work(batch_size=problems, group_size=group), "cpu", "float32")
     assert args["per_device_train_batch_size"] == rows
-    assert args["per_device_train_batch_size"] * args["gradient_accumulation_steps"] == Work().rows
-    assert ("gradient_checkpointing" in args) == best and args["bf16"] is False
-
-
-@pytest.mark.parametrize("sizes, rows, default", [((3, 8), 12, 8), ((8, 6), 16, 8), ((2, 6), 12, 6), ((1, 34), 2, 2)])
-def test_no_completion_is_left_out_whatever_the_sizes(sizes, rows, default):
-    work = Work(batch_size=sizes[0], group_size=sizes[1])
-    for best, expected in ((True, rows), (False, default)):
-        args = settings(work, best, "cpu", "float32")
-        assert args["per_device_train_batch_size"] == expected
-        assert args["gradient_accumulation_steps"] * expected == work.rows
+    assert args["gradient_accumulation_steps"] * rows == problems * group
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixed", [True, False])
-def test_phases_add_up_to_the_step(mixed):
+def test_without_drawn_lengths_no_completion_ends_by_itself():
+    """trl_steps checks the lengths; test_peer.py has a step with drawn ones."""
     pytest.importorskip("trl")
-    side = Side(trl_steps, dataclasses.replace(TINY, mixed=mixed), True, "cpu", "float32", **environment(True))
-    for record in in_turns({"trl": side}, warmup=0, steps=2)["trl"]:
-        whole, _ = record.pop("step"), record.pop("megabytes")
-        assert set(record) == {"generation", "reference", "policy", "optimizer", "rest"}
-        assert all(seconds > 0 for seconds in record.values())
-        assert sum(record.values()) == pytest.approx(whole)
+    work = dataclasses.replace(TINY, mixed=False, group_size=2)
+    for record in steps_of(lambda turn: trl_steps(work, "cpu", "float32", turn)):
+        assert set(record) == {"generation", "reference", "policy", "optimizer", "rest", "step", "megabytes"}
+        assert all(x > 0 for x in record.values())

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from core.model import GPT, LANGUAGE_MODEL, GPTConfig
-from grpo.benchmarks.work import CASES, MEAN_LENGTH, Work, counted_operations, matmul_peak
+from grpo.benchmarks.work import MEAN_LENGTH, Work, counted_operations
 
 TINY = Work(n_layer=2, n_head=2, n_embd=16, vocab_size=20, batch_size=2, group_size=3, prompt_length=5,
             completion_length=4)
@@ -17,6 +17,7 @@ TINY = Work(n_layer=2, n_head=2, n_embd=16, vocab_size=20, batch_size=2, group_s
 def test_lengths_depend_on_the_step_alone():
     work = Work(mixed=True)
     assert (work.lengths(3) == work.lengths(3)).all() and (work.lengths(3) != work.lengths(4)).any()
+    assert (TINY.lengths(0) == np.full((2, 3), 4)).all(), "without mixed lengths all are as long as they can be"
 
 
 def test_mixed_lengths_have_the_mean_of_a_geometric_distribution_that_is_cut():
@@ -25,10 +26,6 @@ def test_mixed_lengths_have_the_mean_of_a_geometric_distribution_that_is_cut():
     assert drawn.min() >= 1 and drawn.max() == work.completion_length
     expected = MEAN_LENGTH * (1 - (1 - 1 / MEAN_LENGTH) ** work.completion_length)  # sum of P(length >= j), j = 1 .. 64
     assert abs(drawn.mean() - expected) < 4 * drawn.std() / len(drawn) ** 0.5
-
-
-def test_without_mixed_lengths_every_completion_is_as_long_as_it_can_be():
-    assert (TINY.lengths(0) == 4).all() and TINY.lengths(0).shape == (2, 3)
 
 
 def test_prompts_hold_no_stop_token():
@@ -58,15 +55,3 @@ def test_five_forward_passes_read_a_prompt_once_for_its_group():
 def test_sizes_that_cannot_be_are_refused(sizes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(TINY, **sizes)
-
-
-def test_the_six_cases_are_two_sizes_with_three_kinds_of_length():
-    assert [(w.n_layer, w.n_embd, w.prompt_length, w.mixed) for w in CASES.values()] == [
-        (4, 128, 32, False), (6, 384, 32, False), (4, 128, 32, True), (6, 384, 32, True), (4, 128, 256, True),
-        (6, 384, 256, True)]
-
-
-def test_the_peak_counts_a_multiplication_and_an_addition_for_each_product(monkeypatch):
-    clock = iter([0.0, 9.0, 10.0, 14.0, 20.0, 22.0])
-    monkeypatch.setattr("grpo.benchmarks.work.time.perf_counter", lambda: next(clock))
-    assert matmul_peak(size=8, repeats=2) == 2 * 8**3 / 2.0

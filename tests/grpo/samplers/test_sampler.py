@@ -4,7 +4,6 @@ import inspect
 
 import pytest
 
-from grpo.benchmarks.samplers import SleepingSampler
 from grpo.samplers.local import LocalSampler
 from grpo.samplers.ray import RaySampler
 from grpo.samplers.sampler import Sampler, SamplerError
@@ -13,7 +12,7 @@ from grpo.samplers.vllm import VllmSampler
 METHODS = [name for name, x in vars(Sampler).items() if inspect.isfunction(x) and not name.startswith("_")]
 
 
-@pytest.mark.parametrize("kind", [LocalSampler, RaySampler, VllmSampler, SleepingSampler])
+@pytest.mark.parametrize("kind", [LocalSampler, RaySampler, VllmSampler])
 def test_a_sampler_has_the_whole_interface(kind):
     assert {"start", "finish", "sync", "score", "close"} <= set(METHODS)
     for name in METHODS:
