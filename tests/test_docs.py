@@ -172,8 +172,8 @@ def test_no_table_of_thirty_rows_stands_without_headings():
 
 
 @pytest.mark.slow
-def test_the_python_example_of_the_readme_runs_and_learns(tmp_path):
-    code = re.search("```python\n(import torch.*?)```", pathlib.Path(ROOT, "README.md").read_text(), re.DOTALL)[1]
+def test_the_python_example_runs_and_learns(tmp_path):
+    code = re.search("```python\n(import torch.*?)```", pathlib.Path(ROOT, "grpo/README.md").read_text(), re.DOTALL)[1]
     (tmp_path / "example.py").write_text(f"import sys\nsys.path.insert(0, {ROOT!r})\n" + code)
     done = run_script(tmp_path / "example.py")
     assert done.returncode == 0, done.stderr
@@ -182,7 +182,7 @@ def test_the_python_example_of_the_readme_runs_and_learns(tmp_path):
 
 
 @pytest.mark.parametrize("document", ["README.md", "AGENTS.md", "grpo/README.md", "docs/results.md", "docs/log.md",
-                                      "docs/architecture.md", "docs/huggingface.md",
+                                      "docs/architecture.md", "docs/huggingface.md", "docs/own_text.md",
                                       "data/char_diffusion/pretrained/README.md"])
 def test_commands_name_scripts_and_configs_that_exist(document):
     text = pathlib.Path(ROOT, document).read_text()
