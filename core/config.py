@@ -3,27 +3,21 @@
 import ast
 import dataclasses
 import difflib
-import errno
 import glob
 import inspect
 import json
 import math
 import os
 import runpy
-import sys
-import traceback
 import typing
 
 from core.files.whole_files import replacing
 from core.settings.help import allowed_types, default_of, help_lines, type_name
 from core.settings.other_names import settings_of
-from core.settings.ranges import check_ranges, shown
-from core.settings.user_code import UserCodeError, is_own_error, one_line, run_user_code
+from core.settings.ranges import check_choices, check_ranges, shown
+from core.settings.user_code import UserCodeError, run_user_code
 
 NEAR = 0.85  # from this likeness on an unknown key is taken for a slip of the pen (difflib.SequenceMatcher.ratio)
-UNUSABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG,
-            errno.ELOOP}  # errors of the system that say why a file or folder cannot be read or written
-LONGEST_ERROR = 2000  # characters
 
 
 class UsageError(ValueError):
@@ -82,10 +76,7 @@ class RunConfig:
 
     def __post_init__(self):
         check_ranges(self, RANGES)
-        if self.optimizer not in ("adamw", "muon"):
-            raise ValueError(f"optimizer={self.optimizer!r} is not one of adamw, muon")
-        if self.resume not in (True, False, "auto"):
-            raise ValueError(f"resume={self.resume!r} is not one of True, False, auto")
+        check_choices(self, CHOICES)
         if self.min_lr is not None and self.min_lr > self.learning_rate:
             raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}, so the rate would "
                              f"rise; set min_lr={self.learning_rate / 10:g}, or None for a tenth of learning_rate")
@@ -93,6 +84,8 @@ class RunConfig:
             check_writable("chat_template_kwargs", self.chat_template_kwargs)
 
 
+CHOICES = {"template": ("plain", "chat", "math", "code", "model"), "optimizer": ("adamw", "muon"),
+           "resume": (True, False, "auto")}
 RANGES = {"block_size": "[2, 1e6]", "max_prompt_length": "[1, 1e6]", "batch_size": "[1, 1e6]",
           "gradient_accumulation_steps": "[1, 1e6]",
           "max_iters": "[1, 1e12]", "learning_rate": "(0, 1e3]", "min_lr": "[0, 1e3]", "warmup_iters": "[0, 1e12]",
@@ -255,63 +248,3 @@ def describe(config, origin):
     changed = [(k, v) for k, v in dataclasses.asdict(config).items() if k in origin and v != default[k]]
     width = min(80, max((len(f"{k} = {v!r}") for k, v in changed), default=0))  # a long list does not widen all lines
     return [f"{f'{k} = {v!r}':<{width}}  (default {default[k]!r}; {origin[k]})" for k, v in changed]
-
-
-def print_error(text):
-    """A line on stderr in one write; print writes the end of the line separately, and lines of several ranks mix."""
-    sys.stderr.write(f"{one_line(text, LONGEST_ERROR)}\n")
-
-
-def exit_code(main):
-    """Calls main(argv) and returns the exit code; a mistake of the user's and an interrupt are one line on stderr.
-
-    A ValueError or FileNotFoundError counts as the user's only if this repository's code raised it, an OSError if it
-    names a file that cannot be used. A script that does not know --help itself prints its docstring.
-    """
-    try:
-        main(sys.argv[1:])
-    except (ValueError, OSError) as error:
-        if isinstance(error, UsageError) and {"--help", "-h"} & set(sys.argv):
-            print(sys.modules[main.__module__].__doc__.strip())
-            return 0
-        if isinstance(error, OSError) and error.filename is not None and error.errno in UNUSABLE:
-            print_error(f"error: {error.filename}: {error.strerror}")
-        elif is_own_error(error):
-            print_error(f"error: {error}")
-        else:
-            raise
-        return 2 if isinstance(error, UsageError) else 1
-    except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted\n")
-        return 130
-    except SystemExit as stop:
-        return stop.code
-    return 0
-
-
-def stdout_is_closed():
-    """Whether nobody reads the output any more. (If somebody does, they get an empty line.)"""
-    try:
-        print(flush=True)
-    except BrokenPipeError:
-        return True
-    return False
-
-
-def run_script(main):
-    """Runs main(argv): a mistake of the user's is one line and exit code 1 (2 for usage), never a traceback.
-
-    Output that is piped into a program that stops reading, such as head, ends the script quietly with exit code 141,
-    as the signal SIGPIPE would. Output is flushed here: at the interpreter's exit it is too late to handle the error.
-    """
-    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal for ASCII alone shows other letters as \u....
-    try:
-        code = exit_code(main)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        if not stdout_is_closed():
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its exit
-        code = 141
-    if code:
-        raise SystemExit(code)

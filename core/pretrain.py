@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
 
-from core.config import describe, load_config, run_script
+from core.config import describe, load_config
 from core.distributed import Distributed
 from core.logger import create_logger
 from core.prompts import PromptConsumer
@@ -21,6 +21,7 @@ from core.run.folder import check_run_folder, run_folder
 from core.run.recipes import build_missing_checkpoint
 from core.run.start import Recorded
 from core.run.trackers import check_trackers
+from core.settings.script import run_script
 from core.supervised.build import build_batches, build_data, build_model
 from core.supervised.config import PretrainConfig
 from core.trainer import COLUMNS, Trainer

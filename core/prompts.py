@@ -43,7 +43,6 @@ def code(messages):
 TEMPLATES = {"plain": plain, "chat": chat, "math": math, "code": code}
 CHARACTERS = 100                         # of a token, at most, on average over a prompt
 MODEL = "model"                          # the template that comes with a Hugging Face model
-TEMPLATE_NAMES = (*TEMPLATES, MODEL)
 
 
 def as_messages(prompt, system_prompt=None):
@@ -78,7 +77,7 @@ class PromptConsumer:
     max_prompt_length tokens are left out and counted.
     dataset: a prepared folder, a file of records, or hf:owner/name (core/files/records.py)
     tokenizer: that of the model; None: the one that meta.json of the folder describes
-    template: a name of TEMPLATE_NAMES; chat_template_kwargs: arguments of the model's own template
+    template: a name of TEMPLATES, or model; chat_template_kwargs: arguments of the model's own template
     """
 
     def __init__(self, dataset, batch_size, seed=1337, rank=0, world=1, max_prompt_length=512, template="plain",

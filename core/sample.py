@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
 
-from core.config import load_config, run_script
+from core.config import load_config
 from core.distributed import detect_device
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, fill_in_passes
@@ -25,6 +25,7 @@ from core.masking import masked_positions, places_of_mask
 from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.models import load_model, load_tokenizer
 from core.settings.ranges import check_ranges
+from core.settings.script import run_script
 from core.tokenizer import by_character
 
 TEMPLATES = ("plain", "model")

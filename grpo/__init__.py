@@ -1,7 +1,14 @@
-"""What users of GRPO import. Plotting and optional packages are loaded where they are used, not here."""
+"""The names that users of GRPO import. The settings and the trainer are loaded when they are asked for."""
 
-from grpo.grpo_config import GRPOConfig
-from grpo.grpo_trainer import GRPOTrainer
+import importlib
+
 from grpo.grpo_training_step import grpo_training_step
 
 __all__ = ["GRPOConfig", "GRPOTrainer", "grpo_training_step"]
+HOME = {"GRPOConfig": "grpo.grpo_config", "GRPOTrainer": "grpo.grpo_trainer"}
+
+
+def __getattr__(name):
+    if name not in HOME:
+        raise AttributeError(f"the package grpo has no {name}")
+    return getattr(importlib.import_module(HOME[name]), name)

@@ -10,7 +10,8 @@ from core.dataset_consumer import DatasetConsumer, dataset_folder
 from core.distributions import truncates
 from core.files.records import has_prompts, is_file_of_records
 from core.huggingface.files import is_adapter
-from core.huggingface.lora import FULL, without_adapter
+from core.huggingface.lora import without_adapter
+from core.huggingface.settings import FULL
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.performance.judge_reading import AUTO, PLAIN, obstacle

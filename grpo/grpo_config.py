@@ -1,32 +1,30 @@
 """Every setting of GRPO training, in the order of the data flow."""
 
-import math
 import os
 from dataclasses import dataclass
 
 from core.config import RunConfig
-from core.huggingface.lora import LoraConfig
+from core.huggingface.settings import LoraConfig
 from core.masking import MaskConfig
-from core.performance.judge_reading import AUTO, READINGS
 from core.performance.sharding import check_parallel
-from core.prompts import TEMPLATE_NAMES
-from core.settings.ranges import check_ranges
+from core.settings.ranges import check_choices, check_ranges
 from grpo.advantages import ADVANTAGES
 from grpo.kl import KL_ESTIMATORS
 from grpo.objectives import OBJECTIVES
-from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.reference import REFERENCES
-from grpo.rewards import PRESETS
-from grpo.samplers.mismatch import IMPORTANCE
-from grpo.samplers.settings import SAMPLERS, check_sampler
+from grpo.reward_functions.settings import RewardConfig
+from grpo.samplers.settings import SamplerConfig, check_sampler
+from grpo.sandbox.settings import SandboxConfig
 
-RANGES = {  # of GRPOConfig, beside those of its bases
+CHOICES = {"objective": OBJECTIVES, "advantage": ADVANTAGES, "reference_mode": REFERENCES,
+           "kl_estimator": ("exact", *KL_ESTIMATORS), "zero_std": ("keep", "drop", "resample"),
+           "fill_estimator": ("trajectory", "one_step", "prompt_mask", "random_mask", "coupled"),
+           "judge_reading": ("auto", "plain", "packed", "packed_bfloat16", "compiled", "compiled_bfloat16"),
+           "head_dtype": ("auto", "float32")}
+RANGES = {
     "max_new_tokens": "[1, 1e6]",
     "batch_size": "[1, 1e6]", "group_size": "[2, 1e5]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
     "top_k": "[0, 1e9]", "min_p": "[0, 1)", "unmask_steps": "[1, 1e6]", "stored_megabytes": "[1, 1e9]",
-    "sampler_timeout": "(0, 1e6]", "max_staleness": "[0, 100]", "ray_workers": "[1, 1e4]", "importance_cap": "[1, 1e6]",
-    "reward_workers": "[0, 1e3]", "reward_timeout": "(0, 1e6]", "train_pass_k": "[1, 1e5]", "length_min": "[0, 1e9]",
-    "length_max": "[1, 1e9]", "sandbox_seconds": "(0, 1e5]", "sandbox_megabytes": "[1, 1e6]",
     "credit_window": "[0, 1e9]", "told_window": "[0, 1e9]", "kl_beta": "[0, 1e6]", "kl_target": "(0, 1e6]",
     "entropy_bonus": "[0, 1e6]", "overlong_buffer": "[0, 1e6]", "overlong_penalty": "[0, 1e6]",
     "max_resamples": "[0, 1e6]",
@@ -35,10 +33,11 @@ RANGES = {  # of GRPOConfig, beside those of its bases
     "ppo_epochs": "[1, 1e6]", "minibatches": "[1, 1e6]", "micro_batch_tokens": "[1, 1e12]",
     "max_kl_to_old": "(0, 1e6]",
     "eval_problems": "[1, 1e6]", "eval_completions": "[2, 1e5]", "pass_k": "[1, 1e5]", "sample_interval": "[1, 1e12]"}
+ROOMS = (RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig, SandboxConfig)
 
 
 @dataclass(frozen=True)
-class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
+class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig, SandboxConfig):
     """The settings of grpo/train_grpo.py and their defaults; those shared with pretraining are in RunConfig."""
 
     # data
@@ -76,39 +75,6 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
                                               # kept, the reference's for the exact KL; a run that needs more is refused
                                               # before its first step, or while it is sampled, as soon as the kept ids
                                               # exceed it
-    # where completions are written: docs/scaling.md
-    sampler: str = "local"                    # local: in this process; ray: in Ray's worker processes, here or in a
-                                              # cluster; vllm: by a vLLM server
-    sampler_timeout: float = 600.0            # seconds that a call of a sampler may take; a worker that takes longer
-                                              # is replaced, and its time begins anew
-    max_staleness: int = 0                    # iterations that are written ahead while the policy is trained, and that
-                                              # their completions are older than it; 0: none
-    ray_address: str | None = None            # the cluster to join: auto, or host:port; None: a Ray of its own, here
-    ray_workers: int = 1                      # worker processes of each rank, which share its problems
-    ray_rewards: bool = False                 # rewards and judges run in the workers
-    vllm_url: str | None = None               # the address of the server, such as http://localhost:8000
-    importance: str = "none"                  # weights for rollouts of another process or of older weights: none,
-                                              # token, sequence_mask (docs/algorithm.md)
-    importance_cap: float = 2.0               # the largest of these weights
-    # rewards: python grpo/rewards.py lists them
-    task_type: str = "fill_in"                # a preset of rewards: fill_in (the judge), math, code, general, reasoning
-    reward_functions: tuple[str, ...] = ()    # names of rewards; (): the preset's
-    reward_weights: tuple[float, ...] = ()    # one for each reward; (): all 1.0
-    reward_normalisation: str = "none"        # group: each reward is normalised within its group before they are added
-    reward_file: str | None = None            # a Python file of yours with more: @reward functions,
-                                              # or functions as TRL calls them
-    reward_workers: int = 0                   # processes for slow rewards; 0 runs them in the training process
-    reward_timeout: float = 30.0              # seconds for a step's slow rewards in workers; late ones are skipped
-    success_reward: str | None = None         # a completion is correct if this reward is at its maximum; None: the
-                                              # preset's, or the first
-    train_pass_k: int = 1                     # 1: maximize the mean reward; k: pass@k, so hard problems count more
-    length_min: int = 20                      # length_penalty: characters below which a completion is too short
-    length_max: int = 500                     # length_penalty: characters above which it is too long
-    sandbox_seconds: float = 5.0              # time limit of code_execution, for tests in Python or for each
-                                              # input; reward_timeout limits them together
-    sandbox_megabytes: int = 256              # memory limit of code_execution
-    sandbox: str = "auto"                     # of code_execution: auto takes what this machine's kernel offers; strict
-                                              # refuses to run where a part is missing (docs/security.md)
     # objective
     objective: str = "grpo"                   # a row of OBJECTIVES (grpo/objectives.py)
     advantage: str | None = None              # a name in ADVANTAGES (grpo/advantages.py); None: the objective's own,
@@ -169,12 +135,15 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
                                               # sampler and scorer differ less
 
     def __post_init__(self):
-        MaskConfig.__post_init__(self)
-        RunConfig.__post_init__(self)
-        LoraConfig.__post_init__(self)
+        if self.kl_estimator == "k1":
+            raise ValueError("kl_estimator='k1' is refused: the gradient of mean(logp - ref_logp) does not contain the "
+                             "reference; use kl_estimator='exact' or 'k3', or kl_in_reward=True, where k1 belongs")
+        for room in ROOMS:
+            room.__post_init__(self)
+        check_ranges(self, RANGES)
+        check_choices(self, CHOICES)
         self.check_base("generator_checkpoint")
-        check_choices(self)
-        check_numbers(self)
+        check_sizes(self)
         check_objective(self)
         check_reference(self)
         check_files(self)
@@ -196,28 +165,8 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig):
         return OBJECTIVES[self.objective].advantage
 
 
-def check_choices(c):
-    """Raises ValueError if a name is in no table."""
-    tables = {"template": TEMPLATE_NAMES, "task_type": PRESETS, "objective": OBJECTIVES,
-              "advantage": (None, *ADVANTAGES),
-              "reference_mode": REFERENCES, "judge_reading": (AUTO, *READINGS),
-              "fill_estimator": FILL_ESTIMATORS, "zero_std": ("keep", "drop", "resample"),
-              "head_dtype": ("auto", "float32"), "reward_normalisation": ("none", "group"),
-              "sandbox": ("auto", "strict"), "sampler": SAMPLERS, "importance": IMPORTANCE}
-    if c.kl_estimator == "k1":
-        raise ValueError("kl_estimator='k1' is refused: the gradient of mean(logp - ref_logp) does not contain the "
-                         "reference; use kl_estimator='exact' or 'k3', or kl_in_reward=True, where k1 belongs")
-    for key, table in (tables | {"kl_estimator": (None, "exact", *KL_ESTIMATORS)}).items():
-        if getattr(c, key) not in table:
-            raise ValueError(f"{key}={getattr(c, key)!r} is not one of {', '.join(name for name in table if name)}")
-
-
-def check_numbers(c):
-    """Raises ValueError if a number is out of its range, or does not fit another one."""
-    check_ranges(c, RANGES)
-    for weight in c.reward_weights:
-        if not math.isfinite(weight):
-            raise ValueError(f"reward_weights={c.reward_weights} must be finite numbers")
+def check_sizes(c):
+    """Raises ValueError if a number does not fit another one."""
     if c.train_pass_k > c.group_size:
         raise ValueError(f"train_pass_k={c.train_pass_k} must be 1 to group_size={c.group_size}")
     if c.minibatches > c.batch_size * c.gradient_accumulation_steps:

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn import functional as F
 
-from core.config import UsageError, run_script
+from core.config import UsageError
 from core.prompts import as_columns
+from core.settings.script import run_script
 from grpo.reward_functions import judge, reward_model, text, verify_code, verify_math  # noqa: F401: they register
 from grpo.reward_functions.record_checks import check_reader, check_records
 from grpo.reward_functions.registry import (
@@ -32,15 +33,12 @@ from grpo.reward_functions.registry import (
     reward,
     run_together,
 )
+from grpo.reward_functions.settings import PRESET_SUCCESS, PRESETS
 from grpo.reward_functions.trl import TrainerState, plain_arguments, register_functions
 from grpo.reward_functions.workers import Workers
 from grpo.sandbox.run import found_here, take_over
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
-PRESETS = {"fill_in": ("judge",), "math": ("math_format", "math_answer", "math_number"),
-           "code": ("code_correctness", "length_penalty"), "general": ("length_penalty",),
-           "reasoning": ("math_format", "length_penalty")}
-PRESET_SUCCESS = {"math": "math_answer", "reasoning": "math_format"}  # the reward that decides what is correct
 MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}  # {parameter: setting}
 
 

@@ -11,12 +11,13 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from core.config import load_config, run_script
+from core.config import load_config
 from core.distributed import Distributed
 from core.logger import create_logger
 from core.run.folder import check_run_folder, run_folder
 from core.run.start import Recorded
 from core.run.trackers import check_trackers
+from core.settings.script import run_script
 from grpo.build import (
     build_data,
     build_evaluation,

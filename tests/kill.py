@@ -23,9 +23,9 @@ import torch
 
 from core import pretrain
 from core.checkpoint_manager import read_state, states
-from core.config import run_script
 from core.logger import read_records
 from core.models import save_model
+from core.settings.script import run_script
 from grpo import train_grpo
 from grpo.report import plots
 from tests.tiny import (

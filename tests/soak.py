@@ -19,8 +19,9 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import numpy as np
 
-from core.config import load_config, run_script
+from core.config import load_config
 from core.logger import Logger
+from core.settings.script import run_script
 from grpo.build import Models, build_reference, fill_in_evaluation
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.grpo_trainer import GRPOTrainer

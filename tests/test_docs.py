@@ -10,8 +10,9 @@ import sys
 
 import pytest
 
-from core.config import exit_code, load_config
-from core.huggingface.lora import ATTENTION, LoraConfig
+from core.config import load_config
+from core.huggingface.settings import CHOICES, LoraConfig
+from core.settings.script import exit_code
 from core.supervised.config import PretrainConfig
 from grpo.advantages import ADVANTAGES
 from grpo.grpo_config import GRPOConfig
@@ -126,7 +127,7 @@ def test_settings_of_papers_are_settings():
 
 
 def test_answers_name_settings_that_exist():
-    known = FIELDS | documented_keys() | set(OBJECTIVES) | set(FILL_ESTIMATORS) | set(REWARDS) | set(ATTENTION) | {
+    known = FIELDS | documented_keys() | set(OBJECTIVES) | set(FILL_ESTIMATORS) | set(REWARDS) | set(CHOICES["attention"]) | {
         "OMP_NUM_THREADS", "auto", "float32", "static", "ema", "periodic", "adamw", "muon", "keep", "resample", "grpo",
         "all-linear", "none", "group"}
     seen = set()

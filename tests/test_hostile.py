@@ -202,7 +202,7 @@ def test_a_model_s_folder_ends_in_one_line(kind, llama, tmp_path):
 
 def test_an_adapter_s_expression_that_never_ends_does(llama, tmp_path, monkeypatch):
     pytest.importorskip("peft")
-    from core.huggingface.lora import LoraConfig
+    from core.huggingface.settings import LoraConfig
     monkeypatch.setattr("core.huggingface.lora.ADAPTER_SECONDS", 0.5)
     path = adapter_folder(tmp_path / "adapter", llama)
     rewritten(path, "adapter_config.json", lambda values: values | {"target_modules": "([a-z0-9._]+)+!"})
@@ -216,7 +216,7 @@ def test_an_adapter_s_expression_that_never_ends_does(llama, tmp_path, monkeypat
     ("bias", "all"), ("use_dora", True), ("modules_to_save", ["lm_head"]), ("trainable_token_indices", [1])])
 def test_an_adapter_of_another_kind_is_named_as_such(option, value, llama, tmp_path):
     pytest.importorskip("peft")
-    from core.huggingface.lora import LoraConfig
+    from core.huggingface.settings import LoraConfig
     path = adapter_folder(tmp_path / "adapter", llama)
     rewritten(path, "adapter_config.json", lambda values: values | {option: value})
     for load in (lambda: load_model(path), lambda: load_model(llama, adapter=LoraConfig(lora_init_from=path))):

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from core.config import exit_code
 from core.dataset_consumer import DatasetConsumer, write_dataset
 from core.distributed import Distributed
 from core.files.records import write_prompts
@@ -24,6 +23,7 @@ from core.masking import masked_positions
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
 from core.models import save_model
 from core.prompts import PromptConsumer
+from core.settings.script import exit_code
 from core.tokenizer import CharTokenizer
 from core.training_step import build_optimizers
 from grpo.grpo_config import GRPOConfig

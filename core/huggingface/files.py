@@ -12,7 +12,8 @@ from torch import nn
 
 from core.files.json_text import object_from_json
 from core.files.whole_files import as_usual, flush
-from core.huggingface.lora import FULL, check_kind, open_adapter
+from core.huggingface.lora import check_kind, open_adapter
+from core.huggingface.settings import FULL
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.settings.optional import opening, quiet_transformers, require
 from core.settings.ranges import check_finite, shown

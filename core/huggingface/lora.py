@@ -1,110 +1,23 @@
 """LoRA (arXiv 2106.09685): small trainable matrices beside frozen weights, by the library peft."""
 
 import hashlib
-import os
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 
 import safetensors
 import torch
 
+from core.huggingface.settings import ALL_LINEAR
 from core.performance.sharding import whole
 from core.settings.optional import require
-from core.settings.ranges import check_finite, check_ranges, shown
+from core.settings.ranges import check_finite, shown
 from core.settings.user_code import guarded
 
-ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2")
-ALL_LINEAR = "all-linear"
 BASE = "the base model's weights (generator_checkpoint or init_from), as a hash"
 HASHED = 64  # numbers of each frozen weight that the hash is made of
 ADAPTER_SECONDS = 60  # of the processor, to put an adapter beside its model: its file can name regular expressions
 UNSUPPORTED = ("use_dora", "bias", "modules_to_save", "trainable_token_indices", "layer_replication", "use_qalora")
 POLICY, REFERENCE = "default", "reference"  # names of the adapter that is trained and of the frozen copy beside it
-
-
-@dataclass(frozen=True)
-class LoraConfig:
-    """The settings of Hugging Face models that all training scripts share."""
-
-    # Hugging Face models (docs/huggingface.md)
-    lora_rank: int = 0                        # size of a LoRA adapter, which alone is trained; 0: no adapter
-    lora_alpha: float | None = None           # the adapter's output counts lora_alpha / lora_rank times; None: twice
-    lora_targets: str | tuple[str, ...] = ALL_LINEAR  # layers with an adapter: all but the output layer, or names of
-                                              # layers, as in q_proj,v_proj
-    lora_init_from: str | None = None         # the folder of an adapter to start from
-    load_in_4bit: bool = False                # hold the weights that are not trained in 4 bits (CUDA only)
-    attention: str = "auto"                   # how transformers computes it: auto, sdpa, eager, flash_attention_2
-
-    def __post_init__(self):
-        check_ranges(self, {"lora_rank": "[0, 1e5]", "lora_alpha": "(0, 1e9]"})
-        if self.attention not in ATTENTION:
-            raise ValueError(f"attention={self.attention!r} is not one of {', '.join(ATTENTION)}")
-        if self.load_in_4bit and not self.has_adapter:
-            raise ValueError("load_in_4bit=True holds the weights in 4 bits, which cannot be trained; set "
-                             "lora_rank=16, or another rank above 0")
-        if self.lora_rank and self.lora_init_from:
-            raise ValueError(f"lora_rank={self.lora_rank} is for a new adapter, but lora_init_from="
-                             f"{self.lora_init_from} has its own rank; leave lora_rank out")
-        if not self.targets or not all(self.targets):
-            raise ValueError(f"lora_targets={self.lora_targets!r} must be 'all-linear' or names of layers, such as "
-                             "q_proj,v_proj")
-        self.check_unused()
-
-    def check_unused(self):
-        """Raises ValueError if a setting of a new adapter is set, but the run makes none."""
-        default = {field.name: field.default for field in fields(self)}
-        for key in ("lora_alpha", "lora_targets"):
-            if self.lora_rank or getattr(self, key) == default[key]:
-                continue
-            if self.lora_init_from:
-                raise ValueError(f"{key}={getattr(self, key)!r} is for a new adapter, but lora_init_from="
-                                 f"{self.lora_init_from} has its own; leave {key} out")
-            raise ValueError(f"{key}={getattr(self, key)!r} has no effect without an adapter; set lora_rank=16, or "
-                             f"another rank above 0, or leave {key} out")
-
-    def check_base(self, key):
-        """Raises ValueError if the model that the setting `key` names, which an adapter needs to stay, lies in out_dir:
-        an earlier run's models there are moved away, and this run's take their place."""
-        path = getattr(self, key)
-        if self.has_adapter and path and os.path.dirname(os.path.abspath(path)) == os.path.abspath(self.out_dir):
-            raise ValueError(f"{key}={path} lies in out_dir={self.out_dir}, where this run puts its own model, but the "
-                             "adapter is used with that one; choose another out_dir")
-
-    @property
-    def has_adapter(self):
-        """Whether an adapter is trained in place of the weights."""
-        return self.lora_rank > 0 or self.lora_init_from is not None
-
-    @property
-    def reference_adapter(self):
-        """Whether the run has a reference that needs an adapter of its own: it starts from one, or moves."""
-        mode = getattr(self, "reference_mode", "none")
-        if mode == "none" or self.kl_beta == 0 or self.reference_checkpoint is not None:
-            return False
-        return self.lora_init_from is not None or mode != "static"
-
-    @property
-    def targets(self):
-        """'all-linear', or the names of the layers that get an adapter; a text has them between commas."""
-        if self.lora_targets == ALL_LINEAR:
-            return ALL_LINEAR
-        names = self.lora_targets.split(",") if isinstance(self.lora_targets, str) else self.lora_targets
-        return [str(name).strip() for name in names]
-
-    @property
-    def alpha(self):
-        """lora_alpha, or twice the rank."""
-        return 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
-
-    @property
-    def asked_for(self):
-        """The setting that asks for an adapter, for errors."""
-        key = "lora_rank" if self.lora_init_from is None else "lora_init_from"
-        return f"{key}={getattr(self, key)}"
-
-
-FULL = LoraConfig()
 
 
 def add_adapter(net, adapter):

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from core.huggingface.lora import (
-    FULL,
     POLICY,
     REFERENCE,
     adapter_identity,
@@ -23,6 +22,7 @@ from core.huggingface.lora import (
     load_adapter_weights,
     using,
 )
+from core.huggingface.settings import FULL
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, at_least_float32, freeze
 from core.performance.sharding import weights_of
 from core.settings.optional import require

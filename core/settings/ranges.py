@@ -1,4 +1,4 @@
-"""The ranges of numbers: a table of intervals for each config, and the one line that a number outside gets."""
+"""The values that a setting can have: ranges of numbers, lists of choices, and the error for any other value."""
 
 import math
 
@@ -14,6 +14,17 @@ def check_ranges(config, ranges):
         value = getattr(config, key)
         if value is not None and (fault := fault_of(value, interval)):
             raise ValueError(f"{key}={shown(value)} must be {fault}")
+
+
+def check_choices(config, choices):
+    """Raises ValueError for the first setting that has none of the values it can have; None passes.
+
+    choices: {key: these values}
+    """
+    for key, values in choices.items():
+        value = getattr(config, key)
+        if value is not None and value not in values:
+            raise ValueError(f"{key}={shown(value)} is not one of {', '.join(map(str, values))}")
 
 
 def check_finite(weights, named):

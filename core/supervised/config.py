@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 from core.config import RunConfig
-from core.huggingface.lora import LoraConfig
+from core.huggingface.settings import LoraConfig
 from core.masking import MaskConfig
 from core.model import JUDGE_HEADS, MASKED_FILL, MODES
-from core.prompts import TEMPLATE_NAMES
-from core.settings.ranges import check_ranges
+from core.settings.ranges import check_choices, check_ranges
 
 RANGES = {"n_layer": "[1, 1e3]", "n_head": "[1, 1e3]", "n_embd": "[2, 65536]", "dropout": "[0, 1)",
           "fill_temperature_low": "[1e-6, 1e3]", "fill_temperature_high": "[1e-6, 1e3]", "clean_share": "[0, 1]",
@@ -45,16 +44,11 @@ class PretrainConfig(RunConfig, MaskConfig, LoraConfig):
     export: str | None = None              # where the final model is also written, in float16, to be shipped or used
 
     def __post_init__(self):
-        if self.mode not in MODES:
-            raise ValueError(f"mode={self.mode!r} is not one of {', '.join(MODES)}")
-        if self.judge_head not in JUDGE_HEADS:
-            raise ValueError(f"judge_head={self.judge_head!r} is not one of {', '.join(JUDGE_HEADS)}")
+        check_choices(self, {"mode": MODES, "judge_head": JUDGE_HEADS})
         MaskConfig.__post_init__(self)
         RunConfig.__post_init__(self)
         LoraConfig.__post_init__(self)
         self.check_base("init_from")
-        if self.template not in TEMPLATE_NAMES:
-            raise ValueError(f"template={self.template!r} is not one of {', '.join(TEMPLATE_NAMES)}")
         check_ranges(self, RANGES)
         if self.fill_temperature_low > self.fill_temperature_high:
             raise ValueError(f"fill_temperature_low={self.fill_temperature_low} must be at most fill_temperature_high="

@@ -25,9 +25,10 @@ from dataclasses import dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import UsageError, load_config, run_script
+from core.config import UsageError, load_config
 from core.prompts import plain
 from core.files.records import RAW, read_records, with_completion, write_prompts
+from core.settings.script import run_script
 from core.tokenizer import CharTokenizer, fold_to_ascii, named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))

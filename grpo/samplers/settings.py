@@ -1,12 +1,42 @@
-"""Which settings of samplers go together."""
+"""The settings of samplers, and which of them go together."""
 
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-SAMPLERS = ("local", "ray", "vllm")
+from core.settings.ranges import check_choices, check_ranges
+from grpo.samplers.mismatch import IMPORTANCE
+
+CHOICES = {"sampler": ("local", "ray", "vllm"), "importance": IMPORTANCE}
+RANGES = {"sampler_timeout": "(0, 1e6]", "max_staleness": "[0, 100]", "ray_workers": "[1, 1e4]",
+          "importance_cap": "[1, 1e6]"}
 ONLY_FOR = {  # {samplers: {setting that has an effect with these alone: its default}}
     ("ray",): {"ray_address": None, "ray_workers": 1, "ray_rewards": False}, ("vllm",): {"vllm_url": None},
     ("ray", "vllm"): {"sampler_timeout": 600.0}}
 VLLM_TEMPERATURES = (0.01, 2.0)  # a server raises what is below, and refuses what is above
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """The settings that say where completions are sampled, and with which weights."""
+
+    # where completions are sampled: docs/scaling.md
+    sampler: str = "local"                    # local: in this process; ray: in Ray's worker processes, here or in a
+                                              # cluster; vllm: by a vLLM server
+    sampler_timeout: float = 600.0            # seconds that a call of a sampler may take; a worker that takes longer
+                                              # is replaced, and its time begins anew
+    max_staleness: int = 0                    # iterations that are sampled ahead while the policy is trained; their
+                                              # completions are at most this much older than it; 0: none
+    ray_address: str | None = None            # the cluster to join: auto, or host:port; None: a Ray of its own, here
+    ray_workers: int = 1                      # worker processes of each rank, which share its problems
+    ray_rewards: bool = False                 # rewards and judges run in the workers
+    vllm_url: str | None = None               # the address of the server, such as http://localhost:8000
+    importance: str = "none"                  # weights for rollouts of another process or of older weights: none,
+                                              # token, sequence_mask (docs/algorithm.md)
+    importance_cap: float = 2.0               # the largest of these weights
+
+    def __post_init__(self):
+        check_ranges(self, RANGES)
+        check_choices(self, CHOICES)
 
 
 def check_sampler(c):

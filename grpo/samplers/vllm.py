@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from core.config import print_error
 from core.files.whole_files import writing
 from core.generation import Generation, Stop
 from core.huggingface.export import new_folder, write_causal
 from core.model import GPT, LANGUAGE_MODEL
 from core.run.names import VLLM_WEIGHTS
+from core.settings.script import print_error
 from grpo.rollout import moved
 from grpo.samplers.sampler import Finished, SamplerError
 from grpo.samplers.vllm_answers import Expected, check_temperature, read_completions, read_scores, understanding

@@ -6,8 +6,8 @@ import json
 import os
 import threading
 
-from core.settings.user_code import one_line
 from core.settings.optional import require
+from core.settings.user_code import one_line
 from grpo.samplers.sampler import SamplerError
 
 CONNECTIONS = 128             # requests under way at once

@@ -22,7 +22,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 import torch
 
-from core.config import UsageError, load_config, run_script
+from core.config import UsageError, load_config
+from core.settings.script import run_script
 from grpo.benchmarks.causal import Causal, Vocabulary
 from grpo.benchmarks.comparison import BenchConfig, peak_megabytes, row
 from grpo.benchmarks.fill import Checkpointed, Fill

@@ -25,10 +25,11 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 import numpy as np
 import torch
 
-from core.config import UsageError, load_config, run_script
+from core.config import UsageError, load_config
 from core.distributed import Distributed
 from core.model import LANGUAGE_MODEL
 from core.models import load_model, load_tokenizer
+from core.settings.script import run_script
 from grpo.build import POLICIES, make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.scoring import score, score_in_batches, with_reference

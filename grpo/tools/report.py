@@ -13,11 +13,12 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from core.config import UsageError, load_config, run_script
+from core.config import UsageError, load_config
 from core.distributed import Distributed
 from core.logger import read_records
 from core.model import MASKED_FILL
 from core.models import load_model
+from core.settings.script import run_script
 from grpo.build import build_data, build_models, build_rewards, fill_in_evaluation, make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.report.page import write_report

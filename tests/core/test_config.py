@@ -1,12 +1,8 @@
-"""Config files, --key=value, --help, and how a script ends."""
+"""Config files and --key=value."""
 
 import dataclasses
 import json
 import os
-import pathlib
-import subprocess
-import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,15 +11,11 @@ from core.config import (
     UsageError,
     check_out_dir,
     describe,
-    exit_code,
     load_config,
-    run_config_file,
     save_config,
 )
 from core.settings.user_code import UserCodeError
 from core.supervised.config import PretrainConfig
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def load(*argv, cls=PretrainConfig):
@@ -155,57 +147,6 @@ def test_the_difference_from_the_defaults_is_shown_with_its_origin(tmp_path):
     assert set(saved) == {f.name for f in dataclasses.fields(PretrainConfig)}
 
 
-SCRIPT = """
-import sys
-sys.path.insert(0, {root!r})
-from core.config import run_script
-def main(argv):
-    {body}
-run_script(main)
-"""
-
-
-def script(tmp_path, body):
-    (tmp_path / "script.py").write_text(SCRIPT.format(root=str(ROOT), body=body))
-    return tmp_path / "script.py"
-
-
-@pytest.mark.parametrize("options", ["", "-u"])
-def test_a_script_piped_into_head_ends_quietly(tmp_path, options):
-    path = script(tmp_path, "[print('line', i) for i in range(200000)]")
-    done = subprocess.run(["bash", "-c", f"{sys.executable} {options} {path} | head -n 1; exit ${{PIPESTATUS[0]}}"],
-                          capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr, done.returncode) == ("line 0\n", "", 141)
-
-
-@pytest.mark.parametrize("body", ["print('a line'); sys.stdin.read()",
-                                  "print('usage'); sys.stdin.read(); sys.exit(0)"])
-def test_a_pipe_that_closes_before_the_last_flush_ends_the_script_quietly(tmp_path, body):
-    child = subprocess.Popen([sys.executable, script(tmp_path, body)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": ""})
-    child.stdout.close()
-    child.stdin.close()
-    assert child.stderr.read() == b"" and child.wait(60) == 141
-    child.stderr.close()
-
-
-def test_another_broken_pipe_is_not_hidden(tmp_path):
-    path = script(tmp_path, "raise BrokenPipeError('a worker is gone')")
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "BrokenPipeError: a worker is gone" in done.stderr
-
-
-def test_a_script_ends_with_the_code_that_its_main_asks_for(tmp_path):
-    ours = "from core.config import load_config, run_config_file; "
-    for body, code, message in (("pass", 0, ""), ("sys.exit(3)", 3, ""), ("int('x')", 1, "Traceback"),
-                                ("raise KeyboardInterrupt", 130, "interrupted"),
-                                (ours + "load_config(int, ['x'])", 2, "error: x: expected"),
-                                (ours + "run_config_file('no.py')", 1, "error: config")):
-        done = subprocess.run([sys.executable, script(tmp_path, body)], capture_output=True, text=True, timeout=60)
-        assert done.returncode == code and message in done.stderr and (message or not done.stderr)
-        assert message == "Traceback" or "Traceback" not in done.stderr
-
-
 def test_a_learning_rate_that_would_rise_is_refused():
     with pytest.raises(ValueError, match="min_lr=0.0001 is above learning_rate=1e-05.*; set min_lr=1e-06, or None"):
         RunConfig(learning_rate=1e-5, min_lr=1e-4)
@@ -223,28 +164,3 @@ def test_a_folder_that_cannot_be_made_or_written_is_one_line(tmp_path, monkeypat
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
     with pytest.raises(ValueError, match=f"out_dir=.*new cannot be written: {tmp_path} is not yours to write to"):
         check_out_dir(str(tmp_path / "new"))
-
-
-def test_a_file_that_the_system_refuses_is_one_line(tmp_path):
-    for error, code, message in (("PermissionError(13, 'Permission denied', 'x')", 1, "error: x: Permission denied\n"),
-                                 ("NotADirectoryError(20, 'no folder', 'x/y')", 1, "error: x/y: no folder\n"),
-                                 ("OSError(5, 'Input/output error')", 1, "Traceback")):
-        done = subprocess.run([sys.executable, script(tmp_path, f"raise {error}")], capture_output=True, text=True,
-                              timeout=60)
-        assert done.returncode == code and done.stderr.startswith(message)
-
-
-def test_an_error_is_one_write_so_that_the_lines_of_two_ranks_do_not_mix(monkeypatch):
-    def interrupted(argv):
-        raise KeyboardInterrupt
-
-    def refused(argv):
-        raise PermissionError(13, "Permission denied", "x")
-
-    writes = []
-    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=writes.append))
-    monkeypatch.setattr(sys, "argv", ["script.py"])
-    codes = [exit_code(main) for main in (lambda argv: run_config_file("no.py"), refused, interrupted)]
-    assert codes == [1, 1, 130]
-    assert writes == ["error: config file no.py does not exist; correct the path\n", "error: x: Permission denied\n",
-                      "\ninterrupted\n"]

@@ -159,7 +159,7 @@ from datetime import timedelta
 sys.path.insert(0, {root!r})
 from core import distributed
 distributed.QUIET_SECONDS, distributed.START_WAIT = {quiet}, timedelta(seconds={limit})
-from core.config import run_script
+from core.settings.script import run_script
 
 def main(argv):
     with distributed.Distributed("cpu", timeout=5.0) as dist:

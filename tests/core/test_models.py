@@ -10,7 +10,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from core.huggingface.lora import LoraConfig
+from core.huggingface.settings import LoraConfig
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import GPT
 from core.models import is_huggingface, load_model, load_tokenizer, save_model

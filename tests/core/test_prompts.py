@@ -5,9 +5,10 @@ import os
 import numpy as np
 import pytest
 
+from core.config import CHOICES
 from core.files.records import RAW, has_prompts, read_records, side, write_prompts
 from core.huggingface.tokenizer import load_huggingface_tokenizer
-from core.prompts import TEMPLATE_NAMES, TEMPLATES, PromptConsumer, as_columns, render
+from core.prompts import TEMPLATES, PromptConsumer, as_columns, render
 from core.tokenizer import CharTokenizer, load_meta, named_tokenizer
 from tests.families import tokenizer_of
 from tests.tiny import jsonl, without_place
@@ -244,7 +245,7 @@ def test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answ
     assert data.records["train"][0]["tokens"] == started.backend("1+1?")["input_ids"], "one start token, not two"
     with pytest.raises(ValueError, match="template='model' is the chat template of a Hugging Face model, which this"):
         PromptConsumer(prepared(tmp_path / "d"), 1, template="model")
-    assert set(TEMPLATE_NAMES) == {*TEMPLATES, "model"}
+    assert set(CHOICES["template"]) == {*TEMPLATES, "model"}
 
 
 def test_the_start_of_a_run_shows_how_a_prompt_ends_and_what_ends_a_completion(tmp_path):

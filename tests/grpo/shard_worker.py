@@ -14,7 +14,7 @@ import torch
 
 from core.checkpoint_manager import CheckpointManager
 from core.distributed import Distributed
-from core.huggingface.lora import LoraConfig
+from core.huggingface.settings import LoraConfig
 from core.models import load_model, load_tokenizer
 from core.performance.sharding import gathered, has_parts, is_sharded, shard_all, whole
 from core.prompts import PromptConsumer

@@ -14,9 +14,9 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from core.config import exit_code
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.logger import read_records
+from core.settings.script import exit_code
 from grpo import train_grpo
 from grpo.build import build_data, build_models
 from grpo.grpo_config import GRPOConfig

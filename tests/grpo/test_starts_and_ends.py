@@ -12,12 +12,12 @@ import sys
 
 import pytest
 
-from core.config import exit_code
 from core.logger import read_records
 from core.models import save_model
 from core.run import recipes
 from core.run.names import STAYING, is_set_aside
 from core.settings import optional
+from core.settings.script import exit_code
 from grpo import train_grpo
 from grpo.report import plots
 from tests.tiny import CAUSAL, ROOT, TEXT, causal_model, model, save, write_prompt_dataset, write_text_dataset

@@ -11,10 +11,10 @@ import sys
 import pytest
 import torch
 
-from core.config import exit_code
 from core.logger import read_records
 from core.model import SEQUENCE_SCORER
 from core.models import load_model, save_model
+from core.settings.script import exit_code
 from core.tokenizer import CharTokenizer
 from grpo import train_grpo
 from grpo.grpo_config import GRPOConfig

@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from core.huggingface.lora import FULL, LoraConfig
+from core.huggingface.settings import FULL, LoraConfig
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import load_model
 from core.prompts import PromptConsumer

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from core.huggingface import files as huggingface_files
 from core.huggingface.files import base_of, check_weights, found_mode, four_bits, is_adapter, model_mode, replace_files
-from core.huggingface.lora import LoraConfig
+from core.huggingface.settings import LoraConfig
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from tests.families import (

@@ -14,7 +14,8 @@ import torch
 transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
 
 from core.checkpoint_manager import CheckpointManager
-from core.huggingface.lora import FULL, LoraConfig, without_adapter
+from core.huggingface.lora import without_adapter
+from core.huggingface.settings import FULL, LoraConfig
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.logger import Logger
 from core.models import load_model, save_model

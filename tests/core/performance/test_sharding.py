@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from core.huggingface.lora import LoraConfig
+from core.huggingface.settings import LoraConfig
 from core.model import MASKED_FILL
 from core.models import load_model
 from core.performance.sharding import cut_like, gathered, has_parts, in_step, is_sharded, shard_all, weights_of, whole

@@ -7,13 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from core import config, masking, model, sample
-from core.huggingface.lora import LoraConfig
+from core.huggingface import settings as huggingface
 from core.settings.help import allowed_types
-from core.settings.ranges import check_ranges, fault_of, shown
+from core.settings.ranges import check_choices, check_ranges, fault_of, shown
 from core.supervised import config as pretrain_config
 from grpo import grpo_config
+from grpo.reward_functions import settings as rewards
+from grpo.samplers import settings as samplers
+from grpo.sandbox import settings as sandbox
 
-OF_LORA = ("lora_rank", "lora_alpha")  # whose ranges stand in the class
+SHARED = (config.RANGES, masking.RANGES, huggingface.RANGES)
 
 
 @pytest.mark.parametrize(("value", "interval", "fault"), [
@@ -33,14 +36,18 @@ def test_the_first_setting_outside_is_named_and_none_passes():
 
 
 @pytest.mark.parametrize(("cls", "tables"), [
-    (pretrain_config.PretrainConfig, (config.RANGES, masking.RANGES, pretrain_config.RANGES)),
-    (grpo_config.GRPOConfig, (config.RANGES, masking.RANGES, grpo_config.RANGES)), (model.GPTConfig, (model.RANGES,)),
-    (sample.SampleConfig, (sample.RANGES,))])
+    (pretrain_config.PretrainConfig, (*SHARED, pretrain_config.RANGES)),
+    (grpo_config.GRPOConfig, (*SHARED, samplers.RANGES, rewards.RANGES, sandbox.RANGES, grpo_config.RANGES)),
+    (model.GPTConfig, (model.RANGES,)), (sample.SampleConfig, (sample.RANGES,))])
 def test_every_number_of_a_config_has_a_range(cls, tables):
     numbers = {f.name for f in dataclasses.fields(cls) if {int, float} & set(allowed_types(f.type))}
-    assert numbers - set(OF_LORA) == set().union(*tables)
-    of_lora = {f.name for f in dataclasses.fields(LoraConfig) if {int, float} & set(allowed_types(f.type))}
-    assert of_lora == set(OF_LORA)
+    assert numbers == set().union(*tables)
+
+
+def test_a_setting_that_is_none_of_its_choices_is_named_with_them():
+    check_choices(SimpleNamespace(a=None, b="x"), {"a": (None, 1), "b": ("x", "y")})
+    with pytest.raises(ValueError, match="^b='z' is not one of x, y$"):
+        check_choices(SimpleNamespace(b="z"), {"b": ("x", "y")})
 
 
 def test_a_value_is_shown_shortened_even_if_python_refuses_to_write_it():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from core.config import RunConfig
-from core.huggingface.lora import LoraConfig
+from core.huggingface.settings import LoraConfig
 from core.masking import MaskConfig
 from core.supervised.config import PretrainConfig
 

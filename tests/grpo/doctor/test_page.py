@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from core import pretrain
-from core.config import exit_code
+from core.settings.script import exit_code
 from grpo import train_grpo
 from grpo.doctor import step as doctor_step
 from grpo.doctor.page import CHECKS, check_up, page

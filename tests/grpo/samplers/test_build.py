@@ -15,8 +15,9 @@ import threading
 import pytest
 import torch
 
-from core.config import exit_code, load_config
+from core.config import load_config
 from core.logger import read_records
+from core.settings.script import exit_code
 from grpo import train_grpo
 from grpo.grpo_config import GRPOConfig
 from grpo.rewards import reward

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("transformers")
 
 from core.files.records import write_prompts
-from core.huggingface.lora import LoraConfig
+from core.huggingface.settings import LoraConfig
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer
 from grpo.policies.causal import CausalPolicy

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core.huggingface.export import write_causal
-from core.huggingface.lora import LoraConfig
+from core.huggingface.settings import LoraConfig
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptConsumer
 from grpo.policies.causal import CausalPolicy
