@@ -260,7 +260,7 @@ def succeeds_bare(name):
 def run_bare(name):
     """Exits with SUCCESS if the attack succeeds with no protection but the deadline."""
     with tempfile.TemporaryDirectory() as child, tempfile.TemporaryDirectory() as folder:
-        sandbox.CHILD = child_without(child, *GUARD, "limit({", "kernel(report", "signal.alarm(")
+        sandbox.CHILD = child_without(child, *GUARD, "limit({", "protect(report", "signal.alarm(")
         sandbox.chosen_parts = lambda setting: []
         sandbox.holds_more = lambda *given: False
         verdict, harm = run_attack(ATTACKS[name], folder, seconds=3)

@@ -56,22 +56,12 @@ def telling(records):
 
 
 def check_calls(records, call):
-    """call(records); on an error, searches for the first record with which it fails."""
-    def fails(count):
-        try:
-            call(records[:count])
-        except ValueError:
-            return True
-        return False
-
+    """call(records); after an error, call([record]) for one after the other, to find the first that raises one."""
     try:
         call(records)
     except ValueError:
-        low, high = 0, len(records)  # the first `low` records pass, the first `high` fail
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if fails(middle) else (middle, high)
-        named(records[low], call, [records[low]])
+        for record in records:
+            named(record, call, [record])
         raise
 
 

@@ -7,8 +7,8 @@ import math
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from core.config import run_config_file
@@ -23,18 +23,16 @@ class Reward:
     low: float               # the smallest and the largest value that it can return
     high: float
     slow: bool               # runs in worker processes with a deadline, if there are workers
-    whole_group: bool        # compares the completions of a problem: it gets all of them in one call
-    check: Callable | None   # check(**fields of one record) raises ValueError if the record cannot be scored
+    whole_group: bool        # compares completions of a problem, so that it gets all of a step in one call
+    check: Callable | None   # check(**fields of a record) raises ValueError if the record cannot be scored
     plain: bool = False      # a function without @reward: it gets what TRL gives it (grpo/reward_functions/trl.py)
 
 
 REWARDS: dict[str, Reward] = {}
 # Parameters that a worker process cannot be given, and that records do not have
 IN_PROCESS = {"texts", "judge_model", "reward_scorer"}
-# A reward that raised an error is called again, to find the completion: only if it did so fast, and for so long
-QUICK_SECONDS, SEARCH_SECONDS = 0.1, 2.0
-OF_PLAIN = ("prompt", RAW)          # fields for functions without @reward alone: the record's own prompt and answer
-OF_THE_RUN = ("trainer_state", "log_metric", "log_extra")  # TRL's; a reward may name them in any place of its signature
+OF_PLAIN = ("prompt", RAW)  # fields only for functions without @reward: the record's own prompt and answer
+OF_THE_RUN = ("trainer_state", "log_metric", "log_extra")  # TRL's parameters: they need not be keyword-only
 
 
 def reward(low=-math.inf, high=math.inf, slow=False, whole_group=False, check=None):
@@ -160,71 +158,55 @@ def run_reward(name, fields, settings, N):
 def run_together(calls):
     """[(a list of N values, Log)] of several calls (name, fields, settings, N). The functions are called one after
     another; those that are `async def` then run at the same time, on one event loop."""
-    logs, found = [Log() for _ in calls], []
-    try:
-        for (name, fields, settings, _), log in zip(calls, logs, strict=True):
-            found.append(call(name, fields, settings, log))
-        waiting = {calls[i][0]: values for i, values in enumerate(found) if inspect.isawaitable(values)}
-        done = wait_for(waiting) if waiting else {}
-    except UserCodeError as error:
-        name, fields, settings, N = next(c for c in calls if c[0] == error.reward)
-        raise ValueError(f"{error.line}: reward {name}, {failing(error, fields, settings, N)}: {error.what}") from error
-    found = [done.get(name, values) for (name, _, _, _), values in zip(calls, found, strict=True)]
+    logs = [Log() for _ in calls]
+    returned = [call(name, fields, settings, log)
+                for (name, fields, settings, _), log in zip(calls, logs, strict=True)]
+    waiting = {name: x for (name, *_), x in zip(calls, returned, strict=True) if inspect.isawaitable(x)}
+    if waiting:
+        done = asyncio.run_coroutine_threadsafe(wait_for(waiting), event_loop()).result()
+        returned = [done.get(name, x) for (name, *_), x in zip(calls, returned, strict=True)]
     return [(checked(name, values, log, N), log)
-            for (name, _, _, N), values, log in zip(calls, found, logs, strict=True)]
+            for (name, _, _, N), values, log in zip(calls, returned, logs, strict=True)]
 
 
 def call(name, fields, settings, log):
-    """What the function of a reward returns, of an `async def` what is to be awaited. A UserCodeError has the reward's
-    name, and how long it took."""
-    start = time.monotonic()
+    """What the function of a reward returns; of an `async def` function, what is to be awaited."""
     fields = {key: list(x) if isinstance(x, list) else x for key, x in fields.items()}  # lists that it may change
     logging = {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(name, key)}
-    try:
+    with naming_reward(name):
         return run_user_code(REWARDS[name].fn, **fields, **settings, **logging)
+
+
+async def wait_for(waiting):
+    """{name of a reward: what it returns} of {name: what is to be awaited}."""
+    async def wait_for_one(name, awaitable):
+        with naming_reward(name):
+            return await await_user_code(REWARDS[name].fn, awaitable)
+
+    # All of them end before an error is raised: the loop goes on, and nothing may be left running in it
+    done = await asyncio.gather(*map(wait_for_one, waiting, waiting.values()), return_exceptions=True)
+    for result in done:
+        if isinstance(result, BaseException):
+            raise result
+    return dict(zip(waiting, done, strict=True))
+
+
+@functools.cache
+def event_loop():
+    """An event loop in a thread of its own, for as long as the process runs: connections that a reward keeps open stay
+    usable, and a notebook, whose own loop is running, can train."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
+@contextmanager
+def naming_reward(name):
+    """An error of the user's code within has the name of the reward and the line of the user's file."""
+    try:
+        yield
     except UserCodeError as error:
-        error.reward, error.seconds = name, time.monotonic() - start
-        raise
-
-
-def failing(error, fields, settings, N):
-    """What a reward raised an error with, in words: a completion with its prompt, or the call as a whole. A function
-    that reads neither is described by other fields that it got."""
-    alone = 0 if N == 1 else completion_that_fails(error, fields, settings, N)
-    keys = [key for key in ("prompts", "completions") if key in fields] or list(fields)[:2]
-    values = {key: fields[key][alone or 0] for key in keys}
-    shown = ", ".join(f"{key[:-1] if key in ('prompts', 'completions') else key} {short(x)}"
-                      for key, x in values.items())
-    if alone is not None:
-        return shown or "called"
-    return f"called with {N} completions" + (f", the first with {shown}" if shown else "")
-
-
-def completion_that_fails(error, fields, settings, N):
-    """The number of the first completion with which a reward alone raises the same error; None if it is not found.
-
-    The function is called again with one completion after the other, unless it compares completions, or was slow to
-    fail, or is an `async def`: such a call may cost money.
-    """
-    row, until = REWARDS[error.reward], time.monotonic() + SEARCH_SECONDS
-    if row.whole_group and not row.plain or error.seconds > QUICK_SECONDS or not fields:
-        return None
-    if not any(fields.get("completions", "?")):  # those of check_records, which finds the record itself
-        return None
-    for i in range(N):
-        if time.monotonic() > until:
-            break
-        try:
-            call(error.reward, {key: x[i : i + 1] for key, x in fields.items()}, settings, Log())
-        except UserCodeError as again:
-            if (again.line, again.what) == (error.line, error.what):
-                return i
-    return None
-
-
-def short(value):
-    """A text or a list of messages, shortened to 60 characters."""
-    return one_line(value, 60, repr)
+        raise ValueError(f"{error.line}: reward {name}: {error.what}") from error
 
 
 def checked(name, values, log, N):
@@ -234,14 +216,12 @@ def checked(name, values, log, N):
     if place:
         remedy += f" ({place})"
     with guarded(f"reward {name} returned what cannot be read as numbers", remedy):
-        if getattr(values, "ndim", 1) != 1:
-            raise ValueError(f"reward {name} returned shape {tuple(values.shape)}; {remedy}")
-        if not hasattr(values, "__len__") or isinstance(values, (str, bytes, dict, set)):
-            raise ValueError(f"reward {name} returned {short(values)}; {remedy}")
-        values = values.tolist() if hasattr(values, "tolist") else list(values)
-        wrong = [x for x in values if isinstance(x, (str, bytes, list))]
-        if wrong:
-            raise ValueError(f"reward {name} returned a list with {short(wrong[0])}; {remedy}")
+        returned = values
+        if hasattr(values, "tolist"):
+            values = values.tolist()
+        is_list = isinstance(values, (list, tuple)) and not any(isinstance(x, (str, bytes, list)) for x in values)
+        if not is_list:
+            raise ValueError(f"reward {name} returned {one_line(returned, 60, repr)}; {remedy}")
         values = [None if x is None else float(x) for x in values]
     if len(values) != N:
         raise ValueError(f"reward {name} returned {len(values)} values for {N} completions; {remedy}")
@@ -252,27 +232,3 @@ def checked(name, values, log, N):
     if REWARDS[name].plain:
         values = [None if x is not None and math.isnan(x) else x for x in values]
     return values
-
-
-def wait_for(waiting):
-    """{name of a reward: what it returns} of {name: what is to be awaited}. A UserCodeError has the reward's name."""
-    async def together():
-        calls = [await_user_code(REWARDS[name].fn, awaitable) for name, awaitable in waiting.items()]
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    found = asyncio.run_coroutine_threadsafe(together(), event_loop()).result()
-    for name, result in zip(waiting, found, strict=True):
-        if isinstance(result, UserCodeError):
-            result.reward, result.seconds = name, math.inf
-        if isinstance(result, BaseException):
-            raise result
-    return dict(zip(waiting, found, strict=True))
-
-
-@functools.cache
-def event_loop():
-    """An event loop in a thread of its own, for as long as the process runs: connections that a reward keeps open stay
-    usable, and a notebook, whose own loop is running, can train."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    return loop

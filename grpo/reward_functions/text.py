@@ -1,30 +1,17 @@
 """Rewards that read a completion as text: its length, its form, its match with an answer, its distance to its group."""
 
 import json
-import os
 import re
-import selectors
-import subprocess
-import sys
-import tempfile
 import time
 from xml.etree import ElementTree
+
+import regex as timed_re  # reads the syntax of re, and a search can have a timeout
 
 from grpo.reward_functions.registry import column, reward
 
 FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a block without its closing fence ends with the text
-SEARCH_SECONDS = 1.0  # the longest that one search for a regular expression may take
+SEARCH_SECONDS = 1.0  # of the processor's time: the longest that one search for a regular expression may take
 CALL_SECONDS = 10.0   # the longest for all completions of a call
-# Runs in a child process, because only a process can be ended in the middle of a search. SIGALRM ends it if the parent
-# process is killed and cannot do so.
-SEARCH = """
-import json, re, signal, sys
-signal.alarm(int(sys.argv[1]))
-pairs = json.loads(sys.stdin.buffer.read().decode("utf-8", "surrogatepass"))
-print("ready", flush=True)
-for pattern, text in pairs:
-    print(int(re.search(pattern, text) is not None), flush=True)
-"""
 
 
 @reward(-1, 1)
@@ -58,23 +45,38 @@ def check_pattern(pattern=None, **columns):
     if not isinstance(pattern, str):
         raise ValueError(f"reward regex: pattern {pattern!r} of a record must be a text")
     try:
-        re.compile(pattern)
-    except (re.error, ValueError, OverflowError, RecursionError) as error:
+        timed_re.compile(pattern)
+    except (timed_re.error, ValueError, RecursionError) as error:
         raise ValueError(f"reward regex: pattern {pattern!r} of a record: {error}") from None
 
 
 @reward(0, 1, check=check_pattern)
 def regex(prompts, completions, **columns):
-    """1 if the record's `pattern` (a Python regular expression) is found anywhere in the completion, else 0.
+    r"""1 if the record's `pattern` is found anywhere in the completion, else 0.
 
-    A normal search takes less than a millisecond, but a pattern such as ^(a+)+$ can take years. A completion whose
+    The library `regex` searches, because its searches can have a time limit. It reads the syntax of `re` and more:
+    \p{L}, \X, [[:alpha:]], recursion, a group name used twice. What `re` reads otherwise: (?:ab){e<=1} matches with
+    up to one error, and [[:alpha:]] is a class.
+    A normal search takes less than a millisecond, but a pattern such as ^(a|aa)+$ can take years. A completion whose
     search takes longer than SEARCH_SECONDS is skipped, and so are those that are not done after CALL_SECONDS.
     Raises ValueError for a pattern that is not a valid regular expression.
     """
     patterns = column(regex, columns, "pattern")
     for pattern in patterns:
         check_pattern(pattern)
-    return searches(list(zip(patterns, completions, strict=True)))
+    until = time.process_time() + CALL_SECONDS
+    return [found(pattern, text, min(SEARCH_SECONDS, until - time.process_time()))
+            for pattern, text in zip(patterns, completions, strict=True)]
+
+
+def found(pattern, text, seconds):
+    """1.0 if the pattern is found in the text, else 0.0; None if there was no time, or too little memory."""
+    if seconds <= 0:
+        return None
+    try:
+        return float(timed_re.search(pattern, text, timeout=seconds) is not None)
+    except (TimeoutError, MemoryError):
+        return None
 
 
 @reward(0, 1)
@@ -115,41 +117,6 @@ def diversity_bonus(prompts, completions, *, group_size, **columns):
             distances = [1 - len(mine & its) / len(mine | its) for j, its in enumerate(group) if j != i]
             scores.append(sum(distances) / max(len(distances), 1))
     return scores
-
-
-def searches(pairs):
-    """1.0 for each (pattern, text) in which the pattern is found, else 0.0; None where there was no time."""
-    found, deadline = [], time.monotonic() + CALL_SECONDS
-    while len(found) < len(pairs) and time.monotonic() < deadline:
-        found += searches_in_child(pairs[len(found):], deadline)
-        if len(found) < len(pairs):
-            found.append(None)
-    return found + [None] * (len(pairs) - len(found))
-
-
-def searches_in_child(pairs, deadline):
-    """The results of the first pairs: all before the first search that took too long or was not done at the deadline.
-    A search that crashes the child, for example when memory runs out, counts as one that took too long."""
-    arguments = [sys.executable, "-I", "-S", "-c", SEARCH, str(int(CALL_SECONDS) + 2)]
-    with tempfile.TemporaryFile() as file:  # unlike a pipe, it is never full
-        file.write(json.dumps(pairs, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-        file.seek(0)
-        process = subprocess.Popen(arguments, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    found, started, until = [], False, deadline  # the child's start is no part of a search's time
-    with process, selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        try:
-            while len(found) < len(pairs) and selector.select(max(0.0, until - time.monotonic())):
-                output = os.read(process.stdout.fileno(), 1 << 16).decode()
-                if not output and not started:
-                    raise ValueError(f"reward regex: a child process of {sys.executable} ended before its first search")
-                if not output:
-                    break
-                found += [float(digit) for digit in output if digit in "01"]
-                started, until = True, min(deadline, time.monotonic() + SEARCH_SECONDS)
-        finally:
-            process.kill()
-    return found
 
 
 def fenced_blocks(text):

@@ -86,7 +86,8 @@ class Workers:
 
     def start_missing(self):
         """Starts processes in the place of those that have ended. Raises ValueError if one cannot start."""
-        self.end([worker for worker in self.workers if not worker.process.is_alive()])
+        # One that ended after it had answered still has a job: `collect` reads the answer before it ends the worker
+        self.end([worker for worker in self.workers if worker.job is None and not worker.process.is_alive()])
         new = [Worker(self.start, self.arguments) for _ in range(self.count - len(self.workers))]
         self.workers += new
         until = time.monotonic() + self.timeout + START_SECONDS

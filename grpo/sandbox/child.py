@@ -1,12 +1,13 @@
-"""The child process of sandbox.py: it gives up what the code must not have, runs the code, and answers questions.
+"""The child process of run.py: it gives up what the code must not have, runs the code, and answers questions.
 
 It runs as a script in an isolated interpreter and imports nothing of this repository but its two neighbours.
 
     child.py questions|program PARENT PARTS BYTES RLIMIT_NAME=VALUE...
 
-A message is its length in 8 bytes, a token of 32 characters, "exec" or "eval", and a text in Python. The first has the
-code. Of a program, the rest of the input is the program's own, and so is its output after the line "ready". Otherwise
-each message is answered with a line: the token, and what the text's value is as a Python literal ("None" for "exec").
+It reads messages: the length in 8 bytes, a token of 32 characters, "exec" or "eval", and a text in Python. The first
+message has the code. For questions, each message is answered with a line: the token, and the value of the text as a
+Python literal ("None" for "exec"). For a program there is one message; the rest of the input is the program's own, and
+so is its output after the line "ready".
 """
 
 import _posixsubprocess
@@ -31,24 +32,31 @@ FOLDERS = 100        # folders that a program can make: a very deep tree could n
 
 def main(kind, parent, parts, size, *limits):
     """Reads the code, runs it and answers, as the head of this file says."""
-    job, report = (0, 1) if kind == "program" else (os.dup(0), os.dup(1))
+    job, report = 0, 1
+    if kind == "questions":  # the code must not read the questions as its input, nor print into the answers
+        job, report = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
-    for number in (2,) if kind == "program" else (0, 1, 2):
-        os.dup2(null, number)
+    os.dup2(null, 2)
+    if kind == "questions":
+        os.dup2(null, 0)
+        os.dup2(null, 1)
     os.environ.clear()  # not empty even here: Python sets LC_CTYPE
     sys.argv[:] = sys.orig_argv[:] = ["solution.py"]
     limit({name: int(value) for name, value in (text.split("=") for text in limits)})
     if sys.platform == "linux":
-        kernel(report, parts.split(","), int(parent), int(size))
+        protect(report, parts.split(","), int(parent), int(size))
     # Taken now, because the code can replace them where they are defined
-    receive, write, leave, run, original = receiver(job), os.write, os._exit, runner(), dict(vars(builtins))
+    receive, run = receiver(job), runner()
+    write, leave = os.write, os._exit
+    original = dict(vars(builtins))
     token, how, code = receive()
     _posixsubprocess.fork_exec = refuse  # multiprocessing calls this, which has no audit event
     sys.addaudithook(guard(os.path.realpath(os.getcwd())))
     run(b"", "exec", new_module("solution"))  # fails here, before "ready", if the limits are too low for any code
     write(report, b"ready\n")
     if kind == "program":
-        return run(code, how, new_module("__main__"))
+        run(code, how, new_module("__main__"))
+        return
     try:
         solution = new_module("solution")
         run(code, how, solution)
@@ -63,23 +71,30 @@ def main(kind, parent, parts, size, *limits):
 
 
 def receiver(job, read=os.read):
-    """A function that returns what the parent process sends next, as (token, "exec" or "eval", text); None at the end.
-    It is made here, so that the code cannot replace what is in it."""
+    """A function that returns the next message as (token, "exec" or "eval", text); None after the last.
+
+    Like `runner` it makes the function within itself, so that the code cannot replace what the function calls.
+    """
     def exactly(count):
-        found = b""
-        while len(found) < count and (part := read(job, count - len(found))):
-            found += part
-        return found
+        data = b""
+        while len(data) < count:
+            part = read(job, count - len(data))
+            if not part:
+                break
+            data += part
+        return data
 
     def receive():
         message = exactly(int.from_bytes(exactly(8), "big"))
-        return (message[:32], message[32:36].decode(), message[36:]) if message else None
+        if not message:
+            return None
+        return message[:32], message[32:36].decode(), message[36:]
 
     return receive
 
 
 def runner(compile=compile, Function=types.FunctionType):
-    """A function that runs a text in a module, and returns its value. It holds what it needs."""
+    """A function that runs a text in a module and returns its value."""
     def run(text, how, module):
         return Function(compile(text, f"{module.__name__}.py", how, dont_inherit=True), vars(module))()
 
@@ -87,15 +102,17 @@ def runner(compile=compile, Function=types.FunctionType):
 
 
 def new_module(name, names=()):
-    """A new module with the names, but for those of the form __name__."""
-    module = sys.modules[name] = types.ModuleType(name)
+    """A new module with the names, except those of the form __name__."""
+    module = types.ModuleType(name)
+    sys.modules[name] = module
     public = {key: x for key, x in dict(names).items() if not (key.startswith("__") and key.endswith("__"))}
     vars(module).update(public, __builtins__=builtins)
     return module
 
 
 def literal(x):
-    """A value as a Python literal, "..." where it has none. Of a subclass, what the class above it holds."""
+    """A value as a Python literal; "..." in the place of what has none. A value of a subclass becomes one of the class
+    above it."""
     for kind in (bool, int, complex, str, bytes):
         if isinstance(x, kind):
             return kind.__repr__(x)
@@ -112,8 +129,8 @@ def literal(x):
     return "None" if x is None else "..."
 
 
-def kernel(report, parts, parent, size):
-    """What the kernel protects. If it refuses, reports "errno text" and ends."""
+def protect(report, parts, parent, size):
+    """Applies kernel.py. If the kernel refuses one of the parts, writes "errno text" to `report` and ends."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, here)
     import kernel
@@ -124,8 +141,9 @@ def kernel(report, parts, parent, size):
     except OSError as error:
         os.write(report, f"{error.errno} {error.filename}: {error.strerror}".encode())
         os._exit(1)
-    for name in [name for name in sys.modules if name.startswith(("ctypes", "_ctypes"))] + ["kernel", "syscalls"]:
-        del sys.modules[name]  # the guard refuses to import it again
+    for name in list(sys.modules):
+        if name.startswith(("ctypes", "_ctypes")) or name in ("kernel", "syscalls"):
+            del sys.modules[name]  # the guard refuses to import it again
 
 
 def limit(limits):
@@ -148,15 +166,20 @@ def guard(folder):
     It gives Python code a clear error. Where the kernel does not protect, it is all there is, and code that is written
     to get around it can.
     """
-    realpath, isdir, fsdecode, devnull, made = os.path.realpath, os.path.isdir, os.fsdecode, os.devnull, [0]
-    refused, allowed, changes, writes, most, raise_error = REFUSED, ALLOWED, CHANGES, WRITES, FOLDERS, refuse
+    # Held by the hook, so that the code cannot replace them
+    realpath, isdir = os.path.realpath, os.path.isdir
+    fsdecode, devnull = os.fsdecode, os.devnull
+    refused, allowed = REFUSED, ALLOWED
+    changes, writes = CHANGES, WRITES
+    most, made = FOLDERS, [0]
+    raise_error = refuse
 
     def inside(path):
         path = realpath(fsdecode(path))
         return path in (devnull, folder) or path.startswith(folder + "/")
 
     def hook(event, arguments):
-        if event in refused or event.startswith(("ctypes.", "socket.")) and event not in allowed:
+        if event in refused or (event.startswith(("ctypes.", "socket.")) and event not in allowed):
             raise_error(event)
         if event == "import" and arguments[0].rpartition(".")[2] in ("ctypes", "_ctypes"):
             raise_error("import ctypes")
@@ -164,11 +187,14 @@ def guard(folder):
             made[0] += 1
             if made[0] > most:
                 raise_error(f"more than {most} folders")
-        paths = [x for x in arguments[: 1 if event == "open" else 2] if isinstance(x, (str, bytes))]
-        # A folder that is open could be written to through dir_fd
-        if event in changes or event == "open" and (arguments[2] & writes or paths and isdir(paths[0])):
-            if not all(path in (":memory:", "") or inside(path) for path in paths):
-                raise_error(event)
+        if event == "open":
+            paths = [x for x in arguments[:1] if isinstance(x, (str, bytes))]
+            is_change = arguments[2] & writes or (paths and isdir(paths[0]))  # through an open folder one can write
+        else:
+            paths = [x for x in arguments[:2] if isinstance(x, (str, bytes))]
+            is_change = event in changes
+        if is_change and not all(path in (":memory:", "") or inside(path) for path in paths):
+            raise_error(event)
 
     return hook
 

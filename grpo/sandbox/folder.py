@@ -4,11 +4,11 @@ import atexit
 import contextlib
 import errno
 import os
-import secrets
-import stat
+import shutil
+import subprocess
 import tempfile
 
-# What the machine has too little of, for which the code is not to blame
+# Errors of a machine that has too little of something: the code is not to blame
 FULL = frozenset([errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EUSERS])
 PLACE = []  # the folder of this run that holds all others, once there is one; workers get the main process's
 
@@ -45,47 +45,21 @@ def new_folder():
 
 
 def remove(folder):
-    """Removes a folder of any depth, also if the code took rights from itself. It stays if the system refuses."""
-    with contextlib.suppress(OSError):
-        if stat.S_ISDIR(os.lstat(folder).st_mode):  # code that nothing holds may have put a link in its place
-            os.chmod(folder, 0o700)
-        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            while names := os.listdir(top):
-                for name in names:
-                    remove_entry(top, name)
-        finally:
-            os.close(top)
-        os.rmdir(folder)
-
-
-def remove_entry(top, name):
-    """Removes a file, or a folder whose own folders are moved to `top` before: by descriptor, because a path may be
-    longer than the system allows."""
-    if not is_folder(name, top):
-        return os.unlink(name, dir_fd=top)
-    os.chmod(name, 0o700, dir_fd=top)
-    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-    try:
-        for below in os.listdir(inner):
-            if is_folder(below, inner):
-                os.chmod(below, 0o700, dir_fd=inner)  # to move a folder one must be able to write to it
-                os.rename(below, secrets.token_hex(16), src_dir_fd=inner, dst_dir_fd=top)
-            else:
-                os.unlink(below, dir_fd=inner)
-    finally:
-        os.close(inner)
-    os.rmdir(name, dir_fd=top)
-
-
-def is_folder(name, top):
-    return stat.S_ISDIR(os.stat(name, dir_fd=top, follow_symlinks=False).st_mode)
+    """Removes a folder with all that it holds. It stays if the system refuses."""
+    with contextlib.suppress(RecursionError):  # a very deep one
+        shutil.rmtree(folder, ignore_errors=True)
+    if os.path.isdir(folder) and not os.path.islink(folder):  # code that nothing holds may have put a link in its place
+        # It is too deep for Python, or the code took rights from itself
+        for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", folder]):
+            with contextlib.suppress(OSError):
+                subprocess.run(command, stderr=subprocess.DEVNULL)
 
 
 def holds_more(folder, size, files):
-    """Whether a folder holds more than `size` bytes on the disk, or more than so many files and folders, or does not
-    show what it holds: its rights refuse it, or a path is too long. Raises OSError if the machine is full."""
-    total, count, folders = 0, 0, [folder]
+    """Whether a folder holds more than `size` bytes on the disk, or more than `files` files and folders, or cannot be
+    measured: its rights refuse it, or a path is too long. Raises OSError if the machine is full."""
+    total, count = 0, 0
+    folders = [folder]
     try:
         while folders:
             with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:

@@ -1,6 +1,6 @@
 """What the Linux kernel refuses to a process that runs untrusted code, even if that code takes over its interpreter.
 
-The child process of sandbox.py applies this to itself before the code runs. Standard library only.
+The child process of run.py applies this to itself before the code runs. Standard library only.
 """
 
 import ctypes
@@ -19,10 +19,10 @@ CAPABILITIES_3 = 0x20080522
 FILES = 1000          # files and folders that a program can have at a time
 # Landlock's rights by the version in which they came: of files 13, moves, truncating, none, ioctl of devices
 RIGHTS = (13, 14, 15, 15, 16)
-READ_FILE, READ_FOLDER = 1 << 2, 1 << 3
+WRITE_FILE, READ_FILE, READ_FOLDER = 1 << 1, 1 << 2, 1 << 3
 # Write, read, list, remove folders and files, make folders, files and links, move, truncate. Not: programs, devices,
 # pipes, sockets
-INSIDE = 1 << 1 | READ_FILE | READ_FOLDER | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 13 | 1 << 14
+INSIDE = WRITE_FILE | READ_FILE | READ_FOLDER | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 13 | 1 << 14
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo",
              "/dev/urandom")
 
@@ -51,7 +51,7 @@ def enter_namespaces(size):
 
 
 def drop_privileges():
-    """Root keeps no power that another user does not have, and no program that is started can gain one."""
+    """Takes from root every power that other users do not have; no program that is started can gain one."""
     call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     call("capset", struct.pack("=Ii", CAPABILITIES_3, 0), struct.pack("=6I", *[0] * 6))
 
@@ -60,14 +60,18 @@ def restrict_files():
     """Landlock: files outside the working folder cannot be opened, except the standard library's for reading."""
     version = call("syscall", CREATE_RULESET, None, 0, 1)
     files = (1 << RIGHTS[min(version, len(RIGHTS)) - 1]) - 1
-    network, scopes = 3 * (version >= 4), 3 * (version >= 6)  # bind and connect; signals and abstract sockets
-    rules = struct.pack("=3Q", files, network, scopes)[: 24 if version >= 6 else 16 if version >= 4 else 8]
+    rules = [files]
+    if version >= 4:
+        rules.append(3)  # bind and connect
+    if version >= 6:
+        rules.append(3)  # signals and abstract sockets
+    rules = struct.pack(f"={len(rules)}Q", *rules)
     ruleset = call("syscall", CREATE_RULESET, rules, len(rules), 0)
-    readable = [*sys.path, os.path.join(sys.base_prefix, "lib"), *LIBRARIES]
-    for path, rights in [(path, READ_FILE | READ_FOLDER) for path in readable] + [
-            (".", INSIDE), (os.devnull, READ_FILE | 1 << 1)]:
+    allowed = dict.fromkeys([*sys.path, os.path.join(sys.base_prefix, "lib"), *LIBRARIES], READ_FILE | READ_FOLDER)
+    allowed |= {".": INSIDE, os.devnull: READ_FILE | WRITE_FILE}
+    for path, rights in allowed.items():
         if os.path.exists(path):
-            rights &= files if os.path.isdir(path) else READ_FILE | 1 << 1
+            rights &= files if os.path.isdir(path) else READ_FILE | WRITE_FILE
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
             call("syscall", ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, place), 0)
             os.close(place)

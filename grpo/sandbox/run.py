@@ -22,12 +22,12 @@ from grpo.sandbox.kernel import FILES, PARTS
 
 CHILD = str(pathlib.Path(__file__).with_name("child.py"))
 READY = b"ready\n"         # the child is about to run the code
-FOLDER_BYTES = 16 << 20    # the working folder may hold so much
-FILE_BYTES = 1 << 20       # and each file so much
-OUTPUT_BYTES = 1 << 20     # a program may write so much more than is expected
-ANSWER_BYTES = 1 << 17     # and other code so much more than four times the tests: it is read as Python literals
-LOOK_SECONDS = 0.1         # without namespaces, the folder is measured in such intervals
-HANDED = {}                # in a worker: what the main process found of this machine's parts
+FOLDER_BYTES = 16 << 20    # the most that the working folder may hold
+FILE_BYTES = 1 << 20       # the most that a file may hold
+OUTPUT_BYTES = 1 << 20     # the most that a program may write beyond the expected output
+ANSWER_BYTES = 1 << 17     # the most that other code may write beyond four times the tests
+LOOK_SECONDS = 0.1         # without namespaces, the folder is measured in intervals of this length
+HANDED = {}                # in a worker: what machine_parts returned in the main process
 
 
 class Refused(OSError):
@@ -37,18 +37,17 @@ class Refused(OSError):
 def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
     """Runs `code`, then `tests`. They are
 
-    Claims of asserts.py: the values of their questions are computed after the code and in its process, judged in this;
-    or a list of {"input": text, "output": text}, for each of which the code runs as a program and this process compares
-    what it printed;
-    or a text in Python that runs after the code and in its process, with the names that the code defined: code that is
+    Claims of asserts.py: the child process computes the values of their questions, this process judges them;
+    or a list of {"input": text, "output": text}: the code runs as a program for each, this process compares its output;
+    or a text in Python: it runs after the code in the same process, with the names that the code defined. Code that is
     written to can pass such tests without solving them.
 
     Code has the standard library only, no environment variables and no threads.
     seconds: wall clock of all tests in Python, or of each input, with the start of the interpreter; megabytes:
     address space (macOS cannot limit it); sandbox: "auto", or "strict" as in chosen_parts
     Returns "passed" if all ran to their end, and returned or printed what is expected; "killed" if they were stopped or
-    crashed; "skipped" if the machine has no disk, memory or processes left; and "failed" after an exception, an exit,
-    or another result, which includes the limits that Python reports as exceptions (MemoryError, OSError).
+    crashed; "skipped" if the machine has no disk, memory or processes left; and "failed" after an exception (also one
+    by which Python reports a limit, such as MemoryError), an exit, or another result.
     Raises ValueError if the child cannot start under these limits.
     """
     try:
@@ -82,10 +81,13 @@ def run_once(code, test, seconds, megabytes, parts):
         messages[0] += encoded(test["input"])
         size = len(encoded(test["output"])) + OUTPUT_BYTES
     else:
-        whole = isinstance(test, str)
-        questions = [("exec", test)] if whole else [("eval", text) for text in test.questions]
-        messages += [message(token, *question) for question in questions]
-        size = 4 * (len(test) if whole else test.length) + ANSWER_BYTES
+        if isinstance(test, str):
+            messages.append(message(token, "exec", test))
+            length = len(test)
+        else:
+            messages += [message(token, "eval", question) for question in test.questions]
+            length = test.length
+        size = 4 * length + ANSWER_BYTES
     with new_folder() as folder:
         on_disk = None if "namespaces" in parts else folder
         output, ended, status = run_child(command, folder, messages, time.monotonic() + seconds, size, on_disk)
@@ -98,11 +100,13 @@ def run_once(code, test, seconds, megabytes, parts):
         right = right_answers(output, token, test)
     if ended and right:
         return "passed"
-    return "skipped" if full else "failed" if ended and status >= 0 else "killed"
+    if full:
+        return "skipped"
+    return "failed" if ended and status >= 0 else "killed"
 
 
 def right_answers(output, token, test):
-    """Whether the child answered all that was asked, the code first, and as Claims or a text with tests want it."""
+    """Whether the child answered every message, the code's first, and the answers to the tests are right."""
     lines = output.removeprefix(READY).split(b"\n")
     answers = [line.removeprefix(token).decode(errors="replace") for line in lines if line.startswith(token)]
     if len(answers) != len(lines) - 1 or not answers:  # something else was written there too
@@ -120,21 +124,22 @@ def raise_start_error(report, seconds, megabytes):
 
 
 def message(token, how, text):
-    """A text with what the child has to do with it, as the child reads them."""
+    """A message as child.py reads it."""
     data = token + how.encode() + encoded(text)
     return len(data).to_bytes(8, "big") + data
 
 
 def encoded(text):
-    """A text in UTF-8; half a character pair stays what it is, and does not compile."""
+    """A text in UTF-8. Half a surrogate pair is kept, so that Python refuses to compile it."""
     return text.encode(errors="surrogatepass")
 
 
 def same_text(output, expected):
     """Whether two outputs are equal but for spaces at the ends of lines and empty lines at the end."""
-    output, expected = ([line.rstrip() for line in text.decode(errors="replace").rstrip().split("\n")]
-                        for text in (output, expected))
-    return output == expected
+    def lines(text):
+        return [line.rstrip() for line in text.decode(errors="replace").rstrip().split("\n")]
+
+    return lines(output) == lines(expected)
 
 
 def run_child(command, folder, *exchanged):
@@ -157,23 +162,26 @@ def run_child(command, folder, *exchanged):
 
 
 def exchange(child_input, child_output, messages, deadline, size, folder):
-    """Writes the messages, each when the child has written a line for every one before. Reads until the output is
-    closed, the deadline comes, there are more than `size` bytes, or the folder holds more than FOLDER_BYTES or FILES.
+    """Sends the messages, each after the child has answered the one before with a line: a question may contain what is
+    expected of an earlier one. Reads until the output is closed, the deadline comes, the output is longer than `size`,
+    or the folder holds more than FOLDER_BYTES or FILES.
 
-    messages: of a program there is one. A question must not be known before what came before it is answered: what it
-    gives to a function may be what another call is expected to return
     folder: one on the disk, or None: then the kernel limits it
     Returns (the output, whether it was closed).
     """
-    output, unsent, asked = b"", messages[0], 1
+    output = b""
+    unsent, asked = messages[0], 1  # what is left of the message that is being sent; how many messages were begun
     os.set_blocking(child_input.fileno(), False)
     with selectors.DefaultSelector() as selector:
         selector.register(child_output, selectors.EVENT_READ)
         selector.register(child_input, selectors.EVENT_WRITE)
-        while len(output) <= size and (left := deadline - time.monotonic()) > 0:
+        while len(output) <= size:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
             ready = {key.fileobj for key, _ in selector.select(left if folder is None else min(left, LOOK_SECONDS))}
             if folder is not None and holds_more(folder, FOLDER_BYTES, FILES):
-                return output, False
+                break
             if child_input in ready:
                 unsent = unsent[written(child_input, unsent):]
                 if not unsent:
@@ -203,14 +211,14 @@ def written(stream, data):
 
 
 def machine_parts():
-    """{part of PARTS: "" if this machine's kernel offers it, or else the reason why not}; in a worker, what the main
-    process found. Raises OSError if the machine is too full to try them."""
+    """{part of PARTS: "" if this machine's kernel offers it, else the reason why not}. A worker has it from the main
+    process. Raises OSError if the machine is too full to try them."""
     return HANDED or tried_parts()
 
 
 @functools.cache
 def tried_parts():
-    """machine_parts, tried with a child process for each part."""
+    """What machine_parts returns, found with a child process for each part."""
     if not hasattr(os, "killpg"):
         raise ValueError("code_execution needs Linux or macOS, since Windows cannot limit what a completion starts; "
                          "use WSL 2, or leave it out")
@@ -223,7 +231,8 @@ def tried_parts():
             if verdict == "killed":  # once more: a busy machine may be the cause
                 verdict = run_once("", "", 60.0, 256, [part])
         except Refused as error:
-            if error.errno in FULL and not (part == "namespaces" and namespaces_are_off()):
+            off = part == "namespaces" and namespaces_are_off()
+            if error.errno in FULL and not off:
                 raise  # it may be offered: a moment without memory must not mean less protection
             reasons[part] = error.strerror
         else:
@@ -240,8 +249,8 @@ def namespaces_are_off():
 
 
 def found_here():
-    """The arguments of take_over: what is found once, at the start, in the main process. Raises ValueError if it cannot
-    be found now."""
+    """What the main process finds at the start, as the arguments of take_over. Raises ValueError if it cannot be found
+    now."""
     try:
         return machine_parts(), place()
     except OSError as error:
@@ -250,13 +259,13 @@ def found_here():
 
 
 def take_over(parts, folder):
-    """In a worker process: code runs under what the main process found, and in its folder."""
+    """Called in a worker process: code then runs under the parts that the main process found, and in its folder."""
     HANDED.update(parts)
     PLACE[:] = [folder]
 
 
 def chosen_parts(sandbox):
-    """The parts of PARTS with which code runs: all that this machine offers. Raises ValueError if sandbox="strict" and
+    """The parts under which code runs: all of PARTS that this machine offers. Raises ValueError if sandbox="strict" and
     one is missing."""
     if sandbox == "strict" and missing_parts():
         raise ValueError(f"sandbox='strict' needs what this machine does not offer: {missing_parts()}; run where it "
@@ -270,8 +279,8 @@ def missing_parts():
 
 
 def describe_sandbox(sandbox, seconds, megabytes):
-    """One line that tells the user under what code runs. Raises ValueError, before the first step, as run_tests does
-    and if an empty program does not pass."""
+    """A line that tells the user under which parts and limits code runs. Raises ValueError as run_tests does, and if an
+    empty program does not pass."""
     verdict = run_tests("", "", seconds, megabytes, sandbox)
     if verdict == "skipped":
         raise ValueError("the sandbox cannot start: the machine has no disk, memory or processes left; free some, or "
@@ -280,5 +289,7 @@ def describe_sandbox(sandbox, seconds, megabytes):
         raise ValueError(f"an empty program was {verdict} with sandbox_seconds={seconds:g} sandbox_megabytes="
                          f"{megabytes}: raise them")
     parts = ", ".join([*chosen_parts(sandbox), "limits"])
-    return (f"code runs under {parts}, for at most {seconds:g} s in {megabytes} MB"
-            + (f"; missing: {missing_parts()}: docs/security.md" if missing_parts() else ""))
+    line = f"code runs under {parts}, for at most {seconds:g} s in {megabytes} MB"
+    if missing_parts():
+        line += f"; missing: {missing_parts()}: docs/security.md"
+    return line

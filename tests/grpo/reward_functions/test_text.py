@@ -1,9 +1,7 @@
 """Every value of the rewards that read a completion as text."""
 
-import os
 import random
 import re
-import subprocess
 import time
 
 import pytest
@@ -19,9 +17,6 @@ def test_matching_rewards():
     expect_rewards("contains", {"It is Paris.": 1.0, "Paris": 1.0, "paris": 0.0, "": 0.0}, answer=" Paris")
     assert rewards_of("exact_match", "42", answer=42) == 1.0, "an answer may be a number of JSON"
     expect_rewards("contains", {"": 0.0, "anything": 0.0}, answer=" ")
-    expect_rewards("regex", {"call 555-1234 now": 1.0, "555-123": 0.0, "": 0.0}, pattern=r"\d{3}-\d{4}")
-    with pytest.raises(ValueError, match=re.escape("reward regex: pattern '(a' of a record")):
-        rewards_of("regex", "a", pattern="(a")
 
 
 def test_length_penalty_is_a_triangle_inside_its_bounds():
@@ -71,78 +66,39 @@ def test_diversity_is_the_mean_distance_to_the_rest_of_the_group():
 
 # regular expressions
 
-@pytest.fixture
-def children(monkeypatch):
-    """The child processes that a test starts. After it, none may be left, not even as a zombie."""
-    started, start = [], subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: started.append(start(*args, **more)) or started[-1])
-    yield started
-    for process in started:
-        with pytest.raises(ProcessLookupError):
-            os.kill(process.pid, 0)
-
-
 def search(patterns, texts):
     return REWARDS["regex"].fn(["?"] * len(texts), texts, pattern=patterns)
 
 
-@pytest.mark.slow
-def test_a_search_that_takes_too_long_is_stopped_and_skipped(children):
-    began = time.monotonic()
-    assert search(["^(a+)+$"] * 4, ["aaa", "a" * 40 + "b", "b", "aa"]) == [1.0, None, 0.0, 1.0]
-    assert module.SEARCH_SECONDS <= time.monotonic() - began < 60
-    assert len(children) == 2, "the second one continues behind the search that was stopped"
+def test_a_search_that_takes_too_long_is_skipped(monkeypatch):
+    endless, text = "^(a|aa)+$", "a" * 80 + "b"
+    monkeypatch.setattr(module, "SEARCH_SECONDS", 0.1)
+    assert search([endless] * 4, ["aaa", text, "b", "aa"]) == [1.0, None, 0.0, 1.0]
+    monkeypatch.setattr(module, "CALL_SECONDS", 0.25)
+    began = time.process_time()
+    assert search([endless] * 22, ["aaa", *[text] * 20, "aaa"]) == [1.0] + [None] * 21
+    assert time.process_time() - began < 1.0, "the time of the call is over: the rest is not searched"
 
 
-@pytest.mark.slow
-def test_when_the_time_of_a_call_is_over_the_rest_is_skipped(children, monkeypatch):
-    monkeypatch.setattr(module, "SEARCH_SECONDS", 0.5)
-    monkeypatch.setattr(module, "CALL_SECONDS", 2.0)
-    began = time.monotonic()
-    assert search(["^(a+)+$"] * 22, ["aaa", *["a" * 40 + "b"] * 20, "aaa"]) == [1.0] + [None] * 21
-    assert time.monotonic() - began < 60 and len(children) <= 5
-
-
-def test_without_completions_no_process_is_started(children):
-    assert search([], []) == [] and children == []
-
-
-def test_a_search_has_the_result_of_re_for_any_text(children):
+def test_a_search_has_the_result_of_re_for_any_text():
     rng = random.Random(3)
     odd = ["", "\0", "a\0b", "\ud800", "\udfff\ud800", "\ud83d\ude00", "\U0001f600", "a\nb\r\n"]
     patterns = ["^$", "^.$", "^..$", "\0", "\ud800", "[\ud800-\udfff]", r"(?i)É", r"\bz{2}", r"b\Z", "(?s)a.b",
-                r"\w\W\w"]
-    pairs = [(pattern, text) for pattern in patterns for text in odd]
+                r"\w\W\w", r"\d{3}-\d{4}"]
+    pairs = [(pattern, text) for pattern in patterns for text in [*odd, "call 555-1234 now", "555-123"]]
     pairs += [(rng.choice(patterns), "".join(rng.choices("abzé \n\0\ud800", k=9))) for _ in range(500)]
     expected = [float(re.search(pattern, text) is not None) for pattern, text in pairs]
-    assert search(*map(list, zip(*pairs))) == expected and len(children) == 1
+    assert search(*map(list, zip(*pairs))) == expected
     assert 100 < sum(expected) < len(pairs) - 100
-
-
-@pytest.mark.slow
-def test_a_call_may_be_larger_than_the_buffer_of_a_pipe(children):
-    rng = random.Random(4)
-    texts = ["".join(rng.choices("abcdé", k=200)) for _ in range(20000)]
-    assert search(["ab.*cd"] * 20000, texts) == [float(re.search("ab.*cd", text) is not None) for text in texts]
-
-
-def test_a_child_that_ends_during_a_search_skips_it_and_one_that_cannot_start_is_an_error(children, monkeypatch):
-    loop = "for pattern, text in pairs:"
-    monkeypatch.setattr(module, "SEARCH", module.SEARCH.replace(loop, loop + "\n    if text == 'x': break"))
-    assert search(["a"] * 4, ["a", "x", "x", "b"]) == [1.0, None, None, 0.0] and len(children) == 3
-    monkeypatch.setattr(module, "SEARCH", "1/0")
-    with pytest.raises(ValueError, match="ended before its first search"):
-        search(["a"], ["a"])
 
 
 @pytest.mark.parametrize(("pattern", "message"), [
     (None, "needs the field 'pattern' in every record"), (5, "pattern 5 of a record must be a text"),
-    ("(a", r"pattern '\(a' of a record: missing \)"), (r"\p{L}", "of a record: bad escape"),
-    ("a{99999999999}", r"pattern 'a\{9+\}' of a record: the repetition number is too large"),
+    ("(a", r"pattern '\(a' of a record: missing \)"), (r"\L", "of a record: missing <"),
+    ("a{99999999999}", r"pattern 'a\{9+\}' of a record: repeat count too big"),
     ("a{" + "9" * 5000 + "}", "of a record: Exceeds the limit"), ("(" * 5000 + ")" * 5000, "of a record: .*recursion")])
-def test_a_pattern_that_is_no_regular_expression_is_refused(pattern, message, children):
+def test_a_pattern_that_is_no_regular_expression_is_refused(pattern, message):
     for refuse in (lambda: REWARDS["regex"].check(pattern=pattern, answer="7"), lambda: search([pattern], ["a"])):
         with pytest.raises(ValueError, match=f"^reward regex.*{message}"):
             refuse()
-    assert not children
     REWARDS["regex"].check(pattern="^(a+)+$", answer=None)

@@ -82,7 +82,7 @@ def test_only_the_completion_with_which_a_process_ends_is_late(workers, way):
 
 
 def test_an_exit_of_the_reward_is_one_line_and_the_next_call_works(workers):
-    with pytest.raises(ValueError, match="reward ending, completion 'SystemExit': SystemExit: 3$") as error:
+    with pytest.raises(ValueError, match="reward ending: SystemExit: 3$") as error:
         workers.call("ending", {"completions": ["a", "SystemExit", "bb"]}, {}, 3)
     assert "\n" not in str(error.value)
     assert workers.call("ending", {"completions": ["a", "bb"]}, {}, 2)[::2] == ([1, 2], set())
@@ -136,6 +136,17 @@ def test_an_answer_that_lies_ready_at_the_deadline_is_not_late(workers, clock, m
     monkeypatch.setattr(module, "wait", one_after_the_deadline)
     values, _, late = workers.call("alone", {"completions": ["a", "bb", "ccc"]}, {}, 3)
     assert values == [1, 2, None] and late == {2}
+
+
+def test_the_answer_of_a_worker_that_then_ended_is_read(workers, monkeypatch):
+    def one_of_them_has_ended(pipes, seconds):
+        assert all(pipe.poll(60.0) for pipe in pipes)
+        workers.workers[-1].process.kill()
+        workers.workers[-1].process.join()
+        return pipes[:1]
+
+    monkeypatch.setattr(module, "wait", one_of_them_has_ended)
+    assert workers.call("alone", {"completions": ["a", "bb", "ccc"]}, {}, 3)[::2] == ([1, 2, 3], set())
 
 
 def test_folders_of_processes_that_were_ended_are_removed(workers, monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ import resource
 
 import pytest
 
-from grpo.sandbox import child as sandbox_child
+from grpo.sandbox import child
 from grpo.sandbox.run import run_tests
 
 
@@ -62,21 +62,21 @@ def test_a_value_travels_as_a_literal_and_a_subclass_as_what_it_holds():
     values = [None, True, 7, -10 ** 99, 0.1, -0.0, 1e300, float("inf"), 1 - 2j, "\n'\"\u2028\ud800ü", b"\xff'", [], (), (1,),
               set(), {}, {"a": [(1, 2.5), {3}], None: {4: ()}}, {(1, 2), "x"}]
     for value in values:
-        found = ast.literal_eval(sandbox_child.literal(value))
-        assert found == value and type(found) is type(value) and "\n" not in sandbox_child.literal(value)
+        found = ast.literal_eval(child.literal(value))
+        assert found == value and type(found) is type(value) and "\n" not in child.literal(value)
     point = collections.namedtuple("Point", "x y")(1, 2)
     for value, plain in ((collections.Counter("aab"), {"a": 2, "b": 1}), (point, (1, 2)), (frozenset([1]), {1}),
                          ({1: 2}.keys(), {1}), (http.HTTPStatus.OK, 200), (collections.OrderedDict(a=1), {"a": 1})):
-        assert ast.literal_eval(sandbox_child.literal(value)) == plain
+        assert ast.literal_eval(child.literal(value)) == plain
     for value in (object(), float("nan"), range(3), print, iter([])):
-        assert ast.literal_eval(sandbox_child.literal(value)) is ...
+        assert ast.literal_eval(child.literal(value)) is ...
 
 
 def test_a_limit_that_is_already_lower_stays(monkeypatch):
     hard, new, alarms = {"RLIMIT_FSIZE": 100, "RLIMIT_NOFILE": resource.RLIM_INFINITY, "RLIMIT_CPU": 7}, {}, []
     names = {getattr(resource, name): name for name in hard}
-    monkeypatch.setattr(sandbox_child.resource, "getrlimit", lambda kind: (0, hard[names[kind]]))
-    monkeypatch.setattr(sandbox_child.resource, "setrlimit", lambda kind, pair: new.update({names[kind]: pair}))
-    monkeypatch.setattr(sandbox_child.signal, "alarm", alarms.append)
-    sandbox_child.limit({"RLIMIT_CPU": 3, "RLIMIT_FSIZE": 1000, "RLIMIT_NOFILE": 32})
+    monkeypatch.setattr(child.resource, "getrlimit", lambda kind: (0, hard[names[kind]]))
+    monkeypatch.setattr(child.resource, "setrlimit", lambda kind, pair: new.update({names[kind]: pair}))
+    monkeypatch.setattr(child.signal, "alarm", alarms.append)
+    child.limit({"RLIMIT_CPU": 3, "RLIMIT_FSIZE": 1000, "RLIMIT_NOFILE": 32})
     assert new == {"RLIMIT_CPU": (3, 3), "RLIMIT_FSIZE": (100, 100), "RLIMIT_NOFILE": (32, 32)} and alarms == [3]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo.sandbox import syscalls as sandbox_syscalls
+from grpo.sandbox import syscalls
 from grpo.sandbox.syscalls import ALLOW, ARCHITECTURES, EQUAL, KILL, LOAD, REFUSE, TABLE, filter_program
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -35,7 +35,7 @@ def numbers(machine):
 
 @pytest.fixture(params=MACHINES)
 def machine(request, monkeypatch):
-    monkeypatch.setattr(sandbox_syscalls.os, "uname", lambda: SimpleNamespace(machine=request.param))
+    monkeypatch.setattr(syscalls.os, "uname", lambda: SimpleNamespace(machine=request.param))
     return request.param
 
 
@@ -78,6 +78,6 @@ def test_a_name_stands_in_the_table_once():
 
 
 def test_an_architecture_without_a_table_has_no_filter(monkeypatch):
-    monkeypatch.setattr(sandbox_syscalls.os, "uname", lambda: SimpleNamespace(machine="riscv64"))
+    monkeypatch.setattr(syscalls.os, "uname", lambda: SimpleNamespace(machine="riscv64"))
     with pytest.raises(OSError, match="no table of system calls for riscv64"):
         filter_program(False)
