@@ -17,7 +17,7 @@ LANGUAGE_MODEL = "language_model"    # causal: the state at position t predicts 
 MASKED_FILL = "masked_fill"          # bidirectional: the state at position t predicts token t
 SEQUENCE_SCORER = "sequence_scorer"  # bidirectional: how real the text looks, per position or as a whole
 MODES = (LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER)
-JUDGE_HEADS = ("realness", "told", "cls")
+JUDGE_HEADS = ("realness", "cls")
 RANGES = {"vocab_size": "[1, 1e7]", "base_vocab_size": "[1, 1e7]", "block_size": "[1, 1e6]", "n_layer": "[1, 1e3]",
           "n_head": "[1, 1e3]", "n_embd": "[2, 65536]", "dropout": "[0, 1)"}  # of GPTConfig
 LARGEST_TABLE = 2**25  # numbers in a table of rotary embeddings, which no tensor of a file is as large as
@@ -36,7 +36,7 @@ class GPTConfig:
     n_embd: int = 128
     dropout: float = 0.0
     tied: bool = True             # one matrix for reading and writing tokens
-    judge_head: str = "realness"  # SEQUENCE_SCORER only: "realness" or "told" per position, or "cls" read at position 0
+    judge_head: str = "realness"  # SEQUENCE_SCORER only: "realness" per position, or "cls" read at position 0
 
     def __post_init__(self):
         for field in fields(self):
@@ -162,7 +162,6 @@ class GPT(nn.Module):
 
     LANGUAGE_MODEL, MASKED_FILL: logits over the base vocabulary, so that a special token has probability exactly 0.
     SEQUENCE_SCORER, realness:   one logit per position, log-odds that the token there is the true one.
-    SEQUENCE_SCORER, told:       the same; it can be told which tokens were filled in (`mark`).
     SEQUENCE_SCORER, cls:        one logit per text, read at position 0, where the caller puts the CLS token.
     """
 
@@ -173,7 +172,7 @@ class GPT(nn.Module):
         self.config, self.scores = config, config.mode == SEQUENCE_SCORER
         self.grad_checkpoint = False  # whether the backward pass computes activations again instead of keeping them
         self.head_dtype = None        # of the output layer; None: that of the rest
-        self.embed = nn.Embedding(config.vocab_size * (1 + (config.judge_head == "told")), config.n_embd)
+        self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.RMSNorm(config.n_embd, eps=1e-5)
@@ -236,10 +235,6 @@ class GPT(nn.Module):
             return self.project(self.states(tokens)[:, 0])
         return self.project(self.states(tokens, position, past, padding))
 
-    def mark(self, tokens, filled):
-        """The ids by which a told judge reads tokens (B, T) of which `filled` (B, T) bool were filled in."""
-        return tokens + self.config.vocab_size * filled
-
     new_cache = staticmethod(Cache)  # an empty one, for `states` to fill
 
     def compile_layers(self):
@@ -259,7 +254,7 @@ class GPT(nn.Module):
 
     @property
     def judge_head(self):
-        """What a SEQUENCE_SCORER scores: "realness" or "told", each position, or "cls", the text."""
+        """What a SEQUENCE_SCORER scores: "realness", each position, or "cls", the text."""
         return self.config.judge_head
 
     @property

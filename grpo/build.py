@@ -14,8 +14,8 @@ from core.huggingface.lora import without_adapter
 from core.huggingface.settings import FULL
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
-from core.performance.judge_reading import AUTO, PLAIN, obstacle
-from core.performance.sharding import loads_on, shard_all
+from core.performance.prepacked import has_fast_bfloat16
+from core.performance.sharding import is_asked_for, loads_on, shard_all
 from core.prompts import PromptConsumer
 from core.run.recipes import build_missing_checkpoint, build_missing_dataset
 from core.tokenizer import same_vocabulary
@@ -26,7 +26,7 @@ from grpo.kl import choose_estimator
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.reference import needs_reference
-from grpo.reward_functions.judge import Judge, choose_readings
+from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.registry import parameters
 from grpo.reward_functions.reward_model import load_reward_model
 from grpo.rewards import REWARDS, Rewards
@@ -170,33 +170,10 @@ def load_judge(key, config, policy, dist):
                          f"for texts of block_size={config.block_size}{' and CLS' if with_cls else ''}")
     tokenizer = load_tokenizer(path, key)
     judge = Judge(model, tokenizer, same_vocabulary(tokenizer.description(), policy.tokenizer, path), dist.dtype)
-    if key == "judge_checkpoint" and config.judge_reading != AUTO:
-        judge.check_reading(config.judge_reading)
+    whole = not is_asked_for(config, dist)  # a sharded judge has no weights to pack
+    if config.judge_reading == "auto" and fills and whole and has_fast_bfloat16(model):
+        judge.pack()
     return judge
-
-
-def choose_judge_readings(models, data, config, dist, notes):
-    """Decides how the judges read texts. Returns lines that tell the user.
-
-    notes: what the run keeps in its checkpoints. The choice is written there, and a resumed run goes on with it.
-    """
-    judges = {"judge": models.judge, "gold_judge": models.gold_judge}
-    fills, few = models.policy.model.mode == MASKED_FILL, min(-(-64 // config.group_size), config.batch_size)
-    readings = dict.fromkeys(judges, config.judge_reading)
-    if config.judge_reading == AUTO:
-        readings |= notes.get("judge_reading", {})
-    elif models.gold_judge is not None and obstacle(models.gold_judge.model, config.judge_reading):
-        readings["gold_judge"] = PLAIN
-
-    def sample():
-        problems = {key: x[:few] for key, x in data.problems("train", 0).items()}
-        return models.policy.sample(problems, 0, config).texts
-
-    iterations = config.max_iters / (config.ppo_epochs * config.minibatches)
-    share = iterations * config.batch_size * config.gradient_accumulation_steps / few if fills else 0
-    lines = choose_readings(judges, readings, sample, share, dist)
-    notes["judge_reading"] = {key: judge.reading for key, judge in judges.items() if judge is not None}
-    return lines
 
 
 def build_rewards(config, models, data, dist):
@@ -280,6 +257,8 @@ def plan(config, origin, models, rewards, data, dist):
             continue
         yield (f"{name:<10} {model.mode}, {layers} layers x {width}, {model.num_parameters() / 1e6:.2f} M parameters"
                f"{what_moves(model) if name == 'generator' else ', frozen'}")
+    if any(judge.packed for judge in (models.judge, models.gold_judge) if judge is not None):
+        yield "judges multiply in bfloat16, with packed weights; judge_reading='plain' does not"
     if config.has_adapter:
         share, name = without_adapter(models.policy.model.layers)
         if share > 0.05:

@@ -30,7 +30,7 @@ from grpo.samplers.canary import Canary
 from grpo.samplers.local import LocalSampler
 
 STATE_KEYS = {"buffers": list, "iteration": int, "skipped_steps": int, "before": dict}  # beside those of every state
-LATER_KEYS = {"empty_steps": 0, "notes": {}, "evaluated": True}  # with what a state of an earlier version means
+LATER_KEYS = {"empty_steps": 0, "evaluated": True}  # with what a state of an earlier version means
 
 GROWTH = 1.02  # of a run between two pages about it: all pages together read in proportion to its length
 
@@ -57,7 +57,6 @@ class GRPOTrainer:
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger, dist.rank)
         self.experience, self.sampled = None, []  # of the step, and what was sampled in its iteration
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
-        self.notes = {}  # plain values of the caller that the checkpoints keep
         self.step, self.skipped_steps, self.empty_steps, self.before, self.after = 0, 0, 0, {}, {}
         self.reported = 0  # the step of the last page
         self.stopped_by = None  # the signal that ended the run early
@@ -185,8 +184,7 @@ class GRPOTrainer:
         reference = {} if self.reference is None else {"reference": self.reference.weights()}
         self.checkpoints.save(self.step, self.policy.weights(), self.optimizers, self.after, before=self.before,
                               skipped_steps=self.skipped_steps, empty_steps=self.empty_steps, kl_beta=self.kl_beta,
-                              iteration=self.iteration, buffers=buffers, notes=self.notes, evaluated=self.evaluated,
-                              **reference)
+                              iteration=self.iteration, buffers=buffers, evaluated=self.evaluated, **reference)
         self.dist.barrier()  # it may take longer than rank_timeout
 
     def resume(self):
@@ -207,7 +205,7 @@ class GRPOTrainer:
             self.reference.load_weights(state["reference"])
         self.step, self.skipped_steps = state["step"], state["skipped_steps"]
         self.empty_steps, self.iteration, self.evaluated = state["empty_steps"], state["iteration"], state["evaluated"]
-        self.before, self.after, self.notes = state["before"], state["facts"], dict(state["notes"])
+        self.before, self.after = state["before"], state["facts"]
         if self.config.kl_target is not None:
             self.kl_beta = state["kl_beta"]
         self._load_buffer(state["buffers"], path)

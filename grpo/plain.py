@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from core.dataset_consumer import DatasetConsumer, unpack_batch
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
-from core.judge import calculate_realness
+from core.judge import calculate_realness, log_odds, windowed_mean
 from core.masking import masked_positions, places_of_mask
 from core.model import MASKED_FILL, freeze
 from core.models import load_model
@@ -26,7 +26,6 @@ from core.training_step import build_optimizers
 from grpo.advantages import batch_std
 from grpo.grpo_config import GRPOConfig
 from grpo.kl import exact_kl
-from grpo.reward_functions.judge import log_odds, windowed_mean
 
 PRETRAINED = "data/char_diffusion/pretrained"
 KL_BETA = 0.1  # how much it costs to move away from the reference

@@ -108,12 +108,7 @@ class Rewards:
     def __call__(self, rollouts):
         device, G = rollouts.target.device, rollouts.group_size
         if self.config.credit_window is not None:
-            told = None
-            if self.config.told_window is not None and self.judge.model.judge_head == "told":
-                places = (rollouts.texts.place * rollouts.mask).sum(1).long()        # (N,)
-                told = places % 2 == 0  # about half of the problems, however they are divided among ranks and workers
-            score, credit = self.judge.score_and_credit(rollouts.texts, self.config.credit_window,
-                                                        self.config.told_window, rollouts.mask, told)
+            score, credit = self.judge.score_and_credit(rollouts.texts, self.config.credit_window)
             score = score.masked_fill(score.isnan(), torch.inf)  # not finite; NaN would mean that it was skipped
             return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
         values, _, log = self.score(rollouts.texts, G)

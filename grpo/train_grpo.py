@@ -24,7 +24,6 @@ from grpo.build import (
     build_models,
     build_rewards,
     build_what_is_missing,
-    choose_judge_readings,
     plan,
     plan_without,
 )
@@ -69,9 +68,7 @@ def main(argv):
             trainer = GRPOTrainer(models.policy, models.reference, rewards, data, evaluation, config, logger, dist)
             if resume:
                 trainer.resume()
-            for line in choose_judge_readings(models, data, config, dist, trainer.notes):
-                logger.say(line)
-            sampler = build_sampler(config, models.policy, dist, trainer.notes)
+            sampler = build_sampler(config, models.policy, dist)
             with Recorded(config, origin, dist, trainer, resume, trainer.write_page):
                 trainer.run(sampler)
 

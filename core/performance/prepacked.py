@@ -5,6 +5,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from core.model import GPT
+
 CONV1D = "Conv1D"  # the linear layer of transformers' GPT-2, whose weights are transposed
 PACK_FROM = 2**17  # numbers in a weight from which packing it is faster
 
@@ -15,8 +17,11 @@ def prepacked(module):
     precision of autocast. That is faster for few rows, as in generation. No gradients flow, and the weights must not
     change."""
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
-    layers = [m for m in module.modules() if (type(m) is nn.Linear or type(m).__name__ == CONV1D)
-              and "forward" not in vars(m) and can_pack(m.weight, dtype)]
+    layers = []
+    for layer in module.modules():
+        linear = type(layer) is nn.Linear or type(layer).__name__ == CONV1D
+        if linear and "forward" not in vars(layer) and can_pack(layer.weight, dtype):
+            layers.append(layer)
     try:
         for layer in layers:
             layer.forward = packed(layer, dtype)
@@ -27,15 +32,33 @@ def prepacked(module):
 
 
 def can_pack(weight, dtype):
+    """Whether packing a weight for products in this precision is possible and pays."""
+    if torch.is_grad_enabled() or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
     return (weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= PACK_FROM
-            and not torch.is_grad_enabled() and torch.backends.mkldnn.is_available()
-            and (dtype == torch.float32 or dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+            and dtype in (torch.float32, torch.bfloat16))
 
 
 def packed(layer, dtype):
     """The forward of a linear layer with a packed copy of its weights in this precision."""
     weight = layer.weight.detach().to(dtype)                                         # (out, in), of Conv1D (in, out)
-    weight = weight.T.contiguous() if type(layer).__name__ == CONV1D else weight
+    if type(layer).__name__ == CONV1D:
+        weight = weight.T.contiguous()
     weight = torch.ops.mkldnn._reorder_linear_weight(weight)
     bias = None if layer.bias is None else layer.bias.detach().to(dtype)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x.to(dtype), weight, bias, "none", [], "")
+
+
+def has_fast_bfloat16(model):
+    """Whether `pack_in_bfloat16` makes a model faster: a GPT on a CPU with instructions for bfloat16."""
+    return (isinstance(model, GPT) and next(model.parameters()).device.type == "cpu"
+            and torch.backends.mkldnn.is_available() and torch.cpu.get_capabilities().get("avx512_bf16", False))
+
+
+def pack_in_bfloat16(model):
+    """From now on the blocks of a frozen GPT multiply in bfloat16, with packed copies of their weights."""
+    for layer in model.blocks.modules():
+        if isinstance(layer, nn.Linear):
+            layer.forward = packed(layer, torch.bfloat16)

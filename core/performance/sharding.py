@@ -19,13 +19,11 @@ def check_parallel(c):
         raise ValueError(f"parallel={c.parallel!r} is not one of {', '.join(PARALLEL)}")
     if c.parallel != "fsdp":
         return
-    plain = c.judge_reading in ("auto", "plain")
     for key, fits, reason, remedy in (
             ("optimizer", c.optimizer == "adamw", "Muon needs whole matrices, of which a rank has a part", "'adamw'"),
             ("ref_offload", not c.ref_offload, "it shards the reference instead", False),
             ("compile", not c.compile, "layers that are put together at each call are not compiled", False),
-            ("load_in_4bit", not c.load_in_4bit, "weights in 4 bits cannot be cut", False),
-            ("judge_reading", plain, "the other ways to read a judge are for one that is whole", "'plain'")):
+            ("load_in_4bit", not c.load_in_4bit, "weights in 4 bits cannot be cut", False)):
         if not fits:
             raise ValueError(f"parallel='fsdp' does not go with {key}={getattr(c, key)!r}: {reason}; set {key}="
                              f"{remedy} or parallel='ddp'")

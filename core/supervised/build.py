@@ -5,11 +5,11 @@ import torch
 from core.dataset_consumer import DatasetConsumer, unpack_batch
 from core.files.records import has_prompts, is_file_of_records, with_completion
 from core.huggingface.files import check_target, model_mode
-from core.judge import FilledText, judge_report
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer
 from core.run.memory import memory_limit
+from core.supervised.judge_training import FilledText, judge_report
 from core.supervised.loss import supervised_sums
 
 LARGE_RATE, LARGE_MODEL = 1e-3, 50e6  # learning rates above are refused for pretrained models with more parameters
@@ -86,15 +86,13 @@ def build_new_model(config, data):
     model = GPT(shape)
     if config.init_from:
         start, _ = load_model(config.init_from, tokenizer=tokenizer, key="init_from")
-        per_position = {start.config.judge_head, config.judge_head} <= {"realness", "told"}
-        same = start.config.mode == config.mode and (per_position or start.config.judge_head == config.judge_head)
+        same = (start.config.mode, start.config.judge_head) == (config.mode, config.judge_head)
         for key in ("n_layer", "n_head", "n_embd", *(("tied",) if same else ())):
             if getattr(start.config, key) != getattr(config, key):
                 raise ValueError(f"init_from={config.init_from} has {key}={getattr(start.config, key)}, "
                                  f"the config {getattr(config, key)}; make them equal")
         weights = {k: v for k, v in start.state_dict().items() if same or k != "head.weight"}
-        embed = start.embed.weight.repeat(2, 1)[: len(model.embed.weight)]  # a told judge has each id twice
-        model.load_state_dict(weights | {"embed.weight": embed}, strict=False)
+        model.load_state_dict(weights, strict=False)
     return model
 
 

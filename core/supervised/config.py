@@ -10,7 +10,7 @@ from core.settings.ranges import check_choices, check_ranges
 
 RANGES = {"n_layer": "[1, 1e3]", "n_head": "[1, 1e3]", "n_embd": "[2, 65536]", "dropout": "[0, 1)",
           "fill_temperature_low": "[1e-6, 1e3]", "fill_temperature_high": "[1e-6, 1e3]", "clean_share": "[0, 1]",
-          "eval_batches": "[1, 1e6]"}  # of PretrainConfig, beside those of its bases
+          "eval_batches": "[1, 1e6]"}  # of PretrainConfig, besides those of its bases
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class PretrainConfig(RunConfig, MaskConfig, LoraConfig):
                                            # a folder in Hugging Face format, or hf:owner/name, is fine-tuned as it is
     init_recipe: str | None = None         # the config that builds init_from if it is missing
     # judge (mode='sequence_scorer')
-    judge_head: str = "realness"           # per position: is this the true token? "told": likewise, and it can be told
-                                           # which tokens were filled in; "cls": regress the replaced share of the text
+    judge_head: str = "realness"           # per position: is this the true token? "cls": regress the replaced share of
+                                           # the text
     fill_checkpoints: tuple[str, ...] = ()  # generators whose fills the judge learns from, each equally often
     fill_temperature_low: float = 0.7      # lowest temperature at which a text is filled; drawn for each text
     fill_temperature_high: float = 1.0     # highest temperature at which a text is filled

@@ -7,9 +7,6 @@ from core.distributions import in_parts, token_logp
 from core.masking import masked_positions
 from core.model import SEQUENCE_SCORER
 
-TOLD_OF_FOUR = 3  # texts of four, on average, that a told judge reads with the knowledge what was filled in; only these
-                  # tokens count there, of a third of each text as many as in the fourth text
-
 
 def replacement_target(share):
     """The value that a cls judge learns: y = x^4 - 2x^3 + 2x of the replaced share x of the content, from 0 to 1."""
@@ -21,8 +18,7 @@ def supervised_sums(model, input, target, mask):
 
     input, target: (B, T); mask: (B, T) True where the loss counts
     Returns {"loss", "correct", "count"}: cross-entropy of the masked tokens; for a realness judge the binary
-    cross-entropy of 'this token is the true one' at every position (replaced-token detection, arXiv 2003.10555); a told
-    judge reads about three of four texts with the knowledge which tokens are masked, and only these count there; for a
+    cross-entropy of 'this token is the true one' at every position (replaced-token detection, arXiv 2003.10555); for a
     cls judge, whose input starts with CLS, the squared error of the replaced share's target.
     """
     if model.mode == SEQUENCE_SCORER and model.judge_head == "cls":
@@ -31,16 +27,10 @@ def supervised_sums(model, input, target, mask):
         return {"loss": error.square().sum(), "correct": (error.abs() < 0.1).sum(),
                 "count": error.new_full((), len(input))}
     if model.mode == SEQUENCE_SCORER:
-        real, counted = input == target, torch.ones_like(input, dtype=torch.bool)    # (B, T) each
-        if model.judge_head == "told":
-            filled = mask.to(input.device)                                           # (B, T)
-            places = (filled * torch.arange(mask.shape[1], device=input.device)).sum(1, keepdim=True)
-            told = places % 4 < TOLD_OF_FOUR  # (B, 1) of each text alone, however the texts are cut into batches
-            filled = filled & told
-            input, counted = model.mark(input, filled), filled | ~told
+        real = input == target                                                       # (B, T)
         logits = model(input)                                                        # (B, T)
-        loss = F.binary_cross_entropy_with_logits(logits, real.float(), counted.float(), reduction="sum")
-        return {"loss": loss, "correct": (((logits > 0) == real) & counted).sum(), "count": counted.sum()}
+        loss = F.binary_cross_entropy_with_logits(logits, real.float(), reduction="sum")
+        return {"loss": loss, "correct": ((logits > 0) == real).sum(), "count": loss.new_full((), real.numel())}
     position, chosen = masked_positions(mask, input.device)                          # (B, M)
     h, target = model.states(input, position), target.gather(1, position)            # (B, M, C), (B, M)
 

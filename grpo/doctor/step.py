@@ -11,7 +11,6 @@ import torch
 from core.run.memory import memory_in_use, memory_limit
 from core.scheduler import CosineLRScheduler
 from core.training_step import build_optimizers
-from grpo.build import choose_judge_readings
 from grpo.evaluation.memory import memory_estimate
 from grpo.grpo_training_step import collect_experience, grpo_training_step
 
@@ -102,7 +101,6 @@ def examine(config, models, rewards, data, evaluation, dist):
         raise ValueError(f"a step on {few.batch_size} problems needs about {needed_by_few:.0f} MB, but {dist.device} "
                          f"has {limit:.0f}; set grad_checkpoint=True, lower group_size or the length, take a smaller "
                          "model, or train an adapter with lora_rank=16")
-    choose_judge_readings(models, data, config, dist, {})
     listener, watch, kept = Listener(rewards), Watch(models.policy.model), []
     for number, count in enumerate((1, few.batch_size), 1):  # the first round loads kernels and starts workers
         c, start = replace(few, batch_size=count), time.perf_counter()

@@ -7,7 +7,6 @@ from functools import partial
 import torch
 
 from core.distributed import Distributed
-from core.performance.judge_reading import AUTO
 from core.settings.optional import require
 from grpo.build import load_judge, load_policy, make_rewards
 from grpo.samplers.local import LocalSampler
@@ -29,11 +28,10 @@ def check_sampler_is_there(config):
         server.close()
 
 
-def build_sampler(config, policy, dist, notes):
-    """The sampler that the config names. notes: those of choose_judge_readings, which the workers go by"""
+def build_sampler(config, policy, dist):
+    """The sampler that the config names."""
     if config.sampler == "ray":
-        reading = notes.get("judge_reading", {}).get("judge", config.judge_reading)
-        config = replace(config, judge_reading=reading, parallel="ddp", device=dist.device.type)  # one process, one GPU
+        config = replace(config, parallel="ddp", device=dist.device.type)  # a worker is one process on one GPU
         make = partial(models_of_worker, policy.tokenizer, threads_of_worker(config))
         return RaySampler(make, policy, config, dist)
     if config.sampler == "vllm":
@@ -49,7 +47,4 @@ def models_of_worker(tokenizer, threads, config):
     policy = load_policy("generator_checkpoint", config, tokenizer, dist, adapter=config)
     if not config.ray_rewards:
         return policy, None
-    judge = load_judge("judge_checkpoint", config, policy, dist)
-    if judge is not None and config.judge_reading != AUTO:
-        judge.read_in(config.judge_reading)
-    return policy, make_rewards(config, judge, dist)
+    return policy, make_rewards(config, load_judge("judge_checkpoint", config, policy, dist), dist)

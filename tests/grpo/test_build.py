@@ -10,17 +10,16 @@ import torch
 from core.dataset_consumer import DatasetConsumer
 from core.model import SEQUENCE_SCORER
 from core.models import load_model, load_tokenizer, save_model
+from core.performance.prepacked import has_fast_bfloat16
 from core.prompts import PromptConsumer
 from grpo import build
 from grpo.build import (
-    Models,
     build_data,
     build_evaluation,
     build_models,
     build_reference,
     build_rewards,
     check_memory,
-    choose_judge_readings,
     make_policy,
     plan,
 )
@@ -28,7 +27,6 @@ from grpo.evaluation.fill_in import FillInEvaluation
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
-from grpo.reward_functions.judge import Judge
 from grpo.rewards import Rewards
 from grpo.sandbox import run as sandbox
 from grpo.scoring import with_reference
@@ -120,7 +118,8 @@ def test_a_policy_has_the_precision_of_the_run(kind, setting, found):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_judges_have_the_precision_of_the_run(checkpoints, dataset, dtype):
-    c = settings_of(checkpoints, generator_checkpoint="fill", judge_checkpoint="judge", gold_judge_checkpoint="gold")
+    c = settings_of(checkpoints, generator_checkpoint="fill", judge_checkpoint="judge", gold_judge_checkpoint="gold",
+                    judge_reading="plain")
     models = build_models(c, text_data(dataset), one_process(dtype))
     assert models.judge.dtype == models.gold_judge.dtype == models.policy.dtype == getattr(torch, dtype)
 
@@ -498,43 +497,13 @@ def test_an_adapter_is_a_generator_merged_into_its_base(folder, sums, tmp_path):
     assert same(models.policy, models.reference) and models.policy.model.adapter is None
 
 
-def judged(**settings):
-    """Models of a fill-in run with a judge, its config, and its judge."""
-    reader = Judge(judge(), TOKENIZER, True)
-    return Models(fill_policy(), None, reader, None), config(**settings), reader
-
-
-def test_the_fastest_reading_of_the_judge_is_chosen_and_kept(dataset, monkeypatch):
-    models, c, reader = judged(max_iters=30, batch_size=3)
-    seen = []
-    monkeypatch.setattr(Judge, "fastest_reading", lambda self, texts, names: seen.append(
-        len(texts.tokens)) or ("packed", "in packed"))
-    notes = {}
-    lines = choose_judge_readings(models, consumer(dataset, c), c, one_process(), notes)
-    assert lines == ["judge is read in packed"] and reader.reading == "packed"
-    assert notes == {"judge_reading": {"judge": "packed"}}
-    assert seen == [12]
-
-
-def test_a_resumed_run_goes_on_with_its_reading_unless_another_is_named(dataset, monkeypatch):
-    monkeypatch.setattr(Judge, "fastest_reading", lambda *_: pytest.fail("nothing is to be measured"))
-    for setting, reading in (("auto", "packed"), ("plain", "plain")):
-        models, c, reader = judged(judge_reading=setting)
-        notes = {"judge_reading": {"judge": "packed"}}
-        assert choose_judge_readings(models, consumer(dataset, c), c, one_process(), notes) == []
-        assert reader.reading == reading and notes["judge_reading"] == {"judge": reading}
-
-
-def test_the_judge_of_prompts_is_read_as_it_is(prompts, monkeypatch):
-    monkeypatch.setattr(Judge, "fastest_reading", lambda *_: pytest.fail("nothing is to be measured"))
-    models, c, reader = judged()
-    models.policy = causal_policy()
-    assert choose_judge_readings(models, None, c, one_process(), {}) == ["judge is read plainly"]
-    assert reader.reading == "plain"
-
-
-def test_a_reading_that_is_not_possible_is_refused_before_the_run(checkpoints, dataset, monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ValueError, match="judge_reading='compiled' is not possible: there is no C.. compiler"):
-        built(checkpoints, text_data(dataset), generator_checkpoint="fill", judge_checkpoint="judge",
-              judge_reading="compiled")
+@pytest.mark.parametrize("generator, reading", [("fill", "auto"), ("fill", "plain"), ("other causal", "auto")])
+def test_judges_of_filled_in_text_multiply_in_bfloat16_where_that_is_fast(checkpoints, dataset, prompts, generator,
+                                                                         reading):
+    fills = generator == "fill"
+    judges = {"judge_checkpoint": "judge"} | ({"gold_judge_checkpoint": "gold"} if fills else {})
+    data = text_data(dataset) if fills else prompt_consumer(prompts, prompt_config())
+    models = built(checkpoints, data, generator_checkpoint=generator, judge_reading=reading, **judges)
+    expected = fills and reading == "auto" and has_fast_bfloat16(judge())
+    assert [x.packed for x in (models.judge, models.gold_judge) if x is not None] == [expected] * len(judges)
+    assert same(models.judge.model, judge()), "its weights stay"

@@ -529,7 +529,7 @@ def test_a_state_without_buffers_is_refused_in_one_line(dataset, tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"iteration": -1}, {"iteration": 9}, {"skipped_steps": -1}, {"empty_steps": "0"},
-                                    {"notes": 3}, {"evaluated": 7}, {"reference": {"a": 1}}, {"reference": 3},
+                                    {"evaluated": 7}, {"reference": {"a": 1}}, {"reference": 3},
                                     {"kl_beta": float("nan")}, {"kl_beta": None}], ids=str)
 def test_a_state_with_a_value_that_cannot_be_is_refused_in_one_line(state_of_two_steps, dataset, change):
     path = state_of_two_steps / "state.pt"

@@ -348,27 +348,6 @@ def test_with_a_credit_window_the_judge_gives_credit_to_tokens():
     assert scored.weight.tolist() == [[1.0] * 3] * 2
 
 
-@pytest.mark.parametrize("told_window", [1, None])
-def test_a_judge_is_told_the_sampled_tokens_of_about_half_of_the_problems(told_window):
-    ids, problems = list(torch.randint(0, 96, (40, 20))), torch.stack([torch.randperm(20)[:4] for _ in range(20)])
-    place, reader = problems.repeat_interleave(2, 0), Judge(judge(judge_head="told"), TOKENIZER, True)
-    rewards = Rewards(run_config("judge", credit_window=2, told_window=told_window), reader)
-
-    def scored_rows(first, last):
-        rollouts = rolled_out(written([""] * (last - first), ids[first:last], place[first:last]), last - first, 2)
-        rollouts.mask = torch.ones(last - first, 4)
-        return rewards(rollouts)
-
-    scored = scored_rows(0, 40)
-    told = torch.tensor([sum(x) % 2 == 0 for x in place.tolist()]) & (told_window is not None)
-    assert told_window is None or 4 <= told.sum() <= 36
-    texts = written([""] * 40, ids, place)
-    score, credit = reader.score_and_credit(texts, 2, 1, torch.ones(40, 4), told)
-    torch.testing.assert_close(scored.reward.flatten(), score)
-    torch.testing.assert_close(scored.credit.flatten(0, 1), credit)
-    torch.testing.assert_close(torch.cat([scored_rows(i, i + 2).credit for i in range(0, 40, 2)]), scored.credit)
-
-
 # pass@k
 
 @pytest.mark.parametrize("k", [1, 2, 4])

@@ -407,15 +407,6 @@ def test_a_resumed_run_goes_on_in_its_folder(causal_world, tmp_path, launch):
     assert [r["step"] for r in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in r] == [1, 2]
 
 
-def test_a_resumed_run_goes_on_with_its_way_to_read_the_judge(world, tmp_path, launch):
-    settings = world[2] | {"out_dir": tmp_path / "out", "lr_decay_iters": 2}
-    chosen = {"judge": "packed", "gold_judge": "packed"}
-    assert launch(*arguments(settings | {"max_iters": 1, "judge_reading": "packed"}))[0] == 0
-    code, _, err = launch(*arguments(settings | {"max_iters": 2, "judge_reading": "auto", "resume": True}))
-    assert code == 0, err
-    assert torch.load(tmp_path / "out" / "state.pt", weights_only=True)["notes"] == {"judge_reading": chosen}
-
-
 @pytest.mark.slow
 def test_a_resume_that_is_refused_leaves_the_settings_of_the_run(causal_world, tmp_path, launch):
     _, base = causal_world

@@ -4,9 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from core.judge import calculate_judge_scores
+from core.model import freeze
+from core.models import load_model
 from core.performance import prepacked as module
-from core.performance.prepacked import prepacked
-from tests.tiny import causal_model
+from core.performance.prepacked import has_fast_bfloat16, pack_in_bfloat16, prepacked
+from tests.tiny import ROOT, TOKENIZER, causal_model, judge
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 
@@ -64,3 +67,43 @@ def test_a_gpt2_of_transformers_computes_the_same_with_packed_layers(monkeypatch
         packed = [m for m in net.modules() if "forward" in vars(m)]
         assert [type(m).__name__ for m in packed] == ["Conv1D"] * 8, "four in each layer, and no output layer"
         torch.testing.assert_close(net(tokens).logits, plain, rtol=1e-5, atol=1e-5)
+
+
+SHIPPED = f"{ROOT}/data/char_diffusion/pretrained/judge.safetensors"
+needs_bfloat16 = pytest.mark.skipif(not has_fast_bfloat16(judge()), reason="this CPU has no instructions for bfloat16")
+
+
+@needs_bfloat16
+@pytest.mark.slow
+def test_the_shipped_judge_in_bfloat16_gives_nearly_the_same_scores_in_the_same_order():
+    texts = torch.tensor(TOKENIZER.encode("the value of the key is returned, or None if there is none. " * 3)[:128])
+    texts = texts.repeat(24, 1)                                                      # (24, 128)
+    generator = torch.Generator().manual_seed(1)
+    broken = torch.rand(24, 128, generator=generator) < torch.linspace(0, 0.9, 24)[:, None]
+    texts[broken] = torch.randint(0, 96, (int(broken.sum()),), generator=generator)
+    scorer = freeze(load_model(SHIPPED)[0])
+    exact = calculate_judge_scores(scorer, texts, TOKENIZER.cls_token_id)
+    pack_in_bfloat16(scorer)
+    scores = calculate_judge_scores(scorer, texts, TOKENIZER.cls_token_id)
+    assert 0 < (scores - exact).abs().max() < 2e-3 and torch.corrcoef(torch.stack((scores, exact)))[0, 1] > 0.999
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("head", ["realness", "cls"])
+def test_a_judge_in_bfloat16_reads_texts_of_any_length_and_number_alike(head):
+    exact, fast = judge(judge_head=head, scale=1.0), judge(judge_head=head, scale=1.0)
+    pack_in_bfloat16(fast)
+    for rows, length in ((3, 9), (18, 32)):
+        text = torch.randint(0, 96, (rows, length))
+        scores, expected, last = (calculate_judge_scores(net, part, TOKENIZER.cls_token_id)
+                                  for net, part in ((fast, text), (exact, text), (fast, text[-1:])))
+        torch.testing.assert_close(scores, expected, atol=2e-3, rtol=0)
+        torch.testing.assert_close(scores[-1:], last, atol=2e-3, rtol=0)
+
+
+def test_bfloat16_is_for_our_models_on_a_cpu_with_instructions_for_it(monkeypatch):
+    onednn = torch.backends.mkldnn.is_available()
+    for known in (True, False):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda known=known: {"avx512_bf16": known})
+        assert has_fast_bfloat16(judge()) == (known and onednn)
+        assert not has_fast_bfloat16(judge().to("meta")) and not has_fast_bfloat16(nn.Linear(2, 2))

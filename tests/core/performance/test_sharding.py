@@ -145,8 +145,7 @@ def test_no_thread_of_a_sharded_model_outlives_it(tmp_path):
 
 
 def test_what_does_not_go_with_shards_is_refused():
-    for key, value, remedy in (("optimizer", "muon", "'adamw'"), ("ref_offload", True, False), ("compile", True, False),
-                               ("judge_reading", "packed", "'plain'")):
+    for key, value, remedy in (("optimizer", "muon", "'adamw'"), ("ref_offload", True, False), ("compile", True, False)):
         words = f"parallel='fsdp' does not go with {key}={value!r}: .*; set {key}={remedy} or parallel='ddp'"
         with pytest.raises(ValueError, match=words):
             GRPOConfig(**{"parallel": "fsdp", key: value})

@@ -11,7 +11,7 @@ from core.supervised.build import build_batches, build_data, build_model
 from core.supervised.config import PretrainConfig
 from core.supervised.loss import supervised_sums
 from tests.families import adapter_folder, folder_maker, write_prose, write_sums
-from tests.tiny import CAUSAL, TOKENIZER, causal_model, jsonl, judge, model, one_process, same, save
+from tests.tiny import CAUSAL, TOKENIZER, causal_model, jsonl, model, one_process, same, save
 
 DIST = one_process()
 
@@ -73,19 +73,6 @@ def test_init_from_gives_its_weights_and_another_mode_a_new_output_layer(dataset
     assert weights["head.weight"].shape == (1, 16)
     for name, x in start.state_dict().items():
         assert name == "head.weight" or torch.equal(weights[name], x)
-
-
-def test_a_told_judge_starts_as_the_judge_that_it_is_made_from(dataset, tmp_path):
-    path = save(tmp_path / "judge.safetensors", judge())
-    shape = {"mode": SEQUENCE_SCORER, "tied": False, "init_from": path}
-    _, _, told = built(dataset, judge_head="told", **shape)
-    ids, filled = torch.randint(0, 96, (2, 12)), torch.rand(2, 12) < 0.5
-    for read in (ids, told.mark(ids, filled)):
-        torch.testing.assert_close(told.eval()(read), judge()(ids))
-    again = load_model(save(tmp_path / "told.safetensors", told))[0]
-    assert torch.equal(again(told.mark(ids, filled)), told(told.mark(ids, filled)))
-    _, _, back = built(dataset, **shape | {"init_from": str(tmp_path / "told.safetensors")})
-    torch.testing.assert_close(back.eval()(ids), judge()(ids))
 
 
 @pytest.mark.parametrize("setting, found", [

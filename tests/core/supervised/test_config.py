@@ -12,7 +12,7 @@ from core.supervised.config import PretrainConfig
 
 @pytest.mark.parametrize(("setting", "message"), [
     ({"mode": "poet"}, "mode='poet' is not one of language_model, masked_fill, sequence_scorer"),
-    ({"judge_head": "x"}, "judge_head='x' is not one of realness, told, cls"),
+    ({"judge_head": "x"}, "judge_head='x' is not one of realness, cls"),
     ({"n_layer": 0}, "n_layer=0 must be at least 1"),
     ({"n_head": 0}, "n_head=0"), ({"n_embd": 0}, "n_embd=0"), ({"eval_batches": 0}, "eval_batches=0"),
     ({"block_size": 0}, "block_size=0 must be at least 2"), ({"seed": -1}, "seed=-1 must be at least 0"),

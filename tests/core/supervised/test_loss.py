@@ -37,28 +37,6 @@ def test_supervised_losses_against_loops():
     assert replacement_target(torch.tensor([0.0, 0.5, 1.0])).tolist() == [0.0, 0.8125, 1.0]
 
 
-def test_a_told_judge_learns_of_filled_tokens_where_it_is_told_and_of_all_elsewhere():
-    target, filled = torch.randint(0, 96, (24, 12)), torch.randint(0, 96, (24, 12))
-    mask = torch.rand(24, 12) < 0.5
-    filled = torch.where(mask & (torch.rand(24, 12) < 0.5), filled, target)
-    scorer = model(SEQUENCE_SCORER, judge_head="told")
-    loss, right, count, told = 0.0, 0, 0, [sum(mask[i].nonzero().flatten().tolist()) % 4 != 3 for i in range(24)]
-    for i in range(24):
-        read = filled[i].clone()
-        for t in range(12):
-            read[t] += scorer.config.vocab_size * bool(mask[i, t] and told[i])
-        logits = scorer(read[None])[0]
-        for t in range(12):
-            if mask[i, t] or not told[i]:
-                p, real = logits[t].sigmoid(), bool(filled[i, t] == target[i, t])
-                loss, right, count = loss - (p if real else 1 - p).log(), right + (bool(p > 0.5) == real), count + 1
-    sums = supervised_sums(scorer, filled, target, mask)
-    torch.testing.assert_close(sums["loss"], loss, rtol=1e-4, atol=1e-4)
-    assert (int(sums["correct"]), int(sums["count"])) == (right, count) and 4 < sum(told) < 24
-    cut = [supervised_sums(scorer, filled[i : i + 1], target[i : i + 1], mask[i : i + 1]) for i in range(24)]
-    torch.testing.assert_close(sum(part["loss"] for part in cut), loss, rtol=1e-4, atol=1e-4)
-
-
 class LargestLogits(TorchDispatchMode):
     """Notes the numbers in the largest tensor over the vocabulary that is made within."""
 

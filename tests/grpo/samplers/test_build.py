@@ -17,6 +17,7 @@ import torch
 
 from core.config import load_config
 from core.logger import read_records
+from core.performance.prepacked import has_fast_bfloat16
 from core.settings.script import exit_code
 from grpo import train_grpo
 from grpo.grpo_config import GRPOConfig
@@ -159,13 +160,12 @@ def test_a_worker_builds_the_models_of_the_run_as_one_process_that_is_no_rank(da
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "3")
     settings = {"dataset": dataset, "generator_checkpoint": save(tmp_path / "fill.safetensors", model()),
-                "judge_checkpoint": save(tmp_path / "judge.safetensors", judge()), "judge_reading": "packed",
-                "block_size": 32, "device": "cpu", "sampler": "ray"}
+                "judge_checkpoint": save(tmp_path / "judge.safetensors", judge()), "block_size": 32, "device": "cpu", "sampler": "ray"}
     config = lambda **more: load_config(GRPOConfig, [f"--{key}={x}" for key, x in (settings | more).items()])[0]
     policy, rewards = models_of_worker(TOKENIZER, torch.get_num_threads(), config())
     assert same(policy, fill_policy()) and rewards is None and os.environ["WORLD_SIZE"] == "1"
     _, rewards = models_of_worker(TOKENIZER, torch.get_num_threads(), config(ray_rewards=True))
-    assert rewards.names == ("judge",) and rewards.judge.reading == "packed"
+    assert rewards.names == ("judge",) and rewards.judge.packed == has_fast_bfloat16(judge())
 
 
 def test_code_that_ran_in_a_worker_leaves_no_folder(tmp_path):

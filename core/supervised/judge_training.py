@@ -1,0 +1,102 @@
+"""What a judge learns from, texts filled in by frozen generators, and how well it tells them from true texts."""
+
+import math
+
+import numpy as np
+import torch
+
+from core.dataset_consumer import unpack_batch
+from core.distributions import draw_uniforms
+from core.fill_in import fill_once
+from core.judge import calculate_judge_scores, calculate_realness
+
+
+class FilledText:
+    """Training batches of a judge: windows of the corpus whose masked tokens a frozen generator has filled in.
+
+    batch(split, step, micro) returns (input, target, mask): the filled text (after CLS for a cls judge), the true text,
+    and True where a token was masked. The generator of each row is drawn from `fillers`, its temperature from
+    [temperature_low, temperature_high]. About clean_share of the rows keep their true text. A batch depends only on
+    (seed, split, step) and the numbers of its problems, like those of the dataset.
+    """
+
+    def __init__(self, data, fillers, device, judge_head="realness", clean_share=0.1, temperature_low=0.7,
+                 temperature_high=1.0, noise_seed=1):
+        self.data, self.fillers = data, fillers
+        self.device = device
+        self.judge_head = judge_head
+        self.clean_share, self.noise_seed = clean_share, noise_seed
+        self.temperature_low, self.temperature_high = temperature_low, temperature_high
+
+    @torch.no_grad()
+    def batch(self, split, step, micro=0):
+        batch = self.data.batch(split, step, micro)
+        input, target, mask = unpack_batch(batch, self.device)                       # (B, T)
+        noise = draw_uniforms(self.data.seed + self.noise_seed, step, batch["number"], (1, input.shape[1] + 3))
+        which = (noise[:, 0, -1] * len(self.fillers)).long()                         # (B,) the generator of each row
+        clean = (noise[:, 0, -2] < self.clean_share).to(self.device)                 # (B,)
+        span = self.temperature_high - self.temperature_low
+        temperature = (self.temperature_low + span * noise[:, 0, -3]).float()        # (B,)
+        filled = target.clone()
+        for i, filler in enumerate(self.fillers):
+            rows = (which == i).nonzero().squeeze(1)
+            if len(rows):
+                filled[rows] = fill_once(filler, input[rows.to(self.device)], mask[rows], noise[rows, :, :-3],
+                                         temperature[rows, None, None].to(self.device))[:, 0]
+        filled = torch.where(clean[:, None], target, filled)
+        if self.judge_head == "cls":
+            filled = torch.cat((torch.full_like(filled[:, :1], self.data.tokenizer.cls_token_id), filled), dim=1)
+        return filled, target, mask
+
+
+def average_ranks(x):
+    """Rank of each value, from 1; equal values get the mean of their ranks."""
+    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[inverse]
+
+
+def auc(positive, negative):
+    """Probability that a positive score is higher than a negative one; a tie counts half (Mann-Whitney). NaN without
+    scores of both kinds."""
+    if not len(positive) or not len(negative):
+        return math.nan
+    ranks = average_ranks(np.concatenate((positive, negative)))
+    n = len(positive)
+    return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * len(negative)))
+
+
+@torch.no_grad()
+def judge_report(judge, data, filler, device, batches=8, temperature=0.8):
+    """How well the judge tells validation text from the same text filled in by one generator.
+
+    data: a DatasetConsumer whose masks cover from little to much of a text
+    Returns {"pearson", "spearman": correlations of 1 - score with the replaced share of a text, "auc": of true texts
+    against texts with 30% filled in, "token_auc", not for a cls judge: of true against false tokens among those that
+    were filled in, "mean_score": of the filled texts}
+    """
+    cls = data.tokenizer.cls_token_id
+    found = {name: [] for name in ("share", "filled", "filled_30", "clean", "true_tokens", "false_tokens")}
+    for step in range(batches):
+        batch = data.batch("val", step)
+        input, target, mask = unpack_batch(batch, device)
+        noise = draw_uniforms(data.seed + 7, step, batch["number"], (2, input.shape[1]))
+        filled = fill_once(filler, input, mask, noise[:, :1], temperature)[:, 0]     # (B, T)
+        thirty = noise[:, 1].argsort(1).argsort(1) < round(0.3 * input.shape[1])     # (B, T) a random 30%
+        masked = target.masked_fill(thirty.to(device), data.tokenizer.mask_token_id)
+        filled_30 = fill_once(filler, masked, thirty, noise[:, :1], temperature)[:, 0]
+        for name, text in (("filled", filled), ("filled_30", filled_30), ("clean", target)):
+            found[name].append(calculate_judge_scores(judge, text, cls))             # (B,)
+        found["share"].append((filled != target).float().mean(1))                    # (B,)
+        if judge.judge_head != "cls":
+            realness = calculate_realness(judge, filled)                             # (B, T)
+            found["true_tokens"].append(realness[mask.to(device) & (filled == target)])
+            found["false_tokens"].append(realness[mask.to(device) & (filled != target)])
+    found = {name: torch.cat(parts).cpu().double().numpy() for name, parts in found.items() if parts}
+    shares, scores = found["share"], found["filled"]
+    report = {"pearson": float(np.corrcoef(shares, 1 - scores)[0, 1]),
+              "spearman": float(np.corrcoef(average_ranks(shares), average_ranks(1 - scores))[0, 1]),
+              "auc": auc(found["clean"], found["filled_30"]), "mean_score": float(scores.mean())}
+    if judge.judge_head != "cls":
+        report["token_auc"] = auc(found["true_tokens"], found["false_tokens"])
+    return report

@@ -1,0 +1,72 @@
+"""The texts that a judge learns from, and its report."""
+
+import numpy as np
+import pytest
+import torch
+
+from core.dataset_consumer import unpack_batch
+from core.supervised.judge_training import FilledText, auc, average_ranks, judge_report
+from tests.tiny import TOKENIZER, config, consumer, judge, model
+
+
+def test_auc_and_ranks_against_loops():
+    a = np.round(np.random.default_rng(0).normal(1, 1, 40), 1)
+    b = np.round(np.random.default_rng(1).normal(0, 1, 30), 1)
+    by_hand = np.mean([1.0 if x > y else 0.5 if x == y else 0.0 for x in a for y in b])
+    assert abs(auc(a, b) - by_hand) < 1e-12 and np.isnan(auc(a, b[:0]))
+    assert average_ranks(np.array([3, 1, 3, 2])).tolist() == [3.5, 1, 3.5, 2]
+
+
+@pytest.mark.parametrize("head", ["realness", "cls"])
+def test_a_judge_learns_from_fills_of_every_generator_and_from_clean_text(dataset, head):
+    fillers = [model(seed=1), model(seed=2)]
+
+    def batch(fillers):
+        text = FilledText(consumer(dataset, config(batch_size=64)), fillers, "cpu", head, clean_share=0.3)
+        return text.batch("train", 0)
+
+    filled, target, mask = batch(fillers)
+    if head == "cls":
+        assert (filled[:, 0] == TOKENIZER.cls_token_id).all()
+        filled = filled[:, 1:]
+    assert torch.equal(filled[~mask], target[~mask]) and filled.max() < TOKENIZER.base_vocab_size
+    assert 0.1 < (filled == target).all(1).float().mean() < 0.5
+    assert torch.equal(batch(fillers)[0][:, -32:], filled), "pure in (seed, rank, step)"
+    assert not torch.equal(batch(fillers[::-1])[0][:, -32:], filled)
+
+
+def test_the_report_of_a_judge_that_knows_the_truth(dataset):
+    data = consumer(dataset, config(batch_size=16, mask_low=0.05, mask_high=0.6))
+    truths = torch.cat([unpack_batch(data.batch("val", s), "cpu")[1] for s in range(2)])
+
+    class Oracle:
+        judge_head = "realness"
+
+        def __call__(self, text):
+            known = (text[:, None] == truths).float()                                 # against the nearest true text
+            return 20 * known[torch.arange(len(text)), known.mean(2).argmax(1)] - 10
+
+    report = judge_report(Oracle(), data, model(scale=1.0), "cpu", batches=2)
+    assert report["auc"] == report["token_auc"] == 1 and report["pearson"] > 0.99 and report["spearman"] > 0.99
+    report = judge_report(judge(judge_head="cls"), data, model(), "cpu", batches=1)
+    assert report.keys() == {"auc", "pearson", "spearman", "mean_score"}, "it scores no tokens"
+
+
+def test_the_report_fills_as_the_generator_would(dataset):
+    """Every text that the judge is shown comes from the whole of the filler's distribution."""
+    data, seen = consumer(dataset, config(batch_size=16)), []
+    uniform = model()
+    with torch.no_grad():
+        uniform.head.weight.zero_()
+
+    class Witness:
+        judge_head = "realness"
+
+        def __call__(self, text):
+            seen.append(text)
+            return torch.rand(text.shape)
+
+    judge_report(Witness(), data, uniform, "cpu", batches=4)
+    for start in (0, 1):  # varied masks, then 30%; the true text, and the first again for single tokens
+        changed = torch.cat([text[text != truth] for text, truth in zip(seen[start::4], seen[2::4], strict=True)])
+        assert len(changed) > 500 and abs(changed.float().mean() - 47.5) < 4, "uniform over the 96 characters"
