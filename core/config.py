@@ -58,7 +58,6 @@ class RunConfig:
     eval_interval: int = 500               # steps between two evaluations
     save_interval: int = 500               # steps between two checkpoints
     keep_checkpoints: int = 0              # numbered models to keep beside the latest
-    keep_states: int = 2                   # states to keep: state.pt and those before it, used if it is damaged
     out_dir: str = "out"                   # the folder of everything that the run writes
     resume: bool | str = False             # go on from out_dir/state.pt, bit for bit; auto: if there is a state
     seed: int = 1337                       # of the data, of what is sampled, and of a new model
@@ -92,7 +91,7 @@ RANGES = {"block_size": "[2, 1e6]", "max_prompt_length": "[1, 1e6]", "batch_size
           "lr_decay_iters": "[1, 1e12]", "weight_decay": "[0, 1e3]", "beta1": "[0, 1)", "beta2": "[0, 1)",
           "grad_clip": "[0, inf)", "max_bad_steps": "[1, 1e12]", "log_interval": "[1, 1e12]",
           "eval_interval": "[1, 1e12]", "save_interval": "[1, 1e12]", "keep_checkpoints": "[0, 1e6]",
-          "keep_states": "[1, 1e6]", "rank_timeout": "[1, 1e6]",
+          "rank_timeout": "[1, 1e6]",
           "seed": "[0, 1e18]"}  # of RunConfig
 
 

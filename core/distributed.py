@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from datetime import timedelta
 from functools import cached_property
 
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from core.performance.sharding import is_sharded
+from core.settings.user_code import one_line
 
 LONGEST_WAIT = timedelta(hours=12)  # ranks wait while rank 0 evaluates, saves, or builds a checkpoint from its recipe
 START_WAIT = timedelta(minutes=10)  # until all ranks have come
@@ -168,29 +168,21 @@ class Distributed:
             self.close()
 
     @contextlib.contextmanager
-    def ending_together(self, limit=None, computing=False):
-        """A failed exchange between ranks is raised as OtherRank, in one line.
+    def ending_together(self, limit=None):
+        """A failed exchange between ranks is raised as OtherRank, in one line. Other errors of the block pass.
 
         limit: the timedelta that the exchange may take; None: rank_timeout
-        computing: whether the block computes as well, as sharded models do between exchanges; then only errors that
-            the library of the exchange raises count, and nobody knows how long it has waited
         """
-        began = time.monotonic()
         try:
             yield
         except RuntimeError as error:
-            text = (str(error).splitlines() or [""])[0]
-            exchange = isinstance(error, dist.DistError) or type(error) is RuntimeError and (
-                not computing or re.search(r"\bgloo/", text))
-            if not exchange:
+            text = one_line(error, 200)
+            if not (isinstance(error, dist.DistError) or re.search(r"\bgloo/", text)):
                 raise  # out of memory, for example
             what = "did: see its error"
-            if "timed out" in text.lower() or "timeout" in text.lower():
-                what = "did not answer"
-                if not computing:
-                    what += f" for {time.monotonic() - began:.0f} seconds"
-                what += f"; limit {limit}" if limit else f"; rank_timeout={self.timeout:g}"
-            raise OtherRank(f"rank {self.rank} ended because another rank {what} ({text[:200]})") from None
+            if re.search("time(d )?out", text, re.I):
+                what = f"did not answer; {f'limit {limit}' if limit else f'rank_timeout={self.timeout:g}'}"
+            raise OtherRank(f"rank {self.rank} ended because another rank {what} ({text})") from None
 
     def total(self, x):
         """The sum of tensor x over ranks; x itself is left alone."""

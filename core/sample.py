@@ -20,10 +20,10 @@ from core.distributions import draw_uniforms
 from core.fill_in import fill_in, fill_in_passes
 from core.generation import Stop, generate
 from core.huggingface.tokenizer import HuggingFaceTokenizer
-from core.logger import highlight
 from core.masking import masked_positions, places_of_mask
 from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.models import load_model, load_tokenizer
+from core.run.terminal import highlight
 from core.settings.ranges import check_ranges
 from core.settings.script import run_script
 from core.tokenizer import by_character

@@ -31,7 +31,7 @@ class Trainer:
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
         self.checkpoints = CheckpointManager(config.out_dir, self.write_model, config.keep_checkpoints, model.suffix,
-                                             getattr(model, "identity", dict)(), config.keep_states,
+                                             getattr(model, "identity", dict)(),
                                              write_card=functools.partial(write_card, config))
         self.step, self.skipped_steps, self.facts = 0, 0, {}
         self.stopped_by = None  # the signal that ended the run early

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from core.checkpoint_manager import CheckpointManager, shapes
+from core.files.json_lines import each_record, keep_records
 from core.files.whole_files import CannotWrite
-from core.logger import each_record, format_number, keep_records
+from core.logger import format_number
 from core.performance.sharding import gathered
 from core.run.bad_steps import BadSteps
 from core.run.model_card import write_card
@@ -50,7 +51,7 @@ class GRPOTrainer:
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
         self.checkpoints = CheckpointManager(config.out_dir, policy.save, config.keep_checkpoints, policy.suffix,
-                                             getattr(policy, "identity", dict)(), config.keep_states, dist.is_main,
+                                             getattr(policy, "identity", dict)(), dist.is_main,
                                              functools.partial(write_card, config))
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.ahead = Ahead(LocalSampler(policy, config), policy, self.problems_of, config)
@@ -72,7 +73,7 @@ class GRPOTrainer:
             self.ahead.sampler = sampler
             if sampler.outside:
                 self.ahead.canary = Canary(sampler, self.policy, self.problems_of(self.iteration), self.config)
-        exchanges = self.dist.ending_together(computing=True) if self.dist.sharded else contextlib.nullcontext()
+        exchanges = self.dist.ending_together() if self.dist.sharded else contextlib.nullcontext()
         with (self.checkpoints.keeping(), StopSignal(self.dist) as stop, contextlib.closing(self.ahead.sampler),
               exchanges):
             self.finish(stopped=self.train(stop))

@@ -23,7 +23,7 @@ import torch
 
 from core import pretrain
 from core.checkpoint_manager import read_state, states
-from core.logger import read_records
+from core.files.json_lines import read_records
 from core.models import save_model
 from core.settings.script import run_script
 from grpo import train_grpo

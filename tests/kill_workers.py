@@ -20,7 +20,7 @@ import time
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from core.logger import read_records
+from core.files.json_lines import read_records
 from core.models import save_model
 from core.settings.script import run_script
 from grpo import train_grpo

@@ -263,7 +263,7 @@ class Inputs:
 
     def trainer(self):
         """A new supervised run of the smallest model, whose states are in run/."""
-        c = PretrainConfig(out_dir=self.path("run"), device="cpu", keep_states=1)
+        c = PretrainConfig(out_dir=self.path("run"), device="cpu")
         logger = types.SimpleNamespace(say=lambda text: None)
         tokenizer = CharTokenizer("ab")
         net = model(tokenizer=tokenizer, n_layer=1, n_embd=2, n_head=1)

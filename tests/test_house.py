@@ -135,7 +135,7 @@ def test_only_the_trainer_knows_the_buffer():
 def test_the_algorithm_loads_no_plotting_and_nothing_optional():
     names = ["core." + p.stem for p in pathlib.Path(ROOT, "core").glob("[a-z]*.py")] + ["grpo.advantages", "grpo.build"]
     code = (f"import sys; sys.path.insert(0, {ROOT!r})\n" + "".join(f"import {name}\n" for name in names)
-            + "print([m for m in ('matplotlib', 'wandb', 'tensorboardX', 'trackio', 'tiktoken', 'trl', 'ray', 'transformers') "
+            + "print([m for m in ('matplotlib', 'wandb', 'tensorboard', 'trackio', 'tiktoken', 'trl', 'ray', 'transformers') "
             + "if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -11,6 +11,12 @@ from contextlib import contextmanager
 import torch
 
 PARALLEL = ("ddp", "fsdp")
+FSDP_ALLOWS = {  # setting: (what it may be, why nothing else)
+    "optimizer": (("adamw",), "Muon needs whole matrices, of which a rank has a part"),
+    "ref_offload": ((False,), "it shards the reference instead"),
+    "compile": ((False,), "layers that are put together at each call are not compiled"),
+    "load_in_4bit": ((False,), "weights in 4 bits cannot be cut"),
+}
 
 
 def check_parallel(c):
@@ -19,14 +25,11 @@ def check_parallel(c):
         raise ValueError(f"parallel={c.parallel!r} is not one of {', '.join(PARALLEL)}")
     if c.parallel != "fsdp":
         return
-    for key, fits, reason, remedy in (
-            ("optimizer", c.optimizer == "adamw", "Muon needs whole matrices, of which a rank has a part", "'adamw'"),
-            ("ref_offload", not c.ref_offload, "it shards the reference instead", False),
-            ("compile", not c.compile, "layers that are put together at each call are not compiled", False),
-            ("load_in_4bit", not c.load_in_4bit, "weights in 4 bits cannot be cut", False)):
-        if not fits:
-            raise ValueError(f"parallel='fsdp' does not go with {key}={getattr(c, key)!r}: {reason}; set {key}="
-                             f"{remedy} or parallel='ddp'")
+    for key, (allowed, reason) in FSDP_ALLOWS.items():
+        value = getattr(c, key)
+        if value not in allowed:
+            raise ValueError(f"parallel='fsdp' does not go with {key}={value!r}: {reason}; set {key}={allowed[0]!r} or "
+                             "parallel='ddp'")
 
 
 def is_sharded(x):
@@ -54,7 +57,7 @@ def shard_all(models, config, dist):
     adapter."""
     for model in models if is_asked_for(config, dist) else ():
         if model is not None and not any(map(has_parts, model.modules())):
-            with dist.ending_together(dist.longest_wait, computing=True):
+            with dist.ending_together(dist.longest_wait):
                 shard(model, dist)
 
 
@@ -93,6 +96,18 @@ def layers_of(model):
         return model.layers
     lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
     return max(lists, key=lambda part: sum(p.numel() for p in part.parameters()))
+
+
+def anchor(states, unused, model):
+    """The states, and through them a gradient of 0 for other states of the same model that no loss is made of.
+
+    A layer of a sharded model is put together for its backward pass when the gradient of its output comes. Of a prompt
+    only the keys and values are used, so that the output of the last layer would have none, and the keys would come
+    first.
+    """
+    if not has_parts(model):
+        return states
+    return states + 0 * unused.flatten()[0]
 
 
 def let_go(model):

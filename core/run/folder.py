@@ -36,15 +36,16 @@ def check_run_folder(out_dir):
 
 
 def check_kind(out_dir, name):
-    """Raises ValueError if what has the name of a run's file is none: to open a named pipe would take for ever."""
+    """Raises ValueError if what has the name of a run's file is none: to open a named pipe would take for ever, and the
+    lock is emptied, so that it must not be a link to something else."""
     path = os.path.join(out_dir, name)
-    file = name in (LOCK, f"{LOCK}.tmp") or bool(FILES.fullmatch(name))
     model = bool(MODELS.fullmatch(name))
-    if not (file or model or name in FOLDERS) or not os.path.lexists(path):
+    file = name == LOCK or bool(FILES.fullmatch(name))
+    folder = name in FOLDERS
+    if not (model or file or folder):
         return
-    followed = os.path.exists(path) and name != LOCK  # the lock is emptied: it must not be a link to something else
-    kind = os.stat(path, follow_symlinks=followed).st_mode
-    if not (stat.S_ISREG(kind) and (file or model) or stat.S_ISDIR(kind) and not file):
+    is_file = os.path.isfile(path) and not (name == LOCK and os.path.islink(path))
+    if not ((is_file and (file or model)) or (os.path.isdir(path) and (folder or model))):
         raise ValueError(f"{path} is no {'file' if file else 'folder'} that a run wrote; remove it or choose another "
                          "out_dir")
 
@@ -69,9 +70,8 @@ def locked(out_dir):
     path = os.path.join(out_dir, LOCK)
     with writing(path):
         os.makedirs(out_dir, exist_ok=True)
-    check_kind(out_dir, LOCK)
     with writing(path):
-        file = open(path, "a+", errors="replace", opener=not_through_links)
+        file = open(path, "a+", errors="replace")
     with file:
         take(file, out_dir)
         try:
@@ -81,56 +81,40 @@ def locked(out_dir):
                 file.truncate(0)
 
 
-def not_through_links(path, flags):
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
-
-
 def take(file, out_dir):
-    """Takes the open lock and notes who has it. Raises ValueError if another run has it.
+    """Locks the open file and notes in it who has the folder. Raises ValueError if another run has it.
 
-    The system frees a lock when its process ends. Where the file system has no locks, the note alone tells who has it;
-    a second file, which only one process can create, keeps others from reading it while it changes.
+    The system frees a lock when its process ends. Where the file system has no locks, the note alone tells.
     """
-    path = os.path.join(out_dir, LOCK)
     holder = read_holder(file)
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(in_use(out_dir, holder, path)) from None
-        except OSError:  # there are none
-            pass
-        else:
-            note(file, path)
-            return
-    door = f"{path}.tmp"
     try:
-        os.close(os.open(door, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        raise ValueError(in_use(out_dir, holder, door)) from None
-    try:
-        holder = read_holder(file)
-        if holder is not None and not has_ended(holder):
-            raise ValueError(in_use(out_dir, holder, path))
-        note(file, path)
-    finally:
-        os.remove(door)
+        if fcntl is None:
+            raise OSError("this system has no such locks")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        free = True
+    except BlockingIOError:
+        free = False
+    except OSError:
+        free = holder is None or has_ended(holder)
+    if not free:
+        raise ValueError(in_use(out_dir, holder))
+    note(file)
 
 
-def in_use(out_dir, holder, path):
-    """The error about a folder that another run has. path: the file that says so"""
+def in_use(out_dir, holder):
+    """The error about a folder that another run has."""
     who, since = "another run", ""
     if holder is not None:
         who = f"a run with pid {holder['pid']} on {holder['host']}"
         since = f", started {holder['started']}"
     return (f"out_dir={out_dir} is in use by {who}{since}; choose another out_dir or wait, or if that run has ended, "
-            f"delete {path}")
+            f"delete {os.path.join(out_dir, LOCK)}")
 
 
-def note(file, path):
+def note(file):
     """Writes into the open lock who has it."""
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
-    with writing(path):
+    with writing(file.name):
         file.seek(0)
         file.truncate(0)
         file.write(json.dumps(holder))
@@ -157,8 +141,8 @@ def has_ended(holder):
         os.kill(holder["pid"], 0)
     except (ProcessLookupError, OverflowError):
         return True
-    except PermissionError:  # it is another user's
-        return False
+    except PermissionError:  # another user's process
+        pass
     return False
 
 
@@ -187,7 +171,9 @@ def set_aside(out_dir):
 
 def moving_order(name):
     """The states go first, the newest last of them: no run resumes when half is moved."""
-    return 0 if OLDER.fullmatch(name) else 1 if name == STATE else 2
+    if OLDER.fullmatch(name):
+        return 0
+    return 1 if name == STATE else 2
 
 
 def folder_list(folder):

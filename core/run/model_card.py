@@ -1,15 +1,13 @@
 """README.md in the folder of a saved model: what it is, how it was trained and measured, how to load it."""
 
 import dataclasses
-import importlib.metadata
 import json
 import os
-import sys
 
 from core.files.whole_files import replacing
 from core.huggingface.files import is_adapter
 from core.logger import format_number
-from core.run.start import PACKAGES
+from core.run.start import versions
 from core.run.trackers import settings_to_send
 from core.settings.help import default_of
 
@@ -82,8 +80,7 @@ def card(config, folder, step, before, after):
         what=f"A LoRA adapter of {base}" if adapter else f"A model trained from {base}",
         dataset=without_folders(config.dataset), objective=objective(config), figures=figures(before, after),
         loading=(ADAPTER if adapter else PLAIN).format(kind=class_name(folder), base=base),
-        settings=json.dumps(settings, indent=1), versions=", ".join(
-            f"{name} {importlib.metadata.version(name)}" for name in PACKAGES if name in sys.modules))
+        settings=json.dumps(settings, indent=1), versions=", ".join(map(" ".join, versions().items())))
 
 
 def changed(config):

@@ -3,18 +3,28 @@ and nothing else."""
 
 import re
 
-STATE, OLDER = "state.pt", re.compile(r"state-\d+\.pt")
-METRICS, SAMPLES, CONSOLE, STARTS = "metrics.jsonl", "samples.jsonl", "console.log", "starts.jsonl"
-CONFIG, TRACKER_IDS, REPORT, CURVES = "config.json", "trackers.json", "report.html", "curves.png"
-LOCK, PREVIOUS = "lock", "previous"
-BAD_STEPS = "bad_steps"  # the folder of core/run/bad_steps.py
-WANDB, VLLM_WEIGHTS = "wandb", "vllm-weights"  # folders of the programs that the run talks to
+STATE = "state.pt"
+OLDER = re.compile(r"state-\d+\.pt")
+METRICS = "metrics.jsonl"
+SAMPLES = "samples.jsonl"
+CONSOLE = "console.log"
+STARTS = "starts.jsonl"
+CONFIG = "config.json"
+TRACKER_IDS = "trackers.json"
+REPORT = "report.html"
+CURVES = "curves.png"
+LOCK = "lock"
+PREVIOUS = "previous"          # the folder of earlier runs
+BAD_STEPS = "bad_steps"        # the folder of core/run/bad_steps.py
+WANDB = "wandb"                # folders of the programs that the run talks to
+VLLM_WEIGHTS = "vllm-weights"
 
 NAMES = (STATE, METRICS, SAMPLES, CONSOLE, STARTS, CONFIG, TRACKER_IDS, REPORT, CURVES)
-FILES = re.compile("(" + "|".join([*map(re.escape, NAMES), OLDER.pattern, r"events\.out\.tfevents\..*"]) + r")(\.tmp)?")
+PATTERNS = [*map(re.escape, NAMES), OLDER.pattern, r"events\.out\.tfevents\..*"]  # the last: TensorBoard's
+FILES = re.compile(f"({'|'.join(PATTERNS)})(\\.tmp)?")
 MODELS = re.compile(r"model(-\d+)?(\.safetensors)?(\.tmp)?")  # the latest and the numbered ones: files, or folders
 FOLDERS = (BAD_STEPS, PREVIOUS, WANDB, VLLM_WEIGHTS)
-STAYING = (LOCK, f"{LOCK}.tmp", PREVIOUS, WANDB, VLLM_WEIGHTS)  # what a later run leaves where it is
+STAYING = (LOCK, PREVIOUS, WANDB, VLLM_WEIGHTS)  # what a later run leaves where it is
 
 
 def is_set_aside(name):

@@ -19,9 +19,10 @@ from datetime import datetime, timezone
 import torch
 
 from core.config import save_config
+from core.files.json_lines import read_records
 from core.files.whole_files import CannotWrite, replacing
-from core.logger import each_record
 from core.run.folder import set_aside
+from core.run.memory import memory_limit
 from core.run.names import CONFIG, STARTS
 from core.settings.help import default_of
 from core.settings.ranges import shown
@@ -47,13 +48,15 @@ class Recorded:
         self.dist.barrier()  # every rank has read its checkpoints, one of which may be about to move
         if not self.dist.is_main:
             return
-        step, say = self.trainer.step, self.trainer.logger.say
+        say = self.trainer.logger.say
         if self.resume:
             for line in how_it_goes_on(self.config, self.trainer):
                 say(line)
-        elif previous := set_aside(self.config.out_dir):
-            say(f"{self.config.out_dir} held an earlier run, which is now in {previous}")
-        record_start(self.config, self.origin, self.dist, step)
+        else:
+            previous = set_aside(self.config.out_dir)
+            if previous:
+                say(f"{self.config.out_dir} held an earlier run, which is now in {previous}")
+        record_start(self.config, self.origin, self.dist, self.trainer.step)
         save_config(self.config, os.path.join(self.config.out_dir, CONFIG))
 
     def __exit__(self, kind, error, trace):
@@ -82,8 +85,8 @@ def how_it_goes_on(config, trainer):
     if changed:
         line += f"; changed since: {', '.join(changed)}"
     yield line
-    last = next(reversed(list(each_record(os.path.join(config.out_dir, STARTS)))), None)
-    if last is not None and "ended" not in last:
+    starts = read_records(os.path.join(config.out_dir, STARTS))
+    if starts and "ended" not in starts[-1]:
         yield "the process before this one did not end properly: it was killed, or the machine stopped"
     if step >= config.max_iters:
         yield f"the run was finished, and there is nothing to do; to train on, set max_iters above {step}"
@@ -112,10 +115,9 @@ def record_start(config, origin, dist, step):
     default = {field.name: default_of(field) for field in dataclasses.fields(config)}
     settings = {key: {"value": getattr(config, key), "default": default[key], "set in": place}
                 for key, place in origin.items() if getattr(config, key) != default[key]}
-    record = {"time": now(), "step": step, "command": command(), "commit": commit(), **machine(dist),
-              "python": platform.python_version(), **{name: importlib.metadata.version(name) for name in PACKAGES
-                                                      if name in sys.modules}, "settings": settings}
-    add_record(config.out_dir, record)
+    add_record(config.out_dir, {
+        "time": now(), "step": step, "command": command(), "commit": commit(), **machine(dist),
+        "python": platform.python_version(), **versions(), "settings": settings})
 
 
 def record_end(out_dir, step, ended, why=None):
@@ -149,6 +151,11 @@ def without_home(value):
     return re.sub(re.escape(home) + r"(?![\w.-])", "~", value) if isinstance(value, str) and len(home) > 1 else value
 
 
+def versions():
+    """{package: its version} of those that are loaded."""
+    return {name: importlib.metadata.version(name) for name in PACKAGES if name in sys.modules}
+
+
 def command():
     """The command line, its script as a path from the repository."""
     script, *arguments = sys.argv
@@ -171,8 +178,9 @@ def machine(dist):
              "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
              "torch threads": torch.get_num_threads(), "ranks": dist.world, "device": str(dist.device),
              "precision": str(dist.dtype).removeprefix("torch.")}
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        found["memory"] = f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.1f} GB"
+    memory = memory_limit(torch.device("cpu"))
+    if memory is not None:
+        found["memory"] = f"{memory / 1000:.1f} GB"
     if dist.device.type == "cuda":
         gpu = torch.cuda.get_device_properties(dist.device)
         found |= {"gpu": gpu.name, "gpu memory": f"{gpu.total_memory / 1e9:.1f} GB", "cuda": torch.version.cuda}

@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-import time
 import warnings
 
 from core.files.whole_files import replacing
@@ -20,78 +19,76 @@ class Wandb:
     """Weights & Biases: a server; with WANDB_MODE=offline the folder out_dir/wandb, which `wandb sync` sends later."""
 
     package, remedy = "wandb", "run wandb login, set WANDB_MODE=offline"
+    known_by = "id"  # the attribute of a run under which a later process goes on
 
     def __init__(self, config, step, id):
-        import wandb
-        # By itself wandb also sends the console, which shows samples, the command line, which may hold a system
-        # prompt, and the changes in the repository, which may hold prompts.
-        no_text = {} if config.log_text else {"console": "off", "x_disable_meta": True, "disable_git": True}
-        self.run = wandb.init(project=config.wandb_project, name=config.wandb_run_name, dir=config.out_dir, id=id,
-                              resume="allow" if id else None, config=settings_to_send(config),
-                              settings=wandb.Settings(finish_timeout=FINISH_SECONDS, **no_text,
-                                                      x_transaction_log_flush_interval=FLUSH_SECONDS))
-        self.id, self.table = self.run.id, wandb.Table
+        self.library = importlib.import_module(self.package)
+        self.run = self.library.init(project=config.wandb_project, config=settings_to_send(config),
+                                     **self.settings(config, id))
+        self.id = getattr(self.run, self.known_by)
+
+    def settings(self, config, id):
+        """Arguments of init that trackio does not share."""
+        private = {}
+        if not config.log_text:
+            # By itself wandb also sends the console, which shows samples, the command line, which may hold a system
+            # prompt, and the changes in the repository, which may hold prompts.
+            private = {"console": "off", "x_disable_meta": True, "disable_git": True}
+        settings = self.library.Settings(finish_timeout=FINISH_SECONDS, x_transaction_log_flush_interval=FLUSH_SECONDS,
+                                         **private)
+        return {"name": config.wandb_run_name, "id": id, "resume": "allow" if id else None, "dir": config.out_dir,
+                "settings": settings}
 
     def log(self, step, metrics):
         self.run.log(metrics, step=step)
 
     def text(self, step, rows):
-        self.run.log({"samples": self.table(columns=list(COLUMNS), data=rows)}, step=step)
+        self.run.log({"samples": self.library.Table(columns=list(COLUMNS), data=rows)}, step=step)
 
     def finish(self):
-        self.run.finish()
+        self.library.finish()
+
+
+class Trackio(Wandb):
+    """A database on this machine, for `trackio show`; or the Hugging Face Space of TRACKIO_SPACE_ID. Its interface is
+    wandb's."""
+
+    package, remedy = "trackio", "check TRACKIO_DIR and TRACKIO_SPACE_ID"
+    known_by = "name"
+
+    def __init__(self, config, step, id):
+        # trackio raises no error while it logs. It warns, and where a warning is an error it prints one line.
+        warnings.filterwarnings("error", module=r"trackio\.utils")
+        super().__init__(config, step, id)
+
+    def settings(self, config, id):
+        return {"name": id or config.wandb_run_name, "resume": "allow" if id else "never", "embed": False}
 
 
 class TensorBoard:
-    """A file of events in out_dir, for `tensorboard --logdir`. It is written at once, in the thread of the run:
-    tensorboardX's SummaryWriter has one of its own, which ends when the disk is full; the run would wait for it."""
+    """A file of events in out_dir, for `tensorboard --logdir`."""
 
-    package, remedy, id = "tensorboardX", "choose another out_dir", None
+    package, remedy, id = "tensorboard", "choose another out_dir", None
 
     def __init__(self, config, step, id):
-        from tensorboardX import event_file_writer, summary
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-        self.event, self.summary = Event, summary
-        self.file = event_file_writer.EventsWriter(os.path.join(config.out_dir, "events"), f".{step}")
-        if step:  # a reader forgets what an earlier process wrote of later steps
-            self._write(step + 1, session_log=SessionLog(status=SessionLog.START))
+        from torch.utils.tensorboard import SummaryWriter
+        # a reader forgets what an earlier process wrote of the steps from purge_step on
+        self.writer = SummaryWriter(config.out_dir, purge_step=step + 1 if step else None)
 
     def log(self, step, metrics):
-        Summary = self.summary.Summary
-        self._write(step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)
-                                                 for name, value in metrics.items()]))
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
 
     def text(self, step, rows):
-        lines = [f"    {name:<11} | {json.dumps(value, ensure_ascii=False)}"  # indented, so that it is no Markdown
-                 for row in rows for name, value in zip(COLUMNS, row, strict=True)]
-        self._write(step, summary=self.summary.text("samples", "\n".join(lines)))
-
-    def _write(self, step, **content):
-        self.file.write_event(self.event(wall_time=time.time(), step=step, **content))
-        self.file.flush()
+        lines = []
+        for row in rows:
+            for name, value in zip(COLUMNS, row, strict=True):
+                lines.append(f"    {name:<11} | {json.dumps(value, ensure_ascii=False)}")  # indented: no Markdown
+        self.writer.add_text("samples", "\n".join(lines), step)
 
     def finish(self):
-        self.file.close()
-
-
-class Trackio:
-    """A database on this machine, for `trackio show`; or the Hugging Face Space of TRACKIO_SPACE_ID."""
-
-    package, remedy = "trackio", "check TRACKIO_DIR and TRACKIO_SPACE_ID"
-
-    def __init__(self, config, step, id):
-        import trackio
-        # trackio raises no error while it logs. It warns, and where a warning is an error it prints one line.
-        warnings.filterwarnings("error", module=r"trackio\.utils")
-        self.run = trackio.init(project=config.wandb_project, name=id or config.wandb_run_name, embed=False,
-                                resume="allow" if id else "never", config=settings_to_send(config))
-        self.id, self.table, self.finish = self.run.name, trackio.Table, trackio.finish
-
-    def log(self, step, metrics):
-        self.run.log(metrics, step=step)
-
-    def text(self, step, rows):
-        self.run.log({"samples": self.table(columns=list(COLUMNS), data=rows)}, step=step)
+        self.writer.close()
 
 
 TRACKERS = {"wandb": Wandb, "tensorboard": TensorBoard, "trackio": Trackio}
@@ -109,7 +106,9 @@ def tracker_names(config):
     for name, setting in names.items():
         if name not in TRACKERS:
             raise ValueError(f"{setting}: there is no tracker {name!r}; choose among {', '.join(TRACKERS)}")
-    return {"wandb": "wandb_log=True"} | names if config.wandb_log else names
+    if config.wandb_log:
+        names = {"wandb": "wandb_log=True"} | names
+    return names
 
 
 def check_trackers(config):

@@ -5,8 +5,9 @@ import os
 from itertools import pairwise
 
 from core.files.whole_files import writing
-from core.logger import format_number, highlight
+from core.logger import format_number
 from core.run.names import SAMPLES
+from core.run.terminal import highlight
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
 TEXTS = ("problem", "best", "worst")

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from core.distributions import KeptBudget, draw_uniforms
 from core.generation import Stop, generate, join_generations
 from core.performance.batching import parts_of_like_length
-from core.performance.sharding import has_parts
+from core.performance.sharding import anchor
 from core.prompts import as_columns
 from grpo.policies.model_policy import ModelPolicy
 from grpo.rollout import Reading, Rollouts, Texts
@@ -129,12 +129,12 @@ class CausalPolicy(ModelPolicy):
             for problems, completions, parts in self._plan(reading):
                 cut = max(0, min(int(reading.padding[problems].min()), T - 1))
                 prompt = reading.prompt[problems.to(self.device), cut:]              # (p, T - cut)
-                past, padding, nothing = self._read_prompt(prompt, reading.padding[problems] - cut)
+                past, padding, unused = self._read_prompt(prompt, reading.padding[problems] - cut)
                 for part in parts:
                     rows, m = completions[part], int(length[completions[part]].max())
                     inputs = reading.inputs.flatten(0, 1)[rows.to(self.device), :m]  # (n, m)
                     h = self._read_completions(inputs, prompt, past, padding, part // G).flatten(0, 1)
-                    found.append(h if nothing is None else h + nothing)
+                    found.append(h if unused is None else anchor(h, unused, self.model))
                     place = torch.arange(m)
                     number = (rows[:, None] * M + place).masked_fill(place >= length[rows, None], P * G * M)
                     numbers.append(number.flatten())                                 # (n m,)
@@ -160,18 +160,14 @@ class CausalPolicy(ModelPolicy):
         return parts_of_like_length(length, PART_TOKENS) if self.like_lengths else [torch.arange(len(length))]
 
     def _read_prompt(self, prompt, padding):
-        """(a cache of the prompts, or None if they are read again with each completion; their padding or None; what has
-        to be added to the states of the completions: None, or a 0).
-
-        The 0 is made of the prompts' states, which nobody needs. A layer of a sharded model is whole in the backward
-        pass from the gradient of its output on, so the last layer too must have one before that of its keys and values.
-        """
+        """(a cache of the prompts, or None if they are read again with each completion; their padding or None; the
+        prompts' states if there is a cache, or None)"""
         padding = self._padding(padding)                                             # (p,) or None
         if not self.shared_prompt or not prompt.shape[1]:
             return None, padding, None
         past = self.model.new_cache()
         h = self.model.states(prompt, past=past, padding=padding)                    # (p, T - cut, C)
-        return past, padding, 0 * h.flatten()[0] if has_parts(self.model) else None
+        return past, padding, h
 
     def _read_completions(self, inputs, prompt, past, padding, which):
         """States (n, m, C) of completions (n, m); which: (n,) the index of each one's prompt, on the CPU."""

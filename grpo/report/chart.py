@@ -4,7 +4,7 @@ import math
 from html import escape
 from itertools import accumulate
 
-from core.logger import Visible
+from core.run.terminal import Visible
 from grpo.report.run_files import smooth, thin, widened
 
 LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a picture of 320 x 154

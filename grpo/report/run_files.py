@@ -5,7 +5,7 @@ import math
 import os
 from pathlib import Path
 
-from core.logger import each_record, record_of
+from core.files.json_lines import each_record, record_of
 from core.run.names import CONFIG, METRICS, SAMPLES, STARTS
 from core.run.start import without_home
 

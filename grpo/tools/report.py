@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 from core.config import UsageError, load_config
 from core.distributed import Distributed
-from core.logger import read_records
+from core.files.json_lines import read_records
 from core.model import MASKED_FILL
 from core.models import load_model
 from core.settings.script import run_script

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from core.config import UsageError, load_config
-from core.logger import read_records
+from core.files.json_lines import read_records
 from core.settings.script import run_script
 from core.settings.user_code import ROOT
 from grpo.grpo_config import GRPOConfig

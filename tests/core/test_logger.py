@@ -4,8 +4,10 @@ import json
 import re
 
 import pytest
+from core.files.json_lines import each_record, keep_records, read_records
+from core.logger import Logger, duration, format_number
+from core.run.terminal import highlight
 
-from core.logger import Logger, duration, each_record, format_number, highlight, keep_records, read_records
 
 
 def test_metrics_survive_a_crash_and_a_resume(tmp_path, capsys):

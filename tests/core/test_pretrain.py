@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from core.logger import read_records
+from core.files.json_lines import read_records
 from core.models import load_model
 from core.pretrain import main
 from tests.families import model_folder

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from core import trainer as trainer_module
-from core.logger import Logger, read_records
+from core.files.json_lines import read_records
+from core.logger import Logger
 from core.models import load_model
 from core.supervised.build import build_batches, build_data, build_model
 from core.supervised.config import PretrainConfig

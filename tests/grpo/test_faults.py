@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from core.logger import read_records
+from core.files.json_lines import read_records
 from core.models import save_model
 from tests.tiny import CAUSAL, ROOT, causal_model, run_here, run_script, without_clock, write_prompt_dataset
 

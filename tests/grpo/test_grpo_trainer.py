@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from core import checkpoint_manager
+from core.files.json_lines import read_records
 from core.files.whole_files import CannotWrite
-from core.logger import Logger, read_records
+from core.logger import Logger
 from core.models import load_model
 from core.training_step import build_optimizers
 from grpo import grpo_trainer

@@ -6,7 +6,8 @@ import os
 import pytest
 import torch
 
-from core.logger import Logger, read_records
+from core.files.json_lines import read_records
+from core.logger import Logger
 from core.training_step import build_optimizers
 from grpo.build import build_reference
 from grpo.grpo_trainer import GRPOTrainer

@@ -14,8 +14,8 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
+from core.files.json_lines import read_records
 from core.huggingface.tokenizer import load_huggingface_tokenizer
-from core.logger import read_records
 from core.settings.script import exit_code
 from grpo import train_grpo
 from grpo.build import build_data, build_models

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from core.logger import read_records
+from core.files.json_lines import read_records
 from core.models import load_model
 from tests.families import model_folder, write_sums
 from tests.tiny import TEXT, judge, model, run_script, save, without_clock, write_text_dataset

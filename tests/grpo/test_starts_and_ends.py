@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from core.logger import read_records
+from core.files.json_lines import read_records
 from core.models import save_model
 from core.run import recipes
 from core.run.names import STAYING, is_set_aside
@@ -198,8 +198,8 @@ def test_a_folder_of_the_user_is_refused_and_unchanged(launch, tmp_path, more):
 
 def test_whatever_a_run_writes_is_set_aside_by_the_next_and_other_files_stay(launch, tmp_path):
     """A name that core/run/names.py lacks would stay beside the next run, or make the folder one of the user's."""
-    pytest.importorskip("tensorboardX")
-    settings = {"report_to": "('tensorboard',)", "keep_checkpoints": 2, "keep_states": 2}
+    pytest.importorskip("tensorboard")
+    settings = {"report_to": "('tensorboard',)", "keep_checkpoints": 2}
     assert launch(**settings)[0] == 0
     first = set(os.listdir(tmp_path / "out"))
     (tmp_path / "out" / "notes.txt").write_text("mine")

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from core.logger import read_records
+from core.files.json_lines import read_records
 from core.model import SEQUENCE_SCORER
 from core.models import load_model, save_model
 from core.settings.script import exit_code

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from core.logger import read_records
+from core.files.json_lines import read_records
 from core.run import start as run_start
 from core.run.start import record_start, without_home
 from tests.tiny import ROOT, config, one_process

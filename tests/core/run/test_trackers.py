@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from core.config import RunConfig
-from core.logger import create_logger, read_records
+from core.files.json_lines import read_records
+from core.logger import create_logger
 from core.run.trackers import TRACKERS, Trackers, check_trackers
 from tests.tiny import ROOT
 

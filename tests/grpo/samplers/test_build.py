@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from core.config import load_config
-from core.logger import read_records
+from core.files.json_lines import read_records
 from core.performance.prepacked import has_fast_bfloat16
 from core.settings.script import exit_code
 from grpo import train_grpo

@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 
-from core.logger import Logger, read_records
+from core.files.json_lines import read_records
+from core.logger import Logger
 from core.training_step import build_optimizers
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.grpo_training_step import grpo_training_step

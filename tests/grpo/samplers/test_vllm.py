@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from core.logger import read_records
+from core.files.json_lines import read_records
 from core.models import save_model
 from grpo import train_grpo
 from grpo.samplers.vllm import VllmSampler, every_token, prompts_of, seed_of
