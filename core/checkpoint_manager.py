@@ -43,10 +43,14 @@ def states(out_dir):
     return [os.path.join(out_dir, name) for name in newest + names]
 
 
+def shapes(weights):
+    """{name: shape} of {name: tensor}, as plain values."""
+    return {name: list(p.shape) for name, p in weights.items()}
+
+
 def layout(weights, optimizers):
     """What must be equal for a saved state to fit: names and shapes of the weights, kinds of the optimizers."""
-    return {"weights": {name: list(p.shape) for name, p in weights.items()},
-            "optimizers": [type(optimizer).__name__ for optimizer in optimizers]}
+    return {"weights": shapes(weights), "optimizers": [type(optimizer).__name__ for optimizer in optimizers]}
 
 
 class CheckpointManager:

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
+from core.settings.user_code import one_line
+
 
 @dataclass
 class Log:
@@ -12,13 +14,14 @@ class Log:
 
     def log_metric(self, name, value):
         """Adds to the mean that is logged under this name; a value that is not finite is left out of it."""
+        name = one_line(name)  # it is shown on a terminal
         if math.isfinite(value := float(value)):
             total, count = self.metrics.get(name, (0.0, 0))
             self.metrics[name] = (total + value, count + 1)
 
     def log_extra(self, column, values):
         """Adds values to a column of the samples: in the end, one for each completion of the call."""
-        self.columns.setdefault(column, []).extend(values)
+        self.columns.setdefault(one_line(column), []).extend(values)
 
     def add(self, other, name=""):
         """Adds the log of another function, a reward of this name, for the same completions. A column that is already

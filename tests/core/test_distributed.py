@@ -1,18 +1,15 @@
 """Devices, types, and a single process; several ranks are tested in tests/grpo/test_ranks.py."""
 
 import os
-import pathlib
 import re
 import signal
 import socket
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from core import distributed
 from core.distributed import LONGEST_WAIT, Distributed, OtherRank, detect_device, detect_dtype, store_of_attempt
 from tests.tiny import ROOT, model, run_script
 
@@ -44,12 +41,6 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
             detect_device(name, rank)
 
 
-def test_there_is_one_device_detection():
-    users = [str(p.relative_to(ROOT)) for folder in ("core", "grpo") for p in pathlib.Path(ROOT, folder).rglob("*.py")
-             if "cuda.is_available" in p.read_text()]
-    assert users == ["core/distributed.py"]
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_autocast_computes_in_the_type_that_was_asked_for(dtype):
     dist = Distributed("cpu", dtype)
@@ -61,6 +52,7 @@ def test_autocast_computes_in_the_type_that_was_asked_for(dtype):
 
 def test_a_single_process_is_the_whole_world():
     dist, net, x = Distributed("cpu"), model(), torch.tensor([1.0, 2.0])
+    assert dist.agree(15) == 15 and dist.agree(False) == 0
     assert dist.is_main and (dist.rank, dist.world) == (0, 1)
     assert torch.equal(dist.total(x), x) and torch.equal(dist.largest(x), x) and dist.gather({"a": 1}) == [{"a": 1}]
     weights = [p.clone() for p in net.parameters()]
@@ -74,26 +66,28 @@ def test_a_single_process_is_the_whole_world():
     dist.close()
 
 
-@pytest.mark.parametrize("text, words", [
-    ("[pair.cc:538] Connection closed by peer [127.0.0.1]:4711\nmore", "another rank did: see its error .*4711"),
-    ("Timed out waiting 5000ms for recv operation", "another rank did not answer for 0 seconds; rank_timeout=5 ")])
-def test_what_goes_wrong_between_ranks_is_one_line(text, words):
-    with pytest.raises(OtherRank, match=f"^rank 0 ended because {words}") as error:
-        with Distributed("cpu", timeout=5.0).ending_together():
-            raise RuntimeError(text)
-    assert "\n" not in str(error.value)
+GLOO = "[enforce fail at gloo/transport/tcp/pair.cc:538] "
 
 
-def test_who_waited_is_told_for_how_long_and_what_the_limit_was(monkeypatch):
-    clock = iter([100.0, 107.0, 200.0])
-    monkeypatch.setattr(distributed, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    with pytest.raises(OtherRank, match="another rank did not answer for 7 seconds; limit 12:00:00") as error:
-        with Distributed("cpu", timeout=5.0).ending_together(LONGEST_WAIT):
-            raise RuntimeError("Timed out waiting 43200000ms for recv operation")
-    assert "rank_timeout" not in str(error.value)
-    with pytest.raises(OtherRank, match="another rank did not answer; rank_timeout=5 "):
-        with Distributed("cpu", timeout=5.0).ending_together(computing=True):
-            raise RuntimeError("[gloo/transport/tcp/pair.cc:5] Timed out waiting 5000ms for recv operation")
+@pytest.mark.parametrize("error, limit, words", [
+    (RuntimeError(f"{GLOO}Connection closed by peer [127.0.0.1]:4711"), None, "did: see its error .*4711"),
+    (torch.distributed.DistNetworkError("closed"), None, "did: see its error"),
+    (RuntimeError(f"{GLOO}Timed out waiting 5000ms"), None, "did not answer; rank_timeout=5 .*5000ms"),
+    (RuntimeError(f"{GLOO}Timed out waiting 43200000ms"), LONGEST_WAIT, "did not answer; limit 12:00:00 ")])
+def test_what_goes_wrong_between_ranks_is_one_line(error, limit, words):
+    with pytest.raises(OtherRank, match=f"^rank 0 ended because another rank {words}") as found:
+        with Distributed("cpu", timeout=5.0).ending_together(limit):
+            raise error
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("error", [
+    torch.OutOfMemoryError("x"), ValueError("x"), RuntimeError("shapes do not fit"),
+    RuntimeError("no such file: /data/igloo/model.pt")])
+def test_errors_of_the_rank_itself_are_not_blamed_on_others(error):
+    with pytest.raises(type(error)) as caught, Distributed("cpu").ending_together():
+        raise error
+    assert caught.value is error
 
 
 @pytest.mark.parametrize(("environment", "words"), [
@@ -129,42 +123,19 @@ def test_ranks_must_resume_from_the_same_step():
             OfTwo("cpu").check_same_step(step, "out")
 
 
-def test_errors_of_the_rank_itself_are_not_blamed_on_others():
-    for error in (torch.OutOfMemoryError("x"), ValueError("x"), NotImplementedError("x")):
-        with pytest.raises(type(error)) as caught, Distributed("cpu").ending_together():
-            raise error
-        assert caught.value is error
-
-
-def test_where_a_block_computes_as_well_only_errors_of_an_exchange_are_blamed_on_others():
-    for words in ("shapes do not fit", "no such file: /data/igloo/model.pt"):
-        with pytest.raises(RuntimeError, match=f"^{words}$"), Distributed("cpu").ending_together(computing=True):
-            raise RuntimeError(words)
-    for error in (RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer"),
-                  torch.distributed.DistNetworkError("closed")):
-        with pytest.raises(OtherRank), Distributed("cpu").ending_together(computing=True):
-            raise error
-
-
-def test_a_single_process_agrees_with_itself_and_closes_after_a_block():
-    with Distributed("cpu") as dist:
-        assert dist.agree(15) == 15 and dist.agree(False) == 0
-
-
 # several processes; what they compute: tests/grpo/test_ranks.py
 
 MEETING = """
 import sys, time
 from datetime import timedelta
 sys.path.insert(0, {root!r})
-from core import distributed
 distributed.QUIET_SECONDS, distributed.START_WAIT = {quiet}, timedelta(seconds={limit})
 from core.settings.script import run_script
 
 def main(argv):
-    with distributed.Distributed("cpu", timeout=5.0) as dist:
+    with distributed.Distributed("cpu", timeout=3.0) as dist:
         if dist.rank == 1:
-            time.sleep(7)
+            time.sleep(5)
         dist.barrier()
         values = dist.gather({{"rank": dist.rank}})
         if dist.is_main:
@@ -185,8 +156,7 @@ def test_a_barrier_waits_longer_than_rank_timeout_and_an_exchange_does_not(tmp_p
     done = run_script("--shutdown-timeout=1", script, ranks=2)
     assert "[{'rank': 0}, {'rank': 1}] 1 12:00:00" in done.stdout, done.stderr
     assert re.search(r"rank \d: waiting for 2 ranks at \w+:\d+, limit 0:02:00\n", done.stderr)
-    assert re.search(r"error: rank 0 ended because another rank did not answer for \d+ seconds; rank_timeout=5 ",
-                     done.stderr)
+    assert "error: rank 0 ended because another rank did not answer; rank_timeout=3 " in done.stderr
 
 
 @pytest.mark.slow
@@ -198,8 +168,7 @@ def test_ranks_that_do_not_come_are_waited_for_aloud_and_not_for_ever(tmp_path):
     lines = done.stderr.splitlines()
     assert done.returncode == 1 and lines[0] == f"rank 0: waiting for 2 ranks at {':'.join([*alone.values()][2:])}, " \
                                                 "limit 0:00:02"
-    assert re.match(r"error: rank 0 ended because another rank did not answer for \d+ seconds; limit 0:00:02 ",
-                    lines[-1])
+    assert lines[-1].startswith("error: rank 0 ended because another rank did not answer; limit 0:00:02 ")
 
 
 def free_port():

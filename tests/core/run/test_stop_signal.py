@@ -81,7 +81,8 @@ with StopSignal(SimpleNamespace(is_main=True, agree=lambda number: number)) as s
 """
 
 
-@pytest.mark.parametrize("first, second", [ALL[:2], ALL[1::-1], (signal.SIGTERM, signal.SIGTERM), ALL[1:]])
+@pytest.mark.slow
+@pytest.mark.parametrize("first, second", [ALL[:2], ALL[1:]])
 def test_a_second_signal_ends_the_process_at_once(first, second):
     code = TWO.format(root=ROOT, first=int(first), second=int(second))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)

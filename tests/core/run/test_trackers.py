@@ -162,7 +162,7 @@ def test_a_trackio_that_cannot_write_does_not_stop_the_run(tmp_path):
 @pytest.mark.slow
 def test_a_full_disk_ends_tensorboard_and_not_the_run(tmp_path):
     """A limit on the size of files is in the place of a full disk. metrics.jsonl is smaller than the events."""
-    pytest.importorskip("tensorboardX")
+    pytest.importorskip("tensorboard")
     limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); " \
             "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
     out = run(tmp_path, "tensorboard", last=40, before=limit)
@@ -282,7 +282,7 @@ def test_a_tracker_that_there_is_not_is_named():
 @pytest.mark.parametrize(("settings", "line"), [
     ({"report_to": ("trackio",)}, "report_to=('trackio',) needs the package trackio: pip install trackio"),
     ({"report_to": ("tensorboard",)},
-     "report_to=('tensorboard',) needs the package tensorboardX: pip install tensorboardX"),
+     "report_to=('tensorboard',) needs the package tensorboard: pip install tensorboard"),
     ({"wandb_log": True}, "wandb_log=True needs the package wandb: pip install wandb")])
 def test_a_missing_package_is_one_line_with_the_pip_command(monkeypatch, settings, line):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
