@@ -9,8 +9,9 @@ import torch
 
 from core.dataset_consumer import unpack_batch
 from core.tokenizer import by_character, character_ends
+from grpo.evaluation.means import add_up, means_of, reward_sums
 from grpo.evaluation.ngram import NGramModel
-from grpo.evaluation.samples import SHOWN, extra_columns, log_sums, reward_sums, under_own_names, verdicts
+from grpo.evaluation.samples import SHOWN, best_and_worst, facts_of
 from grpo.scoring import score, with_reference
 from grpo.step_metrics import unique_completions
 
@@ -30,22 +31,28 @@ def touched_words(truth, mask):
 
     truth: str; mask: for each of its characters, whether it was masked
     """
-    spans = (match.span() for match in WORD.finditer(truth))
+    spans = [match.span() for match in WORD.finditer(truth)]
     return [(a, b) for a, b in spans if a > 0 and b < len(truth) and any(mask[a:b])]
 
 
 def words_instead(spans, truth, ends, filled, filled_ends):
-    """What the same tokens of a completion have in the place of words of the true text; "" where it is no word alone.
+    """The words that the same tokens of a completion have in the place of words of the true text; "" where these tokens
+    are not a word alone.
 
     spans: [(start, end)] of the words in truth; ends, filled_ends: character_ends of the true and of the filled text
     """
+    words = []
     for a, b in spans:
-        first, last = bisect_right(ends, a), bisect_left(ends, b)
-        start, filled_start = (e[first - 1] if first else 0 for e in (ends, filled_ends))
+        first, last = bisect_right(ends, a), bisect_left(ends, b)  # the tokens that the word is made of
+        start = ends[first - 1] if first else 0
+        filled_start = filled_ends[first - 1] if first else 0
         before, after = truth[start:a], truth[b : ends[last]]  # such as the space that a word piece begins with
         found = filled[filled_start : filled_ends[last]]
-        whole = found.startswith(before) and found.endswith(after) and len(found) > len(before) + len(after)
-        yield found[len(before) : len(found) - len(after)] if whole else ""
+        if found.startswith(before) and found.endswith(after) and len(found) > len(before) + len(after):
+            words.append(found[len(before) : len(found) - len(after)])
+        else:
+            words.append("")
+    return words
 
 
 class FillInEvaluation:
@@ -79,7 +86,8 @@ class FillInEvaluation:
                               stored_megabytes=10**9)  # a batch is small, and the KL here is always exact
         self.batches = []  # (number of the drawn batch, part of it)
         for first in range(0, config.eval_problems, PROBLEMS_PER_STEP):
-            step, size = first // PROBLEMS_PER_STEP, min(PROBLEMS_PER_STEP, config.eval_problems - first)
+            step = first // PROBLEMS_PER_STEP
+            size = min(PROBLEMS_PER_STEP, config.eval_problems - first)
             batch = data.batch("val", step)
             for cut in range(0, size, config.batch_size):
                 part = slice(cut, min(size, cut + config.batch_size))
@@ -97,78 +105,80 @@ class FillInEvaluation:
 
     @torch.no_grad()
     def __call__(self, policy, temperature):
-        sums, shown = {}, []
+        config = replace(self.config, temperature=temperature)
+        sums, logged, shown = {}, {}, []
         for step, batch in self.batches:
-            part, samples = self._batch(policy, step, batch, replace(self.config, temperature=temperature),
-                                        len(shown) < SHOWN)
-            sums |= {name: sums.get(name, 0.0) + value for name, value in part.items()}
-            shown = (shown + samples)[:SHOWN]
-        N = self.config.eval_problems * self.config.group_size
-        per = {"judge": N, "gold_judge": N, "word_validity": sums["words"], "words_recovered": sums["words"],
-               "token_accuracy": sums["tokens"], "kl": sums["places"], "entropy": sums["places"],
-               "ngram_bits": sums["ngram_tokens"], "unique_completions": self.config.eval_problems}
-        per |= {name: sums[f"count of {name}"] for name in sums if f"count of {name}" in sums}
-        metrics = {name: float(sums[name] / count) for name, count in per.items() if name in sums and count}
-        return under_own_names(metrics), shown
+            rollouts = policy.sample(batch, step, config)
+            values, total, log = self._rewards(rollouts, sums)
+            self._add_words(batch, rollouts, sums)
+            self._add_tokens(policy, step, batch, rollouts, config, sums)
+            add_up(sums, reward_sums(values))
+            if log is not None:
+                add_up(logged, log.metrics)
+            if len(shown) < SHOWN:
+                shown += self._samples(batch, rollouts, total, values, log)
+        return means_of(sums, logged), shown[:SHOWN]
 
-    def _batch(self, policy, step, batch, config, wants_samples):
-        """Returns (sums over the completions of a batch, samples to show)."""
-        rollouts, G = policy.sample(batch, step, config), config.group_size
+    def _rewards(self, rollouts, sums):
+        """Adds the judges' scores to the sums. Returns the other rewards {name: (N,)}, the reward (P, G) by which
+        samples are chosen, and the Log of the rewards or None."""
+        scores = {name: judge.scores(rollouts.texts) for name, judge in self.judges.items()}
+        add_up(sums, {name: (x.sum(), len(x)) for name, x in scores.items()})
+        values, log = {}, None
+        total = scores.get("judge", torch.zeros(len(rollouts.mask), device=rollouts.mask.device))
+        names = [] if self.rewards is None else [name for name in self.rewards.names if name != "judge"]
+        if names:
+            values, _, log = self.rewards.score(rollouts.texts, rollouts.group_size, names)
+            if "judge" not in scores:
+                total = self.rewards.total(values).nan_to_num(0.0)
+        return values, total.view(-1, rollouts.group_size), log
+
+    def _add_tokens(self, policy, step, batch, rollouts, config, sums):
+        """Adds the metrics of tokens to the sums. KL and entropy are measured in one pass over the problem."""
+        G, mask = rollouts.group_size, rollouts.mask
         first_pass = rollouts
-        if config.unmask_steps > 1:  # KL and entropy are measured in one pass over the problem
+        if config.unmask_steps > 1:
             first_pass = policy.sample(batch, step, replace(config, unmask_steps=1))
         first_pass = with_reference(first_pass, self.reference, "exact", config)
-        scores, mask, texts = score(policy, first_pass, config.temperature), rollouts.mask, rollouts.texts
-        one = mask[::G]                                                              # (P, M) the masked places
-        sums = {"places": one.sum(), "entropy": (scores.entropy[::G] * one).sum(), "tokens": mask.sum(),
-                "token_accuracy": texts.metrics["mean_token_accuracy"][0],
-                "unique_completions": unique_completions(rollouts.target, mask, G).sum()}
+        scores = score(policy, first_pass, config.temperature)
+        masked = mask[::G]                                                           # (P, M) the masked places
+        accuracy, _ = rollouts.texts.metrics["mean_token_accuracy"]
+        add_up(sums, {"token_accuracy": (accuracy, mask.sum())})
         if scores.kl is not None:
-            sums["kl"] = (scores.kl[::G] * one).sum()
-        values = {name: judge.scores(texts) for name, judge in self.judges.items()}
-        sums |= {name: x.sum() for name, x in values.items()}
-        total = values.get("judge", torch.zeros(len(mask), device=mask.device))
-        names = [name for name in self.rewards.names if name != "judge"] if self.rewards is not None else []
-        log, others = None, {}
-        if names:
-            others, _, log = self.rewards.score(texts, G, names)
-            sums |= reward_sums(others) | log_sums(log)
-            if "judge" not in values:
-                total = self.rewards.total(others).nan_to_num(0.0)
-        _, target, masked = unpack_batch(batch, "cpu")                                # (P, T) each
-        text = torch.stack(texts.tokens).cpu().unflatten(0, (len(target), G))        # (P, G, T)
-        samples = self._samples(batch, text, total.view(-1, G), others, log) if wants_samples else []
-        bits = self.ngrams.bits_near(text.flatten(0, 1).numpy(), masked.repeat_interleave(G, 0).numpy())
-        sums |= dict(zip(("ngram_bits", "ngram_tokens"), bits, strict=True))
-        return sums | self._words(target, masked, text), samples
+            add_up(sums, {"kl": ((scores.kl[::G] * masked).sum(), masked.sum())})
+        ids = torch.stack(rollouts.texts.tokens).cpu().numpy()                       # (N, T)
+        unique = unique_completions(rollouts.target, mask, G)                        # (P,)
+        add_up(sums, {"entropy": ((scores.entropy[::G] * masked).sum(), masked.sum()),
+                      "ngram_bits": self.ngrams.bits_near(ids, batch["mask"].repeat(G, 0)),
+                      "unique_completions": (unique.sum(), len(unique))})
 
-    def _words(self, target, mask, text):
+    def _add_words(self, batch, rollouts, sums):
+        """Adds the metrics of words to the sums."""
+        tokenizer = self.data.tokenizer
+        _, target, mask = unpack_batch(batch, "cpu")                                 # (P, T) each
+        text = torch.stack(rollouts.texts.tokens).unflatten(0, (len(target), -1))    # (P, G, T)
         words = valid = recovered = 0
         for truth, masked, completions in zip(target.tolist(), mask.tolist(), text.tolist(), strict=True):
-            true_text, hidden = self.data.tokenizer.decode(truth), by_character(self.data.tokenizer, truth, masked)
-            spans = touched_words(true_text, hidden)
-            ends = character_ends(self.data.tokenizer, truth)
+            true_text, ends = tokenizer.decode(truth), character_ends(tokenizer, truth)
+            spans = touched_words(true_text, by_character(tokenizer, truth, masked))
+            true_words = [true_text[a:b] for a, b in spans]
+            words += len(spans) * len(completions)
             for ids in completions:
-                found = list(words_instead(spans, true_text, ends, self.data.tokenizer.decode(ids),
-                                           character_ends(self.data.tokenizer, ids)))
-                words += len(spans)
+                found = words_instead(spans, true_text, ends, tokenizer.decode(ids), character_ends(tokenizer, ids))
                 valid += sum(word.lower() in self.words for word in found)
-                recovered += sum(word == true_text[a:b] for word, (a, b) in zip(found, spans, strict=True))
-        return {"words": words, "word_validity": valid, "words_recovered": recovered}
+                recovered += sum(word == true for word, true in zip(found, true_words, strict=True))
+        add_up(sums, {"word_validity": (valid, words), "words_recovered": (recovered, words)})
 
-    def _samples(self, batch, text, total, values, log):
-        """Records of the first problems with their best and worst completions. total: (P, G) rewards; values: those but
-        the judge, {name: (N,)}"""
-        records, G = [], total.shape[1]
-        for i in range(min(SHOWN, len(text))):
-            best, worst = int(total[i].argmax()), int(total[i].argmin())
-            texts = {"problem": batch["input"][i], "truth": batch["target"][i], "best": text[i, best],
-                     "worst": text[i, worst]}
-            scores = {"best_score": round(float(total[i, best]), 4), "worst_score": round(float(total[i, worst]), 4)}
-            shown = {name: self.data.tokenizer.decode(ids.tolist()) for name, ids in texts.items()}
-            mask = batch["mask"][i].tolist()
-            masks = {name: by_character(self.data.tokenizer, ids.tolist(), mask) for name, ids in texts.items()}
-            numbers = i * G + best, i * G + worst
-            about = verdicts(self.rewards, values, *numbers) | extra_columns(log, *numbers)
-            records.append(shown | scores | about | {"mask": masks})
+    def _samples(self, batch, rollouts, total, values, log):
+        """Records of the first problems with their best and worst completions."""
+        records = []
+        for i, numbers in enumerate(best_and_worst(total)):
+            texts = {"problem": batch["input"][i], "truth": batch["target"][i]}
+            texts |= {name: rollouts.texts.tokens[n] for name, n in numbers.items()}
+            shown, masks = {}, {}
+            for name, ids in texts.items():
+                shown[name] = self.data.tokenizer.decode(ids.tolist())
+                masks[name] = by_character(self.data.tokenizer, ids.tolist(), batch["mask"][i].tolist())
+            facts = facts_of(numbers, total, self.rewards, values, log)
+            records.append(shown | facts | {"mask": masks})
         return records

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from core.prompts import as_columns
-from grpo.evaluation.samples import SHOWN, extra_columns, log_sums, reward_sums, under_own_names, verdicts
+from grpo.evaluation.means import add_up, means_of, reward_sums
+from grpo.evaluation.samples import SHOWN, best_and_worst, facts_of
 from grpo.kl import choose_estimator, kl_per_token
 from grpo.scoring import score, with_reference
 
@@ -53,67 +54,63 @@ class PromptEvaluation:
 
     @torch.no_grad()
     def __call__(self, policy, temperature):
-        sums, shown, config = {}, [], replace(self.config, temperature=temperature)
+        config = replace(self.config, temperature=temperature)
+        sums, logged, shown = {}, {}, []
         for start in range(0, len(self.records), self.at_once):
             records = self.records[start : start + self.at_once]
             batch = self.data.pack(records, np.arange(start, start + len(records)))
-            part, samples = self._sampled(policy, batch, config)
+            rollouts = policy.sample(batch, 0, config)
+            values, _, log = self.rewards.score(rollouts.texts, config.group_size)
+            found = reward_sums(values) | self._token_sums(policy, rollouts, config)
             if self.rewards.success:
-                part |= accuracy_sums("greedy_accuracy", self._greedy(policy, batch, records))
-            sums |= {name: sums.get(name, 0.0) + float(value) for name, value in part.items()}
-            shown = (shown + samples)[:SHOWN]
-        names = ["greedy_accuracy", "sampled_accuracy", "pass_at_k"]
-        names += [name for name in sums if name not in names and f"count of {name}" in sums]
-        metrics = {name: sums[name] / count for name in names if (count := sums.get(f"count of {name}"))}
-        return under_own_names(metrics), shown
+                right = self.rewards.right(values).view(-1, config.group_size)       # (P, G) NaN where not scored
+                found = {"greedy_accuracy": accuracy_sum(self._greedy(policy, batch, records)),
+                         "sampled_accuracy": accuracy_sum(right),
+                         "pass_at_k": pass_at_k_sum(right, config.pass_k)} | found
+            add_up(sums, {name: (float(total), float(count)) for name, (total, count) in found.items()})
+            add_up(logged, log.metrics)
+            if len(shown) < SHOWN:
+                shown += self._samples(rollouts.texts, values, log)
+        return means_of(sums, logged), shown[:SHOWN]
 
-    def _sampled(self, policy, batch, config):
-        """Returns (sums over the prompts of a batch, samples to show)."""
-        P, G = len(batch["number"]), config.group_size
+    def _token_sums(self, policy, rollouts, config):
+        """Sums and counts of length, truncation, entropy and KL."""
         estimator = choose_estimator(config, policy)
-        rollouts = with_reference(policy.sample(batch, 0, config), self.reference, estimator, config)
+        rollouts = with_reference(rollouts, self.reference, estimator, config)
         scores, mask = score(policy, rollouts, config.temperature), rollouts.mask
-        values, _, log = self.rewards.score(rollouts.texts, G)
-        sums = {}
-        if self.rewards.success:
-            right = self.rewards.right(values).view(P, G)                            # NaN where not scored
-            sums = accuracy_sums("sampled_accuracy", right) | pass_at_k_sums(right, config.pass_k)
-        sums |= reward_sums(values) | log_sums(log)
-        means = rollouts.texts.metrics | {"entropy": ((scores.entropy * mask).sum(), mask.sum())}
+        sums = rollouts.texts.metrics | {"entropy": ((scores.entropy * mask).sum(), mask.sum())}
         kl = kl_per_token(scores, rollouts, estimator)
         if kl is not None:
-            means["kl"] = ((kl * mask).sum(), mask.sum())
-        for name, (total, count) in means.items():
-            sums |= {name: total, f"count of {name}": count}
-        return sums, self._samples(rollouts.texts, values, log, P, G)
+            sums["kl"] = ((kl * mask).sum(), mask.sum())
+        return sums
 
-    def _samples(self, texts, values, log, P, G):
-        total = self.rewards.total(values).nan_to_num(0.0).view(P, G)
-        samples, answers = [], texts.columns.get("answer", [None] * P * G)
-        for i in range(min(SHOWN, P)):
-            best, worst = i * G + int(total[i].argmax()), i * G + int(total[i].argmin())
-            sample = {"problem": texts.prompts[i * G], "answer": answers[i * G],
-                      "best": texts.completions[best], "worst": texts.completions[worst],
-                      "best_score": round(float(total.flatten()[best]), 4),
-                      "worst_score": round(float(total.flatten()[worst]), 4)}
-            samples.append(sample | verdicts(self.rewards, values, best, worst) | extra_columns(log, best, worst))
-        return samples
+    def _samples(self, texts, values, log):
+        """Records of the first problems with their best and worst completions."""
+        records, G = [], self.config.group_size
+        total = self.rewards.total(values).nan_to_num(0.0).view(-1, G)               # (P, G)
+        answers = texts.columns.get("answer", [None] * len(texts.prompts))
+        for i, numbers in enumerate(best_and_worst(total)):
+            record = {"problem": texts.prompts[i * G], "answer": answers[i * G]}
+            record |= {name: texts.completions[n] for name, n in numbers.items()}
+            records.append(record | facts_of(numbers, total, self.rewards, values, log))
+        return records
 
     def _greedy(self, policy, batch, records):
         """(P,) 1.0 where the greedy completion of a prompt is correct, 0.0 where it is wrong, NaN where not scored."""
-        written, success = policy.greedy(batch, self.config), self.rewards.success
         prompts, columns = as_columns(records)
-        texts = SimpleNamespace(prompts=prompts, completions=written, columns=columns, tokens=None)
-        return self.rewards.right(self.rewards.score(texts, 1, [success])[0])
+        completions = policy.greedy(batch, self.config)
+        texts = SimpleNamespace(prompts=prompts, completions=completions, columns=columns, tokens=None)
+        values, _, _ = self.rewards.score(texts, 1, [self.rewards.success])
+        return self.rewards.right(values)
 
 
-def accuracy_sums(name, right):
-    """Sum and count of an accuracy. right: 1.0, 0.0, or NaN where not scored, which does not count."""
-    return {name: right.nansum(), f"count of {name}": (~right.isnan()).sum()}
+def accuracy_sum(right):
+    """(sum, count) of an accuracy. right: 1.0, 0.0, or NaN where not scored, which does not count."""
+    return right.nansum(), (~right.isnan()).sum()
 
 
-def pass_at_k_sums(right, k):
-    """Sum and count of pass@k over the prompts with at least k scored completions. right: (P, G) as in accuracy_sums"""
-    scored, found = (~right.isnan()).sum(1).tolist(), right.nansum(1).int().tolist()
-    chances = [pass_at_k(r, n, k) for r, n in zip(found, scored, strict=True) if n >= k]
-    return {"pass_at_k": sum(chances), "count of pass_at_k": len(chances)}
+def pass_at_k_sum(right, k):
+    """(sum, count) of pass@k over the prompts with at least k scored completions. right: (P, G) as in accuracy_sum"""
+    scored, correct = (~right.isnan()).sum(1).tolist(), right.nansum(1).int().tolist()
+    chances = [pass_at_k(c, n, k) for c, n in zip(correct, scored, strict=True) if n >= k]
+    return sum(chances), len(chances)

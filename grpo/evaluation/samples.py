@@ -1,8 +1,7 @@
-"""Samples for people to read, and helpers for the evaluations of both kinds of generator."""
+"""Samples for people to read: how they are chosen, shown and kept; metrics before and after training."""
 
 import json
 import os
-from itertools import pairwise
 
 from core.files.whole_files import writing
 from core.logger import format_number
@@ -12,46 +11,34 @@ from core.run.terminal import highlight
 SHOWN = 3              # problems of an evaluation that are shown as samples
 TEXTS = ("problem", "best", "worst")
 BOARD = 24             # characters of a line at most for texts of several lines to be shown side by side
-LOGGED = "logged by "  # begins the name of a sum of what a reward logged
 
 
-def reward_sums(values):
-    """Sums and counts of rewards, for means over the completions that each scored. values: {name: (N,)}, NaN where a
-    reward skipped the completion."""
-    return ({f"reward/{name}": x.nansum() for name, x in values.items()}
-            | {f"count of reward/{name}": (~x.isnan()).sum() for name, x in values.items()})
+def best_and_worst(total):
+    """The numbers {"best": n, "worst": n} of the completions with the highest and the lowest reward, for each of the
+    first SHOWN problems. total: (P, G)"""
+    G = total.shape[1]
+    return [{"best": i * G + int(rewards.argmax()), "worst": i * G + int(rewards.argmin())}
+            for i, rewards in enumerate(total[:SHOWN])]
 
 
-def log_sums(log):
-    """Sums and counts of the metrics that rewards logged, under names that no other metric has."""
-    return ({f"{LOGGED}{name}": total for name, (total, _) in log.metrics.items()}
-            | {f"count of {LOGGED}{name}": count for name, (_, count) in log.metrics.items()})
+def facts_of(numbers, total, rewards, values, log):
+    """What a sample says about its best and worst completion: reward, whether it is correct, what rewards logged.
 
-
-def under_own_names(metrics):
-    """Metrics, those of log_sums under the names that the rewards gave them. Raises ValueError if another has one."""
-    out = {name: x for name, x in metrics.items() if not name.startswith(LOGGED)}
-    for name in metrics.keys() - out.keys():
-        own = name.removeprefix(LOGGED)
-        if own in out:
-            raise ValueError(f"log_metric({own!r}, ...): the held-out metrics have one of this name; give it another")
-        out[own] = metrics[name]
-    return out
-
-
-def extra_columns(log, best, worst):
-    """What rewards logged with log_extra about the best and the worst completion, given by their numbers.
-    log: a Log (grpo/reward_functions/registry.py), or None if no reward was asked"""
-    return {"best_extra": log.extra(best), "worst_extra": log.extra(worst)} if log and log.columns else {}
-
-
-def verdicts(rewards, values, best, worst):
-    """Whether the best and the worst completion, given by their numbers, have the highest value of the run's success
-    reward; nothing about a completion that it skipped, or if there is none. values: {name: (N,)}"""
-    if rewards is None or rewards.success not in values:
-        return {}
-    right = rewards.right(values)
-    return {f"{name}_right": bool(right[i]) for name, i in (("best", best), ("worst", worst)) if not right[i].isnan()}
+    numbers: {"best": n, "worst": n}; values: {name of a reward: (N,)}; rewards: a Rewards, log: its Log, or None
+    A completion that the success reward skipped is neither correct nor wrong.
+    """
+    facts = {}
+    for name, n in numbers.items():
+        facts[f"{name}_score"] = round(float(total.flatten()[n]), 4)
+    if rewards is not None and rewards.success in values:
+        right = rewards.right(values)
+        for name, n in numbers.items():
+            if not right[n].isnan():
+                facts[f"{name}_right"] = bool(right[n])
+    if log is not None and log.columns:
+        for name, n in numbers.items():
+            facts[f"{name}_extra"] = log.extra(n)
+    return facts
 
 
 def format_samples(records, color, completions):
@@ -64,18 +51,38 @@ def format_samples(records, color, completions):
     """
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
-        texts = [record[name] for name in TEXTS]
-        masks = [record["mask"][name] if "mask" in record else [0] * len(record[name]) for name in TEXTS]
-        coloured = [color and name != "problem" for name in TEXTS]
-        scores = [record.get(f"{name}_score") for name in TEXTS]
-        scores = ["" if score is None else format_number(score) for score in scores]
-        if is_board(texts):
-            titles = [f"{name} {score}".rstrip() for name, score in zip(TEXTS, scores, strict=True)]
-            lines += side_by_side(titles, texts, masks, coloured)
-            continue
-        for name, score, text, mask, on in zip(TEXTS, scores, texts, masks, coloured, strict=True):
-            lines.append(f"  {name:<8}{score:>7} | {highlight(text, mask, on)}")
+        texts = [Text(name, record, color) for name in TEXTS]
+        if is_board([text.text for text in texts]):
+            lines += side_by_side(texts)
+        else:
+            lines += [f"  {text.name:<8}{text.score:>7} | {text.highlighted()}" for text in texts]
     return "\n".join(lines)
+
+
+class Text:
+    """A text of a sample with its reward; what was filled in is coloured, except in the problem itself."""
+
+    def __init__(self, name, record, color):
+        self.name, self.text = name, record[name]
+        self.mask = record["mask"][name] if "mask" in record else [0] * len(self.text)
+        self.score = format_number(record[f"{name}_score"]) if f"{name}_score" in record else ""
+        self.color = color and name != "problem"
+
+    def highlighted(self):
+        return highlight(self.text, self.mask, self.color)
+
+    def column(self):
+        """Its title and its lines, all of the same width."""
+        title = f"{self.name} {self.score}".rstrip()
+        lines = self.text.split("\n")
+        width = max(len(title), *map(len, lines))
+        column = [title.ljust(width)]
+        start = 0
+        for line in lines:
+            shown = highlight(line, self.mask[start : start + len(line)], self.color)
+            column.append(shown + " " * (width - len(line)))
+            start += len(line) + 1
+        return column
 
 
 def is_board(texts):
@@ -85,18 +92,9 @@ def is_board(texts):
     return len({len(text) for text in lines}) == 1 and len(lines[0]) > 1 and longest <= BOARD
 
 
-def side_by_side(titles, texts, masks, coloured):
-    """Lines of texts in columns. masks: for each text, which characters were filled in; coloured: whether it shows"""
-    columns = []
-    for title, text, mask, on in zip(titles, texts, masks, coloured, strict=True):
-        lines = text.split("\n")
-        width = max(len(title), *map(len, lines))
-        column, start = [title.ljust(width)], 0
-        for line in lines:
-            column.append(highlight(line, mask[start : start + len(line)], on) + " " * (width - len(line)))
-            start += len(line) + 1
-        columns.append(column)
-    rows = ["   ".join(row).rstrip() for row in zip(*columns, strict=True)]
+def side_by_side(texts):
+    """Lines of texts in columns."""
+    rows = ["   ".join(row).rstrip() for row in zip(*(text.column() for text in texts), strict=True)]
     return [f"  {row}" for row in rows if row]
 
 
@@ -114,19 +112,27 @@ def append_samples(out_dir, step, records):
 
 def spans(mask):
     """[[first, end]] of the stretches of a list in which it is true."""
-    edges = [i for i, (a, b) in enumerate(pairwise([False, *mask, False])) if bool(a) != bool(b)]
-    return [list(pair) for pair in zip(edges[::2], edges[1::2], strict=True)]
+    found = []
+    for i, inside in enumerate(mask):
+        if not inside:
+            continue
+        if found and found[-1][1] == i:
+            found[-1][1] = i + 1
+        else:
+            found.append([i, i + 1])
+    return found
 
 
 def comparison_table(before, after):
     """A table of held-out metrics before and after training, one line for each metric."""
     names = list(dict.fromkeys((*before, *after)))
-    wide = max(20, *(len(name.removeprefix("eval/")) + 1 for name in names)) if names else 20
-    lines = [f"  {'held-out':<{wide}}{'before':>9}{'after':>9}{'change':>9}"]
+    shown = {name: name.removeprefix("eval/") for name in names}
+    width = max([20, *(len(text) + 1 for text in shown.values())])
+    lines = [f"  {'held-out':<{width}}{'before':>9}{'after':>9}{'change':>9}"]
     for name in names:
-        pair = before.get(name), after.get(name)
-        cells = [*map(format_number, pair), change(*pair)]
-        lines.append(f"  {name.removeprefix('eval/'):<{wide}}" + "".join(f"{cell:>9}" for cell in cells))
+        first, last = before.get(name), after.get(name)
+        cells = (format_number(first), format_number(last), change(first, last))
+        lines.append(f"  {shown[name]:<{width}}" + "".join(f"{cell:>9}" for cell in cells))
     return "\n".join(lines)
 
 

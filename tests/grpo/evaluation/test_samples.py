@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from grpo.evaluation.samples import (append_samples, change, comparison_table, extra_columns, format_samples, log_sums,
-                                     reward_sums, spans, under_own_names, verdicts)
+from grpo.evaluation.samples import (append_samples, best_and_worst, change, comparison_table, facts_of,
+                                     format_samples, spans)
 from grpo.reward_functions.registry import Log
 
 FILLED = {"problem": "a_c", "truth": "abc", "best": "abc", "worst": "axc", "best_score": 0.9, "worst_score": 0.125,
@@ -15,32 +15,39 @@ FILLED = {"problem": "a_c", "truth": "abc", "best": "abc", "worst": "axc", "best
 COMPLETED = {"problem": "1+1=", "answer": "2", "best": "2", "worst": "11\n", "best_score": 1.0, "worst_score": -1.0}
 
 
-def test_reward_sums_leave_out_what_was_skipped():
-    values = {"a": torch.tensor([1.0, math.nan, 0.5]), "b": torch.tensor([math.nan] * 3)}
-    sums = {name: float(x) for name, x in reward_sums(values).items()}
-    assert sums == {"reward/a": 1.5, "count of reward/a": 2, "reward/b": 0.0, "count of reward/b": 0}
+class Rewards:
+    """Completion 0 is correct, 1 is wrong, 2 was skipped."""
+    success = "a"
+
+    def right(self, values):
+        return torch.tensor([1.0, 0.0, math.nan])
 
 
-def test_a_logged_metric_has_its_own_name_in_the_end_and_never_that_of_another():
-    sums = log_sums(Log({"kl": (3.0, 2), "mine": (5.0, 1)}))
-    assert len(sums) == 4 and not {"kl", "mine"} & set(sums)
-    means = {name: sums[name] / sums[f"count of {name}"] for name in sums if f"count of {name}" in sums}
-    assert under_own_names({"entropy": 0.5} | means) == {"entropy": 0.5, "kl": 1.5, "mine": 5.0}
-    with pytest.raises(ValueError, match=r"log_metric\('kl', ...\): the held-out metrics have one of this name"):
-        under_own_names({"kl": 0.1} | means)
+TOTAL = torch.tensor([[2.0, 1.0, 0.5]])                                              # (P, G)
 
 
-def test_extra_columns_are_those_of_the_two_completions_that_are_shown():
-    log = Log({}, {"answer": ["1", "2", "3"], "steps": [4, 5, 6]})
-    assert extra_columns(log, 2, 0) == {"best_extra": {"answer": "3", "steps": 6},
-                                        "worst_extra": {"answer": "1", "steps": 4}}
-    assert extra_columns(Log(), 2, 0) == extra_columns(None, 2, 0) == {}
+def test_the_best_and_the_worst_completion_of_each_of_the_first_problems_are_shown():
+    total = torch.tensor([[0.0, 2.0], [1.0, -1.0], [0.0, 0.0], [5.0, 6.0]])
+    assert best_and_worst(total) == [{"best": 1, "worst": 0}, {"best": 2, "worst": 3}, {"best": 4, "worst": 4}]
+
+
+@pytest.mark.parametrize("worst, known", [(1, {"worst_right": False}), (2, {})])
+def test_a_sample_says_what_is_known_about_its_best_and_worst_completion(worst, known):
+    log = Log({}, {"answer": ["1", "2", "3"]})
+    facts = facts_of({"best": 0, "worst": worst}, TOTAL, Rewards(), {"a": TOTAL[0]}, log)
+    assert facts == {"best_score": 2.0, "worst_score": float(TOTAL[0, worst]), "best_right": True, **known,
+                     "best_extra": {"answer": "1"}, "worst_extra": {"answer": str(worst + 1)}}
+
+
+@pytest.mark.parametrize("rewards, log", [(None, None), (Rewards(), Log())])
+def test_without_a_success_reward_or_extra_columns_a_sample_has_its_rewards_alone(rewards, log):
+    assert facts_of({"best": 0, "worst": 1}, TOTAL, rewards, {}, log) == {"best_score": 2.0, "worst_score": 1.0}
 
 
 def test_a_column_of_anything_can_be_kept(tmp_path):
-    append_samples(str(tmp_path), 3, [COMPLETED | extra_columns(Log({}, {"x": [torch.tensor(2), {"a": (1, 2)}]}), 0, 1)])
+    append_samples(str(tmp_path), 3, [COMPLETED | {"best_extra": {"x": torch.tensor(2)}, "worst_extra": {"x": (1, 2)}}])
     found = json.loads((tmp_path / "samples.jsonl").read_text())
-    assert found["best_extra"] == {"x": "tensor(2)"} and found["worst_extra"] == {"x": {"a": [1, 2]}}
+    assert found["best_extra"] == {"x": "tensor(2)"} and found["worst_extra"] == {"x": [1, 2]}
 
 
 def test_filled_characters_are_coloured_on_a_terminal_only():
@@ -80,19 +87,6 @@ def test_texts_of_other_shapes_are_one_line_each(other):
     assert len(lines) == 3 and all(" | " in line for line in lines)
 
 
-def test_a_verdict_says_whether_the_success_reward_is_at_its_highest():
-    class Rewards:
-        success = "a"
-
-        def right(self, values):
-            return torch.tensor([1.0, 0.0, math.nan])
-
-    values = {"a": torch.tensor([2.0, 1.0, math.nan])}
-    assert verdicts(Rewards(), values, 0, 1) == {"best_right": True, "worst_right": False}
-    assert verdicts(Rewards(), values, 2, 1) == {"worst_right": False}
-    assert verdicts(Rewards(), {}, 0, 1) == verdicts(None, {}, 0, 1) == {}
-
-
 def test_samples_are_added_to_a_file_with_the_places_that_were_filled_in(tmp_path):
     append_samples(str(tmp_path), 3, [FILLED])
     append_samples(str(tmp_path), 6, [COMPLETED, COMPLETED])
@@ -113,18 +107,15 @@ def test_spans_are_the_stretches_of_a_mask():
 
 
 def test_the_comparison_has_a_line_for_each_metric_and_a_dash_for_what_was_not_measured():
-    before = {"eval/kl": 0.0, "eval/judge": 0.5, "eval/gone": 1.0, "eval/large": 0.0}
+    long = "reward/correctness_of_the_answer"
+    before = {"eval/kl": 0.0, "eval/judge": 0.5, f"eval/{long}": 1.0, "eval/large": 0.0}
     after = {"eval/judge": 0.75, "eval/kl": 0.1, "eval/new": None, "eval/large": 3.4028234663852886e38}
-    head, *lines = [line.split() for line in comparison_table(before, after).split("\n")]
+    table = comparison_table(before, after).split("\n")
+    assert len({len(line) for line in table[:2]}) == 1, "columns stay under their titles"
+    head, *lines = [line.split() for line in table]
     assert head == ["held-out", "before", "after", "change"]
     assert lines == [["kl", "0.0000", "0.1000", "+0.1000"], ["judge", "0.5000", "0.7500", "+0.2500"],
-                     ["gone", "1.0000", "-"], ["large", "0.0000", "3.4e+38", "+3.4e+38"], ["new", "-", "-"]]
-
-
-def test_the_columns_of_the_comparison_stay_under_their_titles():
-    name = "reward/correctness_of_the_answer"
-    lines = comparison_table({f"eval/{name}": 0.0208}, {f"eval/{name}": 0.5, "eval/kl": 0.1}).split("\n")
-    assert len({len(line) for line in lines[:2]}) == 1 and lines[1].split()[0] == name, lines
+                     [long, "1.0000", "-"], ["large", "0.0000", "3.4e+38", "+3.4e+38"], ["new", "-", "-"]]
 
 
 def test_a_change_has_a_sign():
