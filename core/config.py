@@ -125,10 +125,11 @@ def load_config(cls, argv):
     Returns (config, origin): origin maps each key that was set to the file or argument that set it.
     Raises UsageError for an unknown key or a wrong type, naming the file or argument and the nearest key.
     """
-    if "--help" in argv or "-h" in argv:
-        print("\n".join(help_lines(cls)))
+    if {"--help", "-h", "--help=all"} & set(argv):
+        print("\n".join(help_lines(cls, everything="--help=all" in argv)))
         raise SystemExit(0)
-    values, origin, hints = {}, {}, typing.get_type_hints(cls)
+    values, origin = {}, {}
+    hints = typing.get_type_hints(cls)
     for argument in argv:
         if argument.startswith("--"):
             key, equals, text = argument[2:].partition("=")
@@ -136,14 +137,17 @@ def load_config(cls, argv):
                 text = "True"
             elif not equals and key in hints:
                 raise UsageError(f"{argument}: write {argument}=VALUE")
-            settings, where = {key: literal(text, hints.get(key))}, "command line"
+            where = "command line"
+            settings = {key: literal(text, hints.get(key))}
         elif argument.endswith(".py"):
-            names, where = run_config_file(argument), argument
+            where = argument
+            names = run_config_file(argument)
             settings = {name: value for name, value in names.items() if name in hints or not is_code(value)}
         else:
             raise UsageError(f"{argument}: expected a config file ending in .py, or --key=value")
         for key, value in settings.items():
-            values[key], origin[key] = checked(key, value, hints, where), where
+            values[key] = checked(key, value, hints, where)
+            origin[key] = where
     return cls(**values), origin
 
 
@@ -153,8 +157,8 @@ def run_config_file(path):
     if not os.path.isfile(path):
         folder, name = os.path.split(path)
         there = glob.glob("*.py", root_dir=folder or ".")
-        near = [os.path.join(folder, file) for file in difflib.get_close_matches(name, there, n=1)]
-        remedy = f"did you mean {near[0]}?" if near else "correct the path"
+        near = difflib.get_close_matches(name, there, n=1)
+        remedy = f"did you mean {os.path.join(folder, near[0])}?" if near else "correct the path"
         raise FileNotFoundError(f"config file {path} does not exist; {remedy}")
     try:
         names = run_user_code(run_file, path)
@@ -185,7 +189,7 @@ def unknown_key(key, hints):
     near = difflib.get_close_matches(key, hints, n=1, cutoff=NEAR)
     if near and settings is None:
         return f"unknown key {key}; did you mean {near[0]}?"
-    return f"unknown key {key}; --help lists the keys"
+    return f"unknown key {key}; --help=all lists the keys"
 
 
 def literal(text, hint):
@@ -196,8 +200,10 @@ def literal(text, hint):
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: brackets nested too deeply
         return text
-    allowed = [typing.get_origin(t) or t for t in allowed_types(hint)]
-    return value if value is None or str not in allowed or type(value) in set(allowed) - {str} else text
+    allowed = {typing.get_origin(t) or t for t in allowed_types(hint)}
+    if str in allowed and value is not None and type(value) not in allowed:
+        return text  # of str | None: 7 is the text "7"
+    return value
 
 
 def checked(key, value, hints, where):
@@ -207,25 +213,30 @@ def checked(key, value, hints, where):
     types = {typing.get_origin(t) or t: typing.get_args(t)[:1] for t in allowed_types(hints[key])}
     if type(value) is list and tuple in types:
         value = tuple(value)
-    value = as_float(value) if float in types else value
-    found, remedy = type(value).__name__, ""
-    if type(value) is tuple and tuple in types:
-        of = types[tuple]
-        value = tuple(as_float(x) if of == (float,) else x for x in value)
-        wrong = [x for x in value if of and type(x) is not of[0]]
-        found = f"a tuple with {shown(wrong[0])}" if wrong else ""
-    elif type(value) in types:
-        found = ""
-    elif tuple in types:
-        items = tuple(value.split(",")) if isinstance(value, str) else (value,)
-        remedy = f'; write {key}="{shown(items)}"'
-    elif bool in types:
-        remedy = f"; write {key}=True or {key}=False"
-    if found:
-        raise UsageError(f"{where}: {key}={shown(value)} must be {type_name(hints[key])}, not {found}{remedy}")
+    if float in types:
+        value = as_float(value)
+    if type(value) is tuple and types.get(tuple) == (float,):
+        value = tuple(map(as_float, value))
+    must_be = f"{where}: {key}={shown(value)} must be {type_name(hints[key])}, not "
+    if type(value) not in types:
+        raise UsageError(must_be + type(value).__name__ + how_to_write(key, value, types))
+    if type(value) is tuple and types[tuple]:
+        for item in value:
+            if type(item) is not types[tuple][0]:
+                raise UsageError(f"{must_be}a tuple with {shown(item)}")
     if isinstance(value, str) and "\0" in value:
         raise UsageError(f"{where}: {key}={shown(value)} must not have a NUL character in it")
     return value
+
+
+def how_to_write(key, value, types):
+    """The remedy for a value of another type: how a list or a boolean is written."""
+    if tuple in types:
+        items = tuple(value.split(",")) if isinstance(value, str) else (value,)
+        return f'; write {key}="{shown(items)}"'
+    if bool in types:
+        return f"; write {key}=True or {key}=False"
+    return ""
 
 
 def as_float(value):
@@ -243,7 +254,10 @@ def save_config(config, path):
 
 def describe(config, origin):
     """The settings that differ from the defaults and where each was set, one line each."""
-    default = {f.name: default_of(f) for f in dataclasses.fields(config)}
-    changed = [(k, v) for k, v in dataclasses.asdict(config).items() if k in origin and v != default[k]]
-    width = min(80, max((len(f"{k} = {v!r}") for k, v in changed), default=0))  # a long list does not widen all lines
-    return [f"{f'{k} = {v!r}':<{width}}  (default {default[k]!r}; {origin[k]})" for k, v in changed]
+    changed = {}  # {assignment: (default, origin)}
+    for field in dataclasses.fields(config):
+        value, default = getattr(config, field.name), default_of(field)
+        if field.name in origin and value != default:
+            changed[f"{field.name} = {value!r}"] = default, origin[field.name]
+    width = min(80, max(map(len, changed), default=0))  # a long list does not widen all lines
+    return [f"{text:<{width}}  (default {default!r}; {where})" for text, (default, where) in changed.items()]

@@ -27,11 +27,9 @@ RANGES = {
     "top_k": "[0, 1e9]", "min_p": "[0, 1)", "unmask_steps": "[1, 1e6]", "stored_megabytes": "[1, 1e9]",
     "credit_window": "[0, 1e9]", "kl_beta": "[0, 1e6]", "kl_target": "(0, 1e6]",
     "entropy_bonus": "[0, 1e6]", "overlong_buffer": "[0, 1e6]", "overlong_penalty": "[0, 1e6]",
-    "max_resamples": "[0, 1e6]",
     "clip_low": "[0, 1e9]", "clip_high": "[0, 1e9]", "clip_cap": "(1, 1e9]",
     "ema_alpha": "[0, 1]", "reference_update_freq": "[1, 1e12]",
     "ppo_epochs": "[1, 1e6]", "minibatches": "[1, 1e6]", "micro_batch_tokens": "[1, 1e12]",
-    "max_kl_to_old": "(0, 1e6]",
     "eval_problems": "[1, 1e6]", "eval_completions": "[2, 1e5]", "pass_k": "[1, 1e5]", "sample_interval": "[1, 1e12]"}
 ROOMS = (RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig, SandboxConfig)
 
@@ -92,7 +90,6 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
     overlong_buffer: int = 0                  # tokens before max_new_tokens in which length costs reward; 0: none
     overlong_penalty: float = 1.0             # reward lost at the end of overlong_buffer
     zero_std: str = "keep"                    # groups of equal rewards: keep, drop, or resample other problems
-    max_resamples: int = 3                    # rounds of zero_std='resample', at most
     clip_low: float | None = None             # the ratio is at least 1 - clip_low; None: the objective's own
     clip_high: float | None = None            # the ratio is at most 1 + clip_high; None: the objective's own
     clip_cap: float | None = None             # the unclipped ratio's bound where the advantage is negative; None: none
@@ -107,7 +104,6 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
     micro_batch_tokens: int | None = None     # tokens read at a time in training and by the reference, of problems of
                                               # like size, at least one problem with its group; None: batch_size
                                               # problems at a time
-    max_kl_to_old: float | None = None        # the KL to the sampling policy that ends an iteration early; None: never
     grad_checkpoint: bool = False             # activations are computed again in the backward pass: less memory, slower
     max_iters: int = 200
     optimizer: str = "adamw"                  # "adamw"; "muon": Muon for the matrices of the blocks, AdamW for the rest

@@ -132,7 +132,7 @@ class GRPOTrainer:
             setattr(self, name, getattr(self, name) + metrics[name])
             metrics[name] = getattr(self, name)
         metrics["tokens_per_second"] = metrics.pop("text_tokens") / self.spent
-        if bad_rollouts or c.max_kl_to_old is not None and metrics.get("kl_to_old", 0.0) > c.max_kl_to_old:
+        if bad_rollouts:
             self.buffer.skip_rest()  # of bad rollouts every other step would be skipped too
         if not self.buffer.queue:
             self.iteration, self.spent, self.sampled = self.iteration + 1, 0.0, []

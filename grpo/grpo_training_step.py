@@ -17,6 +17,8 @@ from grpo.samplers.sampler import Finished
 from grpo.scoring import check_rollouts, score, score_in_batches, with_reference
 from grpo.step_metrics import DECIDING, LARGEST, add_up, finish_metrics, logged_sums, nonfinite_rewards, rollout_sums
 
+MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups whose rewards are then still equal are dropped
+
 
 @dataclass
 class Experience:
@@ -198,11 +200,11 @@ def keep_groups(rollouts, scored):
 def resample_groups(rollouts, scored, sampled, problems, config, dist):
     """Dynamic sampling (arXiv 2503.14476 section 3.2): other problems in place of the groups that were dropped.
 
-    sampled: batch, again -> (rollouts, Scored). At most max_resamples rounds, in which every rank takes part until none
+    sampled: batch, again -> (rollouts, Scored). At most MOST_RESAMPLES rounds, in which every rank takes part until none
     misses a group. Returns rollouts, Scored, and how many problems were sampled in addition.
     """
     wanted, resampled = config.batch_size * config.gradient_accumulation_steps, 0.0
-    for again in range(1, config.max_resamples + 1):
+    for again in range(1, MOST_RESAMPLES + 1):
         missing = wanted - rollouts.problems
         if not int(dist.total(torch.tensor(missing, device=dist.device))):
             break

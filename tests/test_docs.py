@@ -137,7 +137,7 @@ def test_answers_name_settings_that_exist():
         told = {part.partition("=")[0] for part in CODE.findall(cells[0 if heading[0] == "key" else -1])}
         assert told & (FIELDS | {"OMP_NUM_THREADS"}), cells
         seen |= told
-    quiet = {"clip_low", "clip_high", "clip_cap", "kl_in_reward", "kl_importance", "overlong_buffer", "max_resamples",
+    quiet = {"clip_low", "clip_high", "clip_cap", "kl_in_reward", "kl_importance", "overlong_buffer",
              "ema_alpha", "reference_update_freq", "unmask_steps", "fill_estimator", "ppo_epochs", "minibatches",
              "reward_normalisation", *(f.name for f in dataclasses.fields(LoraConfig))}
     assert quiet <= seen, quiet - seen

@@ -1,15 +1,20 @@
-"""What --help prints: the settings of a dataclass with their defaults, types and the comments beside them."""
+"""The text of --help: settings with their defaults, types and the comments beside them."""
 
 import ast
 import dataclasses
 import inspect
 import io
+import pathlib
+import re
 import textwrap
 import tokenize
 import types
 import typing
 
+from core.settings.user_code import ROOT
+
 HELP_WIDTH = 120
+SHORT = 40  # settings of a script that --help shows in full
 
 
 def allowed_types(hint):
@@ -18,10 +23,21 @@ def allowed_types(hint):
 
 
 def type_name(hint):
-    """The types in words."""
-    names = [t.__name__.replace("NoneType", "None") + "".join(f" of {x.__name__}" for x in typing.get_args(t)[:1])
-             for t in allowed_types(hint)]
+    """The types in words, as in "tuple of str or None"."""
+    names = []
+    for allowed in allowed_types(hint):
+        name = allowed.__name__.replace("NoneType", "None")
+        if typing.get_args(allowed):
+            name += f" of {typing.get_args(allowed)[0].__name__}"
+        names.append(name)
     return " or ".join(names)
+
+
+def default_of(field):
+    """The default of a dataclass field; dataclasses.MISSING without one."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
 
 
 def class_comments(cls):
@@ -34,19 +50,27 @@ def class_comments(cls):
         source = textwrap.dedent(inspect.getsource(cls))
     except (OSError, TypeError):
         return dict.fromkeys(cls.__dict__.get("__annotations__", {}), ("", ""))
-    comments = [token for token in tokenize.generate_tokens(io.StringIO(source).readline)
-                if token.type == tokenize.COMMENT]
-    alone = {token.start[0]: token for token in comments if token.line.lstrip().startswith("#")}
-    text = {token.start[0]: token.string.lstrip("# ") for token in comments}
-    found = {}
-    for node in (node for node in ast.parse(source).body[0].body if isinstance(node, ast.AnnAssign)):
-        headings = [line for line, token in alone.items() if token.start[1] == node.col_offset and line < node.lineno]
+    texts, columns = {}, {}  # of the comments, by line; columns: of those alone on their lines
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            line, column = token.start
+            texts[line] = token.string.lstrip("# ")
+            if token.line.lstrip().startswith("#"):
+                columns[line] = column
+    comments = {}
+    for node in ast.parse(source).body[0].body:
+        if not isinstance(node, ast.AnnAssign):
+            continue
+        section = ""
+        for line, column in columns.items():
+            if column == node.col_offset and line < node.lineno:
+                section = texts[line]
         end = node.end_lineno + 1
-        while end in alone and alone[end].start[1] > node.col_offset:
+        while columns.get(end, 0) > node.col_offset:
             end += 1
-        reason = " ".join(text.get(line, "") for line in range(node.end_lineno, end))
-        found[node.target.id] = (text[headings[-1]] if headings else ""), reason
-    return found
+        reason = " ".join(texts.get(line, "") for line in range(node.end_lineno, end))
+        comments[node.target.id] = section, reason
+    return comments
 
 
 def field_comments(cls):
@@ -54,33 +78,47 @@ def field_comments(cls):
 
     A field that a class declares again is in the class's own section; without a comment it has the base's reason.
     """
-    found = {}
-    for base in cls.__mro__:
-        if dataclasses.is_dataclass(base):
-            for name, (section, reason) in class_comments(base).items():
-                first, own_reason = found.get(name, (section, ""))
-                found[name] = first, own_reason or reason
-    return found
+    comments = {}
+    for base in filter(dataclasses.is_dataclass, cls.__mro__):
+        for name, (section, reason) in class_comments(base).items():
+            first, own_reason = comments.get(name, (section, ""))
+            comments[name] = first, own_reason or reason
+    return comments
 
 
-def default_of(field):
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
+def usual_settings():
+    """The settings that the shipped configs assign, or that a command in their headers or in README.md has."""
+    names = set()
+    for path in [*pathlib.Path(ROOT, "config").glob("*.py"), pathlib.Path(ROOT, "README.md")]:
+        if path.is_file():
+            for assigned, in_command in re.findall(r"^(\w+) = |--(\w+)=", path.read_text(encoding="utf-8"), re.M):
+                names.add(assigned or in_command)
+    return names
 
 
-def help_lines(cls):
-    """What --help prints: for each section its keys with their defaults, types and reasons."""
+def help_lines(cls, everything=True):
+    """The lines of --help: for each section its settings with their defaults, types and reasons.
+
+    everything: also the settings that are not usual (usual_settings)
+    """
     hints, fields = typing.get_type_hints(cls), {f.name: f for f in dataclasses.fields(cls)}
     comments = {name: about for name, about in field_comments(cls).items() if name in fields}
-    settings = {name: f"--{name}" + ("" if (default := default_of(f)) is dataclasses.MISSING else f"={default!r}")
-                for name, f in fields.items()}
-    wide, typed = (max(map(len, column), default=0) for column in (settings.values(), map(type_name, hints.values())))
     lines = ["Arguments: config files ending in .py and --key=value (--key alone: True); a later one wins."]
+    if not everything and len(fields) > SHORT:
+        usual = usual_settings()
+        comments = {name: about for name, about in comments.items() if name in usual}
+        lines.append(f"These {len(comments)} settings are usual; --help=all shows all {len(fields)}.")
+    settings = {}
+    for name in comments:
+        default = default_of(fields[name])
+        settings[name] = f"--{name}" if default is dataclasses.MISSING else f"--{name}={default!r}"
+    wide = max(map(len, settings.values()), default=0)
+    typed = max((len(type_name(hints[name])) for name in settings), default=0)
     for section in dict.fromkeys(section for section, _ in comments.values()):
         lines += ["", section] if section else [""]
-        for name in (name for name, about in comments.items() if about[0] == section):
-            start = f"  {settings[name]:<{wide}}  {type_name(hints[name]):<{typed}}  "
-            lines += textwrap.wrap(comments[name][1], HELP_WIDTH, initial_indent=start,
-                                   subsequent_indent=" " * len(start)) or [start.rstrip()]
+        for name, (of, reason) in comments.items():
+            if of == section:
+                start = f"  {settings[name]:<{wide}}  {type_name(hints[name]):<{typed}}  "
+                wrapped = textwrap.wrap(reason, HELP_WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
+                lines += wrapped or [start.rstrip()]
     return lines

@@ -70,5 +70,5 @@ def test_a_name_of_another_project_or_a_slip_of_the_pen_is_translated(typed, set
 @pytest.mark.parametrize("typed", ["repetition_penalty", "top_entropy_quantile", "time", "gamma", "max_seq_len", "betas",
                                    "gae_lambda", "value_clip", "tensor_parallel_size", "num_samples", "temperatures_of"])
 def test_a_name_without_a_counterpart_gets_no_suggestion(typed):
-    with pytest.raises(UsageError, match=f"unknown key {typed}; --help lists the keys"):
+    with pytest.raises(UsageError, match=f"unknown key {typed}; --help=all lists the keys"):
         load_config(GRPOConfig, [f"--{typed}=1"])

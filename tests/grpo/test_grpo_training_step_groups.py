@@ -7,12 +7,37 @@ import pytest
 import torch
 
 from core.training_step import build_optimizers
-from grpo.grpo_training_step import compute_rewards, compute_rollout_advantages, grpo_training_step, overlong
+from grpo.grpo_training_step import (
+    MOST_RESAMPLES,
+    compute_rewards,
+    compute_rollout_advantages,
+    grpo_training_step,
+    overlong,
+)
 from grpo.objectives import token_weights
 from grpo.rewards import Scored
-from tests.tiny import (TOKENIZER, Catcher, causal_policy, collect, config, consumer, count_rows, equal_rewards_in,
-                        fill_policy, fixed_rewards, grpo_step, judge, one_process, optimizer_state, prompt_config,
-                        prompt_consumer, rewards, same, sampled, train)
+from tests.tiny import (
+    TOKENIZER,
+    Catcher,
+    causal_policy,
+    collect,
+    config,
+    consumer,
+    count_rows,
+    equal_rewards_in,
+    fill_policy,
+    fixed_rewards,
+    grpo_step,
+    judge,
+    one_process,
+    optimizer_state,
+    prompt_config,
+    prompt_consumer,
+    rewards,
+    same,
+    sampled,
+    train,
+)
 
 
 def test_groups_of_equal_rewards_are_counted_and_cost_no_backward(dataset):
@@ -57,18 +82,18 @@ def test_groups_of_equal_rewards_are_replaced_by_other_problems(dataset):
 
 @pytest.mark.parametrize("kind", ["fill-in", "prompts"])
 def test_resampling_is_bounded_and_groups_that_are_left_are_dropped(dataset, prompts, kind):
-    c = prompt_config(zero_std="resample", max_resamples=2, kl_beta=0.0)
+    c = prompt_config(zero_std="resample", kl_beta=0.0)
     calls, policy, data = [], fill_policy(), consumer(dataset, c)
     if kind == "prompts":
         policy, data = causal_policy(), prompt_consumer(prompts, c)
     found = collect(policy, lambda r: calls.append(r.problems) or Scored(torch.full((r.problems, 4), 0.5)), data, c)
-    assert calls == [4, 4, 4] and found.sums["resampled"] == 8 and found.rollouts.problems == 0
+    assert calls == [4] * (1 + MOST_RESAMPLES) and found.sums["resampled"] == 4 * MOST_RESAMPLES and found.rollouts.problems == 0
     metrics = train(policy, found, c)
     assert metrics["grad_norm"] == 0 and metrics["frac_reward_zero_std"] == 1 and metrics["empty_steps"] == 1
 
 
 def test_resampling_ends_when_no_group_is_missing(dataset):
-    c, asked = config(zero_std="resample", max_resamples=5, kl_beta=0.0), []
+    c, asked = config(zero_std="resample", kl_beta=0.0), []
     policy, data = fill_policy(), consumer(dataset, c)
 
     def reward(rollouts):
@@ -88,7 +113,7 @@ def test_resampling_ends_when_no_group_is_missing(dataset):
 @pytest.mark.parametrize("zero_std", ["drop", "resample"])
 @pytest.mark.parametrize("more", [{"kl_beta": 0.0}, {"kl_beta": 0.1}, {"kl_beta": 0.0, "minibatches": 2}])
 def test_a_step_in_which_no_group_is_left_moves_nothing(dataset, zero_std, optimizer, more):
-    c = config(zero_std=zero_std, max_resamples=2, weight_decay=0.1, optimizer=optimizer, **more)
+    c = config(zero_std=zero_std, weight_decay=0.1, optimizer=optimizer, **more)
     policy, data, equal = fill_policy(), consumer(dataset, c), fixed_rewards(torch.ones(4, 4))
     reference, optimizers = fill_policy(seed=2).frozen() if c.kl_beta else None, build_optimizers(policy, c)
     for number in range(2):

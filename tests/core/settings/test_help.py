@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from core.config import load_config
-from core.settings.help import HELP_WIDTH, help_lines, type_name
+from core.config import load_config, run_config_file
+from core.settings.help import HELP_WIDTH, help_lines, type_name, usual_settings
+from grpo.grpo_config import GRPOConfig
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 CONFIGS = sorted({(str(path.relative_to(ROOT)), name) for folder in ("core", "grpo", "data")
@@ -55,6 +56,18 @@ def test_help_shows_sections_defaults_types_and_reasons(capsys):
         "  --names=()       tuple        of people, in the order (first, last)",
         "", "data",
         "  --folder='here'  str          where texts are"]
+
+
+def test_help_of_training_shows_what_shipped_configs_and_the_readme_set_and_help_all_the_rest(capsys):
+    shown = {}
+    for argument in ("--help", "--help=all"):
+        with pytest.raises(SystemExit):
+            load_config(GRPOConfig, [argument])
+        shown[argument] = set(re.findall(r"^  --(\w+)", capsys.readouterr().out, re.M))
+    assert shown["--help=all"] == {field.name for field in dataclasses.fields(GRPOConfig)}
+    assert shown["--help"] == shown["--help=all"] & usual_settings() and len(shown["--help"]) < 70
+    for config in ROOT.joinpath("config").glob("grpo_*.py"):
+        assert set(run_config_file(str(config))) <= usual_settings()
 
 
 def test_help_works_without_sections_defaults_or_source():
