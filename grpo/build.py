@@ -5,12 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from core.checkpoint_manager import shapes
-from core.config import describe
 from core.dataset_consumer import DatasetConsumer, dataset_folder
 from core.distributions import truncates
 from core.files.records import has_prompts, is_file_of_records
-from core.huggingface.files import is_adapter
-from core.huggingface.lora import without_adapter
 from core.huggingface.settings import FULL
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
@@ -20,17 +17,14 @@ from core.prompts import PromptConsumer
 from core.run.recipes import build_missing_checkpoint, build_missing_dataset
 from core.tokenizer import same_vocabulary
 from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
-from grpo.evaluation.memory import describe_memory
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.kl import choose_estimator
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.reference import needs_reference
 from grpo.reward_functions.judge import Judge
-from grpo.reward_functions.registry import parameters
 from grpo.reward_functions.reward_model import load_reward_model
-from grpo.rewards import REWARDS, Rewards
-from grpo.sandbox.run import describe_sandbox
+from grpo.rewards import Rewards
 from grpo.scoring import check_stored
 
 POLICIES = {MASKED_FILL: FillPolicy, LANGUAGE_MODEL: CausalPolicy}
@@ -73,10 +67,11 @@ def build_what_is_missing(config, origin, dist):
 
 def build_data(config, dist):
     """Prompts, or windows of running text with hidden tokens, as the dataset has it."""
-    tokenizer, path = None, config.generator_checkpoint
+    path = config.generator_checkpoint
     if path is None:
         raise ValueError("generator_checkpoint is not set: start with a config, such as python grpo/train_grpo.py "
                          "config/grpo_example.py, or name a model with --generator_checkpoint=PATH")
+    tokenizer = None  # the dataset's own
     if is_file_of_records(config.dataset) or is_huggingface(path, "generator_checkpoint"):
         tokenizer = load_tokenizer(path, "generator_checkpoint")
     if has_prompts(config.dataset):
@@ -88,31 +83,44 @@ def build_data(config, dist):
 
 
 def build_models(config, data, dist):
-    """Models. Raises ValueError or FileNotFoundError naming the setting that does not fit the others, or a dataset that
-    is not of the generator's kind. data: None if it is not there yet"""
+    """The models that a config names: Models.
+
+    data: None if it is not there yet
+    Raises ValueError or FileNotFoundError naming the setting that does not fit the others, or a dataset that is not of
+    the generator's kind.
+    """
     tokenizer = load_tokenizer(config.generator_checkpoint, "generator_checkpoint") if data is None else data.tokenizer
     policy = load_policy("generator_checkpoint", config, tokenizer, dist, adapter=config)
-    mode = policy.model.mode
-    if data is not None and (mode == LANGUAGE_MODEL) != isinstance(data, PromptConsumer):
-        kind, example = ("prompts", "arithmetic") if mode == LANGUAGE_MODEL else ("running text", "char_diffusion")
-        raise ValueError(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
-                         f"{kind}, such as data/{example}, which dataset={config.dataset} is not")
-    for kind, settings in ONLY_FOR.items():
-        for key, default in settings.items():
-            if kind != mode and getattr(config, key) != default:
-                raise ValueError(f"{key}={getattr(config, key)} is for {KINDS[kind]}, which generator_checkpoint="
-                                 f"{config.generator_checkpoint} does not do; use {key}={default}")
-    judge, gold_judge = (load_judge(key, config, policy, dist) for key in ("judge_checkpoint", "gold_judge_checkpoint"))
+    check_kind(config, policy.model.mode, data)
+    judge = load_judge("judge_checkpoint", config, policy, dist)
+    gold_judge = load_judge("gold_judge_checkpoint", config, policy, dist)
     if config.credit_window is not None and judge is not None and judge.model.judge_head == "cls":
         raise ValueError(f"credit_window={config.credit_window} needs a judge that scores every position, but "
                          f"judge_checkpoint={config.judge_checkpoint} has judge_head={judge.model.judge_head}; "
                          "use credit_window=None")
     reference = build_reference(config, policy, dist)
-    for part in filter(None, (policy, reference)) if config.compile else ():
-        part.compile()
+    if config.compile:
+        policy.compile()
+        if reference is not None:
+            reference.compile()
     models = Models(policy, reference, judge, gold_judge)
     shard_all([part.model for part in vars(models).values() if part is not None], config, dist)
     return models
+
+
+def check_kind(config, mode, data):
+    """Raises ValueError for a dataset, or a setting, of the other kind of generator. mode: the generator's"""
+    if data is not None and (mode == LANGUAGE_MODEL) != isinstance(data, PromptConsumer):
+        needed = "running text, such as data/char_diffusion"
+        if mode == LANGUAGE_MODEL:
+            needed = "prompts, such as data/arithmetic"
+        raise ValueError(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
+                         f"{needed}, which dataset={config.dataset} is not")
+    for kind, settings in ONLY_FOR.items():
+        for key, default in settings.items():
+            if kind != mode and getattr(config, key) != default:
+                raise ValueError(f"{key}={getattr(config, key)} is for {KINDS[kind]}, which generator_checkpoint="
+                                 f"{config.generator_checkpoint} does not do; use {key}={default}")
 
 
 def make_policy(model, tokenizer, config, dist):
@@ -223,63 +231,3 @@ def fill_in_evaluation(config, models, rewards=None):
                            mask_low=config.mask_low, mask_high=config.mask_high, tokenizer=models.policy.tokenizer)
     judges = {"judge": models.judge, "gold_judge": models.gold_judge}
     return FillInEvaluation(data, models.reference, judges, rewards, config)
-
-
-def plan_without(missing, config, origin, dist):
-    """The plan of a dry run, as far as it goes without what a run would build first; what is there is checked.
-
-    missing: the settings that name it
-    """
-    if missing == ["dataset"]:
-        models = build_models(config, None, dist)
-        check_memory(config, models)
-        yield from plan(config, origin, models, make_rewards(config, models.judge, dist), None, dist)
-        return
-    if config.judge_checkpoint is None:
-        make_rewards(config, None, dist)
-    yield from describe(config, origin)
-
-
-def plan(config, origin, models, rewards, data, dist):
-    """Lines that tell the user what is about to happen. data: None if it is not there yet"""
-    problems = config.batch_size * config.gradient_accumulation_steps * dist.world
-    yield from describe(config, origin)
-    yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
-           f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {problems * config.group_size} "
-           "completions")
-    networks = {name: part.model for name, part in (
-        ("generator", models.policy), ("reference", models.reference), ("judge", models.judge),
-        ("gold judge", models.gold_judge)) if part is not None}
-    for name, model in networks.items():
-        layers, width, _ = model.dimensions
-        if name == "reference" and next(model.parameters()) is next(networks["generator"].parameters()):
-            yield "reference  the generator's weights without the adapter, or with the one that it starts from, frozen"
-            continue
-        yield (f"{name:<10} {model.mode}, {layers} layers x {width}, {model.num_parameters() / 1e6:.2f} M parameters"
-               f"{what_moves(model) if name == 'generator' else ', frozen'}")
-    if any(judge.packed for judge in (models.judge, models.gold_judge) if judge is not None):
-        yield "judges multiply in bfloat16, with packed weights; judge_reading='plain' does not"
-    if config.has_adapter:
-        share, name = without_adapter(models.policy.model.layers)
-        if share > 0.05:
-            yield (f"lora_targets: {share:.0%} of the weights of the layers have no adapter and stay as they are, most "
-                   f"of them in {name}")
-    if is_adapter(config.generator_checkpoint):
-        yield (f"generator_checkpoint={config.generator_checkpoint} is an adapter: it is merged, and all weights are "
-               "trained; to train the adapter, name its base model and lora_init_from")
-    if data is not None:
-        yield f"data: {data.folder}, {data.size()}"
-    if isinstance(data, PromptConsumer):
-        yield from data.describe_prompts()
-    yield "rewards: " + ", ".join(f"{weight:g} x {name} [{REWARDS[name].low:g}, {REWARDS[name].high:g}]"
-                                  for name, weight in zip(rewards.names, rewards.weights, strict=True))
-    if any("sandbox" in parameters(name) for name in rewards.names):
-        yield describe_sandbox(config.sandbox, config.sandbox_seconds, config.sandbox_megabytes)
-    if data is not None:
-        yield describe_memory(config, models, data, dist)
-
-
-def what_moves(model):
-    """What of a model is trained, in words: nothing to add if it is all of it."""
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return "" if trained == model.num_parameters() else f", {trained / 1e6:.3g} M of them trained"

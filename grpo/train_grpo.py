@@ -24,13 +24,12 @@ from grpo.build import (
     build_models,
     build_rewards,
     build_what_is_missing,
-    plan,
-    plan_without,
 )
 from grpo.doctor.page import check_up
 from grpo.evaluation.memory import check_fits
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
+from grpo.plan import plan, plan_without
 from grpo.samplers.build import build_sampler, check_sampler_is_there
 
 

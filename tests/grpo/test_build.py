@@ -21,10 +21,10 @@ from grpo.build import (
     build_rewards,
     check_memory,
     make_policy,
-    plan,
 )
 from grpo.evaluation.fill_in import FillInEvaluation
 from grpo.evaluation.prompts import PromptEvaluation
+from grpo.plan import plan
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.rewards import Rewards

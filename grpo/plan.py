@@ -1,0 +1,92 @@
+"""The plan of a run, in lines for the user: settings, batch, models, data, rewards, memory."""
+
+from core.config import describe
+from core.huggingface.files import is_adapter
+from core.huggingface.lora import without_adapter
+from core.prompts import PromptConsumer
+from grpo.build import build_models, check_memory, make_rewards
+from grpo.evaluation.memory import describe_memory
+from grpo.reward_functions.registry import parameters
+from grpo.rewards import REWARDS
+from grpo.sandbox.run import describe_sandbox
+
+LARGE_SHARE = 0.05  # of the weights of the layers: so much without an adapter is worth a line
+
+
+def plan(config, origin, models, rewards, data, dist):
+    """Yields the lines of the plan. data: None if the dataset is not there yet"""
+    yield from describe(config, origin)
+    yield describe_batch(config, dist)
+    yield from describe_models(config, models)
+    if data is not None:
+        yield f"data: {data.folder}, {data.size()}"
+    if isinstance(data, PromptConsumer):
+        yield from data.describe_prompts()
+    yield from describe_rewards(config, rewards)
+    if data is not None:
+        yield describe_memory(config, models, data, dist)
+
+
+def plan_without(missing, config, origin, dist):
+    """Yields the plan of a dry run as far as it goes without what a run would build first; what is there is checked.
+
+    missing: the settings that name what a run would build
+    """
+    if missing == ["dataset"]:
+        models = build_models(config, None, dist)
+        check_memory(config, models)
+        yield from plan(config, origin, models, make_rewards(config, models.judge, dist), None, dist)
+        return
+    if config.judge_checkpoint is None:
+        make_rewards(config, None, dist)
+    yield from describe(config, origin)
+
+
+def describe_batch(config, dist):
+    """A line with the number of completions of an optimizer step, as the product that it is."""
+    problems = config.batch_size * config.gradient_accumulation_steps * dist.world
+    return (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
+            f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {problems * config.group_size} "
+            "completions")
+
+
+def describe_models(config, models):
+    """Yields a line for each model, and warnings about adapters."""
+    generator = models.policy.model
+    trained = sum(p.numel() for p in generator.parameters() if p.requires_grad)
+    part = "" if trained == generator.num_parameters() else f", {trained / 1e6:.3g} M of them trained"
+    yield f"generator  {size_of(generator)}{part}"
+    for name in ("reference", "judge", "gold_judge"):
+        if getattr(models, name) is None:
+            continue
+        model = getattr(models, name).model
+        if next(model.parameters()) is next(generator.parameters()):
+            yield "reference  the generator's weights without the adapter, or with the one that it starts from, frozen"
+        else:
+            yield f"{name.replace('_', ' '):<10} {size_of(model)}, frozen"
+    if any(judge.packed for judge in (models.judge, models.gold_judge) if judge is not None):
+        yield "judges multiply in bfloat16, with packed weights; judge_reading='plain' does not"
+    if config.has_adapter:
+        share, name = without_adapter(generator.layers)
+        if share > LARGE_SHARE:
+            yield (f"lora_targets: {share:.0%} of the weights of the layers have no adapter and stay as they are, most "
+                   f"of them in {name}")
+    if is_adapter(config.generator_checkpoint):
+        yield (f"generator_checkpoint={config.generator_checkpoint} is an adapter: it is merged, and all weights are "
+               "trained; to train the adapter, name its base model and lora_init_from")
+
+
+def size_of(model):
+    """A model's mode, layers, width and number of parameters, in words."""
+    layers, width, _ = model.dimensions
+    return f"{model.mode}, {layers} layers x {width}, {model.num_parameters() / 1e6:.2f} M parameters"
+
+
+def describe_rewards(config, rewards):
+    """Yields a line with each reward's weight and range, and one about the sandbox if one of them runs code."""
+    terms = []
+    for name, weight in zip(rewards.names, rewards.weights, strict=True):
+        terms.append(f"{weight:g} x {name} [{REWARDS[name].low:g}, {REWARDS[name].high:g}]")
+    yield f"rewards: {', '.join(terms)}"
+    if any("sandbox" in parameters(name) for name in rewards.names):
+        yield describe_sandbox(config.sandbox, config.sandbox_seconds, config.sandbox_megabytes)
