@@ -1,0 +1,113 @@
+"""What a run says that it is about to do."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from core.models import load_model, save_model
+from grpo.build import build_data, build_models, build_rewards
+from grpo.plan import plan
+from grpo.sandbox import run as sandbox
+from tests.families import folder_maker, model_folder, write_sums
+from tests.tiny import CAUSAL, causal_model, jsonl, one_process, prompt_config
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory):
+    """The path of a causal model of this project."""
+    path = str(tmp_path_factory.mktemp("native") / "causal")
+    save_model(path, causal_model(), CAUSAL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """family -> the folder of a small random Hugging Face model."""
+    pytest.importorskip("transformers")
+    return folder_maker(tmp_path_factory.mktemp("families"))
+
+
+@pytest.fixture
+def sums(tmp_path):
+    return write_sums(tmp_path / "sums.jsonl")
+
+
+def planned(c):
+    """(the lines that a run prints at its start, its Models, its data)."""
+    dist = one_process()
+    data = build_data(c, dist)
+    models = build_models(c, data, dist)
+    return list(plan(c, {}, models, build_rewards(c, models, data, dist), data, dist)), models, data
+
+
+def megabytes(lines):
+    """{what for: megabytes} of the plan's last line."""
+    return {name: float(size) for name, size in re.findall(r"(?:: |, )([a-z ]+?) (\d+)(?=,|$)", lines[-1])}
+
+
+def test_the_plan_shows_how_the_rendered_prompt_ends_and_every_end_of_a_completion(folder, sums):
+    """The tail is what transformers' own chat template gives; qwen3's second end is in its generation_config alone."""
+    import transformers
+    c = prompt_config(dataset=sums, generator_checkpoint=folder("qwen3"), template="model", response_prefix="It is",
+                      chat_template_kwargs={"enable_thinking": False}, system_prompt="Add.")
+    lines, models, data = planned(c)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder("qwen3"))
+    messages = [{"role": "system", "content": "Add."},
+                {"role": "user", "content": data.records["train"][0]["prompt"]}]
+    text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
+                                      enable_thinking=False) + "It is"
+    assert text.endswith("<|im_start|>assistant\n<think></think>It is") and len(text) > 80
+    assert f"the first prompt ends in {text[-80:]!r}" in lines
+    ends = [f"{theirs.convert_tokens_to_ids(name)} {name!r}" for name in ("<|endoftext|>", "<|im_end|>")]
+    assert f"a completion ends with token {' or '.join(ends)}" in lines
+    assert set(models.policy.tokenizer.stop_token_ids) == {int(end.split()[0]) for end in ends}
+    ids = theirs(text, add_special_tokens=False).input_ids
+    assert data.records["train"][0]["tokens"] == ids, "the template has the start token in its text"
+
+
+def test_the_plan_of_a_native_run_shows_the_prompt_and_its_stop_token(native, prompts):
+    lines, _, data = planned(prompt_config(dataset=prompts, generator_checkpoint=native,
+                                           response_prefix="?"))
+    assert f"the first prompt ends in {data.records['train'][0]['prompt'] + '?'!r}" in lines
+    assert [line for line in lines if line.startswith(f"a completion ends with token {CAUSAL.stop_token_id} ")]
+
+
+def test_the_plan_says_under_what_code_runs_and_a_strict_run_refuses_less(native, tmp_path, monkeypatch):
+    c = prompt_config(dataset=jsonl(tmp_path / "code.jsonl", *({"prompt": f"{i}+1=", "tests": "pass"}
+                                                               for i in range(10, 40))),
+                      generator_checkpoint=native, reward_functions=("code_execution",))
+    under = lambda c: [line for line in planned(c)[0] if line.startswith("code runs under ")]
+    assert len(under(c)) == 1 and under(replace(c, reward_functions=("length_penalty",))) == []
+    monkeypatch.setattr(sandbox, "machine_parts", lambda: {"Landlock": "syscall 444: Function not implemented"})
+    assert "; missing: Landlock (syscall 444: Function not implemented)" in under(c)[0]
+    with pytest.raises(ValueError, match="^sandbox='strict' needs what this machine does not offer: Landlock"):
+        planned(replace(c, sandbox="strict"))
+
+
+def test_the_plan_says_what_is_trained_and_counts_weights_once(folder, sums, tmp_path):
+    """A wide model, so that its megabytes do not round to zero. LoRA: no second copy, and gradients of the adapter."""
+    pytest.importorskip("peft")
+    wide, rank = model_folder(tmp_path / "wide", "gpt2", n_layer=1, n_embd=512), 64
+    numbers = {name: planned(prompt_config(dataset=sums, generator_checkpoint=wide, kl_beta=beta, lora_rank=lora))[0]
+               for name, beta, lora in (("alone", 0.0, 0), ("full", 0.1, 0), ("lora", 0.1, rank))}
+    count = sum(p.numel() for p in load_model(wide)[0].parameters())
+    adapter = rank * ((512 + 3 * 512) + (512 + 512) + 2 * (512 + 4 * 512))  # (in + out) of GPT-2's four linear layers
+    found = {name: megabytes(lines) for name, lines in numbers.items()}
+    assert found["alone"]["weights"] == round(4 * count / 1e6) and found["alone"]["weights"] > 5
+    assert found["full"]["weights"] == round(8 * count / 1e6), "the reference is a copy"
+    assert found["lora"]["weights"] == round(4 * (count + adapter) / 1e6), "the reference is the same weights"
+    assert found["full"]["gradients and optimizer"] == round(12 * count / 1e6)
+    assert found["lora"]["gradients and optimizer"] == round(12 * adapter / 1e6)
+    generator = next(line for line in numbers["lora"] if line.startswith("generator"))
+    assert f"{(count + adapter) / 1e6:.2f} M parameters" in generator and f"{adapter / 1e6:.3g} M" in generator
+    assert "trained" in generator and "trained" not in next(x for x in numbers["full"] if x.startswith("generator"))
+    assert all("frozen" in next(x for x in numbers[name] if x.startswith("reference")) for name in ("full", "lora"))
+
+
+def test_more_memory_is_planned_for_what_needs_more(folder, tmp_path, sums):
+    wide = model_folder(tmp_path / "wide", "gpt2", n_layer=4, n_embd=256)
+    total = lambda **settings: sum(megabytes(planned(prompt_config(
+        dataset=sums, generator_checkpoint=wide, **{"batch_size": 16, "group_size": 8, "max_new_tokens": 64} | settings)
+        )[0]).values())
+    assert total(grad_checkpoint=True) < total() < total(batch_size=64) and total(max_new_tokens=16) < total()
