@@ -200,7 +200,7 @@ def keep_groups(rollouts, scored):
 def resample_groups(rollouts, scored, sampled, problems, config, dist):
     """Dynamic sampling (arXiv 2503.14476 section 3.2): other problems in place of the groups that were dropped.
 
-    sampled: batch, again -> (rollouts, Scored). At most MOST_RESAMPLES rounds, in which every rank takes part until none
+    sampled: batch, again -> (rollouts, Scored). At most MOST_RESAMPLES rounds; every rank takes part in each until none
     misses a group. Returns rollouts, Scored, and how many problems were sampled in addition.
     """
     wanted, resampled = config.batch_size * config.gradient_accumulation_steps, 0.0
