@@ -24,11 +24,10 @@ from core.masking import masked_positions, places_of_mask
 from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.models import load_model, load_tokenizer
 from core.run.terminal import highlight
-from core.settings.ranges import check_ranges
+from core.settings.ranges import check_choices, check_ranges
 from core.settings.script import run_script
 from core.tokenizer import by_character
 
-TEMPLATES = ("plain", "model")
 RANGES = {"unmask_steps": "[1, 1e6]", "max_new_tokens": "[1, 1e6]", "num_samples": "[1, 1e4]",
           "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]", "seed": "[0, 1e18]"}  # of SampleConfig
 
@@ -37,47 +36,47 @@ RANGES = {"unmask_steps": "[1, 1e6]", "max_new_tokens": "[1, 1e6]", "num_samples
 class SampleConfig:
     """The settings of core/sample.py and their defaults."""
 
-    checkpoint: str = "out-grpo/model.safetensors"  # the model that writes: a file of ours, a folder in Hugging Face
-                               #   format, or hf:owner/name
-    text: str = ""             # what it fills in or completes
-    template: str = "plain"    # plain: a causal model reads it as it is; model: as a message in its chat template
+    checkpoint: str = "out-grpo/model.safetensors"  # a model file of this project, a folder in Hugging Face format, or
+                               #   hf:owner/name
+    text: str = ""             # the text to fill in or to complete
+    template: str = "plain"    # plain: a causal model completes the text; model: it answers it, by its chat template
     mask_character: str = "_"  # one for each hidden token
     unmask_steps: int = 1      # passes in which a masked-fill model fills in
-    show_passes: bool = False  # print the text after each of these passes, not only after the last
+    show_passes: bool = False  # print the text after each of these passes
     max_new_tokens: int = 128  # most tokens of a completion
-    num_samples: int = 5       # versions to print
+    num_samples: int = 5       # number of samples to print
     temperature: float = 0.8   # below 1 prefers likely tokens, above 1 flattens
     top_p: float = 0.95        # the nucleus; 1.0 for all tokens
     seed: int = 1337           # of the noise
     device: str = "auto"       # auto takes cuda, then mps, then cpu
 
     def __post_init__(self):
-        if self.template not in TEMPLATES:
-            raise ValueError(f"template={self.template!r} is not one of {', '.join(TEMPLATES)}")
+        check_choices(self, {"template": ("plain", "model")})
         if len(self.mask_character) != 1:
             raise ValueError(f"mask_character={self.mask_character!r} must be one character")
         check_ranges(self, RANGES)
 
 
 def encode_with_masks(text, mask_character, tokenizer):
-    """(ids, mask), each (1, T): the text, with MASK for the mask character."""
+    """Encodes a text with MASK for the mask character. Returns (ids, mask), each (1, T)."""
     if isinstance(tokenizer, HuggingFaceTokenizer):  # its mask token has a name in texts, and may take the space before
         ids = tokenizer.encode(text.replace(mask_character, tokenizer.backend.mask_token))
     else:
-        ids = []
-        for i, part in enumerate(text.split(mask_character)):
-            ids += [tokenizer.mask_token_id] * (i > 0) + tokenizer.encode(part)
+        first, *others = text.split(mask_character)
+        ids = tokenizer.encode(first)
+        for part in others:
+            ids += [tokenizer.mask_token_id, *tokenizer.encode(part)]
     ids = torch.tensor([ids])
     mask = ids == tokenizer.mask_token_id
     if mask.all():
-        raise ValueError(f"--text={text!r} has no usable characters beside {mask_character!r} to go by")
+        raise ValueError(f"--text={text!r} has no usable characters besides {mask_character!r} to go by")
     if not mask.any():
         raise ValueError(f"--text={text!r} has nothing to fill in: write {mask_character!r} for every hidden token")
     return ids, mask
 
 
 def encode_prompt(tokenizer, config):
-    """The ids that a causal model reads before it writes."""
+    """The ids of the prompt that a causal model completes."""
     if config.template == "plain":
         return tokenizer.encode_prompt(config.text)
     if not isinstance(tokenizer, HuggingFaceTokenizer):
@@ -86,22 +85,40 @@ def encode_prompt(tokenizer, config):
 
 
 def complete(model, tokenizer, config, device):
-    """Prints the text with what a causal model writes after it, up to its stop token."""
+    """Prints completions of the text by a causal model, each up to its stop token."""
     ids = encode_prompt(tokenizer, config)
     room = min(config.max_new_tokens, model.longest_input - len(ids))
     if not ids or room < 1:
         raise ValueError(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens of the model's "
                          f"vocabulary, not {len(ids)}")
-    noise, stop = draw_uniforms(config.seed, 0, [0], (config.num_samples, room)), Stop(tokenizer)
+    noise = draw_uniforms(config.seed, 0, [0], (config.num_samples, room))
+    stop = Stop(tokenizer)
     out = generate(model, torch.tensor([ids], device=device), None, noise, stop, config.temperature, config.top_p)
     text = config.text if config.template == "plain" else config.text + "\n"
     for row, length in zip(out.target.tolist(), out.mask.sum(1).int().tolist(), strict=True):
-        written = stop.text(row[:length])
-        print(highlight(text + written, [0] * len(text) + [1] * len(written), sys.stdout.isatty()))
+        completion = stop.text(row[:length])
+        print(highlight(text + completion, [0] * len(text) + [1] * len(completion), sys.stdout.isatty()))
+
+
+def fill(model, tokenizer, config, device):
+    """Prints samples of the hidden characters in their text."""
+    ids, mask = encode_with_masks(config.text, config.mask_character, tokenizer)
+    noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, ids.shape[1]))
+    ids, (position, chosen) = ids.to(device), masked_positions(mask, device)
+    target, _, _, read, _ = fill_in_passes(model, ids, position, places_of_mask(mask), noise[:, 0], noise[:, 1],
+                                           config.unmask_steps, config.temperature, config.top_p)
+    filled = fill_in(ids, position, chosen, target[None])[0]
+    if config.show_passes:
+        for row in torch.cat((read, filled[:, None]), 1).tolist():                   # passes + 1 texts
+            print(arranged([tokenizer.decode(text) for text in row]))
+        return
+    for row in filled.tolist():
+        hidden = by_character(tokenizer, row, mask[0].tolist())
+        print(highlight(tokenizer.decode(row), hidden, sys.stdout.isatty()))
 
 
 def arranged(texts):
-    """The same text at several moments: next to each other if it has lines, otherwise one below the other."""
+    """Arranges a text after each pass: side by side if it has lines, otherwise one below the other."""
     columns = [text.removesuffix("\n").split("\n") for text in texts]
     if len(columns[0]) == 1:  # a line end that is filled in later does not count
         return "\n".join(texts)
@@ -111,7 +128,7 @@ def arranged(texts):
 
 
 def main(argv):
-    """Prints num_samples versions of the text; on a terminal, what the model wrote is highlighted."""
+    """Prints num_samples samples; on a terminal, the sampled characters are highlighted."""
     config, _ = load_config(SampleConfig, argv)
     device = detect_device(config.device)
     model, _ = load_model(config.checkpoint, device)
@@ -119,23 +136,12 @@ def main(argv):
     if model.mode == LANGUAGE_MODEL:
         if config.show_passes:
             raise ValueError(f"show_passes=True: {config.checkpoint} completes texts token by token; leave it out")
-        return complete(model, tokenizer, config, device)
-    if model.mode != MASKED_FILL:
+        complete(model, tokenizer, config, device)
+    elif model.mode == MASKED_FILL:
+        fill(model, tokenizer, config, device)
+    else:
         raise ValueError(f"checkpoint={config.checkpoint} has mode {model.mode}, but {MASKED_FILL} or "
                          f"{LANGUAGE_MODEL} is needed here")
-    ids, mask = encode_with_masks(config.text, config.mask_character, tokenizer)
-    noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, ids.shape[1]))
-    ids, (position, chosen) = ids.to(device), masked_positions(mask, device)
-    target, _, _, read, _ = fill_in_passes(model, ids, position, places_of_mask(mask), noise[:, 0], noise[:, 1],
-                                config.unmask_steps, config.temperature, config.top_p)
-    filled = fill_in(ids, position, chosen, target[None])[0]
-    if config.show_passes:
-        for row in torch.cat((read, filled[:, None]), 1).tolist():                   # passes + 1 texts
-            print(arranged([tokenizer.decode(text) for text in row]))
-        return
-    for row in filled.tolist():
-        written = by_character(tokenizer, row, mask[0].tolist())
-        print(highlight(tokenizer.decode(row), written, sys.stdout.isatty()))
 
 
 if __name__ == "__main__":

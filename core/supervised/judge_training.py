@@ -1,16 +1,21 @@
 """What a judge learns from, texts filled in by frozen generators, and how well it tells them from true texts."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from core.dataset_consumer import unpack_batch
+from core.dataset_consumer import DatasetConsumer, unpack_batch
 from core.distributions import draw_uniforms
 from core.fill_in import fill_once
 from core.judge import calculate_judge_scores, calculate_realness
 
+NOISE = 1          # added to a seed, keeps the noise of training apart from other noise
+REPORT_NOISE = 7   # the same for reports
 
+
+@dataclass
 class FilledText:
     """Training batches of a judge: windows of the corpus whose masked tokens a frozen generator has filled in.
 
@@ -20,19 +25,19 @@ class FilledText:
     (seed, split, step) and the numbers of its problems, like those of the dataset.
     """
 
-    def __init__(self, data, fillers, device, judge_head="realness", clean_share=0.1, temperature_low=0.7,
-                 temperature_high=1.0, noise_seed=1):
-        self.data, self.fillers = data, fillers
-        self.device = device
-        self.judge_head = judge_head
-        self.clean_share, self.noise_seed = clean_share, noise_seed
-        self.temperature_low, self.temperature_high = temperature_low, temperature_high
+    data: DatasetConsumer
+    fillers: list
+    device: object
+    judge_head: str = "realness"
+    clean_share: float = 0.1
+    temperature_low: float = 0.7
+    temperature_high: float = 1.0
 
     @torch.no_grad()
     def batch(self, split, step, micro=0):
         batch = self.data.batch(split, step, micro)
         input, target, mask = unpack_batch(batch, self.device)                       # (B, T)
-        noise = draw_uniforms(self.data.seed + self.noise_seed, step, batch["number"], (1, input.shape[1] + 3))
+        noise = draw_uniforms(self.data.seed + NOISE, step, batch["number"], (1, input.shape[1] + 3))
         which = (noise[:, 0, -1] * len(self.fillers)).long()                         # (B,) the generator of each row
         clean = (noise[:, 0, -2] < self.clean_share).to(self.device)                 # (B,)
         span = self.temperature_high - self.temperature_low
@@ -45,7 +50,8 @@ class FilledText:
                                          temperature[rows, None, None].to(self.device))[:, 0]
         filled = torch.where(clean[:, None], target, filled)
         if self.judge_head == "cls":
-            filled = torch.cat((torch.full_like(filled[:, :1], self.data.tokenizer.cls_token_id), filled), dim=1)
+            cls = torch.full_like(filled[:, :1], self.data.tokenizer.cls_token_id)
+            filled = torch.cat((cls, filled), dim=1)
         return filled, target, mask
 
 
@@ -80,7 +86,7 @@ def judge_report(judge, data, filler, device, batches=8, temperature=0.8):
     for step in range(batches):
         batch = data.batch("val", step)
         input, target, mask = unpack_batch(batch, device)
-        noise = draw_uniforms(data.seed + 7, step, batch["number"], (2, input.shape[1]))
+        noise = draw_uniforms(data.seed + REPORT_NOISE, step, batch["number"], (2, input.shape[1]))
         filled = fill_once(filler, input, mask, noise[:, :1], temperature)[:, 0]     # (B, T)
         thirty = noise[:, 1].argsort(1).argsort(1) < round(0.3 * input.shape[1])     # (B, T) a random 30%
         masked = target.masked_fill(thirty.to(device), data.tokenizer.mask_token_id)

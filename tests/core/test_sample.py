@@ -6,7 +6,7 @@ import torch
 from core import sample
 from core.models import load_tokenizer, save_model
 from tests.families import model_folder
-from tests.tiny import CAUSAL, TOKENIZER, causal_model, judge, model, run_here, run_script, save
+from tests.tiny import CAUSAL, TOKENIZER, causal_model, judge, model, run_script, save
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +18,9 @@ def paths(tmp_path_factory):
             "judge": save(folder / "judge.safetensors", judge())}
 
 
-def printed(capsys, *arguments):
-    sample.main([*arguments, "--device=cpu"])
+def printed(capsys, path, text, *arguments):
+    """The lines that a call prints."""
+    sample.main([f"--checkpoint={path}", f"--text={text}", *arguments, "--device=cpu"])
     return capsys.readouterr().out.split("\n")[:-1]
 
 
@@ -27,64 +28,22 @@ def printed(capsys, *arguments):
 def test_the_script_fills_your_text(paths):
     done = run_script("core/sample.py", f"--checkpoint={paths['generator']}", "--text=the qu__k = fox",
                       "--num_samples=3")
-    assert done.returncode == 0, done.stderr
     lines = done.stdout.split("\n")[:-1]
-    assert len(lines) == 3 and all(len(x) == 15 and x.startswith("the qu") and x.endswith("k = fox") for x in lines)
-    done = run_here("core/sample.py", f"--checkpoint={paths['judge']}", "--text=a_b")
-    assert done.returncode == 1 and "masked_fill or language_model is needed" in done.stderr
-    assert len(done.stderr.strip().split("\n")) == 1
-    done = run_here("core/sample.py", f"--checkpoint={paths['causal']}", "--text=")
-    assert done.returncode == 1 and len(done.stderr.strip().split("\n")) == 1
+    assert done.returncode == 0 and len(lines) == 3, done.stderr
+    assert all(len(x) == 15 and x.startswith("the qu") and x.endswith("k = fox") for x in lines)
 
 
-@pytest.mark.parametrize("text, message", [
-    ("no gaps", "nothing to fill in"), ("____", "no usable characters"), ("", "no usable characters"),
-    ("a" * 40 + "_", "does not fit")])
-def test_a_text_that_cannot_be_filled_is_refused(paths, text, message):
-    with pytest.raises(ValueError, match=message):
-        sample.main([f"--checkpoint={paths['generator']}", f"--text={text}", "--device=cpu"])
-
-
-@pytest.mark.parametrize("unmask_steps", [1, 3])
-def test_the_hidden_characters_alone_change(paths, capsys, unmask_steps):
-    arguments = (f"--checkpoint={paths['generator']}", "--text=the qu**k = f*x", "--mask_character=*",
-                 "--num_samples=4", f"--unmask_steps={unmask_steps}", "--top_p=1.0", "--temperature=2.0")
-    lines = printed(capsys, *arguments)
-    assert len(lines) == 4 == len(set(lines))
-    for line in lines:
-        assert len(line) == 15 and line[:6] + line[8:13] + line[14:] == "the quk = fx"
-    assert lines == printed(capsys, *arguments), "the same noise for the same seed"
-    assert lines != printed(capsys, *arguments, "--seed=2")
-
-
-def test_each_pass_fills_some_of_what_the_one_before_left(paths, capsys):
-    lines = printed(capsys, f"--checkpoint={paths['generator']}", "--text=the qu__k = f__", "--num_samples=2",
-                    "--unmask_steps=4", "--show_passes=True")
-    assert len(lines) == 10
-    for first in (0, 5):
-        assert [line.count("_") for line in lines[first : first + 5]] == [4, 3, 2, 1, 0]
-        for before, after in zip(lines[first : first + 4], lines[first + 1 : first + 5], strict=True):
-            assert all(a in ("_", b) for a, b in zip(before, after, strict=True)), "what is filled in stays"
-    assert sample.arranged(["1_\n_2\n", "12\n_2\n"]) == "1_   12\n_2   _2\n"
-    assert sample.arranged(["1_\n_2", "1\n\n_2"]) == "1_   1\n_2\n     _2\n", "a line end may be filled in"
-    with pytest.raises(ValueError, match="show_passes=True: .* leave it out"):
-        sample.main([f"--checkpoint={paths['causal']}", "--text=7+8=", "--show_passes=True", "--device=cpu"])
-
-
-def test_the_mask_is_where_the_mask_character_is():
-    ids, mask = sample.encode_with_masks("_ab__c", "_", TOKENIZER)
-    assert mask.tolist() == [[True, False, False, True, True, False]]
-    assert torch.equal(ids[mask], torch.full((3,), TOKENIZER.mask_token_id))
-    assert TOKENIZER.decode(ids[~mask].tolist()) == "abc"
-
-
-def test_a_text_is_completed(paths, capsys):
-    lines = "\n".join(printed(capsys, f"--checkpoint={paths['causal']}", "--text=7+8=", "--num_samples=3",
-                              "--max_new_tokens=20")).strip("\n").split("\n")
-    assert len(lines) == 3 and all(x.startswith("7+8=") and 4 < len(x) <= 24 for x in lines)
-    for text in ("", "a" * 64):
-        with pytest.raises(ValueError, match="must have 1 to 63 tokens"):
-            sample.main([f"--checkpoint={paths['causal']}", f"--text={text}", "--device=cpu"])
+@pytest.mark.parametrize("name, text, more, words", [
+    ("generator", "no gaps", (), "nothing to fill in"), ("generator", "____", (), "no usable characters"),
+    ("generator", "", (), "no usable characters"), ("generator", "a" * 40 + "_", (), "does not fit"),
+    ("judge", "a_b", (), "masked_fill or language_model is needed"),
+    ("causal", "", (), "must have 1 to 63 tokens"), ("causal", "a" * 64, (), "must have 1 to 63 tokens"),
+    ("causal", "7+8=", ("--show_passes=True",), "show_passes=True: .* leave it out"),
+    ("causal", "7+8=", ("--template=model",), "template='model': .* has no chat template")])
+def test_a_text_or_a_model_that_does_not_fit_is_refused(paths, capsys, name, text, more, words):
+    with pytest.raises(ValueError, match=words) as error:
+        printed(capsys, paths[name], text, *more)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("setting", [
@@ -96,25 +55,54 @@ def test_settings_that_cannot_work_are_refused(setting):
         sample.SampleConfig(**setting)
 
 
-def test_a_native_model_has_no_chat_template(paths):
-    with pytest.raises(ValueError, match="template='model': .* has no chat template"):
-        sample.main([f"--checkpoint={paths['causal']}", "--text=7+8=", "--template=model", "--device=cpu"])
+@pytest.mark.parametrize("unmask_steps", [1, 3])
+def test_the_hidden_characters_alone_change(paths, capsys, unmask_steps):
+    arguments = (paths["generator"], "the qu**k = f*x", "--mask_character=*", "--num_samples=4",
+                 f"--unmask_steps={unmask_steps}", "--top_p=1.0", "--temperature=2.0")
+    lines = printed(capsys, *arguments)
+    assert len(lines) == 4 == len(set(lines))
+    for line in lines:
+        assert len(line) == 15 and line[:6] + line[8:13] + line[14:] == "the quk = fx"
+    assert lines == printed(capsys, *arguments), "the same noise for the same seed"
+    assert lines != printed(capsys, *arguments, "--seed=2")
+
+
+def test_each_pass_fills_some_of_what_the_one_before_left(paths, capsys):
+    lines = printed(capsys, paths["generator"], "the qu__k = f__", "--num_samples=2", "--unmask_steps=4",
+                    "--show_passes=True")
+    assert len(lines) == 10
+    for first in (0, 5):
+        assert [line.count("_") for line in lines[first : first + 5]] == [4, 3, 2, 1, 0]
+        for before, after in zip(lines[first : first + 4], lines[first + 1 : first + 5], strict=True):
+            assert all(a in ("_", b) for a, b in zip(before, after, strict=True)), "what is filled in stays"
+    assert sample.arranged(["1_\n_2\n", "12\n_2\n"]) == "1_   12\n_2   _2\n"
+    assert sample.arranged(["1_\n_2", "1\n\n_2"]) == "1_   1\n_2\n     _2\n", "a line end may be filled in"
+
+
+def test_the_mask_is_where_the_mask_character_is():
+    ids, mask = sample.encode_with_masks("_ab__c", "_", TOKENIZER)
+    assert mask.tolist() == [[True, False, False, True, True, False]]
+    assert torch.equal(ids[mask], torch.full((3,), TOKENIZER.mask_token_id))
+    assert TOKENIZER.decode(ids[~mask].tolist()) == "abc"
+
+
+def test_a_text_is_completed(paths, capsys):
+    lines = printed(capsys, paths["causal"], "7+8=", "--num_samples=3", "--max_new_tokens=20")
+    lines = "\n".join(lines).strip("\n").split("\n")
+    assert len(lines) == 3 and all(x.startswith("7+8=") and 4 < len(x) <= 24 for x in lines)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
 def test_a_mask_of_word_pieces_is_one_hidden_token(tmp_path, capsys, family):
     transformers = pytest.importorskip("transformers")
     path = model_folder(tmp_path, family)
-    tokenizer = load_tokenizer(path)
-    ids, mask = sample.encode_with_masks("the * fox j*mps", "*", tokenizer)
+    ids, mask = sample.encode_with_masks("the * fox j*mps", "*", load_tokenizer(path))
     theirs = transformers.AutoTokenizer.from_pretrained(path)
     name = theirs.mask_token
     assert ids[0].tolist() == theirs(f"the {name} fox j{name}mps", add_special_tokens=False).input_ids
     assert mask.sum() == 2
-    arguments = (f"--checkpoint={path}", "--text=the quick * fox", "--mask_character=*", "--temperature=5.0",
-                 "--num_samples=4")
-    lines = printed(capsys, *arguments)
-    assert len(lines) == 4 and len(set(lines)) > 1 and lines == printed(capsys, *arguments)
+    lines = printed(capsys, path, "the quick * fox", "--mask_character=*", "--temperature=5.0", "--num_samples=4")
+    assert len(lines) == 4 and len(set(lines)) > 1
     assert all(x.startswith("the quick") and x.endswith("fox") and "*" not in x and name not in x for x in lines)
 
 
@@ -122,9 +110,9 @@ def test_a_mask_of_word_pieces_is_one_hidden_token(tmp_path, capsys, family):
 def test_a_hugging_face_model_completes_a_text_as_transformers_does(tmp_path, capsys, family):
     transformers = pytest.importorskip("transformers")
     path = model_folder(tmp_path, family)
-    arguments = (f"--checkpoint={path}", "--text=the quick", "--max_new_tokens=8", "--temperature=1e-4")
-    net, tokenizer = (kind.from_pretrained(path) for kind in (transformers.AutoModelForCausalLM,
-                                                              transformers.AutoTokenizer))
+    arguments = (path, "the quick", "--max_new_tokens=8", "--temperature=1e-4", "--num_samples=1")
+    net = transformers.AutoModelForCausalLM.from_pretrained(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
 
     def greedy(**inputs):
         start = inputs["input_ids"].shape[1]
@@ -133,9 +121,8 @@ def test_a_hugging_face_model_completes_a_text_as_transformers_does(tmp_path, ca
         return "".join("\ufffd" if ord(c) < 32 or 127 <= ord(c) < 160 else c for c in text)  # as a terminal is shown it
 
     inputs = tokenizer("the quick", return_tensors="pt", return_token_type_ids=False)
-    assert printed(capsys, *arguments, "--num_samples=1") == ["the quick" + greedy(**inputs)]
+    assert printed(capsys, *arguments) == ["the quick" + greedy(**inputs)]
     if family == "qwen3":
         inputs = tokenizer.apply_chat_template([{"role": "user", "content": "the quick"}], add_generation_prompt=True,
                                                return_dict=True, return_tensors="pt")
-        lines = printed(capsys, *arguments, "--num_samples=1", "--template=model")
-        assert lines == ["the quick\u21b5" + greedy(**inputs)]
+        assert printed(capsys, *arguments, "--template=model") == ["the quick\u21b5" + greedy(**inputs)]
