@@ -16,7 +16,8 @@ def random_mask(rng, tokens, count, newline):
 
 def in_lines_mask(rng, tokens, count, newline):
     """Masks `count` single positions as random_mask does, but no newline; all others, if there are fewer."""
-    mask, inside = np.zeros(len(tokens), dtype=bool), np.flatnonzero(tokens != newline)
+    mask = np.zeros(len(tokens), dtype=bool)
+    inside = np.flatnonzero(tokens != newline)
     mask[rng.choice(inside, size=min(count, len(inside)), replace=False)] = True
     return mask
 
@@ -24,8 +25,8 @@ def in_lines_mask(rng, tokens, count, newline):
 def span_mask(rng, tokens, count, newline, mean_span=5):
     """Masks runs of positions with geometrically distributed lengths, until `count` positions are masked."""
     mask = np.zeros(len(tokens), dtype=bool)
-    while (left := count - mask.sum()) > 0:
-        length = min(int(rng.geometric(1 / mean_span)), left)
+    while mask.sum() < count:
+        length = min(int(rng.geometric(1 / mean_span)), count - mask.sum())
         start = int(rng.integers(len(tokens) - length + 1))
         mask[start : start + length] = True
     return mask
@@ -72,7 +73,8 @@ class MaskConfig:
     @property
     def masks(self):
         """{key of MASKS: weight}, without the weights that are 0."""
-        return {name: weight for name in MASKS if (weight := getattr(self, f"mask_{name}")) > 0}
+        weights = {name: getattr(self, f"mask_{name}") for name in MASKS}
+        return {name: weight for name, weight in weights.items() if weight > 0}
 
 
 def draw_mask(rng, tokens, weights, low, high, newline):
@@ -81,26 +83,20 @@ def draw_mask(rng, tokens, weights, low, high, newline):
     tokens: (T,) ids; weights: {key of MASKS: weight}; newline: the id that ends a line
     Returns (T,) bool, True where masked, with at least one True
     """
-    names = list(weights)
-    p = np.array([weights[name] for name in names], dtype=float)
-    name = names[int(rng.choice(len(names), p=p / p.sum()))]
+    p = np.array(list(weights.values()), dtype=float)
+    name = list(weights)[int(rng.choice(len(p), p=p / p.sum()))]
     count = max(1, round(float(rng.uniform(low, high)) * len(tokens)))
     mask = MASKS[name](rng, tokens, count, newline)
     return mask if mask.any() else random_mask(rng, tokens, count, newline)  # newlines alone: no line to mask
 
 
 def masked_positions(mask, device):
-    """The indices of the masked positions of each row, on `device`. M is the largest number of them in a row.
+    """The positions of the masked tokens of each row. M is the largest number of them in a row.
 
     mask: (B, T) bool on the CPU
-    Returns position (B, M) int64, the masked positions in order and then padding, and chosen (B, M) float32, 1.0 for a
-    masked position and 0.0 for padding
+    Returns position (B, M) int64 on `device`, the masked positions in order and then padding, and hidden (B, M) bool on
+    the CPU, False on padding
     """
+    hidden, order = mask.int().sort(dim=1, descending=True, stable=True)             # (B, T) each, the masked ones first
     M = int(mask.sum(1).max())
-    order = mask.int().argsort(dim=1, descending=True, stable=True)                  # (B, T) the masked positions first
-    return order[:, :M].to(device), mask.gather(1, order[:, :M]).float().to(device)
-
-
-def places_of_mask(mask):
-    """What masked_positions returns as `chosen`, as bool and on the CPU: mask (B, T) -> (B, M)."""
-    return mask.sort(dim=1, descending=True).values[:, : int(mask.sum(1).max())]
+    return order[:, :M].to(device), hidden[:, :M].bool()

@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import dataclass, fields
-from functools import cache
 
 import torch
 from torch import nn
@@ -10,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from core.cache import Cache, attend, attention_mask
+from core.performance.quick_layers import SquaredReLU, compile_blocks
 from core.performance.sharding import weights_of
 from core.settings.ranges import check_ranges, shown
 
@@ -18,9 +18,8 @@ MASKED_FILL = "masked_fill"          # bidirectional: the state at position t pr
 SEQUENCE_SCORER = "sequence_scorer"  # bidirectional: how real the text looks, per position or as a whole
 MODES = (LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER)
 JUDGE_HEADS = ("realness", "cls")
-RANGES = {"vocab_size": "[1, 1e7]", "base_vocab_size": "[1, 1e7]", "block_size": "[1, 1e6]", "n_layer": "[1, 1e3]",
+RANGES = {"vocab_size": "[1, 1e7]", "base_vocab_size": "[1, 1e7]", "block_size": "[1, 1e5]", "n_layer": "[1, 1e3]",
           "n_head": "[1, 1e3]", "n_embd": "[2, 65536]", "dropout": "[0, 1)"}  # of GPTConfig
-LARGEST_TABLE = 2**25  # numbers in a table of rotary embeddings, which no tensor of a file is as large as
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,8 @@ class GPTConfig:
     def __post_init__(self):
         for field in fields(self):
             value = getattr(self, field.name)
-            if type(value) is not field.type and (type(value), field.type) != (int, float):
+            whole_float = field.type is float and type(value) is int
+            if type(value) is not field.type and not whole_float:
                 raise ValueError(f"{field.name}={shown(value)} must be {field.type.__name__}, not "
                                  f"{type(value).__name__}")
         for key, known in (("mode", MODES), ("judge_head", JUDGE_HEADS)):
@@ -52,9 +52,6 @@ class GPTConfig:
             raise ValueError(f"n_embd={self.n_embd} must be a multiple of 2 * n_head={2 * self.n_head} (rotary pairs)")
         if self.base_vocab_size > self.vocab_size:
             raise ValueError(f"base_vocab_size={self.base_vocab_size} must be at most vocab_size={self.vocab_size}")
-        if self.block_size * self.n_embd // self.n_head > LARGEST_TABLE:
-            raise ValueError(f"block_size={self.block_size} * n_embd={self.n_embd} / n_head={self.n_head} must be at "
-                             f"most {LARGEST_TABLE}")
 
 
 def freeze(model):
@@ -95,27 +92,14 @@ class Attention(nn.Module):
         qk, v = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head).split((2, 1), 2)
         qk = F.rms_norm(qk, qk.shape[-1:])  # bounded logits: a high learning rate stays stable
         qk = rotate(qk, cos[:, None, None], sin[:, None, None])                      # (B, T, 2, H, D)
-        q, k, v = (z.transpose(1, 2) for z in (*qk.unbind(2), v.squeeze(2)))         # (B, H, T, D) each
-        # On a CPU the bfloat16 kernel is slower than the float32 one
-        return tuple(at_least_float32(z) if x.device.type == "cpu" else z.to(v.dtype) for z in (q, k, v))
+        qkv = [z.transpose(1, 2) for z in (*qk.unbind(2), v.squeeze(2))]             # (B, H, T, D) each
+        if x.device.type == "cpu":  # its bfloat16 kernel is slower than the float32 one
+            return [at_least_float32(z) for z in qkv]
+        return [z.to(v.dtype) for z in qkv]
 
     def forward(self, q, k, v, mask=None, past=None):
-        return (past or attend)(q, k, v, mask, self.causal, self.dropout * self.training)  # (B, H, T, D)
-
-
-class SquaredReLU(torch.autograd.Function):
-    """max(x, 0)^2 (arXiv 2109.08668), with a backward pass over fewer tensors than autograd derives."""
-
-    @staticmethod
-    def forward(ctx, x):
-        h = F.relu(x)
-        ctx.save_for_backward(h)
-        return h * h
-
-    @staticmethod
-    def backward(ctx, gradient):
-        h, = ctx.saved_tensors
-        return (gradient * h).mul_(2)
+        read = attend if past is None else past
+        return read(q, k, v, mask, self.causal, self.dropout * self.training)        # (B, H, T, D)
 
 
 class Block(nn.Module):
@@ -123,7 +107,6 @@ class Block(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.compiled = False
         self.norm_1 = nn.RMSNorm(config.n_embd, eps=1e-5)
         self.attention = Attention(config)
         self.norm_2 = nn.RMSNorm(config.n_embd, eps=1e-5)
@@ -140,17 +123,8 @@ class Block(nn.Module):
         return x + self.drop(self.down(h))
 
     def forward(self, x, cos, sin, mask=None, past=None):
-        # Token by token, as in generation, the shapes change too often, and weights are packed instead
-        part = compiled if self.compiled and x.shape[1] > 1 else lambda function: function
-        q, k, v = part(Block.before)(self, x, cos, sin)                              # (B, H, T, D) each
-        return part(Block.after)(self, x, self.attention(q, k, v, mask, past))
-
-
-@cache
-def compiled(function):
-    """A compiled function: one for the layers of all models, so that a policy and its reference compute alike."""
-    torch._dynamo.config.recompile_limit = 64  # beyond it, functions silently run uncompiled and compute otherwise
-    return torch.compile(function, dynamic=True)
+        q, k, v = self.before(x, cos, sin)                                           # (B, H, T, D) each
+        return self.after(x, self.attention(q, k, v, mask, past))
 
 
 class GPT(nn.Module):
@@ -170,6 +144,10 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config, self.scores = config, config.mode == SEQUENCE_SCORER
+        self.mode = config.mode                      # one of MODES
+        self.judge_head = config.judge_head          # one of JUDGE_HEADS, of a SEQUENCE_SCORER
+        self.longest_input = config.block_size       # tokens that fit into one row
+        self.vocabulary = config.base_vocab_size     # number of tokens that it can write: the width of its logits
         self.grad_checkpoint = False  # whether the backward pass computes activations again instead of keeping them
         self.head_dtype = None        # of the output layer; None: that of the rest
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
@@ -183,8 +161,8 @@ class GPT(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         for name, p in self.named_parameters():
             if p.dim() == 2:
-                residual = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(p, std=0.02 / (2 * config.n_layer) ** 0.5 if residual else 0.02)
+                adds = name.endswith(("out.weight", "down.weight"))  # its output is added to x, 2 n_layer times
+                nn.init.normal_(p, std=0.02 / (2 * config.n_layer) ** 0.5 if adds else 0.02)
 
     def states(self, tokens, position=None, past=None, padding=None):
         """Final hidden states.
@@ -195,19 +173,23 @@ class GPT(nn.Module):
         padding: (B,) number of leading columns of past and tokens that hold no token, or None for none
         Returns (B, M or T, C)
         """
-        T, before = tokens.shape[1], past.length if past is not None else 0
-        if before + T > self.config.block_size:
+        T = tokens.shape[1]
+        before = 0 if past is None else past.length
+        if before + T > self.longest_input:
             raise ValueError(f"an input of {before + T} tokens does not fit a model with "
-                             f"block_size={self.config.block_size}")
-        x, here = self.drop(self.embed(tokens)), slice(before, before + T)           # (B, T, C)
-        if past is not None:
-            mask = past.mask(T, padding, tokens.device)
+                             f"block_size={self.longest_input}")
+        if past is None:
+            mask = attention_mask(0, T, padding, self.mode == LANGUAGE_MODEL, tokens.device)
         else:
-            mask = attention_mask(0, T, padding, self.config.mode == LANGUAGE_MODEL, tokens.device)
-        again = self.grad_checkpoint and torch.is_grad_enabled()
+            mask = past.mask(T, padding, tokens.device)
+        x = self.drop(self.embed(tokens))                                            # (B, T, C)
+        cos, sin = self.cos[before : before + T], self.sin[before : before + T]      # (T, D) each
         for i, block in enumerate(self.blocks):
-            inputs = (x, self.cos[here], self.sin[here], mask, past and past.layer(i))
-            x = checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)
+            inputs = (x, cos, sin, mask, past and past.layer(i))
+            if self.grad_checkpoint and torch.is_grad_enabled():
+                x = checkpoint(block, *inputs, use_reentrant=False)
+            else:
+                x = block(*inputs)
         if past is not None:
             past.length += T
         if position is not None:
@@ -218,60 +200,43 @@ class GPT(nn.Module):
         """Logits in float32 from states (..., C): (..., base_vocab_size); of a scorer one number per state, (...)."""
         if self.scores:
             return at_least_float32(self.head(h).squeeze(-1))
-        weight = self.embed.weight[: self.config.base_vocab_size] if self.config.tied else self.head.weight
-        kind = h.device.type
-        if not torch.is_autocast_enabled(kind) or not torch.is_grad_enabled() and self.head_dtype is None:
-            return at_least_float32(F.linear(h, weight))
+        weight = self.embed.weight[: self.vocabulary] if self.config.tied else self.head.weight
+        kind, dtype = h.device.type, self.head_dtype
+        if dtype is None and torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
         # Autocast would cast the weight once for all calls and add up their gradients in its own precision. Cast here,
         # each call's gradient is added to the others in float32.
-        dtype = self.head_dtype or torch.get_autocast_dtype(kind)
         with torch.autocast(kind, enabled=False):
-            return at_least_float32(F.linear(h.to(dtype), weight.to(dtype)))
+            return at_least_float32(F.linear(h.to(dtype or h.dtype), weight.to(dtype or h.dtype)))
 
     def forward(self, tokens, position=None, past=None, padding=None):
         """The arguments of `states`; returns float32 logits (B, M or T, base_vocab_size); of a scorer (B, M or T) for
         realness and (B,) for cls."""
-        if self.scores and self.config.judge_head == "cls":
+        if self.scores and self.judge_head == "cls":
             return self.project(self.states(tokens)[:, 0])
         return self.project(self.states(tokens, position, past, padding))
 
     new_cache = staticmethod(Cache)  # an empty one, for `states` to fill
 
     def compile_layers(self):
-        """Compiles what a layer computes before and after its attention, when first called with more than a token."""
-        for block in self.blocks:
-            block.compiled = True
+        """Compiles the layers for texts, when they first read one."""
+        compile_blocks(self.blocks)
 
     @property
     def layers(self):
         """The modules between the embedding and the output layer."""
         return self.blocks
 
-    @property
-    def mode(self):
-        """One of MODES."""
-        return self.config.mode
-
-    @property
-    def judge_head(self):
-        """What a SEQUENCE_SCORER scores: "realness", each position, or "cls", the text."""
-        return self.config.judge_head
-
-    @property
-    def longest_input(self):
-        """Tokens that fit into one row."""
-        return self.config.block_size
-
-    @property
-    def vocabulary(self):
-        """Number of tokens that it can write: the width of its logits."""
-        return self.config.base_vocab_size
-
     def parameters_by_kind(self):
         """{"matrices": those of the blocks, "embeddings": and output layers, "vectors": norms}, for the optimizers."""
         kinds = {"matrices": [], "embeddings": [], "vectors": []}
         for name, p in self.named_parameters():
-            kinds["vectors" if p.dim() < 2 else "matrices" if name.startswith("blocks.") else "embeddings"].append(p)
+            if p.dim() < 2:
+                kinds["vectors"].append(p)
+            elif name.startswith("blocks."):
+                kinds["matrices"].append(p)
+            else:
+                kinds["embeddings"].append(p)
         return kinds
 
     def num_parameters(self):

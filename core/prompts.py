@@ -1,10 +1,12 @@
 """Prompts: records rendered by a template, and drawn as problems or training examples."""
 
 import os
+from dataclasses import dataclass
 
 import numpy as np
 
-from core.dataset_consumer import PROBLEMS, SPLITS, dataset_folder
+from core.dataset_consumer import PROBLEMS
+from core.files.datasets import SPLITS, dataset_folder
 from core.files.records import (
     FIELDS,
     PROMPTS,
@@ -41,8 +43,8 @@ def code(messages):
 
 
 TEMPLATES = {"plain": plain, "chat": chat, "math": math, "code": code}
-CHARACTERS = 100                         # of a token, at most, on average over a prompt
-MODEL = "model"                          # the template that comes with a Hugging Face model
+MODEL = "model"     # the template that comes with a Hugging Face model
+CHARACTERS = 100    # most characters of a token, on average over a prompt
 
 
 def as_messages(prompt, system_prompt=None):
@@ -51,9 +53,41 @@ def as_messages(prompt, system_prompt=None):
     return [{"role": "system", "content": system_prompt}, *messages] if system_prompt else messages
 
 
-def render(prompt, template="plain", system_prompt=None, response_prefix=""):
-    """The text that a model reads. prompt: str or a list of {"role", "content"}; response_prefix begins the answer."""
-    return TEMPLATES[template](as_messages(prompt, system_prompt)) + response_prefix
+@dataclass(frozen=True)
+class PromptFormat:
+    """How a prompt becomes the text that a model reads."""
+
+    template: str = "plain"                    # a name of TEMPLATES, or "model"
+    system_prompt: str | None = None           # a first message
+    response_prefix: str = ""                  # the beginning of every answer
+    max_prompt_length: int = 512               # tokens; longer training prompts are left out
+    chat_template_kwargs: dict | None = None   # arguments of the model's own template
+
+    def check(self, tokenizer):
+        """Raises ValueError unless the settings go together and with the tokenizer."""
+        if self.template == MODEL and not hasattr(tokenizer, "render_chat"):
+            raise ValueError("template='model' is the chat template of a Hugging Face model, which this model is not; "
+                             f"use one of {', '.join(TEMPLATES)}")
+        if self.template != MODEL and self.chat_template_kwargs:
+            raise ValueError(f"chat_template_kwargs={self.chat_template_kwargs} are arguments of the model's chat "
+                             f"template, which template={self.template!r} does not use; set template='model' or leave "
+                             "them out")
+        if len(self.system_prompt or "") > CHARACTERS * self.max_prompt_length:
+            raise ValueError(f"system_prompt has {len(self.system_prompt)} characters, more than fit into "
+                             f"max_prompt_length={self.max_prompt_length} tokens; shorten it")
+
+    def encode(self, prompt, tokenizer):
+        """(text, token ids) of a prompt; the ids include response_prefix, the text does not.
+
+        prompt: a text or a list of {"role", "content"}. Of a text that is certainly too long only the beginning is read
+        """
+        messages = as_messages(prompt, self.system_prompt)
+        most = CHARACTERS * self.max_prompt_length
+        if self.template == MODEL:  # it has the start token in its text
+            text = tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))[:most]
+            return text, tokenizer.encode(text + self.response_prefix)
+        text = TEMPLATES[self.template](messages)[:most]
+        return text, tokenizer.encode_prompt(text + self.response_prefix)
 
 
 def as_columns(records):
@@ -77,138 +111,118 @@ class PromptConsumer:
     max_prompt_length tokens are left out and counted.
     dataset: a prepared folder, a file of records, or hf:owner/name (core/files/records.py)
     tokenizer: that of the model; None: the one that meta.json of the folder describes
-    template: a name of TEMPLATES, or model; chat_template_kwargs: arguments of the model's own template
+    format: a PromptFormat; block_size: the longest input of a supervised model
     """
 
-    def __init__(self, dataset, batch_size, seed=1337, rank=0, world=1, max_prompt_length=512, template="plain",
-                 system_prompt=None, response_prefix="", block_size=None, tokenizer=None, chat_template_kwargs=None):
-        self._open(dataset, tokenizer)
-        if template == MODEL and not hasattr(self.tokenizer, "render_chat"):
-            raise ValueError("template='model' is the chat template of a Hugging Face model, which this model is not; "
-                             f"use one of {', '.join(TEMPLATES)}")
-        if template != MODEL and chat_template_kwargs:
-            raise ValueError(f"chat_template_kwargs={chat_template_kwargs} are arguments of the model's chat template, "
-                             f"which template={template!r} does not use; set template='model' or leave them out")
-        self.template = template
-        self.block_size, self.batch_size, self.seed, self.rank, self.world = block_size, batch_size, seed, rank, world
-        self.response_prefix = response_prefix
-        most = CHARACTERS * max_prompt_length  # of a longer text only the beginning is read: it is too long in any case
-        if system_prompt is not None and len(system_prompt) > most:
-            raise ValueError(f"system_prompt has {len(system_prompt)} characters, more than fit into max_prompt_length="
-                             f"{max_prompt_length} tokens; shorten it")
-        records = read_records(self.source) if self.prepared else load_records(dataset)
-        kept = records if self.prepared else unique_prompts(records)
-        self.repeated = len(records) - len(kept)
-        for record in kept:
-            messages = as_messages(record["prompt"], system_prompt)
-            if sum(message["role"] == "system" for message in messages) > 1 and system_prompt:
-                raise ValueError(f"{record['where']}: the prompt has a system message, and system_prompt would be a "
-                                 "second one; leave system_prompt out, or remove the message")
-            if template == MODEL:  # it has the start token in its text
-                record["text"] = self.tokenizer.render_chat(messages, **(chat_template_kwargs or {}))[:most]
-                record["tokens"] = self.tokenizer.encode(record["text"] + response_prefix)
-            else:
-                record["text"] = TEMPLATES[template](messages)[:most]
-                record["tokens"] = self.tokenizer.encode_prompt(record["text"] + response_prefix)
-        self._sort(kept, max_prompt_length)
-
-    def _open(self, dataset, tokenizer):
-        """Finds the file of records and, if none is given, the tokenizer."""
+    def __init__(self, dataset, batch_size, seed=1337, rank=0, world=1, tokenizer=None, format=None, block_size=None):
+        self.batch_size, self.seed, self.rank, self.world = batch_size, seed, rank, world
+        self.format, self.block_size = format or PromptFormat(), block_size
         self.prepared = not is_file_of_records(dataset)
         self.folder = dataset_folder(dataset) if self.prepared else dataset
         self.source = os.path.join(self.folder, PROMPTS) if self.prepared else dataset
-        self.tokenizer = tokenizer
+        self.tokenizer = self._tokenizer(dataset, tokenizer)
+        self.format.check(self.tokenizer)
+        records = read_records(self.source) if self.prepared else load_records(dataset)
+        unique = records if self.prepared else unique_prompts(records)
+        self.repeated = len(records) - len(unique)
+        for record in unique:
+            self._encode(record)
+        self.records = {split: [r for r in unique if r["split"] == split] for split in SPLITS}
+        self._check_splits(len(unique))
+        self._leave_out_long(self.format.max_prompt_length)
+
+    def _tokenizer(self, dataset, tokenizer):
+        """The tokenizer that is given or, of a prepared folder, its own. Raises ValueError if it cannot end a
+        completion."""
         if self.prepared and tokenizer is None:
-            self.tokenizer = load_meta(self.folder)[1]
+            tokenizer = load_meta(self.folder)[1]
         elif self.prepared:
             read_meta(self.folder)  # it was prepared; its text serves every tokenizer
         elif tokenizer is None:
             raise ValueError(f"dataset={dataset} has prompts but no tokenizer, which a model brings with it; to train "
                              "a new model: data/custom/prepare.py --input=FILE --tokenizer=NAME --out=FOLDER")
-        if self.tokenizer.stop_token_id is None and tokenizer is None:
-            raise ValueError(f"{self.folder}/meta.json has no stop_token_id: prepare it as a dataset of prompts, "
-                             "for example with data/custom/prepare.py --input=FILE")
-        if self.tokenizer.stop_token_id is None and self.tokenizer.mask_token_id is not None:
-            raise ValueError(f"dataset={dataset} has prompts, which a causal model completes, but this model fills in "
-                             "text: use a causal model, or running text (data/char_diffusion/prepare.py --tokenizer="
-                             "MODEL --input=FILE --out=FOLDER)")
-        if self.tokenizer.stop_token_id is None:
-            raise ValueError(f"dataset={dataset} has prompts, but the model's tokenizer has no token that ends a "
-                             "completion: use a causal model, with its eos_token_id in generation_config.json")
+        if tokenizer.stop_token_id is None:
+            raise ValueError(f"dataset={dataset} has prompts, but the tokenizer has no token that ends a completion: "
+                             "use a causal model, of Hugging Face one with its eos_token_id in generation_config.json, "
+                             "or, for a model that fills in text, running text (data/char_diffusion/prepare.py)")
+        return tokenizer
 
-    def _sort(self, records, limit):
-        """Sorts the records into splits, without the training prompts of more than `limit` tokens. Such a validation
-        prompt is an error: figures over the short prompts alone would pass for figures over all."""
-        self.records = {split: [] for split in SPLITS}
-        for record in records:
-            if not record["tokens"]:
-                raise ValueError(f"{record['where']}: no usable characters in the prompt")
-            split = record.get("split") or side(record["prompt"])
-            self.records[split].append(record)
+    def _encode(self, record):
+        """Adds the text and the tokens that a model reads, and the split, to a record."""
+        prompt, system_prompt = record["prompt"], self.format.system_prompt
+        if system_prompt and not isinstance(prompt, str) and any(m["role"] == "system" for m in prompt):
+            raise ValueError(f"{record['where']}: the prompt has a system message, and system_prompt would be a second "
+                             "one; leave system_prompt out, or remove the message")
+        record["text"], record["tokens"] = self.format.encode(prompt, self.tokenizer)
+        record["split"] = record.get("split") or side(prompt)
+        if not record["tokens"]:
+            raise ValueError(f"{record['where']}: no usable characters in the prompt")
+
+    def _check_splits(self, count):
         for split in SPLITS:
             if not self.records[split]:
-                raise ValueError(f"{self.source}: none of its {len(records)} prompts is in the split {split}; give "
-                                 "more records (a hash puts a tenth into val), or set "
-                                 f"\"split\": \"{split}\" in some")
-        self._check_validation(limit)
-        short = [record for record in self.records["train"] if len(record["tokens"]) <= limit]
-        self.dropped, self.limit = len(self.records["train"]) - len(short), limit
-        self.records["train"] = short
-        if not short:
-            raise ValueError(f"{self.source}: all training prompts are longer than max_prompt_length={limit}; "
-                             "raise it")
-        self.longest = max(len(r["tokens"]) for split in SPLITS for r in self.records[split])
-        if self.block_size and self.longest >= self.block_size:
-            raise ValueError(f"prompts of up to {self.longest} tokens leave no room for a completion in block_size="
-                             f"{self.block_size}: raise block_size or lower max_prompt_length")
-        self.order = (None, None)
+                raise ValueError(f"{self.source}: none of its {count} prompts is in the split {split}; give more "
+                                 f"records (a hash puts a tenth into val), or set \"split\": \"{split}\" in some")
 
-    def _check_validation(self, limit):
-        """Raises ValueError, naming file and line, for validation prompts of more than `limit` tokens."""
+    def _leave_out_long(self, limit):
+        """Leaves out training prompts of more than `limit` tokens. Such a validation prompt is an error: figures over
+        the short prompts alone would pass for figures over all."""
         too_long = [record for record in self.records["val"] if len(record["tokens"]) > limit]
         if too_long:
             lengths = [len(record["tokens"]) for record in too_long]
             raise ValueError(f"{too_long[0]['where']}: a validation prompt of {lengths[0]} tokens is longer than "
                              f"max_prompt_length={limit}; set max_prompt_length={max(lengths)} or more to keep all, or "
                              f"remove the {len(too_long)} validation records that are longer")
+        short = [record for record in self.records["train"] if len(record["tokens"]) <= limit]
+        self.dropped = len(self.records["train"]) - len(short)
+        self.records["train"] = short
+        if not short:
+            raise ValueError(f"{self.source}: all training prompts are longer than max_prompt_length={limit}; raise it")
+        self.longest = max(len(record["tokens"]) for split in SPLITS for record in self.records[split])
+        if self.block_size and self.longest >= self.block_size:
+            raise ValueError(f"prompts of up to {self.longest} tokens leave no room for a completion in block_size="
+                             f"{self.block_size}: raise block_size or lower max_prompt_length")
 
     def require(self, field, why):
         """Raises ValueError, naming file and line, unless every record has the field."""
-        for record in (r for split in SPLITS for r in self.records[split]):
+        for record in (*self.records["train"], *self.records["val"]):
             if field not in record:
                 names = FIELDS.get(field, (field,))
                 raise ValueError(f"{record['where']}: no {field}, which {why} needs; give it as {' or '.join(names)}")
 
     def size(self):
         """The numbers of prompts, in words."""
-        cut = ""
+        words = (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
+                 f"{self.longest} tokens")
+        if self.dropped:
+            words += f", {self.dropped} longer than max_prompt_length={self.format.max_prompt_length} left out"
+        if self.repeated:
+            words += f", {self.repeated} repeated ones left out"
         if self.block_size:
-            cut = sum(len(r["tokens"]) + len(self.tokenizer.encode(str(r.get("completion", "")))) > self.block_size
-                      for split in SPLITS for r in self.records[split])
-            cut = f"; {cut} training examples are cut at block_size={self.block_size}" if cut else ""
-        dropped = f", {self.dropped} longer than max_prompt_length={self.limit} left out" if self.dropped else ""
-        repeated = f", {self.repeated} repeated ones left out" if self.repeated else ""
-        return (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
-                f"{self.longest} tokens{dropped}{repeated}{cut}")
+            examples = [self._example(record) for split in SPLITS for record in self.records[split]]
+            cut = sum(len(prompt) + len(completion) > self.block_size + 1 for prompt, completion in examples)
+            if cut:
+                words += f"; {cut} training examples are cut at block_size={self.block_size}"
+        return words
 
     def describe_prompts(self):
         """Lines for the start of a run: how the first prompt ends as the model reads it, and what ends a completion."""
-        text = self.records["train"][0]["text"] + self.response_prefix
-        ends = [f"{i} {name!r}" for i, name in zip(self.tokenizer.stop_token_ids, self.tokenizer.stop_token_names,
-                                                   strict=True)]
+        t = self.tokenizer
+        text = self.records["train"][0]["text"] + self.format.response_prefix
+        ends = [f"{i} {name!r}" for i, name in zip(t.stop_token_ids, t.stop_token_names, strict=True)]
         lines = [f"the first prompt ends in {text[-80:]!r}", f"a completion ends with token {' or '.join(ends)}"]
-        if self.template != MODEL and getattr(self.tokenizer, "has_chat_template", False):
-            lines.append(f"the tokenizer has a chat template, which template={self.template!r} does not use")
+        if self.format.template != MODEL and getattr(t, "has_chat_template", False):
+            lines.append(f"the tokenizer has a chat template, which template={self.format.template!r} does not use")
         return lines
 
     def _drawn(self, split, step, micro):
         """(numbers, records) of this rank's share of a micro-batch."""
-        if self.order[0] != (split, step):
-            rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step])
-            self.order = (split, step), rng.permutation(len(self.records[split]))
+        records = self.records[split]
+        rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step])
+        order = rng.permutation(len(records))
         first = (micro * self.world + self.rank) * self.batch_size
         numbers = np.arange(first, first + self.batch_size)
-        return numbers, [self.records[split][i] for i in self.order[1][numbers % len(self.order[1])]]
+        return numbers, [records[i] for i in order[numbers % len(order)]]
 
     def problems(self, split, step, micro=0):
         """Prompts to complete, this rank's share of a micro-batch."""
@@ -217,24 +231,30 @@ class PromptConsumer:
 
     def pack(self, records, numbers):
         """The records as a batch of problems, padded on the left."""
-        input = np.full((len(records), self.longest), self.tokenizer.pad_token_id, dtype=np.int64)
-        for row, record in zip(input, records, strict=True):
-            row[self.longest - len(record["tokens"]) :] = record["tokens"]
         padding = np.array([self.longest - len(record["tokens"]) for record in records], dtype=np.int64)
+        input = np.full((len(records), self.longest), self.tokenizer.pad_token_id, dtype=np.int64)
+        for row, start, record in zip(input, padding, records, strict=True):
+            row[start:] = record["tokens"]
         return {"input": input, "padding": padding, "number": np.asarray(numbers),
                 "record": np.array([*records, None], dtype=object)[:-1]}
+
+    def _example(self, record):
+        """(prompt, completion with the stop token) as token ids."""
+        completion = self.tokenizer.encode(str(record.get("completion", "")))
+        return record["tokens"], [*completion, self.tokenizer.stop_token_id]
 
     def batch(self, split, step, micro=0):
         """Training examples: the prompt, the record's "completion" and the stop token."""
         numbers, records = self._drawn(split, step, micro)
-        texts = [(r["tokens"], [*self.tokenizer.encode(str(r["completion"])), self.tokenizer.stop_token_id])
-                 for r in records]
-        width = max(len(prompt) + len(completion) for prompt, completion in texts) - 1
-        width = min(width, self.block_size or width)                                 # the longest input of the model
-        input = np.full((len(texts), width + 1), self.tokenizer.pad_token_id, dtype=np.int64)
-        mask = np.zeros((len(texts), width + 1), dtype=bool)
+        texts = [self._example(record) for record in records]
+        width = max(len(prompt) + len(completion) for prompt, completion in texts)
+        if self.block_size:
+            width = min(width, self.block_size + 1)  # the last token is a target alone
+        text = np.full((len(texts), width), self.tokenizer.pad_token_id, dtype=np.int64)
+        mask = np.zeros((len(texts), width), dtype=bool)
         for i, (prompt, completion) in enumerate(texts):
-            whole = (prompt + completion)[: width + 1]
-            input[i, : len(whole)], mask[i, len(prompt) : len(whole)] = whole, True
-        target, mask = input[:, 1:], mask[:, 1:]
-        return {"input": input[:, :-1], "target": np.where(mask, target, 0), "mask": mask, "number": numbers}
+            whole = (prompt + completion)[:width]
+            text[i, : len(whole)] = whole
+            mask[i, len(prompt) : len(whole)] = True
+        target, mask = text[:, 1:], mask[:, 1:]
+        return {"input": text[:, :-1], "target": np.where(mask, target, 0), "mask": mask, "number": numbers}

@@ -17,10 +17,11 @@ import torch
 from core.config import load_config
 from core.distributed import detect_device
 from core.distributions import draw_uniforms
-from core.fill_in import fill_in, fill_in_passes
+from core.fill_in import fill_in
+from core.fill_in_passes import fill_in_passes
 from core.generation import Stop, generate
 from core.huggingface.tokenizer import HuggingFaceTokenizer
-from core.masking import masked_positions, places_of_mask
+from core.masking import masked_positions
 from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.models import load_model, load_tokenizer
 from core.run.terminal import highlight
@@ -104,17 +105,17 @@ def fill(model, tokenizer, config, device):
     """Prints samples of the hidden characters in their text."""
     ids, mask = encode_with_masks(config.text, config.mask_character, tokenizer)
     noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, ids.shape[1]))
-    ids, (position, chosen) = ids.to(device), masked_positions(mask, device)
-    target, _, _, read, _ = fill_in_passes(model, ids, position, places_of_mask(mask), noise[:, 0], noise[:, 1],
+    ids, (position, hidden) = ids.to(device), masked_positions(mask, device)
+    target, _, _, read, _ = fill_in_passes(model, ids, position, hidden, noise[:, 0], noise[:, 1],
                                            config.unmask_steps, config.temperature, config.top_p)
-    filled = fill_in(ids, position, chosen, target[None])[0]
+    filled = fill_in(ids, position, hidden.to(device), target[None])[0]
     if config.show_passes:
         for row in torch.cat((read, filled[:, None]), 1).tolist():                   # passes + 1 texts
             print(arranged([tokenizer.decode(text) for text in row]))
         return
     for row in filled.tolist():
-        hidden = by_character(tokenizer, row, mask[0].tolist())
-        print(highlight(tokenizer.decode(row), hidden, sys.stdout.isatty()))
+        by_model = by_character(tokenizer, row, mask[0].tolist())
+        print(highlight(tokenizer.decode(row), by_model, sys.stdout.isatty()))
 
 
 def arranged(texts):

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 import torch
 
 from core.checkpoint_manager import shapes
-from core.dataset_consumer import DatasetConsumer, dataset_folder
+from core.dataset_consumer import DatasetConsumer
 from core.distributions import truncates
+from core.files.datasets import dataset_folder
 from core.files.records import has_prompts, is_file_of_records
 from core.huggingface.settings import FULL
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.performance.prepacked import has_fast_bfloat16
 from core.performance.sharding import is_asked_for, loads_on, shard_all
-from core.prompts import PromptConsumer
+from core.prompts import PromptConsumer, PromptFormat
 from core.run.recipes import build_missing_checkpoint, build_missing_dataset
 from core.tokenizer import same_vocabulary
 from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
@@ -75,9 +76,10 @@ def build_data(config, dist):
     if is_file_of_records(config.dataset) or is_huggingface(path, "generator_checkpoint"):
         tokenizer = load_tokenizer(path, "generator_checkpoint")
     if has_prompts(config.dataset):
-        return PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world,
-                              config.max_prompt_length, config.template, config.system_prompt, config.response_prefix,
-                              tokenizer=tokenizer, chat_template_kwargs=config.chat_template_kwargs)
+        prompt_format = PromptFormat(config.template, config.system_prompt, config.response_prefix,
+                                     config.max_prompt_length, config.chat_template_kwargs)
+        return PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
+                              prompt_format)
     return DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, config.batch_size, config.seed, dist.rank,
                            dist.world, config.masks, config.mask_low, config.mask_high, tokenizer)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from core.distributions import KeptTokens
+from core.performance.kept_tokens import KeptTokens
 from grpo.rollout import Rollouts, plain
 
 SHUFFLE = 3                # keeps this noise apart from that of problems and samples

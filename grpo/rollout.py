@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch.nn import functional as F
 
-from core.distributions import KeptTokens
 from core.performance.batching import parts_of_tokens
+from core.performance.kept_tokens import KeptTokens
 
 
 class Policy(Protocol):
@@ -86,8 +86,7 @@ class Reading:
         """Readings of different problems as one."""
         parts = cls.alike(parts)
         rows = {f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in cls.fields_by_problem()}
-        kept = None if parts[0].kept is None else KeptTokens.join([part.kept for part in parts])
-        return cls(parts[0].group_size, kept, **rows)
+        return cls(parts[0].group_size, KeptTokens.join([part.kept for part in parts]), **rows)
 
     @classmethod
     def fields_by_problem(cls):

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from core.distributions import LOGITS_AT_ONCE, KeptTokens, entropy, in_parts, restrict, sampling_logp
+from core.distributions import LOGITS_AT_ONCE, entropy, in_parts, restrict, sampling_logp
+from core.performance.kept_tokens import KeptTokens
 from grpo.kl import exact_kl
 from grpo.rollout import places_of
 

@@ -39,7 +39,7 @@ from core.config import UsageError, load_config
 from core.dataset_consumer import DatasetConsumer
 from core.files.model_file import read_model_file, read_tokenizer
 from core.model import MASKED_FILL
-from core.prompts import PromptConsumer
+from core.prompts import PromptConsumer, PromptFormat
 from core.sample import SampleConfig
 from core.settings.user_code import UserCodeError, is_ours
 from core.supervised.config import PretrainConfig
@@ -180,7 +180,8 @@ class Inputs:
         content = st.one_of(as_json(changed(valid)), rows, damaged(lines))
 
         def read(content):
-            data = PromptConsumer(self.write("prompts.jsonl", content), 2, tokenizer=CAUSAL, template="chat")
+            data = PromptConsumer(self.write("prompts.jsonl", content), 2, tokenizer=CAUSAL,
+                                  format=PromptFormat("chat"))
             data.problems("train", 0)
             data.require("completion", "supervised training")
             data.batch("train", 0)

@@ -255,26 +255,26 @@ def load_tokenizer_of_words():
 
 
 def test_two_system_messages_are_refused(tmp_path):
-    from core.prompts import PromptConsumer
+    from core.prompts import PromptConsumer, PromptFormat
     from tests.tiny import CAUSAL, jsonl
     chat = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
     path = jsonl(tmp_path / "p.jsonl", *({"prompt": chat[:i % 2] + chat[1:] * (1 + i)} for i in range(40)))
-    assert PromptConsumer(path, 2, tokenizer=CAUSAL, max_prompt_length=9999)
-    text = one_line(lambda: PromptConsumer(path, 2, tokenizer=CAUSAL, max_prompt_length=9999, system_prompt="c"))
+    assert PromptConsumer(path, 2, tokenizer=CAUSAL, format=PromptFormat(max_prompt_length=9999))
+    text = one_line(lambda: PromptConsumer(path, 2, tokenizer=CAUSAL, format=PromptFormat(system_prompt="c")))
     assert text.startswith(f"{path}, line 2: the prompt has a system message")
 
 
 def test_a_text_far_too_long_is_not_read_whole(tmp_path, monkeypatch):
-    from core.prompts import PromptConsumer
+    from core.prompts import PromptConsumer, PromptFormat
     from tests.tiny import CAUSAL, jsonl
     longest = []
     monkeypatch.setattr(CAUSAL, "encode_prompt", lambda text: longest.append(len(text)) or [1] * len(text), raising=False)
     records = [{"prompt": f"{i}", "split": "val" if i % 9 == 0 else "train"} for i in range(40)]
     path = jsonl(tmp_path / "p.jsonl", {"prompt": "a" * 10_000_000, "split": "train"}, *records)
-    data = PromptConsumer(path, 2, tokenizer=CAUSAL, max_prompt_length=16)
+    data = PromptConsumer(path, 2, tokenizer=CAUSAL, format=PromptFormat(max_prompt_length=16))
     assert data.dropped == 1 and max(longest) == 1600
     assert "system_prompt has 10000000 characters" in one_line(
-        lambda: PromptConsumer(path, 2, tokenizer=CAUSAL, max_prompt_length=16, system_prompt="a" * 10_000_000))
+        lambda: PromptConsumer(path, 2, tokenizer=CAUSAL, format=PromptFormat(system_prompt="a" * 10_000_000)))
 
 
 @pytest.mark.parametrize("name, words", [

@@ -16,8 +16,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from core.dataset_consumer import DatasetConsumer, write_dataset
+from core.dataset_consumer import DatasetConsumer
 from core.distributed import Distributed
+from core.files.datasets import write_dataset
 from core.files.records import write_prompts
 from core.masking import masked_positions
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
@@ -257,7 +258,7 @@ def one_process(dtype="float32"):
 
 
 def masked_problems(data):
-    """The problems of the first step of a fill-in data set: (batch, input, position, chosen)."""
+    """The problems of the first step of a fill-in data set: (batch, input, position, hidden)."""
     batch = data.problems("train", 0)
     input, mask = torch.from_numpy(batch["input"]), torch.from_numpy(batch["mask"])
     return batch, input, *masked_positions(mask, "cpu")

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 
-from core.dataset_consumer import SPLITS, dataset_folder
+from core.files.datasets import SPLITS, dataset_folder
 from core.files.json_text import fault_of_json, from_json
 from core.settings.optional import quiet_hub, require
 from core.settings.user_code import guarded

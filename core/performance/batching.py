@@ -1,7 +1,8 @@
-"""Which rows are read together, so that little padding and no more memory than wanted is used."""
+"""Which rows are read together, so that little padding and no more memory than wanted is used; rows put together."""
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 
 def parts_of_like_length(length, overhead):
@@ -38,3 +39,9 @@ def parts_of_tokens(size, most):
         parts[-1].append(row)
         room -= int(size[row])
     return [torch.tensor(sorted(part)) for part in parts]
+
+
+def cat_padded(parts, value=0):
+    """Tensors of rows (n, m) as one, each padded on the right to the longest row."""
+    M = max(part.shape[1] for part in parts)
+    return torch.cat([F.pad(part, (0, M - part.shape[1]), value=value) for part in parts])

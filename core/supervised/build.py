@@ -7,7 +7,7 @@ from core.files.records import has_prompts, is_file_of_records, with_completion
 from core.huggingface.files import check_target, model_mode
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
-from core.prompts import PromptConsumer
+from core.prompts import PromptConsumer, PromptFormat
 from core.supervised.judge_training import FilledText, judge_report
 from core.supervised.loss import supervised_sums
 
@@ -27,10 +27,10 @@ def build_data(config, dist):
     if mode != LANGUAGE_MODEL:
         remedy = "use a causal model" if starts_from_huggingface(config) else "set mode='language_model'"
         raise ValueError(f"dataset={config.dataset} has prompts to complete: {remedy}")
-    data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world,
-                          config.max_prompt_length, config.template, config.system_prompt,
-                          block_size=config.block_size, tokenizer=tokenizer,
-                          chat_template_kwargs=config.chat_template_kwargs)
+    prompt_format = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
+                                 config.chat_template_kwargs)
+    data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
+                          prompt_format, config.block_size)
     if not data.prepared:  # data/custom/prepare.py does this for a prepared one
         data.records = {split: [with_completion(r) for r in records] for split, records in data.records.items()}
     data.require("completion", "supervised training")

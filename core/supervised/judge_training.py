@@ -47,7 +47,7 @@ class FilledText:
             rows = (which == i).nonzero().squeeze(1)
             if len(rows):
                 filled[rows] = fill_once(filler, input[rows.to(self.device)], mask[rows], noise[rows, :, :-3],
-                                         temperature[rows, None, None].to(self.device))[:, 0]
+                                         temperature[rows, None].to(self.device))[:, 0]
         filled = torch.where(clean[:, None], target, filled)
         if self.judge_head == "cls":
             cls = torch.full_like(filled[:, :1], self.data.tokenizer.cls_token_id)

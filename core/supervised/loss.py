@@ -23,7 +23,7 @@ def supervised_sums(model, input, target, mask):
 
 def token_sums(model, input, target, mask):
     """Cross-entropy of the masked tokens, the logits in bounded memory."""
-    position, chosen = masked_positions(mask, input.device)                          # (B, M)
+    position, hidden = masked_positions(mask, input.device)                          # (B, M) each
     h = model.states(input, position)                                                # (B, M, C)
     target = target.gather(1, position)                                              # (B, M)
 
@@ -33,8 +33,8 @@ def token_sums(model, input, target, mask):
         return token_logp(logp, target), logp.argmax(-1) == target                   # (K,), (K,)
 
     logp, correct = in_parts(predicted, model.vocabulary, h.flatten(0, 1), target.flatten())
-    chosen = chosen.flatten()                                                        # (B * M,)
-    return {"loss": -(logp * chosen).sum(), "correct": (correct * chosen).sum(), "count": chosen.sum()}
+    hidden = hidden.flatten().float().to(input.device)                               # (B * M,)
+    return {"loss": -(logp * hidden).sum(), "correct": (correct * hidden).sum(), "count": hidden.sum()}
 
 
 def realness_sums(model, input, target):

@@ -30,7 +30,7 @@ import zlib
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import UsageError
-from core.dataset_consumer import write_dataset
+from core.files.datasets import write_dataset
 from core.settings.ranges import shown
 from core.settings.script import run_script
 from core.tokenizer import CharTokenizer, fold_to_ascii, load_huggingface_tokenizer

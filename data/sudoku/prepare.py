@@ -18,7 +18,7 @@ from itertools import permutations, product
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import load_config
-from core.dataset_consumer import write_dataset
+from core.files.datasets import write_dataset
 from core.settings.script import run_script
 from core.tokenizer import CharTokenizer
 

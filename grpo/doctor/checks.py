@@ -83,7 +83,7 @@ def prompt(x):
         text = decode(x.problems["input"][0].tolist())
         return True, f"The first text ends in {text[-TAIL:]!r}, where _ is to be filled in.", ""
     first = x.data.records["train"][0]
-    shown = f"The first prompt ends in {(first['text'] + x.data.response_prefix)[-TAIL:]!r}."
+    shown = f"The first prompt ends in {(first['text'] + x.data.format.response_prefix)[-TAIL:]!r}."
     lost, total = Counter(), 0
     for record in x.data.records["train"][:100]:
         text = plain(as_messages(record["prompt"]))
@@ -94,8 +94,8 @@ def prompt(x):
         return False, (f"{shown} {lost.total() / max(total, 1):.0%} of the characters in the prompts are lost, such as "
                        f"{seen}: the tokenizer has no tokens for them."), (
             "use a model whose tokenizer knows them, or write the prompts without them")
-    if x.data.template != "model" and getattr(tokenizer, "has_chat_template", False):
-        return None, f"{shown} The model has a chat template that template={x.data.template!r} does not use.", (
+    if x.data.format.template != "model" and getattr(tokenizer, "has_chat_template", False):
+        return None, f"{shown} The model has a chat template that template={x.data.format.template!r} does not use.", (
             "set template='model' if the model was trained on chats")
     return True, shown, ""
 

@@ -157,7 +157,7 @@ def empty_completions(x, name):
     examples = right_examples(x)
     if not isinstance(x.data, PromptConsumer) or not reads_records(x, name, examples):
         return None
-    tries = [value_or_error(x, name, example, x.data.response_prefix) for example in examples]
+    tries = [value_or_error(x, name, example, x.data.format.response_prefix) for example in examples]
     for _, error in tries:
         if error is not None:
             return False, f"{name} fails on an empty completion ({error}).", (
@@ -192,7 +192,7 @@ def right_examples(x):
                                 columns={key: values[i * G] for key, values in texts.columns.items()},
                                 texts={"own": texts.columns["answer"][i * G]}, ids=x.problems["target"][i].tolist())
                 for i in range(min(RECORDS, len(texts.prompts) // G))]
-    records, prefix = x.data.records["train"][:RECORDS], x.data.response_prefix
+    records, prefix = x.data.records["train"][:RECORDS], x.data.format.response_prefix
     prompts, columns = as_columns(records)
     examples = []
     for i, record in enumerate(records):

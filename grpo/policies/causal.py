@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional as F
 
-from core.distributions import KeptBudget, draw_uniforms
+from core.distributions import draw_uniforms
 from core.generation import Stop, generate, join_generations
 from core.performance.batching import parts_of_like_length
+from core.performance.kept_tokens import KeptBudget
 from core.performance.sharding import anchor
 from core.prompts import as_columns
 from grpo.policies.model_policy import ModelPolicy

@@ -9,9 +9,12 @@ import torch
 from torch.nn import functional as F
 
 from core.dataset_consumer import unpack_batch
-from core.distributions import KeptBudget, KeptTokens, draw_uniforms
-from core.fill_in import fill_in, fill_in_passes, predict_and_sample_tokens
-from core.masking import masked_positions, places_of_mask
+from core.distributions import draw_uniforms
+from core.fill_in import fill_in, predict_and_sample_tokens
+from core.fill_in_passes import fill_in_passes
+from core.masking import masked_positions
+from core.performance.batching import cat_padded
+from core.performance.kept_tokens import KeptBudget, KeptTokens
 from grpo.policies.fill_views import FILL_ESTIMATORS, View, Written
 from grpo.policies.model_policy import ModelPolicy
 from grpo.rollout import Reading, Rollouts, Texts
@@ -52,17 +55,13 @@ class Filled:
 
     @classmethod
     def join(cls, parts):
-        """Those of different texts as one."""
-        M = max(part.target.shape[1] for part in parts)
-        wide = lambda x, value=0: F.pad(x, (0, M - x.shape[1]), value=value)
-
-        def joined(name, change=lambda x: x):
-            found = [getattr(part, name) for part in parts]
-            return None if found[0] is None else torch.cat([change(x) for x in found])
-
-        kept = None if parts[0].kept is None else KeptTokens.join([part.kept for part in parts])
-        return cls(joined("target", wide), joined("logp", wide), joined("turn", lambda x: wide(x, -1)), joined("read"),
-                   kept, joined("noise"))
+        """The completions of different texts as one."""
+        target, logp = cat_padded([part.target for part in parts]), cat_padded([part.logp for part in parts])
+        kept = KeptTokens.join([part.kept for part in parts])
+        if parts[0].turn is None:
+            return cls(target, logp, None, None, kept, None)
+        return cls(target, logp, cat_padded([part.turn for part in parts], -1),
+                   torch.cat([part.read for part in parts]), kept, torch.cat([part.noise for part in parts]))
 
 
 class FillPolicy(ModelPolicy):
@@ -76,7 +75,7 @@ class FillPolicy(ModelPolicy):
         unmask_steps, fill_estimator, stored_megabytes"""
         input, _, mask = unpack_batch(problems, self.device)                         # (P, T) each
         (P, T), G = input.shape, config.group_size
-        position, places = masked_positions(mask, self.device)[0], places_of_mask(mask)  # (P, M), (P, M) on the CPU
+        position, places = masked_positions(mask, self.device)                       # (P, M), (P, M) on the CPU
         one_pass = config.unmask_steps == 1 and config.fill_estimator in ("trajectory", "one_step")
         noise = draw_uniforms(config.seed, iteration, problems["number"], (G, T) if one_pass else (4, G, T))
         write, parts, budget = self._one_pass if one_pass else self._passes, [], KeptBudget(config.stored_megabytes)
@@ -92,8 +91,8 @@ class FillPolicy(ModelPolicy):
         """config: group_size, fill_estimator, block_size"""
         input, target, mask = unpack_batch(problems, self.device)                    # (P, T) each
         P, G = len(input), config.group_size
-        position, chosen = masked_positions(mask, self.device)                       # (P, M)
-        places, tokens = places_of_mask(mask), out.target                            # (P, M) on the CPU, (N, M)
+        position, places = masked_positions(mask, self.device)                       # (P, M), (P, M) on the CPU
+        chosen, tokens = places.to(self.device).float(), out.target                  # (P, M), (N, M)
         row = torch.arange(P, device=self.device).repeat_interleave(G)               # (N,)
         text = fill_in(input, position, chosen, tokens.view(P, G, -1)).flatten(0, 1)  # (N, T)
         if out.turn is None:

@@ -75,7 +75,7 @@ def test_the_data_is_what_the_dataset_holds(dataset, prompts):
     known = {"generator_checkpoint": "model.safetensors"}  # the data are prepared: no tokenizer is read from it
     assert isinstance(build_data(config(dataset=dataset, **known), one_process()), DatasetConsumer)
     data = build_data(config(dataset=prompts, max_prompt_length=6, **known), one_process())
-    assert isinstance(data, PromptConsumer) and data.limit == data.longest == 6
+    assert isinstance(data, PromptConsumer) and data.format.max_prompt_length == data.longest == 6
 
 
 def test_a_run_without_a_generator_is_refused(dataset):

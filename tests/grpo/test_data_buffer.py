@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from core.distributions import KeptTokens
+from core.performance.kept_tokens import KeptTokens
 from grpo.data_buffer import DataBuffer
 from grpo.policies.causal import CausalReading
 from grpo.policies.fill import FillReading

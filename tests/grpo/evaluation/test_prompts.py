@@ -32,7 +32,7 @@ def settings(**changes):
 
 
 def evaluation_of(prompts, c, reference=None, rewards=None):
-    data = prompt_consumer(prompts, c, response_prefix=c.response_prefix)
+    data = prompt_consumer(prompts, c, format=PromptFormat(response_prefix=c.response_prefix))
     return PromptEvaluation(data, reference, rewards or Rewards(c), c)
 
 

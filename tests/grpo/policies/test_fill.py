@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core.distributions import draw_uniforms, sampling_logp
-from core.fill_in import fill_in_passes
+from core.fill_in_passes import fill_in_passes
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.samplers.mismatch import mismatch
 from grpo.scoring import score

@@ -1,0 +1,76 @@
+"""Prepared datasets of running text: a folder with train.bin, val.bin and meta.json, written and opened with checks."""
+
+import json
+import os
+
+import numpy as np
+
+from core.files.whole_files import replacing
+from core.settings.ranges import shown
+from core.tokenizer import same_vocabulary
+
+SPLITS = ("train", "val")
+DTYPES = ("uint16", "uint32")  # of the ids in a file
+
+
+def dataset_folder(dataset):
+    """A name under data/, or a folder of your own."""
+    return dataset if os.path.isdir(dataset) else os.path.join("data", dataset)
+
+
+def write_dataset(folder, tokens, tokenizer, **facts):
+    """Writes train.bin, val.bin and, last, meta.json; each appears whole or not at all.
+
+    tokens: {"train": ids, "val": ids}; facts: counts worth keeping, printed and written to meta.json.
+    An id takes 16 bits or, of a vocabulary above 65,536, 32, which meta.json then has as its dtype.
+    """
+    facts |= {f"{split}_tokens": len(tokens[split]) for split in SPLITS}
+    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    if dtype != "uint16":
+        facts["dtype"] = dtype
+    files = {f"{split}.bin": np.array(tokens[split], dtype=dtype).tobytes() for split in SPLITS}
+    files["meta.json"] = json.dumps({"tokenizer": tokenizer.description(), **facts}, indent=1).encode()
+    for name, content in files.items():
+        with replacing(os.path.join(folder, name)) as new, open(new, "wb") as f:
+            f.write(content)
+    print(f"{folder}: " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()))
+
+
+def open_tokens(folder, split, meta, block_size):
+    """The token ids of a split, as an array that stays on disk. Raises FileNotFoundError or ValueError, naming the
+    file, unless it has more than a window of block_size."""
+    path = os.path.join(folder, f"{split}.bin")
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"dataset not prepared: {path} is missing; run the prepare.py that made "
+                                f"{folder}/meta.json again")
+    name = meta.get("dtype", "uint16")
+    if name not in DTYPES:
+        raise ValueError(f"{folder}/meta.json: dtype={shown(name)} is not one of {', '.join(DTYPES)}; prepare the "
+                         "dataset again")
+    count = os.path.getsize(path) // np.dtype(name).itemsize
+    if count <= block_size + 1:
+        raise ValueError(f"{path} has {count} tokens, fewer than one window of block_size={block_size} + 1; use a "
+                         "longer text or a smaller block_size")
+    return np.memmap(path, dtype=name, mode="r", shape=(count,))
+
+
+def check_meta(folder, meta, tokenizer, masks):
+    """Raises ValueError unless windows of the dataset can be cut and masked with this tokenizer.
+
+    masks: {key of MASKS: weight}, or None where nothing is masked
+    """
+    path = os.path.join(folder, "meta.json")
+    if not same_vocabulary(meta["tokenizer"], tokenizer, path):
+        raise ValueError(f"dataset={folder} was prepared with another vocabulary "
+                         f"({meta['tokenizer'].get('vocab_size')} tokens) than the model's ({tokenizer.vocab_size}); "
+                         "use a model of that vocabulary, or prepare the text for this one: "
+                         "data/char_diffusion/prepare.py --tokenizer=MODEL")
+    if masks and tokenizer.mask_token_id is None:
+        raise ValueError(f"dataset={folder}: its tokenizer has no mask token, which filling in needs; prepare it with "
+                         "the tokenizer of a masked language model, such as BERT's")
+    if masks and "line" in masks and tokenizer.newline_token_id < 0:
+        raise ValueError("mask_line is above 0, but the tokenizer has no token for the end of a line; set "
+                         "mask_line=0.0")
+    stride = meta.get("stride", 1)
+    if type(stride) is not int or stride < 1:
+        raise ValueError(f"{path}: stride={shown(stride)} must be a whole number above 0; prepare the dataset again")

@@ -1,0 +1,68 @@
+"""Fill-in sampling in several passes: each pass reads the tokens that were drawn in the passes before it."""
+
+import torch
+
+from core.fill_in import fill_in, predict_and_sample_tokens
+from core.performance.kept_tokens import KeptCollector
+
+
+def draw_passes(order, hidden, passes):
+    """The pass in which each hidden token is drawn: in random order, about as many in each pass.
+
+    order: (N, M) noise; hidden: (N, M) bool, False on padding
+    Returns (N, M) in 0 .. passes - 1, and -1 on padding
+    """
+    rank = order.masked_fill(~hidden, 2.0).argsort(1).argsort(1)                     # (N, M) rank in the random order
+    count = hidden.sum(1, keepdim=True).clamp(min=1)                                 # (N, 1)
+    return (rank * passes // count).masked_fill(~hidden, -1)
+
+
+@torch.no_grad()
+def fill_in_passes(model, input, position, hidden, uniform, order, passes, temperature=1.0, top_p=1.0, top_k=0,
+                   min_p=0.0, budget=None):
+    """Fills in hidden tokens in several passes; passes=1 draws what predict_and_sample_tokens draws.
+
+    input: (P, T); position, hidden: (P, M) from masked_positions
+    uniform, order: (P, G, T) noise by column of the text, for tokens and for their order
+    budget: a KeptBudget, which raises ValueError for too many kept tokens, or None
+    Returns target (N, M), their logp (N, M) and the pass (N, M) that drew each, the texts read (N, passes, T), and the
+    KeptTokens of the hidden tokens in order, or None for all. Target and logp are 0 on padding
+    """
+    G, settings = uniform.shape[1], (temperature, top_p, top_k, min_p)
+    text = input.repeat_interleave(G, 0)                                             # (N, T)
+    column, hidden = position.repeat_interleave(G, 0), hidden.repeat_interleave(G, 0)  # (N, M) each
+    order = order.cpu().flatten(0, 1).gather(1, column.cpu())                        # (N, M)
+    turn = draw_passes(order, hidden, passes)                                        # (N, M)
+    target, logp = torch.zeros_like(column), torch.zeros(column.shape, device=input.device)
+    read, collector = [], KeptCollector(budget)
+    for i in range(passes):
+        read.append(text)
+        now = turn == i                                                              # (N, M)
+        if not now.any():  # no text has as many hidden tokens as there are passes
+            continue
+        if i == 0:
+            token, token_logp, kept = first_pass(model, input, position, now, uniform, settings)
+        else:
+            noise = uniform.flatten(0, 1)[:, None]                                   # (N, 1, T)
+            token, token_logp, kept = predict_and_sample_tokens(model, text, column, noise, *settings, hidden=now)
+        if kept is not None:
+            collector.add(now.flatten().nonzero().squeeze(1), kept)
+        now = now.to(input.device)
+        target = torch.where(now, token.flatten(0, 1), target)
+        logp = torch.where(now, token_logp.flatten(0, 1), logp)
+        text = fill_in(text, column, now, target[:, None])[:, 0]
+    return target, logp, turn.to(input.device), torch.stack(read, 1), collector.joined()
+
+
+def first_pass(model, input, position, now, uniform, settings):
+    """Draws the tokens of the first pass, at `now` (N, M). The completions of a problem share its text.
+
+    Returns what predict_and_sample_tokens returns, with the KeptTokens of the tokens at `now` in order
+    """
+    P, G, _ = uniform.shape
+    drawn = now.view(P, G, -1).any(1)                                                # (P, M) by any of the completions
+    token, logp, kept = predict_and_sample_tokens(model, input, position, uniform, *settings, hidden=drawn)
+    if kept is not None:
+        number = drawn.flatten().cumsum(0).view(drawn.shape) - 1                     # (P, M) index among those of `kept`
+        kept = kept[number.repeat_interleave(G, 0)[now]]
+    return token, logp, kept

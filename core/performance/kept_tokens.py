@@ -1,0 +1,111 @@
+"""The tokens that truncation kept: their ids, stored until they are scored, within a limit on memory."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(eq=False)
+class KeptTokens:
+    """The tokens that truncation kept in each of K distributions. At a large vocabulary they are few, so their ids are
+    stored, those of one distribution after another."""
+    ids: torch.Tensor     # (E,) int32
+    counts: torch.Tensor  # (K,) int64, on the CPU: number of ids of each distribution
+
+    LEAST_BYTES = 12      # of a distribution: its count and one id
+
+    @classmethod
+    def of(cls, mask):
+        """From a mask (K, V) bool, True for a token that is kept. Waits for the device."""
+        row, ids = mask.nonzero(as_tuple=True)                                       # (E,) each
+        return cls(ids.int(), row.bincount(minlength=len(mask)).cpu())
+
+    @classmethod
+    def join(cls, parts):
+        """The parts one after another; None if they are None, which means that all tokens were kept, or if there are
+        no parts."""
+        if not parts or parts[0] is None:
+            return None
+        return cls(torch.cat([part.ids for part in parts]), torch.cat([part.counts for part in parts]))
+
+    @property
+    def bytes(self):
+        return self.ids.nbytes + self.counts.nbytes
+
+    @property
+    def most(self):
+        """The largest number of tokens that one distribution kept."""
+        return int(self.counts.max()) if len(self.counts) else 0
+
+    def __len__(self):
+        return len(self.counts)
+
+    def __getitem__(self, index):
+        """A copy of the distributions that index (k,), on the CPU, lists."""
+        counts = self.counts[index]                                                  # (k,)
+        end = self.counts.cumsum(0)[index]                                           # (k,)
+        # Slices, because an index of all their ids would take more memory than the ids
+        slices = zip((end - counts).tolist(), end.tolist(), strict=True)
+        return KeptTokens(torch.cat([self.ids[:0], *(self.ids[i:j] for i, j in slices)]), counts)
+
+    def split(self, size):
+        """A list of parts of `size` distributions each; the last part has the rest."""
+        counts = self.counts.split(size)
+        ids = self.ids.split([int(part.sum()) for part in counts])
+        return [KeptTokens(*part) for part in zip(ids, counts, strict=True)]
+
+    def to(self, device):
+        return KeptTokens(self.ids.to(device), self.counts)
+
+    def dense(self, vocabulary):
+        """The mask (K, V) bool."""
+        row = torch.arange(len(self)).repeat_interleave(self.counts)                 # (E,)
+        mask = torch.zeros(len(self), vocabulary, dtype=torch.bool, device=self.ids.device)
+        mask[row.to(self.ids.device), self.ids.long()] = True
+        return mask
+
+    def padded(self):
+        """(K, most) int64, the ids of each distribution and then zeros, and (K, most) bool: which of them are ids."""
+        is_id = (torch.arange(self.most) < self.counts[:, None]).to(self.ids.device)
+        return torch.zeros_like(is_id, dtype=torch.long).masked_scatter(is_id, self.ids.long()), is_id
+
+
+class KeptCollector:
+    """Collects kept tokens while completions are sampled, and puts them in the order of the sampled tokens."""
+
+    def __init__(self, budget=None):
+        """budget: a KeptBudget that they count towards, or None for no limit."""
+        self.budget, self.numbers, self.parts = budget, [], []
+
+    def add(self, numbers, kept):
+        """numbers: (k,) on the CPU, the rank of each distribution of `kept` in the final order."""
+        self.numbers.append(numbers)
+        self.parts.append(kept)
+        if self.budget is not None:
+            self.budget.add(kept)
+
+    def joined(self):
+        """All KeptTokens in ascending order of their numbers; None if there are none."""
+        kept, self.parts = KeptTokens.join(self.parts), []
+        return None if kept is None else kept[torch.cat(self.numbers).argsort()]
+
+
+class KeptBudget:
+    """The memory that the kept tokens of an iteration may take. Their number is known only once they are sampled, so
+    too many are refused then, before memory runs out."""
+
+    def __init__(self, megabytes):
+        self.megabytes, self.draws = megabytes, 0
+        self.ids, self.bytes = 0, 0
+
+    def add(self, kept):
+        """Raises ValueError if the kept tokens so far need more than stored_megabytes."""
+        self.draws += len(kept)
+        self.ids += len(kept.ids)
+        self.bytes += kept.bytes
+        if self.bytes > self.megabytes * 2**20:
+            raise ValueError(
+                f"stored_megabytes={self.megabytes} is not enough: the first {self.draws} sampled tokens "
+                f"could be any of {self.ids / self.draws:.0f} on average, and the ids of these take "
+                f"{self.bytes / 2**20:.1f} MB; set top_p=1.0, top_k=0 and min_p=0.0, which store nothing, or top_k=50, "
+                "lower batch_size, group_size or the length, or raise stored_megabytes")
