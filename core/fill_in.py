@@ -10,7 +10,8 @@ def predict_and_sample_tokens(model, input, position, uniform, temperature=1.0, 
                               hidden=None):
     """Samples G tokens at the hidden positions of every input, in one forward per input.
 
-    input: (P, T) texts with MASK; position: (P, M) from masked_positions; uniform: (P, G, T) noise by column of the text
+    input: (P, T) texts with MASK; position: (P, M) from masked_positions; uniform: (P, G, T) noise by column of
+    the text
     temperature: a number, or (P, 1)
     hidden: (P, M) bool on the CPU, False where no token is drawn, as on padding; None: everywhere
     Returns target (P, G, M) ids and their logp (P, G, M) under the distribution drawn from, both 0 where nothing is

@@ -63,6 +63,6 @@ def first_pass(model, input, position, now, uniform, settings):
     drawn = now.view(P, G, -1).any(1)                                                # (P, M) by any of the completions
     token, logp, kept = predict_and_sample_tokens(model, input, position, uniform, *settings, hidden=drawn)
     if kept is not None:
-        number = drawn.flatten().cumsum(0).view(drawn.shape) - 1                     # (P, M) index among those of `kept`
+        number = drawn.flatten().cumsum(0).view(drawn.shape) - 1                     # (P, M) index in `kept`
         kept = kept[number.repeat_interleave(G, 0)[now]]
     return token, logp, kept

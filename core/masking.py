@@ -97,6 +97,6 @@ def masked_positions(mask, device):
     Returns position (B, M) int64 on `device`, the masked positions in order and then padding, and hidden (B, M) bool on
     the CPU, False on padding
     """
-    hidden, order = mask.int().sort(dim=1, descending=True, stable=True)             # (B, T) each, the masked ones first
+    hidden, order = mask.int().sort(dim=1, descending=True, stable=True)             # (B, T) each, masked ones first
     M = int(mask.sum(1).max())
     return order[:, :M].to(device), hidden[:, :M].bool()

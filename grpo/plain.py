@@ -18,7 +18,7 @@ from core.dataset_consumer import DatasetConsumer, unpack_batch
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.judge import calculate_realness, log_odds, windowed_mean
-from core.masking import masked_positions, places_of_mask
+from core.masking import masked_positions
 from core.model import MASKED_FILL, freeze
 from core.models import load_model
 from core.scheduler import CosineLRScheduler
@@ -46,7 +46,7 @@ def train(policy, judge, P=16, G=8, T=128, steps=320, seed=1337):
         position, is_hidden = masked_positions(hidden, "cpu")                        # (P, M) each
         noise = draw_uniforms(seed, step, batch["number"], (G, T))                   # (P, G, T)
         with torch.no_grad():
-            tokens, _, _ = predict_and_sample_tokens(policy, input, position, noise, places=places_of_mask(hidden))
+            tokens, _, _ = predict_and_sample_tokens(policy, input, position, noise, hidden=is_hidden)
             texts = fill_in(input, position, is_hidden, tokens).flatten(0, 1)        # (N, T)
 
         # 2. Reward: how sure the judge is, in log-odds, that the characters around a sampled one are the true ones.
@@ -55,7 +55,7 @@ def train(policy, judge, P=16, G=8, T=128, steps=320, seed=1337):
             reward = opinion.gather(1, position.repeat_interleave(G, 0)).view(P, G, -1)
 
         # 3. Advantage: the reward minus the mean of its group, divided by the standard deviation of the whole step.
-            sampled = is_hidden[:, None].expand(P, G, -1)                            # (P, G, M) 0 on padding
+            sampled = is_hidden[:, None].expand(P, G, -1).float()                    # (P, G, M) 0 on padding
             advantage = batch_std(reward * sampled, sampled, total=lambda x: x)      # (P, G, M)
             ref_logp = reference(input, position).log_softmax(-1)                    # (P, M, V)
 

@@ -23,7 +23,7 @@ from core.files.records import write_prompts
 from core.masking import masked_positions
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
 from core.models import save_model
-from core.prompts import PromptConsumer
+from core.prompts import PromptConsumer, PromptFormat
 from core.settings.script import exit_code
 from core.tokenizer import CharTokenizer
 from core.training_step import build_optimizers
@@ -139,7 +139,8 @@ def count_rows(net):
 
 
 def prompt_consumer(folder, c, **settings):
-    return PromptConsumer(folder, c.batch_size, c.seed, **settings)
+    prompt_format = PromptFormat(c.template, c.system_prompt, c.response_prefix, c.max_prompt_length)
+    return PromptConsumer(folder, c.batch_size, c.seed, format=prompt_format, **settings)
 
 
 def judge(seed=5, **settings):

@@ -36,7 +36,7 @@ class SharedCache:
         first = size.cumsum(0) - size                                                # (P,) of each group, in this order
         self.slot_of_row = torch.empty_like(prompt)                                  # (n,) in 0 .. P S - 1
         self.slot_of_row[order] = self.prompt[order] * S + rows - first[self.prompt[order]]
-        self.row_of_slot = prompt.new_zeros(len(used), S)                            # (P, S); any row, in a slot to spare
+        self.row_of_slot = prompt.new_zeros(len(used), S)                            # (P, S) 0 where there is none
         self.row_of_slot.view(-1)[self.slot_of_row] = rows
 
     def keep(self, rows):

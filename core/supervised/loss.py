@@ -1,6 +1,5 @@
 """The supervised loss of each mode, as sums that add up over micro-batches and ranks."""
 
-import torch
 from torch.nn import functional as F
 
 from core.distributions import in_parts, token_logp

@@ -4,28 +4,43 @@ import pytest
 import torch
 
 from core import cache
+from core.performance.shared_cache import SharedCache
 from tests.tiny import causal_model
 
 PADDING = torch.tensor([0, 3, 1])
 ROWS = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2])
 
 
-def prefilled(net, prompt, padding):
+@pytest.fixture
+def texts():
+    """Prompts (3, 7) and what continues them (9, 6)."""
+    return torch.randint(0, 90, (3, 7)), torch.randint(0, 90, (9, 6))
+
+
+def prefilled(net, prompt, padding=None):
     past = net.new_cache()
     net(prompt, past=past, padding=padding)
     return past
 
 
+@torch.no_grad()
+def test_logits_are_the_same_with_and_without_the_cache(texts):
+    net, tokens = causal_model(), torch.cat((texts[0][ROWS], texts[1]), 1)           # (9, 13)
+    past = net.new_cache()
+    found = torch.cat([net(part, past=past) for part in tokens.split([7, 1, 1, 4], dim=1)], 1)
+    torch.testing.assert_close(found, net(tokens), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("share_from", [0, 10**9])
 @pytest.mark.parametrize("padding", [None, PADDING])
 @torch.no_grad()
-def test_rows_that_continue_a_prompt_equal_the_whole_text_read_at_once(padding, share_from, monkeypatch):
+def test_rows_that_continue_a_prompt_equal_the_whole_text_read_at_once(texts, padding, share_from, monkeypatch):
     monkeypatch.setattr(cache, "SHARE_FROM", share_from)
-    net, prompt, rest = causal_model(n_layer=2), torch.randint(0, 90, (3, 7)), torch.randint(0, 90, (9, 6))
+    net, (prompt, rest) = causal_model(n_layer=2), texts
     each = None if padding is None else padding[ROWS]
     whole = net(torch.cat((prompt[ROWS], rest), 1), padding=each)[:, 7:]
     past = prefilled(net, prompt, padding).expand(ROWS, room=6)
-    assert isinstance(past, cache.SharedCache) == (share_from == 0)
+    assert isinstance(past, SharedCache) == (share_from == 0)
     rows = torch.arange(9)
     for t in range(6):
         found = net(rest[rows, t : t + 1], None, past, None if padding is None else each[rows])[:, 0]
@@ -38,30 +53,18 @@ def test_rows_that_continue_a_prompt_equal_the_whole_text_read_at_once(padding, 
 
 
 @torch.no_grad()
-def test_a_prompt_is_held_once_however_many_rows_continue_it(monkeypatch):
-    monkeypatch.setattr(cache, "SHARE_FROM", 0)
-    net, prompt = causal_model(), torch.randint(0, 90, (3, 20))
-    past = prefilled(net, prompt, None).expand(ROWS, room=4)
-    assert [x.shape[0] * x.shape[2] for x in past.prompts[0]] == [3 * 20] * 2
-    assert [x.shape[0] * x.shape[2] for x in past.layers[0]] == [9 * 4] * 2
-    past.keep(torch.tensor([8, 7]))
-    assert [len(x) for x in past.prompts[0]] == [1, 1], "a prompt leaves with the last of its rows"
-
-
-@torch.no_grad()
-def test_rows_that_stay_in_their_place_are_not_copied():
+def test_rows_that_stay_in_their_place_are_not_copied(texts):
     net = causal_model()
-    past = prefilled(net, torch.randint(0, 90, (3, 5)), None).expand(torch.arange(3), room=2)
-    before = [x.clone() for x in past.layers[0]]
-    memory = [x.data_ptr() for x in past.layers[0]]
+    past = prefilled(net, texts[0]).expand(torch.arange(3), room=2)
+    before, memory = [x.clone() for x in past.layers[0]], [x.data_ptr() for x in past.layers[0]]
     past.keep(torch.tensor([0, 2]))
     for x, old, place in zip(past.layers[0], before, memory, strict=True):
-        assert x.data_ptr() == place and torch.equal(x[:, :, :5], old[[0, 2], :, :5])
+        assert x.data_ptr() == place and torch.equal(x[:, :, :7], old[[0, 2], :, :7])
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_one_prompt_is_expanded_several_times_and_its_gradient_is_that_of_the_whole_texts(again):
-    net, prompt, rest = causal_model(n_layer=2), torch.randint(0, 90, (3, 7)), torch.randint(0, 90, (9, 6))
+def test_one_prompt_is_expanded_several_times_and_its_gradient_is_that_of_the_whole_texts(texts, again):
+    net, (prompt, rest) = causal_model(n_layer=2), texts
     net.grad_checkpoint = again
     each, weight = PADDING[ROWS], torch.randn(9, 6, 97)
 
@@ -73,12 +76,11 @@ def test_one_prompt_is_expanded_several_times_and_its_gradient_is_that_of_the_wh
     whole = net(torch.cat((prompt[ROWS], rest), 1), padding=each)[:, 7:]
     plain = gradient(whole)
     past = prefilled(net, prompt, PADDING)
-    kept = [x.clone() for pair in past.layers for x in pair]
-    parts = [torch.tensor([6, 0, 2, 4, 8]), torch.tensor([1, 3]), torch.tensor([5, 7])]  # the groups' parts differ
+    before = [x.clone() for pair in past.layers for x in pair]
     logits = torch.empty_like(whole)
-    for rows in parts:
+    for rows in ([6, 0, 2, 4, 8], [1, 3], [5, 7]):  # the groups' parts differ
         logits[rows] = net(rest[rows], None, past.expand(ROWS[rows]), each[rows])
-    assert past.length == 7 and all(torch.equal(x, y) for x, y in
-                                    zip(kept, (x for pair in past.layers for x in pair), strict=True))
+    assert past.length == 7
+    assert all(torch.equal(x, y) for x, y in zip(before, (x for pair in past.layers for x in pair), strict=True))
     torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(gradient(logits), plain, rtol=1e-3, atol=1e-5 * float(plain.abs().max()))

@@ -48,10 +48,10 @@ def test_settings_that_mask_nothing_are_refused(setting, message):
 
 
 def test_masked_positions_are_those_of_a_loop():
-    mask = torch.rand(20, 9, generator=torch.Generator().manual_seed(0)) < 0.4
+    mask = torch.rand(20, 9) < 0.4
     mask[0], mask[1] = True, False
-    position, chosen = masked_positions(mask, "cpu")
-    assert position.shape == chosen.shape == (20, 9) and position.dtype == torch.int64 and chosen.dtype == torch.float32
-    for row, places, real in zip(mask.tolist(), position.tolist(), chosen.tolist(), strict=True):
+    position, hidden = masked_positions(mask, "cpu")
+    assert position.shape == hidden.shape == (20, 9) and (position.dtype, hidden.dtype) == (torch.int64, torch.bool)
+    for row, columns, real in zip(mask.tolist(), position.tolist(), hidden.tolist(), strict=True):
         expected = [i for i, masked in enumerate(row) if masked]
-        assert places[: len(expected)] == expected and real == [1.0] * len(expected) + [0.0] * (9 - len(expected))
+        assert columns[: len(expected)] == expected and real == [True] * len(expected) + [False] * (9 - len(expected))

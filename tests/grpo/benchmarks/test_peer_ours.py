@@ -43,7 +43,8 @@ def test_every_phase_of_a_step_is_measured(huggingface, monkeypatch):
 def test_noise_ends_a_completion_at_its_length_and_not_before():
     noise = ending_noise(TINY, draw_uniforms)(0, 5, [0, 1], (3, 8))                  # (P, G, M)
     logits = torch.randn(2, 8, TINY.vocab_size, generator=torch.Generator().manual_seed(0)) / 10
-    ends = sample_from(logits.log_softmax(-1), noise) == TINY.stop_id                # (P, G, M)
+    drawn = [sample_from(logp, u.T).T for logp, u in zip(logits.log_softmax(-1), noise, strict=True)]
+    ends = torch.stack(drawn) == TINY.stop_id                                        # (P, G, M)
     assert (ends.sum(-1) == 1).all() and (ends.int().argmax(-1) + 1 == torch.from_numpy(TINY.lengths(5))).all()
 
 

@@ -32,7 +32,7 @@ def settings(**changes):
 
 
 def evaluation_of(prompts, c, reference=None, rewards=None):
-    data = prompt_consumer(prompts, c, format=PromptFormat(response_prefix=c.response_prefix))
+    data = prompt_consumer(prompts, c)
     return PromptEvaluation(data, reference, rewards or Rewards(c), c)
 
 
@@ -253,8 +253,8 @@ def test_a_plain_function_gets_the_messages_of_the_records(tmp_path):
     (tmp_path / "plain.py").write_text(
         "SEEN = []\n\ndef of_chats(prompts, completions, solution, **kwargs):\n"
         "    SEEN.extend(zip(prompts, completions, solution))\n    return [0.0] * len(prompts)\n")
-    c = settings(reward_functions=("of_chats",), reward_file=str(tmp_path / "plain.py"))
-    data = prompt_consumer(str(tmp_path / "chats"), c, template="chat")
+    c = settings(reward_functions=("of_chats",), reward_file=str(tmp_path / "plain.py"), template="chat")
+    data = prompt_consumer(str(tmp_path / "chats"), c)
     evaluation = PromptEvaluation(data, None, Rewards(c), c)
     seen = REWARDS["of_chats"].fn.__globals__["SEEN"]
     evaluation.rewards.check(data.records["train"] + data.records["val"])

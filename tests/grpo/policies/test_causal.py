@@ -155,7 +155,7 @@ def test_greedy_completions_are_the_likeliest_tokens_one_by_one(prompts):
 
 def test_stop_sequences_and_the_response_prefix_are_the_configs(prompts):
     c, policy = prompt_config(max_new_tokens=20, response_prefix="so "), causal_policy(scale=3.0)
-    data = prompt_consumer(prompts, c, format=PromptFormat(response_prefix=c.response_prefix))
+    data = prompt_consumer(prompts, c)
     problems = data.problems("train", 0)
     free = policy.sample(problems, 0, c)
     assert all(text.startswith("so ") for text in free.texts.completions)

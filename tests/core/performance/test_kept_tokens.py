@@ -1,0 +1,56 @@
+"""The store of kept tokens against the masks that it stands for."""
+
+import pytest
+import torch
+
+from core.performance.kept_tokens import KeptBudget, KeptCollector, KeptTokens
+
+
+@pytest.fixture
+def mask():
+    """(7, 11) bool, with a row of none, a row of one and a row of all."""
+    mask = torch.rand(7, 11) < 0.4
+    mask[0], mask[1], mask[2] = False, torch.arange(11) == 10, True
+    return mask
+
+
+def test_kept_tokens_hold_the_ids_of_a_mask_in_ascending_order(mask):
+    kept = KeptTokens.of(mask)
+    assert kept.ids.tolist() == [i for row in mask.tolist() for i, ok in enumerate(row) if ok]
+    assert kept.counts.tolist() == mask.sum(1).tolist() and kept.most == 11 and len(kept) == 7
+    assert (kept.ids.dtype, kept.counts.dtype) == (torch.int32, torch.int64)
+    assert torch.equal(kept.dense(11), mask) and kept.bytes == 4 * int(mask.sum()) + 8 * 7
+    ids, is_id = kept.padded()
+    assert [row[ok].tolist() for row, ok in zip(ids, is_id, strict=True)] == [row.nonzero().flatten().tolist()
+                                                                             for row in mask]
+    assert not ids[~is_id].any()
+
+
+@pytest.mark.parametrize("index", [[], [0], [3, 4, 5], [5, 3, 3, 0], [6, 5, 4, 3, 2, 1, 0]])
+def test_selected_split_and_joined_kept_tokens_are_the_rows_of_the_mask(mask, index):
+    kept, index = KeptTokens.of(mask), torch.tensor(index, dtype=torch.long)
+    part = kept[index]
+    assert torch.equal(part.dense(11), mask[index]) and len(part) == len(index)
+    assert part.ids.untyped_storage().nbytes() == part.ids.nbytes, "a copy: what was not chosen is let go"
+    assert torch.equal(KeptTokens.join([kept, part, kept]).dense(11), torch.cat((mask, mask[index], mask)))
+    for size in (1, 3, 100):
+        for x, y in zip(kept.split(size), mask.split(size), strict=True):
+            assert torch.equal(x.dense(11), y)
+
+
+def test_collected_kept_tokens_are_in_the_order_of_their_numbers(mask):
+    numbers, collector = torch.tensor([40, 3, 17, 99, 0, 5, 21]), KeptCollector()
+    assert collector.joined() is None and KeptTokens.join([None, None]) is None
+    for rows in torch.arange(7).split(3):
+        collector.add(numbers[rows], KeptTokens.of(mask[rows]))
+    assert torch.equal(collector.joined().dense(11), mask[numbers.argsort()])
+
+
+def test_kept_tokens_beyond_the_budget_are_refused_as_they_come():
+    kept = KeptTokens.of(torch.ones(100, 1000, dtype=torch.bool))  # 0.38 MB
+    collector = KeptCollector(KeptBudget(1))
+    for _ in range(2):
+        collector.add(torch.arange(100), kept)
+    with pytest.raises(ValueError, match="^stored_megabytes=1 .*first 300 sampled tokens could be any of 1000 on "
+                       "average.* 1.1 MB; set top_p=1.0.*top_k=50.*batch_size.*raise stored_megabytes$"):
+        collector.add(torch.arange(100), kept)

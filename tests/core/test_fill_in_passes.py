@@ -1,0 +1,137 @@
+"""Filling in in several passes: each pass reads the tokens of those before it, and reports their probability."""
+
+import math
+
+import pytest
+import torch
+
+from core.distributions import draw_uniforms, kept_tokens, restrict, sampling_logp
+from core.fill_in import fill_in, predict_and_sample_tokens
+from core.fill_in_passes import draw_passes, fill_in_passes
+from core.masking import masked_positions
+from core.performance.kept_tokens import KeptBudget
+from tests.tiny import TOKENIZER, config, consumer, masked_problems, model
+
+MASK = TOKENIZER.mask_token_id
+
+
+@pytest.fixture
+def problems(dataset):
+    """The texts, the hidden positions and the noise of a batch: 3 problems of 4 completions."""
+    batch, input, position, hidden = masked_problems(consumer(dataset, config(batch_size=3)))
+    return input, position, hidden, *draw_uniforms(1, 0, batch["number"], (2, 4, 32)).unbind(1)
+
+
+@torch.no_grad()
+def test_one_pass_is_the_one_pass_sampler(problems):
+    (input, position, hidden, noise, order), net = problems, model()
+    target, logp, kept = predict_and_sample_tokens(net, input, position, noise, 0.8, 0.9)
+    again, logp_again, turn, read, kept_again = fill_in_passes(net, input, position, hidden, noise, order, 1, 0.8, 0.9)
+    hidden = hidden.repeat_interleave(4, 0)                                          # (N, M)
+    assert torch.equal(target.flatten(0, 1)[hidden], again[hidden]) and not again[~hidden].any()
+    torch.testing.assert_close(logp.flatten(0, 1)[hidden], logp_again[hidden])
+    kept = kept.dense(96).view(3, -1, 96).repeat_interleave(4, 0)                    # (N, M, V)
+    assert torch.equal(kept[hidden], kept_again.dense(96))
+    assert (turn[hidden] == 0).all() and torch.equal(read[:, 0], input.repeat_interleave(4, 0))
+
+
+@pytest.mark.parametrize("S", [2, 3, 40])
+def test_every_hidden_token_has_its_pass_in_random_order(S):
+    turn = draw_passes(torch.rand(500, 12), torch.arange(12).expand(500, 12) < 10, S)
+    assert (turn[:, 10:] == -1).all() and turn[:, :10].min() == 0 and turn.max() < S
+    for row in turn[:5, :10]:
+        counts = row.bincount(minlength=S)
+        assert counts.max() - counts.min() <= 1
+    share = (turn[:, :10] == 0).float().mean(0)
+    assert (share - share.mean()).abs().max() < 0.1, "each one comes first equally often"
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 5}])
+@torch.no_grad()
+def test_a_pass_reads_the_tokens_of_the_passes_before_it_and_reports_its_own_distribution(problems, truncation):
+    (input, position, hidden, *noise), net = problems, model()
+    target, logp, turn, read, kept = fill_in_passes(net, input, position, hidden, *noise, 3, **truncation)
+    assert len(kept) == 4 * hidden.sum() if truncation else kept is None
+    dense = iter(kept.dense(96)) if truncation else None
+    for n in range(12):
+        p = sampling_logp(net(read[n]))                                              # (3, T, V) of each pass
+        text, columns = input[n // 4].clone(), position[n // 4]
+        for s in range(3):
+            assert torch.equal(read[n, s], text)
+            now = turn[n] == s
+            text[columns[now]] = target[n, now]
+        assert not (text == MASK).any() and not logp[n, ~hidden[n // 4]].any()
+        for m in hidden[n // 4].nonzero().flatten().tolist():
+            q = p[turn[n, m], columns[m]]                                            # (V,)
+            if truncation:
+                allowed = next(dense)
+                assert torch.equal(allowed, kept_tokens(q, top_k=5)) and allowed[target[n, m]]
+                q = restrict(q, allowed)
+            assert abs(float(q[target[n, m]] - logp[n, m])) < 1e-4
+
+
+@torch.no_grad()
+def test_logits_are_made_only_where_a_token_is_drawn_and_in_parts_they_are_the_same(problems, monkeypatch):
+    (input, position, hidden, *noise), net, rows = problems, model(), []
+    project = net.project
+    monkeypatch.setattr(net, "project", lambda h: rows.append(len(h)) or project(h))
+    whole = fill_in_passes(net, input, position, hidden, *noise, 3, 0.8, 0.9)
+    turn = whole[2]
+    first = (turn == 0).view(3, 4, -1).any(1)  # the completions of a problem share the first text
+    assert rows == [int(first.sum()), int((turn == 1).sum()), int((turn == 2).sum())]
+    rows.clear()
+    monkeypatch.setattr("core.distributions.LOGITS_AT_ONCE", 7 * net.vocabulary)
+    parts = fill_in_passes(net, input, position, hidden, *noise, 3, 0.8, 0.9)
+    assert max(rows) == 7 and torch.equal(whole[0], parts[0]) and torch.equal(whole[4].dense(96), parts[4].dense(96))
+    torch.testing.assert_close(whole[1], parts[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 5}])
+@torch.no_grad()
+def test_texts_with_fewer_hidden_tokens_than_passes_are_filled_in(truncation):
+    net, mask = model(), torch.arange(32) < torch.tensor([[2], [1]])
+    input, (position, hidden) = torch.full((2, 32), 5).masked_fill(mask, MASK), masked_positions(mask, "cpu")
+    noise = draw_uniforms(0, 0, [0, 1], (2, 3, 32)).unbind(1)
+    target, logp, turn, read, kept = fill_in_passes(net, input, position, hidden, *noise, 4, **truncation)
+    hidden = hidden.repeat_interleave(3, 0)
+    assert read.shape == (6, 4, 32) and (logp[hidden] < 0).all() and set(turn[hidden].tolist()) == {0, 2}
+    assert kept is None if not truncation else len(kept) == hidden.sum()
+    last = fill_in(read[:, -1], position.repeat_interleave(3, 0), hidden, target[:, None])[:, 0]
+    assert not (last == MASK).any()
+
+
+class Coupled(torch.nn.Module):
+    """Two places whose tokens depend on each other; 9 is the mask."""
+    vocabulary = 2
+
+    def states(self, input, position):
+        logits = torch.zeros(len(input), 2, 2)
+        logits[:, 0, 1] = 1.0
+        other = input.gather(1, torch.tensor([[1, 0]]).expand(len(input), -1))       # the token at the other place
+        logits[..., 1] += torch.where(other == 9, 0.0, torch.where(other == 1, 2.0, -2.0))
+        return logits
+
+    def project(self, states):
+        return states
+
+
+def test_several_passes_sample_the_chain_rule():
+    noise = torch.rand(2, 1, 20_000, 2, dtype=torch.float64)
+    hidden = torch.ones(1, 2, dtype=torch.bool)
+    target, logp, turn, _, _ = fill_in_passes(Coupled(), torch.full((1, 2), 9), torch.tensor([[0, 1]]), hidden, *noise, 2)
+    for first in (0, 1):
+        rows = turn[:, first] == 0
+        for tokens in ([0, 0], [0, 1], [1, 0], [1, 1]):
+            these = rows & (target == torch.tensor(tokens)).all(1)
+            p, total = float(logp[these][0].sum().exp()), int(rows.sum())
+            assert abs(int(these.sum()) / total - p) < 4 * math.sqrt(p * (1 - p) / total), (first, tokens)
+
+
+@torch.no_grad()
+def test_kept_tokens_that_do_not_fit_end_the_passes(problems):
+    input, position, hidden, *noise = problems
+    noise = [x.repeat(1, 100, 1) for x in noise]
+    with pytest.raises(ValueError, match="stored_megabytes=1 .*top_k=50"):
+        fill_in_passes(model(scale=0.1), input, position, hidden, *noise, 2, top_p=0.99, budget=KeptBudget(1))
+    kept = fill_in_passes(model(), input, position, hidden, *noise, 2, top_k=2, budget=KeptBudget(1))[-1]
+    assert len(kept) > 1000
