@@ -25,18 +25,18 @@ QUIET_SECONDS = 30  # a start that takes longer says what it waits for
 
 def detect_device(name="auto", local_rank=0):
     """The device that `name` asks for: 'auto' takes cuda, then mps, then cpu."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = next(kind for kind in there if there[kind])
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"device={name!r} is not a device; try auto, cpu, cuda, cuda:0 or mps") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={name!r}, but torch sees no CUDA GPU; use device='auto'")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f"device={name!r}, but torch sees no Apple GPU; use device='auto'")
-    if device.type not in ("cpu", "cuda", "mps"):
+        device = None
+    if device is None or device.type not in there:
         raise ValueError(f"device={name!r} is not a device that is used here; try auto, cpu, cuda, cuda:0 or mps")
+    if not there[device.type]:
+        maker = "CUDA" if device.type == "cuda" else "Apple"
+        raise ValueError(f"device={name!r}, but torch sees no {maker} GPU; use device='auto'")
     if device.type != "cuda":
         return device
     index = local_rank if device.index is None else device.index
@@ -69,20 +69,13 @@ class OtherRank(ValueError):
 
 def rank_and_world():
     """The number of this rank and of all ranks, from the environment. Raises ValueError if they are not of one run."""
-    rank, world = (whole_number(name, default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if not 0 <= rank < world:
         raise ValueError(f"RANK={rank} in the environment is not one of WORLD_SIZE={world}; {REMEDY}")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if world > 1 and name not in os.environ:
             raise ValueError(f"WORLD_SIZE={world} in the environment, but no {name}; {REMEDY}")
     return rank, world
-
-
-def whole_number(name, default):
-    text = os.environ.get(name, str(default))
-    if not text.isdecimal():
-        raise ValueError(f"{name}={text!r} in the environment is no whole number; {REMEDY}")
-    return int(text)
 
 
 def store_of_attempt(rank, world):
@@ -184,21 +177,25 @@ class Distributed:
                 what = f"did not answer; {f'limit {limit}' if limit else f'rank_timeout={self.timeout:g}'}"
             raise OtherRank(f"rank {self.rank} ended because another rank {what} ({text})") from None
 
-    def total(self, x):
-        """The sum of tensor x over ranks; x itself is left alone."""
+    def _reduced(self, x, operation, group):
+        """Tensor x, reduced over ranks; x itself is left alone."""
         if self.world > 1:
             x = x.clone()
             with self.ending_together():
-                dist.all_reduce(x, group=self.ranks)
+                dist.all_reduce(x, operation, group)
         return x
 
+    def total(self, x):
+        """The sum of tensor x over ranks."""
+        return self._reduced(x, dist.ReduceOp.SUM, self.ranks)
+
     def largest(self, x):
-        """The largest over ranks of each number of tensor x; x itself is left alone."""
-        if self.world > 1:
-            x = x.clone()
-            with self.ending_together():
-                dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.ranks)
-        return x
+        """The largest over ranks of each number of tensor x."""
+        return self._reduced(x, dist.ReduceOp.MAX, self.ranks)
+
+    def agree(self, number):
+        """The largest of a small whole number over ranks, on the CPU."""
+        return int(self._reduced(torch.tensor(int(number)), dist.ReduceOp.MAX, self.on_cpu))
 
     def sum_gradients(self, parameters):
         """Replaces the gradient of each of these parameters by its sum over ranks; a missing one counts as zero. Those
@@ -248,15 +245,6 @@ class Distributed:
         if self.world > 1:
             with self.ending_together(LONGEST_WAIT):
                 dist.all_reduce(torch.zeros(()))
-
-    def agree(self, number):
-        """The largest of a small whole number over ranks, on the CPU."""
-        if self.world > 1:
-            x = torch.tensor(int(number))
-            with self.ending_together():
-                dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.on_cpu)
-            number = int(x)
-        return number
 
     def check_same_step(self, step, out_dir):
         """Raises ValueError on every rank if the states that the ranks resume from differ in their step."""

@@ -57,10 +57,11 @@ class Watched(Logger):
 
     def __init__(self, *arguments, every):
         super().__init__(*arguments)
-        self.measure_every, self.measured = every, []
+        self.done, self.measure_every, self.measured = 0, every, []
 
     def tick(self):
         super().tick()
+        self.done += 1
         if self.done % self.measure_every == 0:
             with open("/proc/self/statm") as f:
                 pages = int(f.read().split()[1])

@@ -293,4 +293,6 @@ def test_a_device_that_is_not_here_is_one_line(device, monkeypatch):
     from core.distributed import detect_device
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    assert f"device={device!r}" in one_line(detect_device, device)
+    text = one_line(detect_device, device)
+    assert f"device={device!r}" in text and ("use device='auto'" in text or "try auto, cpu, cuda" in text)
+    assert detect_device("auto") == torch.device("cpu")

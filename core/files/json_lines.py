@@ -16,7 +16,7 @@ def each_record(path):
     cut short is left out. Raises ValueError for a line that is no record."""
     if not os.path.exists(path):
         return
-    with open(path, errors="replace") as f:
+    with open(path, encoding="utf-8", errors="replace") as f:
         for number, line in enumerate(f, 1):
             if line.endswith("\n") and line != "\n":
                 yield record_of(line, f"{path}, line {number}")

@@ -143,18 +143,16 @@ def whole(x, wanted=True):
 
     def visit(x):
         if isinstance(x, dict):
-            found = {key: visit(value) for key, value in x.items()}
-        elif isinstance(x, list):
-            found = [visit(value) for value in x]
-        elif is_sharded(x):
-            storage = x.to_local().untyped_storage()
-            if id(storage) not in known:
-                full = x.detach().full_tensor()
-                known[id(storage)] = full.cpu() if wanted else None, storage
-            found, _ = known[id(storage)]
-        else:
-            found = x
-        return found
+            return {key: visit(value) for key, value in x.items()}
+        if isinstance(x, list):
+            return [visit(value) for value in x]
+        if not is_sharded(x):
+            return x
+        storage = x.to_local().untyped_storage()
+        if id(storage) not in known:
+            full = x.detach().full_tensor()
+            known[id(storage)] = (full.cpu() if wanted else None), storage
+        return known[id(storage)][0]
 
     found = visit(x)
     return found if wanted else None

@@ -112,9 +112,11 @@ def record_start(config, origin, dist, step):
 
     origin: {key: the file or argument that set it}; step: the steps that are done; not 0 when the run is resumed
     """
-    default = {field.name: default_of(field) for field in dataclasses.fields(config)}
-    settings = {key: {"value": getattr(config, key), "default": default[key], "set in": place}
-                for key, place in origin.items() if getattr(config, key) != default[key]}
+    settings = {}
+    for field in dataclasses.fields(config):
+        value, default = getattr(config, field.name), default_of(field)
+        if field.name in origin and value != default:
+            settings[field.name] = {"value": value, "default": default, "set in": origin[field.name]}
     add_record(config.out_dir, {
         "time": now(), "step": step, "command": command(), "commit": commit(), **machine(dist),
         "python": platform.python_version(), **versions(), "settings": settings})
@@ -131,24 +133,23 @@ def add_record(out_dir, record):
     if os.path.exists(path):
         with open(path, "rb") as f:
             before = f.read()
-    line = json.dumps(without_home({key: x for key, x in record.items() if x is not None}))
+    known = {key: x for key, x in record.items() if x is not None}
+    line = without_home(json.dumps(known, ensure_ascii=False))
     with replacing(path) as new, open(new, "wb") as f:
-        f.write(before[: before.rfind(b"\n") + 1] + line.encode() + b"\n")
+        f.write(before[: before.rfind(b"\n") + 1] + line.encode(errors="replace") + b"\n")
 
 
 def now():
     return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def without_home(value):
-    """A value, its texts with ~ for the home folder, which has the user's name. A longer name, as /home/al in
-    /home/alice, is another folder."""
-    if isinstance(value, dict):
-        return {without_home(key): without_home(x) for key, x in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_home(x) for x in value]
+def without_home(text):
+    """A text with ~ for the home folder, which has the user's name. A longer name, as /home/al in /home/alice, is
+    another folder."""
     home = os.path.expanduser("~")
-    return re.sub(re.escape(home) + r"(?![\w.-])", "~", value) if isinstance(value, str) and len(home) > 1 else value
+    if len(home) <= 1:
+        return text
+    return re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
 
 
 def versions():

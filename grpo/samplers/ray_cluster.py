@@ -22,7 +22,7 @@ OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_U
        "RAY_worker_niceness": "0"}
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 JOIN = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
-JOIN_SECONDS = 60  # a cluster that is there answers within ten
+JOIN_SECONDS = 300  # a cluster that is there answers within ten, on a busy machine within a hundred
 
 
 def joined_ray(config, dist, weights_bytes):

@@ -183,13 +183,6 @@ def test_a_damaged_state_is_named_and_the_one_before_it_is_used(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_state_that_was_moved_for_the_next_is_found_without_it(tmp_path):
-    net = model()
-    save_steps(tmp_path, net, (1, 2))
-    os.remove(tmp_path / "state.pt")
-    assert without_models(tmp_path).load(net.state_dict(), [], pytest.fail)["step"] == 1
-
-
 def with_number(number):
     def change(state):
         next(iter(state["model"].values())).view(-1)[3] = number

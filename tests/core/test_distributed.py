@@ -14,21 +14,10 @@ from core.distributed import LONGEST_WAIT, Distributed, OtherRank, detect_device
 from tests.tiny import ROOT, model, run_script
 
 
-def test_devices_and_types():
-    assert detect_device("cpu") == torch.device("cpu")
-    assert detect_dtype("auto", torch.device("cpu")) == torch.float32
-    for call in (lambda: detect_device("gpu"), lambda: detect_dtype("float16", torch.device("cpu"))):
-        with pytest.raises(ValueError):
-            call()
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="device='auto'"):
-            detect_device("cuda")
-
-
-def test_an_apple_gpu_that_is_not_there_is_one_line(monkeypatch):
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="device='mps', but torch sees no Apple GPU; use device='auto'"):
-        detect_device("mps")
+def test_types():
+    assert detect_dtype("auto", detect_device("cpu")) == torch.float32
+    with pytest.raises(ValueError, match="dtype='float16' is not one of auto, float32, bfloat16"):
+        detect_dtype("float16", torch.device("cpu"))
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
@@ -91,8 +80,7 @@ def test_errors_of_the_rank_itself_are_not_blamed_on_others(error):
 
 
 @pytest.mark.parametrize(("environment", "words"), [
-    ({"WORLD_SIZE": "x"}, "WORLD_SIZE='x' in the environment is no whole number; start several processes with torch"),
-    ({"RANK": "-1"}, "RANK='-1' in the environment is no whole number"),
+    ({"RANK": "-1"}, "RANK=-1 in the environment is not one of WORLD_SIZE=1; start several processes with torchrun"),
     ({"RANK": "5"}, "RANK=5 in the environment is not one of WORLD_SIZE=1; .* or one without RANK and WORLD_SIZE"),
     ({"RANK": "1", "WORLD_SIZE": "2"}, "WORLD_SIZE=2 in the environment, but no MASTER_ADDR; ")])
 def test_an_environment_of_another_job_is_one_line(monkeypatch, environment, words):

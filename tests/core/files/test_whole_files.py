@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 
@@ -47,8 +48,7 @@ def test_a_block_that_fails_leaves_the_file_as_it_was_and_nothing_else(tmp_path,
     assert os.listdir(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "before"
 
 
-@pytest.mark.parametrize("code", ["ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "ESTALE", "ETIMEDOUT",
-                                  "ENOTCONN"])
+@pytest.mark.parametrize("code", ["ENOSPC", "EROFS", "EACCES", "ESTALE"])
 @pytest.mark.parametrize("operation", ["fsync", "replace"])
 def test_what_the_disk_refuses_is_one_line_with_the_path_and_the_reason(tmp_path, monkeypatch, code, operation):
     (tmp_path / "a").write_text("before")
@@ -67,6 +67,13 @@ def test_a_folder_that_cannot_be_flushed_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "a").write_text("a")
     with pytest.raises(OSError):
         whole_files.flush(str(tmp_path / "a"))
+
+
+def test_a_file_has_the_mode_that_open_gives(tmp_path):
+    (tmp_path / "plain").write_text("")
+    with replacing(str(tmp_path / "private")) as new:
+        os.close(os.open(new, os.O_CREAT | os.O_WRONLY, 0o600))
+    assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
 
 
 def test_other_errors_are_not_renamed():

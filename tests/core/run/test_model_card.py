@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import stat
 
 import pytest
 
@@ -53,11 +52,8 @@ def test_the_settings_of_a_card_are_those_that_differ_and_name_no_place_on_the_m
         "dataset": "sums.jsonl", "generator_checkpoint": "owner/base-1B", "learning_rate": 1e-6, "min_lr": 1e-7,
         "reward_file": "rewards.py", "reward_functions": ["exact_match"]}
     assert "/home" not in card and "Secret" not in card
-
-
-def test_a_system_prompt_is_in_the_card_if_texts_may_be_shown(tmp_path):
     card = card_of(tmp_path / "model", run(system_prompt="```\n# Be brief", log_text=True))
-    assert settings_in(card)["system_prompt"] == "```\n# Be brief"
+    assert settings_in(card)["system_prompt"] == "```\n# Be brief", "texts may be shown"
 
 
 @pytest.mark.parametrize("mapping, kind", [({"base_model_class": "BertForMaskedLM"}, "BertForMaskedLM"),
@@ -97,10 +93,3 @@ def test_every_saved_folder_has_a_card_and_a_file_has_none(tmp_path, suffix, car
     manager.save(5, {}, [], {"eval/kl": 1.0}, before={"eval/kl": 0.5})
     folders = [str(tmp_path / name) for name in ("model", "model-000005")]
     assert written == [(folder, 5, {"eval/kl": 0.5}, {"eval/kl": 1.0}) for folder in folders][:cards]
-
-
-def test_a_saved_file_has_the_mode_that_open_gives(tmp_path):
-    (tmp_path / "plain").write_text("")
-    with replacing(str(tmp_path / "private")) as new:
-        os.close(os.open(new, os.O_CREAT | os.O_WRONLY, 0o600))
-    assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)

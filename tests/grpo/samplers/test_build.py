@@ -146,7 +146,8 @@ def cluster(monkeypatch):
 
 
 def test_two_sharded_ranks_join_a_cluster_and_train_as_one_process(cluster, run, tmp_path):
-    settings = settings_of(tmp_path, max_iters=3, parallel="fsdp", optimizer="adamw", ray_workers=1)
+    settings = settings_of(tmp_path, max_iters=3, parallel="fsdp", optimizer="adamw", ray_workers=1,
+                           sampler_timeout=300.0)
     alone = run("alone", **inside_of(settings))
     out = tmp_path / "two"
     settings |= {"batch_size": settings["batch_size"] // 2, "out_dir": out, "ray_address": cluster}
