@@ -43,8 +43,9 @@ class DatasetConsumer:
             self.meta, self.tokenizer = load_meta(self.folder)
         else:
             self.meta, self.tokenizer = read_meta(self.folder), tokenizer
-        self.mode, self.block_size, self.batch_size = mode, block_size, batch_size
-        self.seed, self.rank, self.world = seed, rank, world
+        self.mode, self.block_size = mode, block_size
+        self.batch_size, self.seed = batch_size, seed
+        self.rank, self.world = rank, world
         self.masks = None if mode == LANGUAGE_MODEL else masks or {"random": 1.0}
         self.mask_low, self.mask_high = mask_low, mask_high
         check_meta(self.folder, self.meta, self.tokenizer, self.masks)
@@ -71,7 +72,8 @@ class DatasetConsumer:
             raise ValueError(f"{self.folder}/{split}.bin has the token id {window.max()}, but its vocabulary has "
                              f"{self.tokenizer.vocab_size} tokens; prepare the dataset again")
         if self.mode == LANGUAGE_MODEL:
-            input, target, mask = window[:-1], window[1:], np.ones(self.block_size, dtype=bool)
+            input, target = window[:-1], window[1:]                                  # (T,) each
+            mask = np.ones(self.block_size, dtype=bool)
         else:
             target = window[:-1]                                                     # (T,)
             mask = draw_mask(rng, target, self.masks, self.mask_low, self.mask_high, self.tokenizer.newline_token_id)

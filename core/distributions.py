@@ -12,7 +12,6 @@ SAMPLING = 1               # the first number of the seeds here, so that the noi
 LOGITS_AT_ONCE = 2**25     # most numbers in one tensor of logits
 LARGE_VOCABULARY = 2**14   # from here on the likeliest tokens are looked for first: sorting all of them is slow
 TOP_PART = 1024            # number of likeliest tokens that are looked for first
-FEW = 1 / 16               # share of a large vocabulary up to which a token is drawn among the kept ones alone
 
 
 def sampling_logp(logits, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0):
@@ -133,20 +132,15 @@ def sample_tokens(logits, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.
     """
     greedy = not torch.is_tensor(temperature) and temperature == 0
     logp = sampling_logp(logits, 1.0 if greedy else temperature)                     # (K, V)
-    kept, ids = None, None
+    kept = None
     if truncates(top_p, top_k, min_p):
         mask = kept_tokens(logp, top_p, top_k, min_p)                                # (K, V)
-        kept, V = KeptTokens.of(mask), mask.shape[1]
-        if V >= LARGE_VOCABULARY and kept.most <= FEW * V:
-            ids, is_id = kept.padded()                                               # (K, most) each
-            logp = logp.gather(1, ids).masked_fill(~is_id, -torch.inf).log_softmax(1)
-        else:
-            logp = restrict(logp, mask)
+        kept, logp = KeptTokens.of(mask), restrict(logp, mask)
     if greedy:
         target = logp.argmax(1, keepdim=True).expand(uniform.shape)
     else:
         target = sample_from(logp, uniform)
-    return target if ids is None else ids.gather(1, target), logp.gather(1, target), kept
+    return target, logp.gather(1, target), kept
 
 
 def draw_tokens(model, h, uniform, temperature, top_p, top_k, min_p):

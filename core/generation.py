@@ -113,7 +113,8 @@ class Stop:
     """
 
     def __init__(self, tokenizer, sequences=(), prefix=""):
-        self.tokenizer, self.sequences, self.prefix = tokenizer, tuple(sequences), prefix
+        self.tokenizer, self.prefix = tokenizer, prefix
+        self.sequences = tuple(sequences)
         for s in self.sequences:
             alone = tokenizer.decode(tokenizer.encode(s))
             in_text = tokenizer.decode(tokenizer.encode("a" + s))
@@ -122,7 +123,6 @@ class Stop:
                                  "end a completion")
         # Tokens that can hold a sequence, and one before them: a tokenizer may leave out a space that begins a text
         self.window = max((len(s.encode()) + 1 for s in self.sequences), default=0)
-        self.can_end = {}  # {token: False if it never completes a sequence}
 
     def __call__(self, tokens, first):
         """Where rows end. tokens: (n, t) those so far, of which the ones from column `first` on are new.
@@ -138,22 +138,14 @@ class Stop:
         return ended
 
     def _mark_sequences(self, tokens, first, ended):
-        """Marks in `ended` where a sequence is complete. Rows whose new tokens complete none are not decoded."""
+        """Marks in `ended` where the text of the last tokens contains a sequence."""
         begin = max(0, first + 1 - self.window)
         for i, ids in enumerate(tokens[:, begin:].tolist()):
-            for end in range(first + 1 - begin, len(ids) + 1):
-                if self._can_end(ids[end - 1]):
-                    tail = self.tokenizer.decode(ids[max(0, end - self.window) : end])
-                    ended[i, begin + end - 1 - first] |= any(s in tail for s in self.sequences)
-
-    def _can_end(self, token):
-        """False if a token certainly never completes a sequence: it lacks the last character of each of them. A token
-        whose text is unknown may: spaces may be left out, and a part of a character has no text."""
-        if token not in self.can_end:
-            text = self.tokenizer.decode([token])
-            unknown = not text or "\ufffd" in text
-            self.can_end[token] = unknown or any(s[-1] == " " or s[-1] in text for s in self.sequences)
-        return self.can_end[token]
+            for j in range(ended.shape[1]):
+                end = first - begin + j + 1
+                tail = self.tokenizer.decode(ids[max(0, end - self.window) : end])
+                if any(s in tail for s in self.sequences):
+                    ended[i, j] = True
 
     def text(self, ids):
         """A completion as its reader sees it: without stop tokens, cut before the first stop sequence."""

@@ -72,9 +72,6 @@ class PromptFormat:
             raise ValueError(f"chat_template_kwargs={self.chat_template_kwargs} are arguments of the model's chat "
                              f"template, which template={self.template!r} does not use; set template='model' or leave "
                              "them out")
-        if len(self.system_prompt or "") > CHARACTERS * self.max_prompt_length:
-            raise ValueError(f"system_prompt has {len(self.system_prompt)} characters, more than fit into "
-                             f"max_prompt_length={self.max_prompt_length} tokens; shorten it")
 
     def encode(self, prompt, tokenizer):
         """(text, token ids) of a prompt; the ids include response_prefix, the text does not.
@@ -115,7 +112,8 @@ class PromptConsumer:
     """
 
     def __init__(self, dataset, batch_size, seed=1337, rank=0, world=1, tokenizer=None, format=None, block_size=None):
-        self.batch_size, self.seed, self.rank, self.world = batch_size, seed, rank, world
+        self.batch_size, self.seed = batch_size, seed
+        self.rank, self.world = rank, world
         self.format, self.block_size = format or PromptFormat(), block_size
         self.prepared = not is_file_of_records(dataset)
         self.folder = dataset_folder(dataset) if self.prepared else dataset
@@ -123,13 +121,20 @@ class PromptConsumer:
         self.tokenizer = self._tokenizer(dataset, tokenizer)
         self.format.check(self.tokenizer)
         records = read_records(self.source) if self.prepared else load_records(dataset)
-        unique = records if self.prepared else unique_prompts(records)
+        unique = unique_prompts(records)
         self.repeated = len(records) - len(unique)
         for record in unique:
             self._encode(record)
         self.records = {split: [r for r in unique if r["split"] == split] for split in SPLITS}
-        self._check_splits(len(unique))
+        for split, found in self.records.items():
+            if not found:
+                raise ValueError(f"{self.source}: none of its {len(unique)} prompts is in the split {split}; give more "
+                                 f"records (a hash puts a tenth into val), or set \"split\": \"{split}\" in some")
         self._leave_out_long(self.format.max_prompt_length)
+        self.longest = max(len(record["tokens"]) for split in SPLITS for record in self.records[split])
+        if self.block_size and self.longest >= self.block_size:
+            raise ValueError(f"prompts of up to {self.longest} tokens leave no room for a completion in block_size="
+                             f"{self.block_size}: raise block_size or lower max_prompt_length")
 
     def _tokenizer(self, dataset, tokenizer):
         """The tokenizer that is given or, of a prepared folder, its own. Raises ValueError if it cannot end a
@@ -158,30 +163,20 @@ class PromptConsumer:
         if not record["tokens"]:
             raise ValueError(f"{record['where']}: no usable characters in the prompt")
 
-    def _check_splits(self, count):
-        for split in SPLITS:
-            if not self.records[split]:
-                raise ValueError(f"{self.source}: none of its {count} prompts is in the split {split}; give more "
-                                 f"records (a hash puts a tenth into val), or set \"split\": \"{split}\" in some")
-
     def _leave_out_long(self, limit):
         """Leaves out training prompts of more than `limit` tokens. Such a validation prompt is an error: figures over
         the short prompts alone would pass for figures over all."""
-        too_long = [record for record in self.records["val"] if len(record["tokens"]) > limit]
-        if too_long:
-            lengths = [len(record["tokens"]) for record in too_long]
-            raise ValueError(f"{too_long[0]['where']}: a validation prompt of {lengths[0]} tokens is longer than "
-                             f"max_prompt_length={limit}; set max_prompt_length={max(lengths)} or more to keep all, or "
-                             f"remove the {len(too_long)} validation records that are longer")
+        for record in self.records["val"]:
+            if len(record["tokens"]) > limit:
+                lengths = [len(r["tokens"]) for r in self.records["val"] if len(r["tokens"]) > limit]
+                raise ValueError(f"{record['where']}: a validation prompt of {lengths[0]} tokens is longer than "
+                                 f"max_prompt_length={limit}; set max_prompt_length={max(lengths)} or more to keep "
+                                 f"all, or remove the {len(lengths)} validation records that are longer")
         short = [record for record in self.records["train"] if len(record["tokens"]) <= limit]
         self.dropped = len(self.records["train"]) - len(short)
         self.records["train"] = short
         if not short:
             raise ValueError(f"{self.source}: all training prompts are longer than max_prompt_length={limit}; raise it")
-        self.longest = max(len(record["tokens"]) for split in SPLITS for record in self.records[split])
-        if self.block_size and self.longest >= self.block_size:
-            raise ValueError(f"prompts of up to {self.longest} tokens leave no room for a completion in block_size="
-                             f"{self.block_size}: raise block_size or lower max_prompt_length")
 
     def require(self, field, why):
         """Raises ValueError, naming file and line, unless every record has the field."""
@@ -192,15 +187,14 @@ class PromptConsumer:
 
     def size(self):
         """The numbers of prompts, in words."""
-        words = (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
-                 f"{self.longest} tokens")
+        train, val = self.records["train"], self.records["val"]
+        words = f"{len(train)} training and {len(val)} validation prompts of at most {self.longest} tokens"
         if self.dropped:
             words += f", {self.dropped} longer than max_prompt_length={self.format.max_prompt_length} left out"
         if self.repeated:
             words += f", {self.repeated} repeated ones left out"
         if self.block_size:
-            examples = [self._example(record) for split in SPLITS for record in self.records[split]]
-            cut = sum(len(prompt) + len(completion) > self.block_size + 1 for prompt, completion in examples)
+            cut = sum(len(self._example(record)) > self.block_size + 1 for record in (*train, *val))
             if cut:
                 words += f"; {cut} training examples are cut at block_size={self.block_size}"
         return words
@@ -239,22 +233,21 @@ class PromptConsumer:
                 "record": np.array([*records, None], dtype=object)[:-1]}
 
     def _example(self, record):
-        """(prompt, completion with the stop token) as token ids."""
+        """Prompt, completion and stop token, as token ids."""
         completion = self.tokenizer.encode(str(record.get("completion", "")))
-        return record["tokens"], [*completion, self.tokenizer.stop_token_id]
+        return [*record["tokens"], *completion, self.tokenizer.stop_token_id]
 
     def batch(self, split, step, micro=0):
         """Training examples: the prompt, the record's "completion" and the stop token."""
         numbers, records = self._drawn(split, step, micro)
         texts = [self._example(record) for record in records]
-        width = max(len(prompt) + len(completion) for prompt, completion in texts)
+        width = max(map(len, texts))
         if self.block_size:
             width = min(width, self.block_size + 1)  # the last token is a target alone
-        text = np.full((len(texts), width), self.tokenizer.pad_token_id, dtype=np.int64)
+        ids = np.full((len(texts), width), self.tokenizer.pad_token_id, dtype=np.int64)
         mask = np.zeros((len(texts), width), dtype=bool)
-        for i, (prompt, completion) in enumerate(texts):
-            whole = (prompt + completion)[:width]
-            text[i, : len(whole)] = whole
-            mask[i, len(prompt) : len(whole)] = True
-        target, mask = text[:, 1:], mask[:, 1:]
-        return {"input": text[:, :-1], "target": np.where(mask, target, 0), "mask": mask, "number": numbers}
+        for i, (record, text) in enumerate(zip(records, texts, strict=True)):
+            ids[i, : len(text)] = text[:width]
+            mask[i, len(record["tokens"]) : len(text)] = True
+        mask = mask[:, 1:]
+        return {"input": ids[:, :-1], "target": np.where(mask, ids[:, 1:], 0), "mask": mask, "number": numbers}

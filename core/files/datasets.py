@@ -43,15 +43,12 @@ def open_tokens(folder, split, meta, block_size):
     if not os.path.exists(path):
         raise FileNotFoundError(f"dataset not prepared: {path} is missing; run the prepare.py that made "
                                 f"{folder}/meta.json again")
-    name = meta.get("dtype", "uint16")
-    if name not in DTYPES:
-        raise ValueError(f"{folder}/meta.json: dtype={shown(name)} is not one of {', '.join(DTYPES)}; prepare the "
-                         "dataset again")
-    count = os.path.getsize(path) // np.dtype(name).itemsize
+    dtype = meta.get("dtype", "uint16")
+    count = os.path.getsize(path) // np.dtype(dtype).itemsize
     if count <= block_size + 1:
         raise ValueError(f"{path} has {count} tokens, fewer than one window of block_size={block_size} + 1; use a "
                          "longer text or a smaller block_size")
-    return np.memmap(path, dtype=name, mode="r", shape=(count,))
+    return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
 
 
 def check_meta(folder, meta, tokenizer, masks):
@@ -71,6 +68,8 @@ def check_meta(folder, meta, tokenizer, masks):
     if masks and "line" in masks and tokenizer.newline_token_id < 0:
         raise ValueError("mask_line is above 0, but the tokenizer has no token for the end of a line; set "
                          "mask_line=0.0")
-    stride = meta.get("stride", 1)
+    dtype, stride = meta.get("dtype", "uint16"), meta.get("stride", 1)
+    if dtype not in DTYPES:
+        raise ValueError(f"{path}: dtype={shown(dtype)} is not one of {', '.join(DTYPES)}; prepare the dataset again")
     if type(stride) is not int or stride < 1:
         raise ValueError(f"{path}: stride={shown(stride)} must be a whole number above 0; prepare the dataset again")

@@ -32,11 +32,6 @@ class KeptTokens:
     def bytes(self):
         return self.ids.nbytes + self.counts.nbytes
 
-    @property
-    def most(self):
-        """The largest number of tokens that one distribution kept."""
-        return int(self.counts.max()) if len(self.counts) else 0
-
     def __len__(self):
         return len(self.counts)
 
@@ -64,18 +59,14 @@ class KeptTokens:
         mask[row.to(self.ids.device), self.ids.long()] = True
         return mask
 
-    def padded(self):
-        """(K, most) int64, the ids of each distribution and then zeros, and (K, most) bool: which of them are ids."""
-        is_id = (torch.arange(self.most) < self.counts[:, None]).to(self.ids.device)
-        return torch.zeros_like(is_id, dtype=torch.long).masked_scatter(is_id, self.ids.long()), is_id
-
 
 class KeptCollector:
     """Collects kept tokens while completions are sampled, and puts them in the order of the sampled tokens."""
 
     def __init__(self, budget=None):
         """budget: a KeptBudget that they count towards, or None for no limit."""
-        self.budget, self.numbers, self.parts = budget, [], []
+        self.budget = budget
+        self.numbers, self.parts = [], []
 
     def add(self, numbers, kept):
         """numbers: (k,) on the CPU, the rank of each distribution of `kept` in the final order."""

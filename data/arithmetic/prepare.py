@@ -51,7 +51,8 @@ class ArithmeticConfig:
 
 def columns(a, b, operator):
     """The working-out of a + b or a - b, digit by digit from the right."""
-    steps, carry, sign = [], 0, 1 if operator == "+" else -1
+    sign = 1 if operator == "+" else -1
+    steps, carry = [], 0
     for place in range(max(len(str(a)), len(str(b)))):
         x, y = (n // 10**place % 10 for n in (a, b))
         value = x + sign * y + carry
@@ -60,13 +61,17 @@ def columns(a, b, operator):
     return ",".join(steps)
 
 
+def number(rng, digits):
+    """A number of 1 to `digits` digits, each length equally likely."""
+    return rng.randrange(10 ** rng.randint(1, digits))
+
+
 def problem(rng, c):
     """A record with a problem, its answer and a model completion."""
-    number = lambda: rng.randrange(10 ** rng.randint(1, c.digits))
-    value = number()
+    value = number(rng, c.digits)
     prompt, working = str(value), []
     for _ in range(c.terms - 1):
-        operator, other = rng.choice(c.operators), number()
+        operator, other = rng.choice(c.operators), number(rng, c.digits)
         if operator == "-" and other > value:  # the partial result stays at least 0
             other = rng.randint(0, value)
         working.append(columns(value, other, operator))

@@ -206,7 +206,10 @@ def examples(rng, kind, k):
     near = [c + d for c in constants if isinstance(c, int) for d in (-1, 0, 1)]
     pieces = [c for c in constants if isinstance(c, str)]
     spelled = ["".join(rng.choices(LETTERS, k=n)) for n in near if 0 <= n <= 40]
-    numbers = lambda n: [rng.randint(-30, 30) for _ in range(n)]
+
+    def numbers(n):
+        return [rng.randint(-30, 30) for _ in range(n)]
+
     if kind == "number":
         return [0, 1, -1, 2, *near, *numbers(2)]
     if kind == "count":

@@ -1,7 +1,5 @@
 """Filling in in several passes: each pass reads the tokens of those before it, and reports their probability."""
 
-import math
-
 import pytest
 import torch
 
@@ -98,33 +96,6 @@ def test_texts_with_fewer_hidden_tokens_than_passes_are_filled_in(truncation):
     assert kept is None if not truncation else len(kept) == hidden.sum()
     last = fill_in(read[:, -1], position.repeat_interleave(3, 0), hidden, target[:, None])[:, 0]
     assert not (last == MASK).any()
-
-
-class Coupled(torch.nn.Module):
-    """Two places whose tokens depend on each other; 9 is the mask."""
-    vocabulary = 2
-
-    def states(self, input, position):
-        logits = torch.zeros(len(input), 2, 2)
-        logits[:, 0, 1] = 1.0
-        other = input.gather(1, torch.tensor([[1, 0]]).expand(len(input), -1))       # the token at the other place
-        logits[..., 1] += torch.where(other == 9, 0.0, torch.where(other == 1, 2.0, -2.0))
-        return logits
-
-    def project(self, states):
-        return states
-
-
-def test_several_passes_sample_the_chain_rule():
-    noise = torch.rand(2, 1, 20_000, 2, dtype=torch.float64)
-    hidden = torch.ones(1, 2, dtype=torch.bool)
-    target, logp, turn, _, _ = fill_in_passes(Coupled(), torch.full((1, 2), 9), torch.tensor([[0, 1]]), hidden, *noise, 2)
-    for first in (0, 1):
-        rows = turn[:, first] == 0
-        for tokens in ([0, 0], [0, 1], [1, 0], [1, 1]):
-            these = rows & (target == torch.tensor(tokens)).all(1)
-            p, total = float(logp[these][0].sum().exp()), int(rows.sum())
-            assert abs(int(these.sum()) / total - p) < 4 * math.sqrt(p * (1 - p) / total), (first, tokens)
 
 
 @torch.no_grad()

@@ -102,9 +102,10 @@ def test_problems_do_not_depend_on_how_a_step_is_cut(folder, kind, world, micros
 
 def test_no_problem_occurs_twice_in_a_step(folder):
     data = PromptConsumer(folder, 12)
-    drawn = lambda step: [r["prompt"] for micro in range(3) for r in data.problems("train", step, micro)["record"]]
-    assert len(set(drawn(0))) == 36 and drawn(0) == drawn(0) != drawn(1), "pure in the step"
-    assert not {r["prompt"] for r in data.problems("val", 0)["record"]} & set(drawn(0))
+    first, again, other = ([r["prompt"] for micro in range(3) for r in data.problems("train", step, micro)["record"]]
+                           for step in (0, 0, 1))
+    assert len(set(first)) == 36 and first == again != other, "pure in the step"
+    assert not {r["prompt"] for r in data.problems("val", 0)["record"]} & set(first)
 
 
 def test_prompts_are_padded_on_the_left(folder):

@@ -10,9 +10,9 @@ import pytest
 
 from core.dataset_consumer import DatasetConsumer
 from core.model import MASKED_FILL
-from core.tokenizer import load_meta, read_meta
+from core.tokenizer import load_meta
 from grpo.reward_functions.registry import REWARDS, load_reward_file
-from tests.data.test_prepare import prepare
+from tests.data.test_prepare import ids_in, prepare
 from tests.tiny import ROOT, run_here
 
 BOARD = "1234\n3412\n2143\n4321\n"
@@ -27,24 +27,32 @@ def rewards():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    out = str(tmp_path_factory.mktemp("sudoku"))
+    out = tmp_path_factory.mktemp("sudoku")
     prepare("sudoku").main([f"--out={out}"])
     return out
 
 
-def boards_in(folder, split):
-    """The boards of a file, which ends with one more newline."""
-    text = load_meta(folder)[1].decode(np.fromfile(os.path.join(folder, f"{split}.bin"), dtype=np.uint16).tolist())
-    assert len(text) % SIZE == 1
-    return [text[i : i + SIZE] for i in range(0, len(text) - 1, SIZE)]
+@pytest.fixture(scope="module")
+def boards(folder):
+    """{split: the boards of a file, which ends with one more newline}."""
+    found = {}
+    for split, ids in ids_in(folder).items():
+        text = load_meta(folder)[1].decode(ids)
+        assert len(text) % SIZE == 1
+        found[split] = [text[i : i + SIZE] for i in range(0, len(text) - 1, SIZE)]
+    return found
+
+
+def units_of(k):
+    """The row, the column and the quarter of a cell."""
+    return k // 4, k % 4, (k // 8, k % 4 // 2)
 
 
 def every_board(cells=""):
     """All boards, filled cell by cell: a digit may not be in the row, column or quarter of another one like it."""
     if len(cells) == 16:
         return ["\n".join(cells[i : i + 4] for i in range(0, 16, 4)) + "\n"]
-    units = lambda k: (k // 4, k % 4, (k // 8, k % 4 // 2))
-    taken = {c for k, c in enumerate(cells) if any(map(operator.eq, units(k), units(len(cells))))}
+    taken = {c for k, c in enumerate(cells) if any(map(operator.eq, units_of(k), units_of(len(cells))))}
     return [board for digit in "1234" if digit not in taken for board in every_board(cells + digit)]
 
 
@@ -54,38 +62,32 @@ def hide(board, cells):
     return "".join("_" if i in {places[k] for k in cells} else c for i, c in enumerate(board))
 
 
-def test_the_files_have_every_board_once(folder):
-    found = [*boards_in(folder, "train"), *boards_in(folder, "val")]
-    assert len(found) == len(set(found)) == 288 and set(found) == set(every_board())
+def test_the_files_have_every_board_once_and_no_held_out_one_is_a_renaming_of_a_training_board(boards):
+    found = boards["train"] + boards["val"]
+    assert len(found) == 288 and set(found) == set(every_board()) and len(boards["val"]) == 72
+    renamed = {board.translate(str.maketrans("1234", "".join(names))) for board in boards["val"]
+               for names in permutations("1234")}
+    assert not renamed & set(boards["train"])
 
 
-def test_no_held_out_board_is_a_renaming_of_a_training_board(folder):
-    train = set(boards_in(folder, "train"))
-    held_out = boards_in(folder, "val")
-    assert len(held_out) == 72
-    for board in held_out:
-        for names in permutations("1234"):
-            assert board.translate(str.maketrans("1234", "".join(names))) not in train
-
-
-def test_a_problem_is_a_whole_board_whose_newlines_are_visible(folder):
-    data = DatasetConsumer(folder, MASKED_FILL, SIZE, 64, masks={"in_lines": 1.0}, mask_low=0.4, mask_high=0.6)
+def test_a_problem_is_a_whole_board_whose_newlines_are_visible(folder, boards):
+    data = DatasetConsumer(str(folder), MASKED_FILL, SIZE, 64, masks={"in_lines": 1.0}, mask_low=0.4, mask_high=0.6)
     drawn = set()
     for step in range(40):
         batch = data.batch("val", step)
         drawn |= {data.tokenizer.decode(row) for row in batch["target"].tolist()}
         assert not batch["mask"][batch["target"] == data.tokenizer.newline_token_id].any()
         assert set(batch["mask"].sum(1)) <= set(range(8, 13))
-    assert drawn == set(boards_in(folder, "val")), "each board is drawn, the last one too"
+    assert drawn == set(boards["val"]), "each board is drawn, the last one too"
 
 
 def test_every_solution_of_a_puzzle_is_right_and_every_other_board_is_wrong(rewards):
-    boards, rng = every_board(), np.random.default_rng(0)
-    for count in (0, 6, 10, 12, 16):
-        puzzle = hide(boards[rng.integers(288)], rng.choice(16, size=count, replace=False))
-        solves = [all(p in ("_", c) for p, c in zip(puzzle, board, strict=True)) for board in boards]
-        assert rewards["sudoku"]([puzzle] * 288, boards) == list(map(float, solves))
-        assert rewards["sudoku_units"]([puzzle] * 288, boards) == list(map(float, solves))
+    every, rng = every_board(), np.random.default_rng(0)
+    for count in (0, 6, 10, 16):
+        puzzle = hide(every[rng.integers(288)], rng.choice(16, size=count, replace=False))
+        solves = [float(all(p in ("_", c) for p, c in zip(puzzle, board, strict=True))) for board in every]
+        for name in rewards:
+            assert rewards[name]([puzzle] * 288, every) == solves
 
 
 def test_the_boards_in_the_readme_are_wrong_before_and_right_after(rewards):
@@ -110,8 +112,7 @@ def test_a_wrong_digit_costs_its_row_its_column_and_its_quarter(rewards):
 @pytest.mark.parametrize("text", ["", BOARD[:-1], BOARD + "1", BOARD.replace("\n", "1"), "1" * SIZE, "\n" * SIZE,
                                   BOARD.replace("2", "\n"), BOARD.replace("4", "5"), BOARD[5:] + BOARD[:5] + "\n"])
 def test_what_is_no_board_earns_nothing(rewards, text):
-    assert rewards["sudoku"]([hide(BOARD, range(16))], [text]) == [0.0]
-    assert rewards["sudoku_units"]([hide(BOARD, range(16))], [text]) == [0.0]
+    assert [rewards[name]([hide(BOARD, range(16))], [text]) for name in rewards] == [[0.0], [0.0]]
 
 
 @pytest.mark.parametrize("held_out", [0, 12])
@@ -120,18 +121,10 @@ def test_both_splits_have_boards(tmp_path, held_out):
         prepare("sudoku").main([f"--held_out={held_out}", f"--out={tmp_path}/d"])
 
 
-@pytest.mark.parametrize("stride", [0, -20, 1.5, "20", None, True])
-def test_a_stride_is_a_whole_number_above_0(folder, tmp_path, stride):
-    meta = read_meta(folder) | {"stride": stride}
-    (tmp_path / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(ValueError, match="meta.json: stride=.* must be a whole number above 0; prepare the dataset"):
-        DatasetConsumer(str(tmp_path), MASKED_FILL, SIZE, 4)
-
-
 @pytest.mark.slow
 def test_the_shipped_generator_solves_a_part_of_the_puzzles_and_a_run_starts_from_it(folder, tmp_path):
     done = run_here("grpo/train_grpo.py", "config/grpo_sudoku.py", f"--dataset={folder}", "--max_iters=1",
-                      f"--out_dir={tmp_path}/out", "--device=cpu")
+                    "--batch_size=2", f"--out_dir={tmp_path}/out", "--device=cpu")
     assert done.returncode == 0, done.stderr
     first = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().split("\n")[0])
     assert 0.2 < first["eval/reward/sudoku"] < 0.5 and first["eval/reward/sudoku_units"] > 0.6

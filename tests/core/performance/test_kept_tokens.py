@@ -17,13 +17,9 @@ def mask():
 def test_kept_tokens_hold_the_ids_of_a_mask_in_ascending_order(mask):
     kept = KeptTokens.of(mask)
     assert kept.ids.tolist() == [i for row in mask.tolist() for i, ok in enumerate(row) if ok]
-    assert kept.counts.tolist() == mask.sum(1).tolist() and kept.most == 11 and len(kept) == 7
+    assert kept.counts.tolist() == mask.sum(1).tolist() and len(kept) == 7
     assert (kept.ids.dtype, kept.counts.dtype) == (torch.int32, torch.int64)
     assert torch.equal(kept.dense(11), mask) and kept.bytes == 4 * int(mask.sum()) + 8 * 7
-    ids, is_id = kept.padded()
-    assert [row[ok].tolist() for row, ok in zip(ids, is_id, strict=True)] == [row.nonzero().flatten().tolist()
-                                                                             for row in mask]
-    assert not ids[~is_id].any()
 
 
 @pytest.mark.parametrize("index", [[], [0], [3, 4, 5], [5, 3, 3, 0], [6, 5, 4, 3, 2, 1, 0]])
