@@ -14,6 +14,11 @@ LARGE_VOCABULARY = 2**14   # from here on the likeliest tokens are looked for fi
 TOP_PART = 1024            # number of likeliest tokens that are looked for first
 
 
+def at_least_float32(x):
+    """bfloat16 becomes float32; float64, where gradients are checked, stays."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def sampling_logp(logits, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0):
     """Log-probabilities of the distribution that is sampled from, and that sampled tokens are therefore scored with.
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from core.cache import Cache, attend, attention_mask
+from core.distributions import at_least_float32
 from core.performance.quick_layers import SquaredReLU, compile_blocks
 from core.performance.sharding import weights_of
 from core.settings.ranges import check_ranges, shown
@@ -57,11 +58,6 @@ class GPTConfig:
 def freeze(model):
     """The model without gradients and dropout, as a reference or a judge."""
     return model.requires_grad_(False).eval()
-
-
-def at_least_float32(x):
-    """bfloat16 becomes float32; float64, where gradients are checked, stays."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rotary_table(length, head_size, base=10000.0):

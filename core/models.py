@@ -10,6 +10,7 @@ import shutil
 
 import torch
 
+from core.distributions import at_least_float32
 from core.files.json_text import object_from_json
 from core.files.model_file import read_model_file, read_tokenizer, write_model_file
 from core.files.whole_files import writing
@@ -18,7 +19,7 @@ from core.huggingface.lora import POLICY, add_adapter, peft_names
 from core.huggingface.model import HuggingFaceModel
 from core.huggingface.settings import FULL
 from core.huggingface.tokenizer import load_huggingface_tokenizer
-from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, at_least_float32
+from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.settings.user_code import guarded
 from core.tokenizer import same_vocabulary
 

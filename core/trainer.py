@@ -13,7 +13,7 @@ from core.run.bad_steps import BadSteps
 from core.run.model_card import write_card
 from core.run.stop_signal import StopSignal
 from core.scheduler import CosineLRScheduler
-from core.training_step import build_optimizers, training_step
+from core.training_step import build_optimizers, set_learning_rate, training_step
 
 COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_steps")
 
@@ -83,7 +83,8 @@ class Trainer:
                 torch.manual_seed(hash((c.seed, self.dist.rank, self.step)))
             batches = [self.batches("train", self.step, micro) for micro in range(c.gradient_accumulation_steps)]
             lr = self.schedule.lr(self.step)
-            metrics = training_step(self.model, batches, self.optimizers, lr, c.grad_clip, self.dist)
+            set_learning_rate(self.optimizers, lr)
+            metrics = training_step(self.model, batches, self.optimizers, c.grad_clip, self.dist)
             self.step += 1
             bad.check(self.step, metrics, lambda: plain_batch(batches, lr, c))
             self.skipped_steps += metrics["skipped_steps"]

@@ -5,7 +5,6 @@ import math
 import torch
 
 from core.performance.sharding import is_sharded
-from core.supervised.loss import supervised_sums
 
 NONFINITE = "nonfinite_"  # begins the name of a sum that counts numbers that are not finite
 
@@ -31,7 +30,13 @@ def build_optimizers(learner, config, device_type="cpu"):
                               fused=device_type != "mps"), *muon]
 
 
-def apply_gradients(parameters, optimizers, lr, grad_clip, sums, dist, count, mean=False, largest=None,
+def set_learning_rate(optimizers, lr):
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+
+
+def apply_gradients(parameters, optimizers, grad_clip, sums, dist, count, mean=False, largest=None,
                     deciding=None):
     """Ends an optimizer step: gradients and sums are totalled over ranks, clipped, applied, cleared. One host sync.
 
@@ -60,26 +65,25 @@ def apply_gradients(parameters, optimizers, lr, grad_clip, sums, dist, count, me
     finite = finite and not any(out[name] for name in sums if name.startswith(NONFINITE))
     empty = finite and out[count] == 0
     for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = lr
         if finite and not empty:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return out | {"grad_norm": norm, "skipped_steps": int(not finite), "empty_steps": int(empty)}
 
 
-def training_step(model, batches, optimizers, lr, grad_clip, dist):
+def training_step(model, batches, optimizers, grad_clip, dist):
     """One optimizer step on micro-batches [(input, target, mask)]: the mean loss over all of them on all ranks.
 
     Returns {"loss", "accuracy", "grad_norm", "skipped_steps"}
     """
+    from core.supervised.loss import supervised_sums  # reinforcement learning has a loss of its own
     sums = {"loss": 0.0, "correct": 0.0, "count": 0.0}
     for input, target, mask in batches:
         with dist.autocast():
             part = supervised_sums(model, input, target, mask)
         part["loss"].backward()
         sums = {name: sums[name] + part[name].detach() for name in sums}
-    out = apply_gradients(model.parameters(), optimizers, lr, grad_clip, sums, dist, "count", mean=True)
+    out = apply_gradients(model.parameters(), optimizers, grad_clip, sums, dist, "count", mean=True)
     count = max(1.0, out["count"])
     return {"loss": out["loss"] / count, "accuracy": out["correct"] / count,
             "grad_norm": out["grad_norm"], "skipped_steps": out["skipped_steps"]}

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
@@ -19,16 +19,16 @@ from core.run.model_card import write_card
 from core.run.names import CONFIG, CONSOLE, CURVES, METRICS, REPORT, SAMPLES, STARTS, STATE
 from core.run.stop_signal import StopSignal
 from core.scheduler import CosineLRScheduler
-from core.training_step import build_optimizers
+from core.training_step import build_optimizers, set_learning_rate
 from grpo.data_buffer import DataBuffer
 from grpo.evaluation.samples import append_samples, comparison_table, format_samples
-from grpo.grpo_training_step import Experience, grpo_training_step
+from grpo.grpo_training_step import Experience, Timer, collect_experience, train_on_experience
 from grpo.kl import adapted
 from grpo.reference import REFERENCES
 from grpo.report.page import write_report
-from grpo.samplers.ahead import Ahead
-from grpo.samplers.canary import Canary
 from grpo.samplers.local import LocalSampler
+from grpo.samplers.prefetch import Prefetcher
+from grpo.samplers.sync_check import SyncCheck
 
 STATE_KEYS = {"buffers": list, "iteration": int, "skipped_steps": int, "before": dict}  # beside those of every state
 LATER_KEYS = {"empty_steps": 0, "evaluated": True}  # with what a state of an earlier version means
@@ -54,7 +54,7 @@ class GRPOTrainer:
                                              getattr(policy, "identity", dict)(), dist.is_main,
                                              functools.partial(write_card, config))
         self.buffer = DataBuffer(config.seed, dist.rank)
-        self.ahead = Ahead(LocalSampler(policy, config), policy, self.problems_of, config)
+        self.prefetcher = Prefetcher(LocalSampler(policy, config), policy, self.problems_of, config)
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger, dist.rank)
         self.experience, self.sampled = None, []  # of the step, and what was sampled in its iteration
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
@@ -70,11 +70,12 @@ class GRPOTrainer:
         sampler: who writes the completions (grpo/samplers/sampler.py), closed at the end; None: the policy
         """
         if sampler is not None:
-            self.ahead.sampler = sampler
+            self.prefetcher.sampler = sampler
             if sampler.outside:
-                self.ahead.canary = Canary(sampler, self.policy, self.problems_of(self.iteration), self.config)
+                first = self.problems_of(self.iteration)
+                self.prefetcher.sync_check = SyncCheck(sampler, self.policy, first, self.config)
         exchanges = self.dist.ending_together() if self.dist.sharded else contextlib.nullcontext()
-        with (self.checkpoints.keeping(), StopSignal(self.dist) as stop, contextlib.closing(self.ahead.sampler),
+        with (self.checkpoints.keeping(), StopSignal(self.dist) as stop, contextlib.closing(self.prefetcher.sampler),
               exchanges):
             self.finish(stopped=self.train(stop))
 
@@ -116,30 +117,48 @@ class GRPOTrainer:
         return False
 
     def train_step(self):
-        """One optimizer step; the last one of an iteration moves the reference and kl_beta."""
-        c = self.config
+        """One optimizer step. The first step of an iteration begins with its rollouts."""
+        c = replace(self.config, kl_beta=self.kl_beta)
+        lr = self.schedule.lr(self.step)
+        set_learning_rate(self.optimizers, lr)
         self.tell_rewards()
-        metrics = grpo_training_step(
-            self.policy, self.reference, self.rewards, self.problems, self.optimizers, self.schedule.lr(self.step),
-            self.iteration, c, self.dist, self.kl_beta, self.hand_out, self.logger.doing, self.take)
-        self.step, self.spent = self.step + 1, self.spent + sum(
-            seconds for name, seconds in metrics.items() if name.startswith("time/"))
-        bad_rollouts, metrics["kl_beta"] = metrics.pop("bad_rollouts"), self.kl_beta
+        timer = Timer()
+        on_policy = not self.buffer.queue
+        if on_policy:
+            collected = collect_experience(self.policy, self.reference, self.rewards, self.sample, c, self.dist, timer)
+            self.sampled = collected.sampled
+            id = self.buffer.store_rollout_data(collected.rollouts, collected.sums)
+            self.buffer.prepare_training_batch(id, c.ppo_epochs, c.minibatches)
+        self.logger.doing("training")
+        self.experience = Experience(*self.buffer.next_minibatch(), self.sampled, on_policy)
+        metrics = train_on_experience(self.policy, self.experience, self.optimizers, c, self.dist)
+        timer.end("train")
+        self.step += 1
+        self.spent += sum(timer.times.values())
+        metrics |= timer.metrics() | {"lr": lr, "kl_beta": self.kl_beta}
+        metrics["tokens_per_second"] = metrics.pop("text_tokens") / self.spent
+        self.end_step(metrics)
+        return metrics
+
+    def end_step(self, metrics):
+        """Counts a step that was skipped or empty; the last step of an iteration moves the reference and kl_beta."""
+        c = self.config
+        bad_rollouts = metrics.pop("bad_rollouts")
         self.bad.check(self.step, metrics, self.plain_step)
         self.experience = None  # its memory is for the next one
         self.say_if_nothing_is_scored(metrics)
-        for name in ("skipped_steps", "empty_steps"):
-            setattr(self, name, getattr(self, name) + metrics[name])
-            metrics[name] = getattr(self, name)
-        metrics["tokens_per_second"] = metrics.pop("text_tokens") / self.spent
+        self.skipped_steps += metrics["skipped_steps"]
+        self.empty_steps += metrics["empty_steps"]
+        metrics["skipped_steps"] = self.skipped_steps
+        metrics["empty_steps"] = self.empty_steps
         if bad_rollouts:
             self.buffer.skip_rest()  # of bad rollouts every other step would be skipped too
         if not self.buffer.queue:
-            self.iteration, self.spent, self.sampled = self.iteration + 1, 0.0, []
+            self.iteration += 1
+            self.spent, self.sampled = 0.0, []
             if self.reference is not None:
                 REFERENCES[c.reference_mode](self.reference, self.policy, self.iteration, c)
                 self.kl_beta = adapted(self.kl_beta, metrics.get("mean_kl", math.nan), c)
-        return metrics
 
     def say_if_nothing_is_scored(self, metrics):
         """A line at the first of several such steps: a reward that is never there would cost a whole run."""
@@ -148,32 +167,21 @@ class GRPOTrainer:
             self.logger.say(f"step {self.step}: no reward scored a completion: all of them returned None or were late "
                             "(reward_timeout), so nothing is learned")
 
-    def problems(self, again=0):
-        return self.problems_of(self.iteration, again)
+    def sample(self, again, count=None):
+        """Completions of this iteration's problems, or of the first `count` of another round: a SamplerOutput."""
+        c = self.config
+        problems = {key: x[:count] for key, x in self.problems_of(self.iteration, again).items()}
+        self.logger.doing(f"generating {len(problems['number']) * c.group_size} completions")
+        iterations_left = math.ceil((c.max_iters - self.step) / (c.ppo_epochs * c.minibatches))
+        output = self.prefetcher.get(problems, self.iteration, again, self.iteration + iterations_left - 1)
+        self.logger.doing("scoring")
+        return output
 
     def problems_of(self, iteration, again=0):
         """This rank's problems of an iteration; again: the round of other problems for zero_std='resample'."""
         n = self.config.gradient_accumulation_steps
         batches = [self.data.problems("train", iteration, again * n + i) for i in range(n)]
         return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
-
-    def take(self, problems, again):
-        """The completions of problems of this iteration: a Finished."""
-        c = self.config
-        iterations_left = math.ceil((c.max_iters - self.step) / (c.ppo_epochs * c.minibatches))
-        return self.ahead.take(problems, self.iteration, again, self.iteration + iterations_left - 1)
-
-    def hand_out(self, collect):
-        """The next minibatch of the buffer; if it has none, collect() begins an iteration."""
-        fresh, times = not self.buffer.queue, {}
-        if fresh:
-            experience = collect()
-            self.sampled = experience.sampled
-            id, times = self.buffer.store_rollout_data(experience.rollouts, experience.sums), experience.times
-            self.buffer.prepare_training_batch(id, self.config.ppo_epochs, self.config.minibatches)
-        rollouts, sums = self.buffer.next_minibatch()
-        self.experience = Experience(rollouts, sums, on_policy=fresh, times=times, sampled=self.sampled)
-        return self.experience
 
     def plain_step(self):
         """What the step was made of, as plain tensors and values."""

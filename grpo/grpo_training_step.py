@@ -11,9 +11,9 @@ from core.training_step import NONFINITE, apply_gradients
 from grpo.advantages import compute_advantages
 from grpo.kl import choose_estimator, kl_as_reward, kl_penalty, kl_per_token
 from grpo.objectives import OBJECTIVES, policy_loss, token_weights
-from grpo.rollout import Rollouts, join_rollouts, plain
+from grpo.rollout import Rollouts, Scored, join_rollouts, plain
 from grpo.samplers.mismatch import MISMATCH, check_mismatch, mismatch, with_importance
-from grpo.samplers.sampler import Finished
+from grpo.samplers.sampler import SamplerOutput
 from grpo.scoring import check_rollouts, score, score_in_batches, with_reference
 from grpo.step_metrics import DECIDING, LARGEST, add_up, finish_metrics, logged_sums, nonfinite_rewards, rollout_sums
 
@@ -25,109 +25,127 @@ class Experience:
     """Rollouts with their advantages, or a minibatch of them, and the sums that metrics are made of."""
     rollouts: Rollouts
     sums: dict
-    on_policy: bool = True                       # the first step on them: the policy is as it was when they came
-    times: dict = field(default_factory=dict)    # {phase: seconds} that collecting them took, in their first step
     sampled: list = field(default_factory=list)  # [(Texts, Scored)] of all that was sampled in the iteration
+    on_policy: bool = True                       # whether the policy has not moved since the rollouts were sampled
 
     def plain(self):
-        """What the step was made of, as plain tensors and values on the CPU. Distributions over the vocabulary are left
-        out: they are large, and the models give them again."""
+        """The step's data as plain tensors and values on the CPU. Distributions over the vocabulary are left out: they
+        are large, and the models give them again."""
         rollouts = replace(self.rollouts, texts=None, ref_distributions=None,
                            reading=replace(self.rollouts.reading, kept=None)).to("cpu")
-        sampled = [{"prompts": texts.prompts, "completions": texts.completions, "reward": scored.reward.cpu(),
-                    "values": {name: x.cpu() for name, x in scored.values.items()}} for texts, scored in self.sampled]
+        sampled = []
+        for texts, scored in self.sampled:
+            values = {name: x.cpu() for name, x in scored.values.items()}
+            sampled.append({"prompts": texts.prompts, "completions": texts.completions, "reward": scored.reward.cpu(),
+                            "values": values})
         return {"rollouts": plain(rollouts), "sampled": sampled, "on_policy": self.on_policy}
 
 
 class Timer:
-    """Seconds of each phase: a phase lasts from the end of the one before to its own end."""
+    """Seconds of each phase. A phase lasts from the end of the one before it to its own end."""
 
     def __init__(self):
-        self.times, self.last = {}, time.perf_counter()
+        self.times = {}
+        self.last = time.perf_counter()
 
     def end(self, phase):
         now = time.perf_counter()
-        self.times[phase], self.last = self.times.get(phase, 0.0) + now - self.last, now
+        self.times[phase] = self.times.get(phase, 0.0) + now - self.last
+        self.last = now
+
+    def metrics(self):
+        return {f"time/{phase}": seconds for phase, seconds in self.times.items()}
 
 
-def grpo_training_step(policy, reference, rewards, problems, optimizers, lr, iteration, config, dist, kl_beta=None,
-                       hand_out=lambda collect: collect(), doing=lambda what: None, take=None):
-    """One optimizer step of GRPO (arXiv 2402.03300).
+def grpo_training_step(policy, reference, rewards, problems, optimizers, iteration, config, dist):
+    """One optimizer step of GRPO (arXiv 2402.03300) on rollouts of its own, for callers from Python. The trainer calls
+    the phases itself, because several steps may share rollouts.
 
     policy, reference (or None): policies; rewards: a Rewards, or any function rollouts -> Scored
     problems: again -> this rank's problems; 0 for the iteration's own, 1, 2, ... for others that replace groups of
         equal rewards
     iteration: number of the round of rollouts; the sampling noise depends on it
-    hand_out: collect -> the Experience of this step: what collect() wrote, or a minibatch of what it wrote before
-    doing: is told what takes the time
-    take: (problems, again) -> a Finished (grpo/samplers/sampler.py); None: the policy writes
     Returns the metrics of docs/metrics.md as floats
     """
-    kl_beta = config.kl_beta if kl_beta is None else kl_beta
-
-    def collect():
-        with gathered(dist):
-            return collect_experience(policy, reference, rewards, problems, iteration, config, dist, kl_beta, doing,
-                                      take)
-
-    experience = hand_out(collect)
-    doing("training")
     timer = Timer()
-    metrics = train_on_experience(policy, experience, optimizers, lr, config, dist, kl_beta)
+    sample = sampler_of(policy, problems, iteration, config)
+    experience = collect_experience(policy, reference, rewards, sample, config, dist, timer)
+    metrics = train_on_experience(policy, experience, optimizers, config, dist)
     timer.end("train")
-    return metrics | {f"time/{phase}": seconds for phase, seconds in (experience.times | timer.times).items()}
+    return metrics | timer.metrics()
 
 
-def collect_experience(policy, reference, rewards, problems, iteration, config, dist, kl_beta, doing=lambda what: None,
-                       take=None):
-    """Phases 1 to 3 for this rank's share of an iteration: rollouts with their advantages."""
-    timer, objective, taken, bad, written = Timer(), OBJECTIVES[config.objective], [], [], []
-    take = take or (lambda batch, again: Finished(policy.sample(batch, iteration, config), iteration))
+def sampler_of(policy, problems, iteration, config):
+    """The function `sample` of collect_experience for a policy that samples by itself; problems: again -> problems."""
+    def sample(again, count=None):
+        batch = {key: x[:count] for key, x in problems(again).items()}
+        return SamplerOutput(policy.sample(batch, iteration, config), iteration)
+    return sample
 
-    def sampled(batch, again=0):
-        doing(f"generating {len(batch['number']) * config.group_size} completions")
-        finished = collect_rollouts(policy, reference, lambda: take(batch, again), config, timer)
-        rollouts = finished.rollouts
-        doing("scoring")
-        scored = compute_rewards(lambda rollouts: finished.scored or rewards(rollouts), rollouts, config, kl_beta)
-        written.append(finished)
-        taken.append((rollouts.texts, scored))
-        bad.append(nonfinite_rewards(scored, rollouts.mask))
-        timer.end("reward")
+
+def collect_experience(policy, reference, rewards, sample, config, dist, timer):
+    """Phases 1 to 3 for this rank's share of an iteration: an Experience.
+
+    sample: (again, count) -> SamplerOutput: completions of the iteration's own problems (again=0), or of the first
+        `count` of other problems (again=1, 2, ...)
+    """
+    sampled, sums = [], {}
+
+    def collect_round(again, count=None):
+        rollouts, scored, more = collect_rollouts(policy, reference, rewards, sample(again, count), config, timer)
+        sampled.append((rollouts.texts, scored))
+        for name, x in more.items():
+            sums[name] = sums.get(name, 0.0) + x
         return rollouts, scored
 
-    rollouts, scored = sampled(problems(0))
-    sums = rollout_sums(rollouts, scored, differ(scored.compared), objective.discriminative)
-    if scored.metrics is not None:  # the functions of a rank may log others than those of the next
-        sums |= logged_sums(scored.metrics, dist.names_of_all(scored.metrics))
-    rollouts = replace(rollouts, texts=None)
-    if config.zero_std != "keep":
-        rollouts, scored = keep_groups(rollouts, scored)
-    if config.zero_std == "resample":
-        rollouts, scored, sums["resampled"] = resample_groups(rollouts, scored, sampled, problems, config, dist)
-    for finished in written:
-        sums |= {name: sums.get(name, 0.0) + x for name, x in finished.sums.items()}
-    rollouts = compute_rollout_advantages(rollouts, scored, config, dist)
-    train_mask = rollouts.train_mask
-    sums |= {"advantage": (rollouts.advantage * train_mask).sum(), "advantage_tokens": train_mask.sum(),
-             f"{NONFINITE}rewards": sum(bad)}
-    timer.end("advantage")
-    if scored_before(config):
-        rollouts, more = with_old_logp(policy, rollouts, config)
-        sums |= more
-        timer.end("rescore")
-    return Experience(rollouts, sums, times=timer.times, sampled=taken)
+    with gathered(dist):
+        rollouts, scored = collect_round(0)
+        sums |= rollout_sums(rollouts, scored, differ(scored.compared), OBJECTIVES[config.objective].discriminative)
+        if scored.metrics is not None:  # the functions of a rank may log others than those of the next
+            sums |= logged_sums(scored.metrics, dist.names_of_all(scored.metrics))
+        rollouts = replace(rollouts, texts=None)
+        if config.zero_std != "keep":
+            rollouts, scored = keep_groups(rollouts, scored)
+        if config.zero_std == "resample":
+            rollouts, scored, sums["resampled"] = resample_groups(rollouts, scored, collect_round, config, dist)
+        rollouts = compute_rollout_advantages(rollouts, scored, config, dist)
+        train_mask = rollouts.train_mask
+        sums["advantage"] = (rollouts.advantage * train_mask).sum()
+        sums["advantage_tokens"] = train_mask.sum()
+        timer.end("advantage")
+        if rescores(config):
+            rollouts, more = with_old_logp(policy, rollouts, config)
+            sums |= more
+            timer.end("rescore")
+    return Experience(rollouts, sums, sampled)
 
 
-def scored_before(config):
+def collect_rollouts(policy, reference, rewards, output, config, timer):
+    """Phases 1 and 2 for what a sampler returned: rollouts with the reference's log-probabilities, a Scored, and sums
+    of metrics."""
+    timer.end("collect")
+    rollouts = output.rollouts
+    if reference is not None:
+        rollouts = with_reference(rollouts, reference, choose_estimator(config, policy), config)
+        timer.end("reference")
+    scored = compute_rewards(rewards, rollouts, config, output.scored)
+    bad = nonfinite_rewards(scored, rollouts.mask)
+    timer.end("reward")
+    return rollouts, scored, output.sums | {f"{NONFINITE}rewards": bad}
+
+
+def rescores(config):
     """Whether the policy scores rollouts before the first step on them: for several steps, or importance weights."""
     return config.ppo_epochs * config.minibatches > 1 or config.importance != "none"
 
 
 def with_old_logp(policy, rollouts, config):
-    """The rollouts with old_logp of the policy as it is before their first step, so that the first ratio is exactly 1
-    whoever wrote them, and with importance weights for the difference from the sampler's; and sums of metrics."""
-    logp = score_in_batches(policy, rollouts, config)
+    """The rollouts with old_logp of the policy before its first step on them, and sums of metrics.
+
+    The first ratio is then exactly 1 whoever sampled them. Importance weights correct the difference from the sampler's
+    log-probabilities.
+    """
+    logp = score_in_batches(policy, rollouts, config)                                # (N, M)
     sums = mismatch(logp, rollouts)
     if config.importance != "none":
         rollouts, more = with_importance(rollouts, logp, config)
@@ -135,31 +153,25 @@ def with_old_logp(policy, rollouts, config):
     return replace(rollouts, old_logp=logp), sums
 
 
-def collect_rollouts(policy, reference, write, config, timer):
-    """Phase 1: completions of a batch of problems, a Finished that write() returns, with what the reference says about
-    them."""
-    finished = write()
-    timer.end("collect")
-    if reference is not None:
-        rollouts = with_reference(finished.rollouts, reference, choose_estimator(config, policy), config)
-        finished = replace(finished, rollouts=rollouts)
-        timer.end("reference")
-    return finished
+def compute_rewards(rewards, rollouts, config, scored=None):
+    """Phase 2: a Scored whose credit and values contain the penalties that the config adds.
 
-
-def compute_rewards(rewards, rollouts, config, kl_beta):
-    """Phase 2: a Scored, with the penalties that the config adds in its credit and its values."""
-    scored, extra = rewards(rollouts), {}
+    scored: the rewards, if the sampler has computed them
+    """
+    scored = rewards(rollouts) if scored is None else scored
     credit = scored.credit                                                           # (P, G, 1 or M)
+    penalties = {}
     if config.overlong_buffer:
         length = rollouts.mask.sum(1)                                                # (N,)
-        extra["overlong"] = config.overlong_penalty * overlong(length, rollouts.max_tokens, config.overlong_buffer)
-        credit = credit + extra["overlong"].view(*credit.shape[:2], 1)
+        penalty = config.overlong_penalty * overlong(length, rollouts.max_tokens, config.overlong_buffer)
+        penalties["overlong"] = penalty                                              # (N,)
+        credit = credit + penalty.view(*credit.shape[:2], 1)
     if config.kl_in_reward and rollouts.ref_logp is not None:
-        per_token = kl_as_reward(rollouts, kl_beta)                                  # (N, M)
-        extra["kl"] = per_token.sum(1)
-        credit = credit + (per_token if credit.shape[2] > 1 else extra["kl"]).view(credit.shape)
-    return replace(scored, credit=credit, values=scored.values | extra)
+        per_token = kl_as_reward(rollouts, config.kl_beta)                           # (N, M)
+        penalties["kl"] = per_token.sum(1)                                           # (N,)
+        per_credit = per_token if credit.shape[2] > 1 else penalties["kl"]
+        credit = credit + per_credit.view(credit.shape)
+    return replace(scored, credit=credit, values=scored.values | penalties)
 
 
 def overlong(length, longest, buffer):
@@ -197,84 +209,120 @@ def keep_groups(rollouts, scored):
     return rollouts.select(useful.nonzero().squeeze(1).cpu())[0], scored.select(useful)
 
 
-def resample_groups(rollouts, scored, sampled, problems, config, dist):
+def resample_groups(rollouts, scored, collect_round, config, dist):
     """Dynamic sampling (arXiv 2503.14476 section 3.2): other problems in place of the groups that were dropped.
 
-    sampled: batch, again -> (rollouts, Scored). At most MOST_RESAMPLES rounds; every rank takes part in each until none
-    misses a group. Returns rollouts, Scored, and how many problems were sampled in addition.
+    collect_round: (again, count) -> (rollouts, Scored). At most MOST_RESAMPLES rounds, in which every rank takes part
+    until no rank misses a group. Returns rollouts, Scored, and the number of problems that were sampled in addition
     """
-    wanted, resampled = config.batch_size * config.gradient_accumulation_steps, 0.0
+    wanted = config.batch_size * config.gradient_accumulation_steps
+    resampled = 0.0
     for again in range(1, MOST_RESAMPLES + 1):
         missing = wanted - rollouts.problems
         if not int(dist.total(torch.tensor(missing, device=dist.device))):
             break
         if missing:
             resampled += missing
-            more = keep_groups(*sampled({key: x[:missing] for key, x in problems(again).items()}, again))
-            rollouts, scored = join_rollouts([rollouts, more[0]]), type(scored).join([scored, more[1]])
+            more_rollouts, more_scored = keep_groups(*collect_round(again, missing))
+            rollouts = join_rollouts([rollouts, more_rollouts])
+            scored = Scored.join([scored, more_scored])
             check_rollouts(rollouts, config)
     return rollouts, scored, resampled
 
 
-def train_on_experience(policy, experience, optimizers, lr, config, dist, kl_beta):
+def train_on_experience(policy, experience, optimizers, config, dist):
     """Phase 4: one optimizer step on this rank's share. Returns the metrics as floats.
 
     The backward pass runs in micro-batches. The weights are those of the whole step over all ranks, so that neither the
     cut nor the number of ranks changes the gradient.
     """
-    rollouts = experience.rollouts
-    train_mask = rollouts.train_mask                                                 # (N, M)
-    weight = token_weights(train_mask, OBJECTIVES[config.objective].average, rollouts.max_tokens, dist.total)
-    problems = torch.arange(rollouts.problems)
-    has_reference = rollouts.ref_logp is not None or rollouts.ref_distributions is not None
-    learned = train_mask                                                             # (N, M) tokens with a gradient
-    if config.entropy_bonus == 0 and (config.kl_in_reward or not has_reference):
-        learned = train_mask * (rollouts.advantage != 0)
-    if config.entropy_bonus == 0 and not has_reference:  # otherwise the others are read too: their KL is measured
-        useful = rollouts.by_problem(learned.any(1)).any(1)                          # (P,)
-        problems = problems[useful.cpu()]
-    trained = dict.fromkeys(["loss", "pg_loss", "trained_tokens", "entropy", "clip_fraction", "kl_to_old",
-                             *["kl", "kl_penalty"] * has_reference], 0.0)
-    if experience.on_policy and not scored_before(config):
-        trained |= dict.fromkeys(MISMATCH, 0.0) | dict.fromkeys(LARGEST, -math.inf)
-    calls = lambda part: policy.calls(rollouts.reading.select(part))
-    for part, missing in in_step(rollouts.reading.micro_batches(config, problems), calls, dist):
-        loss = policy.idle_loss(missing) if missing else 0.0
+    rollouts, on_policy = experience.rollouts, experience.on_policy
+    weight = token_weights(rollouts.train_mask, OBJECTIVES[config.objective].average, rollouts.max_tokens, dist.total)
+    problems, learned = needed_problems(rollouts, config)
+    trained = empty_sums(rollouts, on_policy and not rescores(config))
+    reading = rollouts.reading
+    parts = reading.micro_batches(config, problems)
+    for part, missing in in_step(parts, lambda part: policy.calls(reading.select(part)), dist):
+        loss = 0.0
+        if missing:
+            loss = policy.idle_loss(missing)
         if part is not None:
             micro, rows = rollouts.select(part)
-            own, parts = rollout_loss(policy, micro, weight[rows], config, kl_beta, experience.on_policy)
-            loss, trained = own + loss if missing else own, add_up(trained, parts)
+            own, sums = rollout_loss(policy, micro, weight[rows], config, on_policy)
+            loss = loss + own
+            trained = add_up(trained, sums)
         loss.backward()
     sums = experience.sums | trained | {"loss_tokens": learned.sum()}
     largest = {name: sums.pop(name) for name in LARGEST if name in sums}
-    out = apply_gradients(policy.parameters(), optimizers, lr, config.grad_clip, sums, dist, "loss_tokens",
-                          largest=largest, deciding=DECIDING)
-    bad = not all(math.isfinite(out[name]) for name in experience.sums if name in DECIDING)
-    metrics = finish_metrics(out)
+    totals = apply_gradients(policy.parameters(), optimizers, config.grad_clip, sums, dist, "loss_tokens",
+                             largest=largest, deciding=DECIDING)
+    metrics = finish_metrics(totals)
     if config.sampler != "local" and config.fill_estimator == "trajectory":  # the others estimate that probability
         check_mismatch(metrics, config.sampler)
-    return metrics | {"lr": lr, "bad_rollouts": int(bad or out.get(f"{NONFINITE}rewards", 0) > 0)}
+    finite = all(math.isfinite(totals[name]) for name in experience.sums if name in DECIDING)
+    metrics["bad_rollouts"] = int(not finite or totals.get(f"{NONFINITE}rewards", 0) > 0)
+    return metrics
 
 
-def rollout_loss(policy, rollouts, weight, config, kl_beta, on_policy=True):
+def has_reference(rollouts):
+    """Whether a reference has scored the rollouts."""
+    return rollouts.ref_logp is not None or rollouts.ref_distributions is not None
+
+
+def needed_problems(rollouts, config):
+    """The problems that the loss or its metrics must read, as indices, and (N, M) 1.0 where a token has a gradient.
+
+    Without entropy bonus and KL in the loss, advantages of 0 give no gradient. With a reference the KL of all problems
+    is measured, so all are read.
+    """
+    problems = torch.arange(rollouts.problems)
+    learned = rollouts.train_mask                                                    # (N, M)
+    by_advantage_alone = config.entropy_bonus == 0 and (config.kl_in_reward or not has_reference(rollouts))
+    if by_advantage_alone:
+        learned = learned * (rollouts.advantage != 0)
+    if by_advantage_alone and not has_reference(rollouts):
+        useful = rollouts.by_problem(learned.any(1)).any(1)                          # (P,)
+        problems = problems[useful.cpu()]
+    return problems, learned
+
+
+def empty_sums(rollouts, measures_mismatch):
+    """The sums of rollout_loss before the first micro-batch."""
+    names = ["loss", "pg_loss", "trained_tokens", "entropy", "clip_fraction", "kl_to_old"]
+    if has_reference(rollouts):
+        names += ["kl", "kl_penalty"]
+    if measures_mismatch:
+        names += MISMATCH
+    sums = dict.fromkeys(names, 0.0)
+    if measures_mismatch:
+        sums |= dict.fromkeys(LARGEST, -math.inf)
+    return sums
+
+
+def rollout_loss(policy, rollouts, weight, config, on_policy=True):
     """Loss of a micro-batch of rollouts, and metrics as sums, so that both add up over micro-batches and ranks.
 
     rollouts: with their advantage; weight: (N, M) from token_weights over the whole step
-    on_policy: the policy is as it was when the rollouts came: the ratio is exactly 1; else it is to rollouts.old_logp
+    on_policy: the policy has not moved since the rollouts were sampled, so the ratio is exactly 1; otherwise the ratio
+        is to rollouts.old_logp
     """
     scores = score(policy, rollouts, config.temperature, learn_entropy=config.entropy_bonus > 0)
-    old_logp, train_mask = scores.logp.detach() if on_policy else rollouts.old_logp, rollouts.train_mask  # (N, M)
+    train_mask = rollouts.train_mask                                                 # (N, M)
+    old_logp = scores.logp.detach() if on_policy else rollouts.old_logp              # (N, M)
     loss, ratio, sums = policy_loss(scores.logp, old_logp, rollouts.advantage, weight, OBJECTIVES[config.objective],
                                     config.clip_low, config.clip_high, config.clip_cap)
-    sums |= {"pg_loss": loss.detach(), "trained_tokens": train_mask.sum(),
-             "entropy": (scores.entropy.detach() * train_mask).sum()}
+    sums["pg_loss"] = loss.detach()
+    sums["trained_tokens"] = train_mask.sum()
+    sums["entropy"] = (scores.entropy.detach() * train_mask).sum()
     if on_policy:
         sums |= mismatch(scores.logp, rollouts)
     kl = kl_per_token(scores, rollouts, choose_estimator(config, policy), ratio if config.kl_importance else None)
     if kl is not None:
-        penalty = kl_penalty(kl, weight, config, kl_beta)
+        penalty = kl_penalty(kl, weight, config)
         loss = loss + penalty
-        sums |= {"kl": (kl.detach() * train_mask).sum(), "kl_penalty": penalty.detach()}
+        sums["kl"] = (kl.detach() * train_mask).sum()
+        sums["kl_penalty"] = penalty.detach()
     if config.entropy_bonus > 0:
         loss = loss - config.entropy_bonus * torch.where(weight > 0, scores.entropy * weight, 0.0).sum()
-    return loss, sums | {"loss": loss.detach()}
+    sums["loss"] = loss.detach()
+    return loss, sums

@@ -51,9 +51,10 @@ def kl_per_token(scores, rollouts, estimator, ratio=None):
     return (ratio.detach() if estimator == "k2" else ratio) * kl
 
 
-def kl_penalty(kl, weight, config, kl_beta):
-    """The term of the loss: kl_beta times the weighted KL (N, M); 0 with kl_in_reward, where the reward holds it."""
-    return torch.where(weight > 0, kl * weight, 0.0).sum() * (0.0 if config.kl_in_reward else kl_beta)
+def kl_penalty(kl, weight, config):
+    """The term of the loss: kl_beta times the weighted KL (N, M); 0 with kl_in_reward, where the reward contains it."""
+    kl_beta = 0.0 if config.kl_in_reward else config.kl_beta
+    return torch.where(weight > 0, kl * weight, 0.0).sum() * kl_beta
 
 
 def kl_as_reward(rollouts, kl_beta):

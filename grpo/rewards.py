@@ -12,10 +12,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import difflib
 import inspect
 import math
-from dataclasses import dataclass, field
 
 import torch
-from torch.nn import functional as F
 
 from core.config import UsageError
 from core.prompts import as_columns
@@ -36,45 +34,11 @@ from grpo.reward_functions.registry import (
 from grpo.reward_functions.settings import PRESET_SUCCESS, PRESETS
 from grpo.reward_functions.trl import TrainerState, plain_arguments, register_functions
 from grpo.reward_functions.workers import Workers
+from grpo.rollout import Scored
 from grpo.sandbox.run import found_here, take_over
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
 MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}  # {parameter: setting}
-
-
-@dataclass
-class Scored:
-    """The rewards of N = P * G completions.
-
-    Scored(reward) is enough: the other fields have defaults.
-    """
-    reward: torch.Tensor                         # (P, G) NaN where a completion is not scored
-    credit: torch.Tensor | None = None           # (P, G, 1 or M) reward of each completion, or of each sampled token
-    values: dict = field(default_factory=dict)   # {name of a reward: (N,)}
-    weight: torch.Tensor | None = None           # (P, G) factor on the advantage of each completion
-    compared: torch.Tensor | None = None         # (P, G) a group teaches something if these differ; None: the reward
-    metrics: dict | None = None                  # {name: (sum, count)} that rewards logged; None: none of them can log
-
-    def __post_init__(self):
-        self.credit = self.reward[..., None] if self.credit is None else self.credit
-        self.weight = torch.ones_like(self.reward) if self.weight is None else self.weight
-        self.compared = self.reward if self.compared is None else self.compared
-
-    def select(self, useful):
-        """The problems for which useful (P,) is True, without their values and metrics."""
-        return Scored(self.reward[useful], self.credit[useful], weight=self.weight[useful],
-                      compared=self.compared[useful])
-
-    @classmethod
-    def join(cls, parts):
-        """Several as one, without their values and metrics. Credit of tokens is padded with zeros on the right to the
-        longest."""
-        parts = [part for part in parts if len(part.reward)] or parts[:1]
-        longest = max(part.credit.shape[2] for part in parts)
-        credit = torch.cat([F.pad(part.credit, (0, longest - part.credit.shape[2])) for part in parts])
-        reward, weight, compared = (torch.cat([getattr(part, name) for part in parts])
-                                    for name in ("reward", "weight", "compared"))
-        return cls(reward, credit, weight=weight, compared=compared)
 
 
 class Rewards:

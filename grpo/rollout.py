@@ -1,7 +1,7 @@
-"""Rollouts: what was sampled, and what is read to score it. The same for every kind of policy."""
+"""The records of a rollout: what was sampled, what is read to score it, its texts and its rewards."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -204,6 +204,41 @@ class Rollouts:
         by_completion = {name: x[rows] for name in BY_COMPLETION if (x := getattr(self, name)) is not None}
         return replace(self, **by_completion, ref_distributions=ref_distributions, texts=None,
                        reading=self.reading.select(problems)), rows
+
+
+@dataclass
+class Scored:
+    """The rewards of N = P * G completions.
+
+    Scored(reward) is enough: the other fields have defaults.
+    """
+    reward: torch.Tensor                         # (P, G) NaN where a completion is not scored
+    credit: torch.Tensor | None = None           # (P, G, 1 or M) reward of each completion, or of each sampled token
+    values: dict = field(default_factory=dict)   # {name of a reward: (N,)}
+    weight: torch.Tensor | None = None           # (P, G) factor on the advantage of each completion
+    compared: torch.Tensor | None = None         # (P, G) a group teaches something if these differ; None: the reward
+    metrics: dict | None = None                  # {name: (sum, count)} that rewards logged; None: none of them can log
+
+    def __post_init__(self):
+        self.credit = self.reward[..., None] if self.credit is None else self.credit
+        self.weight = torch.ones_like(self.reward) if self.weight is None else self.weight
+        self.compared = self.reward if self.compared is None else self.compared
+
+    def select(self, useful):
+        """The problems for which useful (P,) is True, without their values and metrics."""
+        return Scored(self.reward[useful], self.credit[useful], weight=self.weight[useful],
+                      compared=self.compared[useful])
+
+    @classmethod
+    def join(cls, parts):
+        """Joins the rewards of different problems, without values and metrics. The credit of tokens is padded with
+        zeros on the right to the longest."""
+        parts = [part for part in parts if len(part.reward)] or parts[:1]
+        longest = max(part.credit.shape[2] for part in parts)
+        credit = torch.cat([F.pad(part.credit, (0, longest - part.credit.shape[2])) for part in parts])
+        return cls(torch.cat([part.reward for part in parts]), credit,
+                   weight=torch.cat([part.weight for part in parts]),
+                   compared=torch.cat([part.compared for part in parts]))
 
 
 def moved(x, device):

@@ -25,7 +25,6 @@ from grpo.build import (
     build_rewards,
     build_what_is_missing,
 )
-from grpo.doctor.page import check_up
 from grpo.evaluation.memory import check_fits
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
@@ -57,6 +56,7 @@ def main(argv):
                 print(*lines, "dry run: everything is in place, nothing was trained", sep="\n")
             return
         if config.doctor:
+            from grpo.doctor.page import check_up
             print(*lines, sep="\n", flush=True)
             healthy, page = check_up(config, models, rewards, data, evaluation, dist)
             print(*page, sep="\n")

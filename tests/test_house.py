@@ -141,6 +141,14 @@ def test_the_algorithm_loads_no_plotting_and_nothing_optional():
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+@pytest.mark.slow
+def test_the_algorithm_loads_few_files():
+    code = ("import sys, grpo.grpo_training_step\n"
+            "print(*sorted(n for n in sys.modules if n.split('.')[0] in ('core', 'grpo')))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert len(done.stdout.split()) <= 20, done.stdout
+
+
 def test_expected_names_are_importable():
     names = {"grpo": ["GRPOTrainer", "grpo_training_step", "GRPOConfig"],
              "core.model": ["GPT", "GPTConfig", "LANGUAGE_MODEL", "MASKED_FILL", "SEQUENCE_SCORER"],

@@ -28,7 +28,7 @@ from core.settings.script import exit_code
 from core.tokenizer import CharTokenizer
 from core.training_step import build_optimizers
 from grpo.grpo_config import GRPOConfig
-from grpo.grpo_training_step import collect_experience, grpo_training_step, train_on_experience
+from grpo.grpo_training_step import Timer, collect_experience, grpo_training_step, sampler_of, train_on_experience
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.reward_functions import workers
@@ -281,11 +281,11 @@ def step_problems(data, c, number=0):
     return problems
 
 
-def grpo_step(policy, reference, scorer, data, c, number=0, optimizers=None, **more):
-    """Step `number` of GRPO on one process. Returns its metrics."""
+def grpo_step(policy, reference, scorer, data, c, number=0, optimizers=None, dist=None):
+    """Step `number` of GRPO. Returns its metrics."""
     optimizers = optimizers or build_optimizers(policy, c)
-    return grpo_training_step(policy, reference, scorer, step_problems(data, c, number), optimizers, c.learning_rate,
-                              number, c, one_process(), **more)
+    return grpo_training_step(policy, reference, scorer, step_problems(data, c, number), optimizers, number, c,
+                              dist or one_process())
 
 
 def step_gradient(policy, reference, scorer, data, c):
@@ -295,15 +295,15 @@ def step_gradient(policy, reference, scorer, data, c):
     return catcher.gradient
 
 
-def collect(policy, scorer, data, c, reference=None):
+def collect(policy, scorer, data, c, reference=None, dist=None):
     """The Experience of the first step."""
-    return collect_experience(policy, reference, scorer, step_problems(data, c), 0, c, one_process(), c.kl_beta)
+    sample = sampler_of(policy, step_problems(data, c), 0, c)
+    return collect_experience(policy, reference, scorer, sample, c, dist or one_process(), Timer())
 
 
-def train(policy, experience, c, optimizers=None):
+def train(policy, experience, c, optimizers=None, dist=None):
     """One optimizer step on an Experience. Returns its metrics."""
-    optimizers = optimizers or build_optimizers(policy, c)
-    return train_on_experience(policy, experience, optimizers, c.learning_rate, c, one_process(), c.kl_beta)
+    return train_on_experience(policy, experience, optimizers or build_optimizers(policy, c), c, dist or one_process())
 
 
 def without_clock(records):

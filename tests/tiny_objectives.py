@@ -90,5 +90,5 @@ def with_advantage(estimator, rollouts, reference, reward, c):
     rollouts = dataclasses.replace(
         rollouts, ref_distributions=reference[rollouts.reading.chosen] if estimator == "exact" else None,
         ref_logp=None if estimator in ("exact", "none") else chosen)
-    scored = compute_rewards(lambda _: Scored(reward), rollouts, c, c.kl_beta)
+    scored = compute_rewards(lambda _: Scored(reward), rollouts, c)
     return compute_rollout_advantages(rollouts, scored, c, one_process())

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from core.distributions import at_least_float32
 from core.huggingface.lora import (
     POLICY,
     REFERENCE,
@@ -23,7 +24,7 @@ from core.huggingface.lora import (
     using,
 )
 from core.huggingface.settings import FULL
-from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, at_least_float32, freeze
+from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, freeze
 from core.performance.sharding import weights_of
 from core.settings.optional import require
 

@@ -57,7 +57,7 @@ class Comparison:
         self.policy.model.zero_grad()
         weight = token_weights(rollouts.mask, "sequence", self.config.max_new_tokens)
         rollouts = dataclasses.replace(rollouts, advantage=self.advantage)
-        loss, *_ = rollout_loss(self.policy, rollouts, weight, self.config, self.config.kl_beta)
+        loss, *_ = rollout_loss(self.policy, rollouts, weight, self.config)
         loss.backward()
 
     def gradient(self):

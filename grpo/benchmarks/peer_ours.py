@@ -43,8 +43,7 @@ def our_steps(work, huggingface, settings, turn):
         batch = problems(work, step, config, dist)
         clock.seconds = 0.0
         start = time.perf_counter()
-        metrics = grpo_training_step(policy, reference, rewards, lambda _: batch, optimizers, config.learning_rate,
-                                     step, config, dist)
+        metrics = grpo_training_step(policy, reference, rewards, lambda _: batch, optimizers, step, config, dist)
         wait_for_device(dist.device)
         whole = time.perf_counter() - start
         drawn = work.lengths(step)[batch["number"]].flatten()

@@ -10,9 +10,9 @@ import torch
 
 from core.run.memory import memory_in_use, memory_limit
 from core.scheduler import CosineLRScheduler
-from core.training_step import build_optimizers
+from core.training_step import build_optimizers, set_learning_rate
 from grpo.evaluation.memory import memory_estimate
-from grpo.grpo_training_step import collect_experience, grpo_training_step
+from grpo.grpo_training_step import Timer, collect_experience, sampler_of, train_on_experience
 
 FEW = 4              # problems of the step, unless the run's own step is cheap
 CHEAP_SECONDS = 15.0  # a step, or an evaluation, that is expected to take less is done whole
@@ -101,31 +101,32 @@ def examine(config, models, rewards, data, evaluation, dist):
         raise ValueError(f"a step on {few.batch_size} problems needs about {needed_by_few:.0f} MB, but {dist.device} "
                          f"has {limit:.0f}; set grad_checkpoint=True, lower group_size or the length, take a smaller "
                          "model, or train an adapter with lora_rank=16")
-    listener, watch, kept = Listener(rewards), Watch(models.policy.model), []
+    listener, watch = Listener(rewards), Watch(models.policy.model)
     for number, count in enumerate((1, few.batch_size), 1):  # the first round loads kernels and starts workers
         c, start = replace(few, batch_size=count), time.perf_counter()
-        collect_experience(models.policy, models.reference, listener, partial(batch, data, c, number), number, c, dist,
-                           config.kl_beta)
+        sample = sampler_of(models.policy, partial(batch, data, c, number), number, c)
+        collect_experience(models.policy, models.reference, listener, sample, c, dist, Timer())
     collect = (time.perf_counter() - start) / few.batch_size  # of a problem
     evaluation_seconds = time_of_evaluation(config, data, evaluation, models.policy, collect)
     times = config.batch_size * config.gradient_accumulation_steps
     whole = collect * times < CHEAP_SECONDS and (limit is None or needed <= limit)
     c, earlier = once if whole else few, len(listener.heard)
 
-    def hand_out(collect):
-        kept.append(collect())
-        return kept[0]
-
     lr = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                            config.lr_decay_iters or config.max_iters).lr(0)
-    optimizers, start = build_optimizers(models.policy, config, dist.device.type), time.perf_counter()
-    metrics = grpo_training_step(models.policy, models.reference, listener, partial(batch, data, c, 0),
-                                 [watch, *optimizers], lr, 0, c, dist, hand_out=hand_out)
-    seconds = (time.perf_counter() - start) * times / (c.batch_size * c.gradient_accumulation_steps)
+    optimizers = [watch, *build_optimizers(models.policy, config, dist.device.type)]
+    set_learning_rate(optimizers, lr)
+    timer = Timer()
+    sample = sampler_of(models.policy, partial(batch, data, c, 0), 0, c)
+    experience = collect_experience(models.policy, models.reference, listener, sample, c, dist, timer)
+    metrics = train_on_experience(models.policy, experience, optimizers, c, dist) | {"lr": lr}
+    timer.end("train")
+    metrics |= timer.metrics()
+    seconds = sum(timer.times.values()) * times / (c.batch_size * c.gradient_accumulation_steps)
     highest = memory_in_use(dist.device)
     return Examination(
         config, models, rewards, data, batch(data, c, 0), listener.heard[earlier:] + listener.heard[:earlier],
-        kept[0].rollouts, metrics, unclipped(watch.norms, metrics["grad_norm"]),
+        experience.rollouts, metrics, unclipped(watch.norms, metrics["grad_norm"]),
         Memory(highest, max(needed, highest or 0.0), limit), step_share(config, seconds, metrics), evaluation_seconds,
         dist.dtype == torch.float32)
 

@@ -10,10 +10,6 @@ from core.distributed import Distributed
 from core.settings.optional import require
 from grpo.build import load_judge, load_policy, make_rewards
 from grpo.samplers.local import LocalSampler
-from grpo.samplers.ray import RaySampler
-from grpo.samplers.ray_cluster import threads_of_worker
-from grpo.samplers.vllm import VllmSampler
-from grpo.samplers.vllm_http import Server
 
 ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # a worker is no rank of the trainer's
 
@@ -23,6 +19,7 @@ def check_sampler_is_there(config):
     if config.sampler == "ray":
         require("ray", "sampler='ray'", "-r requirements-ray.txt")
     if config.sampler == "vllm":
+        from grpo.samplers.vllm_http import Server
         server = Server(config.vllm_url, config.sampler_timeout)
         server.get("/v1/models")
         server.close()
@@ -31,10 +28,13 @@ def check_sampler_is_there(config):
 def build_sampler(config, policy, dist):
     """The sampler that the config names."""
     if config.sampler == "ray":
+        from grpo.samplers.ray import RaySampler
+        from grpo.samplers.ray_cluster import threads_of_worker
         config = replace(config, parallel="ddp", device=dist.device.type)  # a worker is one process on one GPU
         make = partial(models_of_worker, policy.tokenizer, threads_of_worker(config))
         return RaySampler(make, policy, config, dist)
     if config.sampler == "vllm":
+        from grpo.samplers.vllm import VllmSampler
         return VllmSampler(policy, config, dist)
     return LocalSampler(policy, config)
 

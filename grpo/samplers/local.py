@@ -2,23 +2,24 @@
 
 from collections import deque
 
-from grpo.samplers.sampler import Finished
+from grpo.samplers.sampler import SamplerOutput
 
 
 class LocalSampler:
-    """Writes when it is asked to start. Ahead of training, its rollouts are as old as those of a sampler that writes
-    while the policy is trained, but nothing is faster."""
+    """Samples as soon as it is asked to start. With max_staleness above 0 its rollouts are as old as those of a sampler
+    that runs beside training, but nothing is faster."""
 
     outside = False
 
     def __init__(self, policy, config):
-        self.policy, self.config, self.finished = policy, config, deque()
+        self.policy, self.config = policy, config
+        self.outputs = deque()
 
     def start(self, problems, iteration, version):
-        self.finished.append(Finished(self.policy.sample(problems, iteration, self.config), version))
+        self.outputs.append(SamplerOutput(self.policy.sample(problems, iteration, self.config), version))
 
     def finish(self):
-        return self.finished.popleft()
+        return self.outputs.popleft()
 
     def sync(self, weights, version):
         """The policy has its weights already."""
@@ -28,4 +29,4 @@ class LocalSampler:
         return lambda: []
 
     def close(self):
-        self.finished.clear()
+        self.outputs.clear()

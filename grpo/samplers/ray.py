@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from grpo.rewards import Scored
-from grpo.rollout import moved
+from grpo.rollout import Scored, moved
 from grpo.samplers.packed_weights import pack
 from grpo.samplers.ray_cluster import joined_ray, last_line, worker_options
 from grpo.samplers.ray_worker import RayWorker
-from grpo.samplers.sampler import Finished, SamplerError
+from grpo.samplers.sampler import SamplerError, SamplerOutput
 
 MOST_TRIES = 5       # of one part of a batch, each with another worker
 START_SECONDS = 300  # in which a worker must be ready: it imports, and loads its models
@@ -172,7 +171,7 @@ class RaySampler:
         device = self.policy.device
         rollouts = self.policy.rollouts(start.problems, moved(self.policy.join(written), device), self.config)
         replaced, self.replaced = self.replaced, 0
-        return Finished(rollouts, min(versions), scored=joined_scores(scored, device),
+        return SamplerOutput(rollouts, min(versions), scored=joined_scores(scored, device),
                         sums={"sampler/replaced_workers": float(replaced)})
 
 

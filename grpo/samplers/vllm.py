@@ -22,7 +22,7 @@ from core.model import GPT, LANGUAGE_MODEL
 from core.run.names import VLLM_WEIGHTS
 from core.settings.script import print_error
 from grpo.rollout import moved
-from grpo.samplers.sampler import Finished, SamplerError
+from grpo.samplers.sampler import SamplerError, SamplerOutput
 from grpo.samplers.vllm_answers import Expected, check_temperature, read_completions, read_scores, understanding
 from grpo.samplers.vllm_http import Server, Unknown
 from grpo.scoring import score_in_batches
@@ -95,7 +95,7 @@ class VllmSampler:
         if self.first:  # the policy has not moved since it was synced
             check_temperature(self.policy, rollouts, self.config, self.server.named)
             self.first = False
-        return Finished(rollouts, start.version)
+        return SamplerOutput(rollouts, start.version)
 
     def sync(self, weights, version):
         has_adapter = getattr(self.policy.model, "has_adapter", False)

@@ -107,7 +107,8 @@ def read_scores(answer, ids, count, model, expected):
         choices = choices_of(answer, model, expected)
         scores = choices[0].get("prompt_logprobs") if choices else None
         if scores is None or len(scores) != len(ids):
-            expected.fail("answered without prompt_logprobs of all tokens that it was sent; the canary needs them")
+            expected.fail("answered without prompt_logprobs of all tokens that it was sent, which "
+                          "the check after a sync needs")
         last = zip(scores[-count:], ids[-count:], strict=True)
         found = [(score or {}).get(str(i), {}).get("logprob") for score, i in last]
         if None in found:

@@ -77,7 +77,7 @@ def test_its_loss_and_gradient_are_the_project_s_on_the_same_tokens(one_file):
     rollouts = Rollouts(G, completions, mask, mask, old_logp, mask[:, 0] > 1, one_file.ANSWER, reading, None,
                         ref_logp=ref_logp, advantage=advantage)
     weight = token_weights(mask, OBJECTIVES["grpo"].average, one_file.ANSWER)
-    project_loss, sums = rollout_loss(ProjectPolicy(policy, one_file.PROMPT), rollouts, weight, c, c.kl_beta,
+    project_loss, sums = rollout_loss(ProjectPolicy(policy, one_file.PROMPT), rollouts, weight, c,
                                       on_policy=False)
     project_loss.backward()
     assert sums["clip_fraction"] > 0                                     # the policies differ enough to be clipped

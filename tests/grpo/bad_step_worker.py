@@ -64,7 +64,7 @@ def step(name, policy, reference=None, scorer=None, data=None, **settings):
     data = data or consumer(dataset, c, rank=dist.rank, world=dist.world)
     before = weights(policy)
     metrics = grpo_training_step(policy, reference, scorer or rewards(c, judge()), step_problems(data, c),
-                                 build_optimizers(policy, c), 1e-2, 0, c, dist)
+                                 build_optimizers(policy, c), 0, c, dist)
     note(name, policy, before, metrics)
 
 

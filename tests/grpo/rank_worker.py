@@ -18,23 +18,26 @@ from core.distributed import Distributed
 from core.supervised.config import PretrainConfig
 from core.training_step import build_optimizers, training_step
 from grpo.advantages import ADVANTAGES
-from grpo.grpo_training_step import collect_experience, grpo_training_step, train_on_experience
+from grpo.grpo_training_step import Timer, collect_experience, train_on_experience
 from grpo.objectives import OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Rewards, Scored
-from grpo.samplers.ahead import Ahead
 from grpo.samplers.local import LocalSampler
+from grpo.samplers.prefetch import Prefetcher
 from tests.tiny import (
     Catcher,
     causal_policy,
+    collect,
     config,
     consumer,
     fill_policy,
+    grpo_step,
     judge,
     model,
     prompt_consumer,
     rewards,
     step_problems,
+    train,
 )
 
 dataset, prompts, out = sys.argv[1:4]
@@ -60,8 +63,7 @@ for (objective, advantage), window in itertools.product(CHOICES, (None, 3)):
     data = consumer(dataset, c, rank=dist.rank, world=dist.world)
     optimizers = build_optimizers(policy, c)
     for step in range(5):
-        metrics = grpo_training_step(policy, reference, rewards(c, judge()), step_problems(data, c, step), optimizers,
-                                     1e-3, step, c, dist)
+        metrics = grpo_step(policy, reference, rewards(c, judge()), data, c, step, optimizers, dist)
         if step == 0:
             result[f"{name}/first"] = weights(policy)
             result[f"{name}/metrics"] = torch.tensor(
@@ -72,14 +74,13 @@ for (objective, advantage), window in itertools.product(CHOICES, (None, 3)):
 
 def later_gradient(policy, name, c, data, scorer, reference=None):
     """Collects rollouts and moves the policy, the same way on every rank; then the gradient of its step on them."""
-    experience = collect_experience(policy, reference, scorer, step_problems(data, c), 0, c, dist, c.kl_beta)
+    experience = collect(policy, scorer, data, c, reference, dist)
     torch.manual_seed(7)
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(0.3 * p.abs().mean() * torch.randn_like(p))
     catcher = Catcher(policy)
-    metrics = train_on_experience(policy, dataclasses.replace(experience, on_policy=False), [catcher], 1e-3, c, dist,
-                                  c.kl_beta)
+    metrics = train(policy, dataclasses.replace(experience, on_policy=False), c, [catcher], dist)
     result[f"{name}/metrics"] = torch.tensor([metrics.get(key, 0.0) for key in (
         "loss", "pg_loss", "kl_penalty", "mean_kl", "entropy", "mean_reward", "grad_norm", "clip_fraction",
         "kl_to_old")])
@@ -114,9 +115,9 @@ for i, settings in enumerate(({}, {"ppo_epochs": 2}, *({"importance": name, "imp
                                                         "max_staleness": 1} for name in ("token", "sequence_mask")))):
     now = dataclasses.replace(c, **settings)
     data = prompt_consumer(prompts, now, rank=dist.rank, world=dist.world)
-    experience = collect_experience(policy, None, Rewards(now), step_problems(data, now), 0, now, dist, now.kl_beta)
+    experience = collect(policy, Rewards(now), data, now, None, dist)
     catcher = Catcher(policy)
-    metrics = train_on_experience(policy, experience, [catcher], 1e-3, now, dist, now.kl_beta)
+    metrics = train(policy, experience, now, [catcher], dist)
     result[f"mismatch/{i}/metrics"] = torch.tensor([metrics.get(key, 0.0) for key in (
         "mismatch_max", "mismatch_kl", "mismatch_mean", "ratio_minus_one", "ratio_min", "ratio_mean", "ratio_max",
         "effective_sample_size", "importance_capped", "importance_rejected")])
@@ -126,11 +127,12 @@ for i, settings in enumerate(({}, {"ppo_epochs": 2}, *({"importance": name, "imp
 c = config(batch_size=batch_size, gradient_accumulation_steps=accumulation, max_staleness=1, importance="token",
            learning_rate=1e-3, min_lr=1e-3, grad_clip=1.0, kl_beta=0.0)
 policy, data = fill_policy(seed=1, scale=3.0), consumer(dataset, c, rank=dist.rank, world=dist.world)
-written = Ahead(LocalSampler(policy, c), policy, lambda iteration: step_problems(data, c, iteration)(), c)
+prefetcher = Prefetcher(LocalSampler(policy, c), policy, lambda iteration: step_problems(data, c, iteration)(), c)
 optimizers = build_optimizers(policy, c)
 for step in range(10):
-    metrics = grpo_training_step(policy, None, rewards(c, judge()), step_problems(data, c, step), optimizers, 1e-3,
-                                 step, c, dist, take=lambda batch, again: written.take(batch, step, again, 9))
+    sample = lambda again, count=None: prefetcher.get(step_problems(data, c, step)(), step, again, last=9)
+    experience = collect_experience(policy, None, rewards(c, judge()), sample, c, dist, Timer())
+    metrics = train_on_experience(policy, experience, optimizers, c, dist)
     if step == 0:
         result["ahead/first"] = weights(policy)
 result["ahead/last"] = weights(policy)
@@ -166,7 +168,7 @@ empty_steps, policy = [], fill_policy(seed=1, scale=3.0)
 data, optimizers = consumer(dataset, c, rank=dist.rank, world=dist.world), build_optimizers(policy, c)
 for step, different in enumerate((dist.rank == 1, False)):
     scorer = lambda rollouts: Scored(inner(rollouts).reward * different)
-    metrics = grpo_training_step(policy, None, scorer, step_problems(data, c, step), optimizers, 1e-3, step, c, dist)
+    metrics = grpo_step(policy, None, scorer, data, c, step, optimizers, dist)
     empty_steps.append(metrics["empty_steps"])
 result["alone/empty_steps"] = torch.tensor(empty_steps)
 
@@ -175,7 +177,7 @@ start, optimizers = weights(policy), build_optimizers(policy, PretrainConfig())
 data = consumer(dataset, config(batch_size=batch_size), rank=dist.rank, world=dist.world)
 for step in range(10):
     parts = [unpack_batch(data.batch("train", step, micro), "cpu") for micro in range(accumulation)]
-    training_step(policy, parts, optimizers, 1e-3, 1.0, dist)
+    training_step(policy, parts, optimizers, 1.0, dist)
 result["supervised"] = weights(policy) - start
 torch.save(result, f"{out}-{dist.rank}.pt")
 dist.close()

@@ -133,7 +133,7 @@ def steps(parts, c, first, last, rewards=None, keep=()):
     policy, reference, data, own, optimizers = parts
     for step in range(first, last):
         metrics = grpo_training_step(policy, reference, rewards or own, step_problems(data, c, step),
-                                     [*keep, *optimizers], 1e-3, step, c, dist)
+                                     [*keep, *optimizers], step, c, dist)
         assert metrics["skipped_steps"] == 0
         if reference is not None:
             REFERENCES[c.reference_mode](reference, policy, step + 1, c)

@@ -152,9 +152,9 @@ def test_one_epoch_of_one_minibatch_is_the_on_policy_step(dataset, tmp_path):
 def test_accumulated_micro_batches_are_the_same_problems_as_one_batch(dataset, tmp_path, cut):
     whole, parts = trainer(dataset, tmp_path / "a"), trainer(dataset, tmp_path / "b", **cut)
     for again in (0, 1):
-        one, other = whole.problems(again), parts.problems(again)
+        one, other = whole.problems_of(0, again), parts.problems_of(0, again)
         assert all((one[key] == other[key]).all() for key in one) and len(one["number"]) == 4
-    assert (whole.problems(0)["input"] != whole.problems(1)["input"]).any()
+    assert (whole.problems_of(0, 0)["input"] != whole.problems_of(0, 1)["input"]).any()
 
 
 OF_TWO_STEPS = {"max_iters": 2, "kl_target": 1e-3}

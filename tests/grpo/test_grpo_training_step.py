@@ -70,32 +70,6 @@ def test_a_later_step_needs_no_settings_of_several_steps(dataset):
     assert "ratio_minus_one" not in metrics and metrics["grad_norm"] > 0
 
 
-def minibatch(whole, problems, on_policy):
-    return Experience(whole.rollouts.select(torch.tensor(problems))[0], whole.sums, on_policy)
-
-
-def test_hand_out_shares_one_collect_among_steps(dataset):
-    c, scorer = config(ppo_epochs=2, minibatches=2), fixed_rewards(torch.rand(4, 4))
-    data, parts, calls, waiting = consumer(dataset, c), [[0, 2], [1, 3], [0, 3], [1, 2]], [], []
-
-    def hand_out(collect):
-        if not waiting:
-            calls.append("collect")
-            whole = collect()
-            waiting.extend(minibatch(whole, part, i == 0) for i, part in enumerate(parts))
-        return waiting.pop(0)
-
-    policy, twin, reference = fill_policy(seed=1), fill_policy(seed=1), fill_policy(seed=2).frozen()
-    optimizers, twins = build_optimizers(policy, c), build_optimizers(twin, c)
-    found = [grpo_step(policy, reference, scorer, data, c, 0, optimizers, hand_out=hand_out) for _ in parts]
-    whole = collect(twin, scorer, data, c, reference)
-    expected = [train(twin, minibatch(whole, part, i == 0), c, twins) for i, part in enumerate(parts)]
-    assert calls == ["collect"] and same(policy, twin)
-    for a, b in zip(found, expected, strict=True):
-        assert {key: x for key, x in a.items() if not key.startswith("time/")} == b
-    assert found[0]["kl_to_old"] == 0 and all(metrics["kl_to_old"] > 0 for metrics in found[1:])
-
-
 @pytest.mark.parametrize("settings", [{}, {"ppo_epochs": 3}, {"minibatches": 2}, {"zero_std": "resample"}])
 def test_alone_a_step_trains_on_all_that_it_collects(dataset, settings):
     c, scorer = config(kl_beta=0.0, **settings), fixed_rewards(torch.rand(4, 4))
@@ -118,17 +92,9 @@ def test_alone_a_step_trains_on_all_that_it_collects(dataset, settings):
      {"collect", "reference", "reward", "advantage", "rescore", "train"})])
 def test_times_name_the_phases_that_ran(dataset, settings, phases):
     c, policy = config(**settings), fill_policy()
-    data, reference, waiting = consumer(dataset, c), policy.frozen() if c.kl_beta else None, []
-    keys = lambda metrics: {key.removeprefix("time/") for key in metrics if key.startswith("time/")}
-
-    def hand_out(collect):
-        if not waiting:
-            whole = collect()
-            waiting.extend([whole, minibatch(whole, [0, 1], False)])
-        return waiting.pop(0)
-
-    assert keys(grpo_step(policy, reference, equal_rewards_in([1]), data, c, hand_out=hand_out)) == phases
-    assert keys(grpo_step(policy, reference, equal_rewards_in([1]), data, c, hand_out=hand_out)) == {"train"}
+    reference = policy.frozen() if c.kl_beta else None
+    metrics = grpo_step(policy, reference, equal_rewards_in([1]), consumer(dataset, c), c)
+    assert {key for key in metrics if key.startswith("time/")} == {f"time/{phase}" for phase in phases}
 
 
 def test_each_moment_of_a_step_counts_in_one_phase(dataset, monkeypatch):

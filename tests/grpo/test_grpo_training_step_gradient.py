@@ -104,7 +104,7 @@ def test_the_gradient_passes_finite_differences(dataset):
     rollouts = with_reference(sampled(policy, dataset, c), reference, "exact", c)
     rollouts.train_mask, rollouts.advantage = rollouts.mask.double(), torch.randn(len(rollouts.target), 1).double()
     weight = token_weights(rollouts.train_mask, "sum", 1)
-    value = lambda: rollout_loss(policy, rollouts, weight, c, c.kl_beta, on_policy=False)[0]
+    value = lambda: rollout_loss(policy, rollouts, weight, c, on_policy=False)[0]
     value().backward()
     for name, p in policy.model.named_parameters():
         direction, h = torch.randn_like(p), 1e-6
@@ -171,7 +171,7 @@ def test_training_for_pass_at_k_follows_its_derivative(objective, logit, k):
     p = 1 / (1 + math.exp(-logit))
     for policy.outcome in itertools.product((0, 1), repeat=4):
         catcher, right = Catcher(policy), sum(policy.outcome)
-        grpo_training_step(policy, None, scorer, lambda again: {"number": [0]}, [catcher], 0.0, 0, c, one_process())
+        grpo_training_step(policy, None, scorer, lambda again: {"number": [0]}, [catcher], 0, c, one_process())
         if catcher.gradient is not None:  # the optimizer is not called where all advantages are 0
             expected += p**right * (1 - p) ** (4 - right) * -float(catcher.gradient)
     assert expected == pytest.approx(k * (1 - p) ** (k - 1) * p * (1 - p), rel=1e-5, abs=1e-5)

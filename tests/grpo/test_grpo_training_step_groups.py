@@ -105,7 +105,7 @@ def test_resampling_ends_when_no_group_is_missing(dataset):
         asked.append(again)
         return data.problems("train", 0, again)
 
-    metrics = grpo_training_step(policy, None, reward, problems, [Catcher(policy)], 0.0, 0, c, one_process())
+    metrics = grpo_training_step(policy, None, reward, problems, [Catcher(policy)], 0, c, one_process())
     assert asked == [0, 1] and metrics["resampled"] == 0.5, "two of four problems"
 
 
@@ -199,7 +199,7 @@ def test_the_overlong_penalty_is_the_papers():
 def test_the_overlong_penalty_is_in_the_credit_and_not_in_the_reward(prompts):
     c, reward = config(overlong_buffer=4, overlong_penalty=0.5, max_new_tokens=6, kl_beta=0.0), torch.rand(4, 4)
     rollouts = sampled(causal_policy(), prompts, c)
-    scored = compute_rewards(fixed_rewards(reward), rollouts, c, 0.0)
+    scored = compute_rewards(fixed_rewards(reward), rollouts, c)
     lengths = rollouts.mask.sum(1).tolist()
     penalty = torch.tensor([0.5 * min(0.0, (6 - 4 - n) / 4) for n in lengths])
     assert torch.equal(scored.reward, reward) and len(set(lengths)) > 1

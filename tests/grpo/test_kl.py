@@ -90,15 +90,15 @@ def test_the_estimator_is_the_configs_or_suits_the_policy():
 
 def test_the_penalty_counts_tokens_of_the_loss_alone():
     kl, weight = torch.tensor([[1.0, 2.0, math.inf]]), torch.tensor([[0.5, 0.25, 0.0]])
-    assert float(kl_penalty(kl, weight, config(), 0.3)) == pytest.approx(0.3)
-    assert float(kl_penalty(kl, weight, config(kl_in_reward=True), 0.3)) == 0
+    assert float(kl_penalty(kl, weight, config(kl_beta=0.3))) == pytest.approx(0.3)
+    assert float(kl_penalty(kl, weight, config(kl_beta=0.3, kl_in_reward=True))) == 0
 
 
 def test_kl_in_the_reward_moves_the_advantage_and_not_the_loss(dataset):
     policy, reference = fill_policy(seed=1), fill_policy(seed=2).frozen()
     c = config(kl_in_reward=True, kl_beta=0.5)
     rollouts = with_reference(sampled(policy, dataset, c), reference, "k3", c)
-    scored = compute_rewards(lambda _: Scored(torch.zeros(4, 4)), rollouts, c, 0.5)
+    scored = compute_rewards(lambda _: Scored(torch.zeros(4, 4)), rollouts, c)
     expected = [-0.5 * sum(float(rollouts.old_logp[n, m] - rollouts.ref_logp[n, m])
                            for m in range(rollouts.mask.shape[1]) if rollouts.mask[n, m]) for n in range(16)]
     assert (scored.reward == 0).all(), "metrics and zero_std see the reward of the task"
@@ -115,12 +115,12 @@ def test_with_credit_for_tokens_each_token_has_the_kl_of_its_own(dataset):
     policy, reference, c = fill_policy(seed=1), fill_policy(seed=2).frozen(), config(kl_in_reward=True, kl_beta=0.5)
     rollouts = with_reference(sampled(policy, dataset, c), reference, "k3", c)
     credit = torch.rand(4, 4, rollouts.mask.shape[1])
-    scored = compute_rewards(lambda _: Scored(torch.zeros(4, 4), credit), rollouts, c, 0.5)
+    scored = compute_rewards(lambda _: Scored(torch.zeros(4, 4), credit), rollouts, c)
     for n, m in rollouts.mask.nonzero().tolist():
         kl = float(rollouts.old_logp[n, m] - rollouts.ref_logp[n, m])
         assert float(scored.credit[n // 4, n % 4, m] - credit[n // 4, n % 4, m]) == pytest.approx(-0.5 * kl, abs=1e-5)
     without = dataclasses.replace(rollouts, ref_logp=None)
-    assert torch.equal(compute_rewards(lambda _: Scored(credit[..., 0]), without, c, 0.5).reward, credit[..., 0])
+    assert torch.equal(compute_rewards(lambda _: Scored(credit[..., 0]), without, c).reward, credit[..., 0])
 
 
 def test_kl_beta_moves_towards_its_target_and_is_clamped():

@@ -75,7 +75,7 @@ def train(steps=60, **settings):
     optimizers, reference = build_optimizers(policy, c), policy.frozen() if c.kl_beta else None
     for step in range(steps):
         metrics = grpo_training_step(policy, reference, share_of_last_token, lambda again: {"number": range(PROMPTS)},
-                                     optimizers, c.learning_rate, step, c, one_process())
+                                     optimizers, step, c, one_process())
         if reference is not None:
             REFERENCES[c.reference_mode](reference, policy, step + 1, c)
     return policy, metrics

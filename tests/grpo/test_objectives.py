@@ -75,7 +75,7 @@ def test_loss_and_gradient_equal_the_papers_sum(name, estimator, cap, clip):
     c = objective_config(name, estimator, clip_cap=cap, **(dict(zip(("clip_low", "clip_high"), clip)) if clip else {}))
     rollouts = with_advantage(estimator, rollouts, reference, reward, c)
     weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
-    loss, metrics = rollout_loss(policy, rollouts, weight, c, c.kl_beta, on_policy=False)
+    loss, metrics = rollout_loss(policy, rollouts, weight, c, on_policy=False)
     loss.backward()
 
     twin = policy.logits.detach().clone().requires_grad_()
@@ -99,7 +99,7 @@ def test_on_policy_the_gradient_is_that_of_the_advantage_times_the_log_probabili
     if of_tokens:
         rollouts = dataclasses.replace(rollouts, advantage=torch.randn(N, M, dtype=torch.float64))
     weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
-    rollout_loss(policy, rollouts, weight, c, 0.0, on_policy=True)[0].backward()
+    rollout_loss(policy, rollouts, weight, c, on_policy=True)[0].backward()
     twin = policy.logits.detach().clone().requires_grad_()
     logp = twin.log_softmax(-1).gather(-1, rollouts.target[..., None])[..., 0]
     (-(logp * rollouts.advantage * weight).sum()).backward()
@@ -111,7 +111,7 @@ def test_the_entropy_bonus_is_the_entropys_gradient():
     c = objective_config("grpo", "none", entropy_bonus=0.7)
     rollouts = with_advantage("none", rollouts, reference, torch.ones_like(reward), c)
     weight = token_weights(rollouts.train_mask, "token", MAX_TOKENS)
-    loss, metrics = rollout_loss(policy, rollouts, weight, c, 0.0)
+    loss, metrics = rollout_loss(policy, rollouts, weight, c)
     loss.backward()
     twin = policy.logits.detach().clone().requires_grad_()
     p = twin.softmax(-1)

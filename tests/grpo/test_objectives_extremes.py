@@ -61,7 +61,7 @@ def test_loss_gradient_and_metrics_are_finite(name, estimator):
         rollouts = with_advantage(estimator, rollouts, ref, reward(reward_kind), c)
         assert torch.isfinite(rollouts.advantage).all()
         weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
-        loss, sums = rollout_loss(policy, rollouts, weight, c, c.kl_beta, on_policy=False)
+        loss, sums = rollout_loss(policy, rollouts, weight, c, on_policy=False)
         loss.backward()
         assert torch.isfinite(policy.logits.grad).all()
         assert all(torch.isfinite(torch.as_tensor(x)) for x in sums.values()), sums

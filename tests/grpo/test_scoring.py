@@ -22,7 +22,7 @@ def loss_and_gradient(policy, rollouts, c, objective="grpo"):
     advantage = compute_advantages(reward, "group_mean").flatten(0, 1)
     weight = token_weights(rollouts.train_mask, OBJECTIVES[objective].average, c.max_new_tokens)
     clear_gradient(policy)
-    loss, _ = rollout_loss(policy, dataclasses.replace(rollouts, advantage=advantage), weight, c, c.kl_beta)
+    loss, _ = rollout_loss(policy, dataclasses.replace(rollouts, advantage=advantage), weight, c)
     loss.backward()
     return loss.detach(), flat_gradient(policy), advantage
 

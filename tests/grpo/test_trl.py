@@ -58,7 +58,7 @@ def test_loss_and_gradient_equal_trls(name, loss_type, level, estimator, cap, hi
     c, row = objective_config(name, estimator, clip_cap=cap, clip_high=high), OBJECTIVES[name]
     rollouts = with_advantage(estimator, rollouts, reference, reward, c)
     weight = token_weights(rollouts.train_mask, row.average, MAX_TOKENS)
-    our_loss, _ = rollout_loss(policy, rollouts, weight, c, c.kl_beta, on_policy=False)
+    our_loss, _ = rollout_loss(policy, rollouts, weight, c, on_policy=False)
     our_loss.backward()
     twin = policy.logits.detach().clone().requires_grad_()
     logp = twin.log_softmax(-1).gather(-1, rollouts.target[..., None])[..., 0]
@@ -124,7 +124,7 @@ def test_loss_and_gradient_of_a_hugging_face_model_equal_those_of_trls_trainer(n
     rollouts = dataclasses.replace(rollouts, advantage=torch.randn(len(rollouts.mask), 1),
                                    old_logp=rollouts.old_logp + noise(), ref_logp=rollouts.old_logp + noise())
     weight, row = token_weights(rollouts.train_mask, OBJECTIVES[name].average, c.max_new_tokens), OBJECTIVES[name]
-    our_loss, metrics = rollout_loss(policy, rollouts, weight, c, c.kl_beta, on_policy=False)
+    our_loss, metrics = rollout_loss(policy, rollouts, weight, c, on_policy=False)
     our_loss.backward()
     assert float(metrics["clip_fraction"]) > 0, "ratios beyond the clipping range"
     trainer = their_trainer(folder, adapter if lora else None, name, c, tmp_path)

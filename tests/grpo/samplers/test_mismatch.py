@@ -150,7 +150,7 @@ def test_loss_and_gradient_with_importance_equal_a_loop(name, importance, cap):
     weighted, sums = with_importance(rollouts, before, c)
     weighted = dataclasses.replace(weighted, old_logp=before)
     weight = token_weights(weighted.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
-    loss, _ = rollout_loss(policy, weighted, weight, c, 0.0, on_policy=False)
+    loss, _ = rollout_loss(policy, weighted, weight, c, on_policy=False)
     loss.backward()
     twin = policy.logits.detach().clone().requires_grad_()
     by_hand = weighted_loss_by_hand(name, twin, rollouts, before, importance, cap)

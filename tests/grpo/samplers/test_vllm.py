@@ -137,7 +137,7 @@ def test_what_was_read_of_prompts_with_other_weights_is_never_used(world, kind):
             away = score_in_batches(w.policy, rollouts, w.config) - rollouts.old_logp
             assert (away * rollouts.mask).abs().max() < 1e-4
             w.move(0.15, seed=version)
-        w.sampler = w.canary.sampler = VllmSampler(w.policy, w.config, one_process())
+        w.sampler = w.sync_check.sampler = VllmSampler(w.policy, w.config, one_process())
     assert w.server.hits, "the completions of a group do use it"
 
 
@@ -171,7 +171,7 @@ def test_a_server_that_an_earlier_run_left_paused_goes_on(world):
 
 
 def test_completions_may_fill_the_window_of_the_server(world):
-    """Those of the canary too, which the server reads whole and goes on from with one more token."""
+    """Those of the check of a sync too, which the server reads whole and goes on from with one more token."""
     w = world("ours")
     longest = max(map(len, prompts_of(w.problems))) + w.config.max_new_tokens
     narrow = world("ours", {"longest": longest})
@@ -179,18 +179,18 @@ def test_completions_may_fill_the_window_of_the_server(world):
     assert narrow.write(0).truncated.any()
 
 
-def test_the_canary_leaves_ids_that_are_never_written_out_of_account(world):
+def test_the_check_of_a_sync_leaves_ids_that_are_never_written_out_of_account(world):
     """The server scores them too; in a random model they have some of the probability."""
     w = world("qwen3", group_size=4)
     w.sync(0)
-    theirs, = w.sampler.score(w.problems, w.canary.written)()
-    away = (theirs - w.canary.now[1])[w.canary.mask].abs()
+    theirs, = w.sampler.score(w.problems, w.sync_check.written)()
+    away = (theirs - w.sync_check.now[1])[w.sync_check.mask].abs()
     assert w.sampler.never and away.max() < 1e-4
-    rollouts = w.policy.rollouts(w.problems, w.canary.written, w.config)
+    rollouts = w.policy.rollouts(w.problems, w.sync_check.written, w.config)
     with every_token(w.policy):
-        every = score_in_batches(w.policy, rollouts, w.canary.config)
-    assert torch.equal(score_in_batches(w.policy, rollouts, w.canary.config), w.canary.now[1]), "only within"
-    assert (every - w.canary.now[1])[w.canary.mask].abs().mean() > 1e-3, "it matters"
+        every = score_in_batches(w.policy, rollouts, w.sync_check.config)
+    assert torch.equal(score_in_batches(w.policy, rollouts, w.sync_check.config), w.sync_check.now[1]), "only within"
+    assert (every - w.sync_check.now[1])[w.sync_check.mask].abs().mean() > 1e-3, "it matters"
 
 
 def test_all_weights_are_read_while_the_server_is_paused_and_leave_no_folder(world):

@@ -10,13 +10,13 @@ import torch
 pytest.importorskip("transformers")
 
 from core.files.whole_files import CannotWrite
-from grpo.grpo_training_step import collect_experience, train_on_experience
+from grpo.grpo_training_step import Timer, collect_experience
 from grpo.samplers import vllm
 from grpo.samplers.sampler import SamplerError
 from grpo.samplers.vllm import VllmSampler
 from grpo.scoring import score_in_batches
 from tests.grpo.samplers.vllm_world import KINDS, folders, world  # noqa: F401 fixtures
-from tests.tiny import Catcher, fill_policy, fixed_rewards, one_process, prompt_config
+from tests.tiny import Catcher, fill_policy, fixed_rewards, one_process, prompt_config, train
 from tests.vllm_server import FAULTS
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
@@ -73,10 +73,10 @@ def test_what_goes_wrong_later_is_limited_by_the_mismatch(world, fault):
     reward = fixed_rewards(torch.rand(2, 4))
 
     def step():
-        take = lambda problems, again: (w.sampler.start(problems, 2, 1), w.sampler.finish())[1]
-        experience = collect_experience(w.policy, None, reward, lambda again: w.problems, 2, w.config,
-                                        one_process(), 0.0, take=take)
-        return train_on_experience(w.policy, experience, [Catcher(w.policy)], 0.0, w.config, one_process(), 0.0)
+        w.sampler.start(w.problems, 2, 1)
+        experience = collect_experience(w.policy, None, reward, lambda again, count=None: w.sampler.finish(), w.config,
+                                        one_process(), Timer())
+        return train(w.policy, experience, w.config, [Catcher(w.policy)])
 
     with pytest.raises(ValueError, match="sampler='vllm': mismatch_kl=.* nats per token is above 0.2"):
         step()

@@ -16,7 +16,7 @@ from core.huggingface.settings import LoraConfig
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer
 from grpo.policies.causal import CausalPolicy
-from grpo.samplers.canary import Canary
+from grpo.samplers.sync_check import SyncCheck
 from grpo.samplers.mismatch import mismatch, mismatch_metrics
 from grpo.samplers.vllm import VllmSampler
 from grpo.scoring import score_in_batches
@@ -59,19 +59,19 @@ def test_a_real_server_writes_with_the_weights_of_each_sync_and_reports_what_it_
                       lora_rank=RANK)
     for run in range(2):
         sampler = VllmSampler(policy, c, one_process())
-        canary = Canary(sampler, policy, problems, c)
+        sync_check = SyncCheck(sampler, policy, problems, c)
         for version in range(2):
             sampler.sync(policy.weights(), version)
-            canary.begin(version)
-            canary.check()
+            sync_check.begin(version)
+            sync_check.check()
             sampler.start(problems, 0, version)
             rollouts = sampler.finish().rollouts
             logp = score_in_batches(policy, rollouts, c)
             metrics = mismatch_metrics({key: float(x) for key, x in mismatch(logp, rollouts).items()})
-            theirs, = sampler.score(problems, canary.written)()
-            apart = (theirs - canary.now[1])[canary.mask].abs()
+            theirs, = sampler.score(problems, sync_check.written)()
+            apart = (theirs - sync_check.now[1])[sync_check.mask].abs()
             print(f"run {run}, version {version}: mismatch_kl {metrics['mismatch_kl']:.1e}, mismatch_max "
-                  f"{metrics['mismatch_max']:.1e}, canary {apart.mean():.1e}, {len(rollouts.target)} completions")
+                  f"{metrics['mismatch_max']:.1e}, known tokens {apart.mean():.1e}, {len(rollouts.target)} completions")
             assert metrics["mismatch_max"] < CLOSE and apart.max() < CLOSE
             move(policy, seed=2 * run + version)
             moved = score_in_batches(policy, rollouts, c)

@@ -9,7 +9,7 @@ from core.models import load_model, load_tokenizer
 from core.prompts import PromptConsumer
 from grpo.policies.causal import CausalPolicy
 from grpo.samplers import vllm_http
-from grpo.samplers.canary import Canary
+from grpo.samplers.sync_check import SyncCheck
 from grpo.samplers.vllm import VllmSampler
 from tests.families import model_folder, write_sums
 from tests.tiny import CAUSAL, causal_model, one_process, prompt_config
@@ -46,12 +46,12 @@ class World:
         self.data = PromptConsumer(data, self.config.batch_size, self.config.seed, tokenizer=tokenizer)
         self.problems = self.data.problems("train", 0)
         self.sampler = VllmSampler(self.policy, self.config, one_process())
-        self.canary = Canary(self.sampler, self.policy, self.problems, self.config)
+        self.sync_check = SyncCheck(self.sampler, self.policy, self.problems, self.config)
 
     def sync(self, version):
         self.sampler.sync(self.policy.weights(), version)
-        self.canary.begin(version)
-        self.canary.check()
+        self.sync_check.begin(version)
+        self.sync_check.check()
 
     def write(self, version, problems=None, iteration=0):
         self.sampler.start(self.problems if problems is None else problems, iteration, version)

@@ -1,5 +1,5 @@
-"""The canary: known tokens that the policy and the sampler both score after every sync, so that weights which did not
-arrive, or not all of them, end the run instead of spoiling it."""
+"""A check that new weights arrived in a sampler: after every sync the policy and the sampler score the same known
+tokens. Weights that did not arrive, or not all of them, end the run instead of spoiling it."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ TOLERANCE = 0.1   # nats: mean difference of a token's log-probability that no p
 ROUNDING = 1e-5   # nats: mean differences below this say nothing
 
 
-class Canary:
+class SyncCheck:
     """Scores the same few completions, which the policy writes itself at the start, with both sides at temperature 1.
 
     A sync has failed if the sampler's scores differ from those of the policy by more than TOLERANCE on average, or are
