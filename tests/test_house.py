@@ -1,12 +1,15 @@
 """The rules of the house that a machine can check."""
 
 import ast
+import dataclasses
 import functools
 import importlib
+import inspect
 import pathlib
 import re
 import subprocess
 import sys
+import tokenize
 
 import pytest
 
@@ -17,6 +20,8 @@ TABLES = {"grpo/rewards.py"}  # a script that prints the table it holds
 ROOMS = ("policies", "reward_functions", "sandbox", "samplers", "evaluation", "doctor", "report", "benchmarks", "tools")
 FILES = sorted(p for folder in ("core", "grpo", "config", "data") for p in pathlib.Path(ROOT, folder).rglob("*.py"))
 SHOWS = {("report", "evaluation"), ("doctor", "evaluation")}  # rooms that show what another room measured
+TOKENS_TO_A_LINE = 10.7  # more than was reached when this was written; it may only fall
+CATCH_ALL = ("user_code.py", "trackers.py")  # nobody knows what other people's code raises
 # The files that must not ask for the kind of generator
 KINDLESS = ("advantages", "objectives", "kl", "reference", "scoring", "step_metrics", "data_buffer",
             "grpo_training_step", "grpo_trainer", "rewards", "rollout")
@@ -84,15 +89,34 @@ def test_after_the_policies_nothing_asks_for_the_kind_of_generator(name):
             assert not node.module.startswith("grpo.policies") and node.module != "core.model", name
 
 
-def test_a_file_is_one_idea():
+def test_files_functions_and_lines_are_short():
     wrong = []
     for path in FILES:
         lines = path.read_text().split("\n")
-        wrong += [f"{path}: {len(lines)} lines"] * (len(lines) > 401)
-        wrong += [f"{path}:{i + 1}: {len(line)} columns" for i, line in enumerate(lines) if len(line) > 120]
-        wrong += [f"{path}:{node.lineno}: {node.name} is too long" for node in nodes_of(path)
-                  if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno > 80]
+        if len(lines) > 401:
+            wrong.append(f"{path}: {len(lines)} lines")
+        wrong += [f"{path}:{i}: {len(line)} columns" for i, line in enumerate(lines, 1) if len(line) > 120]
+        for node in nodes_of(path):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno > 80:
+                wrong.append(f"{path}:{node.lineno}: {node.name} is too long")
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_line_says_one_thing():
+    """Files are not made short by packing: the tokens of code, without comments and docstrings, to a line of code."""
+    tokens = lines = 0
+    for path in FILES:
+        if path.parts[-2] in ("config", "data"):
+            continue
+        docs = {line for node in nodes_of(path) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+                and ast.get_docstring(node) is not None
+                for line in range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+        with open(path) as f:
+            code = [token for token in tokenize.generate_tokens(f.readline) if token.type in (
+                tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING) and token.start[0] not in docs]
+        tokens += len(code)
+        lines += len({line for token in code for line in range(token.start[0], token.end[0] + 1)})
+    assert tokens / lines < TOKENS_TO_A_LINE, f"{tokens / lines:.2f}"
 
 
 def test_nothing_evaluates_text_or_catches_every_error():
@@ -101,19 +125,11 @@ def test_nothing_evaluates_text_or_catches_every_error():
         for node in nodes_of(path):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("eval", "exec"):
                 wrong.append(f"{path}:{node.lineno}: {node.func.id}")
-            if isinstance(node, ast.ExceptHandler):
+            if isinstance(node, ast.ExceptHandler) and path.name not in CATCH_ALL:
                 caught = {getattr(part, "id", "") for part in ast.walk(node.type)} if node.type else {"Exception"}
-                allowed = path.name in ("user_code.py", "trackers.py")  # nobody knows what other people's code raises
-                wrong += [f"{path}:{node.lineno}: {caught}"] * (not allowed and bool(
-                    caught & {"Exception", "BaseException"}))
+                if caught & {"Exception", "BaseException"}:
+                    wrong.append(f"{path}:{node.lineno}: {caught}")
     assert not wrong, "\n".join(wrong)
-
-
-def test_names_explain_themselves():
-    for path in FILES:
-        for node in nodes_of(path):
-            name = getattr(node, "id", None) or getattr(node, "name", None) or getattr(node, "arg", None)
-            assert name not in ("said", "some", "speak", "hiding", "spread"), f"{path}: {name}"
 
 
 def test_one_guess_finds_the_test_of_a_file():
@@ -160,16 +176,11 @@ def test_expected_names_are_importable():
     for module, members in names.items():
         for member in members:
             assert hasattr(importlib.import_module(module), member), f"{module}.{member}"
-
-
-def test_the_step_is_a_function_of_the_package():
     import grpo
-    assert callable(grpo.grpo_training_step) and not hasattr(grpo.grpo_training_step, "__path__")
+    assert inspect.isfunction(grpo.grpo_training_step), "not the module of that name"
 
 
 def test_rollouts_have_at_most_a_dozen_fields():
-    import dataclasses
-
     from grpo.rollout import Rollouts
     assert len(dataclasses.fields(Rollouts)) <= 12
 

@@ -1,4 +1,4 @@
-"""What a run needs in memory, estimated before anything is allocated; a run that cannot fit is refused."""
+"""The memory that a run needs, estimated before anything is allocated; a run that cannot fit is refused."""
 
 import torch
 
@@ -11,7 +11,8 @@ MARGIN = 1.5    # the estimate is this close to what is measured, so a run that 
 # Bytes that a layer keeps for the backward pass, for each token, unit of width and byte of a number: arXiv 2205.05198,
 # section 4.1, without attention scores
 KEPT = 34 / 2
-OF_TOKEN = 64   # bytes that are stored of a sampled token: its id, probability and mask, and the lists of its text
+STORED = 64     # bytes that rollouts store for a sampled token: its id, probability and mask, and the lists of its text
+NOISE = 2 * 8   # bytes of the random numbers that a token is drawn with
 SETTINGS = {"training": ("batch_size", "group_size", "unmask_steps", "max_new_tokens"),
             "logits": ("batch_size", "group_size"),
             "sampling": ("group_size", "batch_size", "unmask_steps", "max_new_tokens"),
@@ -20,145 +21,135 @@ SETTINGS = {"training": ("batch_size", "group_size", "unmask_steps", "max_new_to
 
 
 def memory_estimate(config, models, data, dist):
-    """{what for: megabytes} at the moment when most is needed. Of training, sampling and evaluation, which need it one
-    after the other, the largest."""
-    found = {**of_models(models, dist), **of_phases(config, models, data, dist)}
+    """{part of the memory: megabytes} at the moment when most is needed.
+
+    Training, sampling and evaluation follow one after the other, so only the largest of them is a part.
+    """
+    size = 2 if dist.dtype == torch.bfloat16 else 4
+    model = models.policy.model
+    kind = Prompts if model.mode == LANGUAGE_MODEL else FillIn
+    texts = kind(config, data, model, size)
+    phases = {"training": training(config, texts, model, size),
+              "sampling": texts.reading(config.batch_size, config.group_size) + sampled(config) * texts.completion,
+              "evaluation": evaluation(config, texts)}
+    phase = max(phases, key=phases.get)
+    rows = config.batch_size * config.group_size * texts.new
+    weights, optimizer = of_models(models, dist, size)
+    found = {"weights": weights, "gradients and optimizer": optimizer, phase: phases[phase],
+             "logits": 4 * 4 * min(LOGITS_AT_ONCE, rows * model.vocabulary)}
     if models.reference is not None and choose_estimator(config, models.policy) == "exact":
         states = config.batch_size * config.gradient_accumulation_steps * models.policy.stored_states(config)
         found["stored distributions"] = 4 * states * models.policy.vocabulary
-    return {name: x / 1e6 for name, x in found.items()}
+    return {part: bytes / 1e6 for part, bytes in found.items()}
 
 
-def of_models(models, dist):
-    """Bytes of all weights, and of the gradients and moments of those that are trained."""
-    size = 2 if dist.dtype == torch.bfloat16 else 4
+def of_models(models, dist, size):
+    """(bytes of all weights, bytes of the gradients and moments of those that are trained). size: bytes of a number"""
     weights = {id(p): p for part in vars(models).values() if part is not None for p in part.model.parameters()}
     trained = sum(p.numel() for p in weights.values() if p.requires_grad)
-    ranks = dist.world if dist.sharded else 1  # models are put together to write completions
-    whole = size if ranks > 1 else 0
-    return {"weights": sum(p.numel() * (p.element_size() / ranks + whole) for p in weights.values()),
-            "gradients and optimizer": 12 * trained / ranks}
+    ranks = dist.world if dist.sharded else 1
+    whole = size if ranks > 1 else 0  # sharded models are put together to sample completions
+    return sum(p.numel() * (p.element_size() / ranks + whole) for p in weights.values()), 12 * trained / ranks
 
 
-def of_phases(config, models, data, dist):
-    """Bytes of the phase of a step that needs the most, and of the logits in it."""
-    model, size = models.policy.model, 2 if dist.dtype == torch.bfloat16 else 4
-    kind = Prompts if model.mode == LANGUAGE_MODEL else FillIn
-    layers, width, _ = model.dimensions
-    text = kind(config, data, model, size)
+def sampled(config):
+    """Completions of an iteration on one rank."""
+    return config.batch_size * config.gradient_accumulation_steps * config.group_size
 
-    read, problem = text.tokens(config.batch_size), text.tokens(1)
+
+def training(config, texts, model, size):
+    """Bytes of the rollouts, and of a micro-batch's activations."""
+    read = texts.tokens(config.batch_size)
     if config.micro_batch_tokens is not None:  # a problem is never cut
-        read = min(read * config.gradient_accumulation_steps, max(config.micro_batch_tokens, problem))
-    kept_layers = 1 if config.grad_checkpoint else layers
-    inputs = layers if config.grad_checkpoint else 0
-    layer = KEPT * size * width
-    training = read * (layer * (kept_layers + 1) + inputs * size * width)
-    if not config.like_lengths:
-        training += text.masks(config.batch_size) * kept_layers
-    problems = config.batch_size * config.gradient_accumulation_steps
-    stored = problems * config.group_size * text.new * OF_TOKEN
-    at_once = min(text.evaluated_at_once(), config.eval_problems)
-    phases = {"training": stored + training,
-              "sampling": stored + text.sampling(config.batch_size, problems, config.group_size),
-              "evaluation": text.sampling(at_once, at_once, config.eval_completions) + text.evaluation()}
-    phase = max(phases, key=phases.get)
-    logits = min(LOGITS_AT_ONCE, config.batch_size * config.group_size * text.new * model.vocabulary)
-    return {phase: phases[phase], "logits": 4 * 4 * logits}
+        of_iteration = read * config.gradient_accumulation_steps
+        read = min(of_iteration, max(config.micro_batch_tokens, texts.tokens(1)))
+    layers, width, _ = model.dimensions
+    if config.grad_checkpoint:
+        activations = 2 * texts.layer + layers * size * width
+    else:
+        activations = (layers + 1) * texts.layer
+    return sampled(config) * texts.new * STORED + read * activations
+
+
+def evaluation(config, texts):
+    """Bytes of an evaluation, which samples about as many completions at a time as a step."""
+    at_once = max(1, config.batch_size * config.group_size // config.eval_completions)
+    at_once = min(at_once, config.eval_problems)
+    return texts.reading(at_once, config.eval_completions) + at_once * config.eval_completions * texts.completion
 
 
 class Prompts:
-    """Bytes for prompts and their completions."""
+    """Sizes of prompts and their completions.
+
+    new: sampled tokens of a completion; completion: bytes for each one that is sampled, without what the model keeps;
+    layer: bytes that a layer keeps for each token
+    """
 
     def __init__(self, config, data, model, size):
-        self.config, self.longest, self.new, self.size = config, data.longest, config.max_new_tokens, size
-        _, self.width, self.cached = model.dimensions
+        _, width, cached = model.dimensions
+        self.longest, self.new, self.group_size = data.longest, config.max_new_tokens, config.group_size
+        self.size, self.layer, self.cached = size, KEPT * size * width, cached * size
+        self.completion = (NOISE + STORED) * self.new
 
     def tokens(self, problems):
-        """How many are read in training."""
-        return problems * (self.longest + self.config.group_size * self.new)
+        """Tokens that are read in training."""
+        return problems * (self.longest + self.group_size * self.new)
 
-    def masks(self, problems):
-        """The mask of attention between all tokens of prompts that are read together, in bool and as numbers."""
-        return problems * self.longest**2 * (1 + self.size)
-
-    def sampling(self, problems, of_step, group):
-        """Writing `group` completions of so many prompts at a time; the noise is that of the whole step."""
-        cache = problems * group * (self.longest + self.new) * self.cached * self.size
-        prompt = problems * self.longest * (self.cached + KEPT * self.width) * self.size
-        noise = 2 * 8 * of_step * group * self.new
-        return cache + prompt + noise + self.masks(problems) + problems * group * self.new * OF_TOKEN
-
-    def evaluated_at_once(self):
-        """How many problems an evaluation samples for at a time."""
-        return max(1, self.config.batch_size * self.config.group_size // self.config.eval_completions)
-
-    def evaluation(self):
-        """What an evaluation keeps beside what it samples."""
-        return 0
+    def reading(self, problems, group):
+        """Bytes of the model while it samples: the cache, the prompts, and the mask of attention between their tokens,
+        in bool and as numbers."""
+        cache = problems * group * (self.longest + self.new) * self.cached
+        prompts = problems * self.longest * (self.cached + self.layer)
+        return cache + prompts + problems * self.longest**2 * (1 + self.size)
 
 
 class FillIn:
-    """Bytes for texts with hidden tokens."""
+    """Sizes of texts with hidden tokens; as for Prompts."""
 
     def __init__(self, config, data, model, size):
-        self.config, self.length, self.size = config, config.block_size, size
-        _, self.width, _ = model.dimensions
+        _, width, _ = model.dimensions
+        self.config, self.length, self.layer = config, config.block_size, KEPT * size * width
         self.new = max(1, round(config.mask_high * config.block_size))
+        noise = NOISE
+        if config.unmask_steps > 1 or config.fill_estimator not in ("trajectory", "one_step"):
+            noise = NOISE * (4 + config.unmask_steps)  # also the order of the passes, and the text of each
+        self.completion = (noise + STORED) * self.length
 
     def tokens(self, problems):
-        """How many are read in training."""
-        G, passes = self.config.group_size, self.config.unmask_steps
-        texts = {"trajectory": 1 + (passes - 1) * G, "random_mask": G, "coupled": 2 * G}
+        """Tokens that are read in training."""
+        G = self.config.group_size
+        texts = {"trajectory": 1 + (self.config.unmask_steps - 1) * G, "random_mask": G, "coupled": 2 * G}
         return problems * texts.get(self.config.fill_estimator, 1) * self.length
 
-    def masks(self, problems):
-        """Fill-in models read without a mask of attention."""
-        return 0
-
-    def sampling(self, problems, of_step, group):
-        """Filling in so many texts at a time, and what a judge keeps of a layer; the noise and the texts that the
-        passes read are those of the whole step."""
-        passes = self.config.unmask_steps
-        one_pass = passes == 1 and self.config.fill_estimator in ("trajectory", "one_step")
-        noise = 2 * 8 * of_step * group * self.length * (1 if one_pass else 4)
-        texts = 0 if one_pass else 2 * 8 * of_step * group * passes * self.length
-        read = problems * (1 if passes == 1 else group) * self.length
-        return noise + texts + read * KEPT * self.size * self.width + of_step * group * self.length * OF_TOKEN
-
-    def evaluated_at_once(self):
-        """How many problems an evaluation samples for at a time."""
-        return self.config.batch_size
-
-    def evaluation(self):
-        """Its problems, drawn at the start: input, target and mask."""
-        return 4 * 8 * self.config.eval_problems * self.length
+    def reading(self, problems, group):
+        """Bytes of the model while it samples, and of a judge while it scores."""
+        texts = problems if self.config.unmask_steps == 1 else problems * group
+        return texts * self.length * self.layer
 
 
 def check_fits(config, models, data, dist):
     """Raises ValueError for a run that needs far more memory than there is, naming what needs the most."""
     megabytes, limit = memory_estimate(config, models, data, dist), memory_limit(dist.device)
-    needed, largest = sum(megabytes.values()), max(megabytes, key=megabytes.get)
-    if limit is not None and needed > MARGIN * limit:
-        remedy = "take a smaller model, or train an adapter with lora_rank=16"
-        if largest in SETTINGS:
-            other_kind = "unmask_steps" if models.policy.model.mode == LANGUAGE_MODEL else "max_new_tokens"
-            keys = [key for key in SETTINGS[largest] if key != other_kind]
-            remedy = "lower " + ", ".join(f"{key}={getattr(config, key)}" for key in keys)
-        raise ValueError(f"the run needs about {needed:,.0f} MB, but {dist.device} has {limit:,.0f}: most of it, "
-                         f"{megabytes[largest]:,.0f} MB, is for {largest}; {remedy}")
+    needed = sum(megabytes.values())
+    if limit is None or needed <= MARGIN * limit:
+        return
+    largest = max(megabytes, key=megabytes.get)
+    remedy = "take a smaller model, or train an adapter with lora_rank=16"
+    if largest in SETTINGS:
+        other_kind = "unmask_steps" if models.policy.model.mode == LANGUAGE_MODEL else "max_new_tokens"
+        keys = [key for key in SETTINGS[largest] if key != other_kind]
+        remedy = "lower " + ", ".join(f"{key}={getattr(config, key)}" for key in keys)
+    raise ValueError(f"the run needs about {needed:,.0f} MB, but {dist.device} has {limit:,.0f}: most of it, "
+                     f"{megabytes[largest]:,.0f} MB, is for {largest}; {remedy}")
 
 
 def describe_memory(config, models, data, dist):
-    """A line for the start of a run: what it needs, and beside what."""
+    """A line for the start of a run: the memory that it needs, by part."""
     megabytes = memory_estimate(config, models, data, dist)
-    line = (f"on {dist.device} in {dist.dtype}; about {sum(megabytes.values()):.0f} MB: "
-            + ", ".join(f"{name} {size:.0f}" for name, size in megabytes.items()))
+    parts = ", ".join(f"{name} {size:.0f}" for name, size in megabytes.items())
+    line = f"on {dist.device} in {dist.dtype}; about {sum(megabytes.values()):.0f} MB: {parts}"
     if dist.device.type != "cpu":
         return line
-    return f"{line}; beside {process_alone(megabytes, dist.device):.0f} MB of Python, its packages and the data"
-
-
-def process_alone(megabytes, device):
-    """Megabytes that the process has needed so far beside its weights: on a CPU Python, its packages and the data."""
-    return max(0.0, (memory_in_use(device) or 0.0) - megabytes["weights"])
+    # On a CPU the process has needed memory for Python, its packages and the data besides its weights
+    besides = max(0.0, (memory_in_use(dist.device) or 0.0) - megabytes["weights"])
+    return f"{line}; besides {besides:.0f} MB of Python, its packages and the data"

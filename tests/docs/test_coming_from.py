@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import inspect
 import re
 import typing
 
@@ -9,7 +10,10 @@ import pytest
 
 from core.config import UsageError, load_config
 from core.supervised.config import PretrainConfig
+from grpo.advantages import ADVANTAGES
 from grpo.grpo_config import GRPOConfig
+from grpo.kl import KL_ESTIMATORS
+from grpo.objectives import OBJECTIVES
 from tests.test_docs import CODE, tables
 
 ROWS = [(heading[0], *cells) for heading, cells in tables("docs/coming_from.md")]
@@ -17,17 +21,28 @@ DEFAULTS = [(project, name, CODE.findall(here), *found.groups()) for project, na
             if (found := re.fullmatch(r"(\S+) here, (\S+) there", told))]
 
 
-def test_the_defaults_here_are_those_of_the_config():
+def test_the_tables_name_settings_and_values_that_exist():
+    values = {"`advantage`": ADVANTAGES, "`objective`": OBJECTIVES, "`kl_estimator`": KL_ESTIMATORS}
+    fields = {f.name for cls in (GRPOConfig, PretrainConfig) for f in dataclasses.fields(cls)}
+    assert len(ROWS) > 50
+    for project, theirs, here, remark in ROWS:
+        assert theirs and here, project
+        named = CODE.findall(f"{here} {'' if here in values else remark}")
+        assert {name for name in named if not name.startswith("python ")} <= fields, named
+        if here in values:
+            assert CODE.findall(remark) and set(CODE.findall(remark)) <= set(values[here]), remark
+
+
+def test_the_defaults_and_the_names_of_trl_are_those_of_trl():
     for _, name, keys, here, _ in DEFAULTS:
         assert [repr(getattr(GRPOConfig(), key)) for key in keys] == [here], name
-    assert len(DEFAULTS) > 15
-
-
-def test_the_defaults_of_trl_are_those_of_trl():
     trl = pytest.importorskip("trl")
     there = {f.name: f.default for f in dataclasses.fields(trl.GRPOConfig)}
-    rows = [(name, ast.literal_eval(value)) for project, name, _, _, value in DEFAULTS if project == "TRL"]
-    assert len(rows) > 15 and [(name, there[name]) for name, _ in rows] == rows
+    told = {name: ast.literal_eval(value) for project, name, _, _, value in DEFAULTS if project == "TRL"}
+    assert len(told) > 15 and told == {name: there[name] for name in told}
+    rows = [(name.partition("=")[0], remark) for project, name, _, remark in ROWS if project == "TRL"]
+    unknown = {name for name, _ in rows} - there.keys() - inspect.signature(trl.GRPOTrainer).parameters.keys()
+    assert len(rows) > 35 and unknown == {name for name, remark in rows if remark.startswith("gone from TRL")}
 
 
 @pytest.mark.parametrize("arguments", [

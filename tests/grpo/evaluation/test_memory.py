@@ -93,7 +93,7 @@ def test_the_estimate_is_within_a_factor_of_what_is_measured(name, tmp_path):
                           env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = [float(re.search(words, done.stdout)[1]) for words in (
-        r"about (\d+) MB", r"beside (\d+) MB", r"measured (\d+) MB")]
+        r"about (\d+) MB", r"besides (\d+) MB", r"measured (\d+) MB")]
     needed, alone, measured = found
     assert needed > alone / 2, "the shape is too small to say anything"
     assert 1 / memory.MARGIN < (needed + alone) / measured < memory.MARGIN, found
