@@ -43,7 +43,7 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
     # prompts, for a causal generator
     response_prefix: str = ""                 # the text that every answer begins with
     max_new_tokens: int = 128                 # tokens of a completion, at most
-    stop_sequences: tuple[str, ...] = ()      # texts that end a completion, beside the tokens that do
+    stop_sequences: tuple[str, ...] = ()      # texts that end a completion, besides the end tokens
     # models
     generator_checkpoint: str | None = None   # the model that is trained: a file of this project, a
                                               # folder in Hugging Face format, or hf:owner/name

@@ -1,9 +1,10 @@
-"""What a setting of another project is called here: the tables of docs/coming_from.md are read, so that they say it."""
+"""Names of settings in other projects, from the tables of docs/coming_from.md, which so cannot say something else."""
 
 import pathlib
 import re
 
 TABLES = pathlib.Path(__file__).resolve().parents[2] / "docs" / "coming_from.md"
+SETTING = re.compile(r"`(\w+)`")
 
 
 def rows():
@@ -15,20 +16,23 @@ def rows():
         if len(cells) != 3:
             continue
         names = [name.strip(" .").partition("=")[0] for name in cells[0].split(",")]
-        settings, remark = (re.findall(r"`(\w+)`", cell) for cell in cells[1:])
+        settings = SETTING.findall(cells[1])
+        remark = SETTING.findall(cells[2])
         for i, name in enumerate(names):
-            own = settings[i : i + 1] if len(names) == len(settings) else settings  # in the same order
-            yield name, own, remark
+            if len(names) == len(settings):  # they stand in the same order
+                yield name, [settings[i]], remark
+            else:
+                yield name, settings, remark
 
 
 def settings_of(name, known):
-    """The settings among `known` that do what `name` does elsewhere; None if no table has the name.
+    """The settings among `known` that do what `name` does in another project; None if no table has the name.
 
-    name: whole, or with some of the groups that it is in, as in actor.grad_clip
+    name: whole, or with a part of the groups that it is in, as in actor.grad_clip
     """
     found = None
     for other, settings, remark in rows():
         if other == name or other.endswith(f".{name}") or name.endswith(f".{other}"):
             here = [s for s in settings if s in known] or [s for s in remark if s in known]
-            found = [*(found or []), *here]
-    return found if found is None else list(dict.fromkeys(found))
+            found = (found or []) + here
+    return None if found is None else list(dict.fromkeys(found))

@@ -42,6 +42,9 @@ def test_the_first_setting_outside_is_named_and_none_passes():
 def test_every_number_of_a_config_has_a_range(cls, tables):
     numbers = {f.name for f in dataclasses.fields(cls) if {int, float} & set(allowed_types(f.type))}
     assert numbers == set().union(*tables)
+    for key in numbers:
+        with pytest.raises(ValueError, match=f"^{key}=-1 must be "):
+            cls(**{key: -1})
 
 
 def test_a_setting_that_is_none_of_its_choices_is_named_with_them():
