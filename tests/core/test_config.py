@@ -116,7 +116,8 @@ def test_what_a_file_raises_is_its_own_line_and_the_error(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("setting, message", [
-    ({"optimizer": "sgd"}, "optimizer='sgd' is not one of adamw, muon"), ({"resume": "no"}, "resume='no' is not one of"),
+    ({"optimizer": "sgd"}, "optimizer='sgd' is not one of adamw, muon"),
+    ({"resume": "no"}, "resume='no' is not one of True, False, auto"),
     ({"chat_template_kwargs": {"a": {1}}}, "chat_template_kwargs={'a': .1.} must consist of texts"),
     ({"chat_template_kwargs": {1: 2}}, "chat_template_kwargs=.1: 2. must have texts as keys"),
     ({"learning_rate": 1e-5, "min_lr": 1e-4}, "min_lr=0.0001 is above learning_rate=1e-05.*; set min_lr=1e-06")])

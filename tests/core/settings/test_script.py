@@ -60,7 +60,8 @@ def test_a_script_that_knows_no_help_prints_its_docstring(ends, capsys):
 
 
 def test_a_script_whose_reader_stops_ends_quietly_and_another_broken_pipe_is_not_hidden(tmp_path):
-    for name, body in (("lines", "[print('line', i) for i in range(200000)]"), ("worker", "raise BrokenPipeError('x')")):
+    bodies = {"lines": "[print('line', i) for i in range(200000)]", "worker": "raise BrokenPipeError('x')"}
+    for name, body in bodies.items():
         (tmp_path / f"{name}.py").write_text(SCRIPT.format(root=str(ROOT), body=body))
     piped = f"{sys.executable} {tmp_path}/lines.py | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, timeout=60)
@@ -70,7 +71,8 @@ def test_a_script_whose_reader_stops_ends_quietly_and_another_broken_pipe_is_not
 
 
 def test_a_pipe_that_closes_before_the_last_flush_ends_the_script_quietly(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT.format(root=str(ROOT), body="print('usage'); sys.stdin.read(); sys.exit(0)"))
+    body = "print('usage'); sys.stdin.read(); sys.exit(0)"
+    (tmp_path / "script.py").write_text(SCRIPT.format(root=str(ROOT), body=body))
     child = subprocess.Popen([sys.executable, tmp_path / "script.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE)
     child.stdout.close()
