@@ -174,7 +174,8 @@ class Distributed:
                 raise  # out of memory, for example
             what = "did: see its error"
             if re.search("time(d )?out", text, re.I):
-                what = f"did not answer; {f'limit {limit}' if limit else f'rank_timeout={self.timeout:g}'}"
+                most = f"limit {limit}" if limit else f"rank_timeout={self.timeout:g}"
+                what = f"did not answer; {most}"
             raise OtherRank(f"rank {self.rank} ended because another rank {what} ({text})") from None
 
     def _reduced(self, x, operation, group):

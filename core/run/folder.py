@@ -10,7 +10,7 @@ import time
 from core.checkpoint_manager import states
 from core.config import check_out_dir
 from core.files.whole_files import writing
-from core.run.names import FILES, FOLDERS, LOCK, MODELS, OLDER, PREVIOUS, STATE, STAYING, is_set_aside, shows_a_run
+from core.run.names import DOOR, FILES, FOLDERS, LOCK, MODELS, OLDER, PREVIOUS, STATE, STAYING, is_set_aside, shows_a_run
 
 try:
     import fcntl
@@ -40,7 +40,7 @@ def check_kind(out_dir, name):
     lock is emptied, so that it must not be a link to something else."""
     path = os.path.join(out_dir, name)
     model = bool(MODELS.fullmatch(name))
-    file = name == LOCK or bool(FILES.fullmatch(name))
+    file = name in (LOCK, DOOR) or bool(FILES.fullmatch(name))
     folder = name in FOLDERS
     if not (model or file or folder):
         return
@@ -84,31 +84,43 @@ def locked(out_dir):
 def take(file, out_dir):
     """Locks the open file and notes in it who has the folder. Raises ValueError if another run has it.
 
-    The system frees a lock when its process ends. Where the file system has no locks, the note alone tells.
+    The system frees a lock when its process ends. Where the file system has no locks, the note alone tells who has it;
+    a second file, which only one process can create, keeps others from reading it while it changes.
     """
     holder = read_holder(file)
     try:
         if fcntl is None:
             raise OSError("this system has no such locks")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        free = True
     except BlockingIOError:
-        free = False
+        raise ValueError(in_use(out_dir, holder, LOCK)) from None
     except OSError:
-        free = holder is None or has_ended(holder)
-    if not free:
-        raise ValueError(in_use(out_dir, holder))
-    note(file)
+        pass
+    else:
+        note(file)
+        return
+    door = os.path.join(out_dir, DOOR)
+    try:
+        os.close(os.open(door, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        raise ValueError(in_use(out_dir, holder, DOOR)) from None
+    try:
+        holder = read_holder(file)
+        if holder is not None and not has_ended(holder):
+            raise ValueError(in_use(out_dir, holder, LOCK))
+        note(file)
+    finally:
+        os.remove(door)
 
 
-def in_use(out_dir, holder):
-    """The error about a folder that another run has."""
+def in_use(out_dir, holder, name):
+    """The error about a folder that another run has. name: of the file that says so"""
     who, since = "another run", ""
     if holder is not None:
         who = f"a run with pid {holder['pid']} on {holder['host']}"
         since = f", started {holder['started']}"
     return (f"out_dir={out_dir} is in use by {who}{since}; choose another out_dir or wait, or if that run has ended, "
-            f"delete {os.path.join(out_dir, LOCK)}")
+            f"delete {os.path.join(out_dir, name)}")
 
 
 def note(file):

@@ -2,7 +2,6 @@
 
 Without names of the user and the machine."""
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -62,19 +61,28 @@ class Recorded:
     def __exit__(self, kind, error, trace):
         if not self.dist.is_main:
             return
+        try:
+            self.end(error)
+        except CannotWrite:
+            if error is None:
+                raise
+            # the error of the block is the cause
+
+    def end(self, error):
+        """Records how the run ended. error: what it failed with, or None"""
+        config, step = self.config, self.trainer.step
         ended, why = "finished", None
-        if self.trainer.step < self.config.max_iters:
-            ended, why = "stopped", self.trainer.stopped_by
         if error is not None:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             ended, why = "failed", kind + one_line(error)
-        with contextlib.suppress(CannotWrite) if error else contextlib.nullcontext():  # the first error is the cause
-            record_end(self.config.out_dir, self.trainer.step, ended, why)
-            if error is not None:
-                text = "".join(traceback.format_exception(error))
-                self.trainer.logger.write_console(f"failed at step {self.trainer.step}: {why}\n{without_home(text)}")
-            if self.write_page is not None:
-                self.write_page()
+        elif step < config.max_iters:
+            ended, why = "stopped", self.trainer.stopped_by
+        add_record(config.out_dir, {"time": now(), "step": step, "ended": ended, "why": why})
+        if error is not None:
+            text = without_home("".join(traceback.format_exception(error)))
+            self.trainer.logger.write_console(f"failed at step {step}: {why}\n{text}")
+        if self.write_page is not None:
+            self.write_page()
 
 
 def how_it_goes_on(config, trainer):
@@ -120,11 +128,6 @@ def record_start(config, origin, dist, step):
     add_record(config.out_dir, {
         "time": now(), "step": step, "command": command(), "commit": commit(), **machine(dist),
         "python": platform.python_version(), **versions(), "settings": settings})
-
-
-def record_end(out_dir, step, ended, why=None):
-    """Adds a record of how the run ended: finished, stopped or failed, after so many steps, and why."""
-    add_record(out_dir, {"time": now(), "step": step, "ended": ended, "why": why})
 
 
 def add_record(out_dir, record):

@@ -117,6 +117,7 @@ MEETING = """
 import sys, time
 from datetime import timedelta
 sys.path.insert(0, {root!r})
+from core import distributed
 distributed.QUIET_SECONDS, distributed.START_WAIT = {quiet}, timedelta(seconds={limit})
 from core.settings.script import run_script
 

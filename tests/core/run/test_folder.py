@@ -136,6 +136,42 @@ def test_without_locks_a_run_that_may_go_on_is_respected_and_one_that_has_ended_
     assert (tmp_path / "lock").read_text() == ""
 
 
+BOTH = """
+import errno, os, sys, time
+sys.path.insert(0, {root!r})
+from core.run import folder as run_folder
+def refuse(*arguments):
+    raise OSError(errno.ENOLCK, "No locks available")
+run_folder.fcntl.flock = refuse
+print("ready", flush=True)
+for folder in sys.stdin.read().split():
+    try:
+        with run_folder.locked(folder):
+            inside = folder + "/inside"
+            os.close(os.open(inside, os.O_CREAT | os.O_EXCL))  # fails if the other one is inside as well
+            time.sleep(0.05)
+            os.remove(inside)
+    except ValueError:
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+def test_of_two_runs_that_start_together_without_locks_one_holds_the_folder(tmp_path):
+    folders = " ".join(str(tmp_path / str(i)) for i in range(30))
+    both = [subprocess.Popen([sys.executable, "-c", BOTH.format(root=ROOT)], stdin=subprocess.PIPE, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    assert [process.stdout.readline() for process in both] == ["ready\n"] * 2
+    for process in both:
+        process.stdin.write(folders)
+        process.stdin.flush()
+    for process in both:
+        process.stdin.close()
+    assert [process.stderr.read() for process in both] == ["", ""]
+    assert [process.wait() for process in both] == [0, 0]
+    assert {(path / "lock").read_text() for path in tmp_path.iterdir()} == {""}
+
+
 @pytest.mark.parametrize("resume, state, goes_on", [(False, True, False), (True, True, True), (True, False, True),
                                                     ("auto", True, True), ("auto", False, False)])
 def test_auto_goes_on_if_there_is_a_state(tmp_path, resume, state, goes_on):

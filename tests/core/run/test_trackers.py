@@ -122,8 +122,9 @@ def name(request):
 
 @pytest.mark.slow
 def test_a_resumed_run_writes_no_step_twice(tmp_path, name):
-    run(tmp_path, name, last=5, end="killed")
-    run(tmp_path, name, first=2, last=7, value=0.25)
+    run(tmp_path, name, last=5, end="killed", log_text=True)
+    run(tmp_path, name, first=2, last=7, value=0.25, log_text=True)
+    assert b"secret <b>yes</b>" in contents(tmp_path), "texts, which may be sent"
     kept = {"tensorboard": 2}.get(name, 5)  # the last step that is the first process's
     lost = {"wandb": 5}.get(name)           # wandb writes a step when the next one begins
     assert READERS[name](tmp_path) == {
@@ -134,13 +135,11 @@ def test_a_resumed_run_writes_no_step_twice(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_metrics_are_read_back_and_texts_are_sent_only_if_they_may(tmp_path, name):
-    run(tmp_path / "no", name, system_prompt="a secret instruction")
-    assert b"secret" not in contents(tmp_path / "no")
-    run(tmp_path / "yes", name, system_prompt="a secret instruction", log_text=True)
-    assert b"secret <b>yes</b>" in contents(tmp_path / "yes")
-    assert READERS[name](tmp_path / "yes") == {"loss": [(step, 0.5 + step) for step in (1, 2, 3, 4)],
-                                               "eval/judge": [(2, -1.5), (4, -3.5)]}
+def test_texts_are_sent_only_if_they_may(tmp_path, name):
+    run(tmp_path, name, system_prompt="a secret instruction")
+    assert b"secret" not in contents(tmp_path)
+    assert READERS[name](tmp_path) == {"loss": [(step, 0.5 + step) for step in (1, 2, 3, 4)],
+                                       "eval/judge": [(2, -1.5), (4, -3.5)]}
 
 
 @pytest.mark.slow
