@@ -10,7 +10,19 @@ import time
 from core.checkpoint_manager import states
 from core.config import check_out_dir
 from core.files.whole_files import writing
-from core.run.names import DOOR, FILES, FOLDERS, LOCK, MODELS, OLDER, PREVIOUS, STATE, STAYING, is_set_aside, shows_a_run
+from core.run.names import (
+    DOOR,
+    FILES,
+    FOLDERS,
+    LOCK,
+    MODELS,
+    OLDER,
+    PREVIOUS,
+    STATE,
+    STAYING,
+    is_set_aside,
+    shows_a_run,
+)
 
 try:
     import fcntl
