@@ -127,10 +127,8 @@ def check_kind(config, mode, data):
 
 def make_policy(model, tokenizer, config, dist):
     """The policy of the kind that the model's mode says."""
-    shared = ({"shared_prompt": config.shared_prompt, "like_lengths": config.like_lengths}
-              if model.mode == LANGUAGE_MODEL else {})
-    return POLICIES[model.mode](model, tokenizer, dtype=dist.dtype, grad_checkpoint=config.grad_checkpoint,
-                                       head_dtype=None if config.head_dtype == "auto" else torch.float32, **shared)
+    head_dtype = None if config.head_dtype == "auto" else torch.float32
+    return POLICIES[model.mode](model, tokenizer, dist.dtype, config.grad_checkpoint, head_dtype)
 
 
 def load_policy(key, config, tokenizer, dist, mode=None, adapter=FULL):

@@ -66,9 +66,6 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
     min_p: float = 0.0                        # sample from tokens at least this many times as likely as the likeliest
     unmask_steps: int = 1                     # fill-in: passes in which masked tokens are sampled, in random order
     fill_estimator: str = "trajectory"        # fill-in: estimator of log-probabilities (grpo/policies/fill_views.py)
-    shared_prompt: bool = True                # read a group's prompt once; False repeats it, to check or compare
-    like_lengths: bool = True                 # causal: prompts and completions of like length are read together; False
-                                              # pads them to the longest, to check or compare
     stored_megabytes: int = 2048              # memory for distributions kept with rollouts: tokens that truncation
                                               # kept, the reference's for the exact KL; a run that needs more is refused
                                               # before its first step, or while it is sampled, as soon as the kept ids

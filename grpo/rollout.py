@@ -1,8 +1,6 @@
 """The records of a rollout: what was sampled, what is read to score it, its texts and its rewards."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -74,7 +72,7 @@ class Reading:
 
     @property
     def problems(self):
-        return len(getattr(self, fields(self)[-1].name))
+        return len(getattr(self, self.fields_by_problem()[0].name))
 
     @staticmethod
     def alike(parts):
@@ -134,35 +132,17 @@ def places_of(problems, counts):
     return torch.cat([torch.arange(0), *(torch.arange(end[p] - counts[p], end[p]) for p in problems)])
 
 
+@dataclass
 class Texts:
-    """Completions as rewards and people read them; made when first asked for, and dropped once rewards are known.
-
-    prompts, completions: lists of N texts; columns: {field: list of N} of their records
-    tokens: N whole texts as token ids, without padding and stop token
-    completion_ids: N lists of token ids: each completion as it was sampled, with the stop token that ended it
-    place: (N, M) where in its whole text each sampled token is
-    metrics: {name: (sum, count)} of means that the policy wants logged; size: tokens that tokens_per_second counts
-    """
-
-    def __init__(self, decode: Callable, make_tokens: Callable, place, metrics, size, make_ids: Callable | None = None):
-        self.decode, self.make_tokens, self.make_ids = decode, make_tokens, make_ids
-        self.place, self.metrics, self.size = place, metrics, size
-
-    @cached_property
-    def decoded(self):
-        return self.decode()
-
-    @cached_property
-    def tokens(self):
-        return self.make_tokens()
-
-    @cached_property
-    def completion_ids(self):
-        return self.make_ids()
-
-    prompts = property(lambda self: self.decoded[0])
-    completions = property(lambda self: self.decoded[1])
-    columns = property(lambda self: self.decoded[2])
+    """N completions as rewards and people read them; dropped once rewards are known."""
+    prompts: list         # N texts
+    completions: list     # N texts
+    columns: dict         # {field of the records: list of N}
+    tokens: list          # N whole texts as token ids, without padding and stop token
+    completion_ids: list  # N lists of token ids: each completion as it was sampled, with the stop token that ended it
+    place: torch.Tensor   # (N, M) where in its whole text each sampled token is
+    metrics: dict         # {name: (sum, count)} of means that the policy wants logged
+    size: torch.Tensor    # number of tokens that tokens_per_second counts
 
 
 @dataclass

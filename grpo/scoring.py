@@ -63,19 +63,24 @@ def check_stored(states, vocabulary, config, exact, truncated, kept=None):
     truncated: whether the tokens that truncation kept are; kept: their KeptTokens, or None before they are sampled,
     where at least one token counts for each state
     """
-    of_kept = KeptTokens.LEAST_BYTES * states * truncated if kept is None else kept.bytes
-    megabytes = (4 * states * vocabulary * exact + of_kept) / 2**20
+    stored, uses, ways = 0, [], []
+    if exact:
+        stored += 4 * states * vocabulary
+        uses.append(f"{vocabulary} numbers each for the exact KL")
+        ways.append("kl_estimator='k3'")
+    if truncated:
+        stored += KeptTokens.LEAST_BYTES * states if kept is None else kept.bytes
+        uses.append("the tokens that truncation kept")
+        ways.append("top_p=1.0, top_k=0 and min_p=0.0")
+    megabytes = stored / 2**20
     if megabytes > config.stored_megabytes:
-        uses = [f"{vocabulary} numbers each for the exact KL"] * exact + ["the tokens that truncation kept"] * truncated
-        ways = ["kl_estimator='k3'"] * exact + ["top_p=1.0, top_k=0 and min_p=0.0"] * truncated
         raise ValueError(f"stored_megabytes={config.stored_megabytes} is not enough: for up to {states} tokens, "
                          f"{' and '.join(uses)} take {megabytes:.0f} MB; set {' and '.join(ways)}, lower batch_size, "
                          "group_size or the length, or raise stored_megabytes")
 
 
 def check_rollouts(rollouts, config):
-    """Raises ValueError if what these rollouts store does not fit into stored_megabytes: each of those that they were
-    joined from may have fitted."""
+    """Raises ValueError if what joined rollouts store does not fit into stored_megabytes: each part may have fitted."""
     kept, exact = rollouts.reading.kept, rollouts.ref_distributions is not None
     states = int(rollouts.reading.counts().sum())
     vocabulary = rollouts.ref_distributions.shape[1] if exact else 0

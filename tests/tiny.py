@@ -97,7 +97,9 @@ def fill_policy(seed=0, scale=8.0, tokenizer=TOKENIZER, dtype=torch.float32, **s
 
 def causal_policy(seed=0, scale=8.0, shared_prompt=True, dtype=torch.float32, **settings):
     """A causal policy with a tiny model of CAUSAL's vocabulary."""
-    return CausalPolicy(causal_model(seed, scale, **settings), CAUSAL, shared_prompt=shared_prompt, dtype=dtype)
+    policy = CausalPolicy(causal_model(seed, scale, **settings), CAUSAL, dtype=dtype)
+    policy.shared_prompt = shared_prompt
+    return policy
 
 
 def same(a, b):

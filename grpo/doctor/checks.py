@@ -32,8 +32,7 @@ def first_ratio(x):
     if not x.float32:
         return False, sentence, "set head_dtype='float32' or, if that is not enough, dtype='float32'"
     return False, sentence, ("the model computes something else token by token than at once: python "
-                             "grpo/tools/check_model.py MODEL says where; shared_prompt=False and like_lengths=False "
-                             "leave out two of the ways in which it is read")
+                             "grpo/tools/check_model.py MODEL says where")
 
 
 def first_kl(x):

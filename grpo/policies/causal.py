@@ -47,17 +47,13 @@ class CausalReading(Reading):
 
 
 class CausalPolicy(ModelPolicy):
-    """Completes prompts (batches of PromptConsumer).
-
-    shared_prompt=False reads a prompt again with each completion, like_lengths=False pads all prompts and completions
-    to the longest: the same gradient, slower
-    """
+    """Completes prompts (batches of PromptConsumer)."""
 
     Reading, kl_estimator = CausalReading, "k3"
-
-    def __init__(self, model, tokenizer, shared_prompt=True, like_lengths=True, **settings):
-        super().__init__(model, tokenizer, **settings)
-        self.shared_prompt, self.like_lengths = shared_prompt, like_lengths
+    # Where the two are False, a prompt is read again with each completion, and all rows are padded to the longest. The
+    # gradient is the same: tools/check_model.py and tests compare it.
+    shared_prompt = True
+    like_lengths = True
 
     @torch.no_grad()
     def write(self, problems, iteration, config):
@@ -89,9 +85,11 @@ class CausalPolicy(ModelPolicy):
         metrics = {"completion_length": (out.mask.sum(), P * G), "truncated": (truncated.sum(), P * G)}
         start = (prompt.shape[1] - padding).repeat_interleave(G)[:, None]            # (N, 1) length of the prompt
         place = (start + torch.arange(out.target.shape[1])).to(self.device)          # (N, M)
-        texts = Texts(lambda: self._decode(problems, out.target, length, stop, G),
-                      lambda: self._whole_texts(prompt, padding, out.target, length), place, metrics, out.mask.sum(),
-                      lambda: [ids[:n] for ids, n in zip(out.target.tolist(), length.tolist(), strict=True)])
+        completion_ids = [ids[:n] for ids, n in zip(out.target.tolist(), length.tolist(), strict=True)]
+        prompts, columns = as_columns([record for record in problems["record"] for _ in range(G)])
+        texts = Texts(prompts, [stop.text(ids) for ids in completion_ids], columns,
+                      tokens=self._whole_texts(prompt, padding, out.target, length), completion_ids=completion_ids,
+                      place=place, metrics=metrics, size=out.mask.sum())
         return Rollouts(group_size=G, target=out.target, mask=out.mask, train_mask=out.mask, old_logp=out.logp,
                         truncated=truncated, max_tokens=config.max_new_tokens, texts=texts, reading=reading)
 
@@ -115,12 +113,6 @@ class CausalPolicy(ModelPolicy):
             end -= bool(end and int(row[end - 1]) in self.tokenizer.stop_token_ids)
             texts.append(torch.cat((prompt[n // G, int(padding[n // G]) :], row[:end])))
         return texts
-
-    def _decode(self, problems, target, length, stop, G):
-        """(prompts, completions, columns of their records), N each."""
-        written = [stop.text(ids[:n]) for ids, n in zip(target.tolist(), length.tolist(), strict=True)]
-        prompts, columns = as_columns([record for record in problems["record"] for _ in range(G)])
-        return prompts, written, columns
 
     def states(self, reading):
         """Reads prompts of like length together, and then their completions of like length."""
@@ -158,7 +150,9 @@ class CausalPolicy(ModelPolicy):
 
     def _alike(self, length):
         """The rows (n,) in parts of like length that are read together."""
-        return parts_of_like_length(length, PART_TOKENS) if self.like_lengths else [torch.arange(len(length))]
+        if not self.like_lengths:
+            return [torch.arange(len(length))]
+        return parts_of_like_length(length, PART_TOKENS)
 
     def _read_prompt(self, prompt, padding):
         """(a cache of the prompts, or None if they are read again with each completion; their padding or None; the

@@ -103,8 +103,10 @@ class FillPolicy(ModelPolicy):
                 self.tokenizer.mask_token_id))
         hidden, truth = chosen[row], target.gather(1, position)[row]                 # (N, M) each
         metrics = {"mean_token_accuracy": (((tokens == truth) * hidden).sum(), hidden.sum())}
-        texts = Texts(lambda: self._decode(input, target, text, G), lambda: list(text), position[row], metrics,
-                      text.numel(), text.tolist)
+        prompts = self._decode(input.repeat_interleave(G, 0))
+        answers = self._decode(target.repeat_interleave(G, 0))
+        texts = Texts(prompts, self._decode(text), {"answer": answers}, tokens=list(text),
+                      completion_ids=text.tolist(), place=position[row], metrics=metrics, size=text.numel())
         reading = FillReading(G, out.kept, view.texts, view.position, places[:, None].expand(view.position.shape))
         return Rollouts(group_size=G, target=tokens, mask=hidden,
                         train_mask=hidden if view.train_mask is None else view.train_mask, old_logp=out.logp,
@@ -124,10 +126,9 @@ class FillPolicy(ModelPolicy):
         return fill_in_passes(self.model, input, position, places, noise[:, 0], noise[:, 1], config.unmask_steps,
                               config.temperature, config.top_p, config.top_k, config.min_p, budget)
 
-    def _decode(self, input, target, text, G):
-        """(prompts, completions, {"answer": true texts}), N each."""
-        decode = lambda x, times: [line for ids in x.tolist() for line in [self.tokenizer.decode(ids)] * times]
-        return decode(input, G), decode(text, 1), {"answer": decode(target, G)}
+    def _decode(self, ids):
+        """(N, T) token ids as N texts."""
+        return [self.tokenizer.decode(row) for row in ids.tolist()]
 
     def states(self, reading):
         P, W = reading.texts.shape[:2]

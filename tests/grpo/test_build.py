@@ -89,9 +89,9 @@ def test_the_policy_is_of_the_kind_that_its_checkpoint_says(checkpoints, dataset
     assert isinstance(models.policy, FillPolicy) and same(models.policy, fill_policy())
     assert same(models.judge.model, judge()) and same(models.gold_judge.model, judge(seed=6))
     assert models.judge.reads_ids and models.judge.tokenizer.description() == TOKENIZER.description()
-    causal = built(checkpoints, prompt_consumer(prompts, config()), generator_checkpoint="causal", shared_prompt=False)
+    causal = built(checkpoints, prompt_consumer(prompts, config()), generator_checkpoint="causal")
     assert isinstance(causal.policy, CausalPolicy) and same(causal.policy, causal_policy())
-    assert not causal.policy.shared_prompt and causal.judge is causal.gold_judge is None
+    assert causal.judge is causal.gold_judge is None
 
 
 def test_a_judge_of_completed_prompts_may_have_another_vocabulary(checkpoints, prompts):

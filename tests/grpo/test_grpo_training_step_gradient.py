@@ -148,7 +148,7 @@ class Coin(torch.nn.Module):
         target = torch.tensor(self.outcome)[:, None]                                 # (G, 1)
         p, mask = self.logit.detach().sigmoid(), torch.ones(target.shape, dtype=torch.float64)
         written = [str(int(token)) for token in target]
-        texts = Texts(lambda: ([""] * len(written), written, {"answer": ["1"] * len(written)}), None, None, {}, 1)
+        texts = Texts([""] * len(written), written, {"answer": ["1"] * len(written)}, [], [], None, {}, 1)
         return Rollouts(len(target), target, mask, mask, torch.where(target == 1, p, 1 - p).log(), mask[:, 0] > 1, 1,
                         OneToken(len(target), None, torch.zeros(1)), texts)
 

@@ -45,7 +45,7 @@ class TablePolicy(torch.nn.Module):
         target = (logp - (-noise.log()).log()).argmax(-1)                            # (N, L) Gumbel-max
         mask = torch.ones(target.shape)
         return Rollouts(G, target, mask, mask, logp.gather(-1, target[..., None])[..., 0], mask[:, 0] > 1, LENGTH,
-                        TableReading(G, None, prompt), Texts(None, None, None, {}, target.numel()))
+                        TableReading(G, None, prompt), Texts([], [], {}, [], [], None, {}, target.numel()))
 
     def states(self, reading):
         return self.table[reading.prompt].flatten(0, 1)                              # (P * L, V): a group shares them

@@ -66,7 +66,7 @@ def test_loss_gradient_and_metrics_are_finite(name, estimator):
         assert torch.isfinite(policy.logits.grad).all()
         assert all(torch.isfinite(torch.as_tensor(x)) for x in sums.values()), sums
         if "importance" not in estimator:  # e^20 times e^20 is too much for the square in a norm
-            out = apply_gradients([policy.logits], [], 0.0, 1.0, sums, one_process(), "trained_tokens")
+            out = apply_gradients([policy.logits], [], 1.0, sums, one_process(), "trained_tokens")
             assert out["skipped_steps"] == 0, out
 
     finite()

@@ -32,7 +32,8 @@ def test_a_prompt_that_is_shared_gives_the_gradient_of_repeating_it(prompts, tru
     found, read = [], []
     hook = net.embed.register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
     for shared in (True, False):
-        policy = CausalPolicy(net, CAUSAL, shared_prompt=shared)
+        policy = CausalPolicy(net, CAUSAL)
+        policy.shared_prompt = shared
         clear_gradient(policy)
         scores = score(policy, rollouts, 0.7, learn_entropy=True)
         ((scores.logp + 0.1 * scores.entropy) * weight).sum().backward()
@@ -64,7 +65,8 @@ def test_reading_like_lengths_together_gives_the_gradient_of_padding_them(monkey
     weight = torch.rand(rollouts.target.shape, dtype=torch.float64) * rollouts.mask
     net.embed.register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
     for like in (True, False):
-        policy = CausalPolicy(net, CAUSAL, shared_prompt=shared, like_lengths=like, grad_checkpoint=again)
+        policy = CausalPolicy(net, CAUSAL, grad_checkpoint=again)
+        policy.shared_prompt, policy.like_lengths = shared, like
         clear_gradient(policy), read.append("forwards")
         logp = score(policy, rollouts, 0.7).logp
         (logp * weight).sum().backward()
@@ -103,7 +105,8 @@ def test_prompts_of_one_token_are_read_with_their_completions(tmp_path):
     rollouts = sampled(policy, str(tmp_path), c)
     assert rollouts.reading.prompt.shape == (2, 0)
     for shared in (True, False):
-        logp = score(CausalPolicy(policy.model, CAUSAL, shared_prompt=shared), rollouts, 1.0).logp
+        policy.shared_prompt = shared
+        logp = score(policy, rollouts, 1.0).logp
         torch.testing.assert_close(logp * rollouts.mask, rollouts.old_logp, rtol=1e-4, atol=1e-4)
 
 
