@@ -13,18 +13,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import torch
 
-FAULTS = {  # what it does wrong
+FAULTS = {  # what it does wrong; answers without a part, or with a wrong one, are in test_vllm_answers.py
     "stale adapter": "says that it loaded an adapter, but computes with the one before",
     "stale weights": "says that it read the weights again, but keeps those it has",
     "temperature": "draws at a temperature that is `factor` times the one asked for",
     "raw": "reports log-probabilities at temperature 1, as vLLM does without --logprobs-mode processed_logprobs",
-    "re-encoded": "reports the ids of the text instead of those that it drew",
-    "re-encoded, equal number": "the same, with as many log-probabilities",
-    "silent": "takes requests and does not answer", "no log-probabilities": "leaves them out",
-    "no ids": "leaves out the ids", "no scores": "leaves out prompt_logprobs",
-    "other end": "also ends a completion at an id that is no end", "no end": "writes on behind the ends",
-    "other model": "answers with the model that it was started with", "prompt": "reads a token before each prompt",
-    "fewer": "answers with one completion less", "page": "answers with HTML", "broken": "answers with status 500",
+    "re-encoded": "reports ids of the text instead of those that it drew, as many as it drew",
+    "silent": "takes requests and does not answer", "page": "answers with HTML", "broken": "answers with status 500",
     "started again": "is started again before each completion, and holds the weights that it was started with",
     "half dead": "answers with status 500 to what brings weights, and to what follows"}
 
@@ -111,11 +106,10 @@ class VllmServer(ThreadingHTTPServer):
             return 404, {"error": {"message": f"The model `{model}` does not exist."}}
         if len(ids) + body["max_tokens"] > self.longest:
             return 400, {"error": {"message": f"This model's maximum context length is {self.longest} tokens."}}
-        answer = {"object": "text_completion", "model": self.name if self.fault == "other model" else model}
+        answer = {"object": "text_completion", "model": model}
         if "prompt_logprobs" in body:
             return 200, answer | {"choices": [{"index": 0, "prompt_logprobs": self.scores(model, ids)}]}
-        number = body["n"] - (self.fault == "fewer")
-        choices = [{"index": i} | self.draw(model, ids, body, body["seed"] + i) for i in range(number)]
+        choices = [{"index": i} | self.draw(model, ids, body, body["seed"] + i) for i in range(body["n"])]
         choices = choices[1:] + choices[:1]  # no order is promised
         drawn = sum(choice.pop("drawn") for choice in choices)
         return 200, answer | {"choices": choices, "usage": {"completion_tokens": drawn}}
@@ -140,8 +134,6 @@ class VllmServer(ThreadingHTTPServer):
         return copy.deepcopy(self.prompts[known])
 
     def scores(self, model, ids):
-        if self.fault == "no scores":
-            return None
         logp = self.logits(model, ids).log_softmax(-1)
         likeliest = logp.argmax(-1).tolist()
         return [None] + [{str(i): {"logprob": float(logp[t, i])} for i in {ids[t + 1], likeliest[t]}}
@@ -150,35 +142,27 @@ class VllmServer(ThreadingHTTPServer):
     def draw(self, model, prompt, body, seed):
         """One completion, as vLLM reports it."""
         generator, drawn, logp = torch.Generator().manual_seed(seed), [], []
-        read = [prompt[0], *prompt] if self.fault == "prompt" else prompt
         temperature = body["temperature"] * (self.factor if self.fault == "temperature" else 1)
-        ends = set() if self.fault == "no end" else set(body["stop_token_ids"])
         assert body["ignore_eos"] and (body["top_p"], body["top_k"], body["min_p"]) == (1.0, 0, 0.0)
-        reason, past = "length", self.read(model, body.get("cache_salt"), read)
+        reason, past = "length", self.read(model, body.get("cache_salt"), prompt)
         while len(drawn) < body["max_tokens"]:
-            logits = self.logits(model, [(read + drawn)[-1]], past)[-1]
+            logits = self.logits(model, [(prompt + drawn)[-1]], past)[-1]
             for i, bias in body["logit_bias"].items():
                 logits[int(i)] += bias
             p = (logits / temperature).softmax(-1)
             drawn.append(int(torch.multinomial(p, 1, generator=generator)))
             logp.append(float((logits.softmax(-1) if self.fault == "raw" else p)[drawn[-1]].log()))
             text = self.tokenizer.decode(drawn)
-            end = drawn[-1] in ends or any(s in text for s in body["stop"])
-            if end or self.fault == "other end" and len(drawn) == 2:
+            if drawn[-1] in body["stop_token_ids"] or any(s in text for s in body["stop"]):
                 reason = "stop"
                 break
         ids = list(drawn)
-        if self.fault and self.fault.startswith("re-encoded"):
+        if self.fault == "re-encoded":
             text = self.tokenizer.decode(drawn, skip_special_tokens=True)
             ids = self.tokenizer.encode(text, add_special_tokens=False)
-            if "equal" in self.fault:  # with as many as were drawn, the last kept
-                ids = (ids * len(drawn))[: len(drawn) - 1] + drawn[-1:]
-        choice = {"text": self.tokenizer.decode(drawn), "finish_reason": reason, "drawn": len(drawn), "token_ids": ids,
-                  "prompt_token_ids": read, "logprobs": {"token_logprobs": logp}}
-        for fault, field in (("no log-probabilities", "logprobs"), ("no ids", "token_ids")):
-            if self.fault == fault:
-                choice[field] = None
-        return choice
+            ids = (ids * len(drawn))[: len(drawn) - 1] + drawn[-1:]  # the last is kept
+        return {"text": self.tokenizer.decode(drawn), "finish_reason": reason, "drawn": len(drawn), "token_ids": ids,
+                "prompt_token_ids": prompt, "logprobs": {"token_logprobs": logp}}
 
 
 class Handler(BaseHTTPRequestHandler):

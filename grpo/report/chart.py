@@ -19,35 +19,66 @@ def chart(title, last, lines, stacked=False):
     lines: [(number of its color, label, [(step, number, or None where it was not finite)])]
     stacked: areas on top of each other, of lines with the same steps
     """
-    shorter = list if stacked else smooth if len(lines) > 1 else thin  # the noise of one line would hide the others
-    lines = [(color % COLORS, label, shorter(points)) for color, label, points in lines]
-    heights = [[y for _, y in points] for _, _, points in lines]
-    if stacked:
-        heights = list(zip(*map(accumulate, zip(*heights, strict=True)), strict=True))
-    heights = [[y if y is None else drawn(y) for y in ys] for ys in heights]
-    finite = [y for ys in heights for y in ys if y is not None] + [0.0] * stacked or [0.0]
+    last = max(last, 1)
+    if not stacked:
+        shorten = smooth if len(lines) > 1 else thin  # the noise of one line would hide the others
+        lines = [(color, label, shorten(points)) for color, label, points in lines]
+    heights = [[None if y is None else drawn(y) for y in ys] for ys in heights_of(lines, stacked)]
+    finite = [y for ys in heights for y in ys if y is not None]
+    if stacked or not finite:
+        finite.append(0.0)
     low, high = widened(min(finite), max(finite))
-    across = lambda step: f"{LEFT + (RIGHT - LEFT) * step / max(last, 1):.1f}"
-    down = lambda y: f"{BOTTOM - (BOTTOM - TOP) * (y - low) / (high - low):.1f}"
+
+    def across(step):
+        return f"{LEFT + (RIGHT - LEFT) * step / last:.1f}"
+
+    def down(y):
+        return f"{BOTTOM - (BOTTOM - TOP) * (y - low) / (high - low):.1f}"
+
     shapes, values = [], []
     for (color, label, points), ys in zip(lines, heights, strict=True):
-        places = [(across(step), down(low if y is None else y), y is None)
-                  for (step, _), y in zip(points, ys, strict=True)]
-        path = "".join("" if missing else f"{'L' if i and not places[i - 1][2] else 'M'}{x} {y}"
-                       for i, (x, y, missing) in enumerate(places)) + f"V{BOTTOM}H{places[0][0]}Z" * stacked
-        dots = [f'<circle class="{"missing" if missing else "dot"}" cx="{x}" cy="{y}" r="2.2"/>'
-                for x, y, missing in places if missing or len(points) <= DOTS and not stacked]
-        shapes.append(f'<g class="c{color}"><path class="{"area" if stacked else "line"}" d="{path}"/>'
-                      f'{"".join(dots)}</g>')
-        steps, shown = [str(step) for step, _ in points], ["not finite" if y is None else short(y) for _, y in points]
-        values.append(f'<span class="c{color}">{text(label)} <b data-steps="{",".join(steps)}" '
+        color = f"c{color % COLORS}"
+        places = [(across(step), None if y is None else down(y)) for (step, _), y in zip(points, ys, strict=True)]
+        shapes.append(f'<g class="{color}">{area(places) if stacked else curve(places)}</g>')
+        shown = ["not finite" if y is None else short(y) for _, y in points]
+        steps = ",".join(str(step) for step, _ in points)
+        values.append(f'<span class="{color}">{text(label)} <b data-steps="{steps}" '
                       f'data-values="{",".join(shown)}">{shown[-1]}</b></span>')
     marks = [f'<path class="grid" d="M{LEFT} {down(y)}H{RIGHT}"/><text class="y" x="{LEFT - 5}" y="{down(y)}">{y:.9g}'
              "</text>" for y in ticks(low, high)]
-    marks += [f'<text x="{across(step)}" y="{BOTTOM + 9}">{step:g}</text>' for step in ticks(0, max(last, 1))]
+    marks += [f'<text x="{across(step)}" y="{BOTTOM + 9}">{step:g}</text>' for step in ticks(0, last)]
     return (f'<figure><figcaption>{text(title)} {" ".join(values)}</figcaption><svg viewBox="0 0 320 154" role="img" '
-            f'aria-label="{text(title)}" data-plot="{LEFT} {RIGHT} {BOTTOM} {max(last, 1)}">'
+            f'aria-label="{text(title)}" data-plot="{LEFT} {RIGHT} {BOTTOM} {last}">'
             + "".join(marks + shapes[::-1]) + "</svg></figure>\n")
+
+
+def heights_of(lines, stacked):
+    """The numbers of each line; stacked, with those of the lines below added."""
+    numbers = [[y for _, y in points] for _, _, points in lines]
+    if stacked:
+        numbers = zip(*map(accumulate, zip(*numbers, strict=True)), strict=True)
+    return numbers
+
+
+def area(places):
+    """A filled area down to the axis. places: [(x, y)] as texts"""
+    line = "L".join(f"{x} {y}" for x, y in places)
+    return f'<path class="area" d="M{line}V{BOTTOM}H{places[0][0]}Z"/>'
+
+
+def curve(places):
+    """A line with a gap and a mark on the axis where y is None, and dots if its points are few."""
+    path, dots, pen = "", "", "M"
+    for x, y in places:
+        if y is None:
+            dots += f'<circle class="missing" cx="{x}" cy="{BOTTOM}" r="2.2"/>'
+            pen = "M"
+            continue
+        path += f"{pen}{x} {y}"
+        pen = "L"
+        if len(places) <= DOTS:
+            dots += f'<circle class="dot" cx="{x}" cy="{y}" r="2.2"/>'
+    return f'<path class="line" d="{path}"/>{dots}'
 
 
 def drawn(y):

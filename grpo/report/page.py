@@ -59,57 +59,107 @@ def status(runs):
 
 def sections(runs, titles):
     """(heading, HTML) of each part of the page; "" for what the runs do not have."""
-    names = list(dict.fromkeys(n for run in runs for n in run.curves if n != "step" and not n.startswith("time/")))
-    values = {n: {y for run in runs for _, y in run.curves.get(n, ())} for n in names}
-    same = [n for n in names if len(values[n]) == 1 and None not in values[n]]
-    rewards = [n for n in names if n in ("mean_reward", "std_reward") or n.startswith("reward/")]
-    rest, last = [n for n in names if n not in rewards + same], max(run.last for run in runs)
-    curves = lambda names: "".join(chart(name, last, [(i, "", run.curves[name]) for i, run in enumerate(runs)
-                                                      if name in run.curves]) for name in names)
-    yield "Held out, before and after", before_and_after(runs, titles, [n for n in names if n.startswith("eval/")])
-    held_out = curves([n for n in rest if n.startswith("eval/")])
-    yield "Held out", held_out and AXES + held_out
+    parts = {part: [] for part in ("Held out", "Rewards", "Training")}
+    held_out, constant = [], []
+    for metric in metrics_of(runs):
+        values = {y for run in runs for _, y in run.curves.get(metric, ())}
+        if metric.startswith("eval/"):
+            held_out.append(metric)
+        if metric in ("mean_reward", "std_reward") or metric.startswith("reward/"):
+            parts["Rewards"].append(metric)
+        elif len(values) == 1 and None not in values:
+            constant.append(f"{text(metric)} {short(*values)}")
+        else:
+            parts["Held out" if metric.startswith("eval/") else "Training"].append(metric)
+    html = {part: curves(runs, metrics) for part, metrics in parts.items()}
+    if html["Held out"]:
+        html["Held out"] = AXES + html["Held out"]
+    yield "Held out, before and after", before_and_after(runs, titles, held_out)
+    yield "Held out", html["Held out"]
     yield "Samples", samples(runs[0].samples) if len(runs) == 1 else ""
-    yield "Rewards", curves(rewards)
-    yield "Training", curves([n for n in rest if not n.startswith("eval/")])
-    yield "Never changed", same and f"<p>{', '.join(f'{text(n)} {short(*values[n])}' for n in same)}</p>"
-    yield "Seconds of a step by phase", "".join(chart(run.name, last, [
-        (i, *phase) for i, phase in enumerate(run.times().items())], True) for run in runs if run.times())
+    yield "Rewards", html["Rewards"]
+    yield "Training", html["Training"]
+    yield "Never changed", f"<p>{', '.join(constant)}</p>" if constant else ""
+    yield "Seconds of a step by phase", phases(runs)
     yield "Settings", settings(runs, titles)
-    yield "Machine, versions, command", table(("", *titles), [
-        (text(key), *(private(run.start.get(key, "")) for run in runs))
-        for key in dict.fromkeys(key for run in runs for key in run.start) if key != "settings"])
+    yield "Machine, versions, command", machine(runs, titles)
+
+
+def metrics_of(runs):
+    """The names of what the runs logged, without steps and times."""
+    names = dict.fromkeys(name for run in runs for name in run.curves)
+    return [name for name in names if name != "step" and not name.startswith("time/")]
+
+
+def last_step(runs):
+    return max(run.last for run in runs)
+
+
+def curves(runs, metrics):
+    """A chart for each metric, with a line for each run that has it."""
+    charts = []
+    for metric in metrics:
+        lines = [(i, "", run.curves[metric]) for i, run in enumerate(runs) if metric in run.curves]
+        charts.append(chart(metric, last_step(runs), lines))
+    return "".join(charts)
+
+
+def phases(runs):
+    """A chart of the time of each phase of a step for each run."""
+    charts = []
+    for run in runs:
+        lines = [(i, phase, points) for i, (phase, points) in enumerate(run.times().items())]
+        if lines:
+            charts.append(chart(run.name, last_step(runs), lines, stacked=True))
+    return "".join(charts)
+
+
+def machine(runs, titles):
+    """A table of the latest start of each run."""
+    keys = dict.fromkeys(key for run in runs for key in run.start if key != "settings")
+    return table(("", *titles), [(text(key), *(private(run.start.get(key, "")) for run in runs)) for key in keys])
 
 
 def table(head, rows, kind="texts"):
-    row = lambda cells, tag: "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>\n"
-    body = "".join(row(cells, "td") for cells in rows)
-    return body and f'<table class="{kind}"><thead>{row(head, "th")}</thead>\n<tbody>{body}</tbody></table>\n'
+    """An HTML table; "" without rows."""
+    if not rows:
+        return ""
+    body = "".join(table_row(cells, "td") for cells in rows)
+    return f'<table class="{kind}"><thead>{table_row(head, "th")}</thead>\n<tbody>{body}</tbody></table>\n'
+
+
+def table_row(cells, tag):
+    return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>\n"
 
 
 def before_and_after(runs, titles, metrics):
     """A table of the first and the last evaluation of each run."""
-    rows = {metric: [text(metric.removeprefix("eval/"))] for metric in metrics}
-    for run in runs:
-        for metric, row in rows.items():
-            ends = run.ends(metric)
-            shown = [format_number(x) for x in ends]
-            row += [*shown, change(*ends)] if len(runs) == 1 else [f"{' → '.join(shown)}<br>{change(*ends)}"]
-    last = runs[0].evaluations[-1]["step"] if runs[0].evaluations else 0
-    head = ("before", f"step {last}", "change") if len(runs) == 1 else titles
-    return table(("metric", *head), rows.values(), "numbers")
+    head = titles
+    if len(runs) == 1:
+        last = runs[0].evaluations[-1]["step"] if runs[0].evaluations else 0
+        head = ("before", f"step {last}", "change")
+    rows = []
+    for metric in metrics:
+        row = [text(metric.removeprefix("eval/"))]
+        for run in runs:
+            before, after = run.ends(metric)
+            cells = (format_number(before), format_number(after), change(before, after))
+            row += cells if len(runs) == 1 else [f"{cells[0]} → {cells[1]}<br>{cells[2]}"]
+        rows.append(row)
+    return table(("metric", *head), rows, "numbers")
 
 
 def samples(by_step):
     """The samples of evaluations; the script shows one evaluation at a time, at first the last."""
-    parts, last = [], next(reversed(by_step), None)
+    if not by_step:
+        return ""
+    last = list(by_step)[-1]
+    parts = ['<p class="slider"><button type="button">previous</button><input type="range" aria-label="step">'
+             f'<button type="button">next</button> step <output>{last}</output></p>\n']
     for step, records in by_step.items():
-        parts.append(f'<div class="set" data-step="{step}"{" hidden" * (step != last)}>\n')
-        for record in records:
-            parts.append(sample_table(record))
-        parts.append("</div>\n")
-    return parts and ('<p class="slider"><button type="button">previous</button><input type="range" aria-label="step">'
-                      f'<button type="button">next</button> step <output>{last}</output></p>\n{"".join(parts)}')
+        hidden = "" if step == last else " hidden"
+        parts.append(f'<div class="set" data-step="{step}"{hidden}>\n{"".join(map(sample_table, records))}</div>\n')
+    return "".join(parts)
 
 
 def sample_table(record):
@@ -154,10 +204,13 @@ def marked(key, record):
             return "same" if value[i] == truth[i] else "other"
         return "filled"
 
-    parts = [(mark, text("".join(value[i] for i in places)))
-             for mark, places in groupby(range(min(len(value), LONGEST)), key=kind)]
-    return ("".join(f'<mark class="{mark}">{part}</mark>' if mark else part for mark, part in parts)
-            + f" <em>and {len(value) - LONGEST} characters</em>" * (len(value) > LONGEST))
+    html = ""
+    for mark, places in groupby(range(min(len(value), LONGEST)), key=kind):
+        part = text("".join(value[i] for i in places))
+        html += f'<mark class="{mark}">{part}</mark>' if mark else part
+    if len(value) > LONGEST:
+        html += f" <em>and {len(value) - LONGEST} characters</em>"
+    return html
 
 
 def private(value):
@@ -167,9 +220,14 @@ def private(value):
 
 def settings(runs, titles):
     """One run's settings that differ from the defaults, or those in which several runs differ; on a click, all."""
-    rows = {key: (text(key), *(private(run.config.get(key)) for run in runs)) for run in runs for key in run.config}
-    different = table(("setting", *titles), [row for row in rows.values() if len(set(row[1:])) > 1])
-    changed = table(("setting", "value", "default", "set in"), [
-        (text(key), *map(private, about.values())) for key, about in runs[0].start.get("settings", {}).items()])
-    fold = f"<details><summary>all settings</summary>{table(('setting', *titles), rows.values())}</details>"
-    return (different if len(runs) > 1 else changed) + fold * bool(rows)
+    keys = dict.fromkeys(key for run in runs for key in run.config)
+    rows = [(text(key), *(private(run.config.get(key)) for run in runs)) for key in keys]
+    if len(runs) > 1:
+        shown = table(("setting", *titles), [row for row in rows if len(set(row[1:])) > 1])
+    else:
+        changed = runs[0].start.get("settings", {})
+        shown = table(("setting", "value", "default", "set in"), [
+            (text(key), *map(private, about.values())) for key, about in changed.items()])
+    if rows:
+        shown += f"<details><summary>all settings</summary>{table(('setting', *titles), rows)}</details>"
+    return shown

@@ -45,11 +45,12 @@ def draw_metric(axis, name, runs, over):
     """Draws a held-out metric of all runs. A number that is not finite is a gap."""
     drawn = [0.0]
     for i, (label, records) in enumerate(runs.items()):
-        place = seconds_of_steps(records) if over == "seconds" else {r["step"]: r["step"] for r in records}
-        points = [(place[r["step"]], r[name]) for r in records if name in r]
-        numbers = [math.nan if y is None else y for _, y in points]
-        axis.plot([x for x, _ in points], numbers, marker=".", label=label, color=f"C{i}")
-        drawn += [y for _, y in points if y is not None]
+        seconds = seconds_of_steps(records)
+        steps = [r["step"] for r in records if name in r]
+        numbers = [math.nan if r[name] is None else r[name] for r in records if name in r]
+        places = [seconds[step] for step in steps] if over == "seconds" else steps
+        axis.plot(places, numbers, marker=".", label=label, color=f"C{i}")
+        drawn += [y for y in numbers if not math.isnan(y)]
     short = name.removeprefix("eval/")
     low, high = (0.0, 1.0) if short in SHARES else widened(min(drawn), max(drawn))
     margin = MARGIN * (high - low)
@@ -74,9 +75,10 @@ def draw_temperatures(curves, path):
     curves: {label: [(temperature, metrics)]}; path: the picture file
     """
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.2))
-    (_, known), *_ = next(iter(curves.values()))
-    rewards = [name for name in known if name.startswith("reward/")]
-    good = "word_validity" if "word_validity" in known or not rewards else rewards[0]
+    first_curve = next(iter(curves.values()))
+    _, metrics = first_curve[0]
+    rewards = [name for name in metrics if name.startswith("reward/")]
+    good = rewards[0] if rewards and "word_validity" not in metrics else "word_validity"
     pairs = (("token_accuracy", good), ("entropy", good), ("entropy", "token_accuracy"))
     for axis, (x, y) in zip(axes, pairs, strict=True):
         for label, points in curves.items():
@@ -88,7 +90,7 @@ def draw_temperatures(curves, path):
         axis.set_ylabel(y.replace("_", " "))
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
-    temperatures = ", ".join(f"{temperature:g}" for temperature, _ in next(iter(curves.values())))
+    temperatures = ", ".join(f"{temperature:g}" for temperature, _ in first_curve)
     figure.suptitle(f"A point for each sampling temperature ({temperatures}). The axes do not begin at 0.", fontsize=10)
     save(figure, path)
 

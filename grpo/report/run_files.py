@@ -29,30 +29,23 @@ class Run:
     """
 
     def __init__(self, folder, name):
-        metrics, config = Path(folder, METRICS), Path(folder, CONFIG)
-        lines = 0
-        if metrics.exists():
-            with open(metrics, "rb") as f:
-                lines = sum(line.endswith(b"\n") for line in f)  # the last one may have been cut short
-        if not lines:
-            raise FileNotFoundError(f"{metrics} holds no metrics; name the out_dir of a run")
-        every = 1 + lines // STEPS
-        with open(metrics, "rb") as f:
-            self.records = [record_of(line, f"{metrics}, line {i}") for i, line in enumerate(f, 1)
-                            if i <= lines and ((lines - i) % every == 0 or b'"eval/' in line)]
-        self.name, self.last = name, self.records[-1]["step"]
+        self.name = name
+        self.records = read_metrics(Path(folder, METRICS))
+        self.last = self.records[-1]["step"]
+        self.evaluations = [r for r in self.records if any(metric.startswith("eval/") for metric in r)]
+        self.curves = {}
+        for record in self.records:
+            for metric, x in record.items():
+                self.curves.setdefault(metric, []).append((record["step"], x))
+        config = Path(folder, CONFIG)
         self.config = json.loads(config.read_text()) if config.exists() else {}
-        self.start = self.end = {}
+        self.start, self.end = {}, {}
         for record in each_record(Path(folder, STARTS)):
             if "ended" in record:
                 self.end = record
             else:
                 self.start, self.end = record, {}
-        self.curves, self.samples = {}, {}
-        for record in self.records:
-            for metric, x in record.items():
-                self.curves.setdefault(metric, []).append((record["step"], x))
-        self.evaluations = [record for record in self.records if any(name.startswith("eval/") for name in record)]
+        self.samples = {}
         for record in each_record(Path(folder, SAMPLES)):
             if record["step"] not in self.samples and len(self.samples) == SETS:
                 del self.samples[list(self.samples)[1]]
@@ -67,17 +60,45 @@ class Run:
     def times(self):
         """{phase: [(step, seconds of a step, mean over the steps since the point before)]}"""
         parts = stretches([record for record in self.records if "time/train" in record], MEANS)
-        return {phase.removeprefix("time/"): [
-            (part[-1]["step"], sum(record.get(phase) or 0 for record in part) / len(part)) for part in parts]
-            for phase in self.curves if phase.startswith("time/")}
+        times = {}
+        for metric in self.curves:
+            if metric.startswith("time/"):
+                times[metric.removeprefix("time/")] = [
+                    (part[-1]["step"], sum(record.get(metric) or 0 for record in part) / len(part)) for part in parts]
+        return times
+
+
+def read_metrics(path):
+    """The records of a metrics.jsonl: all evaluations, and of more than STEPS steps every second, third, ... one.
+
+    Raises FileNotFoundError if there are none. The last line may have been cut short, and is then left out.
+    """
+    lines = 0
+    if path.exists():
+        with open(path, "rb") as f:
+            lines = sum(line.endswith(b"\n") for line in f)
+    if not lines:
+        raise FileNotFoundError(f"{path} holds no metrics; name the out_dir of a run")
+    every = 1 + lines // STEPS
+    records = []
+    with open(path, "rb") as f:
+        for i, line in enumerate(f, 1):
+            if i <= lines and ((lines - i) % every == 0 or b'"eval/' in line):
+                records.append(record_of(line, f"{path}, line {i}"))
+    return records
 
 
 def names_of(folders):
     """The shortest ends of the paths of folders that tell them apart: out, or a/out and b/out."""
     paths = [Path(without_home(os.path.abspath(folder))).parts for folder in folders]
-    alone = lambda path, n: all(other == path or other[-n:] != path[-n:] for other in paths)
-    ends = [next(n for n in range(1, len(path) + 1) if alone(path, n) or n == len(path)) for path in paths]
-    return [str(Path(*path[-n:])) for path, n in zip(paths, ends, strict=True)]
+    names = []
+    for path in paths:
+        others = [other for other in paths if other != path]
+        length = 1
+        while length < len(path) and any(other[-length:] == path[-length:] for other in others):
+            length += 1
+        names.append(str(Path(*path[-length:])))
+    return names
 
 
 def widened(low, high):
@@ -95,12 +116,19 @@ def stretches(items, count):
 
 def thin(points):
     """About POINTS points: the last one, and the lowest and the highest of each stretch: a jump of one step stays."""
-    parts, value = stretches(points, POINTS // 2), lambda point: -math.inf if point[1] is None else point[1]
-    kept = {pick(part, key=value) for part in parts for pick in (min, max)} | set(points[-1:])
+    def height(point):
+        return -math.inf if point[1] is None else point[1]
+
+    kept = set(points[-1:])
+    for part in stretches(points, POINTS // 2):
+        kept |= {min(part, key=height), max(part, key=height)}
     return sorted(kept, key=lambda point: point[0])
 
 
 def smooth(points):
     """At most MEANS points: the last step of each stretch, and the mean of its finite numbers or None."""
-    parts = [(part[-1][0], [y for _, y in part if y is not None]) for part in stretches(points, MEANS)]
-    return [(step, sum(ys) / len(ys) if ys else None) for step, ys in parts]
+    means = []
+    for part in stretches(points, MEANS):
+        finite = [y for _, y in part if y is not None]
+        means.append((part[-1][0], sum(finite) / len(finite) if finite else None))
+    return means

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from grpo.rollout import Scored, moved
@@ -20,7 +21,7 @@ END_SECONDS = 10     # in which an idle worker ends by itself, and removes the f
 
 @dataclass(eq=False)
 class Part:
-    """Problems that one worker writes completions for."""
+    """Problems that one worker samples completions for."""
     problems: dict
     worker: object = None
     answer: object = None    # Ray's promise of what RayWorker.write returns
@@ -30,7 +31,7 @@ class Part:
 
 @dataclass
 class Start:
-    """A batch of problems that is being written."""
+    """A batch of problems whose completions are being sampled."""
     problems: dict
     iteration: int
     version: int
@@ -41,8 +42,8 @@ class RaySampler:
     """Actors that hold a copy of the policy, and of rewards and judge with config.ray_rewards, share the problems.
 
     A worker that dies, or needs more than config.sampler_timeout seconds, is replaced, and what it had not finished is
-    given to others. What is written does not depend on it: the noise is that of each problem, and the weights of a
-    start are kept in Ray's object store until it is finished.
+    given to others. The completions do not depend on it: the noise is that of each problem, and the weights of a start
+    are kept in Ray's object store until it is finished.
     make: config -> (policy, a Rewards or None), called in each worker; a function that can be imported there
     policy: the trainer's
     """
@@ -50,8 +51,13 @@ class RaySampler:
     outside = True
 
     def __init__(self, make, policy, config, dist):
-        self.make, self.policy, self.config = make, policy, config
-        self.starts, self.weights, self.version, self.workers, self.replaced = deque(), {}, None, [], 0
+        self.make, self.policy = make, policy
+        self.config = config
+        self.starts = deque()
+        self.weights = {}    # {version: Ray's promise of packed weights}
+        self.version = None  # of the last sync
+        self.workers = []
+        self.replaced = 0    # workers since the last batch
         size = sum(x.nbytes for x in policy.weights().values())
         self.ray, self.leave = joined_ray(config, dist, size)
         with contextlib.ExitStack() as undo:
@@ -62,34 +68,45 @@ class RaySampler:
             undo.pop_all()
 
     def sync(self, weights, version):
-        self.weights = {v: x for v, x in self.weights.items() if any(start.version == v for start in self.starts)}
-        self.weights[version], self.version = self.ray.put(pack(weights)), version
+        needed = {start.version for start in self.starts}
+        self.weights = {v: x for v, x in self.weights.items() if v in needed}
+        self.weights[version] = self.ray.put(pack(weights))
+        self.version = version
 
     def start(self, problems, iteration, version):
-        start, P = Start(problems, iteration, version), len(problems["number"])
-        for worker, part in zip(self.workers, torch.arange(P).tensor_split(len(self.workers))):
-            if len(part):
-                begin, end = int(part[0]), int(part[-1]) + 1
-                start.parts.append(Part({key: x[begin:end] for key, x in problems.items()}))
-                self._give(start, start.parts[-1], worker)
+        start = Start(problems, iteration, version)
+        shares = np.array_split(np.arange(len(problems["number"])), len(self.workers))
+        for worker, share in zip(self.workers, shares, strict=True):
+            if len(share):
+                part = Part({key: x[share[0] : share[-1] + 1] for key, x in problems.items()})
+                start.parts.append(part)
+                self._give(start, part, worker)
         self.starts.append(start)
 
     def finish(self):
         start = self.starts[0]
         until = time.monotonic() + self.config.sampler_timeout
         while missing := [part for part in start.parts if part.result is None]:
-            answers = [part.answer for part in missing]
-            ready, _ = self.ray.wait(answers, timeout=max(0.0, until - time.monotonic()))
-            found = [part for part in missing if part.answer in ready]
-            lost = {part.worker: reason for part in found if (reason := self._fetch(part))}
-            if not ready:
-                why = f"needed more than sampler_timeout={self.config.sampler_timeout:g} seconds"
-                lost = {part.worker: why for part in missing}
+            lost = self._receive(missing, max(0.0, until - time.monotonic()))
             if lost:
                 self._replace(lost)
                 until = time.monotonic() + self.config.sampler_timeout
         self.starts.popleft()
         return self._finished(start)
+
+    def _receive(self, missing, seconds):
+        """Waits until one of these parts is ready or so many seconds are over. Returns {lost worker: why}."""
+        ready, _ = self.ray.wait([part.answer for part in missing], timeout=seconds)
+        if not ready:
+            why = f"needed more than sampler_timeout={self.config.sampler_timeout:g} seconds"
+            return {part.worker: why for part in missing}
+        lost = {}
+        for part in missing:
+            if part.answer in ready:
+                part.result, reason = self._value(part.answer)
+                if reason:
+                    lost[part.worker] = reason
+        return lost
 
     def score(self, problems, written):
         answers = [worker.score.remote(problems, moved(written, "cpu"), self.version, self.weights[self.version])
@@ -111,7 +128,7 @@ class RaySampler:
         self.leave()
 
     def _new_workers(self, number):
-        """So many workers that are ready. One that dies while it starts is started again."""
+        """Starts workers and waits until they are ready. One that dies while it starts is started again."""
         workers = []
         for _ in range(MOST_TRIES):
             new = [self.actor.remote() for _ in range(number - len(workers))]
@@ -139,44 +156,42 @@ class RaySampler:
         except errors.RayError as error:
             return None, f"ended: {last_line(error)}"
 
-    def _fetch(self, part):
-        """Keeps the result of a part that is ready. Returns why its worker is lost, or nothing."""
-        part.result, reason = self._value(part.answer)
-        return reason
-
     def _give(self, start, part, worker):
         part.worker, part.tries = worker, part.tries + 1
         part.answer = worker.write.remote(part.problems, start.iteration, start.version, self.weights[start.version])
 
     def _replace(self, lost):
-        """New workers for the lost ones {worker: reason}, whose parts other workers get, or the new ones."""
+        """New workers for the lost ones {worker: reason}. Their parts go to other workers, or to the new ones if there
+        are no others."""
         self.replaced += len(lost)
         for worker in lost:
             self.ray.kill(worker)
-        self.workers = [worker for worker in self.workers if worker not in lost]
-        orphans = [(start, part) for start in self.starts for part in start.parts
-                   if part.result is None and part.worker in lost]
-        for _, part in orphans:
+        unfinished = [(start, part) for start in self.starts for part in start.parts
+                      if part.result is None and part.worker in lost]
+        for _, part in unfinished:
             if part.tries == MOST_TRIES:
                 raise SamplerError(f"sampler='ray': {MOST_TRIES} workers were lost with the same problems, the last "
                                    f"because it {lost[part.worker]}")
-        live = self.workers
-        heirs = live or self._new_workers(len(lost))
-        for number, (start, part) in enumerate(orphans):
-            self._give(start, part, heirs[number % len(heirs)])
-        self.workers = live + self._new_workers(len(lost)) if live else heirs
+        self.workers = [worker for worker in self.workers if worker not in lost]
+        others = list(self.workers)
+        if not others:
+            self.workers = self._new_workers(len(lost))
+        for i, (start, part) in enumerate(unfinished):
+            self._give(start, part, self.workers[i % len(self.workers)])
+        if others:
+            self.workers = others + self._new_workers(len(lost))
 
     def _finished(self, start):
-        written, versions, scored = zip(*(part.result for part in start.parts), strict=True)
+        completions, versions, scored = zip(*(part.result for part in start.parts), strict=True)
         device = self.policy.device
-        rollouts = self.policy.rollouts(start.problems, moved(self.policy.join(written), device), self.config)
-        replaced, self.replaced = self.replaced, 0
-        return SamplerOutput(rollouts, min(versions), scored=joined_scores(scored, device),
-                        sums={"sampler/replaced_workers": float(replaced)})
+        rollouts = self.policy.rollouts(start.problems, moved(self.policy.join(completions), device), self.config)
+        sums = {"sampler/replaced_workers": float(self.replaced)}
+        self.replaced = 0
+        return SamplerOutput(rollouts, min(versions), scored=joined_scores(scored, device), sums=sums)
 
 
 def joined_scores(parts, device):
-    """A Scored of different problems as one, with values and metrics; None if there are none."""
+    """The Scored of different problems as one, with values and metrics; None if there are none."""
     if parts[0] is None:
         return None
     values = {name: torch.cat([part.values[name] for part in parts]).to(device) for name in parts[0].values}
@@ -184,7 +199,7 @@ def joined_scores(parts, device):
     if parts[0].metrics is not None:
         metrics = {}
         for part in parts:
-            for name, (total, number) in part.metrics.items():
-                before = metrics.get(name, (0.0, 0))
-                metrics[name] = before[0] + total, before[1] + number
+            for name, (total, count) in part.metrics.items():
+                total_before, count_before = metrics.get(name, (0.0, 0))
+                metrics[name] = (total_before + total, count_before + count)
     return replace(moved(Scored.join(parts), device), values=values, metrics=metrics)

@@ -1,4 +1,4 @@
-"""What runs in a worker process of Ray: a policy that writes completions, and rewards if they are computed there."""
+"""What runs in a worker process of Ray: a policy that samples completions, and rewards if they are computed there."""
 
 from dataclasses import replace
 
@@ -10,8 +10,8 @@ from grpo.scoring import score_in_batches
 
 
 class RayWorker:
-    """Calls are done one after another, in their order. Each brings the weights that it is to be done with, so that a
-    new worker in the place of a lost one needs to be told nothing."""
+    """Calls run one after another, in their order. Each brings the weights that it needs, so that a new worker in the
+    place of a lost one knows as much."""
 
     def build(self, make, config):
         """make: config -> (policy, a Rewards or None). Returns True."""
@@ -20,14 +20,15 @@ class RayWorker:
         return True
 
     def write(self, problems, iteration, version, packed):
-        """What policy.write returns, on the CPU; the version of the weights that wrote it; and a Scored or None."""
+        """Returns what policy.write returns, on the CPU; the version of the weights; and a Scored or None."""
         self.load(version, packed)
-        written, scored = self.policy.write(problems, iteration, self.config), None
+        written = self.policy.write(problems, iteration, self.config)
+        scored = None
         if self.rewards is not None:
             if hasattr(self.rewards, "state"):
                 self.rewards.state.global_step = iteration * self.config.ppo_epochs * self.config.minibatches
-            scored = self.rewards(self.policy.rollouts(problems, written, self.config))
-        return moved(written, "cpu"), self.version, scored and on_cpu(scored)
+            scored = on_cpu(self.rewards(self.policy.rollouts(problems, written, self.config)))
+        return moved(written, "cpu"), self.version, scored
 
     @torch.no_grad()
     def score(self, problems, written, version, packed):

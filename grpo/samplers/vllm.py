@@ -28,14 +28,14 @@ from grpo.samplers.vllm_http import Server, Unknown
 from grpo.scoring import score_in_batches
 
 SEEDS = 7              # keeps the servers' seeds apart from other noise of a problem
-NEVER = -100.0         # the bias of a token that the policy never writes
+NEVER = -100.0         # the bias of a token that the policy never samples
 MOST_NEVER = 1024      # such tokens that a server takes a bias for
 LAST_SECONDS = 10.0    # for each request with which a run ends
 
 
 @dataclass
 class Start:
-    """Problems that the server writes completions for."""
+    """Problems that the server samples completions for."""
     problems: dict
     prompts: list   # P lists of ids
     version: int
@@ -55,28 +55,36 @@ class VllmSampler:
         if policy.model.mode != LANGUAGE_MODEL:
             raise ValueError(f"sampler='vllm' writes from left to right, but generator_checkpoint="
                              f"{config.generator_checkpoint} fills in; use sampler='local' or 'ray'")
-        self.policy, self.config, self.dist = policy, config, dist
-        tokenizer, sequences = policy.tokenizer, list(config.stop_sequences)
-        self.never = never_written(policy)
+        self.policy, self.config = policy, config
+        self.dist = dist
+        self.never = never_sampled(policy)
         if len(self.never) > MOST_NEVER:
-            raise ValueError(f"generator_checkpoint={config.generator_checkpoint} never writes {len(self.never)} of "
+            raise ValueError(f"generator_checkpoint={config.generator_checkpoint} never samples {len(self.never)} of "
                              f"its ids, and a vLLM server excludes at most {MOST_NEVER}; use sampler='local' or 'ray'")
         self.server = Server(config.vllm_url, config.sampler_timeout)
-        able = torch.ones(policy.vocabulary, dtype=torch.bool)
-        able[[i for i in self.never if i < len(able)]] = False
-        self.expected = Expected(
-            self.server.named, config.group_size, config.max_new_tokens, able,
-            Stop(tokenizer, config.stop_sequences, config.response_prefix),
-            f"stop_token_ids {list(tokenizer.stop_token_ids)}" + (f", stop_sequences {sequences}" if sequences else ""))
+        self.expected = self._expected()
         self.folder = os.path.join(os.path.abspath(config.out_dir), VLLM_WEIGHTS)
         self.of_folder = f"nano-grpo-{hashlib.sha256(self.folder.encode()).hexdigest()[:8]}-"
         nonce = dist.names_of_all([secrets.token_hex(4)])[0]  # no two runs give a name to different weights
         self.prefix = f"{self.of_folder}{nonce}-"
-        self.starts, self.loaded, self.first = deque(), {}, True
+        self.starts = deque()
+        self.loaded = {}   # {version: (name, folder)} of adapters
+        self.first = True  # no batch has been finished
         self.name = None   # of the weights of the last sync
         self.model = None  # what requests call them: the name of the adapter, or of the model that is served
         self.held = None   # what the server called its weights then; None where it has no name for them
         self.base = self._look()
+
+    def _expected(self):
+        """What the server's answers are checked for."""
+        policy, config = self.policy, self.config
+        able = torch.ones(policy.vocabulary, dtype=torch.bool)
+        able[[i for i in self.never if i < len(able)]] = False
+        ends = f"stop_token_ids {list(policy.tokenizer.stop_token_ids)}"
+        if config.stop_sequences:
+            ends += f", stop_sequences {list(config.stop_sequences)}"
+        stop = Stop(policy.tokenizer, config.stop_sequences, config.response_prefix)
+        return Expected(self.server.named, config.group_size, config.max_new_tokens, able, stop, ends)
 
     def start(self, problems, iteration, version):
         prompts = prompts_of(problems)
@@ -87,11 +95,12 @@ class VllmSampler:
 
     def finish(self):
         start = self.starts.popleft()
-        found = [read_completions(answer, prompt, start.model, self.expected)
-                 for answer, prompt in zip(self._wait(start.answers), start.prompts, strict=True)]
+        completions = []
+        for answer, prompt in zip(self._wait(start.answers), start.prompts, strict=True):
+            completions += read_completions(answer, prompt, start.model, self.expected)
         self._check_held()
-        written = moved(as_generation([completion for group in found for completion in group]), self.policy.device)
-        rollouts = self.policy.rollouts(start.problems, written, self.config)
+        generation = moved(as_generation(completions), self.policy.device)
+        rollouts = self.policy.rollouts(start.problems, generation, self.config)
         if self.first:  # the policy has not moved since it was synced
             check_temperature(self.policy, rollouts, self.config, self.server.named)
             self.first = False
@@ -99,7 +108,7 @@ class VllmSampler:
 
     def sync(self, weights, version):
         has_adapter = getattr(self.policy.model, "has_adapter", False)
-        if not has_adapter:  # weights may not change below what is being written
+        if not has_adapter:  # weights may not change while the server samples with them
             for start in self.starts:
                 self._wait(start.answers)
             self._check_held()
@@ -110,18 +119,24 @@ class VllmSampler:
             with writing(path):
                 os.makedirs(self.folder, exist_ok=True)
                 save_for_vllm(self.policy, path, weights)
-            (self._bring_adapter if has_adapter else self._bring_weights)(name, path, version)
+            if has_adapter:
+                self._bring_adapter(name, path, version)
+            else:
+                self._bring_weights(name, path)
         self.dist.barrier()
-        self.name, self.model = name, name if has_adapter else self.base
+        self.name = self.model = name
         if not has_adapter:
+            self.model = self.base
             self.held = self._weights_held()
 
     def score(self, problems, written):
-        G, model = self.config.group_size, self.model
-        length, prompts = written.mask.sum(1).long().tolist(), prompts_of(problems)
-        texts = [prompts[n // G] + ids[:length[n]] for n, ids in enumerate(written.target.tolist())]
-        ask = {"model": model, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 1}
-        answers = self.server.begin("/v1/completions", [ask | {"prompt": ids} for ids in texts])
+        model = self.model
+        prompts = prompts_of(problems)
+        length = written.mask.sum(1).long().tolist()
+        completions = [ids[:n] for ids, n in zip(written.target.tolist(), length, strict=True)]
+        texts = [prompts[n // self.config.group_size] + ids for n, ids in enumerate(completions)]
+        request = {"model": model, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 1}
+        answers = self.server.begin("/v1/completions", [request | {"prompt": ids} for ids in texts])
         excluded = self._excluded(problems, written)
 
         def wait():
@@ -132,9 +147,11 @@ class VllmSampler:
         return wait
 
     def close(self):
-        for answer in [answer for start in self.starts for answer in start.answers]:
-            answer.cancel()
-        self.starts, self.server.timeout = deque(), min(self.server.timeout, LAST_SECONDS)
+        for start in self.starts:
+            for answer in start.answers:
+                answer.cancel()
+        self.starts.clear()
+        self.server.timeout = min(self.server.timeout, LAST_SECONDS)
         if self.dist.is_main:
             with contextlib.suppress(SamplerError):  # the server may be the reason for the end
                 for name, _ in self.loaded.values():
@@ -180,11 +197,12 @@ class VllmSampler:
                                "again, or another run brings it weights; go on with --resume=auto")
 
     def _excluded(self, problems, written):
-        """Log of the probability (N, M) that is left to the tokens that the policy writes, at temperature 1: a server
-        scores known tokens without the bias of those that it never writes."""
+        """Log of the probability (N, M) that is left to the tokens that the policy samples, at temperature 1: a server
+        scores known tokens without the bias of those that it never samples."""
         if not self.never:
             return torch.zeros(written.mask.shape)
-        rollouts, c = self.policy.rollouts(problems, written, self.config), replace(self.config, temperature=1.0)
+        rollouts = self.policy.rollouts(problems, written, self.config)
+        c = replace(self.config, temperature=1.0)
         with every_token(self.policy):
             among_all = score_in_batches(self.policy, rollouts, c)
         return (among_all - score_in_batches(self.policy, rollouts, c)).cpu()        # (N, M)
@@ -208,7 +226,7 @@ class VllmSampler:
             raise SamplerError(self.server.late("/v1/completions")) from None
 
     def _bring_adapter(self, name, path, version):
-        """Loads the adapter, and lets go of those that nothing is written with any more."""
+        """Loads the adapter, and unloads those that no start needs any more."""
         self.server.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
         self.loaded[version] = name, path
         for old in [v for v in self.loaded if v < version - self.config.max_staleness]:
@@ -223,7 +241,7 @@ class VllmSampler:
         except SamplerError as error:
             print_error(f"warning: {error}")
 
-    def _bring_weights(self, name, path, version):
+    def _bring_weights(self, name, path):
         """Lets the server read the weights of a folder in the place of its own, and forget what it has cached."""
         self.server.post("/pause?mode=wait&clear_cache=true", {})
         try:
@@ -243,20 +261,20 @@ def prompts_of(problems):
     return [row[int(n):].tolist() for row, n in zip(problems["input"], problems["padding"], strict=True)]
 
 
-def never_written(policy):
-    """The ids of a model in Hugging Face format that the policy never writes: those without a text, and rows of the
+def never_sampled(policy):
+    """The ids of a model in Hugging Face format that the policy never samples: those without a text, and rows of the
     output layer behind the vocabulary."""
     return [*policy.tokenizer.banned_token_ids, *range(policy.vocabulary, rows_of(policy))]
 
 
 def rows_of(policy):
-    """Rows of the output layer: ids that a server of the model could write."""
+    """Rows of the output layer: ids that a server of the model could sample."""
     return policy.vocabulary if isinstance(policy.model, GPT) else policy.model.config.vocab_size
 
 
 @contextlib.contextmanager
 def every_token(policy):
-    """Within, the distributions of the policy are over all ids, also those that it never writes."""
+    """Within, the distributions of the policy are over all ids, also those that it never samples."""
     model, before = policy.model, (policy.model.vocabulary, policy.model.banned_ids)
     model.vocabulary, model.banned_ids = rows_of(policy), ()
     try:
@@ -286,8 +304,10 @@ def save_for_vllm(policy, path, weights):
 
 def as_generation(completions):
     """A Generation of N completions (ids, log-probabilities, whether it was cut)."""
-    M = max(len(ids) for ids, _, _ in completions)
-    target, logp, mask = torch.zeros(len(completions), M, dtype=torch.long), *torch.zeros(2, len(completions), M)
+    shape = (len(completions), max(len(ids) for ids, _, _ in completions))
+    target, mask, logp = torch.zeros(shape, dtype=torch.long), torch.zeros(shape), torch.zeros(shape)
     for n, (ids, drawn, _) in enumerate(completions):
-        target[n, :len(ids)], logp[n, :len(ids)], mask[n, :len(ids)] = torch.tensor(ids), torch.tensor(drawn), 1.0
+        target[n, :len(ids)] = torch.tensor(ids)
+        logp[n, :len(ids)] = torch.tensor(drawn)
+        mask[n, :len(ids)] = 1.0
     return Generation(target, mask, logp, None, torch.tensor([cut for _, _, cut in completions]))

@@ -24,7 +24,7 @@ class Expected:
     named: str
     group_size: int
     longest: int         # max_new_tokens
-    able: torch.Tensor   # (V,) bool: the ids that the policy can write
+    able: torch.Tensor   # (V,) bool: the ids that the policy can sample
     stop: object         # a Stop of core/generation.py: where completions end
     ends: str            # the ids and texts that end one, in words
 
@@ -56,7 +56,8 @@ def read_completions(answer, prompt, model, expected):
             expected.fail(f"answered with {len(choices)} completions of a prompt, not group_size={expected.group_size}")
         in_order = sorted(choices, key=lambda choice: choice["index"])
         found = [read_choice(choice, prompt, expected) for choice in in_order]
-        counted, total = (answer.get("usage") or {}).get("completion_tokens"), sum(len(ids) for ids, _, _ in found)
+        counted = (answer.get("usage") or {}).get("completion_tokens")
+        total = sum(len(ids) for ids, _, _ in found)
         if counted not in (None, total):
             expected.fail(f"drew {counted} tokens but reports {total} ids: they are not those that it drew")
         return found
@@ -85,8 +86,9 @@ def read_choice(choice, prompt, expected):
         expected.fail(f"reports {len(ids)} ids for {len(logp)} tokens that it drew: the ids are not those drawn")
     if not all(math.isfinite(x) and x <= 1e-4 for x in logp):
         expected.fail(f"reports {max(logp):.3g} as a log-probability; {PROCESSED}")
-    if unable := [i for i in ids if not 0 <= i < len(expected.able) or not expected.able[i]]:
-        expected.fail(f"drew the id {unable[0]}, which the policy never writes; serve the model with its own tokenizer")
+    for i in ids:
+        if not 0 <= i < len(expected.able) or not expected.able[i]:
+            expected.fail(f"drew the id {i}, which the policy never samples; serve the model with its own tokenizer")
     return ids, logp, check_end(ids, expected)
 
 

@@ -42,19 +42,25 @@ def report_seeds(folders, picture, over):
     runs = {name: held_out(folder) for name, folder in zip(names_of(folders), folders, strict=True)}
     print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
     print("|---|---|---|---|---|---|")
-    names = [name for name in next(iter(runs.values()))[1] if name.startswith("eval/")]
-    for name in names:
-        before, after = ([run[i].get(name) for run in runs.values()] for i in (1, 2))
-        if None in before + after:
-            print(f"| {name.removeprefix('eval/')} | - | - | - | - | - |")
-            continue
-        change = [b - a for a, b in zip(before, after, strict=True)]
-        sd = statistics.stdev(change) if len(change) > 1 else 0.0
-        print(f"| {name.removeprefix('eval/')} | {statistics.mean(before):.4f} | {statistics.mean(after):.4f} | "
-              f"{statistics.mean(change):+.4f} ± {sd:.4f} | {min(change):+.4f} | "
-              f"{sum(x > 0 for x in change)}/{len(change)} |")
+    _, first_evaluation, _ = next(iter(runs.values()))
+    for metric in first_evaluation:
+        if metric.startswith("eval/"):
+            print(f"| {metric.removeprefix('eval/')} | {seeds_row(metric, runs.values())} |")
     if picture:
-        draw_curves({name: run[0] for name, run in runs.items()}, picture, over)
+        draw_curves({name: records for name, (records, _, _) in runs.items()}, picture, over)
+
+
+def seeds_row(metric, runs):
+    """A metric before and after training, and its change over runs; dashes if one of them did not measure it."""
+    before = [first.get(metric) for _, first, _ in runs]
+    after = [last.get(metric) for _, _, last in runs]
+    if None in before + after:
+        return "- | - | - | - | -"
+    change = [b - a for a, b in zip(before, after, strict=True)]
+    sd = statistics.stdev(change) if len(change) > 1 else 0.0
+    rose = sum(x > 0 for x in change)
+    return (f"{statistics.mean(before):.4f} | {statistics.mean(after):.4f} | "
+            f"{statistics.mean(change):+.4f} ± {sd:.4f} | {min(change):+.4f} | {rose}/{len(change)}")
 
 
 def report_temperatures(argv, trained, picture):
@@ -69,13 +75,14 @@ def report_temperatures(argv, trained, picture):
     trained = trained or os.path.join(config.out_dir, f"model{models.policy.suffix}")
     after, _ = load_model(trained, dist.device, MASKED_FILL, data.tokenizer, "--trained")
     after = make_policy(after, data.tokenizer, config, dist)
-    evaluation, curves = fill_in_evaluation(config, models, build_rewards(config, models, data, dist)), {}
+    evaluation = fill_in_evaluation(config, models, build_rewards(config, models, data, dist))
+    curves = {}
     for label, policy in (("before GRPO", models.policy), ("after GRPO", after)):
-        curves[label] = [(t, evaluation(policy, t)[0]) for t in TEMPERATURES]
+        curves[label] = [(temperature, evaluation(policy, temperature)[0]) for temperature in TEMPERATURES]
         names = list(curves[label][0][1])
         print(f"{label}\n| temperature | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
-        for t, metrics in curves[label]:
-            print(f"| {t:g} | " + " | ".join(f"{metrics[name]:.4f}" for name in names) + " |")
+        for temperature, metrics in curves[label]:
+            print(f"| {temperature:g} | " + " | ".join(f"{metrics[name]:.4f}" for name in names) + " |")
     if picture:
         draw_temperatures(curves, picture)
 
@@ -83,21 +90,27 @@ def report_temperatures(argv, trained, picture):
 def main(argv):
     """Reads the command line and writes one of the four reports."""
     options = {"picture": None, "page": "compare.html", "trained": None, "over": "step"}
-    keys = tuple(f"--{key}=" for key in options)
-    options |= dict(a.removeprefix("--").split("=", 1) for a in argv if a.startswith(keys))
-    kind, rest = "".join(argv[:1]), [a for a in argv[1:] if not a.startswith(keys)]
-    folders = kind in ("html", "compare", "seeds")
-    if (not rest or not folders and kind != "temperatures" or options["over"] not in ("step", "seconds")
-            or folders and any(a.startswith("-") for a in rest) or kind == "html" and len(rest) > 1):
-        raise UsageError("python grpo/tools/report.py html FOLDER, compare FOLDER... [--page=FILE], "
-                         "seeds FOLDER... [--over=seconds] [--picture=FILE], "
-                         "or temperatures CONFIG [--trained=FILE] [--picture=FILE]")
-    if kind == "seeds":
-        report_seeds(rest, options["picture"], options["over"])
-    elif folders:
-        print(write_report(*rest, path=options["page"] if kind == "compare" else None))
-    else:
-        report_temperatures(rest, options["trained"], options["picture"])
+    rest = []
+    for argument in argv:
+        key, equals, value = argument.removeprefix("--").partition("=")
+        if argument.startswith("--") and equals and key in options:
+            options[key] = value
+        else:
+            rest.append(argument)
+    kind, *rest = rest or [None]
+    unknown = [a for a in rest if a.startswith("-")]
+    if options["over"] in ("step", "seconds") and rest:
+        if kind == "temperatures":
+            return report_temperatures(rest, options["trained"], options["picture"])
+        if kind == "seeds" and not unknown:
+            return report_seeds(rest, options["picture"], options["over"])
+        if kind == "compare" and not unknown:
+            return print(write_report(*rest, path=options["page"]))
+        if kind == "html" and len(rest) == 1 and not unknown:
+            return print(write_report(*rest))
+    raise UsageError("python grpo/tools/report.py html FOLDER, compare FOLDER... [--page=FILE], "
+                     "seeds FOLDER... [--over=seconds] [--picture=FILE], "
+                     "or temperatures CONFIG [--trained=FILE] [--picture=FILE]")
 
 
 if __name__ == "__main__":

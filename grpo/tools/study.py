@@ -60,8 +60,11 @@ def values(key, names):
 
 
 ZOO = values("objective", (name for name in OBJECTIVES if name != "drgrpo"))  # the same row as dr_grpo
-STALE = {f"{age}, {name}": (f"--max_staleness={age}", f"--importance={name}", *more) for age, name, *more in (
-    (0, "none"), (1, "none"), (1, "token"), (1, "sequence_mask", "--importance_cap=1.01"))}  # a cap of 2 rejects none
+STALE = {
+    "0, none": ("--max_staleness=0", "--importance=none"),
+    "1, none": ("--max_staleness=1", "--importance=none"),
+    "1, token": ("--max_staleness=1", "--importance=token"),
+    "1, sequence_mask": ("--max_staleness=1", "--importance=sequence_mask", "--importance_cap=1.01")}  # 2 rejects none
 STUDIES = {
     "arithmetic": Study("config/grpo_arithmetic.py", "objective", ZOO, "sampled_accuracy", 0.55, (
         "--advantage=None", "--kl_beta=0.001", "--kl_estimator=exact", "--batch_size=24", "--minibatches=4",
@@ -123,40 +126,49 @@ def at(evaluations, records, metric, time):
 def summary(study, runs, equal_time):
     """One row of the table. runs: the records of each seed; equal_time: seconds for the column "... after"."""
     metric = f"eval/{study.metric}"
-    first, last, steps, kl, spent, then = [], [], [], [], [], []
+    first, last, then, steps, kl, spent = [], [], [], [], [], []
     for records in runs:
         evaluations = [r for r in records if metric in r]
         first.append(evaluations[0][metric])
         last.append(evaluations[-1][metric])
+        then.append(at(evaluations, records, metric, equal_time))
         steps += [r["step"] for r in evaluations if r[metric] >= study.threshold][:1]
         kl.append(evaluations[-1].get("eval/kl", 0.0))
         spent.append(seconds(records, evaluations[-1]["step"]))
-        then.append(at(evaluations, records, metric, equal_time))
-    sd = lambda x: statistics.stdev(x) if len(x) > 1 else 0.0
-    reached = f"{statistics.mean(steps):.0f} ({len(steps)}/{len(runs)})" if steps else f"- (0/{len(runs)})"
-    return (f"{statistics.mean(first):.3f} | {statistics.mean(last):.3f} ± {sd(last):.3f} | "
-            f"{statistics.mean(then):.3f} ± {sd(then):.3f} | {reached} | {statistics.mean(kl):.3f} | "
-            f"{statistics.mean(spent):.0f}")
+    mean = f"{statistics.mean(steps):.0f}" if steps else "-"
+    cells = (f"{statistics.mean(first):.3f}", mean_and_deviation(last), mean_and_deviation(then),
+             f"{mean} ({len(steps)}/{len(runs)})", f"{statistics.mean(kl):.3f}", f"{statistics.mean(spent):.0f}")
+    return " | ".join(cells)
+
+
+def mean_and_deviation(x):
+    deviation = statistics.stdev(x) if len(x) > 1 else 0.0
+    return f"{statistics.mean(x):.3f} ± {deviation:.3f}"
 
 
 def main(argv):
     """Trains the runs that are missing and prints the table."""
     if not argv or argv[0] not in STUDIES or {"--help", "-h"} & set(argv):
         raise UsageError(f"python grpo/tools/study.py {'|'.join(STUDIES)} [--seeds=5] [--jobs=1] [--out=out-study]")
-    study, ours = STUDIES[argv[0]], tuple(f"--{f.name}=" for f in fields(StudyConfig))
+    study = STUDIES[argv[0]]
+    ours = tuple(f"--{f.name}=" for f in fields(StudyConfig))
     c, _ = load_config(StudyConfig, [a for a in argv[1:] if a.startswith(ours)])
     settings = [a for a in argv[1:] if not a.startswith(ours)]
     load_config(GRPOConfig, [study.config, *study.settings, *settings])  # a mistake shows now, not after the first run
-    out, seeds = os.path.join(c.out, argv[0]), range(1, c.seeds + 1)
+    out = os.path.join(c.out, argv[0])
+    threads = 1 if c.jobs > 1 else None
+    jobs = {}
     with ThreadPoolExecutor(c.jobs) as pool:
-        waiting = {(choice, seed): pool.submit(run, study, choice, seed, out, 1 if c.jobs > 1 else None, settings)
-                   for seed in seeds for choice in study.choices}
-        runs = {key: job.result() for key, job in waiting.items()}
-    equal = min(seconds(records, records[-1]["step"]) for records in runs.values())
-    print(f"| {study.heading} | before | {study.metric} after | ... after {equal:.0f} s | "
+        for seed in range(1, c.seeds + 1):
+            for choice in study.choices:
+                jobs[choice, seed] = pool.submit(run, study, choice, seed, out, threads, settings)
+        runs = {key: job.result() for key, job in jobs.items()}
+    equal_time = min(seconds(records, records[-1]["step"]) for records in runs.values())
+    print(f"| {study.heading} | before | {study.metric} after | ... after {equal_time:.0f} s | "
           f"steps to {study.threshold:g} | KL | seconds |\n|---|---|---|---|---|---|---|")
     for choice in study.choices:
-        print(f"| {choice} | {summary(study, [runs[choice, seed] for seed in seeds], equal)} |")
+        of_choice = [records for (name, _), records in runs.items() if name == choice]
+        print(f"| {choice} | {summary(study, of_choice, equal_time)} |")
 
 
 if __name__ == "__main__":

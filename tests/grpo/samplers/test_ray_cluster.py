@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from grpo.samplers import ray_cluster
 from grpo.samplers.ray_cluster import (LEAST_STORE, check_cluster, environment, gpus_beside, joined_ray, last_line,
                                        threads_of_worker, worker_options)
 from grpo.samplers.sampler import SamplerError
-from tests.tiny import ROOT, one_process, prompt_config, run_script
+from tests.tiny import ROOT, one_process, prompt_config
 
 
 class RayStub:
@@ -54,7 +55,8 @@ def ray_config(**settings):
     return prompt_config(sampler="ray", **settings)
 
 
-def test_a_run_starts_its_own_ray_with_room_for_the_weights_in_flight_and_ends_it(stub):
+def test_a_run_starts_its_own_ray_with_room_for_the_weights_in_flight_and_ends_it(stub, monkeypatch):
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "1")
     ray = stub()
     _, leave = joined_ray(ray_config(ray_workers=3, max_staleness=1), one_process(), 10**9)
     (address, settings), = ray.calls
@@ -62,6 +64,8 @@ def test_a_run_starts_its_own_ray_with_room_for_the_weights_in_flight_and_ends_i
     assert ray.seen["PYTHONPATH"].split(os.pathsep)[0] == ROOT, "workers import this repository"
     assert ray.seen["RAY_AUTH_MODE"] == "token" and len(ray.seen["RAY_AUTH_TOKEN"]) == 64
     assert settings["object_store_memory"] == LEAST_STORE + 3.3e9 and ray.seen["RAY_worker_niceness"] == "0"
+    assert ray.seen["RAY_USAGE_STATS_ENABLED"] == "0", "nothing is sent to the makers of Ray"
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "1", "what is set for Ray is set for it alone"
     leave()
     assert not ray.up
 
@@ -112,31 +116,21 @@ def test_a_server_that_is_no_ray_is_refused(monkeypatch):
             check_cluster(f"127.0.0.1:{server.getsockname()[1]}")
 
 
-OWNER = """
-import subprocess, sys
-sys.path.insert(0, {root!r})
-from grpo.samplers.ray_cluster import joined_ray
-from tests.tiny import one_process, prompt_config
-
-ray, leave = joined_ray(prompt_config(sampler="ray"), one_process(), 0)
-remote = ray.remote(num_cpus=0)(lambda: "it runs")
-print(ray.get(remote.remote()), flush=True)
-outsider = subprocess.run([sys.executable, "-c", sys.argv[1], ray.get_runtime_context().gcs_address],
-                          capture_output=True, text=True)
-print(outsider.returncode, outsider.stdout, outsider.stderr)
-leave()
-"""
 OUTSIDER = "import sys, ray; ray.init(sys.argv[1]); print(ray.get(ray.remote(num_cpus=0)(lambda: 'code ran').remote()))"
 
 
 @pytest.mark.slow
-def test_an_outsider_cannot_join_the_ray_of_a_run_even_where_authentication_is_off(tmp_path):
+def test_an_outsider_cannot_join_the_ray_of_a_run_even_where_authentication_is_off(monkeypatch):
     pytest.importorskip("ray")
-    script = tmp_path / "owner.py"
-    script.write_text(OWNER.format(root=ROOT))
-    done = run_script(script, OUTSIDER, RAY_AUTH_MODE="disabled")
-    assert done.stdout.startswith("it runs\n1 ") and "code ran" not in done.stdout, done.stdout + done.stderr
-    assert "InvalidAuthToken" in done.stdout
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    ray, leave = joined_ray(ray_config(), one_process(), 0)
+    try:
+        address = ray.get_runtime_context().gcs_address
+        outsider = subprocess.run([sys.executable, "-c", OUTSIDER, address], capture_output=True, text=True)
+    finally:
+        leave()
+    assert outsider.returncode == 1 and "code ran" not in outsider.stdout
+    assert "InvalidAuthToken" in outsider.stdout + outsider.stderr
 
 
 def test_a_ray_that_the_caller_has_started_stays_open(stub):
@@ -151,13 +145,6 @@ def test_without_the_package_the_pip_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match="sampler='ray' needs the package ray: pip install -r requirements-ray.txt"):
         joined_ray(ray_config(), one_process(), 0)
-
-
-def test_nothing_is_sent_to_the_makers_of_ray(stub, monkeypatch):
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "1")
-    ray = stub()
-    joined_ray(ray_config(), one_process(), 0)
-    assert ray.seen["RAY_USAGE_STATS_ENABLED"] == "0" and os.environ["RAY_USAGE_STATS_ENABLED"] == "1"
 
 
 def test_workers_share_the_threads_with_each_other_and_ahead_with_the_trainer(monkeypatch):

@@ -1,6 +1,7 @@
 """The vLLM sampler against a server that computes with transformers, token by token."""
 
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from grpo import train_grpo
 from grpo.samplers.vllm import VllmSampler, every_token, prompts_of, seed_of
 from grpo.scoring import score_in_batches
 from tests.grpo.samplers.vllm_world import KINDS, folders, world  # noqa: F401 fixtures
-from tests.tiny import CAUSAL, causal_model, one_process, run_script
+from tests.tiny import CAUSAL, causal_model, one_process, run_here, run_script
 from tests.vllm_server import running
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
@@ -258,7 +259,8 @@ def test_two_ranks_train_on_what_the_server_writes_as_one_does(folders, prompts,
         out = tmp_path / f"out{ranks}"
         with running(folders[kind]) as server:
             own = settings | {"batch_size": 4 // ranks, "vllm_url": server.url, "out_dir": out}
-            done = run_script("grpo/train_grpo.py", *(f"--{key}={value}" for key, value in own.items()), ranks=ranks)
+            start = run_here if ranks == 1 else partial(run_script, ranks=ranks)
+            done = start("grpo/train_grpo.py", *(f"--{key}={value}" for key, value in own.items()))
             assert done.returncode == 0, done.stderr
             brought = "/v1/load_lora_adapter" if kind == "adapter" else "/collective_rpc"
             assert server.asked.count(brought) == 3, "rank 0 alone brings them"

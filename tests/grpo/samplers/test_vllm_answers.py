@@ -73,9 +73,9 @@ WRONG = {
     "logits": (change(logprobs={"token_logprobs": [3.0, 1.0, 2.0]}), "reports 3 as a log-probability; start the server "
                                                                      "with --logprobs-mode processed_logprobs"),
     "infinity": (change(logprobs={"token_logprobs": [-1.0, float("-inf"), -1.0]}), "as a log-probability"),
-    "an id of no token": (change(token_ids=[A, B, 10**6]), "drew the id 1000000, which the policy never writes"),
-    "a negative id": (change(token_ids=[A, B, -1]), "drew the id -1, which the policy never writes"),
-    "an excluded id": (change(token_ids=[A, B, CAUSAL.mask_token_id]), "which the policy never writes"),
+    "an id of no token": (change(token_ids=[A, B, 10**6]), "drew the id 1000000, which the policy never samples"),
+    "a negative id": (change(token_ids=[A, B, -1]), "drew the id -1, which the policy never samples"),
+    "an excluded id": (change(token_ids=[A, B, CAUSAL.mask_token_id]), "which the policy never samples"),
     "no stop": (change(token_ids=[A, END, B]), "wrote on behind an end of the completion .*does not stop there"),
     "another end": (change(token_ids=[A, B], logprobs={"token_logprobs": [-1, -1]}),
                     rf"ended a completion of 2 tokens at the id {B}, which is no end of the run's .*max_new_tokens=3"),

@@ -26,17 +26,8 @@ CAUGHT = {  # fault: (kind, the line, what caught it)
     "stale weights": ("ours", "weights of iteration 1 did not arrive: known tokens get .* of iteration 0"),
     "temperature": ("ours", "draws or reports at about temperature 1.6 .*, not at temperature=0.8"),
     "raw": ("ours", "draws or reports at about temperature 1 .*--logprobs-mode processed_logprobs"),
-    "re-encoded": ("qwen3", "the ids are not those drawn"),
-    "re-encoded, equal number": ("qwen3", "differ by .* nats on average .*check that it serves the model of this run"),
+    "re-encoded": ("qwen3", "differ by .* nats on average .*check that it serves the model of this run"),
     "silent": ("ours", "did not answer /v1/completions within sampler_timeout=1 seconds"),
-    "no log-probabilities": ("ours", "without the log-probabilities of the tokens that it drew"),
-    "no ids": ("ours", "without token_ids; it must be vLLM 0.10.2 or later"),
-    "no scores": ("ours", "without prompt_logprobs"),
-    "other end": ("ours", "which is no end of the run's"),
-    "no end": ("ours", "wrote on behind an end of the completion"),
-    "other model": ("adapter", "answered with the model 'served', but 'nano-grpo-.*-0' was asked for"),
-    "prompt": ("ours", "read other ids than those of the prompt"),
-    "fewer": ("ours", "answered with 1 completions of a prompt, not group_size=2"),
     "page": ("ours", "did not answer as a vLLM server does, but with '<html>not vLLM</html>'; correct vllm_url"),
     "started again": ("ours", "holds the weights 'default', not 'nano-grpo-.*-0': it was started again"),
     "half dead": ("ours", "refused /collective_rpc with status 500: no memory; the server's own log says why"),
@@ -64,7 +55,7 @@ def test_a_server_without_faults_passes_the_same_checks(world, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["temperature", "re-encoded, equal number"])
+@pytest.mark.parametrize("fault", ["temperature", "re-encoded"])
 def test_what_goes_wrong_later_is_limited_by_the_mismatch(world, fault):
     """The first batch was good; then the server is started again with other settings."""
     w = world("qwen3", max_new_tokens=8, group_size=4)
@@ -148,7 +139,7 @@ def test_weights_that_do_not_fit_on_the_disk_are_one_line(world, kind):
 def test_a_model_with_more_ids_that_are_never_written_than_a_server_excludes_is_refused(world, monkeypatch):
     w = world("qwen3")
     monkeypatch.setattr(vllm, "MOST_NEVER", len(w.sampler.never) - 1)
-    with pytest.raises(ValueError, match=f"never writes {len(w.sampler.never)} of its ids.*use sampler='local'"):
+    with pytest.raises(ValueError, match=f"never samples {len(w.sampler.never)} of its ids.*use sampler='local'"):
         VllmSampler(w.policy, w.config, one_process())
 
 

@@ -9,7 +9,6 @@ import threading
 import time
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -25,42 +24,51 @@ def no_waits(monkeypatch):
 
 
 @contextmanager
-def serving(act, timeout=20.0):
-    """A Server whose other side answers with act(path, body) -> (status, text); None: it never answers."""
+def raw(act, timeout=20.0):
+    """A Server whose other side reads a request, does act(connection, its head, its body) and closes."""
     over = threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            found = act(self.path, json.loads(body) if body else None)
-            if found is None:
-                over.wait()
+    def one(connection):
+        with connection, contextlib.suppress(OSError):
+            request = connection.makefile("rb")
+            lines = list(iter(request.readline, b"\r\n"))
+            length = [line.split(b":")[1] for line in lines if line.lower().startswith(b"content-length:")]
+            body = request.read(int(length[0]) if length else 0)
+            act(connection, b"".join(lines), body)
+
+    def listen():
+        while True:
+            connection, _ = listener.accept()
+            if over.is_set():
+                connection.close()
                 return
-            status, text = found
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
+            threading.Thread(target=one, args=(connection,), daemon=True).start()
 
-        do_GET = do_POST
+    with socket.create_server(("127.0.0.1", 0), backlog=2 * CONNECTIONS) as listener:
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        server = Server(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout)
+        try:
+            yield server
+        finally:
+            server.close()
+            over.set()
+            socket.create_connection(listener.getsockname()).close()
+            thread.join()
 
-        def log_message(self, *arguments):
-            pass
 
-    class Other(ThreadingHTTPServer):
-        request_queue_size = 2 * CONNECTIONS
+def answer(content, status="200 OK", length=None):
+    """What a server sends: an answer that promises `length` bytes."""
+    length = len(content) if length is None else length
+    return f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n".encode() + content
 
-    other = Other(("127.0.0.1", 0), Handler)
-    other.daemon_threads = True
-    threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    server = Server(f"http://127.0.0.1:{other.server_port}/", timeout)
-    try:
-        yield server
-    finally:
-        server.close()
-        over.set()
-        other.shutdown()
-        other.server_close()
+
+def serving(act, timeout=20.0):
+    """A Server whose other side answers with act(path, body) -> (status, text)."""
+    def respond(connection, head, body):
+        status, text = act(head.split()[1].decode(), json.loads(body) if body else None)
+        connection.sendall(answer(text.encode(), f"{status} x"))
+    return raw(respond, timeout)
 
 
 def one_line(error):
@@ -101,7 +109,7 @@ def test_a_server_that_is_not_there_is_named():
 
 
 def test_a_server_that_does_not_answer_is_waited_for_no_longer_than_the_deadline():
-    with serving(lambda path, body: None, timeout=0.3) as server:
+    with raw(lambda *_: time.sleep(5), timeout=0.3) as server:
         begun = time.monotonic()
         with pytest.raises(SamplerError, match="did not answer /slow within sampler_timeout=0.3 seconds") as error:
             server.post("/slow", {})
@@ -136,49 +144,9 @@ def test_what_a_server_was_not_started_with_is_named(path, needed):
 # Servers that misbehave below HTTP
 
 
-@contextmanager
-def raw(act, timeout=20.0):
-    """A Server whose other side reads a request, does act(connection, its lines) and closes."""
-    over = threading.Event()
-
-    def one(connection):
-        with connection, contextlib.suppress(OSError):
-            request = connection.makefile("rb")
-            lines = list(iter(request.readline, b"\r\n"))
-            length = [line.split(b":")[1] for line in lines if line.lower().startswith(b"content-length:")]
-            request.read(int(length[0]) if length else 0)
-            act(connection, b"".join(lines))
-
-    def listen():
-        while True:
-            connection, _ = listener.accept()
-            if over.is_set():
-                connection.close()
-                return
-            threading.Thread(target=one, args=(connection,), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=listen, daemon=True)
-        thread.start()
-        server = Server(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout)
-        try:
-            yield server
-        finally:
-            server.close()
-            over.set()
-            socket.create_connection(listener.getsockname()).close()
-            thread.join()
-
-
-def answer(content, status="200 OK", length=None):
-    """What a server sends: an answer that promises `length` bytes."""
-    length = len(content) if length is None else length
-    return f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n".encode() + content
-
-
 def dripping(start, part):
     """Sends `start`, and then parts for ever."""
-    def act(connection, head):
+    def act(connection, head, body):
         connection.sendall(start)
         for i in range(10**6):
             connection.sendall(part % i)
@@ -186,7 +154,7 @@ def dripping(start, part):
     return act
 
 
-def stalling(connection, head):
+def stalling(connection, *_):
     connection.sendall(answer(b"half", "500 x", length=100))
     time.sleep(30)
 
@@ -216,11 +184,11 @@ def test_an_answer_that_never_ends_is_waited_for_no_longer_than_the_deadline(nam
 
 
 BROKEN = {
-    "cut": lambda connection, head: connection.sendall(answer(b"half", length=100)),
-    "cut error": lambda connection, head: connection.sendall(answer(b"half", "500 x", length=100)),
-    "nothing": lambda connection, head: None,
-    "garbage": lambda connection, head: connection.sendall(b"\x1b[31m \xff garbage\r\n\r\n"),
-    "no gzip": lambda connection, head: connection.sendall(
+    "cut": lambda connection, *_: connection.sendall(answer(b"half", length=100)),
+    "cut error": lambda connection, *_: connection.sendall(answer(b"half", "500 x", length=100)),
+    "nothing": lambda connection, *_: None,
+    "garbage": lambda connection, *_: connection.sendall(b"\x1b[31m \xff garbage\r\n\r\n"),
+    "no gzip": lambda connection, *_: connection.sendall(
         b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nhalf")}
 
 
@@ -238,7 +206,7 @@ def test_an_answer_too_long_for_the_memory_is_refused(monkeypatch):
     sent = gzip.compress(bytes(2**23))
     zipped = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(sent) + sent
     for content in (answer(bytes(2**21), length=9 * 10**9), answer(bytes(2**21), "500 x"), zipped):
-        with raw(lambda connection, head, content=content: connection.sendall(content)) as server:
+        with raw(lambda connection, *_, content=content: connection.sendall(content)) as server:
             with pytest.raises(SamplerError, match="answers /x with more than 0.000976562 GB") as error:
                 direct(server)
             one_line(error)
@@ -246,7 +214,7 @@ def test_an_answer_too_long_for_the_memory_is_refused(monkeypatch):
 
 def test_json_that_is_nested_too_deeply_is_text():
     text = "[" * 200_000
-    with raw(lambda connection, head: connection.sendall(answer(text.encode()))) as server:
+    with raw(lambda connection, *_: connection.sendall(answer(text.encode()))) as server:
         assert direct(server) == beside_others(server) == text
 
 
@@ -255,7 +223,7 @@ def test_a_redirect_is_not_followed(monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "s3cret")
     asked = []
 
-    def act(connection, head):
+    def act(connection, head, body):
         asked.append(head.split()[1])
         connection.sendall(b"HTTP/1.1 302 Found\r\nLocation: /target\r\nContent-Length: 0\r\n\r\n")
 
@@ -268,7 +236,7 @@ def test_a_redirect_is_not_followed(monkeypatch):
 
 def test_control_characters_of_a_server_do_not_reach_the_terminal():
     text = '{"message": "\\u001b[31mred\\u202e\\r\\n\\u0000 end"}'
-    with raw(lambda connection, head: connection.sendall(answer(text.encode(), "400 x"))) as server:
+    with raw(lambda connection, *_: connection.sendall(answer(text.encode(), "400 x"))) as server:
         with pytest.raises(SamplerError) as error:
             direct(server)
         assert one_line(error).endswith("status 400: ?[31mred? ? end") and str(error.value).isprintable()
@@ -281,7 +249,7 @@ def test_control_characters_of_a_server_do_not_reach_the_terminal():
 
 
 def test_the_key_of_a_server_comes_from_the_environment_alone(monkeypatch):
-    def act(connection, head):
+    def act(connection, head, body):
         given = b"authorization: bearer s3cret" in head.lower()
         connection.sendall(answer(b"{}") if given else answer(b'{"error":"Unauthorized"}', "401 Unauthorized"))
 
@@ -303,7 +271,7 @@ class Failing:
     def __init__(self, times, failure):
         self.times, self.failure, self.asked = times, failure, 0
 
-    def __call__(self, connection, head):
+    def __call__(self, connection, *_):
         self.asked += 1
         connection.sendall(self.failure if self.asked <= self.times else answer(b"1"))
 
