@@ -170,16 +170,11 @@ def direct(server):
     return server.post("/x", {})
 
 
-def beside_others(server):
-    return server.begin("/x", [{}])[0].result(20)
-
-
-@pytest.mark.parametrize("call", [direct, beside_others])
 @pytest.mark.parametrize("name", NEVER_ENDING)
-def test_an_answer_that_never_ends_is_waited_for_no_longer_than_the_deadline(name, call):
+def test_an_answer_that_never_ends_is_waited_for_no_longer_than_the_deadline(name):
     with raw(NEVER_ENDING[name], timeout=0.4) as server:
         with pytest.raises(SamplerError, match="did not answer /x within sampler_timeout=0.4 seconds") as error:
-            call(server)
+            direct(server)
         one_line(error)
 
 
@@ -192,12 +187,11 @@ BROKEN = {
         b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nhalf")}
 
 
-@pytest.mark.parametrize("call", [direct, beside_others])
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_connection_that_breaks_is_named(name, call):
+def test_a_connection_that_breaks_is_named(name):
     with raw(BROKEN[name]) as server:
         with pytest.raises(SamplerError, match="cannot be reached .*start the server, or correct vllm_url") as error:
-            call(server)
+            direct(server)
         assert one_line(error).isprintable()
 
 
@@ -215,7 +209,7 @@ def test_an_answer_too_long_for_the_memory_is_refused(monkeypatch):
 def test_json_that_is_nested_too_deeply_is_text():
     text = "[" * 200_000
     with raw(lambda connection, *_: connection.sendall(answer(text.encode()))) as server:
-        assert direct(server) == beside_others(server) == text
+        assert direct(server) == text
 
 
 def test_a_redirect_is_not_followed(monkeypatch):
@@ -283,7 +277,7 @@ FAILURES = {"reset": b"", "cut": answer(b"1", length=9), "500": answer(b"", "500
 def test_what_failed_by_chance_is_asked_again(name):
     act = Failing(2, FAILURES[name])
     with raw(act) as server:
-        assert beside_others(server) == 1 and act.asked == 3
+        assert direct(server) == 1 and act.asked == 3
         assert server.get("/y") == 1
 
 
