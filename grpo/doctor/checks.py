@@ -5,7 +5,7 @@ True: as it should be; False: wrong, the remedy says what to change; None: it co
 """
 
 from collections import Counter
-from math import isfinite, lcm
+from math import lcm
 
 from core.prompts import PromptConsumer, as_messages, plain
 from core.tokenizer import fold_to_ascii

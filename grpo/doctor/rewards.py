@@ -1,10 +1,12 @@
-"""What the doctor checks in the rewards: how much groups teach, each reward alone, and each verifier on right answers.
+"""The doctor's checks of rewards: how much groups teach, each reward alone, and each verifier on right answers.
 
 A check takes an Examination, one of OF_EACH also the name of a reward; it returns what those of checks.py do.
 """
 
+import re
+from dataclasses import dataclass, replace
 from inspect import signature
-from math import inf, isfinite
+from math import inf, isfinite, isnan
 from types import SimpleNamespace
 
 import torch
@@ -13,9 +15,9 @@ from core.prompts import PromptConsumer, as_columns
 from grpo.grpo_training_step import differ
 from grpo.rewards import REWARDS
 
-RECORDS = 8   # of the training records, so many are given to each verifier
+RECORDS = 8   # the number of training records that each verifier is given
 SHOWN = 50    # characters of a text that are shown
-FORMS = {     # in which an answer may be expected, if the records have no completion
+FORMS = {     # forms in which an answer may be expected, if the records have no completion
     "alone": lambda answer: answer,
     "between tags": lambda answer: f"...<end_working_out><SOLUTION>{answer}</SOLUTION>",
     "as the end of a tag": lambda answer: f"{answer}</SOLUTION>",
@@ -93,7 +95,9 @@ def values_seen(x, name):
     if values is None:
         return None
     seen = values[~values.isnan()]
-    skipped = f" It skipped {1 - len(seen) / len(values):.0%} of the completions." if len(seen) < len(values) else ""
+    skipped = ""
+    if len(seen) < len(values):
+        skipped = f" It skipped {1 - len(seen) / len(values):.0%} of the completions."
     if not len(seen):
         return False, f"{name} skipped all {len(values)} completions.", (
             "if it runs in workers, raise reward_timeout; otherwise see when it returns None")
@@ -117,27 +121,33 @@ def values_seen(x, name):
 
 def own_answers(x, name):
     """A verifier finds the records' own completions, or their answers, right."""
-    examples, high = right_examples(x), REWARDS[name].high
+    examples = right_examples(x)
     if not reads_records(x, name, examples):
         return None
-    tries = [(example, *best_try(x, name, example)) for example in examples if example.texts]
-    if not tries:
+    examples = [example for example in examples if example.texts]
+    if not examples:
         return None, f"{name} was not tried on right completions: the records have neither completion nor answer.", (
             "give the records a completion that is right, and this is checked")
-    own = examples[0].own
-    what = "completions" if own else f"answers ({', '.join(dict.fromkeys(form for _, _, form, _ in tries if form))})"
-    for example, value, _, error in tries:
+    known, wrong, forms = 0, [], []
+    for example in examples:
+        value, form, error = best_try(x, name, example)
         if value is None and error is not None:
             return False, f"{name} fails on {shortened(example)!r}, a right completion of {example.where}: {error}.", (
                 "correct the function or the records: the run would stop there")
-    known = [(example, value) for example, value, *_ in tries if value is not None]
-    wrong = [(example, value) for example, value in known if not is_right(x, name, example, value)]
+        if value is not None:
+            known += 1
+            forms.append(form)
+            if not is_right(x, name, example, value):
+                wrong.append((example, value))
+    high, own = REWARDS[name].high, examples[0].own
+    what = "completions" if own else f"answers ({', '.join(dict.fromkeys(forms))})"
     if not wrong:
         most = f"its highest value, {high:g}," if isfinite(high) else "more than for an empty completion"
-        return True, f"{name} gives {most} for the records' own {what}: {len(known)} were tried.", ""
+        return True, f"{name} gives {most} for the records' own {what}: {known} were tried.", ""
     example, value = wrong[0]
-    sentence = (f"{name} does not find {len(wrong)} of {len(known)} of the records' own {what} right: it gives "
-                f"{value:g}{f' of {high:g}' if isfinite(high) else ''} for {shortened(example)!r} of {example.where}.")
+    of_high = f" of {high:g}" if isfinite(high) else ""
+    sentence = (f"{name} does not find {len(wrong)} of {known} of the records' own {what} right: it gives "
+                f"{value:g}{of_high} for {shortened(example)!r} of {example.where}.")
     if not own and not REWARDS[name].fn.__module__.startswith("grpo.reward_functions."):
         return None, sentence, ("give the records a completion that is right, in the form that your function expects, "
                                 "and this is checked")
@@ -157,12 +167,14 @@ def empty_completions(x, name):
     examples = right_examples(x)
     if not isinstance(x.data, PromptConsumer) or not reads_records(x, name, examples):
         return None
-    tries = [value_or_error(x, name, example, x.data.format.response_prefix) for example in examples]
-    for _, error in tries:
+    most = 0.0
+    for example in examples:
+        value, error = value_or_error(x, name, example, x.data.format.response_prefix)
         if error is not None:
             return False, f"{name} fails on an empty completion ({error}).", (
-                "return 0 or None there: a model writes such completions, and the run would stop")
-    most = max((value for value, _ in tries if value is not None), default=0.0)
+                "return 0 or None there: a model samples such completions, and the run would stop")
+        if value is not None:
+            most = max(most, value)
     if isfinite(REWARDS[name].high) and most >= REWARDS[name].high - 1e-6:
         return False, f"{name} gives its highest value, {most:g}, for an empty completion.", (
             "correct the reward or the records: the model would learn to write nothing")
@@ -180,59 +192,62 @@ def judge_on_true_texts(x):
         "take a judge that was trained on texts of this kind: its score does not tell true from filled text")
 
 
-OF_EACH = {"reward": values_seen, "right answers": own_answers, "empty completion": empty_completions}
+@dataclass
+class Example:
+    """A problem with completions that should be right."""
+    where: str    # the line of the record
+    prompt: str
+    columns: dict # {field of the record: value}
+    own: bool     # whether the completion is the record's own, and not made of its answer
+    texts: dict   # {form: completion}
+    ids: list | None = None  # of a filled-in text
 
 
 def right_examples(x):
-    """Records with completions that should be right: a list of objects with where, own (the completion is the
-    record's), columns {field: value}, prompt, and texts {form: completion}."""
-    if not isinstance(x.data, PromptConsumer):
-        texts, G = x.sampled[0][0].texts, x.config.group_size
-        return [SimpleNamespace(where=f"text {i + 1} of the step", own=True, prompt=texts.prompts[i * G],
-                                columns={key: values[i * G] for key, values in texts.columns.items()},
-                                texts={"own": texts.columns["answer"][i * G]}, ids=x.problems["target"][i].tolist())
-                for i in range(min(RECORDS, len(texts.prompts) // G))]
-    records, prefix = x.data.records["train"][:RECORDS], x.data.format.response_prefix
-    prompts, columns = as_columns(records)
-    examples = []
-    for i, record in enumerate(records):
-        completion, answer = record.get("completion"), record.get("answer")
-        forms = ({"own": str(completion)} if completion is not None else
-                 {} if answer is None else {form: make(str(answer)) for form, make in FORMS.items()})
-        examples.append(SimpleNamespace(
-            where=record["where"], own=completion is not None, prompt=prompts[i], ids=None,
-            columns={key: values[i] for key, values in columns.items()},
-            texts={form: prefix + before_stop(text, x.config.stop_sequences) for form, text in forms.items()}))
+    """An Example for each of the first records, or texts of the step."""
+    if isinstance(x.data, PromptConsumer):
+        records = x.data.records["train"][:RECORDS]
+        prompts, columns = as_columns(records)
+        return [Example(record["where"], prompts[i], {key: values[i] for key, values in columns.items()},
+                        record.get("completion") is not None, right_texts(x, record))
+                for i, record in enumerate(records)]
+    texts, G, examples = x.sampled[0][0].texts, x.config.group_size, []
+    for i in range(min(RECORDS, len(texts.prompts) // G)):
+        columns = {key: values[i * G] for key, values in texts.columns.items()}
+        examples.append(Example(f"text {i + 1} of the step", texts.prompts[i * G], columns, True,
+                                {"own": columns["answer"]}, x.problems["target"][i].tolist()))
     return examples
 
 
-def before_stop(text, sequences):
-    """A completion as a reward reads it (core/generation.py: Stop.text): cut before the first stop sequence."""
-    return text[: min((i for s in sequences if (i := text.find(s)) >= 0), default=len(text))]
-
-
-def scores(x, name, examples, texts):
-    """The values, NaN where skipped, that a reward gives to one text for each of these examples."""
-    encode = x.data.tokenizer.encode
-    ids = [encode(text) if e.ids is None else e.ids for e, text in zip(examples, texts, strict=True)]
-    tokens = [torch.tensor(own if e.ids is not None else encode(e.prompt) + own)
-              for e, own in zip(examples, ids, strict=True)]
-    fields = dict.fromkeys(field for e in examples for field in e.columns)
-    asked = SimpleNamespace(
-        prompts=[e.prompt for e in examples], completions=list(texts), tokens=tokens, completion_ids=ids,
-        columns={field: [e.columns.get(field) for e in examples] for field in fields})
-    return x.rewards.score(asked, 1, [name])[0][name].tolist()
+def right_texts(x, record):
+    """{form: completion} of a record's own completion, or of its answer in all FORMS; {} if it has neither. They are
+    cut before the first stop sequence, as a reward reads them (core/generation.py: Stop.text)."""
+    if record.get("completion") is not None:
+        forms = {"own": str(record["completion"])}
+    elif record.get("answer") is not None:
+        forms = {form: make(str(record["answer"])) for form, make in FORMS.items()}
+    else:
+        return {}
+    stops = "|".join(map(re.escape, x.config.stop_sequences)) or "(?!)"
+    return {form: x.data.format.response_prefix + re.split(stops, text, maxsplit=1)[0] for form, text in forms.items()}
 
 
 def value_or_error(x, name, example, text):
-    """(value of a text, or None if the reward skips it or fails; the error in words, or None)"""
+    """(value of a completion, or None if the reward skips it or fails; the error in words, or None)"""
+    encode = x.data.tokenizer.encode
+    ids, tokens = example.ids, example.ids
+    if ids is None:
+        ids = encode(text)
+        tokens = encode(example.prompt) + ids
+    texts = SimpleNamespace(prompts=[example.prompt], completions=[text], tokens=[torch.tensor(tokens)],
+                            completion_ids=[ids], columns={key: [value] for key, value in example.columns.items()})
     try:
-        value = scores(x, name, [example], [text])[0]
+        value = x.rewards.score(texts, 1, [name])[0][name].item()
     except ValueError as error:  # of a user's function too (core/settings/user_code.py)
         return None, str(error)
     if abs(value) == inf:
         return None, "its value is not finite"
-    return (value if value == value else None), None
+    return None if isnan(value) else value, None
 
 
 def best_try(x, name, example):
@@ -253,7 +268,7 @@ def shortened(example):
 
 
 def reads_records(x, name, examples):
-    """Whether a reward is a verifier: what it gives depends on fields of the record."""
+    """Whether a reward is a verifier: its value depends on fields of the record."""
     parameters = set(signature(REWARDS[name].fn).parameters)
     if not examples or {"texts", "judge_model", "reward_scorer"} & parameters:
         return False
@@ -261,6 +276,9 @@ def reads_records(x, name, examples):
     if REWARDS[name].check is not None or (set(example.columns) - {"prompt"}) & parameters:
         return True
     prompt = {key: value for key, value in example.columns.items() if key == "prompt"}
-    bare, text = SimpleNamespace(**vars(example) | {"columns": prompt}), next(iter(example.texts.values()), "1")
-    without, error = value_or_error(x, name, bare, text)
+    text = next(iter(example.texts.values()), "1")
+    without, error = value_or_error(x, name, replace(example, columns=prompt), text)
     return error is not None or without != value_or_error(x, name, example, text)[0]
+
+
+OF_EACH = {"reward": values_seen, "right answers": own_answers, "empty completion": empty_completions}

@@ -18,7 +18,6 @@ from grpo.doctor.checks import (
     stop_token,
 )
 from grpo.doctor.step import Memory
-from grpo.rewards import Scored
 from tests.grpo.evaluation.patients import completing, examined, expect, filling, solved, sums, unexamined
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
@@ -49,15 +48,11 @@ def test_a_sampler_that_reports_other_log_probabilities_is_found(tmp_path, healt
     expect(first_ratio(replace(x, float32=False)), False, "is not 1", "head_dtype='float32'")
 
 
-def test_a_single_token_with_another_log_probability_is_found(healthy):
-    expect(first_ratio(replace(healthy, metrics=healthy.metrics | {"mismatch_max": 0.01})), False, "is not 1")
-    expect(first_ratio(replace(healthy, metrics=healthy.metrics | {"mismatch_max": float("nan")})), False, "is not 1")
-
-
-def test_bfloat16_may_differ_a_little(healthy):
-    little = replace(healthy, float32=False, metrics=healthy.metrics | {"mismatch_max": 0.3, "mismatch_kl": 3e-4})
-    expect(first_ratio(little), True, "the first ratio is 1")
-    expect(first_ratio(replace(little, float32=True)), False, "is not 1")
+@pytest.mark.parametrize(("float32", "most", "kl", "fine"), [
+    (True, 0.01, 0.0, False), (True, float("nan"), 0.0, False), (False, 0.3, 3e-4, True), (True, 0.3, 3e-4, False)])
+def test_bfloat16_may_differ_a_little_and_float32_in_no_token(healthy, float32, most, kl, fine):
+    x = replace(healthy, float32=float32, metrics=healthy.metrics | {"mismatch_max": most, "mismatch_kl": kl})
+    expect(first_ratio(x), fine, "the first ratio is 1" if fine else "is not 1")
 
 
 def test_a_reference_that_is_not_the_policy_is_found(tmp_path, healthy):
@@ -77,44 +72,26 @@ def test_a_reference_of_your_own_may_differ_but_not_far(healthy):
     expect(of(3.0), None, "reference_checkpoint=other is 3 nats", "is this the reference that you mean?")
 
 
-def test_a_run_without_a_reference_says_so(tmp_path):
-    expect(first_kl(examined(completing(tmp_path, kl_beta=0.0))), True, "There is no reference (kl_beta=0.0)")
+def test_a_run_without_a_reference_says_so(healthy):
+    x = replace(healthy, config=replace(healthy.config, kl_beta=0.0))
+    expect(first_kl(x), True, "There is no reference (kl_beta=0.0)")
 
 
-def test_a_frozen_part_of_the_model_is_found(tmp_path, healthy):
+@pytest.mark.parametrize(("metrics", "sentence", "remedy"), [
+    ({"grad_norm": 0.0}, "The gradient is 0, so nothing is learned", "see the checks of rewards"),
+    ({"empty_steps": 1}, "The gradient is 0, so nothing is learned", "see the checks of rewards"),
+    ({"skipped_steps": 1}, "is not finite", "set dtype='float32'")])
+def test_a_gradient_that_teaches_nothing_is_found(healthy, metrics, sentence, remedy):
     expect(gradient(healthy), True, "The gradient is not 0: its norm is")
+    expect(gradient(replace(healthy, metrics=healthy.metrics | metrics)), False, sentence, remedy)
+
+
+def test_a_frozen_part_of_the_model_and_a_loss_without_a_token_are_found(tmp_path, healthy):
     run = completing(tmp_path)
     run.models.policy.model.blocks[2].requires_grad_(False)
     expect(gradient(examined(run)), False, "The gradient is 0 in layer 2:", "without freezing them")
-
-
-def test_equal_rewards_are_found_in_the_gradient(tmp_path):
-    run = completing(tmp_path, kl_beta=0.0)
-    run.rewards = with_scored(run.rewards, lambda reward: torch.ones_like(reward))
-    expect(gradient(examined(run)), False, "The gradient is 0, so nothing is learned", "see the checks of rewards")
-
-
-def test_a_gradient_that_is_not_finite_is_found(tmp_path):
-    run = completing(tmp_path, advantage="group_mean")
-    run.rewards = with_scored(run.rewards, lambda reward: reward * 1e38)
-    expect(gradient(examined(run)), False, "is not finite", "set dtype='float32'")
-
-
-def test_a_loss_without_a_token_is_found(tmp_path):
-    x = examined(completing(tmp_path, max_new_tokens=3, mask_truncated=True))
-    expect(gradient(x), False, "No token is in the loss", "mask_truncated=True")
-
-
-def with_scored(rewards, change):
-    """Rewards whose sum is changed."""
-    class Changed:
-        def __call__(self, rollouts):
-            scored = rewards(rollouts)
-            return Scored(change(scored.reward), values=scored.values)
-
-        def __getattr__(self, name):
-            return getattr(rewards, name)
-    return Changed()
+    nothing = replace(healthy.trained, train_mask=torch.zeros_like(healthy.trained.train_mask))
+    expect(gradient(replace(healthy, trained=nothing)), False, "No token is in the loss", "mask_truncated=True")
 
 
 def test_where_the_gradient_is_largest_and_smallest_is_told(healthy):
