@@ -58,7 +58,7 @@ def main(argv):
         if config.doctor:
             from grpo.doctor.page import check_up
             print(*lines, sep="\n", flush=True)
-            healthy, page = check_up(config, models, rewards, data, evaluation, dist)
+            healthy, page = check_up(config, models, rewards, data, dist)
             print(*page, sep="\n")
             raise SystemExit(0 if healthy else 1)
         with run_folder(config, dist) as resume:

@@ -23,10 +23,10 @@ VERDICTS = {True: "fine", False: "WRONG", None: "look"}
 WIDTH = 120
 
 
-def check_up(config, models, rewards, data, evaluation, dist):
+def check_up(config, models, rewards, data, dist):
     """Takes one step of a run, in memory alone, and checks it. Returns (whether nothing is wrong, lines to print)."""
     try:
-        x = examine(config, models, rewards, data, evaluation, dist)
+        x = examine(config, models, rewards, data, dist)
         found = results(x)
     finally:
         rewards.close()
@@ -45,18 +45,24 @@ def page(x, found):
     rollouts = x.sampled[0][0]
     size = f"{rollouts.problems} problems x {rollouts.group_size} completions"
     lines = ["", f"doctor: one step of this run on {size}, in memory alone; out_dir stays as it is", ""]
-    wide, told = max(len(title) for title, _ in found), set()
+    wide = max(len(title) for title, _ in found)
+    shown = set()  # a remedy is told once
     for title, (verdict, sentence, remedy) in found:
         start = f"  {VERDICTS[verdict]:<6} {title:<{wide}}  "
-        lines += textwrap.wrap(sentence, WIDTH, initial_indent=start, subsequent_indent=" " * len(start),
-                               break_long_words=False, break_on_hyphens=False)
+        lines += wrapped(sentence, start, len(start))
         if verdict is not True:
-            arrow = f"-> {'as above' if remedy in told else remedy}"
-            lines += textwrap.wrap(arrow, WIDTH, initial_indent=" " * len(start),
-                                   subsequent_indent=" " * (len(start) + 3), break_long_words=False,
-                                   break_on_hyphens=False)
-            told.add(remedy)
+            arrow = f"-> {'as above' if remedy in shown else remedy}"
+            lines += wrapped(arrow, " " * len(start), len(start) + 3)
+            shown.add(remedy)
     wrong = sum(verdict is False for _, (verdict, *_) in found)
-    end = ("nothing is wrong: start the run without doctor=True" if not wrong else
-           f"{wrong} of {len(found)} checks found something wrong: change what the arrows say, and ask again")
+    if wrong:
+        end = f"{wrong} of {len(found)} checks found something wrong: change what the arrows say, and ask again"
+    else:
+        end = "nothing is wrong: start the run without doctor=True"
     return [*lines, "", end]
+
+
+def wrapped(text, start, indent):
+    """A text in lines of WIDTH; the first one has `start` before it."""
+    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * indent, break_long_words=False,
+                         break_on_hyphens=False)

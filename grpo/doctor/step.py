@@ -1,11 +1,9 @@
-"""One step of a run, taken to be examined: what was sampled and scored, the gradient, the memory and the time."""
+"""The first step of a run, taken to be examined: its samples and scores, the gradient, the memory and the time."""
 
 import re
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
 import torch
 
 from core.run.memory import memory_in_use, memory_limit
@@ -14,8 +12,7 @@ from core.training_step import build_optimizers, set_learning_rate
 from grpo.evaluation.memory import memory_estimate
 from grpo.grpo_training_step import Timer, collect_experience, sampler_of, train_on_experience
 
-FEW = 4              # problems of the step, unless the run's own step is cheap
-CHEAP_SECONDS = 15.0  # a step, or an evaluation, that is expected to take less is done whole
+MOST = 16  # problems of the step
 OUTSIDE = {"embed": "the embedding", "norm": "the last normalization", "head": "the output layer"}  # of our models
 
 
@@ -29,13 +26,13 @@ class Memory:
 
 @dataclass
 class Examination:
-    """What the checks read. Seconds are those of the run's own steps and evaluations."""
+    """What the checks read. The seconds are those that the run's own steps and evaluations are expected to take."""
     config: object
     models: object             # policy, reference, judge, gold_judge (grpo/build.py: Models)
     rewards: object
     data: object
     problems: dict             # those of the step, as the policy samples for them
-    sampled: list              # [(Rollouts with their texts, Scored)] of the step, and of a few other problems
+    sampled: list              # [(Rollouts with their texts, Scored)] of the step, and of the problem before it
     trained: object            # the Rollouts that the loss read, with advantage and train_mask
     metrics: dict              # of the step (docs/metrics.md)
     gradient: dict             # {part of the model: norm}, before clipping; empty if the step changed nothing
@@ -83,59 +80,59 @@ def part_of(name):
     return f"layer {layer[1]}" if layer else OUTSIDE.get(module, module)
 
 
-def examine(config, models, rewards, data, evaluation, dist):
-    """An Examination of one optimizer step of a run, which starts and ends here: nothing is written.
+def examine(config, models, rewards, data, dist):
+    """An Examination of the first optimizer step of a run, on at most MOST of its problems. Nothing is written.
 
-    The step is the run's own if that is cheap and fits into memory, and else one on FEW problems.
-    Raises ValueError if not even that fits.
+    Raises ValueError if the step does not fit into memory.
     """
     if dist.world > 1:
         raise ValueError(f"doctor=True examines a step in one process, not in {dist.world}: start it without torchrun")
     if dist.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(dist.device)
-    before, limit = memory_in_use(dist.device), memory_limit(dist.device)
-    once = replace(config, ppo_epochs=1, minibatches=1)
-    few = replace(once, batch_size=min(FEW, config.batch_size), gradient_accumulation_steps=1)
-    needed, needed_by_few = ((before or 0.0) + beside_weights(c, models, data, dist) for c in (once, few))
-    if limit is not None and needed_by_few > limit:
-        raise ValueError(f"a step on {few.batch_size} problems needs about {needed_by_few:.0f} MB, but {dist.device} "
-                         f"has {limit:.0f}; set grad_checkpoint=True, lower group_size or the length, take a smaller "
+    c = replace(config, batch_size=min(MOST, config.batch_size), gradient_accumulation_steps=1, ppo_epochs=1,
+                minibatches=1)
+    limit = memory_limit(dist.device)
+    before = memory_in_use(dist.device) or 0.0
+    needed = before + besides_weights(c, models, data, dist)
+    if limit is not None and needed > limit:
+        raise ValueError(f"a step on {c.batch_size} problems needs about {needed:.0f} MB, but {dist.device} has "
+                         f"{limit:.0f}; set grad_checkpoint=True, lower group_size or the length, take a smaller "
                          "model, or train an adapter with lora_rank=16")
     listener, watch = Listener(rewards), Watch(models.policy.model)
-    for number, count in enumerate((1, few.batch_size), 1):  # the first round loads kernels and starts workers
-        c, start = replace(few, batch_size=count), time.perf_counter()
-        sample = sampler_of(models.policy, partial(batch, data, c, number), number, c)
-        collect_experience(models.policy, models.reference, listener, sample, c, dist, Timer())
-    collect = (time.perf_counter() - start) / few.batch_size  # of a problem
-    evaluation_seconds = time_of_evaluation(config, data, evaluation, models.policy, collect)
-    times = config.batch_size * config.gradient_accumulation_steps
-    whole = collect * times < CHEAP_SECONDS and (limit is None or needed <= limit)
-    c, earlier = once if whole else few, len(listener.heard)
-
     lr = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                            config.lr_decay_iters or config.max_iters).lr(0)
     optimizers = [watch, *build_optimizers(models.policy, config, dist.device.type)]
     set_learning_rate(optimizers, lr)
+
+    one = replace(c, batch_size=1)
+    collect(models, listener, data, one, 1, dist, Timer())  # loads kernels and starts workers
+    first = len(listener.heard)
     timer = Timer()
-    sample = sampler_of(models.policy, partial(batch, data, c, 0), 0, c)
-    experience = collect_experience(models.policy, models.reference, listener, sample, c, dist, timer)
+    experience = collect(models, listener, data, c, 0, dist, timer)
     metrics = train_on_experience(models.policy, experience, optimizers, c, dist) | {"lr": lr}
     timer.end("train")
     metrics |= timer.metrics()
-    seconds = sum(timer.times.values()) * times / (c.batch_size * c.gradient_accumulation_steps)
+
+    times = config.batch_size * config.gradient_accumulation_steps / c.batch_size
+    seconds = {phase: x * times for phase, x in timer.times.items()}  # of the run's own step
     highest = memory_in_use(dist.device)
+    needed = before + besides_weights(replace(config, ppo_epochs=1, minibatches=1), models, data, dist)
     return Examination(
-        config, models, rewards, data, batch(data, c, 0), listener.heard[earlier:] + listener.heard[:earlier],
+        config, models, rewards, data, batch(data, c, 0), listener.heard[first:] + listener.heard[:first],
         experience.rollouts, metrics, unclipped(watch.norms, metrics["grad_norm"]),
-        Memory(highest, max(needed, highest or 0.0), limit), step_share(config, seconds, metrics), evaluation_seconds,
-        dist.dtype == torch.float32)
+        Memory(highest, max(needed, highest or 0.0), limit), step_share(config, seconds),
+        of_evaluation(config, data, seconds), dist.dtype == torch.float32)
+
+
+def collect(models, rewards, data, c, iteration, dist, timer):
+    """The Experience of an iteration, without training on it."""
+    sample = sampler_of(models.policy, partial(batch, data, c, iteration), iteration, c)
+    return collect_experience(models.policy, models.reference, rewards, sample, c, dist, timer)
 
 
 def batch(data, c, iteration, again=0):
-    """The problems of a step, as the trainer draws them, but at most c.batch_size of each micro-batch."""
-    n = c.gradient_accumulation_steps
-    parts = [data.problems("train", iteration, again * n + i) for i in range(n)]
-    return {key: np.concatenate([part[key][: c.batch_size] for part in parts]) for key in parts[0]}
+    """The first c.batch_size problems of an iteration, as the trainer draws them."""
+    return {key: x[: c.batch_size] for key, x in data.problems("train", iteration, again).items()}
 
 
 def unclipped(norms, total):
@@ -144,27 +141,27 @@ def unclipped(norms, total):
     return {part: x * total / cut if cut else x for part, x in norms.items()}
 
 
-def step_share(config, seconds, metrics):
-    """Seconds of one of the run's optimizer steps, several of which may share their rollouts. seconds: of sampling,
-    scoring and training on all problems once"""
-    phases = {name: x for name, x in metrics.items() if name.startswith("time/")}
-    train = seconds * metrics["time/train"] / max(sum(phases.values()), 1e-9)
+def step_share(config, seconds):
+    """Seconds of one of the run's optimizer steps, several of which may share their rollouts.
+
+    seconds: {phase: of sampling, scoring and training on all problems once}
+    """
+    train = seconds["train"]
+    collecting = sum(seconds.values()) - train
     shared = config.ppo_epochs * config.minibatches  # steps that share rollouts
-    rescore = train / 3 if shared > 1 else 0.0       # a forward pass without a backward pass
-    return (seconds - train + rescore) / shared + train / config.minibatches
+    if shared > 1:
+        collecting += train / 3  # the policy scores its rollouts: a forward pass without a backward pass
+    return collecting / shared + train / config.minibatches
 
 
-def time_of_evaluation(config, data, evaluation, policy, collect):
-    """Seconds of an evaluation: measured if it is cheap, else expected. collect: seconds of a training problem"""
+def of_evaluation(config, data, seconds):
+    """Seconds that an evaluation is expected to take: those of the run's step without training, by completions."""
+    collecting = sum(seconds.values()) - seconds["train"]
+    completions = config.batch_size * config.gradient_accumulation_steps * config.group_size
     problems = min(config.eval_problems, len(getattr(data, "records", {}).get("val", range(config.eval_problems))))
-    expected = collect * problems * config.eval_completions / config.group_size
-    if expected >= CHEAP_SECONDS:
-        return expected
-    start = time.perf_counter()
-    evaluation(policy, config.temperature)
-    return time.perf_counter() - start
+    return collecting * problems * config.eval_completions / completions
 
 
-def beside_weights(config, models, data, dist):
-    """Megabytes of a step beside the weights, where all completions are as long as they may be."""
+def besides_weights(config, models, data, dist):
+    """Megabytes of a step besides the weights, where all completions are as long as they may be."""
     return sum(size for name, size in memory_estimate(config, models, data, dist).items() if name != "weights")

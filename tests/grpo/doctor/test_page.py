@@ -9,7 +9,6 @@ import pytest
 from core import pretrain
 from core.settings.script import exit_code
 from grpo import train_grpo
-from grpo.doctor import step as doctor_step
 from grpo.doctor.page import CHECKS, check_up, page
 from grpo.doctor.rewards import OF_EACH
 from tests.data.test_prepare import prepare
@@ -24,8 +23,6 @@ SMALL = {"arithmetic": ["--problems=200"], "code": ["--problems=116"], "countdow
 @pytest.fixture
 def ask_for(tmp_path, monkeypatch, capsys):
     """The command with doctor=True in this process: (exit code, stdout, stderr)."""
-    monkeypatch.setattr(doctor_step, "CHEAP_SECONDS", 1e9)
-
     def asked(*configs, **settings):
         settings |= {"device": "cpu", "out_dir": tmp_path / "out", "doctor": True}
         monkeypatch.setattr(sys, "argv", ["train", *configs, *(f"--{key}={x}" for key, x in settings.items())])

@@ -4,7 +4,7 @@ import os
 from types import SimpleNamespace
 
 from core.distributed import Distributed
-from grpo.build import build_data, build_evaluation, build_models, build_rewards
+from grpo.build import build_data, build_models, build_rewards
 from grpo.doctor.step import examine
 from grpo.grpo_config import GRPOConfig
 from tests.tiny import ROOT, TEXT, jsonl, write_text_dataset
@@ -54,13 +54,12 @@ def parts(settings):
     data = build_data(config, dist)
     models = build_models(config, data, dist)
     rewards = build_rewards(config, models, data, dist)
-    evaluation = build_evaluation(config, models, rewards, data)
-    return SimpleNamespace(config=config, models=models, rewards=rewards, data=data, evaluation=evaluation, dist=dist)
+    return SimpleNamespace(config=config, models=models, rewards=rewards, data=data, dist=dist)
 
 
 def examined(run):
-    """The Examination of the parts of a run, without an evaluation, which would take longest."""
-    return examine(run.config, run.models, run.rewards, run.data, lambda policy, temperature: None, run.dist)
+    """The Examination of the parts of a run."""
+    return examine(run.config, run.models, run.rewards, run.data, run.dist)
 
 
 def unexamined(run):
