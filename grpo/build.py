@@ -37,7 +37,7 @@ KINDS = {MASKED_FILL: "fill-in", LANGUAGE_MODEL: "prompts"}
 
 @dataclass
 class Models:
-    """The frozen ones are None if the config does not ask for them."""
+    """The models of a run. The frozen ones are None if the config does not ask for them."""
     policy: object
     reference: object
     judge: Judge | None
@@ -50,20 +50,22 @@ def build_what_is_missing(config, origin, dist):
     A recipe applies only to a path that was set in the same file or argument: a mistyped path on the command line is
     not built.
     """
-    missing, dry = [], config.dry_run
-    say = print if dist.is_main else lambda text: None
-    if dist.is_main or dry:
-        if origin.get("dataset") == origin.get("dataset_recipe"):
-            if build_missing_dataset(dataset_folder(config.dataset), config.dataset_recipe, say, dry):
-                missing.append("dataset")
-        for key in ("generator_checkpoint", "judge_checkpoint", "gold_judge_checkpoint"):
-            recipe = key.replace("checkpoint", "recipe")
-            if origin.get(key) == origin.get(recipe):
-                path = getattr(config, key)
-                if build_missing_checkpoint(path, getattr(config, recipe), key, config.dataset, say, dry):
-                    missing.append(key)
+    missing = []
+    if dist.is_main or config.dry_run:
+        for key in ("dataset", "generator_checkpoint", "judge_checkpoint", "gold_judge_checkpoint"):
+            recipe = f"{key.removesuffix('_checkpoint')}_recipe"
+            if origin.get(key) == origin.get(recipe) and is_missing(key, getattr(config, recipe), config, dist):
+                missing.append(key)
     dist.barrier()
     return missing
+
+
+def is_missing(key, recipe, config, dist):
+    """Whether what the setting `key` names is missing and has a recipe, also after it: in a dry run it is not built."""
+    say = print if dist.is_main else lambda text: None
+    if key == "dataset":
+        return build_missing_dataset(dataset_folder(config.dataset), recipe, say, config.dry_run)
+    return build_missing_checkpoint(getattr(config, key), recipe, key, config.dataset, say, config.dry_run)
 
 
 def build_data(config, dist):
@@ -167,15 +169,17 @@ def build_reference(config, policy, dist):
 def load_judge(key, config, policy, dist):
     """The frozen judge that the setting `key` names, or None. A judge of fill-in reads the generator's token ids, so it
     needs its vocabulary; a judge of completed prompts may have one of its own."""
-    path, fills = getattr(config, key), policy.model.mode == MASKED_FILL
+    path = getattr(config, key)
     if path is None:
         return None
+    fills = policy.model.mode == MASKED_FILL
     tokenizer = policy.tokenizer if fills else None
     model = freeze(load_model(path, loads_on(config, dist), SEQUENCE_SCORER, tokenizer, key)[0])
-    with_cls = model.judge_head == "cls"
-    if fills and model.longest_input < config.block_size + with_cls:
-        raise ValueError(f"{key}={path} has block_size={model.longest_input}, but needs {config.block_size + with_cls} "
-                         f"for texts of block_size={config.block_size}{' and CLS' if with_cls else ''}")
+    needed, text = config.block_size, f"texts of block_size={config.block_size}"
+    if model.judge_head == "cls":
+        needed, text = needed + 1, f"{text} and CLS"
+    if fills and model.longest_input < needed:
+        raise ValueError(f"{key}={path} has block_size={model.longest_input}, but needs {needed} for {text}")
     tokenizer = load_tokenizer(path, key)
     judge = Judge(model, tokenizer, same_vocabulary(tokenizer.description(), policy.tokenizer, path), dist.dtype)
     whole = not is_asked_for(config, dist)  # a sharded judge has no weights to pack
@@ -194,7 +198,8 @@ def build_rewards(config, models, data, dist):
 
 def make_rewards(config, judge, dist):
     """A Rewards, with its reward model if the config names one."""
-    scorer, path = None, config.reward_model_checkpoint
+    scorer = None
+    path = config.reward_model_checkpoint
     if path is not None:
         if "reward_model" not in config.reward_functions:
             raise ValueError(f"reward_model_checkpoint={path} is not used: add 'reward_model' to reward_functions")

@@ -148,13 +148,6 @@ def test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing(w
     assert plan.count("frozen") == 3 and not (folder / "dry").exists()
 
 
-def test_a_dry_run_on_prompts_writes_nothing(causal_world, launch):
-    folder, base = causal_world
-    code, out, _ = launch(*arguments(base | {"out_dir": folder / "dry", "dry_run": True}))
-    assert code == 0 and "nothing was trained" in out and "validation prompts" in out and not (folder / "dry").exists()
-    assert "\nthe first prompt ends in '" in out and f"\na completion ends with token {CAUSAL.stop_token_id} " in out
-
-
 @pytest.mark.slow
 def test_a_run_on_two_ranks_reports_each_step_once_to_every_tracker(world):
     folder, _, base = world

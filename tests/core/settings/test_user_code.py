@@ -76,6 +76,11 @@ def test_the_error_survives_the_way_out_of_a_worker_process():
     assert str(error) == "f.py, line 1: x: KeyError: 'a'" and error.line == "f.py, line 1: x"
 
 
+def test_a_file_of_this_project_is_known_through_a_symbolic_link(tmp_path):
+    (tmp_path / "link").symlink_to(ROOT)
+    assert is_ours(str(tmp_path / "link/core/model.py")) and not is_users(str(tmp_path / "link/grpo/kl.py"))
+
+
 def test_which_files_are_the_users():
     assert is_users(__file__) and is_users("/home/me/mine.py") and is_users(os.path.join(ROOT, "config", "mine.py"))
     for path in (os.path.join(ROOT, "core", "model.py"), os.path.join(ROOT, "grpo", "kl.py"), json.__file__,
