@@ -167,14 +167,15 @@ def empty_completions(x, name):
     examples = right_examples(x)
     if not isinstance(x.data, PromptConsumer) or not reads_records(x, name, examples):
         return None
-    most = 0.0
+    values = []
     for example in examples:
         value, error = value_or_error(x, name, example, x.data.format.response_prefix)
         if error is not None:
             return False, f"{name} fails on an empty completion ({error}).", (
                 "return 0 or None there: a model samples such completions, and the run would stop")
         if value is not None:
-            most = max(most, value)
+            values.append(value)
+    most = max(values, default=0.0)
     if isfinite(REWARDS[name].high) and most >= REWARDS[name].high - 1e-6:
         return False, f"{name} gives its highest value, {most:g}, for an empty completion.", (
             "correct the reward or the records: the model would learn to write nothing")
