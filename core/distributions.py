@@ -19,16 +19,10 @@ def at_least_float32(x):
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def sampling_logp(logits, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0):
-    """Log-probabilities of the distribution that is sampled from, and that sampled tokens are therefore scored with.
-
-    logits: (..., V) float32; temperature: a number, or a tensor that broadcasts against logits
-    Returns (..., V): log-softmax of logits / temperature, renormalised over the tokens kept, -inf elsewhere.
-    """
-    logp = (logits / temperature).log_softmax(-1)                                    # (..., V)
-    if truncates(top_p, top_k, min_p):
-        logp = restrict(logp, kept_tokens(logp.detach(), top_p, top_k, min_p))
-    return logp
+def sampling_logp(logits, temperature=1.0):
+    """Log-probabilities (..., V) of the distribution that is sampled from, before truncation, and that sampled tokens
+    are therefore scored with. logits: (..., V) float32; temperature: a number, or a tensor that broadcasts."""
+    return (logits / temperature).log_softmax(-1)
 
 
 def truncates(top_p, top_k, min_p):

@@ -23,14 +23,6 @@ def prefilled(net, prompt, padding=None):
     return past
 
 
-@torch.no_grad()
-def test_logits_are_the_same_with_and_without_the_cache(texts):
-    net, tokens = causal_model(), torch.cat((texts[0][ROWS], texts[1]), 1)           # (9, 13)
-    past = net.new_cache()
-    found = torch.cat([net(part, past=past) for part in tokens.split([7, 1, 1, 4], dim=1)], 1)
-    torch.testing.assert_close(found, net(tokens), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("share_from", [0, 10**9])
 @pytest.mark.parametrize("padding", [None, PADDING])
 @torch.no_grad()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core.distributions import draw_uniforms, kept_tokens, restrict, sampling_logp
-from core.fill_in import fill_in, predict_and_sample_tokens
+from core.fill_in import fill_in
 from core.fill_in_passes import draw_passes, fill_in_passes
 from core.masking import masked_positions
 from tests.tiny import TOKENIZER, config, consumer, counted, masked_problems, model
@@ -17,19 +17,6 @@ def problems(dataset):
     """The texts, the hidden positions and the noise of a batch: 3 problems of 4 completions."""
     batch, input, position, hidden = masked_problems(consumer(dataset, config(batch_size=3)))
     return input, position, hidden, *draw_uniforms(1, 0, batch["number"], (2, 4, 32)).unbind(1)
-
-
-@torch.no_grad()
-def test_one_pass_is_the_one_pass_sampler(problems):
-    (input, position, hidden, noise, order), net = problems, model()
-    target, logp, kept = predict_and_sample_tokens(net, input, position, noise, 0.8, 0.9)
-    again, logp_again, turn, read, kept_again = fill_in_passes(net, input, position, hidden, noise, order, 1, 0.8, 0.9)
-    hidden = hidden.repeat_interleave(4, 0)                                          # (N, M)
-    assert torch.equal(target.flatten(0, 1)[hidden], again[hidden]) and not again[~hidden].any()
-    torch.testing.assert_close(logp.flatten(0, 1)[hidden], logp_again[hidden])
-    kept = kept.dense(96).view(3, -1, 96).repeat_interleave(4, 0)                    # (N, M, V)
-    assert torch.equal(kept[hidden], kept_again.dense(96))
-    assert (turn[hidden] == 0).all() and torch.equal(read[:, 0], input.repeat_interleave(4, 0))
 
 
 @pytest.mark.parametrize("S", [2, 3, 40])

@@ -50,14 +50,6 @@ def test_a_template_ends_where_the_answer_begins(prompt, settings, text):
     assert PromptFormat(**settings, response_prefix="so ").encode(prompt, CAUSAL) == (text, CAUSAL.encode(text + "so "))
 
 
-def test_the_templates_of_tasks_say_what_the_answer_is_to_look_like():
-    assert set(CHOICES["template"]) == {*TEMPLATES, "model"}
-    math, code = (TEMPLATES[name]([{"role": "user", "content": "x"}]) for name in ("math", "code"))
-    assert all(tag in math for tag in ("<start_working_out>", "<end_working_out>", "</SOLUTION>")) and "fenced" in code
-    for text in (math, code):
-        assert text.startswith("System: ") and text.endswith("User: x\n\nAssistant: ")
-
-
 def test_a_prompt_has_one_split_unless_its_record_gives_another(tmp_path):
     sides = [side(f"prompt {i}") for i in range(3000)]
     assert 0.07 < sides.count("val") / 3000 < 0.13
@@ -71,12 +63,6 @@ def test_a_prompt_has_one_split_unless_its_record_gives_another(tmp_path):
     data = PromptConsumer(prepared(tmp_path / "c", flipped), 1)
     assert all(side(r["prompt"]) != split for split in data.records for r in data.records[split])
     assert load_meta(tmp_path / "c")[0]["val_records"] == sum(r["split"] == "val" for r in flipped)
-
-
-def test_a_prompt_that_occurs_twice_is_kept_once(tmp_path):
-    folder = prepared(tmp_path / "d", [*RECORDS, *RECORDS[:7]])
-    assert load_meta(folder)[0]["records"] == len(RECORDS) == len(read_records(os.path.join(folder, "prompts.jsonl")))
-    assert has_prompts(folder) and not has_prompts(str(tmp_path)) and not list((tmp_path / "d").glob("*.tmp"))
 
 
 def test_no_prompt_is_left_out_but_training_prompts_above_max_prompt_length(tmp_path):
@@ -149,6 +135,8 @@ def test_a_file_as_it_is_gives_the_problems_of_the_prepared_folder(tmp_path):
     rows = [{"question": f"{i}+{i}=", "output": str(2 * i), "completion": str(2 * i)} for i in range(80)]
     path = jsonl(tmp_path / "mine.jsonl", *rows, *rows[:5])
     folder = prepared(tmp_path / "d", without_place(read_records(path)))
+    assert load_meta(folder)[0]["records"] == 80 == len(read_records(os.path.join(folder, "prompts.jsonl")))
+    assert has_prompts(folder) and not has_prompts(str(tmp_path / "nothing")) and not list((tmp_path / "d").glob("*.tmp"))
     data, expected = PromptConsumer(path, 6, tokenizer=CAUSAL), PromptConsumer(folder, 6)
     assert not os.path.exists(tmp_path / "meta.json") and data.folder == path
     assert data.repeated == 5 and "5 repeated ones left out" in data.size() and "repeated" not in expected.size()
@@ -199,47 +187,42 @@ def test_the_start_of_a_run_shows_how_a_prompt_ends_and_what_ends_a_completion(f
     long = of_lengths(tmp_path / "long", train=[200], val=[1])
     tail, ends = PromptConsumer(long, 1, tokenizer=t, format=PromptFormat("model")).describe_prompts()
     assert "assistant" in tail and len(tail) < 130
+    assert set(CHOICES["template"]) == {*TEMPLATES, "model"}
     assert ends == "a completion ends with token 0 '<|endoftext|>' or 2 '<|im_end|>'"
     assert PromptConsumer(long, 1, tokenizer=t).describe_prompts()[2:] == [
         "the tokenizer has a chat template, which template='plain' does not use"]
-    bare = huggingface_tokenizer(tmp_path / "bytes", "bytes")
-    assert len(PromptConsumer(long, 1, tokenizer=bare).describe_prompts()) == 2
 
 
-def refused(folder, name):
-    """What PromptConsumer is given, and the error."""
-    mine = jsonl(folder / "mine.jsonl", *RECORDS)
-    lengths = {"train": range(10, 30), "val": [9, 34, 8, 31]}
-    return {
-        "no file": (("gone.jsonl", {"tokenizer": CAUSAL}), "dataset=gone.jsonl does not exist"),
-        "no folder": ((str(folder / "gone"), {"tokenizer": CAUSAL}), "dataset not prepared"),
-        "no tokenizer": ((mine, {}), "dataset=.*mine.jsonl has prompts but no tokenizer.*data/custom/prepare.py"),
-        "no end": ((mine, {"tokenizer": CharTokenizer()}), "mine.jsonl has prompts, but the tokenizer has no token that "
-                   "ends a completion: use a causal model.*or, for a model that fills in text, running text"),
-        "no end, prepared": ((prepared(folder / "fill", tokenizer=CharTokenizer()), {}), "no token that ends"),
-        "no characters": ((prepared(folder / "d", [*RECORDS, {"prompt": "\u4e2d"}]), {}), "line 61: no usable charact"),
-        "no validation": ((of_lengths(folder / "a", train=range(1, 6)), {}),
-                          'none of its 5 prompts is in the split val; .*"split": "val" in some'),
-        "long training": ((of_lengths(folder / "b", train=[10, 11], val=[3]), {"max_prompt_length": 5}),
-                          "all training prompts are longer than max_prompt_length=5; raise it"),
-        "long validation": ((of_lengths(folder / "c", **lengths), {"max_prompt_length": 30}),
-                            "prompts.jsonl, line 22: a validation prompt of 34 tokens is longer than max_prompt_length="
-                            "30; set max_prompt_length=34.*or remove the 2 validation records"),
-        "no room": ((prepared(folder / "e"), {"block_size": 6}), "leave no room for a completion in block_size=6"),
-        "chat template": ((prepared(folder / "f"), {"template": "chat", "chat_template_kwargs": {"x": False}}),
-                          "chat_template_kwargs=.*which template='chat' does not use; set template="),
-        "template": ((prepared(folder / "g"), {"template": "model"}),
-                     "template='model' is the chat template of a Hugging Face model, which this")}[name]
+REFUSED = {
+    "no file": (lambda d: "gone.jsonl", {"tokenizer": CAUSAL}, "dataset=gone.jsonl does not exist"),
+    "no folder": (lambda d: str(d / "gone"), {"tokenizer": CAUSAL}, "dataset not prepared"),
+    "no tokenizer": (lambda d: jsonl(d / "mine.jsonl", *RECORDS), {},
+                     "dataset=.*mine.jsonl has prompts but no tokenizer.*data/custom/prepare.py"),
+    "no end": (lambda d: jsonl(d / "mine.jsonl", *RECORDS), {"tokenizer": CharTokenizer()},
+               "mine.jsonl has prompts, but the tokenizer has no token that ends a completion: use a causal model.*or, "
+               "for a model that fills in text, running text"),
+    "no end, prepared": (lambda d: prepared(d, tokenizer=CharTokenizer()), {}, "no token that ends"),
+    "no characters": (lambda d: prepared(d, [*RECORDS, {"prompt": "\u4e2d"}]), {}, "line 61: no usable characters"),
+    "no validation": (lambda d: of_lengths(d, train=range(1, 6)), {},
+                      'none of its 5 prompts is in the split val; .*"split": "val" in some'),
+    "long training": (lambda d: of_lengths(d, train=[10, 11], val=[3]), {"format": PromptFormat(max_prompt_length=5)},
+                      "all training prompts are longer than max_prompt_length=5; raise it"),
+    "long validation": (lambda d: of_lengths(d, train=range(1, 21), val=[9, 34, 8, 31]),
+                        {"format": PromptFormat(max_prompt_length=30)},
+                        "prompts.jsonl, line 22: a validation prompt of 34 tokens is longer than max_prompt_length=30; "
+                        "set max_prompt_length=34.*or remove the 2 validation records"),
+    "no room": (prepared, {"block_size": 6}, "leave no room for a completion in block_size=6"),
+    "arguments": (prepared, {"format": PromptFormat("chat", chat_template_kwargs={"x": False})},
+                  "chat_template_kwargs=.*which template='chat' does not use; set template="),
+    "template": (prepared, {"format": PromptFormat("model")},
+                 "template='model' is the chat template of a Hugging Face model, which this")}
 
 
-@pytest.mark.parametrize("name", ["no file", "no folder", "no tokenizer", "no end", "no end, prepared", "no characters",
-                                  "no validation", "long training", "long validation", "no room", "chat template",
-                                  "template"])
+@pytest.mark.parametrize("name", REFUSED)
 def test_prompts_that_cannot_be_completed_are_refused(tmp_path, name):
-    (dataset, settings), message = refused(tmp_path, name)
-    own = {key: settings.pop(key) for key in ("tokenizer", "block_size") if key in settings}
+    dataset, settings, message = REFUSED[name]
     with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
-        PromptConsumer(dataset, 6, format=PromptFormat(**settings), **own)
+        PromptConsumer(dataset(tmp_path), 6, **settings)
     assert "\n" not in str(error.value)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from core.distributions import sampling_logp
+from core.distributions import kept_tokens, restrict, sampling_logp
 from grpo.advantages import ADVANTAGES, compute_advantages
 from grpo.grpo_training_step import grpo_training_step, rollout_loss
 from grpo.objectives import OBJECTIVES, token_weights
@@ -39,7 +39,8 @@ def test_the_gradient_equals_that_of_every_completion_forwarded_on_its_own(datas
         share = {"sequence": 1 / len(hidden) / N, "constant": 1 / c.block_size / N, "sum": 1 / N,
                  "token": 1 / float(rollouts.mask.sum())}[OBJECTIVES[objective].average]
         for m, where in enumerate(hidden):
-            drawn = sampling_logp(policy_logits[where], c.temperature, c.top_p)[rollouts.target[n, m]]
+            drawn = sampling_logp(policy_logits[where], c.temperature)
+            drawn = restrict(drawn, kept_tokens(drawn, c.top_p))[rollouts.target[n, m]]
             p = (policy_logits[where] / c.temperature).log_softmax(-1)
             q = (ref_logits[where] / c.temperature).log_softmax(-1)
             kl = (p.exp() * (p - q)).sum()
