@@ -118,7 +118,9 @@ class GRPOTrainer:
 
     def train_step(self):
         """One optimizer step. The first step of an iteration begins with its rollouts."""
-        c = replace(self.config, kl_beta=self.kl_beta)
+        c = self.config
+        if self.kl_beta != c.kl_beta:  # kl_target has moved it
+            c = replace(c, kl_beta=self.kl_beta)
         lr = self.schedule.lr(self.step)
         set_learning_rate(self.optimizers, lr)
         self.tell_rewards()

@@ -1,0 +1,72 @@
+"""How much a reader has to hold: the files that the algorithm loads, and those that one step of the main job runs through."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from grpo.train_grpo import main
+from tests.tiny import ROOT
+
+LOADED, PATH_FILES, PATH_LINES = 25, 35, 4600  # at most
+
+
+def files_loaded_by(module):
+    """The files of core/ and grpo/ that importing a module brings along."""
+    code = ("import os, sys; sys.path.insert(0, os.getcwd()); import MODULE; print(*{os.path.relpath(f) "
+            "for x in list(sys.modules.values()) if (f := getattr(x, '__file__', None))}, sep='\\n')")
+    done = subprocess.run([sys.executable, "-c", code.replace("MODULE", module)], capture_output=True, text=True,
+                          cwd=ROOT, check=True)
+    return [name for name in done.stdout.split() if name.startswith(("core/", "grpo/"))]
+
+
+@pytest.fixture(scope="module")
+def called(tmp_path_factory):
+    """[(file, function)] in the order of their first calls in one step of the main job."""
+    order, in_step = {}, False
+
+    def note(frame, event, arg):
+        nonlocal in_step
+        code = frame.f_code
+        if event in ("call", "return") and code.co_filename.startswith((f"{ROOT}/core/", f"{ROOT}/grpo/")):
+            if code.co_name == "train_step":
+                in_step = event == "call"
+            if in_step and event == "call":
+                order.setdefault((os.path.relpath(code.co_filename, ROOT), code.co_name))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        sys.setprofile(note)
+        try:
+            main(["config/grpo_example.py", "--max_iters=1", "--batch_size=2", "--group_size=4", "--eval_problems=2",
+                  "--eval_interval=9", "--sample_interval=9", f"--out_dir={tmp_path_factory.mktemp('path')}"])
+        finally:
+            sys.setprofile(None)
+    return list(order)
+
+
+@pytest.mark.slow
+def test_the_algorithm_loads_few_files():
+    assert len(files_loaded_by("grpo.grpo_training_step")) <= LOADED
+
+
+@pytest.mark.slow
+def test_a_step_of_the_main_job_runs_through_few_files(called):
+    files = {file for file, _ in called}
+    lines = sum(len(pathlib.Path(ROOT, file).read_text().splitlines()) for file in files)
+    assert len(files) <= PATH_FILES and lines <= PATH_LINES, (len(files), lines, sorted(files))
+
+
+@pytest.mark.slow
+def test_the_walk_of_a_batch_names_functions_in_the_order_in_which_a_step_calls_them(called):
+    text = pathlib.Path(ROOT, "docs", "architecture.md").read_text()
+    walk = text[text.index("## Walk 3") :].split("\n## ")[0]
+    stops = re.findall(r"^\d+\. `([^`]+\.py)`: `([^`]+)`", walk, re.M)
+    assert len(stops) > 15 and len(stops) == len(re.findall(r"^\d+\. ", walk, re.M))
+    missing = [stop for stop in stops if stop not in called]
+    assert not missing, called
+    places = [called.index(stop) for stop in stops]
+    assert places == sorted(places), [stop for stop, place in sorted(zip(stops, places, strict=True), key=lambda x: x[1])]
