@@ -24,8 +24,13 @@ LARGEST = EXTREMES  # of these the largest over micro-batches and ranks counts; 
 
 def add_up(sums, more):
     """The sums of two parts of a step, with the names of the first."""
-    return {name: torch.as_tensor(more[name]).clamp(min=x) if name in LARGEST else x + more[name]
-            for name, x in sums.items()}
+    added = {}
+    for name, x in sums.items():
+        if name in LARGEST:
+            added[name] = torch.as_tensor(more[name]).clamp(min=x)
+        else:
+            added[name] = x + more[name]
+    return added
 
 
 def unique_completions(target, mask, G):
@@ -101,23 +106,33 @@ def logged_sums(metrics, names):
     return sums
 
 
-def finish_metrics(out):
-    """The metrics of docs/metrics.md from the sums of a step over all micro-batches and ranks, without means of
-    nothing."""
-    metrics = {"loss": out["loss"], "pg_loss": out["pg_loss"]}
-    if "kl" in out:
-        metrics["kl_penalty"] = out["kl_penalty"]
-    metrics |= {name: out[key] / out[count] for name, (key, count) in MEANS.items() if key in out and out[count]}
-    metrics |= {name: out[name] for name in COUNTS if name in out} | mismatch_metrics(out)
-    means = [key.removeprefix("sum of ") for key in out if key.startswith("sum of ")]
-    metrics |= {name: out[f"sum of {name}"] / count for name in means if (count := out[f"count of {name}"])}
-    metrics |= {"text_tokens": out["text_tokens"], "grad_norm": out["grad_norm"],
-                "skipped_steps": out["skipped_steps"], "empty_steps": out["empty_steps"],
-                "skipped_samples": out["completions"] - out["scored"]}
-    metrics |= {name: x for name, x in out.items() if name.startswith(NONFINITE)}
-    begin = f"{LOGGED}sum of "
-    logged = {key.removeprefix(begin): x for key, x in out.items() if key.startswith(begin)}
+def finish_metrics(totals):
+    """The metrics of docs/metrics.md from the sums of a step over all micro-batches and ranks. A mean of nothing is
+    left out."""
+    metrics = {name: totals[name] for name in ("loss", "pg_loss", "kl_penalty", *COUNTS) if name in totals}
+    for name, (key, count) in MEANS.items():
+        if key in totals and totals[count]:
+            metrics[name] = totals[key] / totals[count]
+    metrics |= mismatch_metrics(totals)
+    metrics |= named_means(totals, "")
+    for name in ("text_tokens", "grad_norm", "skipped_steps", "empty_steps"):
+        metrics[name] = totals[name]
+    metrics["skipped_samples"] = totals["completions"] - totals["scored"]
+    metrics |= {name: x for name, x in totals.items() if name.startswith(NONFINITE)}
+    logged = named_means(totals, LOGGED)
     for name in logged:
         if name in metrics or name in OF_THE_TRAINER or name.startswith("time/"):
             raise ValueError(f"log_metric({name!r}, ...): training has a metric of this name; give it another")
-    return metrics | {name: x / out[f"{LOGGED}count of {name}"] for name, x in logged.items()}
+    return metrics | logged
+
+
+def named_means(totals, prefix):
+    """{name: mean} of the entries "<prefix>sum of <name>" and "<prefix>count of <name>"."""
+    means = {}
+    for key, total in totals.items():
+        if key.startswith(f"{prefix}sum of "):
+            name = key.removeprefix(f"{prefix}sum of ")
+            count = totals[f"{prefix}count of {name}"]
+            if count:
+                means[name] = total / count
+    return means
