@@ -15,8 +15,8 @@ import torch
 
 from core.config import load_config
 from core.huggingface.export import copy_merged, new_folder, write_causal
-from core.huggingface.files import quiet_transformers
 from core.models import is_huggingface, load_model, load_tokenizer
+from core.settings.optional import quiet_transformers
 from core.settings.script import run_script
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -181,7 +181,7 @@ def load_judge(key, config, policy, dist):
     if fills and model.longest_input < needed:
         raise ValueError(f"{key}={path} has block_size={model.longest_input}, but needs {needed} for {text}")
     tokenizer = load_tokenizer(path, key)
-    judge = Judge(model, tokenizer, same_vocabulary(tokenizer.description(), policy.tokenizer, path), dist.dtype)
+    judge = Judge(model, tokenizer, same_vocabulary(tokenizer.description(), policy.tokenizer), dist.dtype)
     whole = not is_asked_for(config, dist)  # a sharded judge has no weights to pack
     if config.judge_reading == "auto" and fills and whole and has_fast_bfloat16(model):
         judge.pack()

@@ -13,14 +13,12 @@ from tests.tiny import TEXT
 
 CAUSAL_FAMILIES = ("gpt2", "llama", "qwen2", "qwen3", "gemma3", "mistral")
 FILL_FAMILIES = ("bert", "distilbert", "roberta", "modernbert", "electra")
-JUDGE_FAMILIES = ("electra_judge", "deberta_judge")
-REWARD_FAMILIES = ("bert_reward", "llama_reward")
 QUICK = ("gpt2", "llama", "bert")
 CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n"
                  "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}")
 TOKENIZERS = {"gpt2": "bytes", "llama": "start", "qwen2": "padded", "qwen3": "chat", "gemma3": "start",
-              "mistral": "start", "roberta": "angle", "modernbert": "square", "llama_reward": "start"}  # else words
+              "mistral": "start", "roberta": "angle", "modernbert": "square"}  # else words
 
 
 def training_text():
@@ -119,12 +117,7 @@ def architecture(family, tokenizer, n_layer=2, n_embd=32, longest=128):
             bos_token_id=None, eos_token_id=None, local_attention=8, global_attn_every_n_layers=2)),
         "electra": lambda: (t.ElectraForMaskedLM, t.ElectraConfig(**electra)),
         "electra_judge": lambda: (t.ElectraForPreTraining, t.ElectraConfig(**electra)),
-        "bert_reward": lambda: (t.BertForSequenceClassification, t.BertConfig(**frame, num_labels=1)),
-        "llama_reward": lambda: (t.LlamaForSequenceClassification, t.LlamaConfig(**causal, num_labels=1)),
-        "deberta_judge": lambda: (t.DebertaV2Model, t.DebertaV2Config(
-            **frame | {"type_vocab_size": 0}, relative_attention=True, position_biased_input=False,
-            pos_att_type=["p2c", "c2p"], position_buckets=16, max_relative_positions=-1, norm_rel_ebd="layer_norm",
-            share_att_key=True))}
+        "bert_reward": lambda: (t.BertForSequenceClassification, t.BertConfig(**frame, num_labels=1))}
     return build[family]()
 
 
@@ -155,23 +148,8 @@ def model_folder(path, family, seed=0, scale=12.0, **shape):
     if family == "qwen3":  # ends that generation_config alone declares
         model.generation_config.eos_token_id = [tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.eos_token_id]
     model.save_pretrained(str(path))
-    if family == "deberta_judge":
-        with_detector_head(str(path), model, seed, scale)
     tokenizer.save_pretrained(str(path))
     return str(path)
-
-
-def with_detector_head(path, model, seed, scale):
-    """The files of a DebertaV2Model as those of DeBERTa-v3's discriminator: a replaced-token head beside it."""
-    from safetensors.torch import save_file
-    width = model.config.hidden_size
-    head = torch.nn.ModuleDict({"dense": torch.nn.Linear(width, width), "LayerNorm": torch.nn.LayerNorm(width),
-                                "classifier": torch.nn.Linear(width, 1)})
-    randomise(head, seed + 1, scale)
-    weights = {f"deberta.{name}": p for name, p in model.state_dict().items()}
-    weights |= {f"mask_predictions.{name}": p for name, p in head.state_dict().items()}
-    save_file({name: p.clone().contiguous() for name, p in weights.items()}, os.path.join(path, "model.safetensors"),
-              metadata={"format": "pt"})
 
 
 def adapter_folder(path, base, rank=4, seed=3, task_type="CAUSAL_LM"):
@@ -236,12 +214,12 @@ def spoiled(path, folder, **changes):
     return str(path)
 
 
-def refused(path, *words, **settings):
+def refused(path, *words, named=None, **settings):
     """Loads a model, and checks that the error is one line which names the setting, the path and these words."""
     from core.models import load_model
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         load_model(path, key="generator_checkpoint", **settings)
     text = str(caught.value)
-    assert "\n" not in text and text.startswith(f"generator_checkpoint={path}"), text
+    assert "\n" not in text and text.startswith(f"generator_checkpoint={path}" if named is None else named), text
     for word in words:
         assert word in text, text

@@ -243,8 +243,8 @@ def test_a_chat_template_ends_in_one_line(kind, llama, monkeypatch):
 def test_lengths_and_sizes_are_known_of_models_that_name_them_otherwise():
     """MPT has a name of its own for its longest input; FNet has no attention."""
     t = pytest.importorskip("transformers")
-    from core.huggingface.model import HuggingFaceModel, positions
-    assert positions(t.MptConfig(max_seq_len=64)) == 64 and positions(t.BertConfig(max_position_embeddings=32)) == 32
+    from core.huggingface.model import HuggingFaceModel, most_tokens
+    assert most_tokens(t.MptModel(t.MptConfig(max_seq_len=64, d_model=32, n_heads=2, n_layers=1, vocab_size=130))) == 64
     net = t.FNetForMaskedLM(t.FNetConfig(hidden_size=32, num_hidden_layers=2, intermediate_size=32, vocab_size=130))
     assert HuggingFaceModel(net, load_tokenizer_of_words(), "masked_fill").dimensions[:2] == (2, 32)
 

@@ -1,6 +1,5 @@
 """Small data sets, models, policies, rewards and training steps that the tests share."""
 
-import base64
 import contextlib
 import importlib.util
 import io
@@ -25,7 +24,7 @@ from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTCon
 from core.models import save_model
 from core.prompts import PromptConsumer, PromptFormat
 from core.settings.script import exit_code
-from core.tokenizer import CharTokenizer
+from core.tokenizer import BPETokenizer, CharTokenizer
 from core.training_step import build_optimizers
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import Timer, collect_experience, grpo_training_step, sampler_of, train_on_experience
@@ -65,11 +64,15 @@ def without_place(records):
     return [{key: value for key, value in record.items() if key != "where"} for record in records]
 
 
-def write_ranks(path, *merges):
-    """Writes the ranks of a byte pair tokenizer: the 256 bytes, then the merges. Returns the path as a string."""
+def small_bpe(monkeypatch, name="gpt2", *merges, special=("<|endoftext|>",)):
+    """The tokenizer of tiktoken's encoding `name`, with the 256 bytes, these merges and special tokens as vocabulary."""
+    import tiktoken
     tokens = [*(bytes([b]) for b in range(256)), *merges]
-    path.write_text("".join(f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)))
-    return str(path)
+    words = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+    encoding = tiktoken.Encoding(name, pat_str=words, mergeable_ranks={token: i for i, token in enumerate(tokens)},
+                                 special_tokens={text: len(tokens) + 3 * i for i, text in enumerate(special)})
+    monkeypatch.setitem(tiktoken.registry.ENCODINGS, name, encoding)
+    return BPETokenizer(name)
 
 
 def model(mode=MASKED_FILL, seed=0, scale=8.0, tokenizer=TOKENIZER, **settings):

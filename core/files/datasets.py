@@ -57,7 +57,7 @@ def check_meta(folder, meta, tokenizer, masks):
     masks: {key of MASKS: weight}, or None where nothing is masked
     """
     path = os.path.join(folder, "meta.json")
-    if not same_vocabulary(meta["tokenizer"], tokenizer, path):
+    if not same_vocabulary(meta["tokenizer"], tokenizer):
         raise ValueError(f"dataset={folder} was prepared with another vocabulary "
                          f"({meta['tokenizer'].get('vocab_size')} tokens) than the model's ({tokenizer.vocab_size}); "
                          "use a model of that vocabulary, or prepare the text for this one: "

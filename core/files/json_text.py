@@ -28,6 +28,12 @@ def object_from_json(text, where, remedy):
     return value
 
 
+def read_object(path, where, remedy):
+    """The object {...} of a JSON file. where, remedy: as in from_json"""
+    with open(path, "rb") as f:
+        return object_from_json(f.read(), where, remedy)
+
+
 def fault_of_json(value):
     """Why a value of lists and objects cannot be copied, compared and printed, in words; nothing if it can."""
     parts = [(value, 0)]

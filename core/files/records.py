@@ -6,13 +6,13 @@ import os
 
 from core.files.datasets import SPLITS, dataset_folder
 from core.files.json_text import fault_of_json, from_json
-from core.settings.optional import quiet_hub, require
+from core.files.whole_files import replacing
+from core.settings.optional import HUB, on_hub, quiet_hub, require
 from core.settings.user_code import guarded
 
 PROMPTS = "prompts.jsonl"
 FILES = (".jsonl", ".json", ".parquet")  # a dataset with such an ending is a file of records
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
-HUB = "hf:"                              # begins a data set that the package datasets loads: hf:owner/name
 FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
           "answer": ("answer", "solution", "response", "output")}  # their names in other data sets; the first one wins
 RAW = "answer as it was"                 # holds an answer that was a number, which "answer" holds as a text
@@ -22,32 +22,28 @@ VALIDATION_PERCENT = 10
 VALIDATION_NAMES = ("validation", "val", "dev", "test")            # of the split of a data set, the first one wins
 
 
-def is_messages(value):
-    """Whether a value is a list of {"role", "content"} messages, at least one."""
-    return isinstance(value, list) and bool(value) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value)
-
-
 def fault_of_messages(value):
-    """What is wrong with a list that is meant as messages, for the end of an error; nothing if it is another value."""
-    if not isinstance(value, list) or is_messages(value):
-        return ""
-    for number, m in enumerate(value, 1):
+    """What is wrong with a list of {"role", "content"} messages, in words; nothing if it is one."""
+    if not isinstance(value, list):
+        return f"it is a {type(value).__name__}"
+    if not value:
+        return "it is empty"
+    for number, message in enumerate(value, 1):
         for key in ("role", "content"):
-            x = m.get(key) if isinstance(m, dict) else None
+            x = message.get(key) if isinstance(message, dict) else None
+            if x is None:
+                return f"{key} of message {number} is missing"
             if not isinstance(x, str):
-                found = "missing" if x is None else f"a {type(x).__name__}, not a text"
-                return f"; {key} of message {number} is {found}"
-    return "; it is empty"
+                return f"{key} of message {number} is a {type(x).__name__}, not a text"
+    return ""
 
 
 def split_messages(record, where):
     """The record with its "messages", a whole conversation, as prompt and completion: the completion is the content of
     the last turn if that is the assistant's."""
     messages = record.pop("messages")
-    if not is_messages(messages):
-        raise ValueError(f"{where}: messages must be a list of {{\"role\", \"content\"}} messages"
-                         f"{fault_of_messages(messages)}")
+    if fault := fault_of_messages(messages):
+        raise ValueError(f"{where}: messages must be a list of {{\"role\", \"content\"}} messages; {fault}")
     if messages[-1]["role"] != "assistant":
         return record | {"prompt": messages}
     return {"completion": messages[-1]["content"]} | record | {"prompt": messages[:-1]}
@@ -70,16 +66,14 @@ def check_record(record, where):
     if "prompt" not in record and "messages" in record:
         record = split_messages(record, where)
     if "prompt" not in record:
-        raise ValueError(f"{where}: no prompt; it needs one of the fields {', '.join(FIELDS['prompt'])}, "
-                         "messages")
-    prompt = record["prompt"]
-    if not (isinstance(prompt, str) and prompt) and not is_messages(prompt):
-        raise ValueError(f"{where}: prompt must be a text, or a list of {{\"role\", \"content\"}} messages"
-                         f"{fault_of_messages(prompt)}")
+        raise ValueError(f"{where}: no prompt; it needs one of the fields {', '.join(FIELDS['prompt'])}, messages")
+    if not isinstance(record["prompt"], str) or not record["prompt"]:
+        if fault := fault_of_messages(record["prompt"]):
+            raise ValueError(f"{where}: prompt must be a text, or a list of {{\"role\", \"content\"}} messages; {fault}")
     if record.get("split") not in (None, *SPLITS):
         raise ValueError(f"{where}: split={record['split']!r} must be {' or '.join(SPLITS)}")
     completion = record.get("completion")
-    if isinstance(completion, list) and len(completion) == 1 and is_messages(completion):
+    if isinstance(completion, list) and len(completion) == 1 and not fault_of_messages(completion):
         record["completion"] = completion[0]["content"]
     if isinstance(record.get("answer"), (int, float)):
         record |= {"answer": str(record["answer"]), RAW: record["answer"]}
@@ -131,8 +125,11 @@ def check_rows(rows, name):
         raise ValueError(f"{name} has no records")
     if taken := [key for key in RESERVED if any(key in row for row in rows)]:
         print(f"{name}: left out the columns {', '.join(taken)}, whose names are reserved")
-    filled = ({key: value for key, value in row.items() if value is not None and key not in RESERVED} for row in rows)
-    return [check_record(row, f"{name}, row {number}") for number, row in enumerate(filled, 1)]
+    records = []
+    for number, row in enumerate(rows, 1):
+        filled = {key: value for key, value in row.items() if value is not None and key not in RESERVED}
+        records.append(check_record(filled, f"{name}, row {number}"))
+    return records
 
 
 def with_completion(record):
@@ -154,22 +151,21 @@ def read_hub(dataset):
     with guarded(f"dataset={dataset} could not be loaded", "check the name and the network, or download it elsewhere "
                  "and name its .jsonl or .parquet file"):
         found = datasets.load_dataset(name, subset or None)
-    validation = next((split for split in VALIDATION_NAMES if split in found), None)
-    rows = lambda split: [{k: x for k, x in row.items() if k != "split"} for row in found[split].to_list()]
-    if len(found) == 1:
-        return check_rows(rows(next(iter(found))), dataset)
-    if "train" not in found:
+    if len(found) > 1 and "train" not in found:
         raise ValueError(f"dataset={dataset} has the splits {', '.join(found)} but none named train; save the rows "
                          "that you want as a .jsonl or .parquet file and name that")
-    if validation is None:
-        return check_rows(rows("train"), dataset)
-    return [record | {"split": ours} for ours, split in (("train", "train"), ("val", validation))
-            for record in check_rows(rows(split), f"{dataset}, {split}")]
+    rows = {split: [{key: x for key, x in row.items() if key != "split"} for row in part.to_list()]
+            for split, part in found.items() if len(found) == 1 or split in ("train", *VALIDATION_NAMES)}
+    validation = [split for split in VALIDATION_NAMES if split in rows]
+    if not validation or len(found) == 1:
+        return check_rows(next(iter(rows.values())), dataset)
+    return [record | {"split": ours} for ours, split in (("train", "train"), ("val", validation[0]))
+            for record in check_rows(rows[split], f"{dataset}, {split}")]
 
 
 def is_file_of_records(dataset):
     """Whether a dataset is a file of records, or one of the hub, that needs no preparation."""
-    return dataset.startswith(HUB) or dataset.endswith(FILES)
+    return on_hub(dataset) or dataset.endswith(FILES)
 
 
 def has_prompts(dataset):
@@ -191,7 +187,7 @@ def has_prompts(dataset):
 
 def load_records(dataset):
     """The records of a file or of hf:owner/name."""
-    if dataset.startswith(HUB):
+    if on_hub(dataset):
         return read_hub(dataset)
     if not os.path.isfile(dataset):
         remedy = f"name their folder: {HUB}{os.path.dirname(dataset)}" if "*" in dataset else "correct the path"
@@ -216,17 +212,15 @@ def write_prompts(folder, records, tokenizer, **facts):
 
     A record without a "split" gets the one that a hash of its prompt chooses.
     """
-    os.makedirs(folder, exist_ok=True)
     unique = unique_prompts({**record, "split": record.get("split") or side(record["prompt"])} for record in records)
-    facts |= {"records": len(unique), **{f"{split}_records": sum(r["split"] == split for r in unique)
-                                         for split in SPLITS}}
+    facts["records"] = len(unique)
+    for split in SPLITS:
+        facts[f"{split}_records"] = sum(record["split"] == split for record in unique)
     files = {PROMPTS: "".join(json.dumps(record) + "\n" for record in unique),
              "meta.json": json.dumps({"tokenizer": tokenizer.description(), **facts}, indent=1)}
     for name, content in files.items():
-        path = os.path.join(folder, name)
-        with open(path + ".tmp", "w") as f:
+        with replacing(os.path.join(folder, name)) as path, open(path, "w") as f:
             f.write(content)
-        os.replace(path + ".tmp", path)
     print(f"{folder}: " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()))
     for split in SPLITS:
         if not facts[f"{split}_records"]:

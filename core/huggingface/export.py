@@ -5,20 +5,17 @@ from relu(h) ** 2 by at most 0.48 / s ** 2. With relu itself it would be equal, 
 """
 
 import contextlib
-import functools
-import json
 import os
 import re
 import shutil
-import sys
 
 import torch
 
-from core.huggingface.files import is_adapter, open_transformer, read_config
+from core.huggingface.load import open_transformer
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL
 from core.settings.optional import require
-from core.tokenizer import PLAIN, CharTokenizer, fold_to_ascii
+from core.tokenizer import PLAIN, CharTokenizer
 
 STOP_NAME = "<|endoftext|>"  # the stop token of a CharTokenizer has no text of its own
 ROTARY_BASE = 10000.0        # of core.model.rotary_table
@@ -60,6 +57,9 @@ def write_causal(model, tokenizer, folder, dtype=torch.float32, where="the model
     if model.mode != LANGUAGE_MODEL:
         raise ValueError(f"{where} has mode {model.mode}, for which transformers has no architecture of this shape; "
                          f"name a model of mode {LANGUAGE_MODEL}")
+    if not isinstance(tokenizer, CharTokenizer):
+        raise ValueError(f"{where} has a tokenizer of kind {tokenizer.description()['kind']}, but only a vocabulary of "
+                         "characters is exported; train a model with --tokenizer=char")
     stop = tokenizer.stop_token_id
     net = transformers.Qwen3ForCausalLM(qwen3_config(model, stop))
     sharpness = SHARPNESS_OF_FLOAT16 if dtype == torch.float16 else SHARPNESS
@@ -71,7 +71,7 @@ def write_causal(model, tokenizer, folder, dtype=torch.float32, where="the model
 
 def qwen3_config(model, stop_token_id):
     """The shape of the model in transformers' words. The ids behind the base vocabulary, which a causal model neither
-    reads nor writes, are left out."""
+    reads nor samples, are left out."""
     config = model.config
     return require("transformers", WHY).Qwen3Config(
         vocab_size=config.base_vocab_size, hidden_size=config.n_embd, intermediate_size=4 * config.n_embd,
@@ -89,29 +89,35 @@ def qwen3_weights(model, sharpness=SHARPNESS):
     """
     embed, base = model.embed.weight, model.vocabulary
     s = (model.norm.eps / torch.finfo(torch.float32).eps) ** 0.5
-    out = {"model.embed_tokens.weight": embed[:base], "model.norm.weight": model.norm.weight,
+    out = {"model.embed_tokens.weight": embed[:base],
+           "model.norm.weight": model.norm.weight,
            "lm_head.weight": embed[:base] if model.config.tied else model.head.weight}
     for i, block in enumerate(model.blocks):
         q, k, v = block.attention.qkv.weight.chunk(3)                                # (C, C) each
         ones = torch.ones(len(q) // model.config.n_head)                             # (D,)
-        layer = {"self_attn.q_proj": q * s, "self_attn.k_proj": k * s, "self_attn.v_proj": v,
-                 "self_attn.o_proj": block.attention.out.weight, "self_attn.q_norm": ones, "self_attn.k_norm": ones,
-                 "mlp.gate_proj": block.up.weight * sharpness, "mlp.up_proj": block.up.weight / sharpness,
+        layer = {"self_attn.q_proj": q * s,
+                 "self_attn.k_proj": k * s,
+                 "self_attn.v_proj": v,
+                 "self_attn.o_proj": block.attention.out.weight,
+                 "self_attn.q_norm": ones,
+                 "self_attn.k_norm": ones,
+                 "mlp.gate_proj": block.up.weight * sharpness,
+                 "mlp.up_proj": block.up.weight / sharpness,
                  "mlp.down_proj": block.down.weight,
-                 "input_layernorm": block.norm_1.weight, "post_attention_layernorm": block.norm_2.weight}
+                 "input_layernorm": block.norm_1.weight,
+                 "post_attention_layernorm": block.norm_2.weight}
         out |= {f"model.layers.{i}.{name}.weight": weight for name, weight in layer.items()}
     return {name: weight.detach().float().cpu() for name, weight in out.items()}
 
 
 def as_fast_tokenizer(tokenizer, longest):
-    """transformers' fast tokenizer with the ids of ours.
+    """transformers' fast tokenizer with the ids of a CharTokenizer.
 
     The name of the stop token in a text is read as plain characters, as ours does (split_special_tokens).
     longest: tokens that fit into the model
     """
-    char = isinstance(tokenizer, CharTokenizer)
-    fast = char_pipeline(tokenizer) if char else byte_pair_pipeline(tokenizer)
-    end = None if tokenizer.stop_token_id is None else fast.id_to_token(tokenizer.stop_token_id)
+    fast = char_pipeline(tokenizer)
+    end = None if tokenizer.stop_token_id is None else STOP_NAME
     return require("transformers", WHY).PreTrainedTokenizerFast(
         tokenizer_object=fast, eos_token=end, pad_token=end, model_max_length=longest, split_special_tokens=True,
         clean_up_tokenization_spaces=False)
@@ -121,12 +127,14 @@ def char_pipeline(tokenizer):
     """A CharTokenizer for the library `tokenizers`: tags are found first, what is left is folded to ASCII and cut into
     characters, and one outside the vocabulary is left out."""
     t = require("tokenizers", WHY)
-    names = [*tokenizer.pieces] + [STOP_NAME] * (tokenizer.stop_token_id is not None)
+    names = list(tokenizer.pieces)
+    if tokenizer.stop_token_id is not None:
+        names.append(STOP_NAME)
     if len(set(names)) != len(names):
         raise ValueError(f"the tags {tokenizer.tags} of the tokenizer repeat a character, a tag or {STOP_NAME}; such a "
                          "vocabulary cannot be exported")
     fast = t.Tokenizer(t.models.BPE({name: i for i, name in enumerate(names)}, []))
-    fast.normalizer = ascii_normalizer(t, tokenizer.characters)
+    fast.normalizer = ascii_normalizer(tokenizer.characters)
     fast.decoder = t.decoders.Fuse()
     for i, tag in enumerate(tokenizer.tags):
         if not tag.startswith(tokenizer.tags[:i]):  # else CharTokenizer always finds the earlier tag
@@ -136,65 +144,16 @@ def char_pipeline(tokenizer):
     return fast
 
 
-def ascii_normalizer(t, characters):
-    """fold_to_ascii as a normalizer of the library `tokenizers`; it leaves out what is not among `characters`."""
-    other = [t.normalizers.Replace(c, plain) for c, plain in folded_otherwise().items()]
-    unknown = t.normalizers.Replace(t.Regex(f"[^{''.join(map(re.escape, characters))}]"), "")
-    return t.normalizers.Sequence([*other, *fold_steps(t), unknown])
+def ascii_normalizer(characters):
+    """fold_to_ascii as a normalizer of the library `tokenizers`; it leaves out what is not among `characters`.
 
-
-def fold_steps(t):
-    """fold_to_ascii by the Unicode tables of the library `tokenizers`."""
-    plain = [t.normalizers.Replace(c, text) for c, text in PLAIN.items()]
-    return [*plain, t.normalizers.NFKD(), t.normalizers.Replace(t.Regex(r"[^\n -~]"), "")]
-
-
-@functools.cache
-def folded_otherwise():
-    """{character: its fold_to_ascii} where fold_steps differ: their Unicode tables are not of Python's version."""
-    t, characters = require("tokenizers", WHY), [chr(i) for i in range(128, sys.maxunicode + 1)
-                                                 if not 0xD800 <= i <= 0xDFFF]
-    text = "\n".join(characters)
-    ours, theirs = fold_to_ascii(text)[0], t.normalizers.Sequence(fold_steps(t)).normalize_str(text)
-    rows = zip(characters, ours.split("\n"), theirs.split("\n"), strict=True)
-    return {c: plain for c, plain, other in rows if plain != other}
-
-
-def byte_pair_pipeline(tokenizer):
-    """A BPETokenizer for the library `tokenizers`. tiktoken joins the pair whose joined token has the lowest rank, so
-    every way to cut a token in two is a merge, in the order of the ranks."""
-    t, letters = require("tokenizers", WHY), byte_letters()
-    bpe, text = tokenizer.bpe, lambda token: "".join(letters[b] for b in token)
-    tokens = [bpe.decode_single_token_bytes(i) for i in range(tokenizer.words)]
-    rank = {token: i for i, token in enumerate(tokens)}
-    merges = []
-    for token in tokens:
-        pairs = ((token[:i], token[i:]) for i in range(1, len(token)))
-        pairs = sorted((rank[a], rank[b]) for a, b in pairs if a in rank and b in rank)
-        merges += [(text(tokens[a]), text(tokens[b])) for a, b in pairs]
-    special = {bpe.encode_single_token(name): name for name in bpe.special_tokens_set}
-    special = [special.get(i, f"<|unused_{i}|>") for i in range(tokenizer.words, tokenizer.base_vocab_size)]
-    names = [*map(text, tokens), *special]
-    fast = t.Tokenizer(t.models.BPE({name: i for i, name in enumerate(names)}, merges, ignore_merges=True))
-    split = t.pre_tokenizers.Split(t.Regex(greedy(bpe._pat_str)), "isolated")
-    fast.pre_tokenizer = t.pre_tokenizers.Sequence([split, t.pre_tokenizers.ByteLevel(False, use_regex=False)])
-    fast.decoder = t.decoders.ByteLevel()
-    fast.add_special_tokens(special)
-    return fast
-
-
-def byte_letters():
-    """The letter that stands for each byte in byte-level vocabularies, as GPT-2 chose them."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in plain]
-    return {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
-
-
-def greedy(pattern):
-    """tiktoken's pattern of words in the notation of the library `tokenizers`, where {1,3}+ would repeat the
-    repetition and $ would also match before a line end. Greedy repetitions match the same words as the possessive ones
-    there, because what follows each cannot match the characters that it takes."""
-    return re.sub(r"([+*?}])\+", r"\1", pattern).replace("$", r"\z")
+    Its Unicode tables are its own: of characters that came into Unicode lately, a dozen are folded otherwise.
+    """
+    t = require("tokenizers", WHY).normalizers
+    regex = require("tokenizers", WHY).Regex
+    plain = [t.Replace(c, text) for c, text in PLAIN.items()]
+    unknown = f"[^{''.join(map(re.escape, characters))}]"
+    return t.Sequence([*plain, t.NFKD(), t.Replace(regex(r"[^\n -~]"), ""), t.Replace(regex(unknown), "")])
 
 
 def copy_merged(path, folder, dtype=torch.float32, key="checkpoint"):
@@ -203,34 +162,6 @@ def copy_merged(path, folder, dtype=torch.float32, key="checkpoint"):
 
     path: a folder, or hf:owner/name; key: the setting that names it, for errors
     """
-    check_kind(path, key)
     net, _ = open_transformer(path, key, None)
-    if getattr(net.config, "quantization_config", None) is not None:
-        raise ValueError(f"{key}={path}: the weights of {net.config.name_or_path} are quantised; name the full model "
-                         "instead, for an adapter in base_model_name_or_path of its adapter_config.json")
     net.to(dtype).save_pretrained(folder)
-    load_huggingface_tokenizer(tokenizer_path(path), key).save(folder)
-
-
-def check_kind(path, key):
-    """Raises ValueError for a full model of a kind that is not exported. An adapter is for what its base is for."""
-    if not path.startswith("hf:") and is_adapter(path):
-        return
-    config = read_config(path, key)
-    written_by, kind = (config.architectures or [""])[0], None
-    if written_by.endswith("ForSequenceClassification"):
-        kind = "a reward model or classifier"
-    elif config.model_type == "deberta-v2" and not written_by.endswith("ForMaskedLM"):
-        kind = "DeBERTa's detector"
-    if kind:
-        raise ValueError(f"{key}={path} is {kind}, which cannot be exported; its folder can be used as it is")
-
-
-def tokenizer_path(path):
-    """Where the tokenizer of a Hugging Face model is: with the model, or, for an adapter without one, with its base."""
-    file = os.path.join(path, "adapter_config.json")
-    if not os.path.isfile(file) or os.path.isfile(os.path.join(path, "tokenizer_config.json")):
-        return path
-    with open(file) as f:
-        base = json.load(f)["base_model_name_or_path"]
-    return base if os.path.isdir(base) else f"hf:{base}"
+    load_huggingface_tokenizer(path, key).save(folder)

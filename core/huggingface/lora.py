@@ -9,7 +9,7 @@ import torch
 
 from core.huggingface.settings import ALL_LINEAR
 from core.performance.sharding import whole
-from core.settings.optional import require
+from core.settings.optional import local_name, require
 from core.settings.ranges import check_finite, shown
 from core.settings.user_code import guarded
 
@@ -47,13 +47,15 @@ def add_adapter(net, adapter):
 
 def check_targets(net, adapter):
     """Raises ValueError if a name in lora_targets is none of the model's layers."""
+    if adapter.targets == ALL_LINEAR:
+        return
     layers = dict(net.named_modules())
-    linear = sorted({key.split(".")[-1] for key, layer in layers.items()
-                     if isinstance(layer, torch.nn.Linear) or type(layer).__name__ == "Conv1D"})
-    for name in adapter.targets if adapter.targets != ALL_LINEAR else ():
-        if not any(f".{key}".endswith(f".{name}") for key in layers):
+    linear = {name.split(".")[-1] for name, layer in layers.items()
+              if isinstance(layer, torch.nn.Linear) or type(layer).__name__ == "Conv1D"}
+    for name in adapter.targets:
+        if not any(f".{layer}".endswith(f".{name}") for layer in layers):
             raise ValueError(f"lora_targets={adapter.lora_targets!r} does not fit the model, which has no layer {name}"
-                             f"; use 'all-linear' or names of its linear layers: {', '.join(linear)}")
+                             f"; use 'all-linear' or names of its linear layers: {', '.join(sorted(linear))}")
 
 
 def check_tied(net, named):
@@ -91,7 +93,7 @@ def open_adapter(net, path, key, trainable=False):
 
     key: the setting that names it, for errors
     """
-    named, name = f"{key}={path}", path.removeprefix("hf:")
+    named, name = f"{key}={path}", local_name(path)
     peft = require("peft", named)
     with guarded(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
                  "adapter_model.safetensors that was trained on it", ADAPTER_SECONDS):
@@ -133,7 +135,9 @@ def model_type(name):
 
 def adapter_weights(net, name):
     """{name of the weight: tensor} of one adapter; the same names for every adapter, none for no adapter (None)."""
-    return {key: p for key, _, p in adapter_parameters(net, name)} if name is not None else {}
+    if name is None:
+        return {}
+    return {key: p for key, _, p in adapter_parameters(net, name)}
 
 
 def adapter_parameters(net, name):
@@ -159,7 +163,7 @@ def load_adapter_weights(net, name, weights):
 
 
 def adapter_identity(net):
-    """What must be equal for saved weights of the trained adapter to give the same model, as plain values: beside the
+    """What must be equal for saved weights of the trained adapter to give the same model, as plain values: besides the
     adapter, its scale and the weights that it is added to."""
     settings, base = net.peft_config[POLICY], net.get_base_model()
     layers = {name.split(".lora_")[0].split(".")[-1] for name in adapter_weights(net, POLICY)}
@@ -176,15 +180,15 @@ def base_hash(net):
 
 
 def without_adapter(layers):
-    """What of a model's layers no adapter changes: (its share of their weights, the name of the largest such weight).
+    """The weights of a model's layers that no adapter changes: (their share, the name of the largest).
 
     layers: those of the model, without embeddings and output layers
     """
-    beside = {id(p) for layer in layers.modules() if hasattr(layer, "lora_A") for p in layer.parameters()}
-    weights = {name: p.numel() for name, p in layers.named_parameters() if p.dim() > 1 and "lora_" not in name}
-    apart = {name: p.numel() for name, p in layers.named_parameters() if name in weights and id(p) not in beside}
-    largest = max(apart, key=apart.get, default="")
-    return sum(apart.values()) / max(1, sum(weights.values())), largest
+    adapted = {id(p) for layer in layers.modules() if hasattr(layer, "lora_A") for p in layer.parameters()}
+    weights = [(name, p) for name, p in layers.named_parameters() if p.dim() > 1 and "lora_" not in name]
+    fixed = {name: p.numel() for name, p in weights if id(p) not in adapted}
+    share = sum(fixed.values()) / max(1, sum(p.numel() for _, p in weights))
+    return share, max(fixed, key=fixed.get, default="")
 
 
 @contextmanager

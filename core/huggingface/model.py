@@ -28,7 +28,7 @@ from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, freeze
 from core.performance.sharding import weights_of
 from core.settings.optional import require
 
-BANNED = -1e9         # logit of a token that is never written: its probability is 0, and products with 0 stay finite
+BANNED = -1e9         # logit of a token that is never sampled: its probability is 0, and products with 0 stay finite
 UNLIMITED = 2**30     # longest input of a model whose config names none
 
 
@@ -52,59 +52,53 @@ def output_layers(net):
 class HuggingFaceCache:
     """transformers' keys and values with the methods of core.cache.Cache."""
 
-    def __init__(self, content):
-        self.content, self.length = content, 0
+    def __init__(self, content, length=0):
+        self.content, self.length = content, length
 
     def expand(self, rows, room=0):
         """As core.cache.Cache.expand. Layers of a kind that cannot be written in place grow as they need."""
-        new = HuggingFaceCache(copy.copy(self.content))
-        new.content.layers = [continued(layer, rows, room) for layer in self.content.layers]
-        new.length = self.length
-        return new
+        content = copy.copy(self.content)
+        content.layers = [copy.copy(layer) for layer in self.content.layers]
+        content.batch_select_indices(rows)
+        if room and not torch.is_grad_enabled():
+            content.layers = [with_room(layer, room) for layer in content.layers]
+        return HuggingFaceCache(content, self.length)
 
     def keep(self, rows):
         """Drops all rows but these, as core.cache.Cache.keep."""
         self.content.batch_select_indices(rows)
 
 
-def continued(layer, rows, room):
-    """A layer of transformers' cache whose row i continues row rows[i] of this one, which stays as it is."""
+def with_room(layer, room):
+    """A layer of transformers' cache that writes so many new columns in place; one of another kind as it is."""
     from transformers.cache_utils import DynamicLayer
-    new = copy.copy(layer)
-    new.batch_select_indices(rows)
-    in_place = room and type(layer) is DynamicLayer and layer.get_seq_length() and not torch.is_grad_enabled()
-    return layer_with_room()(new, room) if in_place else new
+    return layer_with_room()(layer, room) if type(layer) is DynamicLayer and layer.get_seq_length() else layer
 
 
 @functools.cache  # transformers is optional: it is imported when a model of it is used
 def layer_with_room():
-    """The class of a layer of transformers' cache that writes new columns in place, into room that it reserves."""
+    """The class of such a layer: sampling takes up to 1.2 times as long where columns are appended."""
     from transformers.cache_utils import DynamicLayer
 
     class LayerWithRoom(DynamicLayer):
         def __init__(self, layer, room):
             super().__init__()
-            self.whole = [F.pad(x, (0, 0, 0, room)) for x in (layer.keys, layer.values)]  # (n, H, before + room, D)
             self.dtype, self.device, self.is_initialized = layer.dtype, layer.device, True
+            self.whole = [F.pad(x, (0, 0, 0, room)) for x in (layer.keys, layer.values)]  # (n, H, before + room, D)
             self.show(layer.get_seq_length())
 
         def show(self, length):
             self.keys, self.values = (x[:, :, :length] for x in self.whole)          # (n, H, length, D) each
 
         def update(self, keys, values, *args, **settings):
-            before = self.get_seq_length()
-            length = before + keys.shape[2]
-            assert length <= self.whole[0].shape[2], length
+            before, after = self.get_seq_length(), self.get_seq_length() + keys.shape[2]
             for whole, new in zip(self.whole, (keys, values), strict=True):
-                whole[:, :, before:length] = new
-            self.show(length)
+                whole[:, :, before:after] = new
+            self.show(after)
             return self.keys, self.values
 
         def batch_select_indices(self, rows):
-            moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
-            for x in (self.keys, self.values):
-                x[moved] = x[rows[moved]]
-            self.whole = [x[: len(rows)] for x in self.whole]
+            self.whole = [x[rows] for x in self.whole]
             self.show(self.get_seq_length())
 
     return LayerWithRoom
@@ -150,8 +144,10 @@ class HuggingFaceModel(nn.Module):
         # Plain attributes, not registered: their weights are those of net
         self.__dict__ |= {"body": bare.base_model, "head": output_layers(bare), "layers": max(lists, key=size_of)}
         self.__dict__["given"] = self.head._modules[bare.base_model_prefix]
-        framed = mode != LANGUAGE_MODEL
-        self.start_ids, self.end_ids = (tokenizer.start_ids, tokenizer.end_ids) if framed else ((), ())
+        self.start_ids = self.end_ids = ()
+        if mode != LANGUAGE_MODEL:
+            self.start_ids, self.end_ids = tokenizer.start_ids, tokenizer.end_ids
+        self.longest_input = most_tokens(self.body) - len(self.start_ids) - len(self.end_ids)
         self.banned_ids = tokenizer.banned_token_ids
         self.takes_position = "position_ids" in inspect.signature(self.body.forward).parameters
 
@@ -230,21 +226,17 @@ class HuggingFaceModel(nn.Module):
     def config(self):
         return self.body.config.get_text_config()
 
-    @property
-    def longest_input(self):
-        """Tokens that fit into one row, without start and end tokens."""
-        longest = positions(self.config)
-        table = getattr(getattr(self.body, "embeddings", None), "position_embeddings", None)
-        if getattr(table, "padding_idx", None) is not None:  # RoBERTa counts positions from padding_idx + 1
-            longest -= table.padding_idx + 1
-        return longest - len(self.start_ids) - len(self.end_ids)
-
     def parameters_by_kind(self):
         """{"matrices", "embeddings", "vectors"} of what is trained, as core.model.GPT.parameters_by_kind."""
-        kinds, in_layers = {"matrices": [], "embeddings": [], "vectors": []}, {id(p) for p in self.layers.parameters()}
+        kinds = {"matrices": [], "embeddings": [], "vectors": []}
+        in_layers = {id(p) for p in self.layers.parameters()}
         for p in self.net.parameters():
-            if p.requires_grad:
-                kinds["vectors" if p.dim() < 2 else "matrices" if id(p) in in_layers else "embeddings"].append(p)
+            if not p.requires_grad:
+                continue
+            if p.dim() < 2:
+                kinds["vectors"].append(p)
+            else:
+                kinds["matrices" if id(p) in in_layers else "embeddings"].append(p)
         return kinds
 
     def num_parameters(self):
@@ -262,7 +254,7 @@ class HuggingFaceModel(nn.Module):
             self.net.load_state_dict(weights)
 
     def identity(self):
-        """What must be equal, beside the names and shapes of `weights`, for saved weights to give the same model."""
+        """What must be equal, besides the names and shapes of `weights`, for saved weights to give the same model."""
         return adapter_identity(self.net) if self.has_adapter else {}
 
     def frozen(self):
@@ -285,10 +277,15 @@ class HuggingFaceModel(nn.Module):
         return c.num_hidden_layers, c.hidden_size, 2 * c.num_hidden_layers * heads * head
 
 
-def positions(config):
-    """The most tokens that a model of this config reads; MPT has a name of its own for it."""
-    found = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
-    return found or UNLIMITED
+def most_tokens(net):
+    """The most tokens in a row that a transformers model reads, special tokens included."""
+    config = net.config.get_text_config()
+    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or UNLIMITED
+    for part in net.modules():
+        table = getattr(part, "position_embeddings", None)
+        if getattr(table, "padding_idx", None) is not None:  # RoBERTa counts positions from padding_idx + 1
+            return longest - table.padding_idx - 1
+    return longest
 
 
 def size_of(module):

@@ -1,7 +1,7 @@
 """The settings of Hugging Face models: adapters, 4 bits, attention."""
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from core.settings.ranges import check_choices, check_ranges
 
@@ -35,19 +35,10 @@ class LoraConfig:
         if not self.targets or not all(self.targets):
             raise ValueError(f"lora_targets={self.lora_targets!r} must be 'all-linear' or names of layers, such as "
                              "q_proj,v_proj")
-        self.check_unused()
-
-    def check_unused(self):
-        """Raises ValueError if a setting of a new adapter is set, but the run makes none."""
-        default = {field.name: field.default for field in fields(self)}
         for key in ("lora_alpha", "lora_targets"):
-            if self.lora_rank or getattr(self, key) == default[key]:
-                continue
-            if self.lora_init_from:
-                raise ValueError(f"{key}={getattr(self, key)!r} is for a new adapter, but lora_init_from="
-                                 f"{self.lora_init_from} has its own; leave {key} out")
-            raise ValueError(f"{key}={getattr(self, key)!r} has no effect without an adapter; set lora_rank=16, or "
-                             f"another rank above 0, or leave {key} out")
+            if not self.lora_rank and getattr(self, key) != getattr(LoraConfig, key):
+                raise ValueError(f"{key}={getattr(self, key)!r} is for a new adapter, which this run does not make; "
+                                 f"leave {key} out, or set lora_rank=16, or another rank above 0")
 
     def check_base(self, key):
         """Raises ValueError if the model that the setting `key` names, which an adapter needs to stay, lies in out_dir:
@@ -90,4 +81,4 @@ class LoraConfig:
         return f"{key}={getattr(self, key)}"
 
 
-FULL = LoraConfig()
+FULL = LoraConfig()  # all weights are trained

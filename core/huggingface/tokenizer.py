@@ -4,21 +4,20 @@ import hashlib
 import json
 import os
 
-from core.files.json_text import object_from_json
-from core.settings.optional import opening, quiet_transformers
-from core.settings.ranges import shown
+from core.files.json_text import read_object
+from core.huggingface.files import AGAIN, base_of, is_adapter
+from core.settings.optional import HUB, local_name, on_hub, opening, quiet_transformers
 from core.settings.user_code import guarded
 
-HUB = "hf:"                                                # begins a name of the hub: hf:owner/name
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
-WRITERS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # architectures that write left to right
+CAUSAL = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # in the class names of models that write text
 MOST_IDS = 2**22                                           # several times the largest vocabulary that is published
 TEMPLATE_SECONDS = 10                                      # that a chat template may take for one prompt
 PROBES = ("a", "1", ".", "hello world")
 
 
 class HuggingFaceTokenizer:
-    """transformers' tokenizer of a model. An id of the vocabulary is one that a model may write, unless it is banned.
+    """transformers' tokenizer of a model. An id of the vocabulary is one that a model may sample, unless it is banned.
 
     backend: the tokenizer of transformers; path: where it came from
     end_ids_of_model: the end ids that the model's own files declare; fills: the model fills in masks
@@ -38,10 +37,13 @@ class HuggingFaceTokenizer:
         self.start_ids, self.end_ids = ids_around(backend)
         added = backend.added_tokens_decoder.items()
         self.special_ids = {*backend.all_special_ids, *(i for i, token in added if token.special)}
-        unused = set(range(self.vocab_size)) - set(vocabulary.values())
-        self.banned_token_ids = tuple(sorted(unused | self.special_ids if fills else unused))
+        banned = set(range(self.vocab_size)) - set(vocabulary.values())
+        if fills:
+            banned |= self.special_ids
+        self.banned_token_ids = tuple(sorted(banned))
         newline = self.encode("\n")
-        self.newline_token_id = newline[0] if len(newline) == 1 and newline[0] != backend.unk_token_id else -1
+        known = len(newline) == 1 and newline[0] != backend.unk_token_id
+        self.newline_token_id = newline[0] if known else -1
         words = json.dumps([sorted(vocabulary.items()), self.mask_token_id, self.cls_token_id])
         self.sha256 = hashlib.sha256(words.encode()).hexdigest()
 
@@ -102,75 +104,45 @@ def ids_around(backend):
 
 
 def load_huggingface_tokenizer(path, key="checkpoint"):
-    """The tokenizer of a folder or of hf:owner/name. Its own code is never run.
+    """The tokenizer of a folder or of hf:owner/name; of an adapter without one, that of its base model. Its own code is
+    never run.
 
     Raises FileNotFoundError or ValueError naming `key`, the setting that named the path.
     """
-    transformers, name = quiet_transformers(path, key), path.removeprefix(HUB)
-    if not path.startswith(HUB) and not os.path.isdir(path):
+    transformers = quiet_transformers(path, key)
+    if not on_hub(path) and not os.path.isdir(path):
         raise FileNotFoundError(f"{key}={path} is no folder; name a folder in Hugging Face format or {HUB}owner/name")
-    model = name = name_with_tokenizer(name, f"{key}={path}")
-    if os.path.exists(os.path.join(name, "adapter_config.json")):
-        model = base_of(name) or name
-    with opening(path, key, ": its tokenizer"):
-        declared = [declared_by(transformers, model, file, f"{key}={path}")
-                    for file in ("config.json", "generation_config.json")]
-        backend = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        largest = max(backend.get_vocab().values())
-        if largest > MOST_IDS:
-            raise ValueError(f"{key}={path}: its tokenizer has a token with the id {largest}, more than any vocabulary "
-                             "has; copy its files again")
-        writes = any(end in architecture for architecture in declared[0][0] for end in WRITERS)
-        ends = [i for _, ids in declared for i in ids]
-        tokenizer = HuggingFaceTokenizer(backend, path, ends, fills=backend.mask_token_id is not None and not writes)
-    if lacking := [i for i in ends if i >= tokenizer.vocab_size]:
-        raise ValueError(f"{key}={path}: the model declares the end token {lacking[0]}, but its tokenizer has "
-                         f"{tokenizer.vocab_size} tokens; copy the tokenizer files that belong to the model")
-    return tokenizer
-
-
-def name_with_tokenizer(name, setting):
-    """The folder, or its base model if it has an adapter without a tokenizer, or the hub's name as it is.
-
-    Raises an error for a folder without the files of a tokenizer, or with one that is not JSON.
-    """
-    if not os.path.isdir(name):
-        return name
-    found = [file for file in FILES if os.path.isfile(os.path.join(name, file))]
-    if not found and base_of(name):
-        return name_with_tokenizer(base_of(name), f"{setting}, base model {base_of(name)}")
-    if not found:
-        raise FileNotFoundError(f"{setting} has no tokenizer ({', '.join(FILES[:2])}); copy the tokenizer's files "
+    model = base_of(path, key) if is_adapter(path) else path  # whose files declare the end tokens
+    if not on_hub(path) and not any(os.path.isfile(os.path.join(path, file)) for file in FILES):
+        if is_adapter(path):
+            return load_huggingface_tokenizer(model, f"{key}={path}, base model")
+        raise FileNotFoundError(f"{key}={path} has no tokenizer ({', '.join(FILES[:2])}); copy the tokenizer's files "
                                 "there, from where the model came from")
-    for file in found:
-        if file.endswith(".json"):
-            read_json(os.path.join(name, file), setting)
-    return name
+    with opening(path, key, ": its tokenizer"):
+        architectures, ends = declared_by(transformers, model, "config.json", key)
+        ends += declared_by(transformers, model, "generation_config.json", key)[1]
+        backend = transformers.AutoTokenizer.from_pretrained(local_name(path), trust_remote_code=False)
+        size = 1 + max(backend.get_vocab().values())
+        if size > MOST_IDS:
+            raise ValueError(f"{key}={path}: its tokenizer has a token with the id {size - 1}, more than any "
+                             f"vocabulary has; {AGAIN}")
+        for i in ends:
+            if not 0 <= i < size:
+                raise ValueError(f"{key}={path}: the model declares the end token {i}, but its tokenizer has {size} "
+                                 "tokens; copy the tokenizer files that belong to the model")
+        writes = any(name in architecture for architecture in architectures for name in CAUSAL)
+        return HuggingFaceTokenizer(backend, path, ends, fills=backend.mask_token_id is not None and not writes)
 
 
-def base_of(folder):
-    """The model that the adapter of a folder was trained on; None if the folder has no adapter."""
-    path = os.path.join(folder, "adapter_config.json")
-    base = read_json(path, folder).get("base_model_name_or_path") if os.path.isfile(path) else None
-    return base if isinstance(base, str) else None
+def declared_by(transformers, path, file, key):
+    """What a JSON file of the model declares, or nothing without the file: (its architectures, its end ids).
 
-
-def read_json(path, setting):
-    with open(path, "rb") as f:
-        return object_from_json(f.read(), f"{setting}: {os.path.basename(path)}", "copy it again")
-
-
-def declared_by(transformers, name, file, setting):
-    """What a JSON file of the model declares: (its architectures, its end ids); nothing if there is no file.
-
-    setting: that names the model, with its value, for errors
+    path: of the model, as the setting `key` names it
     """
-    path = transformers.utils.cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-    values = {} if path is None else read_json(path, setting)
-    inner = values.get("text_config")
-    ids = values.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None)
-    found = values.get("architectures") or [], ids if isinstance(ids, list) else [] if ids is None else [ids]
-    for key, part, kind in zip(("architectures", "eos_token_id"), found, (str, int), strict=True):
-        if not isinstance(part, list) or not all(isinstance(x, kind) and (kind is str or x >= 0) for x in part):
-            raise ValueError(f"{setting}: {file}: {key}={shown(part)} is not what a model declares")
-    return found
+    found = transformers.utils.cached_file(local_name(path), file, _raise_exceptions_for_missing_entries=False)
+    values = {} if found is None else read_object(found, f"{key}={path}: {file}", AGAIN)
+    text_model = values if "eos_token_id" in values else values.get("text_config") or {}
+    ends = text_model.get("eos_token_id")
+    if ends is None:
+        ends = []
+    return values.get("architectures") or [], list(ends) if isinstance(ends, list) else [ends]

@@ -10,6 +10,7 @@ from core.logger import format_number
 from core.run.start import versions
 from core.run.trackers import settings_to_send
 from core.settings.help import default_of
+from core.settings.optional import HUB, on_hub
 
 MARK = "nano-GRPO writes this file at each save of the model; without this line it leaves the file as it is."
 NOT_OF_THE_MODEL = ("out_dir", "resume")
@@ -76,7 +77,7 @@ def card(config, folder, step, before, after):
     settings = {key: without_folders(value) for key, value in changed(config).items()}
     return CARD.format(
         library="peft" if adapter else "transformers",
-        base_model=f"base_model: {base}\n" if start.startswith("hf:") else "", mark=MARK, step=step,
+        base_model=f"base_model: {base}\n" if on_hub(start) else "", mark=MARK, step=step,
         what=f"A LoRA adapter of {base}" if adapter else f"A model trained from {base}",
         dataset=without_folders(config.dataset), objective=objective(config), figures=figures(before, after),
         loading=(ADAPTER if adapter else PLAIN).format(kind=class_name(folder), base=base),
@@ -120,7 +121,7 @@ def without_folders(value):
         return {key: without_folders(x) for key, x in value.items()}
     if not isinstance(value, str):
         return value
-    path = value.removeprefix("hf:")
+    path = value.removeprefix(HUB)
     return os.path.basename(os.path.normpath(path)) if os.path.isabs(path) else path
 
 

@@ -2,11 +2,13 @@
 
 import functools
 import importlib
+import os
 import warnings
 
 from core.settings.user_code import guarded, one_line
 
 REQUIREMENTS = "requirements-hf.txt"
+HUB = "hf:"  # begins a name of the Hugging Face hub, hf:owner/name
 
 
 def require(name, why, install=f"-r {REQUIREMENTS}"):
@@ -20,6 +22,16 @@ def require(name, why, install=f"-r {REQUIREMENTS}"):
         if error.name is None or error.name.split(".")[0] != name.split(".")[0]:
             raise  # the package is there; something that it needs is not
         raise ValueError(f"{why} needs the package {name.split('.')[0]}: pip install {install}") from None
+
+
+def on_hub(path):
+    """Whether a path is a name of the Hugging Face hub, hf:owner/name."""
+    return path.startswith(HUB)
+
+
+def local_name(path):
+    """What Hugging Face's libraries call it: owner/name, or the folder, which is found from other folders too."""
+    return path.removeprefix(HUB) if on_hub(path) else os.path.abspath(path)
 
 
 def quiet_transformers(path, key):
@@ -47,7 +59,7 @@ def remedy_of(path, error):
         return "it needs code of its own, which is never run here; use a model that transformers knows"
     if "attention implementation" in text:
         return "set attention='auto'"
-    if path.startswith("hf:") and isinstance(error, OSError):
+    if on_hub(path) and isinstance(error, OSError):
         return "check the name and the network, or download it elsewhere (hf download) and name its folder"
     if isinstance(error, ImportError):
         return "install what is missing, or use attention='auto' and weights that are not quantised"

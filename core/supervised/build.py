@@ -4,7 +4,8 @@ import torch
 
 from core.dataset_consumer import DatasetConsumer, unpack_batch
 from core.files.records import has_prompts, is_file_of_records, with_completion
-from core.huggingface.files import check_target, model_mode
+from core.huggingface.files import check_target
+from core.huggingface.load import model_mode
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat

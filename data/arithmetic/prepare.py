@@ -37,7 +37,7 @@ class ArithmeticConfig:
     operators: str = "+"    # + or - or both, as in "+-"
     working: bool = True    # whether a completion has the working-out between tags
     problems: int = 100000  # number of problems; a tenth of them is for validation
-    tokenizer: str = "char" # char (tags are one token each), gpt2, cl100k_base or a file of ranks
+    tokenizer: str = "char" # char (tags are one token each), gpt2 or cl100k_base
     seed: int = 0           # seed of the random numbers
     out: str = HERE         # the folder of the dataset; another one is used as --dataset=FOLDER
 

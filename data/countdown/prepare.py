@@ -35,7 +35,7 @@ class CountdownConfig:
     largest: int = 50          # largest number
     target_largest: int = 100  # largest target
     problems: int = 100000     # number of problems; a tenth of them is for validation
-    tokenizer: str = "char"    # char, gpt2, cl100k_base or a file of ranks
+    tokenizer: str = "char"    # char, gpt2 or cl100k_base
     seed: int = 0              # seed of the random numbers
     out: str = HERE            # the folder of the dataset; another one is used as --dataset=FOLDER
 

@@ -1,7 +1,7 @@
 """Makes a dataset of your own prompts: writes prompts.jsonl and meta.json beside this file.
 
 python data/custom/prepare.py --input=FILE
---tokenizer=gpt2 (or cl100k_base, a file of ranks, or a Hugging Face folder or hf:owner/name) instead of characters
+--tokenizer=gpt2 (or cl100k_base, a Hugging Face folder or hf:owner/name) instead of characters
 --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
 
 A Hugging Face model needs no preparation: --dataset=FILE reads the file with the model's own tokenizer.
@@ -37,7 +37,7 @@ HERE = os.path.dirname(os.path.relpath(__file__))
 @dataclass(frozen=True)
 class CustomConfig:
     input: str = ""          # the JSONL or JSON file with the prompts
-    tokenizer: str = "char"  # char, gpt2, cl100k_base, a file of ranks, or a Hugging Face folder or hf:owner/name
+    tokenizer: str = "char"  # char, gpt2, cl100k_base, a Hugging Face folder or hf:owner/name
     out: str = HERE          # the folder of the dataset; another one is used as --dataset=FOLDER
 
     def __post_init__(self):

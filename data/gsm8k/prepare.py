@@ -34,7 +34,7 @@ NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 class GSM8KConfig:
     train: str = ""          # a local train.jsonl; if train and test are both empty, both are downloaded
     test: str = ""           # a local test.jsonl
-    tokenizer: str = "gpt2"  # char (tags are one token each), gpt2, cl100k_base, a file of ranks, or a Hugging Face one
+    tokenizer: str = "gpt2"  # char (tags are one token each), gpt2, cl100k_base or a Hugging Face one
     out: str = HERE          # the folder of the dataset; another one is used as --dataset=FOLDER
 
     def __post_init__(self):

@@ -5,12 +5,13 @@ import os
 import torch
 
 from core.distributed import autocast
-from core.huggingface.files import ENDINGS, check_weights, read_config, read_weights
-from core.huggingface.model import positions
+from core.huggingface.files import check_weights, is_adapter, read_config, written_by
+from core.huggingface.load import ENDINGS, check_vocabulary, read_weights
+from core.huggingface.model import most_tokens
 from core.huggingface.tokenizer import TEMPLATE_SECONDS, load_huggingface_tokenizer
 from core.model import freeze
 from core.models import is_huggingface
-from core.settings.optional import quiet_transformers
+from core.settings.optional import on_hub, quiet_transformers
 from core.settings.user_code import guarded
 from grpo.reward_functions.judge import distinct
 from grpo.reward_functions.registry import reward
@@ -36,15 +37,14 @@ class RewardModel:
     dtype:     of its matrix products
     setting:   that names the model, for errors
     Texts of like length are read together, padded on the right. A model whose config has no pad token takes its score
-    from the last token; it reads texts of equal length together, without padding.
+    from the last token, so it reads each text alone.
     """
 
     setting = KEY
 
     def __init__(self, model, tokenizer, dtype=torch.float32):
         self.model, self.tokenizer, self.dtype = model, tokenizer, dtype
-        self.config = model.config.get_text_config()
-        self.pad = self.config.pad_token_id
+        self.pad = model.config.get_text_config().pad_token_id
 
     @torch.no_grad()
     def scores(self, texts):
@@ -60,38 +60,19 @@ class RewardModel:
             raise ValueError(f"{KEY} reads {room} tokens, but a prompt with its completion has {longest}: lower "
                              "max_new_tokens or max_prompt_length, or take a reward model that reads longer texts")
         out = torch.empty(len(ids), device=device)
-        for rows in self.batches(ids):
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        together = BATCH if self.pad is not None else 1
+        for start in range(0, len(order), together):
+            rows = order[start : start + together]
             length = torch.tensor([len(ids[i]) for i in rows])                       # (n,)
             tokens = torch.full((len(rows), int(length.max())), self.pad or 0)       # (n, T)
             for row, i in enumerate(rows):
                 tokens[row, : length[row]] = torch.tensor(ids[i])
             mask = (torch.arange(tokens.shape[1]) < length[:, None]).long()          # (n, T)
             with autocast(device, self.dtype):
-                logits = self.logits(tokens.to(device), mask.to(device))             # (n, 1)
+                logits = self.model(input_ids=tokens.to(device), attention_mask=mask.to(device)).logits  # (n, 1)
             out[torch.tensor(rows, device=device)] = logits[:, 0].float()
         return out[torch.tensor(same, device=device)]
-
-    def logits(self, tokens, mask):
-        """(n, 1) of texts (n, T), with their mask, 1 on tokens and 0 on padding."""
-        if self.pad is not None or len(tokens) == 1:
-            return self.model(input_ids=tokens, attention_mask=mask).logits
-        self.config.pad_token_id = -1  # transformers reads several texts only if there is a pad token; no token is -1
-        try:
-            return self.model(input_ids=tokens, attention_mask=mask).logits
-        finally:
-            self.config.pad_token_id = None
-
-    def batches(self, ids):
-        """Yields indices of texts that are read together, at most BATCH of them."""
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-        lengths = [len(ids[i]) for i in order]
-        start = 0
-        while start < len(order):
-            end = start + 1
-            while end < min(len(order), start + BATCH) and (self.pad is not None or lengths[end] == lengths[start]):
-                end += 1
-            yield order[start:end]
-            start = end
 
     def token_ids(self, texts):
         """N lists of token ids. An empty text is one pad token."""
@@ -120,12 +101,7 @@ class RewardModel:
 
     def room(self):
         """The most tokens of a text, special tokens included."""
-        longest = min(positions(self.config), self.tokenizer.model_max_length)
-        for part in self.model.modules():
-            table = getattr(part, "position_embeddings", None)
-            if getattr(table, "padding_idx", None) is not None:  # RoBERTa counts positions from padding_idx + 1
-                longest = min(longest, table.num_embeddings - table.padding_idx - 1)
-        return longest
+        return min(most_tokens(self.model), self.tokenizer.model_max_length)
 
 
 def load_reward_model(path, device="cpu", dtype=torch.float32):
@@ -134,16 +110,16 @@ def load_reward_model(path, device="cpu", dtype=torch.float32):
     dtype: of its matrix products
     Raises FileNotFoundError or ValueError, naming the setting and the path, for what is not a reward model.
     """
-    if not path.startswith("hf:") and not os.path.isdir(path):
+    if not on_hub(path) and not os.path.isdir(path):
         raise FileNotFoundError(f"{KEY}={path} is no folder; name a folder in Hugging Face format or hf:owner/name")
-    is_huggingface(path, KEY)
-    if os.path.exists(os.path.join(path, "adapter_config.json")):
+    is_huggingface(path, KEY)  # raises an error for another folder
+    if is_adapter(path):
         raise ValueError(f"{KEY}={path} is an adapter; merge it into its model with peft's merge_and_unload, and name "
                          "the folder that this gives")
     config = read_config(path, KEY)
-    written_by = (config.architectures or [""])[0]
-    if written_by.endswith(tuple(ENDINGS)):
-        raise ValueError(f"{KEY}={path} is a language model or detector ({written_by}); take a reward model, which was "
+    name = written_by(config)
+    if name.endswith(tuple(ENDINGS)):
+        raise ValueError(f"{KEY}={path} is a language model or detector ({name}); take a reward model, which was "
                          "saved as ...ForSequenceClassification")
     if config.num_labels != 1:
         raise ValueError(f"{KEY}={path} has {config.num_labels} labels, but a reward model has 1; take a model that "
@@ -151,8 +127,6 @@ def load_reward_model(path, device="cpu", dtype=torch.float32):
     check_weights(path, KEY, config)
     kind = quiet_transformers(path, KEY).AutoModelForSequenceClassification
     model = read_weights(kind, path, KEY, dtype="auto")
-    tokenizer, rows = load_huggingface_tokenizer(path, KEY), model.get_input_embeddings().num_embeddings
-    if tokenizer.vocab_size > rows:
-        raise ValueError(f"{KEY}={path}: its tokenizer has {tokenizer.vocab_size} tokens, but the model reads {rows}; "
-                         "copy the tokenizer files that belong to the model")
+    tokenizer = load_huggingface_tokenizer(path, KEY)
+    check_vocabulary(model, tokenizer, f"{KEY}={path}")
     return RewardModel(freeze(model.to(device)), tokenizer.backend, dtype)

@@ -12,38 +12,30 @@ import transformers
 from core import export
 from core.model import LANGUAGE_MODEL
 from core.models import save_model
-from core.tokenizer import BPETokenizer, read_ranks
 from tests.families import adapter_folder, model_folder
-from tests.tiny import judge, model, run_here, run_script, save, write_ranks
+from tests.tiny import CAUSAL, judge, model, run_here, run_script, save
 
 
 @pytest.fixture(scope="module")
-def byte_pairs(tmp_path_factory):
-    """A tokenizer from a file of ranks."""
-    folder = tmp_path_factory.mktemp("ranks")
-    return BPETokenizer(tokens=read_ranks(write_ranks(folder / "ranks", b"th", b"the", b" the", b"qu")))
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory, byte_pairs):
+def paths(tmp_path_factory):
     """{name: file or folder} of models of every kind."""
     folder = tmp_path_factory.mktemp("models")
     causal, damaged = str(folder / "causal.safetensors"), folder / "damaged.safetensors"
-    save_model(causal, model(LANGUAGE_MODEL, tokenizer=byte_pairs, tied=True), byte_pairs)
+    save_model(causal, model(LANGUAGE_MODEL, tokenizer=CAUSAL, tied=True), CAUSAL)
     with open(causal, "rb") as f:
         damaged.write_bytes(f.read()[:-100])
     return {"causal": causal, "damaged": str(damaged), "judge": save(folder / "judge.safetensors", judge()),
             "fill": save(folder / "fill.safetensors", model()), "folder": model_folder(folder / "llama", "llama")}
 
 
-def test_a_model_of_ours_becomes_a_folder_that_transformers_opens(paths, byte_pairs, tmp_path, capsys):
+def test_a_model_of_ours_becomes_a_folder_that_transformers_opens(paths, tmp_path, capsys):
     export.main([f"--checkpoint={paths['causal']}", f"--out={tmp_path}/new/hf", "--dtype=bfloat16"])
     assert capsys.readouterr().out == f"wrote {tmp_path}/new/hf (bfloat16)\n"
     assert os.listdir(tmp_path / "new") == ["hf"]
     net = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "new" / "hf")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "new" / "hf")
-    assert net.dtype == torch.bfloat16 and net.config.vocab_size == byte_pairs.base_vocab_size
-    assert tokenizer(" the qu\u00e9 the").input_ids == byte_pairs.encode(" the qu\u00e9 the")
+    assert net.dtype == torch.bfloat16 and net.config.vocab_size == CAUSAL.base_vocab_size
+    assert tokenizer(" the qu\u00e9 the").input_ids == CAUSAL.encode(" the qu\u00e9 the")
 
 
 def test_an_adapter_is_merged_and_a_folder_copied(paths, tmp_path):

@@ -17,7 +17,7 @@ from grpo.reward_functions.asserts import cut
 from grpo.reward_functions.registry import REWARDS
 from grpo.sandbox.run import run_tests
 from tests.families import tokenizer_of
-from tests.tiny import ROOT, TOKENIZER, jsonl, run_here, without_place, write_ranks
+from tests.tiny import ROOT, TOKENIZER, jsonl, run_here, small_bpe, without_place
 
 
 def prepare(name):
@@ -140,7 +140,7 @@ def test_a_failed_download_names_the_way_out(tmp_path, monkeypatch, name, argume
     assert "could not download" in message and remedy in message and not (tmp_path / "d").exists()
 
 
-def test_your_own_prompts_become_a_dataset(tmp_path):
+def test_your_own_prompts_become_a_dataset(tmp_path, monkeypatch):
     path = jsonl(tmp_path / "mine.jsonl", {"question": "2+2?", "answer": 4, "level": 1, "split": "val"},
                  {"prompt": [{"role": "user", "content": "caf\u00e9 \u4e2d"}], "answer": "a", "completion": "b\u2026"},
                  {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]},
@@ -151,8 +151,8 @@ def test_your_own_prompts_become_a_dataset(tmp_path):
     assert [r.get("completion") for r in records] == ["4", "b\u2026", "2", None]
     assert records[0] == {"prompt": "2+2?", "answer": "4", RAW: 4, "level": 1, "completion": "4", "split": "val"}
     assert records[2]["prompt"] == [{"role": "user", "content": "1+1?"}]
-    ranks = write_ranks(tmp_path / "ranks", b"th")
-    run("custom", f"--input={path}", f"--out={tmp_path}/d", f"--tokenizer={ranks}")
+    small_bpe(monkeypatch, "gpt2", b"th")
+    run("custom", f"--input={path}", f"--out={tmp_path}/d", "--tokenizer=gpt2")
     assert "characters_folded" not in load_meta(tmp_path / "d")[0]
     assert load_meta(tmp_path / "d")[1].encode("th") == [256]
     for arguments, message in (([], "--input=FILE"), (["--input=gone.jsonl"], "gone.jsonl does not exist")):

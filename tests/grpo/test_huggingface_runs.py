@@ -248,7 +248,7 @@ def test_a_run_from_nothing_but_a_folder_and_a_file(lora, start, world, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("generator, judge", [("bert", "electra_judge"), ("electra", "deberta_judge")])
+@pytest.mark.parametrize("generator, judge", [("bert", "electra_judge")])
 def test_a_fill_in_run_against_a_detector_of_replaced_tokens(generator, judge, world, launch, tmp_path):
     settings = settings_of(world, generator, judge_checkpoint=world(judge), reward_functions=("judge",),
                            out_dir=tmp_path / "out", max_iters=8, learning_rate=1e-2, group_size=8)

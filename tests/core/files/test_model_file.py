@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from core.files import model_file
 from core.files.model_file import read_header, read_model_file, read_tokenizer, write_model_file
 from core.model import MASKED_FILL, SEQUENCE_SCORER
-from core.tokenizer import CharTokenizer, named_tokenizer
-from tests.tiny import ROOT, TOKENIZER, judge, model, same, save, write_ranks
+from core.tokenizer import CharTokenizer
+from tests.tiny import ROOT, TOKENIZER, judge, model, same, save, small_bpe
 
 
 def test_a_model_file_is_all_that_is_needed_to_use_the_model(tmp_path):
@@ -23,20 +23,18 @@ def test_a_model_file_is_all_that_is_needed_to_use_the_model(tmp_path):
     loaded, facts = read_model_file(path, mode=MASKED_FILL, tokenizer=TOKENIZER)
     assert torch.equal(net(tokens), loaded(tokens)) and facts == {"step": 7} and not loaded.training
     assert read_tokenizer(path).description() == TOKENIZER.description()
-    write_model_file(path, net, TOKENIZER, torch.float16)
-    half, _ = read_model_file(path)
-    assert next(half.parameters()).dtype == torch.float32
-    torch.testing.assert_close(half(tokens), net(tokens), rtol=0.05, atol=0.05)
     assert os.listdir(tmp_path / "deep") == ["m.safetensors"]
 
 
-def test_a_half_file_takes_half_the_space(tmp_path):
-    sizes = []
+def test_a_half_file_takes_half_the_space_and_is_read_in_float32(tmp_path):
+    net, tokens, sizes = model(n_embd=64), torch.randint(0, 96, (2, 9)), []
     for dtype in (torch.float32, torch.float16):
-        write_model_file(str(tmp_path / "m"), model(n_embd=64), TOKENIZER, dtype)
-        sizes.append(os.path.getsize(tmp_path / "m"))
-        with safetensors.safe_open(str(tmp_path / "m"), "pt") as f:
-            assert {f.get_tensor(name).dtype for name in f.keys()} == {dtype}
+        path = str(tmp_path / "m")
+        write_model_file(path, net, TOKENIZER, dtype)
+        sizes.append(os.path.getsize(path))
+        loaded, _ = read_model_file(path)
+        assert next(loaded.parameters()).dtype == torch.float32
+        torch.testing.assert_close(loaded(tokens), net(tokens), rtol=0.05, atol=0.05)
     assert 1.8 < sizes[0] / sizes[1] < 2.2
 
 
@@ -55,12 +53,13 @@ def test_a_write_that_was_interrupted_leaves_the_file_before_it(tmp_path, monkey
     assert same(read_model_file(path)[0], net) and os.listdir(tmp_path) == ["m.safetensors"]
 
 
-def test_a_tokenizer_of_byte_pairs_comes_back_with_its_model(tmp_path):
-    tokenizer = named_tokenizer(write_ranks(tmp_path / "pairs.tiktoken", b"th", b"the"))
-    path = str(tmp_path / "m.safetensors")
+def test_a_tokenizer_of_byte_pairs_comes_back_with_its_model(tmp_path, monkeypatch):
+    tokenizer, path = small_bpe(monkeypatch, "gpt2", b"th", b"the"), str(tmp_path / "m.safetensors")
     write_model_file(path, model(tokenizer=tokenizer), tokenizer)
     assert read_tokenizer(path).encode("the other") == tokenizer.encode("the other")
-    assert len(tokenizer.encode("the")) == 1
+    read_model_file(path, tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="has another vocabulary"):
+        read_model_file(path, tokenizer=TOKENIZER)
 
 
 def test_a_wrong_file_is_named_with_what_was_found(tmp_path):
@@ -78,6 +77,9 @@ def test_a_wrong_file_is_named_with_what_was_found(tmp_path):
         save_file({"x": torch.zeros(1)}, tmp_path / "foreign", metadata=metadata)
         with pytest.raises(ValueError, match="not one that this project wrote"):
             read_header(str(tmp_path / "foreign"))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="/pipe is no file; copy or train it again"):
+        read_header(str(tmp_path / "pipe"))
 
 
 @pytest.mark.parametrize("key, config", [("generator_checkpoint", "generator"), ("judge_checkpoint", "judge"),
@@ -90,15 +92,13 @@ def test_a_missing_file_is_one_line_with_the_command_that_makes_it(key, config):
     if key != "init_from":
         with pytest.raises(FileNotFoundError, match=f"config/adapt_{config.removeprefix('gold_')}.py"):
             read_header("data/mine/adapted_one.safetensors", key)
-
-
-def test_a_name_of_the_hub_without_its_prefix_is_told_the_prefix():
-    with pytest.raises(FileNotFoundError, match="judge_checkpoint=owner/a-1B does not exist here; .*=hf:owner/a-1B$"):
-        read_header("owner/a-1B", "judge_checkpoint")
+    with pytest.raises(FileNotFoundError, match=f"{key}=owner/a-1B does not exist here; .*=hf:owner/a-1B$"):
+        read_header("owner/a-1B", key)
 
 
 def rewritten(path, change):
-    """The file with another header, or other tensors. change(header, weights): changes them in place"""
+    """The file with another header, or other tensors. change(header, weights): changes them in place, or returns the
+    text of another header"""
     with safetensors.safe_open(path, "pt") as f:
         header, weights = json.loads(f.metadata()["nano_grpo"]), {name: f.get_tensor(name) for name in f.keys()}
     text = change(header, weights)
@@ -113,18 +113,18 @@ def config_with(**settings):
     (config_with(n_layer=100_000), "config in its header is damaged: n_layer=100000 must be at most 1e3"),
     (config_with(n_layer=900), r"tensor blocks.1.attention.out.weight has shape \[16, 16\], but in the file None"),
     (config_with(n_embd=2**16), r"tensor blocks.0.attention.out.weight has shape \[65536, 65536\], but .*\[16, 16\]"),
-    (config_with(n_layer="4"), "n_layer='4' must be int, not str"), (config_with(n_head=0), "n_head=0 must be at lea"),
-    (config_with(width=3), "has the unknown key width"), (config_with(vocab_size=150), "but its tokenizer 99"),
-    (lambda header, weights: (header["config"].pop("tied"), None)[1], "the config in its header lacks tied"),
-    (lambda header, weights: (header.pop("facts"), None)[1], "its header has no object 'facts'"),
+    (config_with(n_layer="4"), "n_layer='4' must be int, not str"),
+    (config_with(n_head=0), "n_head=0 must be at lea"),
+    (config_with(width=3), "has the unknown key width"),
+    (config_with(vocab_size=150), "but its tokenizer 99"),
+    (lambda header, weights: header["config"].__delitem__("tied"), "the config in its header lacks tied"),
+    (lambda header, weights: header.__delitem__("facts"), "its header has no object 'facts'"),
     (lambda header, weights: header.update(config=[1]), "its header has no object 'config'"),
     (lambda header, weights: "[]", "its header must be an object {...}, not list"),
-    (lambda header, weights: "null", "its header must be an object {...}, not NoneType"),
     (lambda header, weights: "[" * 100_000, "its header is not JSON .nested too deeply."),
-    (lambda header, weights: (weights.pop("norm.weight"), None)[1], r"norm.weight has shape \[16\], but .* None"),
-    (lambda header, weights: weights.clear(), "has no tensors"),
-    (lambda header, weights: weights.update(other=torch.zeros(2)), r"other has shape None, but in the file \[2\]"),
-    (lambda header, weights: weights.update({"norm.weight": torch.zeros(16, dtype=torch.int8)}), "is of type I8, not")])
+    (lambda header, weights: weights.__delitem__("norm.weight"), r"norm.weight has shape \[16\], but .* None"),
+    (lambda header, weights: weights.clear(), "but in the file None"),
+    (lambda header, weights: weights.update(other=torch.zeros(2)), r"other has shape None, but in the file \[2\]")])
 def test_a_hostile_header_is_one_line_before_a_model_is_built(tmp_path, monkeypatch, change, message):
     path = save(tmp_path / "m.safetensors", model())
     rewritten(path, change)
@@ -141,17 +141,5 @@ def test_a_model_with_numbers_that_are_not_finite_is_refused(tmp_path, wrong):
     with torch.no_grad():
         list(net.parameters())[-1].view(-1)[2] = wrong
     write_model_file(str(tmp_path / "m"), net, TOKENIZER)
-    with pytest.raises(ValueError, match="^judge_checkpoint=.*/m: .* holds numbers that are not finite") as error:
+    with pytest.raises(ValueError, match="^judge_checkpoint=.*/m: .* holds numbers that are not finite[^\n]*$"):
         read_model_file(str(tmp_path / "m"), key="judge_checkpoint")
-    assert "\n" not in str(error.value)
-
-
-def test_a_pipe_in_the_place_of_a_model_is_refused_before_it_is_opened(tmp_path):
-    os.mkfifo(tmp_path / "m")
-    with pytest.raises(ValueError, match="/m cannot be read .it is no file.; copy or train it again"):
-        read_header(str(tmp_path / "m"))
-
-
-def test_a_file_that_the_system_refuses_is_one_line(tmp_path):
-    with pytest.raises(ValueError, match=f"checkpoint={tmp_path} cannot be read"):
-        read_header(str(tmp_path))

@@ -8,6 +8,7 @@ import pytest
 
 from core.files.records import (
     RAW,
+    RESERVED,
     check_record,
     has_prompts,
     load_records,
@@ -45,16 +46,20 @@ def test_every_way_to_write_a_list_of_records_is_read(tmp_path):
 
 @pytest.mark.parametrize(("text", "message"), [
     ('{"prompt": "a"}\n\n{"answer": "b"}', r"line 3: no prompt; .*question, instruction"),
-    ('{"prompt": "a"}\n{"prompt": "b"', "line 2 is not JSON .*column 15.; correct it$"), ("", "has no records"), ("\n \n", "has no records"),
-    ('{"prompts": []}', "has no records"), ('[{"prompt": "a"}, 3]', "record 2: .*object.*int"),
-    ('{"prompt": "a"}\n{"prompt": ""}', "line 2: prompt must be"), ('[{"prompt": []}]', "record 1: prompt must be"),
-    ('[{"prompt": [{"role": "user"}]}]', "prompt must be"), ("42", "list of records"), ('{"prompts": 4}', "list of"),
+    ('{"prompt": "a"}\n{"prompt": "b"', "line 2 is not JSON .*column 15.; correct it$"),
+    ("\n \n", "has no records"),
+    ('{"prompts": []}', "has no records"),
+    ('[{"prompt": "a"}, 3]', "record 2: .*object.*int"),
+    ('{"prompt": "a"}\n{"prompt": ""}', "line 2: prompt must be"),
+    ("42", "list of records"),
+    ('{"prompts": 4}', "list of"),
     ('{"prompt": "a"}\n{"prompt": "b", "split": "test"}', "line 2: split='test' must be train or val"),
     (b'{"prompt": "a"}\n{"prompt": "\xff"}', "line 2: not UTF-8"),
     ('{"prompt": "a"}\n' + "[" * 100_000, "line 2 is not JSON .nested too deeply.; correct it"),
     ('{"prompt": "a", "x": ' + "[" * 101 + "]" * 101 + "}", "record 1: nested more than 100 levels deep"),
     ('{"prompt": "a", "x": ' + "9" * 5000 + "}", "line 1 is not JSON .Exceeds the limit"),
-    ('{"prompt": "a"}\n{"prompt": "b", "x": ["\\ud800"]}', "line 2: a text has half of a surrogate pair")])
+    ('{"prompt": "a"}\n{"prompt": "b", "x": ["\\ud800"]}', "line 2: a text has half of a surrogate pair"),
+    *((f'{{"prompt": "a"}}\n{{"prompt": "b", "{name}": 1}}', f"line 2: the field {name} is reserved; give") for name in RESERVED)])
 def test_a_mistake_in_a_file_is_named_with_its_place(tmp_path, text, message):
     (tmp_path / "bad.jsonl").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=f"bad.jsonl.*{message}"):
@@ -62,41 +67,24 @@ def test_a_mistake_in_a_file_is_named_with_its_place(tmp_path, text, message):
 
 
 def test_a_split_without_records_is_named_with_the_remedy(tmp_path, capsys):
-    write_prompts(str(tmp_path), [{"prompt": "a", "split": "train"}], named_tokenizer("char"))
-    assert 'no val records: give more, or mark one with "split": "val"' in capsys.readouterr().out
-    write_prompts(str(tmp_path), [{"prompt": "a", "split": "train"}, {"prompt": "b", "split": "val"}],
-                  named_tokenizer("char"))
-    assert "give more" not in capsys.readouterr().out
+    records = [{"prompt": "a", "split": "train"}, {"prompt": "b", "split": "val"}]
+    for count in (1, 2):
+        write_prompts(str(tmp_path), records[:count], named_tokenizer("char"))
+        remedy = 'no val records: give more, or mark one with "split": "val"' in capsys.readouterr().out
+        assert remedy == (count == 1)
 
 
-def test_a_reserved_field_is_refused(tmp_path):
-    for name in ("prompts", "completions", "text", "tokens", "where"):
-        with pytest.raises(ValueError, match=f"line 2: the field {name} is reserved; give it another name"):
-            read_records(jsonl(tmp_path / "a.jsonl", {"prompt": "a"}, {"prompt": "b", name: 1}))
-
-
-def test_a_column_with_a_reserved_name_is_left_out_of_a_table(tmp_path, capsys):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-    rows = [{"prompt": "a", "text": "x", "tokens": 3, "level": 1}, {"prompt": "b", "text": None, "tokens": 4, "level": 2}]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    records = without_place(load_records(str(tmp_path / "a.parquet")))
-    assert records == [{"prompt": "a", "level": 1}, {"prompt": "b", "level": 2}]
-    out = capsys.readouterr().out
-    assert out == f"{tmp_path}/a.parquet: left out the columns text, tokens, whose names are reserved\n"
-
-
-def test_what_is_wrong_with_messages_is_named():
-    parts = [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "a"}]}]
-    cases = ((parts, "content of message 2 is a list, not a text"),
-             ([{"role": "user", "content": None}], "content of message 1 is missing"),
-             ([{"content": "a"}], "role of message 1 is missing"), ([], "it is empty"))
-    for messages, fault in cases:
-        for field in ("prompt", "messages"):
-            with pytest.raises(ValueError, match=f"^a, line 3: {field} must be .* messages; {fault}$"):
-                check_record({field: messages}, "a, line 3")
-    with pytest.raises(ValueError, match="messages$"):
-        check_record({"prompt": 3}, "a")
+@pytest.mark.parametrize(("messages", "fault"), [
+    ([TURNS[0], {"role": "user", "content": [{"type": "text", "text": "a"}]}],
+     "content of message 2 is a list, not a text"),
+    ([{"role": "user", "content": None}], "content of message 1 is missing"),
+    ([{"content": "a"}], "role of message 1 is missing"),
+    ([], "it is empty"),
+    (3, "it is a int")])
+def test_what_is_wrong_with_messages_is_named(messages, fault):
+    for field in ("prompt", "messages"):
+        with pytest.raises(ValueError, match=f"^a, line 3: {field} must be .* messages; {fault}$"):
+            check_record({field: messages}, "a, line 3")
 
 
 def test_a_conversation_is_its_prompt_and_the_assistant_s_last_turn():
@@ -105,10 +93,8 @@ def test_a_conversation_is_its_prompt_and_the_assistant_s_last_turn():
     assert check_record({"messages": TURNS[:2]}, "a")["prompt"] == TURNS[:2], "without an answer there is no completion"
     assert check_record({"messages": TURNS, "prompt": "mine"}, "a")["messages"] == TURNS, "a prompt comes first"
     assert check_record({"prompt": "a", "completion": TURNS[2:]}, "a")["completion"] == "2"
-    for messages, message in ((TURNS[2:], "prompt must be"), ([], "messages must be"), ("hi", "messages must be"),
-                              ([{"role": "user"}], "messages must be")):
-        with pytest.raises(ValueError, match=f"^a, line 3: {message}"):
-            check_record({"messages": messages}, "a, line 3")
+    with pytest.raises(ValueError, match="^a, line 3: prompt must be"):
+        check_record({"messages": TURNS[2:]}, "a, line 3")
 
 
 def test_of_a_repeated_prompt_the_last_record_is_kept():
@@ -128,37 +114,48 @@ def test_a_dataset_is_a_file_by_its_ending(tmp_path):
             load_records(name)
 
 
-def test_a_parquet_file_holds_the_same_records_as_its_lines(tmp_path):
-    pytest.importorskip("pyarrow")
-    import pyarrow
+def write_parquet(path, rows):
+    """Writes a Parquet file. Returns its path as a string."""
+    pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
-    rows = [*ROWS, {"question": "last", "answer": 1, "level": "hard"}]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    lines = jsonl(tmp_path / "a.jsonl", *({k: x for k, x in row.items() if x is not None} for row in rows))
-    records = load_records(str(tmp_path / "a.parquet"))
+    table = pyarrow.Table.from_pylist(rows) if rows else pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())})
+    parquet.write_table(table, path)
+    return str(path)
+
+
+def test_a_parquet_file_holds_the_same_records_as_its_lines(tmp_path):
+    path = write_parquet(tmp_path / "a.parquet", ROWS)
+    lines = jsonl(tmp_path / "a.jsonl", *({k: x for k, x in row.items() if x is not None} for row in ROWS))
+    records = load_records(path)
     assert without_place(records) == without_place(load_records(lines))
-    assert records[2]["where"] == f"{tmp_path}/a.parquet, row 3"
-    parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "a"}, {"prompt": None}]), tmp_path / "b.parquet")
-    with pytest.raises(ValueError, match="b.parquet, row 2: no prompt; it needs one of .*messages"):
-        load_records(str(tmp_path / "b.parquet"))
-    parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), tmp_path / "c.parquet")
-    with pytest.raises(ValueError, match="c.parquet has no records"):
-        load_records(str(tmp_path / "c.parquet"))
-    (tmp_path / "d.parquet").write_text("text")
-    with pytest.raises(ValueError, match="d.parquet is not a parquet file .*") as error:
-        load_records(str(tmp_path / "d.parquet"))
-    assert "\n" not in str(error.value)
+    assert records[2]["where"] == f"{path}, row 3"
+
+
+@pytest.mark.parametrize("rows, message", [
+    ([{"prompt": "a"}, {"prompt": None}], ", row 2: no prompt; it needs one of .*messages"), ([], " has no records"),
+    (None, " is not a parquet file .*")])
+def test_what_is_wrong_with_a_parquet_file_is_one_line(tmp_path, rows, message):
+    path = write_parquet(tmp_path / "a.parquet", rows)
+    if rows is None:
+        (tmp_path / "a.parquet").write_text("text")
+    with pytest.raises(ValueError, match=f"^{path}{message}[^\n]*$"):
+        load_records(path)
+
+
+def test_a_column_with_a_reserved_name_is_left_out_of_a_table(tmp_path, capsys):
+    rows = [{"prompt": "a", "text": "x", "tokens": 3, "level": 1}, {"prompt": "b", "text": None, "tokens": 4, "level": 2}]
+    path = write_parquet(tmp_path / "a.parquet", rows)
+    assert without_place(load_records(path)) == [{"prompt": "a", "level": 1}, {"prompt": "b", "level": 2}]
+    assert capsys.readouterr().out == f"{path}: left out the columns text, tokens, whose names are reserved\n"
 
 
 def hub_folder(folder, monkeypatch, **splits):
     """Writes a folder that the package datasets loads, {split: rows}, and keeps its cache there. Returns hf:FOLDER."""
     datasets = pytest.importorskip("datasets")
-    import pyarrow
-    from pyarrow import parquet
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
     (folder / "data").mkdir(parents=True)
     for split, rows in splits.items():
-        parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "data" / f"{split}.parquet")
+        write_parquet(folder / "data" / f"{split}.parquet", rows)
     return f"hf:{folder / 'data'}"
 
 
@@ -191,10 +188,10 @@ def test_a_data_set_of_the_hub_without_a_network_is_one_line(monkeypatch):
         raise ConnectionError(f"Couldn't reach '{name}' on the Hub\nmore")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    with pytest.raises(ValueError, match="^dataset=hf:owner/name:main could not be loaded .*Couldn't "
-                                         "reach.*check the name and the network, or download it elsewhere") as error:
+    with pytest.raises(ValueError, match="^dataset=hf:owner/name:main could not be loaded .*Couldn't reach[^\n]*check "
+                                         "the name and the network, or download it elsewhere[^\n]*$"):
         load_records("hf:owner/name:main")
-    assert "\n" not in str(error.value) and not lines, "nor are there lines about retries before it"
+    assert not lines, "nor are there lines about retries before it"
     monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: {"first": None, "second": None})
     with pytest.raises(ValueError, match="has the splits first, second but none named train"):
         load_records("hf:owner/name")

@@ -1,7 +1,5 @@
 """Hugging Face models behind the model interface compute what transformers computes, in every way that we read them."""
 
-import os
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from core.generation import Stop, generate
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.models import load_model
-from tests.families import CAUSAL_FAMILIES, FILL_FAMILIES, TOKENIZERS, few_quick, folder_maker, random_ids, tokenizer_of
+from tests.families import CAUSAL_FAMILIES, FILL_FAMILIES, few_quick, folder_maker, random_ids
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
 
@@ -36,11 +34,10 @@ def both(folder):
     return of
 
 
-def framed(tokenizer, tokens):
-    """The ids that transformers reads for texts of a fill-in model: between the start and the end token."""
-    around = [torch.tensor([ids] * len(tokens)).view(len(tokens), -1)
-              for ids in (tokenizer.start_ids, tokenizer.end_ids)]
-    return torch.cat((around[0], tokens, around[1]), 1).long()
+def framed(model, tokens):
+    """The ids that transformers reads for texts: of a fill-in model between the start and the end token."""
+    start, end = (torch.tensor([ids] * len(tokens)).view(len(tokens), -1) for ids in (model.start_ids, model.end_ids))
+    return torch.cat((start, tokens, end), 1).long()
 
 
 def gradients(net):
@@ -54,22 +51,28 @@ def expect_equal_gradients(ours, theirs, bound=1e-5):
         assert (ours[name] - expected).norm() <= bound * max(float(expected.norm()), 1e-3), name
 
 
-# --- causal models
-
-
-@pytest.mark.parametrize("family", few_quick(CAUSAL_FAMILIES))
-def test_causal_logits_equal_those_of_transformers(family, both):
+@pytest.mark.parametrize("family", few_quick(CAUSAL_FAMILIES + FILL_FAMILIES))
+def test_logits_equal_those_of_transformers(family, both):
     model, tokenizer, theirs = both(family)
-    tokens = random_ids(tokenizer, 3, 17)
+    tokens, columns = random_ids(tokenizer, 3, 17), torch.tensor([[0, 16], [5, 5], [16, 3]])
+    fills = family in FILL_FAMILIES
+    if fills:
+        tokens[torch.rand(3, 17) < 0.3] = tokenizer.mask_token_id
+        assert len(model.start_ids) == len(model.end_ids) == 1
+    S = len(model.start_ids)
     with torch.no_grad():
-        ours, expected = model(tokens), theirs(tokens).logits
-        columns = torch.tensor([[0, 16], [5, 5], [16, 3]])
+        ours, expected = model(tokens), theirs(framed(model, tokens)).logits[:, S : S + 17]
         at = model(tokens, columns)
-    assert model.mode == LANGUAGE_MODEL and ours.dtype == torch.float32 and not model.training
-    assert ours.shape == (3, 17, model.vocabulary) and model.vocabulary == tokenizer.base_vocab_size
-    torch.testing.assert_close(ours, expected[..., : model.vocabulary], **CLOSE)
+    assert model.mode == (MASKED_FILL if fills else LANGUAGE_MODEL)
+    assert ours.dtype == torch.float32 and not model.training
+    assert ours.shape == (3, 17, tokenizer.base_vocab_size)
+    sampled = [i for i in range(model.vocabulary) if i not in tokenizer.banned_token_ids]
+    torch.testing.assert_close(ours[..., sampled], expected[..., sampled], **CLOSE)
     torch.testing.assert_close(at, ours.gather(1, columns[..., None].expand(-1, -1, ours.shape[-1])), **CLOSE)
     assert float(torch.distributions.Categorical(logits=ours).entropy().mean()) < 0.9 * torch.tensor(290.0).log()
+
+
+# --- causal models
 
 
 @pytest.mark.parametrize("family", few_quick(CAUSAL_FAMILIES))
@@ -119,9 +122,7 @@ def test_a_cache_written_in_place_gives_the_states_of_one_that_grows(family, pad
     assert rows.tolist() == [2, 4] and caches[1].length == caches[1].content.get_seq_length() == 21
     for layer, keys in zip(first.content.layers, before, strict=True):
         assert torch.equal(layer.keys, keys), "the prompts' keys have changed"
-    reserved = [(a.whole[0].shape, b.keys.shape) for a, b in zip(*(c.content.layers for c in reversed(caches)))
-                if hasattr(a, "whole")]
-    assert reserved and all(wide == (2, keys[1], 21, keys[3]) for wide, keys in reserved)
+    assert any(hasattr(layer, "whole") for layer in caches[1].content.layers)
 
 
 @pytest.mark.parametrize("family", few_quick(CAUSAL_FAMILIES))
@@ -236,18 +237,6 @@ def test_every_declared_end_ends_a_completion_and_nothing_else_does(family, both
     assert all(DECLARED[family][0] not in tokenizer.decode(row) for row in out.target.tolist())
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "qwen3"])
-def test_only_tokens_of_the_texts_and_the_filler_are_embedded(family, both):
-    model, tokenizer, _ = both(family)
-    embedded = set()
-    model.net.get_input_embeddings().register_forward_pre_hook(lambda _, inputs: embedded.update(
-        inputs[0].flatten().tolist()))
-    prompts = [tokenizer.encode_prompt(text) for text in ("7+8=", "the quick brown fox")]
-    written = greedy(model, tokenizer, prompts, 12)
-    known = {*prompts[0], *prompts[1], *written[0], *written[1], tokenizer.pad_token_id}
-    assert embedded <= known and max(embedded) < tokenizer.base_vocab_size
-
-
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_ids_without_text_are_never_written(family, both):
     model, tokenizer, theirs = both(family)
@@ -275,23 +264,6 @@ def test_an_input_that_is_too_long_is_refused(family, both):
 
 
 @pytest.mark.parametrize("family", few_quick(FILL_FAMILIES))
-def test_fill_in_logits_equal_those_of_transformers(family, both):
-    model, tokenizer, theirs = both(family)
-    tokens = random_ids(tokenizer, 3, 14)
-    tokens[torch.rand(3, 14) < 0.3] = tokenizer.mask_token_id
-    S = len(tokenizer.start_ids)
-    assert S == 1 and len(tokenizer.end_ids) == 1
-    with torch.no_grad():
-        ours, expected = model(tokens), theirs(framed(tokenizer, tokens)).logits[:, S : S + 14]
-        columns = torch.tensor([[0, 13], [5, 5], [13, 3]])
-        at = model(tokens, columns)
-    written = [i for i in range(model.vocabulary) if i not in tokenizer.banned_token_ids]
-    assert model.mode == MASKED_FILL and ours.dtype == torch.float32 and not model.training
-    torch.testing.assert_close(ours[..., written], expected[..., written], **CLOSE)
-    torch.testing.assert_close(at, ours.gather(1, columns[..., None].expand(-1, -1, ours.shape[-1])), **CLOSE)
-
-
-@pytest.mark.parametrize("family", few_quick(FILL_FAMILIES))
 def test_special_tokens_are_never_filled_in(family, both):
     model, tokenizer, _ = both(family)
     assert set(tokenizer.backend.all_special_ids) <= set(tokenizer.banned_token_ids)
@@ -315,7 +287,7 @@ def test_the_gradient_of_a_fill_equals_that_of_transformers(family, checkpointed
         logp = logits.masked_fill(banned, -torch.inf).log_softmax(-1)
         return logp.gather(-1, target[..., None]).squeeze(-1)[:, ::3].sum()
 
-    score(theirs(framed(tokenizer, tokens)).logits[:, 1:-1]).backward()
+    score(theirs(framed(model, tokens)).logits[:, 1:-1]).backward()
     score(model(tokens)).backward()
     expect_equal_gradients(gradients(model.net), gradients(theirs))
 
@@ -330,39 +302,10 @@ def test_electra_is_a_judge_of_each_token(folder):
     theirs = transformers.ElectraForPreTraining.from_pretrained(path).eval()
     tokens = random_ids(tokenizer, 3, 14)
     with torch.no_grad():
-        replaced = theirs(framed(tokenizer, tokens)).logits[:, 1:-1].sigmoid()       # (3, 14) their probability
+        replaced = theirs(framed(model, tokens)).logits[:, 1:-1].sigmoid()           # (3, 14) their probability
         torch.testing.assert_close(model(tokens).sigmoid(), 1 - replaced, **CLOSE)
+        torch.testing.assert_close(model(tokens), torch.cat([model(row[None]) for row in tokens]), **CLOSE)
     assert model.mode == SEQUENCE_SCORER and model.judge_head == "realness" and replaced.std() > 0.05
-
-
-def test_deberta_is_a_judge_of_each_token_by_the_head_of_its_authors(folder):
-    """Their head is in microsoft/DeBERTa, not in transformers: the first state is added to each, then LayerNorm, a
-    layer with gelu, and a number."""
-    from safetensors.torch import load_file
-    path = folder("deberta_judge")
-    tokenizer, w = load_huggingface_tokenizer(path), load_file(os.path.join(path, "model.safetensors"))
-    model, _ = load_model(path, mode=SEQUENCE_SCORER, tokenizer=tokenizer)
-    body = transformers.DebertaV2Model(transformers.AutoConfig.from_pretrained(path)).eval()
-    body.load_state_dict({name.removeprefix("deberta."): p for name, p in w.items() if name.startswith("deberta.")})
-    tokens, head, f = random_ids(tokenizer, 3, 14), "mask_predictions.", torch.nn.functional
-    with torch.no_grad():
-        h = body(framed(tokenizer, tokens)).last_hidden_state                        # (3, 16, C)
-        h = f.layer_norm(h[:, :1] + h, h.shape[-1:], w[head + "LayerNorm.weight"], w[head + "LayerNorm.bias"],
-                         body.config.layer_norm_eps)
-        h = f.gelu(h @ w[head + "dense.weight"].T + w[head + "dense.bias"])
-        replaced = (h @ w[head + "classifier.weight"].T + w[head + "classifier.bias"]).squeeze(-1)[:, 1:-1].sigmoid()
-        torch.testing.assert_close(model(tokens).sigmoid(), 1 - replaced, **CLOSE)
-    assert replaced.std() > 0.02
-
-
-def test_one_pass_gives_each_text_of_a_batch_what_it_gets_alone(folder):
-    for family in ("electra_judge", "deberta_judge"):
-        path = folder(family)
-        tokenizer = load_huggingface_tokenizer(path)
-        model, _ = load_model(path, mode=SEQUENCE_SCORER, tokenizer=tokenizer)
-        tokens = random_ids(tokenizer, 4, 10)
-        with torch.no_grad():
-            torch.testing.assert_close(model(tokens), torch.cat([model(row[None]) for row in tokens]), **CLOSE)
 
 
 # --- the interface
@@ -409,9 +352,3 @@ def test_bfloat16_computes_in_bfloat16_and_scores_in_float32(both):
     whole = h.float() @ theirs.lm_head.weight.T
     torch.testing.assert_close(exact, whole[..., : model.vocabulary], **CLOSE)
     assert 1e-4 < float((rounded - exact).detach().abs().max()) < 0.2
-
-
-def test_the_families_have_the_tokenizers_that_their_names_say(folder):
-    for family, kind in TOKENIZERS.items():
-        loaded = transformers.AutoTokenizer.from_pretrained(folder(family))
-        assert loaded("5+12= The quick\nfox").input_ids == tokenizer_of(kind)("5+12= The quick\nfox").input_ids

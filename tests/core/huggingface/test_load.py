@@ -1,0 +1,188 @@
+"""Loading models in Hugging Face format: what they are for, and one line where they cannot be used."""
+
+import os
+import sys
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from core.huggingface.load import four_bits, mode_of, model_mode
+from core.huggingface.settings import LoraConfig
+from core.huggingface.tokenizer import load_huggingface_tokenizer
+from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
+from core.models import load_model, load_tokenizer
+from tests.families import (
+    CAUSAL_FAMILIES,
+    FILL_FAMILIES,
+    adapter_folder,
+    architecture,
+    folder_maker,
+    refused,
+    spoiled,
+    tokenizer_of,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """family -> the folder of a small random model."""
+    return folder_maker(tmp_path_factory.mktemp("families"))
+
+
+# --- what a model is for
+
+
+def expected_mode(family):
+    if family == "electra_judge":
+        return SEQUENCE_SCORER
+    return LANGUAGE_MODEL if family in CAUSAL_FAMILIES else MASKED_FILL
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "electra_judge"])
+def test_the_mode_is_known_from_the_config_alone(family, folder, tmp_path):
+    path = spoiled(tmp_path / "config only", folder(family))
+    os.remove(os.path.join(path, "model.safetensors"))
+    assert model_mode(path, "key") == expected_mode(family)
+
+
+@pytest.mark.parametrize("family", [*CAUSAL_FAMILIES, *FILL_FAMILIES])
+def test_a_config_has_the_mode_of_the_class_that_it_names_or_of_its_family(family):
+    kind, config = architecture(family, tokenizer_of("words" if family in FILL_FAMILIES else "start"))
+    for names in (None, [kind.__name__]):
+        config.architectures = names
+        assert mode_of(config, "path", "key") == expected_mode(family)
+
+
+@pytest.mark.parametrize("kind, written_by, mode", [
+    ("Bert", "BertLMHeadModel", LANGUAGE_MODEL), ("Bert", "BertForPreTraining", MASKED_FILL),
+    ("Bert", "BertModel", MASKED_FILL), ("Electra", "ElectraForMaskedLM", MASKED_FILL),
+    ("Electra", "ElectraForPreTraining", SEQUENCE_SCORER), ("DebertaV2", "DebertaV2ForMaskedLM", MASKED_FILL),
+    ("Roberta", "RobertaForCausalLM", LANGUAGE_MODEL), ("GPT2", "GPT2Model", LANGUAGE_MODEL)])
+def test_the_class_that_wrote_a_model_decides_before_its_family(kind, written_by, mode):
+    config = getattr(transformers, f"{kind}Config")(architectures=[written_by])
+    assert mode_of(config, "path", "key") == mode
+
+
+@pytest.mark.parametrize("kind, written_by, words", [
+    ("Llama", "LlamaForSequenceClassification", "LlamaForSequenceClassification.*name it in reward_model_checkpoint"),
+    ("ViT", "ViTForImageClassification", "model_type vit .ViTForImageClassification.*neither a causal nor a masked"),
+    ("ViT", None, "model_type vit .no architecture"),
+    ("T5", "T5ForConditionalGeneration", "an encoder and a decoder"),
+    ("Bart", None, "a decoder .bart.")])
+def test_a_model_for_something_else_is_refused(kind, written_by, words):
+    config = getattr(transformers, f"{kind}Config")(architectures=written_by and [written_by])
+    with pytest.raises(ValueError, match=f"^key=path [^\n]*{words}[^\n]*$"):
+        mode_of(config, "path", "key")
+
+
+# --- what cannot be used: one line that names the setting and the path
+
+
+def without(name):
+    return lambda path: os.remove(os.path.join(path, name))
+
+
+def pickled(path):
+    without("model.safetensors")(path)
+    torch.save({}, os.path.join(path, "pytorch_model.bin"))
+
+
+def cut_short(path):
+    file = os.path.join(path, "model.safetensors")
+    os.truncate(file, os.path.getsize(file) // 2)
+
+
+def without_tokenizer(path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        without(name)(path)
+
+
+def narrow(path):
+    """Its weights are those of a model that reads fewer tokens than its tokenizer has."""
+    config = transformers.LlamaConfig.from_pretrained(path)
+    config.vocab_size = 200
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+
+
+def config_text(text):
+    def write(path):
+        with open(os.path.join(path, "config.json"), "w") as f:
+            f.write(text)
+    return write
+
+
+@pytest.mark.parametrize("spoil, words", [
+    (pickled, ("pytorch_model.bin", "safetensors")),
+    (without("model.safetensors"), ("safetensors",)),
+    (cut_short, ()),
+    (without_tokenizer, ("has no tokenizer",)),
+    (narrow, ("200", "290", "copy the tokenizer files")),
+    (config_text("{"), ()),
+    (config_text("[]"), ()),
+    (config_text('{"model_type": "no_such_model"}'), ()),
+    (config_text('{"model_type": 7}'), ())])
+def test_a_damaged_folder_is_one_line(spoil, words, folder, tmp_path):
+    path = spoiled(tmp_path / "spoiled", folder("llama"))
+    spoil(path)
+    refused(path, *words)
+
+
+def test_a_deeper_config_than_its_weights_and_code_of_its_own_are_refused(folder, tmp_path):
+    refused(spoiled(tmp_path / "deep", folder("llama"), num_hidden_layers=3), "layers.2")
+    own = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Model"}}
+    path = spoiled(tmp_path / "code", folder("llama"), **own)
+    with open(os.path.join(path, "mine.py"), "w") as f:
+        f.write(f"open({str(tmp_path / 'it_ran')!r}, 'w')\n")
+    refused(path, "code")
+    assert not os.path.exists(tmp_path / "it_ran")
+
+
+def test_a_model_of_another_kind_or_vocabulary_is_refused(folder):
+    tokenizer = load_huggingface_tokenizer(folder("bert"))
+    refused(folder("llama"), LANGUAGE_MODEL, MASKED_FILL, mode=MASKED_FILL)
+    refused(folder("bert"), SEQUENCE_SCORER, tokenizer=tokenizer, mode=SEQUENCE_SCORER)
+    refused(folder("bert_reward"), "reward_model")
+    refused(folder("llama"), "vocabulary", tokenizer=tokenizer)
+
+
+def test_what_is_missing_on_this_machine_is_one_line(folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        refused("hf:nobody/no-such-model", "network")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    refused(folder("llama"), "pip install -r requirements-hf.txt")
+
+
+@pytest.mark.parametrize("kind", ["Mamba", "OPT"])
+def test_a_family_whose_output_layers_need_more_than_hidden_states_is_one_line(kind, tmp_path):
+    tokenizer = tokenizer_of("start")
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 1}
+    if kind == "OPT":
+        sizes |= {"num_attention_heads": 2, "ffn_dim": 32, "word_embed_proj_dim": 16}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    path = str(tmp_path / "model")
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    refused(path, f"{kind}ForCausalLM does not work with hidden states alone", "docs/huggingface.md")
+
+
+def test_an_adapter_without_its_base_is_one_line_for_model_and_tokenizer(folder, tmp_path):
+    pytest.importorskip("peft")
+    path = adapter_folder(tmp_path / "adapter", spoiled(tmp_path / "base", folder("llama")))
+    assert load_tokenizer(path).encode("7+8=") == load_tokenizer(folder("llama")).encode("7+8=")
+    assert model_mode(path, "key") == LANGUAGE_MODEL
+    os.rename(tmp_path / "base", tmp_path / "gone")
+    for load in (load_model, load_tokenizer):
+        with pytest.raises(ValueError, match=f"^key={path} is an adapter whose base model .*base' is not there"):
+            load(path, key="key")
+
+
+def test_weights_in_4_bits_need_a_gpu_and_their_package(folder, monkeypatch):
+    pytest.importorskip("peft")
+    refused(folder("llama"), "needs a CUDA GPU, but the device is cpu; set load_in_4bit=False", named="load_in_4bit=True",
+            adapter=LoraConfig(lora_rank=4, load_in_4bit=True))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ValueError, match="^load_in_4bit=True needs the package bitsandbytes: pip install bitsandbytes$"):
+        four_bits(transformers, torch.bfloat16, "cuda:0")
