@@ -82,10 +82,10 @@ class CharTokenizer:
 
     def description(self):
         """Plain values that from_description turns back into this tokenizer; equal for equal vocabularies."""
-        out = {"kind": "char", "characters": self.characters, **special_ids(self)}
+        out = {"kind": "char", "characters": self.characters}
         if self.tags or self.stop_token_id is not None:  # fill-in checkpoints have neither key
             out |= {"tags": list(self.tags), "stop_token_id": self.stop_token_id}
-        return out
+        return out | special_ids(self)
 
 
 class BPETokenizer:

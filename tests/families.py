@@ -18,7 +18,7 @@ CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['cont
                  "{% if add_generation_prompt %}<|im_start|>assistant\n"
                  "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}")
 TOKENIZERS = {"gpt2": "bytes", "llama": "start", "qwen2": "padded", "qwen3": "chat", "gemma3": "start",
-              "mistral": "start", "roberta": "angle", "modernbert": "square"}  # else words
+              "mistral": "start", "roberta": "angle", "modernbert": "square", "llama_reward": "start"}  # else words
 
 
 def training_text():
@@ -117,7 +117,8 @@ def architecture(family, tokenizer, n_layer=2, n_embd=32, longest=128):
             bos_token_id=None, eos_token_id=None, local_attention=8, global_attn_every_n_layers=2)),
         "electra": lambda: (t.ElectraForMaskedLM, t.ElectraConfig(**electra)),
         "electra_judge": lambda: (t.ElectraForPreTraining, t.ElectraConfig(**electra)),
-        "bert_reward": lambda: (t.BertForSequenceClassification, t.BertConfig(**frame, num_labels=1))}
+        "bert_reward": lambda: (t.BertForSequenceClassification, t.BertConfig(**frame, num_labels=1)),
+        "llama_reward": lambda: (t.LlamaForSequenceClassification, t.LlamaConfig(**causal, num_labels=1))}
     return build[family]()
 
 

@@ -29,12 +29,15 @@ from core.config import UsageError, load_config
 from core.distributed import Distributed
 from core.model import LANGUAGE_MODEL
 from core.models import load_model, load_tokenizer
+from core.settings.ranges import check_ranges
 from core.settings.script import run_script
 from grpo.build import POLICIES, make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.scoring import score, score_in_batches, with_reference
 
 COLUMNS = ("cache", "padding", "shared", "recomputed", "first ratio", "first KL", "sampler")
+RANGES = {"batch_size": "[1, 1e6]", "group_size": "[2, 1e6]", "prompt_length": "[2, 1e6]",
+          "completion_length": "[1, 1e6]", "masked": "(0, 1]"}
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,7 @@ class CheckConfig:
     dtype: str = "float32"       # float32 or bfloat16
 
     def __post_init__(self):
-        if self.batch_size < 1 or self.group_size < 2 or self.prompt_length < 2 or self.completion_length < 1:
-            raise ValueError(f"batch_size={self.batch_size} and completion_length={self.completion_length} must be at "
-                             f"least 1, group_size={self.group_size} and prompt_length={self.prompt_length} at least 2")
-        if not 0 < self.masked <= 1:
-            raise ValueError(f"masked={self.masked} must lie in (0, 1]")
+        check_ranges(self, RANGES)
 
 
 def random_tokens(tokenizer, c):
@@ -84,47 +83,48 @@ def fill_problems(tokenizer, c):
             "number": np.arange(c.batch_size)}
 
 
-def apart(a, b):
+def difference(a, b):
     """The largest difference of two tensors; two infinities of the same sign are equal."""
     return float(torch.where(a == b, 0.0, a - b).abs().max())
 
 
 @torch.no_grad()
 def cache_difference(policy, tokens):
-    """Logits (B, T, V) of tokens read at once against those of a prompt whose continuation is read token by token."""
+    """Logits of tokens (B, T) read at once against those of a prompt whose continuation is read token by token."""
     model, split = policy.model, tokens.shape[1] // 2
     with policy.autocast():
-        whole, past = model(tokens), model.new_cache()
-        parts = [model(tokens[:, :split], None, past)]
+        past = model.new_cache()
+        parts = [model(tokens[:, :split], past=past)]
         past = past.expand(torch.arange(len(tokens), device=tokens.device), room=tokens.shape[1] - split)
-        parts += [model(tokens[:, t : t + 1], None, past) for t in range(split, tokens.shape[1])]
-    return apart(torch.cat(parts, 1), whole)
+        for t in range(split, tokens.shape[1]):
+            parts.append(model(tokens[:, t : t + 1], past=past))
+        return difference(torch.cat(parts, 1), model(tokens))
 
 
 @torch.no_grad()
 def padding_difference(policy, tokens, filler):
     """Logits of texts of different lengths, padded on the left to one length, against those of each text alone."""
-    (B, T), worst = tokens.shape, 0.0
+    B, T = tokens.shape
     padding = torch.arange(B) % (T - 1)                                              # (B,)
+    texts = [row[: T - n] for row, n in zip(tokens, padding.tolist(), strict=True)]
     wide = torch.full_like(tokens, filler)                                           # (B, T)
-    for row, text, count in zip(wide, tokens, padding.tolist(), strict=True):
-        row[count:] = text[: T - count]
+    for row, text in zip(wide, texts, strict=True):
+        row[T - len(text) :] = text
     with policy.autocast():
-        together = policy.model(wide, None, None, padding.to(tokens.device))         # (B, T, V)
-        for found, text, count in zip(together, tokens, padding.tolist(), strict=True):
-            worst = max(worst, apart(found[count:], policy.model(text[None, : T - count])[0]))
-    return worst
+        together = policy.model(wide, padding=padding.to(tokens.device))             # (B, T, V)
+        return max(difference(logits[T - len(text) :], policy.model(text[None])[0])
+                   for logits, text in zip(together, texts, strict=True))
 
 
-def gradient(policy, rollouts, weight, temperature):
+def gradient(policy, rollouts, weight):
     """The gradient of the weighted log-probabilities of the sampled tokens, flattened."""
     for p in policy.parameters():
         p.grad = None
-    (score(policy, rollouts, temperature).logp * weight).sum().backward()
+    (score(policy, rollouts, 1.0).logp * weight).sum().backward()
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
-def read_apart(policy, rollouts):
+def read_alone(policy, rollouts):
     """(policy, rollouts) with which every completion reads all of its text itself, with the same gradient."""
     if policy.model.mode == LANGUAGE_MODEL:
         alone = copy.copy(policy)
@@ -135,15 +135,15 @@ def read_apart(policy, rollouts):
     return policy, replace(rollouts, group_size=1, reading=replace(reading, group_size=1, **rows))
 
 
-def gradient_differences(policy, rollouts, temperature):
+def gradient_differences(policy, rollouts):
     """(shared, recomputed): relative differences to the plain gradient."""
     weight = torch.randn(rollouts.mask.shape, generator=torch.Generator().manual_seed(0)).to(rollouts.mask.device)
-    ours = gradient(policy, rollouts, weight, temperature)
-    plain = gradient(*read_apart(policy, rollouts), weight, temperature)
+    shared = gradient(policy, rollouts, weight)
+    plain = gradient(*read_alone(policy, rollouts), weight)
     policy.model.grad_checkpoint = True
-    recomputed = gradient(policy, rollouts, weight, temperature)
+    recomputed = gradient(policy, rollouts, weight)
     policy.model.grad_checkpoint = False
-    return [float((x - plain).norm() / plain.norm()) for x in (ours, recomputed)]
+    return [float((x - plain).norm() / plain.norm()) for x in (shared, recomputed)]
 
 
 def check(path, c, dist):
@@ -156,19 +156,22 @@ def check(path, c, dist):
                         block_size=c.prompt_length, temperature=1.0, top_p=1.0)
     policy, row = make_policy(model, tokenizer, config, dist), dict.fromkeys(COLUMNS)
     causal = model.mode == LANGUAGE_MODEL
-    problems = (causal_problems if causal else fill_problems)(tokenizer, c)
     if causal:
+        problems = causal_problems(tokenizer, c)
         tokens = torch.from_numpy(random_tokens(tokenizer, c)).to(dist.device)       # (B, T)
         row["cache"] = cache_difference(policy, tokens)
         row["padding"] = padding_difference(policy, tokens, tokenizer.pad_token_id)
+    else:
+        problems = fill_problems(tokenizer, c)
     rollouts = policy.sample(problems, 0, config)
-    logp = score(policy, rollouts, config.temperature).logp.detach()                 # (N, M)
+    logp = score(policy, rollouts, 1.0).logp.detach()                                # (N, M)
     ratio = (logp - score_in_batches(policy, rollouts, config)).exp()                # (N, M)
-    row["first ratio"], row["sampler"] = apart(ratio, torch.ones_like(ratio)), apart(logp, rollouts.old_logp)
-    known = with_reference(rollouts, policy.frozen(), "exact", config)
+    row["first ratio"] = difference(ratio, torch.ones_like(ratio))
+    row["sampler"] = difference(logp, rollouts.old_logp)
     with torch.no_grad():
-        row["first KL"] = float(score(policy, known, config.temperature).kl.abs().max())
-    row["shared"], row["recomputed"] = gradient_differences(policy, rollouts, config.temperature)
+        known = with_reference(rollouts, policy.frozen(), "exact", config)
+        row["first KL"] = float(score(policy, known, 1.0).kl.abs().max())
+    row["shared"], row["recomputed"] = gradient_differences(policy, rollouts)
     return row, "causal" if causal else "fill-in"
 
 

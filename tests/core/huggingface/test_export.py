@@ -179,7 +179,7 @@ def test_characters_are_folded_as_ours_are():
     found = [c for c in map(chr, range(0x10000)) if unicodedata.decomposition(c) or ord(c) % 97 == 0]
     different = [c for c in [*found, *ASCII, *"\r\t\x00\x7f"] if not "\ud800" <= c <= "\udfff"
                  and normalizer.normalize_str(c) != "".join(d for d in fold_to_ascii(c)[0] if d in ASCII)]
-    assert len(found) > 10000 and len(different) < 10, "only of characters that one side's Unicode does not know"
+    assert len(found) > 4000 and len(different) < 10, "only of characters that one side's Unicode does not know"
 
 
 def test_a_vocabulary_with_two_equal_tokens_is_refused():

@@ -12,9 +12,13 @@ from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.tokenizer import CharTokenizer, from_description, named_tokenizer, same_vocabulary
 from tests.families import tokenizer_of
 
-KINDS = ("bytes", "padded", "chat", "start", "words", "angle", "square")
 TEXTS = ("the quick brown fox", "7+8=15\n", " caf\u00e9 \u4e2d", "</a> {1}")
 ENDS = "</s>"
+
+
+def loaded(path, kind, **files):
+    """Our tokenizer from a folder of this kind; files: as in tokenizer_folder."""
+    return load_huggingface_tokenizer(tokenizer_folder(path, kind, **files))
 
 
 def tokenizer_folder(path, kind, **files):
@@ -34,43 +38,39 @@ def word_tokenizer(path, words, **names):
     return str(path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_ids_and_texts_are_those_of_transformers(tmp_path, kind):
-    own, t = tokenizer_of(kind), load_huggingface_tokenizer(tokenizer_folder(tmp_path, kind))
+@pytest.mark.parametrize("kind, around", [
+    ("bytes", ([], [])), ("padded", ([], [])), ("chat", ([], [])), ("start", (["<s>"], [])),
+    ("words", (["[CLS]"], ["[SEP]"])), ("angle", (["<s>"], ["</s>"])), ("square", (["[CLS]"], ["[SEP]"]))])
+def test_ids_and_texts_are_those_of_transformers(tmp_path, kind, around):
+    own, t = tokenizer_of(kind), loaded(tmp_path, kind)
     for text in TEXTS:
         assert t.encode(text) == own.encode(text, add_special_tokens=False)
         assert [*t.encode_prompt(text), *t.end_ids] == own(text)["input_ids"]
         assert t.decode(own(text)["input_ids"]) == own.decode(t.encode(text), skip_special_tokens=True)
-        if kind != "words":
-            assert t.decode(t.encode(text)) == text
+        assert kind == "words" or t.decode(t.encode(text)) == text
     assert t.base_vocab_size == t.vocab_size == len(own) and 0 <= t.pad_token_id < len(own)
     assert t.decode(sorted(t.special_ids - {t.mask_token_id})) == ""
+    assert tuple(own.convert_ids_to_tokens(list(ids)) for ids in (t.start_ids, t.end_ids)) == around
+    assert t.banned_token_ids == (() if t.mask_token_id is None else tuple(sorted(own.all_special_ids)))
 
 
-def test_what_the_tokenizer_puts_around_a_text_is_found(tmp_path):
-    around = {"bytes": ([], []), "chat": ([], []), "start": (["<s>"], []), "words": (["[CLS]"], ["[SEP]"]),
-              "angle": (["<s>"], ["</s>"])}
-    for kind, expected in around.items():
-        t = load_huggingface_tokenizer(tokenizer_folder(tmp_path / kind, kind))
-        assert tuple(t.backend.convert_ids_to_tokens(list(ids)) for ids in (t.start_ids, t.end_ids)) == expected
+@pytest.mark.parametrize("config, generation, more", [
+    ({}, {}, []), ({"eos_token_id": 7}, {}, [7]), ({}, {"eos_token_id": [9, 7]}, [9, 7]),
+    ({"eos_token_id": [5, 6]}, {"eos_token_id": 6}, [5, 6]), ({"eos_token_id": None}, {"eos_token_id": 8}, [8]),
+    ({"text_config": {"eos_token_id": 4}}, {}, [4])], ids=str)
+def test_every_declared_end_id_ends_a_completion_the_tokenizer_s_own_first(tmp_path, config, generation, more):
+    t = loaded(tmp_path, "start", config=config, generation_config=generation)
+    own = t.backend.convert_tokens_to_ids(ENDS)
+    assert t.stop_token_ids == (own, *more) and t.stop_token_id == own
+    assert t.stop_token_names[0] == ENDS and len(t.stop_token_names) == len(t.stop_token_ids)
+    assert t.decode([*t.encode("the fox"), *t.stop_token_ids]) == "the fox"
 
 
-def test_every_declared_end_id_ends_a_completion_the_tokenizer_s_own_first(tmp_path):
-    ends = lambda ids: {"eos_token_id": ids}
-    cases = [({}, {}, []), (ends(7), {}, [7]), ({}, ends([9, 7]), [9, 7]), (ends([5, 6]), ends(6), [5, 6]),
-             (ends(None), ends(8), [8]), ({"text_config": ends(4)}, {}, [4])]
-    for i, (config, generation, more) in enumerate(cases):
-        t = load_huggingface_tokenizer(tokenizer_folder(tmp_path / str(i), "start", config=config,
-                                                        generation_config=generation))
-        own = t.backend.convert_tokens_to_ids(ENDS)
-        assert t.stop_token_ids == (own, *more) and t.stop_token_id == own
-        assert t.stop_token_names[0] == ENDS and len(t.stop_token_names) == len(t.stop_token_ids)
-        text = t.encode("the fox")
-        assert t.decode([*text, *t.stop_token_ids]) == "the fox"
-    t = load_huggingface_tokenizer(tokenizer_folder(tmp_path / "none", "words"))
-    assert t.stop_token_ids == () and t.stop_token_id is None
-    with pytest.raises(ValueError, match="declares the end token 50256, but its tokenizer has [0-9]+ tokens"):
-        load_huggingface_tokenizer(tokenizer_folder(tmp_path / "far", "start", config=ends(50256)))
+@pytest.mark.parametrize("end", [50256, -1])
+def test_an_end_that_the_tokenizer_does_not_have_is_refused(tmp_path, end):
+    with pytest.raises(ValueError, match=f"declares the end token {end}, but its tokenizer has [0-9]+ tokens; copy"):
+        loaded(tmp_path, "start", config={"eos_token_id": end})
+    assert loaded(tmp_path / "none", "words").stop_token_ids == ()
 
 
 def test_what_has_no_text_is_never_written(tmp_path):
@@ -82,14 +82,10 @@ def test_what_has_no_text_is_never_written(tmp_path):
         (tmp_path / "a" / "config.json").write_text(json.dumps({"architectures": [architecture]}))
         t = load_huggingface_tokenizer(path)
         assert t.banned_token_ids == (4, 5, 6, 7) and t.stop_token_id == 8 and t.base_vocab_size == 9
-    for kind in KINDS:
-        t = load_huggingface_tokenizer(tokenizer_folder(tmp_path / kind, kind))
-        special = () if t.mask_token_id is None else tokenizer_of(kind).all_special_ids
-        assert t.banned_token_ids == tuple(sorted(special))
 
 
 def test_a_masked_token_is_shown_and_word_pieces_stay_readable(tmp_path):
-    t = load_huggingface_tokenizer(tokenizer_folder(tmp_path / "words", "words"))
+    t = loaded(tmp_path / "words", "words")
     ids = t.encode("the quick brown fox the lazy dog")
     assert t.decode(ids) == "the quick brown fox the lazy dog"
     pieces = t.backend.convert_ids_to_tokens(ids)
@@ -98,13 +94,13 @@ def test_a_masked_token_is_shown_and_word_pieces_stay_readable(tmp_path):
     assert t.decode([*start, *ids, *end]) == "_ quick brown fox the lazy dog"
     assert t.decode(ids, "#") == "# quick brown fox the lazy dog"
     assert t.decode(ids, "") == "quick brown fox the lazy dog"
-    t = load_huggingface_tokenizer(tokenizer_folder(tmp_path / "angle", "angle"))
+    t = loaded(tmp_path / "angle", "angle")
     ids = t.encode("the caf\u00e9 is \u4e2d")
     assert t.decode([*ids[:2], t.mask_token_id, *ids[2:]]) == t.decode(ids[:2]) + "_" + t.decode(ids[2:])
 
 
 def test_a_newline_is_one_token_or_none(tmp_path):
-    t = load_huggingface_tokenizer(tokenizer_folder(tmp_path / "bytes", "bytes"))
+    t = loaded(tmp_path / "bytes", "bytes")
     assert t.decode([t.newline_token_id]) == "\n" and t.encode("a\nb")[1] == t.newline_token_id
     for path in (tokenizer_folder(tmp_path / "words", "words"), word_tokenizer(tmp_path / "w", {"?": 0, "a": 1})):
         assert load_huggingface_tokenizer(path).newline_token_id == -1
@@ -114,7 +110,7 @@ def test_a_vocabulary_is_known_by_its_words_wherever_its_folder_is(tmp_path):
     paths = [tokenizer_folder(tmp_path / "a", "words"),
              tokenizer_folder(tmp_path / "b", "words", generation_config={"eos_token_id": 3})]
     a, b = map(load_huggingface_tokenizer, paths)
-    other = load_huggingface_tokenizer(tokenizer_folder(tmp_path / "c", "square"))
+    other = loaded(tmp_path / "c", "square")
     description = json.loads(json.dumps(a.description()))
     assert a.description() != b.description() and same_vocabulary(description, b)
     assert not same_vocabulary(description, other) and not same_vocabulary(description, CharTokenizer())
@@ -143,7 +139,7 @@ def test_a_description_is_enough_while_its_folder_is_there_and_unchanged(tmp_pat
 
 def test_what_is_saved_opens_with_transformers_alone(tmp_path):
     for kind in ("chat", "words"):
-        t = load_huggingface_tokenizer(tokenizer_folder(tmp_path / f"{kind}-a", kind))
+        t = loaded(tmp_path / f"{kind}-a", kind)
         t.save(str(tmp_path / f"{kind}-b"))
         saved = transformers.AutoTokenizer.from_pretrained(str(tmp_path / f"{kind}-b"))
         assert all(saved(text)["input_ids"] == tokenizer_of(kind)(text)["input_ids"] for text in TEXTS)
@@ -151,7 +147,7 @@ def test_what_is_saved_opens_with_transformers_alone(tmp_path):
 
 
 def test_a_chat_is_rendered_by_the_model_s_template(tmp_path):
-    t = load_huggingface_tokenizer(tokenizer_folder(tmp_path / "chat", "chat"))
+    t = loaded(tmp_path / "chat", "chat")
     turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}]
     text = t.render_chat(turns)
     assert text == "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
@@ -163,7 +159,7 @@ def test_a_chat_is_rendered_by_the_model_s_template(tmp_path):
     t.backend.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(ValueError, match="template='model': the chat template of .*roles must alternate"):
         t.render_chat(turns)
-    plain = load_huggingface_tokenizer(tokenizer_folder(tmp_path / "plain", "bytes"))
+    plain = loaded(tmp_path / "plain", "bytes")
     with pytest.raises(ValueError, match="template='model': .*no chat template; use template='chat'"):
         plain.render_chat(turns)
 
@@ -181,33 +177,30 @@ def test_an_adapter_without_a_tokenizer_has_that_of_its_base_and_always_its_end_
         assert 7 in t.stop_token_ids
 
 
-def damaged(path, kind):
-    """A folder whose tokenizer cannot be used."""
-    if kind == "empty":
-        path.mkdir()
-    else:
-        tokenizer_folder(path, "bytes")
-    if kind == "not JSON":
-        (path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1")
-    if kind == "no words":
-        os.remove(path / "tokenizer.json")
-    if kind == "other JSON":
-        (path / "tokenizer.json").write_text("{}")
-    if kind == "code":
-        config = json.loads((path / "tokenizer_config.json").read_text())
-        config |= {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
-        (path / "tokenizer_config.json").write_text(json.dumps(config))
-    return str(path)
+def without_words(path):
+    os.remove(path / "tokenizer.json")
 
 
-@pytest.mark.parametrize(("kind", "message"), [
-    ("empty", "has no tokenizer .tokenizer.json, tokenizer_config.json.; copy the tokenizer's files there"),
-    ("not JSON", "its tokenizer could not be read .*copy its files again"),
-    ("no words", "its tokenizer could not be read"), ("other JSON", "its tokenizer could not be read"), ("code", "needs code of its own, which is never run here")])
-def test_a_tokenizer_that_cannot_be_used_is_one_line(tmp_path, kind, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=f"^generator_checkpoint=.*{message}") as error:
-        load_huggingface_tokenizer(damaged(tmp_path / "t", kind), "generator_checkpoint")
-    assert "\n" not in str(error.value)
+def with_code(path):
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    config |= {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def with_text(text):
+    return lambda path: (path / "tokenizer.json").write_text(text)
+
+
+@pytest.mark.parametrize(("spoil", "message"), [
+    (with_text("version https://git-lfs.github.com/spec/v1"), "its tokenizer could not be read .*copy its files again"),
+    (with_text("{}"), "its tokenizer could not be read"),
+    (without_words, "its tokenizer could not be read"),
+    (with_code, "needs code of its own, which is never run here")])
+def test_a_tokenizer_that_cannot_be_used_is_one_line(tmp_path, spoil, message):
+    path = tokenizer_folder(tmp_path, "bytes")
+    spoil(tmp_path)
+    with pytest.raises(ValueError, match=f"^generator_checkpoint={path}[^\n]*{message}[^\n]*$"):
+        load_huggingface_tokenizer(path, "generator_checkpoint")
 
 
 def test_a_path_that_leads_nowhere_is_named_with_the_remedy(tmp_path, monkeypatch):
@@ -218,9 +211,9 @@ def test_a_path_that_leads_nowhere_is_named_with_the_remedy(tmp_path, monkeypatc
         raise OSError(f"We couldn't connect to the hub\nto load {name}")
 
     monkeypatch.setattr(transformers.utils, "cached_file", refuse)
-    with pytest.raises(ValueError, match="^key=hf:owner/name: its tokenizer could not be read .*check the name and the network.*name its folder$") as error:
+    with pytest.raises(ValueError, match="^key=hf:owner/name: its tokenizer could not be read [^\n]*check the name and "
+                                         "the network[^\n]*name its folder$"):
         load_huggingface_tokenizer("hf:owner/name", "key")
-    assert "\n" not in str(error.value)
 
 
 def test_without_transformers_the_remedy_is_the_pip_line(tmp_path, monkeypatch):
