@@ -69,7 +69,8 @@ def check_record(record, where):
         raise ValueError(f"{where}: no prompt; it needs one of the fields {', '.join(FIELDS['prompt'])}, messages")
     if not isinstance(record["prompt"], str) or not record["prompt"]:
         if fault := fault_of_messages(record["prompt"]):
-            raise ValueError(f"{where}: prompt must be a text, or a list of {{\"role\", \"content\"}} messages; {fault}")
+            raise ValueError(f"{where}: prompt must be a text, or a list of {{\"role\", \"content\"}} messages; "
+                             f"{fault}")
     if record.get("split") not in (None, *SPLITS):
         raise ValueError(f"{where}: split={record['split']!r} must be {' or '.join(SPLITS)}")
     completion = record.get("completion")

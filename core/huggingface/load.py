@@ -161,8 +161,8 @@ def check_vocabulary(net, tokenizer, named):
 
 @torch.no_grad()
 def check_outputs(model, named):
-    """Raises ValueError if the model's layers cannot be used without its output layers, or through a cache, as the model
-    interface does.
+    """Raises ValueError if the model's layers cannot be used without its output layers, or through a cache, as the
+    model interface does.
 
     named: the setting and the path, for the error
     """
