@@ -199,8 +199,9 @@ class Distributed:
         return int(self._reduced(torch.tensor(int(number)), dist.ReduceOp.MAX, self.on_cpu))
 
     def sum_gradients(self, parameters):
-        """Replaces the gradient of each of these parameters by its sum over ranks; a missing one counts as zero. Those
-        of sharded parameters are sums already."""
+        """Replaces the gradient of each of these parameters that is trained by its sum over ranks; a missing one counts
+        as zero. Those of sharded parameters are sums already."""
+        parameters = [p for p in parameters if p.requires_grad]
         for p in parameters:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)

@@ -1,4 +1,4 @@
-"""The supervised loop: schedule, step, evaluate, log, save."""
+"""Supervised training: the optimizer step and the run."""
 
 import functools
 import os
@@ -10,12 +10,35 @@ import torch
 from core.checkpoint_manager import CheckpointManager
 from core.models import save_model
 from core.run.bad_steps import BadSteps
+from core.run.loop import run_loop
 from core.run.model_card import write_card
 from core.run.stop_signal import StopSignal
 from core.scheduler import CosineLRScheduler
-from core.training_step import build_optimizers, set_learning_rate, training_step
+from core.supervised.loss import supervised_sums
+from core.training_step import apply_gradients, build_optimizers, set_learning_rate, total_over_ranks
 
 COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_steps")
+
+
+def training_step(model, batches, optimizers, grad_clip, dist):
+    """One optimizer step on micro-batches [(input, target, mask)]: the mean loss over all of them on all ranks.
+
+    Returns {"loss", "accuracy", "grad_norm", "skipped_steps"}
+    """
+    sums = {"loss": 0.0, "correct": 0.0, "count": 0.0}
+    for input, target, mask in batches:
+        with dist.autocast():
+            part = supervised_sums(model, input, target, mask)
+        part["loss"].backward()
+        sums = {name: sums[name] + part[name].detach() for name in sums}
+    totals = total_over_ranks(sums, dist)
+    dist.sum_gradients(model.parameters())
+    gradients = [p.grad for p in model.parameters() if p.requires_grad]
+    torch._foreach_div_(gradients, totals["count"].clamp(min=1))  # from the sum of the losses to their mean
+    out = apply_gradients(model.parameters(), optimizers, grad_clip, totals, "count")
+    count = max(1.0, out["count"])
+    return {"loss": out["loss"] / count, "accuracy": out["correct"] / count,
+            "grad_norm": out["grad_norm"], "skipped_steps": out["skipped_steps"]}
 
 
 class Trainer:
@@ -25,17 +48,20 @@ class Trainer:
     """
 
     def __init__(self, model, config, batches, evaluate, tokenizer, logger, dist):
-        self.model, self.config, self.batches, self.evaluate = model, config, batches, evaluate
-        self.tokenizer, self.logger, self.dist = tokenizer, logger, dist
+        self.model, self.config, self.tokenizer = model, config, tokenizer
+        self.batches, self.evaluate = batches, evaluate
+        self.logger, self.dist = logger, dist
         self.optimizers = build_optimizers(model, config, dist.device.type)
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
         self.checkpoints = CheckpointManager(config.out_dir, self.write_model, config.keep_checkpoints, model.suffix,
                                              getattr(model, "identity", dict)(),
                                              write_card=functools.partial(write_card, config))
-        self.step, self.skipped_steps, self.facts = 0, 0, {}
+        self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger, dist.rank)
+        self.step = self.skipped_steps = 0
+        self.facts = {}         # metrics of the last evaluation
         self.stopped_by = None  # the signal that ended the run early
-        self.evaluated = True  # whether the evaluation of this step, if it has one, is done
+        self.evaluated = True   # whether the evaluation of this step, if it has one, is done
 
     def write_model(self, path, **facts):
         save_model(path, self.model, self.tokenizer, **facts)
@@ -60,72 +86,67 @@ class Trainer:
     def run(self):
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves."""
         with self.checkpoints.keeping(), StopSignal(self.dist) as stop:
-            stopped = self.train(stop)
+            self.dist.broadcast(self.model.parameters())
+            self.logger.start(self.step)
+            if not self.evaluated:  # a signal came before it
+                self.run_evaluation()
+                self.evaluated = True
+                self.dist.barrier()
+            self.since, self.tokens = time.monotonic(), 0  # the time and the tokens since the last record
+            stopped = run_loop(self, stop)
             self.logger.close()
             if self.config.export and self.dist.is_main and not stopped:
-                save_model(self.config.export, self.model, self.tokenizer, torch.float16, step=self.step, **self.facts)
-                if os.path.isdir(self.config.export):
-                    write_card(self.config, self.config.export, self.step, {}, self.facts)
+                self.write_export()
             self.dist.barrier()
 
-    def train(self, stop):
-        """The loop: steps, evaluating, logging and saving on the way. Returns whether a signal ended it early."""
-        c, bad = self.config, BadSteps(self.config.max_bad_steps, self.checkpoints, self.logger, self.dist.rank)
-        self.dist.broadcast(self.model.parameters())
-        self.logger.start(self.step)
-        if not self.evaluated:  # a signal came before it
-            self.facts, self.evaluated = self.evaluation(), True
-            self.dist.barrier()
-        since, tokens, due = time.monotonic(), 0, False
-        while self.step < c.max_iters:
-            self.model.train(c.dropout > 0)
-            if c.dropout > 0:  # a resumed run draws the same dropout masks
-                torch.manual_seed(hash((c.seed, self.dist.rank, self.step)))
-            batches = [self.batches("train", self.step, micro) for micro in range(c.gradient_accumulation_steps)]
-            lr = self.schedule.lr(self.step)
-            set_learning_rate(self.optimizers, lr)
-            metrics = training_step(self.model, batches, self.optimizers, c.grad_clip, self.dist)
-            self.step += 1
-            bad.check(self.step, metrics, lambda: plain_batch(batches, lr, c))
-            self.skipped_steps += metrics["skipped_steps"]
-            tokens += sum(input.numel() for input, _, _ in batches) * self.dist.world
-            last = self.step == c.max_iters
-            if self.step % c.log_interval == 0 or last:
-                metrics |= {"lr": lr, "tokens_per_second": tokens / (time.monotonic() - since),
-                            "skipped_steps": self.skipped_steps}
-                self.logger.log(self.step, metrics)
-                since, tokens = time.monotonic(), 0
-            signal, evaluates = stop.came(), self.step % c.eval_interval == 0 or last
-            self.evaluated = last or not (signal and evaluates)  # who sends a signal does not wait for an evaluation
-            if evaluates and self.evaluated:
-                self.facts = self.evaluation()
-                self.dist.barrier()
-                signal = stop.came()
-            due = due or self.step % c.save_interval == 0
-            if due and not bad.in_a_row or last or signal:  # the last state stays good
-                self.save()
-                due = False
-            self.logger.tick()
-            if signal and not last:
-                self.stopped_by = signal
-                self.logger.say(f"stopped by {signal} after step {self.step}; go on with --resume=True")
-                return True
-        return False
+    def write_export(self):
+        """Writes the model to `export`, in float16."""
+        path = self.config.export
+        save_model(path, self.model, self.tokenizer, torch.float16, step=self.step, **self.facts)
+        if os.path.isdir(path):
+            write_card(self.config, path, self.step, {}, self.facts)
+
+    def train_step(self):
+        c = self.config
+        self.model.train(c.dropout > 0)
+        if c.dropout > 0:  # a resumed run draws the same dropout masks
+            torch.manual_seed(hash((c.seed, self.dist.rank, self.step)))
+        batches = [self.batches("train", self.step, micro) for micro in range(c.gradient_accumulation_steps)]
+        lr = self.schedule.lr(self.step)
+        set_learning_rate(self.optimizers, lr)
+        metrics = training_step(self.model, batches, self.optimizers, c.grad_clip, self.dist)
+        self.step += 1
+        self.bad.check(self.step, metrics, lambda: plain_batch(batches, lr, c))
+        self.skipped_steps += metrics["skipped_steps"]
+        self.tokens += sum(input.numel() for input, _, _ in batches) * self.dist.world
+        return metrics | {"lr": lr}
+
+    def log_step(self, metrics):
+        if self.step % self.config.log_interval == 0 or self.step == self.config.max_iters:
+            speed = self.tokens / (time.monotonic() - self.since)
+            self.logger.log(self.step, metrics | {"tokens_per_second": speed, "skipped_steps": self.skipped_steps})
+            self.since, self.tokens = time.monotonic(), 0
+
+    def evaluation_is_due(self):
+        return self.step % self.config.eval_interval == 0
 
     @torch.no_grad()
-    def evaluation(self):
+    def run_evaluation(self):
+        """Held-out metrics, on rank 0."""
+        self.facts = {}
         if not self.dist.is_main:
-            return {}
+            return
         self.model.eval()
         with self.dist.autocast():
-            facts = self.evaluate(self.model)
-        self.logger.log(self.step, facts, show=False)
-        self.logger.say("  validation: " + ", ".join(f"{name} {value:.4f}" for name, value in facts.items()))
-        return facts
+            self.facts = self.evaluate(self.model)
+        self.logger.log(self.step, self.facts, show=False)
+        self.logger.say("  validation: " + ", ".join(f"{name} {value:.4f}" for name, value in self.facts.items()))
+
+    def report(self):
+        """Nothing: the console and the records show the run."""
 
 
 def plain_batch(batches, lr, config):
     """The micro-batches [(input, target, mask)] of a step as plain tensors and values."""
-    parts = {name: [x.cpu() for x in tensors]
-             for name, tensors in zip(("input", "target", "mask"), zip(*batches), strict=True)}
-    return parts | {"lr": lr, "config": asdict(config)}
+    input, target, mask = ([x.cpu() for x in tensors] for tensors in zip(*batches, strict=True))
+    return {"input": input, "target": target, "mask": mask, "lr": lr, "config": asdict(config)}

@@ -15,6 +15,7 @@ from core.files.whole_files import CannotWrite
 from core.logger import format_number
 from core.performance.sharding import gathered
 from core.run.bad_steps import BadSteps
+from core.run.loop import run_loop
 from core.run.model_card import write_card
 from core.run.names import CONFIG, CONSOLE, CURVES, METRICS, REPORT, SAMPLES, STARTS, STATE
 from core.run.stop_signal import StopSignal
@@ -77,44 +78,34 @@ class GRPOTrainer:
         exchanges = self.dist.ending_together() if self.dist.sharded else contextlib.nullcontext()
         with (self.checkpoints.keeping(), StopSignal(self.dist) as stop, contextlib.closing(self.prefetcher.sampler),
               exchanges):
-            self.finish(stopped=self.train(stop))
+            self.start()
+            self.finish(stopped=run_loop(self, stop))
 
-    def train(self, stop):
-        """The loop: steps, evaluating, logging and saving on the way. Returns whether a signal ended it early."""
-        c = self.config
+    def start(self):
+        """Evaluates a new run, or one that a signal stopped before the evaluation of its step."""
         self.dist.broadcast(self.policy.parameters())
         self.logger.start(self.step)
         if self.dist.is_main:
             keep_records(self.checkpoints.path(SAMPLES), self.step)
-        if self.step == 0 or not self.evaluated:  # a signal came before it
-            found, self.evaluated = self.evaluate(), True
-            self.before, self.after = (self.before, found) if self.step else (found, self.after)
-            self.report()
-            self.logger.restart_clock()
-        due = False
-        while self.step < c.max_iters:
-            metrics = self.train_step()
-            last = self.step == c.max_iters
-            self.logger.log(self.step, metrics, show=self.step % c.log_interval == 0 or self.step == 1 or last)
-            signal = stop.came()
-            evaluates = self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0 or last
-            self.evaluated = last or not (signal and evaluates)  # who sends a signal does not wait for an evaluation
-            if evaluates and self.evaluated:
-                self.after = self.evaluate()
-                self.dist.barrier()
-                signal = stop.came()
-            due = due or self.step % c.save_interval == 0
-            if due and not self.bad.in_a_row or last or signal:  # the last state stays good
-                self.save()
-                due = False
-            if evaluates and self.evaluated and self.step >= GROWTH * self.reported:
-                self.report()
-            self.logger.tick()
-            if signal and not last:
-                self.stopped_by = signal
-                self.logger.say(f"stopped by {signal} after step {self.step}; go on with --resume=True")
-                return True
-        return False
+        if self.step == 0:
+            self.before = self.evaluate()
+        elif not self.evaluated:
+            self.run_evaluation()
+        else:
+            return
+        self.evaluated = True
+        self.report()
+        self.logger.restart_clock()
+
+    def log_step(self, metrics):
+        c = self.config
+        self.logger.log(self.step, metrics, show=self.step % c.log_interval == 0 or self.step in (1, c.max_iters))
+
+    def evaluation_is_due(self):
+        return self.step % self.config.eval_interval == 0 or self.step % self.config.sample_interval == 0
+
+    def run_evaluation(self):
+        self.after = self.evaluate()
 
     def train_step(self):
         """One optimizer step. The first step of an iteration begins with its rollouts."""
@@ -254,7 +245,9 @@ class GRPOTrainer:
         return metrics
 
     def report(self):
-        """Writes report.html, on rank 0."""
+        """Writes report.html, on rank 0, if the run has grown enough."""
+        if self.step < GROWTH * self.reported:
+            return
         self.reported = self.step
         if self.dist.is_main:
             self.write_page()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from core.performance.sharding import gathered, in_step
-from core.training_step import NONFINITE, apply_gradients
+from core.training_step import NONFINITE, apply_gradients, total_over_ranks
 from grpo.advantages import compute_advantages
 from grpo.kl import choose_estimator, kl_as_reward, kl_penalty, kl_per_token
 from grpo.objectives import OBJECTIVES, policy_loss, token_weights
@@ -252,10 +252,9 @@ def train_on_experience(policy, experience, optimizers, config, dist):
             loss = loss + own
             trained = add_up(trained, sums)
         loss.backward()
-    sums = experience.sums | trained | {"loss_tokens": learned.sum()}
-    largest = {name: sums.pop(name) for name in LARGEST if name in sums}
-    totals = apply_gradients(policy.parameters(), optimizers, config.grad_clip, sums, dist, "loss_tokens",
-                             largest=largest, deciding=DECIDING)
+    sums = total_over_ranks(experience.sums | trained | {"loss_tokens": learned.sum()}, dist, LARGEST)
+    dist.sum_gradients(policy.parameters())
+    totals = apply_gradients(policy.parameters(), optimizers, config.grad_clip, sums, "loss_tokens", DECIDING)
     metrics = finish_metrics(totals)
     if config.sampler != "local" and config.fill_estimator == "trajectory":  # the others estimate that probability
         check_mismatch(metrics, config.sampler)

@@ -14,7 +14,7 @@ MOST_FILES = 20  # of a rank; more would tell no more about what goes wrong
 
 def not_finite(metrics):
     """The names of the metrics {name: number} that are not finite, or that count such numbers and are not 0."""
-    return [name for name, x in metrics.items() if not math.isfinite(x) or x and name.startswith(NONFINITE)]
+    return [name for name, x in metrics.items() if not math.isfinite(x) or (x and name.startswith(NONFINITE))]
 
 
 class BadSteps:

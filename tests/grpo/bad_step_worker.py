@@ -11,7 +11,7 @@ sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..",
 
 import torch
 
-from core import training_step as supervised
+from core import trainer as supervised
 from core.dataset_consumer import unpack_batch
 from core.distributed import Distributed
 from core.logger import create_logger
@@ -125,7 +125,7 @@ data = consumer(dataset, config(batch_size=2), rank=dist.rank, world=dist.world)
 sums = supervised.supervised_sums
 supervised.supervised_sums = lambda *arguments: {name: x * bad for name, x in sums(*arguments).items()}
 note("supervised", net, before, supervised.training_step(net, [unpack_batch(data.batch("train", 0, 0), "cpu")],
-                                                         optimizers, 1e-3, 1.0, dist))
+                                                         optimizers, 1.0, dist))
 
 # A whole run whose second of three iterations has a bad reward
 c = config(batch_size=2, max_iters=6, minibatches=2, kl_beta=0.0, out_dir=f"{out}-run", save_interval=1,

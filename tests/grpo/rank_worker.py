@@ -16,7 +16,8 @@ import torch
 from core.dataset_consumer import unpack_batch
 from core.distributed import Distributed
 from core.supervised.config import PretrainConfig
-from core.training_step import build_optimizers, training_step
+from core.trainer import training_step
+from core.training_step import build_optimizers
 from grpo.advantages import ADVANTAGES
 from grpo.grpo_training_step import Timer, collect_experience, train_on_experience
 from grpo.objectives import OBJECTIVES

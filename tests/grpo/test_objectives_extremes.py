@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.huggingface.model import BANNED
-from core.training_step import apply_gradients
+from core.training_step import apply_gradients, total_over_ranks
 from grpo.advantages import ADVANTAGES, compute_advantages
 from grpo.grpo_training_step import rollout_loss
 from grpo.kl import KL_ESTIMATORS, adapted, exact_kl
@@ -66,7 +66,8 @@ def test_loss_gradient_and_metrics_are_finite(name, estimator):
         assert torch.isfinite(policy.logits.grad).all()
         assert all(torch.isfinite(torch.as_tensor(x)) for x in sums.values()), sums
         if "importance" not in estimator:  # e^20 times e^20 is too much for the square in a norm
-            out = apply_gradients([policy.logits], [], 1.0, sums, one_process(), "trained_tokens")
+            totals = total_over_ranks(sums, one_process())
+            out = apply_gradients([policy.logits], [], 1.0, totals, "trained_tokens", deciding=sums)
             assert out["skipped_steps"] == 0, out
 
     finite()

@@ -53,6 +53,7 @@ def test_with_gradients_or_for_small_layers_nothing_is_packed(monkeypatch):
         assert not any("forward" in vars(layer) for layer in net.modules())
 
 
+@pytest.mark.slow  # it imports transformers
 @needs_onednn
 @torch.no_grad()
 def test_a_gpt2_of_transformers_computes_the_same_with_packed_layers(monkeypatch):
