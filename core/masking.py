@@ -1,4 +1,4 @@
-"""Masks windows of tokens, which makes them fill-in problems."""
+"""Which positions of a window of tokens are masked, to make it a fill-in problem."""
 
 from dataclasses import dataclass
 

@@ -1,11 +1,13 @@
 """Attacks on the sandbox of code_execution: code that tries to leave it, to exhaust the machine, or to pass tests that
 it does not solve.
 
-python tests/attacks.py            runs each attack with all protection, and with no protection in a process that it
-                                   may harm; prints a table, and exits with 1 if one succeeds with protection
+python tests/attacks.py            runs each attack under all protection, under the one part of the kernel's that should
+                                   stop it, and without protection in a process that it may harm; prints a table, and
+                                   exits with 1 if one succeeds under protection
 
 An attack ends with an exception unless it succeeds, so the verdict "passed" means that it did. What it was after is
-looked at from outside too. tests/grpo/sandbox/test_run_attacks.py has them as tests.
+looked at from outside too. tests/grpo/sandbox/test_run_attacks.py runs all of them under all protection, and some of
+them under one part and without protection.
 """
 
 import contextlib
@@ -95,7 +97,7 @@ CALLS = {
     "subprocess": "import subprocess\nsubprocess.run(['/bin/true'], check=True)",
     "posix_spawn": "os.waitpid(os.posix_spawn('/bin/true', ['true'], {}), 0)",
     "thread": "import threading\nthreading.Thread(target=print).start()",
-    "memory_in_a_file": "f = os.memfd_create('x')\nfor _ in range(300):\n    os.write(f, bytes(1 << 20))",
+    "memory_in_a_file": "f = os.memfd_create('x')\nfor _ in range(20):\n    os.write(f, bytes(1 << 20))",
     "tcp": "import socket\nsocket.create_connection(('127.0.0.1', port), 2).send(b'x')",
     "udp": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', port))",
     "listen": "import socket\nsocket.create_server(('127.0.0.1', 0))",
@@ -108,7 +110,7 @@ CALLS = {
 LIMITS = {
     "memory": "import mmap\nmmap.mmap(-1, 10 ** 9, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)",
     "large_file": "with open('big', 'wb') as f:\n    f.write(bytes(2 << 20))",
-    "many_files": "import time\nfor i in range(150):\n    open(f'{i}', 'wb').write(bytes(1 << 20))\ntime.sleep(0.5)",
+    "many_files": "import time\nfor i in range(40):\n    open(f'{i}', 'wb').write(bytes(1 << 20))\ntime.sleep(0.5)",
     "nested_names": "import time\nd = os.open('.', os.O_RDONLY)\nfor i in range(50):\n"
                     "    os.mkdir('x' * 250, dir_fd=d)\n    d, old = os.open('x' * 250, os.O_RDONLY, dir_fd=d), d\n    os.close(old)\nfor i in range(40):\n"
                     "    f = os.open(f'{i}', os.O_CREAT | os.O_WRONLY, dir_fd=d)\n    os.write(f, bytes(1 << 20))\n"
@@ -184,10 +186,10 @@ class Target:
     def state(self):
         """What must not change."""
         kept = self.folder / "kept"
-        found = {"files": sorted(os.listdir(self.folder)), "shared memory": shared_memory(),
-                 "kept": (kept.read_text(), kept.stat().st_mode, kept.stat().st_mtime) if kept.exists() else None,
-                 "limits": [resource.getrlimit(i) for i in range(resource.RLIM_NLIMITS)] if hasattr(
-                     resource, "RLIM_NLIMITS") else [resource.getrlimit(i) for i in range(7)],
+        found = {"files": sorted(os.listdir(self.folder)),
+                 "shared memory": os.path.exists(f"/dev/shm/attack{os.getpid()}"),
+                 "kept": kept.exists() and (kept.read_text(), kept.stat().st_mode, kept.stat().st_mtime),
+                 "limits": [resource.getrlimit(i) for i in range(7)],
                  "priority": os.getpriority(os.PRIO_PROCESS, 0), "signals": len(self.signals)}
         if hasattr(os, "sched_getscheduler"):
             found |= {"scheduler": os.sched_getscheduler(0), "attributes": os.listxattr(self.folder)}
@@ -209,19 +211,47 @@ class Target:
             server.close()
 
 
-def shared_memory():
-    """The names that attacks use in /dev/shm."""
-    return [name for name in (f"attack{os.getpid()}",) if os.path.exists(f"/dev/shm/{name}")]
+ATTACKS = FILES | CALLS | LIMITS
+PART = dict.fromkeys(FILES, "Landlock") | dict.fromkeys(CALLS, "seccomp") | dict.fromkeys(LIMITS, "namespaces")
+# Of the attacks that another part stops too, those that the namespaces stop alone; of LIMITS they stop one alone
+BY_NAMESPACES = ("write", "delete", "write_by_dir_fd", "move_in", "folder", "fifo", "sqlite", "mode", "times",
+                 "truncate", "attribute", "socket_file", "tcp", "udp", "abstract_socket", "memory_file", "environment",
+                 "many_files")
+ALONE = [*((name, PART[name]) for name in FILES | CALLS), *((name, "namespaces") for name in BY_NAMESPACES)]
+ENDED = ("output", "recursion", "time", "ignored_signals")  # by the deadline, the limit on output or a crash
+TASKS = ("assert solved == 7", [{"input": "", "output": "7"}])  # what JUDGES attack
+GUARD = ("sys.addaudithook(", "_posixsubprocess.fork_exec = ")
+UNPROTECTED = (*GUARD, "limit({", "protect(report", "signal.alarm(")
 
 
-def run_attack(code, folder, tests="pass", **settings):
-    """(verdict, what the attack harmed)"""
+def attack(name, folder):
+    """(verdict, what the attack harmed). Only the attacks in ENDED meet their deadline, however slow the machine is."""
     target = Target(folder)
     try:
-        verdict = sandbox.run_tests(target.code(code), tests, **{"seconds": 10} | settings)
+        verdict = sandbox.run_tests(target.code(ATTACKS[name]), "pass", seconds=2 if name in ENDED else 60)
         return verdict, target.harm()
     finally:
         target.close()
+
+
+def contained(name):
+    """Whether an attack fails and harms nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        verdict, harm = attack(name, folder)
+    return verdict in ("failed", "killed") and not harm
+
+
+@contextlib.contextmanager
+def protected_by(*parts, without=GUARD):
+    """Within, code runs under these parts of the kernel's protection alone, and a child without the lines that begin
+    with these texts."""
+    before = sandbox.CHILD, sandbox.chosen_parts
+    with tempfile.TemporaryDirectory() as folder:
+        sandbox.CHILD, sandbox.chosen_parts = child_without(folder, *without), lambda setting: list(parts)
+        try:
+            yield
+        finally:
+            sandbox.CHILD, sandbox.chosen_parts = before
 
 
 def child_without(folder, *beginnings):
@@ -238,57 +268,49 @@ def child_without(folder, *beginnings):
     return str(path)
 
 
-GUARD = ("sys.addaudithook(", "_posixsubprocess.fork_exec = ")
-SUCCESS = 3  # the exit status that tells of it
-
-
 def succeeds_bare(name):
     """Whether an attack succeeds with no protection but the deadline, in another process, which it may end."""
-    with tempfile.TemporaryDirectory() as place:  # it may be ended before it has removed what it made
+    with tempfile.TemporaryDirectory() as place:  # the process may be ended before it has removed what it made
         process = os.fork()
         if process == 0:
+            status = 1
             try:
                 tempfile.tempdir, sandbox.PLACE[:] = place, [place]
-                run_bare(name)
+                sandbox.holds_more = lambda *given: False
+                with protected_by(without=UNPROTECTED):
+                    status = 0 if contained(name) else SUCCESS
             finally:
-                os._exit(1)
+                os._exit(status)
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     assert status != 1, name
-    return status != 0
+    return status != 0  # it may also have ended the process
 
 
-def run_bare(name):
-    """Exits with SUCCESS if the attack succeeds with no protection but the deadline."""
-    with tempfile.TemporaryDirectory() as child, tempfile.TemporaryDirectory() as folder:
-        sandbox.CHILD = child_without(child, *GUARD, "limit({", "protect(report", "signal.alarm(")
-        sandbox.chosen_parts = lambda setting: []
-        sandbox.holds_more = lambda *given: False
-        verdict, harm = run_attack(ATTACKS[name], folder, seconds=3)
-        os._exit(SUCCESS if verdict == "passed" or harm else 0)
-
-
-ATTACKS = FILES | CALLS | LIMITS
+SUCCESS = 3  # the exit status that tells of it
 
 
 def main():
     """Runs every attack and prints the table."""
     print(sandbox.describe_sandbox("auto", 3, 256))
+    offered = sandbox.chosen_parts("auto")
     succeeded = []
-    for name, code in ATTACKS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            verdict, harm = run_attack(code, folder, seconds=3)
+    for name in ATTACKS:
+        found = {"all": contained(name)}
+        for part in [part for attack, part in ALONE if attack == name and part in offered]:
+            with protected_by(part):
+                found[part] = contained(name)
+        succeeded += [f"{name} ({part})" for part, held in found.items() if not held]
         bare = "succeeds" if succeeds_bare(name) else "fails"
-        succeeded += [name] if verdict == "passed" or harm else []
-        print(f"{name:<22}protected: {verdict} {' '.join(harm):<10} unprotected: {bare}", flush=True)
+        held = ", ".join(part for part, held in found.items() if held)
+        print(f"{name:<22}contained by: {held:<32} unprotected: {bare}", flush=True)
     for name, code in JUDGES.items():
-        verdicts = {sandbox.run_tests(code, tests, seconds=3) for tests in TASKS}
-        succeeded += [name] if "passed" in verdicts else []
-        print(f"{name:<22}protected: {' '.join(sorted(verdicts))}")
-    print(f"{len(ATTACKS) + len(JUDGES)} attacks, succeeded with protection: {', '.join(succeeded) or 'none'}")
+        verdicts = {sandbox.run_tests(code, tests, seconds=10) for tests in TASKS}
+        if "passed" in verdicts:
+            succeeded.append(name)
+        print(f"{name:<22}{' '.join(sorted(verdicts))}")
+    print(f"{len(ATTACKS) + len(JUDGES)} attacks, succeeded under protection: {', '.join(succeeded) or 'none'}")
     sys.exit(bool(succeeded))
 
-
-TASKS = ("assert solved == 7", [{"input": "", "output": "7"}])  # what JUDGES attack
 
 if __name__ == "__main__":
     main()

@@ -138,17 +138,24 @@ def main(argv):
     parser.add_argument("--max_staleness", type=int, default=1)
     options = parser.parse_args(argv)
     start_ray(ray, {"PYTHONPATH": ROOT}, num_cpus=2, object_store_memory=2**27)
-    rng, began, kills, replaced, ended, wrong = random.Random(options.seed), time.monotonic(), 0, 0, 0, 0
-    tell = lambda text: print(f"  {time.monotonic() - began:5.1f} s: {text}", file=sys.stderr, flush=True)
+    rng, began = random.Random(options.seed), time.monotonic()
+    kills = replaced = ended = wrong = 0
+
+    def tell(text):
+        print(f"  {time.monotonic() - began:5.1f} s: {text}", file=sys.stderr, flush=True)
+
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         settings = settings_of(folder, max_staleness=options.max_staleness)
         train(settings, folder / "whole")
         while kills < options.kills and ended < RUNS_OF_A_KILL * options.kills:
-            got, noticed = disturbed(settings, folder / f"run-{ended}", min(KILLS_OF_A_RUN, options.kills - kills), rng,
-                                     tell)
-            error = difference(folder / "whole", folder / f"run-{ended}")
-            kills, replaced, ended, wrong = kills + got, replaced + noticed, ended + 1, wrong + bool(error)
+            out_dir = folder / f"run-{ended}"
+            killed, noticed = disturbed(settings, out_dir, min(KILLS_OF_A_RUN, options.kills - kills), rng, tell)
+            error = difference(folder / "whole", out_dir)
+            kills += killed
+            replaced += noticed
+            ended += 1
+            wrong += bool(error)
             print(f"run {ended}: {error or 'the same bits and metrics'}", flush=True)
     ray.shutdown()
     print(f"{kills} workers killed in {ended} runs, {replaced} of them replaced: {ended - wrong} runs ended with the "

@@ -1,4 +1,4 @@
-"""Chooses rows to read together, so that there is little padding and memory stays bounded."""
+"""Which rows are read together, so that little padding and no more memory than wanted is used; rows put together."""
 
 import numpy as np
 import torch

@@ -39,7 +39,7 @@ class SudokuConfig:
 
 
 def complete(cells):
-    """Tells whether four cells have all digits."""
+    """Whether four cells have all digits."""
     return sorted(cells) == list(DIGITS)
 
 

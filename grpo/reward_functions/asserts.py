@@ -1,4 +1,4 @@
-"""Cuts tests in Python into calls, which another process evaluates, and what must hold for their values, judged here.
+"""Cuts tests in Python into calls, whose values another process computes, and claims on these values, judged here.
 
 Of `assert f(2) == 4` the process that runs a model's code is asked for f(2). It never sees the 4. docs/security.md says
 which tests can be cut.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from grpo.reward_functions.verify_math import syntax_tree
 
-# What this process does itself with an answer. None of it takes long, or makes a value much larger
+# This process applies them to an answer itself. None takes long or makes a value much larger
 OPERATORS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
              ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda x, values: x in values,
              ast.NotIn: lambda x, values: x not in values, ast.Sub: operator.sub, ast.Div: operator.truediv}
@@ -26,7 +26,7 @@ ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, Memo
 
 @dataclass(frozen=True)
 class Claims:
-    """What to ask the process that runs the code, and what must hold for its answers.
+    """Questions to the process that runs the code, and claims on its answers.
 
     questions: expressions that call the code; claims: for each a function from its value to whether the test holds;
     length: characters of the tests
@@ -36,7 +36,8 @@ class Claims:
     length: int
 
     def hold(self, answers):
-        """Whether all hold for answers that are Python literals, as texts. What cannot be read or compared does not."""
+        """Whether all claims hold for answers that are Python literals, as texts. False if one cannot be read or
+        compared."""
         try:
             return all(claim(ast.literal_eval(syntax_tree(text, "eval")))
                        for claim, text in zip(self.claims, answers, strict=True))
@@ -51,9 +52,10 @@ def cut(tests):
     `assert` with one call of the code's functions, compared with literals (also `abs(f(2) - 4) < 1e-6` and
     `math.isclose(f(2), 4)`); imports and names for literals; `def check(candidate):` with such a body, and `check(f)`.
     """
-    found, tree = [], syntax_tree(tests.encode(), "exec")
+    tree = syntax_tree(tests.encode(), "exec")
     if tree is None:
         return None
+    found = []
     try:
         collect(tree.body, {}, {}, found)
     except ERRORS:
@@ -64,8 +66,9 @@ def cut(tests):
 def collect(statements, names, functions, found):
     """Appends a (question, claim) for each assert. Raises one of ERRORS for a statement of another form.
 
-    names: nodes that names of the tests stand for. What they import or define is a name in <>, which is not asked for
-    functions: name -> (its parameter, its body)
+    names: {name in the tests: the node that it stands for}. A name that the tests import or define stands for a name in
+           <>, and is_question refuses those
+    functions: {name: (its parameter, its body)}
     """
     for statement in statements:
         match statement:
@@ -92,7 +95,7 @@ def collect(statements, names, functions, found):
 
 
 class Named(ast.NodeTransformer):
-    """Puts the nodes that names stand for in the places of the names."""
+    """Replaces names by the nodes that they stand for."""
 
     def __init__(self, names):
         self.names = names
@@ -102,7 +105,7 @@ class Named(ast.NodeTransformer):
 
 
 def question_and_claim(test):
-    """What to ask for an assert, and a function from the answer to whether it holds."""
+    """The question for the test of an assert, and a function from the answer to whether the assert holds."""
     asked = []
     claim = reader(ast.Call(ast.Name("bool"), [test], []), asked)
     question, = asked
@@ -110,7 +113,7 @@ def question_and_claim(test):
 
 
 def reader(node, asked):
-    """A function from the answer to the value of a part of a test. Appends what is to be asked to `asked`."""
+    """A function from the answer to the value of a part of a test. Appends the questions in that part to `asked`."""
     if is_question(node):
         asked.append(ast.unparse(node))
         return lambda answer: answer
@@ -146,7 +149,7 @@ def is_literal(node):
 
 
 def taken_apart(node):
-    """(function, nodes of its arguments) of a part of a test. Raises one of ERRORS for one of another form."""
+    """(function, nodes of its arguments) of a part of a test. Raises one of ERRORS for a part of another form."""
     match node:
         case ast.UnaryOp(op=ast.Not(), operand=part):
             return operator.not_, [ast.Call(ast.Name("bool"), [part], [])]

@@ -1,4 +1,4 @@
-"""Whether the rewards of a run can score every record of its data, seen before the first step."""
+"""Checks before the first step that the rewards of a run can score every record of its data."""
 
 from types import SimpleNamespace
 
@@ -7,28 +7,31 @@ import torch
 from core.prompts import as_columns
 from grpo.reward_functions.registry import IN_PROCESS, OF_PLAIN, REWARDS, parameters
 
-LONGEST = 16  # of the longest prompts, so many are measured
+LONGEST = 16  # how many of the longest prompts are measured
 
 
 def check_records(name, records, call):
     """Raises ValueError naming file and line of the first record that a reward cannot score.
 
-    A function's own check sees every record. Without one, call(texts) is called with empty completions: of all records,
-    or, if the function is slow, of one record of each set of fields.
+    A function's own check sees every record. Without one, call(name, texts) is called with empty completions: of all
+    records, or, if the function is slow, of one record of each set of fields.
     """
     columns = as_columns(records)[1]
-    if check := REWARDS[name].check:
+    check = REWARDS[name].check
+    if check:
         for i, record in enumerate(records):
             named(record, check, **{key: x[i] for key, x in columns.items() if key not in OF_PLAIN})
     elif not IN_PROCESS & set(parameters(name)):
-        check_calls(one_of_each_kind(records) if REWARDS[name].slow else records, lambda part: call(unwritten(part)))
+        if REWARDS[name].slow:
+            records = one_of_each_kind(records)
+        check_calls(records, lambda part: call(name, unwritten(part)))
 
 
 def check_reader(model, records, max_new_tokens, tokenizer=None):
     """Raises ValueError naming file and line of a record that a judge or a reward model cannot read.
 
-    Of all records, one of each sequence of roles and those with the longest prompts are tried. How many tokens a
-    completion will have is known only if the model has the generator's tokens; otherwise it counts as one token.
+    It tries one record of each sequence of roles and those with the longest prompts. A completion may have
+    max_new_tokens if the model has the generator's tokens; otherwise its length is unknown and it counts as one token.
     model: has setting, room(), shares_tokens(tokenizer), token_ids(texts); tokenizer: the generator's
     """
     new = max_new_tokens if model.shares_tokens(tokenizer) else 1
@@ -47,7 +50,7 @@ def check_reader(model, records, max_new_tokens, tokenizer=None):
 
 
 def telling(records):
-    """The records in which a mistake shows first: one of each sequence of roles, and the longest."""
+    """One record of each sequence of roles, and the longest: a mistake shows in one of them."""
     first = {}
     for record in records:
         prompt = record["prompt"]

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from core.config import run_config_file
 from core.files.records import RAW
@@ -26,6 +27,13 @@ class Reward:
     whole_group: bool        # compares completions of a problem, so that it gets all of a step in one call
     check: Callable | None   # check(**fields of a record) raises ValueError if the record cannot be scored
     plain: bool = False      # a function without @reward: it gets what TRL gives it (grpo/reward_functions/trl.py)
+
+
+class Call(NamedTuple):
+    name: str        # of a registered function
+    fields: dict     # {parameter: list of N}
+    settings: dict   # {other parameter: value}
+    N: int           # completions
 
 
 REWARDS: dict[str, Reward] = {}
@@ -121,7 +129,7 @@ def takes_all(name):
 
 def gets(name, key):
     """Whether a registered function gets one of OF_THE_RUN."""
-    return key in parameters(name) or REWARDS[name].plain and takes_all(name)
+    return key in parameters(name) or (REWARDS[name].plain and takes_all(name))
 
 
 def arguments(name, texts, known):
@@ -135,9 +143,11 @@ def arguments(name, texts, known):
     settings = {key: known[key] for key, p in wanted.items()
                 if key in known and (p.kind is p.KEYWORD_ONLY or key in OF_THE_RUN)}
     fields = {key: getattr(texts, key) for key in ("prompts", "completions", "completion_ids") if key in wanted}
-    columns = texts.columns if set(wanted) - set(settings) - set(fields) - set(OF_THE_RUN) else {}
-    others = {*OF_PLAIN, *settings, *fields, *OF_THE_RUN}
-    fields |= {key: x for key, x in columns.items() if (takes_all(name) or key in wanted) and key not in others}
+    if set(wanted) - {*settings, *fields, *OF_THE_RUN}:  # the texts' columns are read only if they are needed
+        not_columns = {*OF_PLAIN, *settings, *fields, *OF_THE_RUN}
+        for key, x in texts.columns.items():
+            if (takes_all(name) or key in wanted) and key not in not_columns:
+                fields[key] = x
     check_filled(name, fields | settings)
     return fields, settings
 
@@ -152,29 +162,26 @@ def check_filled(name, given):
 
 def run_reward(name, fields, settings, N):
     """Calls a reward by its name, here or in a worker process. Returns (a list of N values, its Log)."""
-    return run_together([(name, fields, settings, N)])[0]
+    return run_together([Call(name, fields, settings, N)])[0]
 
 
 def run_together(calls):
-    """[(a list of N values, Log)] of several calls (name, fields, settings, N). The functions are called one after
-    another; those that are `async def` then run at the same time, on one event loop."""
-    logs = [Log() for _ in calls]
-    returned = [call(name, fields, settings, log)
-                for (name, fields, settings, _), log in zip(calls, logs, strict=True)]
-    waiting = {name: x for (name, *_), x in zip(calls, returned, strict=True) if inspect.isawaitable(x)}
+    """[(a list of N values, Log)] of several Calls. The functions are called one after another; those that are
+    `async def` then run at the same time, on one event loop."""
+    logs = {call.name: Log() for call in calls}
+    returned = {call.name: start(call, logs[call.name]) for call in calls}
+    waiting = {name: x for name, x in returned.items() if inspect.isawaitable(x)}
     if waiting:
-        done = asyncio.run_coroutine_threadsafe(wait_for(waiting), event_loop()).result()
-        returned = [done.get(name, x) for (name, *_), x in zip(calls, returned, strict=True)]
-    return [(checked(name, values, log, N), log)
-            for (name, _, _, N), values, log in zip(calls, returned, logs, strict=True)]
+        returned |= asyncio.run_coroutine_threadsafe(wait_for(waiting), event_loop()).result()
+    return [(checked(call.name, returned[call.name], logs[call.name], call.N), logs[call.name]) for call in calls]
 
 
-def call(name, fields, settings, log):
+def start(call, log):
     """What the function of a reward returns; of an `async def` function, what is to be awaited."""
-    fields = {key: list(x) if isinstance(x, list) else x for key, x in fields.items()}  # lists that it may change
-    logging = {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(name, key)}
-    with naming_reward(name):
-        return run_user_code(REWARDS[name].fn, **fields, **settings, **logging)
+    fields = {key: list(x) if isinstance(x, list) else x for key, x in call.fields.items()}  # lists that it may change
+    logging = {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(call.name, key)}
+    with naming_reward(call.name):
+        return run_user_code(REWARDS[call.name].fn, **fields, **call.settings, **logging)
 
 
 async def wait_for(waiting):

@@ -1,4 +1,4 @@
-"""What rewards log beside their values."""
+"""The metrics and extra columns that rewards log besides their values."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,14 +8,15 @@ from core.settings.user_code import one_line
 
 @dataclass
 class Log:
-    """What rewards log beside their values: metrics {name: (sum, count)}, extra columns {name: list of N}."""
+    """The metrics {name: (sum, count)} and extra columns {name: list of N} that rewards log besides their values."""
     metrics: dict = field(default_factory=dict)
     columns: dict = field(default_factory=dict)
 
     def log_metric(self, name, value):
         """Adds to the mean that is logged under this name; a value that is not finite is left out of it."""
         name = one_line(name)  # it is shown on a terminal
-        if math.isfinite(value := float(value)):
+        value = float(value)
+        if math.isfinite(value):
             total, count = self.metrics.get(name, (0.0, 0))
             self.metrics[name] = (total + value, count + 1)
 
@@ -24,13 +25,13 @@ class Log:
         self.columns.setdefault(one_line(column), []).extend(values)
 
     def add(self, other, name=""):
-        """Adds the log of another function, a reward of this name, for the same completions. A column that is already
-        there becomes name/column."""
+        """Adds the log of another reward, of this name, for the same completions. A column that is already there
+        becomes name/column."""
         for column, values in other.columns.items():
             self.columns[f"{name}/{column}" if column in self.columns else column] = values
-        for name, (total, count) in other.metrics.items():
-            mine = self.metrics.get(name, (0.0, 0))
-            self.metrics[name] = (mine[0] + total, mine[1] + count)
+        for metric, (total, count) in other.metrics.items():
+            before = self.metrics.get(metric, (0.0, 0))
+            self.metrics[metric] = (before[0] + total, before[1] + count)
 
     def extra(self, i):
         """{column: value} of completion i."""

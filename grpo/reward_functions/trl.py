@@ -14,7 +14,6 @@ from grpo.reward_functions.registry import (
     REWARDS,
     Reward,
     check_filled,
-    gets,
     origin,
     parameters,
     takes_all,
@@ -41,27 +40,27 @@ def register_functions(names, functions, path):
     """
     for name in names:
         fn, taken = functions.get(name), REWARDS.get(name)
-        if fn is None or taken is not None and taken.fn is fn:
+        if fn is None or (taken and taken.fn is fn):
             continue
-        if taken is not None and not (taken.plain and origin(taken.fn) == origin(fn)):
+        if taken and not (taken.plain and origin(taken.fn) == origin(fn)):
             raise ValueError(f"reward_functions: {name!r} is a function of reward_file={path}, but also a reward that "
                              "is defined elsewhere; give the function another name")
         REWARDS[name] = Reward(fn, -math.inf, math.inf, slow=False, whole_group=True, check=None, plain=True)
 
 
 def plain_arguments(name, texts, known, all_fields=()):
-    """What TRL gives a function: ({parameter: list of N}, {other parameter: value}), as far as its signature names them
-    or has **kwargs.
+    """The arguments that TRL gives a function: ({parameter: list of N}, {other parameter: value}). Without **kwargs it
+    gets only those that its signature names.
 
       prompts                  as the records have them: texts, or lists of messages
       completions              texts; for a prompt of messages, [{"role": "assistant", "content": text}]
       completion_ids           lists of token ids, as sampled
       a field of the records   a list of N values, None where a record lacks it; "prompt" and "completion" are left out.
-                               Prompt and answer also have the other names that data sets give them (records.py:
-                               FIELDS); an answer is a number where the record's is one
+                               Prompt and answer are also given under their other names (records.py: FIELDS); an
+                               answer is a number where the record's is one
       trainer_state            known["trainer_state"]
-    What comes from the records is a copy for each completion, which the function may change.
-    all_fields: fields that any record of the data has, also those that these N lack
+    The function may change the values of the records: each completion has a copy.
+    all_fields: the fields that any record of the data has
     Raises ValueError if a parameter without a default is none of these.
     """
     columns = {field: [None] * len(texts.completions) for field in all_fields} | dict(texts.columns)
@@ -69,17 +68,24 @@ def plain_arguments(name, texts, known, all_fields=()):
         columns["answer"] = texts.columns[RAW]
     aliases = {other: columns[field] for field, names in FIELDS.items() for other in names if field in columns}
     prompts = own_prompts(texts)
-    completions = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-                   for prompt, text in zip(prompts, texts.completions, strict=True)]
-    columns = {key: x for key, x in (aliases | columns).items() if key not in NOT_GIVEN}
-    given = columns | {"prompts": prompts, "completions": completions}
-    if "completion_ids" in parameters(name) or takes_all(name):
-        given["completion_ids"] = texts.completion_ids
-    fields = {key: x for key, x in given.items() if takes_all(name) or key in parameters(name)}
-    fields = {key: x if key in ("completions", "completion_ids") else [copy.deepcopy(value) for value in x]
-              for key, x in fields.items()}  # a list of a record is one object for all completions and steps
+    given = {key: x for key, x in (aliases | columns).items() if key not in NOT_GIVEN} | {"prompts": prompts}
+    # A list of a record is one object for all completions and steps
+    fields = {key: [copy.deepcopy(value) for value in x] for key, x in given.items() if names_it(name, key)}
+    if names_it(name, "completions"):
+        fields["completions"] = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+                                 for prompt, text in zip(prompts, texts.completions, strict=True)]
+    if names_it(name, "completion_ids"):
+        fields["completion_ids"] = texts.completion_ids
     check_filled(name, fields)
-    return fields, {"trainer_state": known["trainer_state"]} if gets(name, "trainer_state") else {}
+    settings = {}
+    if names_it(name, "trainer_state"):
+        settings["trainer_state"] = known["trainer_state"]
+    return fields, settings
+
+
+def names_it(name, key):
+    """Whether a function gets an argument of this name."""
+    return takes_all(name) or key in parameters(name)
 
 
 def own_prompts(texts):

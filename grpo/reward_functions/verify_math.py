@@ -9,12 +9,15 @@ from fractions import Fraction
 
 from grpo.reward_functions.registry import column, reward
 
-END, OPEN, CLOSE = TAGS = ["<end_working_out>", "<SOLUTION>", "</SOLUTION>"]
+END = "<end_working_out>"
+OPEN, CLOSE = "<SOLUTION>", "</SOLUTION>"
+TAGS = [END, OPEN, CLOSE]
 NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
 LONG_EXPONENT = re.compile(r"[eE][-+]?\d{4}")
 MAX_DIGITS = 100  # characters; a longer text does not count as a number, because exact arithmetic on it is slow
 EXPRESSION = re.compile(r"[0-9+\-*/() \t\n]+")
-MAX_EXPRESSION, MAX_NODES, MAX_DEPTH = 300, 200, 50  # characters of the text; nodes and depth of its syntax tree
+MAX_EXPRESSION = 300           # characters of the text
+MAX_NODES, MAX_DEPTH = 200, 50  # of its syntax tree
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
@@ -24,8 +27,7 @@ def math_format(prompts, completions, **columns):
 
     Text and solution must not be blank. Between the tags and after the last one, only white space is allowed.
     """
-    return [3.0 if has_format(text) else sum(0.5 if text.count(tag) == 1 else -1.0 for tag in TAGS)
-            for text in completions]
+    return [score_format(text) for text in completions]
 
 
 @reward(-4.5, 5)
@@ -47,7 +49,10 @@ def math_number(prompts, completions, **columns):
     for text, answer in zip(completions, column(math_number, columns, "answer"), strict=True):
         found = NUMBER.search((solution(text) or "").replace(",", ""))
         guess = number(found.group()) if found else None
-        scores.append(-2.5 if guess is None else 3.5 if guess == number(str(answer)) else -1.5)
+        if guess is None:
+            scores.append(-2.5)
+        else:
+            scores.append(3.5 if guess == number(str(answer)) else -1.5)
     return scores
 
 
@@ -116,21 +121,22 @@ def equations(prompts, completions, **columns):
     return scores
 
 
-def has_format(text):
-    """Whether a text has what math_format gives 3 for."""
+def score_format(text):
+    """The value of math_format for one completion."""
     pieces = re.split("(" + "|".join(TAGS) + ")", text)
-    if pieces[1::2] != TAGS:
-        return False
-    working, between, inside, after = pieces[::2]
-    return bool(working.strip() and inside.strip()) and not (between.strip() or after.strip())
+    if pieces[1::2] == TAGS:
+        filled = [bool(piece.strip()) for piece in pieces[::2]]
+        if filled == [True, False, True, False]:  # working-out, nothing, solution, nothing
+            return 3.0
+    return sum(0.5 if text.count(tag) == 1 else -1.0 for tag in TAGS)
 
 
 def solution(text):
     """The text of the only <SOLUTION>..</SOLUTION> block; None if there is none, or more than one."""
     if text.count(OPEN) != 1 or text.count(CLOSE) != 1:
         return None
-    inside, close, _ = text.partition(OPEN)[2].partition(CLOSE)
-    return inside if close else None
+    inside = text.partition(OPEN)[2]
+    return inside.partition(CLOSE)[0] if CLOSE in inside else None
 
 
 def score_answer(block, answer):
@@ -147,7 +153,9 @@ def score_answer(block, answer):
     if truth is None:
         return -2.5
     off = abs(guess - truth)
-    return 2.0 if off <= abs(truth) / 10 else 1.5 if off <= abs(truth) / 5 else -2.5
+    if off <= abs(truth) / 10:
+        return 2.0
+    return 1.5 if off <= abs(truth) / 5 else -2.5
 
 
 def is_sum(line):
@@ -168,14 +176,16 @@ def number(text):
 
 def is_true(equation):
     """Whether the left side of an equation, evaluated within bounds, is the number on its right."""
-    left, _, right = equation.partition("=")
-    value, claimed = arithmetic(left)[1], number(right)
-    return value is not None and value == claimed
+    left, right = equation.split("=", 1)
+    value = arithmetic(left)[1]
+    return value is not None and value == number(right)
 
 
 def arithmetic(text):
     """The integers of an expression, sorted, and its exact value; (None, None) if it is not one or is too large."""
-    tree = syntax_tree(text.strip(), "eval") if len(text) <= MAX_EXPRESSION and EXPRESSION.fullmatch(text) else None
+    if len(text) > MAX_EXPRESSION or not EXPRESSION.fullmatch(text):
+        return None, None
+    tree = syntax_tree(text.strip(), "eval")
     if tree is None or not is_small(tree.body):
         return None, None
     nodes = list(ast.walk(tree.body))
@@ -188,7 +198,7 @@ def arithmetic(text):
 
 
 def is_small(tree):
-    """Whether a syntax tree is within MAX_NODES and MAX_DEPTH; looks at no more of it than that."""
+    """Whether a syntax tree is within MAX_NODES and MAX_DEPTH. It reads no more of the tree than that."""
     level, size = [tree], 0
     for _ in range(MAX_DEPTH):
         size += len(level)

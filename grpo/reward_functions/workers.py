@@ -22,12 +22,13 @@ END_SECONDS = 5     # a process that the kernel holds, such as for a disk that d
 class Workers:
     """`count` processes, started at the first call; with 0 there are none, and `call` must not be used.
 
-    timeout: seconds that the jobs of a call may take together
-    start: a function of a module, called in each process as start(*arguments)
+    timeout: the most seconds for all jobs of a call together
+    start: a function of a module that each process calls first, as start(*arguments)
     """
 
     def __init__(self, count, timeout, start, *arguments):
-        self.count, self.timeout, self.start, self.arguments = count, timeout, start, arguments
+        self.count, self.timeout = count, timeout
+        self.start, self.arguments = start, arguments
         self.workers = []
 
     def call(self, name, fields, settings, N):
@@ -37,28 +38,27 @@ class Workers:
         seconds, or if its process ends: its values are None, and the process is replaced. The time in which processes
         start does not count. Raises ValueError if one cannot start, or if a job raises it.
         """
-        cuts = [slice(0, N)] if REWARDS[name].whole_group else [slice(i, i + 1) for i in range(N)]
-        jobs = [(name, {key: x[cut] for key, x in fields.items()}, settings, cut.stop - cut.start) for cut in cuts]
+        size = N if REWARDS[name].whole_group else 1  # completions of a job
+        jobs = [(name, {key: x[i : i + size] for key, x in fields.items()}, settings, size) for i in range(0, N, size)]
         self.start_missing()
         try:
             answers = self.answers(jobs)
         finally:
             self.end([worker for worker in self.workers if worker.job is not None])
-        late, values, logs = set(), [], []
-        for i, cut in enumerate(cuts):
-            n = cut.stop - cut.start
-            if i not in answers:
-                late |= set(range(cut.start, cut.stop))
-            found, log = answers.get(i, ([None] * n, Log()))
+        values, logs = [], []
+        for i in range(len(jobs)):
+            found, log = answers.get(i, ([None] * size, Log()))
             values += found
-            logs.append((n, log))
+            logs.append((size, log))
+        late = {i for i in range(N) if i // size not in answers}
         if late:
             empty_place()  # a process that is ended cannot remove the folder in which its code ran
         return values, Log.join(logs), late
 
     def answers(self, jobs):
         """{number of a job: what it returned}, without those that are late. Raises ValueError if a job does."""
-        waiting, answers, until = deque(range(len(jobs))), {}, time.monotonic() + self.timeout
+        waiting, answers = deque(range(len(jobs))), {}
+        until = time.monotonic() + self.timeout
         while time.monotonic() < until:
             for worker in self.workers:
                 if waiting and worker.job is None:
@@ -74,15 +74,15 @@ class Workers:
         return answers
 
     def collect(self, answers, seconds):
-        """Adds what is ready, or the first that is within so many seconds. Ends workers whose process has ended."""
+        """Adds the answers that are ready; if none is, waits for the first, for at most `seconds`. Removes workers
+        whose process has ended."""
         busy = {worker.pipe: worker for worker in self.workers if worker.job is not None}
         for pipe in wait(list(busy), max(0.0, seconds)):
-            worker = busy[pipe]
-            number = worker.job
+            number = busy[pipe].job
             try:
-                answers[number] = worker.answer()
+                answers[number] = busy[pipe].answer()
             except ENDED:
-                self.end([worker])
+                self.end([busy[pipe]])
 
     def start_missing(self):
         """Starts processes in the place of those that have ended. Raises ValueError if one cannot start."""
@@ -92,12 +92,13 @@ class Workers:
         self.workers += new
         until = time.monotonic() + self.timeout + START_SECONDS
         for worker in new:
-            if fault := worker.fault(max(0.0, until - time.monotonic())):
+            fault = worker.fault(max(0.0, until - time.monotonic()))
+            if fault:
                 self.close()
                 raise ValueError(f"a worker process could not start: {fault}")
 
     def end(self, workers):
-        """Ends these processes, whatever they do."""
+        """Kills the processes of these workers."""
         for worker in workers:
             worker.process.kill()
         for worker in workers:
@@ -111,7 +112,7 @@ class Workers:
 
 
 class Worker:
-    """A process that does one job after another. job: the number of the one it does, or None."""
+    """A process that does one job after another. job: the number of the job that it does, or None."""
 
     def __init__(self, start, arguments):
         self.job = None
@@ -121,7 +122,7 @@ class Worker:
         other_end.close()  # the process alone holds it, so that the pipe breaks when the process ends
 
     def fault(self, seconds):
-        """Why it did not start within so many seconds; nothing if it did."""
+        """The reason why it did not start within so many seconds; "" if it did."""
         if not self.pipe.poll(seconds):
             return "it took too long; raise reward_timeout"
         try:
@@ -140,7 +141,7 @@ class Worker:
             self.pipe.send(jobs[number])
 
     def answer(self):
-        """What its job returned. Raises one of ENDED, or ValueError if the job did."""
+        """The result of its job. Raises one of ENDED if the process has ended, ValueError if the job did."""
         self.job = None
         result, fault = self.pipe.recv()
         if fault:
@@ -149,7 +150,7 @@ class Worker:
 
 
 def work(pipe, start, arguments):
-    """What a process does: start(*arguments), then one call of run_reward after another."""
+    """The main function of a process: start(*arguments), then one call of run_reward after another."""
     if hasattr(os, "setpgid"):  # a signal to the run's group ends the run after its step, which needs the workers
         os.setpgid(0, 0)
     end_with_the_run()

@@ -10,16 +10,21 @@ import struct
 import sys
 
 PARTS = ("namespaces", "Landlock", "seccomp")
-END_WITH_PARENT, FILTER, NO_NEW_PRIVILEGES = 1, 22, 38             # of prctl
-NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_NETWORK = 0x20000, 0x08000000, 0x10000000, 0x40000000  # of unshare
+END_WITH_PARENT, NO_NEW_PRIVILEGES = 1, 38                          # of prctl
+FILTER = 22
+NEW_MOUNTS, NEW_IPC = 0x20000, 0x08000000                           # of unshare
+NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000
 PRIVATE, RESTRICTED = 0x4000 | 0x40000, 2 | 4 | 8                   # of mount: no setuid, no devices, no programs
-READ_ONLY, HERE, RECURSIVE = 1, -100, 0x8000                        # of mount_setattr
-MOUNT_SETATTR, CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 442, 444, 445, 446  # numbers, the same on all architectures
+READ_ONLY, RECURSIVE = 1, 0x8000                                    # of mount_setattr
+HERE = -100
+MOUNT_SETATTR, CREATE_RULESET = 442, 444                            # numbers, the same on all architectures
+ADD_RULE, RESTRICT_SELF = 445, 446
 CAPABILITIES_3 = 0x20080522
 FILES = 1000          # files and folders that a program can have at a time
 # Landlock's rights by the version in which they came: of files 13, moves, truncating, none, ioctl of devices
 RIGHTS = (13, 14, 15, 15, 16)
-WRITE_FILE, READ_FILE, READ_FOLDER = 1 << 1, 1 << 2, 1 << 3
+WRITE_FILE, READ_FILE = 1 << 1, 1 << 2
+READ_FOLDER = 1 << 3
 # Write, read, list, remove folders and files, make folders, files and links, move, truncate. Not: programs, devices,
 # pipes, sockets
 INSIDE = WRITE_FILE | READ_FILE | READ_FOLDER | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 13 | 1 << 14

@@ -5,7 +5,7 @@ import torch
 
 from grpo.advantages import ADVANTAGES, compute_advantages
 from grpo.grpo_config import GRPOConfig
-from grpo.rewards import normalised
+from grpo.reward_functions.groups import normalised
 from tests.tiny_objectives import advantage_by_hand
 
 

@@ -29,7 +29,7 @@ def test_one_call_has_all_records_and_the_first_that_fails_is_named(monkeypatch,
     register(monkeypatch, lambda completions: None)
     sizes = []
 
-    def call(texts):
+    def call(name, texts):
         sizes.append(len(texts.prompts))
         if any(level >= bad for level in texts.columns["level"]):
             raise ValueError("no")
@@ -52,11 +52,11 @@ def test_a_slow_reward_is_called_with_one_record_of_each_kind_and_one_that_reads
     data = records(4, answer=["1", None, "3", None])
     assert [record["prompt"] for record in one_of_each_kind(data)] == ["q0", "q1"]
     register(monkeypatch, lambda completions: None, slow=True)
-    check_records("mine", data, lambda texts: called.append(len(texts.prompts)))
+    check_records("mine", data, lambda name, texts: called.append(len(texts.prompts)))
     assert called == [2]
     for unavailable in (lambda *, texts: None, lambda *, judge_model: None, lambda *, reward_scorer: None):
         register(monkeypatch, unavailable)
-        check_records("mine", data, lambda texts: called.append(0))
+        check_records("mine", data, lambda name, texts: called.append(0))
     assert called == [2]
 
 

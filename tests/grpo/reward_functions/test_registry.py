@@ -11,7 +11,7 @@ import torch
 
 from core.files.records import RAW
 from grpo.reward_functions import registry
-from grpo.reward_functions.registry import arguments, column, reward, run_reward, run_together
+from grpo.reward_functions.registry import arguments, reward, run_reward, run_together
 from tests.tiny import Undecoded
 
 
@@ -112,16 +112,6 @@ def test_what_is_no_list_of_numbers_is_one_line(values, what):
         run_reward("odd", {"completions": ["a", "b"]}, {}, 2)
 
 
-def test_a_column_is_complete_or_an_error():
-    def near():
-        pass
-
-    assert column(near, {"answer": ["1", "2"]}, "answer") == ["1", "2"]
-    for columns in ({}, {"answer": ["1", None]}):
-        with pytest.raises(ValueError, match="reward near needs the field 'answer' in every record"):
-            column(near, columns, "answer")
-
-
 def test_ids_state_and_logging_are_given_in_any_place_of_a_signature():
     @reward
     def by_name(completion_ids, trainer_state=None, *, log_metric, log_extra=None):
@@ -188,7 +178,7 @@ def test_async_rewards_run_at_the_same_time_and_others_as_usual():
     def plain(completions):
         return [3.0 for _ in completions]
 
-    calls = [(name, {"completions": ["a", "b"]}, {}, 2) for name in ("one", "plain", "two")]
+    calls = [registry.Call(name, {"completions": ["a", "b"]}, {}, 2) for name in ("one", "plain", "two")]
     found = run_together(calls)
     assert [values for values, _ in found] == [[1.0, 1.0], [3.0, 3.0], [2.0, 2.0]]
     assert [log.metrics for _, log in found] == [{}, {}, {"seen": (2.0, 1)}]

@@ -136,6 +136,7 @@ def test_a_function_takes_no_name_of_another_reward_but_may_be_loaded_again():
     assert set(registry.REWARDS) == {"exact", "everything"}, "only what is asked for"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_function_gets_the_same_from_trl_itself(chat, is_async, monkeypatch):

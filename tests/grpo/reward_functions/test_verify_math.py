@@ -10,7 +10,7 @@ import pytest
 
 from grpo.reward_functions import verify_math
 from grpo.reward_functions.registry import REWARDS
-from grpo.reward_functions.verify_math import equations, exact_task
+from grpo.reward_functions.verify_math import equations
 from tests.tiny import expect_rewards, rewards_of
 
 END, OPEN, CLOSE = "<end_working_out>", "<SOLUTION>", "</SOLUTION>"
@@ -53,11 +53,6 @@ def test_only_a_single_solution_block_counts(text):
     assert rewards_of("math_number", text, answer="42") == -2.5
 
 
-def test_an_answer_may_be_a_number_of_json():
-    assert rewards_of("math_answer", solution("42"), answer=42) == 5.0
-    assert rewards_of("math_number", solution("42.50"), answer=42.5) == 3.5
-
-
 def test_math_number():
     by_answer = {"42": {"42": 3.5, " 42.0 ": 3.5, "it is 42, not 41": 3.5, "=42.": 3.5, "41 or 42": -1.5, "-42": -1.5,
                         "": -2.5, "forty-two": -2.5, "nan": -2.5, "inf": -2.5, "1e999": -2.5, "0" * 9999: -2.5},
@@ -65,6 +60,8 @@ def test_math_number():
                  "x": {"1": -1.5, "x": -2.5}}
     for answer, cases in by_answer.items():
         expect_rewards("math_number", {solution(text): value for text, value in cases.items()}, answer=answer)
+    assert rewards_of("math_answer", solution("42"), answer=42) == 5.0, "an answer may be a number of JSON"
+    assert rewards_of("math_number", solution("42.50"), answer=42.5) == 3.5
 
 
 def test_math_working_is_the_share_of_true_equations():
@@ -101,7 +98,9 @@ def test_countdown_is_exact():
     ([True], 1, "True is not a number"), ([1, float("inf")], 1, "inf is not a number"), ([1], [1], r"target=\[1\] of"),
     ([1], "one", "target='one' of a record: 'one' is not a number"), ([1], {}, r"target=\{\} of"),
     ([1], "", "target=''"), ([1], "1/0", "target='1/0'"), ([1], float("nan"), "target=nan"),
-    ([1], float("-inf"), "target=-inf"), ([1], "9" * 5000, "target='999")])
+    ([1], float("-inf"), "target=-inf"), ([1], "9" * 5000, "target='999"),
+    *(([1], bomb, "target=.* is not a number, or has too many digits$")
+      for bomb in ("1e1000000000", "1E+1_000_000_000", "-1e-1000000000", "1e１００００００００"))])
 def test_a_countdown_record_without_numbers_is_refused_in_one_line(numbers, target, message):
     with pytest.raises(ValueError, match=f"^reward countdown.*{message}") as caught:
         REWARDS["countdown"].check(numbers=numbers, target=target, answer="7")
@@ -162,32 +161,14 @@ def test_hostile_arithmetic_is_refused_after_little_work(text, monkeypatch):
     assert next(steps) < 50 * verify_math.MAX_NODES
 
 
-def test_equations_is_the_share_of_true_sums_among_the_touched_lines():
-    truth = "1+2=3\n10+5=15\n7+8=15\n4+4=8\n9"
-    touched = truth.replace("15", "??")
-    for text, share in ((truth, 1.0), (truth.replace("15", "16"), 0.0), (truth.replace("10+5=15", "10+5=51"), 0.5),
-                        (truth.replace("10+5", "11+4"), 1.0), (truth.replace("10+5=15", "01+5=06"), 0.5)):
-        assert REWARDS["equations"].fn([touched], [text], answer=[truth]) == [share], text
-    assert REWARDS["equations"].fn(["?" + truth[1:]], [truth], answer=[truth]) == [None], "no whole line is touched"
-    assert REWARDS["equations"].fn([touched, touched], [truth, "x" * len(truth)], answer=[truth] * 2) == [1.0, 0.0]
-
-
-def test_equations_checks_the_lines_that_were_touched():
-    truth = "3\n1+2=3\n10+5=15\n4+4"
-    prompt = "3\n1+_=3\n10+5=15\n_+4"
-    given = lambda text: equations(["" if text is None else prompt], [text or ""], answer=[truth])
-    assert given("3\n1+2=3\n10+5=15\n4+4") == [1.0]
-    assert given("3\n1+3=3\n10+5=15\n4+4") == [0.0]
-    assert equations([truth], [truth], answer=[truth]) == [None], "no whole line was masked"
-    assert equations(["3\n_+_=3\n1_+5=15\n"], ["3\n2+1=3\n11+5=15\n"], answer=["3\n1+2=3\n10+5=15\n"]) == [0.5]
-    for line, worth in (("\n1+2=3\n", 1.0), ("\n2+1=37", 0.0), ("71+2=3\n", 0.0), ("\n+3=3 \n", 0.0),
-                        ("\n3=3  \n", 0.0), ("\n 1+2=3", 0.0), ("\n01+2=", 0.0), ("\n3+0=3\n", 1.0),
-                        ("\n3=3+0\n", 0.0)):
-        assert equations(["_______7"], [line + "7"], answer=["\n1+2=3\n7"]) == [worth], line
-    assert equations(["4_1+2=3\n"], ["441+2=3\n"], answer=["4\n1+2=3\n"]) == [0.0], "its line break was masked"
-
-
-@pytest.mark.parametrize("bomb", ["1e1000000000", "1E+1_000_000_000", "-1e-1000000000", "1e１００００００００", "9" * 5000])
-def test_a_number_of_a_record_that_would_take_for_ever_is_refused(bomb):
-    with pytest.raises(ValueError, match="reward countdown: target=.* is not a number, or has too many digits$"):
-        exact_task([1, 2], bomb)
+@pytest.mark.parametrize(("prompt", "text", "truth", "worth"), [
+    ("3\n1+_=3\n10+5=15\n_+4", "3\n1+2=3\n10+5=15\n4+4", "3\n1+2=3\n10+5=15\n4+4", 1.0),
+    ("3\n1+_=3\n10+5=15\n_+4", "3\n1+3=3\n10+5=15\n4+4", "3\n1+2=3\n10+5=15\n4+4", 0.0),
+    ("3\n1+2=3\n_", "3\n1+2=3\n4", "3\n1+2=3\n4", None),  # no whole line was masked
+    ("3\n_+_=3\n1_+5=15\n", "3\n2+1=3\n11+5=15\n", "3\n1+2=3\n10+5=15\n", 0.5),
+    ("4_1+2=3\n", "441+2=3\n", "4\n1+2=3\n", 0.0),  # its line break was masked
+    *(("_______7", line + "7", "\n1+2=3\n7", worth) for line, worth in (
+        ("\n1+2=3\n", 1.0), ("\n2+1=37", 0.0), ("71+2=3\n", 0.0), ("\n+3=3 \n", 0.0), ("\n3=3  \n", 0.0),
+        ("\n 1+2=3", 0.0), ("\n01+2=", 0.0), ("\n3+0=3\n", 1.0), ("\n3=3+0\n", 0.0)))])
+def test_equations_checks_the_lines_that_were_touched(prompt, text, truth, worth):
+    assert equations([prompt], [text], answer=[truth]) == [worth]

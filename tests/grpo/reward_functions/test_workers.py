@@ -158,39 +158,24 @@ def test_folders_of_processes_that_were_ended_are_removed(workers, monkeypatch, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_worker_that_loads_for_ever_is_one_line(workers, monkeypatch):
-    monkeypatch.setattr(module, "START_SECONDS", 0.1)
-    workers.timeout, workers.start, workers.arguments = 0.1, endless, (["endless"],)
-    with pytest.raises(ValueError, match="^a worker process could not start: it took too long; raise reward_timeout$"):
+@pytest.mark.parametrize(("start", "argument", "message"), [
+    (endless, ["endless"], "it took too long; raise reward_timeout"),
+    (ending, ["exits"], "it ended with exit code 0"), (ending, ["is killed"], "it ended with exit code -9"),
+    (ending, ["crashes"], "it ended with exit code -11"), (sum, "a TypeError", "it ended with exit code 1"),
+    (load_reward_file, "gone.py", "reward_file=gone.py does not exist"),
+    (os.listdir, "gone", "[^\n]*No such file or directory: 'gone'"),
+    (load_reward_file, "mine.py", "mine.py, line 3: raise KeyError[^\n]*no key here'")])
+def test_a_worker_that_cannot_start_is_one_line(workers, monkeypatch, tmp_path, start, argument, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("import multiprocessing\nif multiprocessing.parent_process():\n"
+                                      "    raise KeyError('no key here')\n")
+    workers.start, workers.arguments = start, (argument,)
+    if start is endless:
+        monkeypatch.setattr(module, "START_SECONDS", 0.1)
+        workers.timeout = 0.1
+    with pytest.raises(ValueError, match=f"^a worker process could not start: {message}$"):
         workers.call("alone", {"completions": ["a"]}, {}, 1)
     assert not multiprocessing.active_children()
-
-
-@pytest.mark.parametrize(("way", "code"), [("exits", 0), ("is killed", -9), ("crashes", -11)])
-def test_a_worker_that_ends_while_it_loads_is_one_line(workers, way, code):
-    workers.start = WAYS_TO_END[way]
-    with pytest.raises(ValueError, match=f"^a worker process could not start: it ended with exit code {code}$"):
-        workers.call("alone", {"completions": ["a"]}, {}, 1)
-    assert not multiprocessing.active_children()
-
-
-def test_a_reward_file_that_fails_in_a_worker_alone_is_one_line(workers, tmp_path):
-    mine = tmp_path / "mine.py"
-    mine.write_text("import multiprocessing\nif multiprocessing.parent_process():\n    raise KeyError('no key here')\n")
-    workers.start, workers.arguments = load_reward_file, (str(mine),)
-    with pytest.raises(ValueError, match="a worker process could not start: .*mine.py, line 3: raise KeyError.*no key"):
-        workers.call("alone", {"completions": ["a"]}, {}, 1)
-
-
-def test_a_reward_file_that_is_gone_is_one_line(workers, tmp_path):
-    workers.arguments = (str(tmp_path / "gone.py"),)
-    for start, words in ((load_reward_file, "could not start: reward_file=.*gone.py does not exist$"),
-                         (os.listdir, "could not start: .*No such file or directory.*gone.py"),
-                         (sum, "could not start: it ended with exit code 1$")):  # a TypeError
-        workers.start = start
-        with pytest.raises(ValueError, match=words) as error:
-            workers.call("alone", {"completions": ["a"]}, {}, 1)
-        assert "\n" not in str(error.value)
 
 
 BUSY = """import os, re

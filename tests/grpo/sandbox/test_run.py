@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from grpo.sandbox import folder as sandbox_folder
+from grpo.sandbox import folder
 from grpo.sandbox import run as sandbox
 from grpo.sandbox.run import (
     chosen_parts,
@@ -125,52 +125,93 @@ def test_a_program_may_use_the_standard_library_and_its_folder(name):
     "import signal\nfor s in range(1, 30):\n    try:\n        signal.signal(s, signal.SIG_IGN)\n    except OSError:\n"
     "        pass\nwhile True:\n    pass"], ids=["loop", "print", "sleep", "catch", "ignore"])
 def test_what_does_not_end_is_killed(code):
-    start = time.monotonic()
     assert run_tests(code, "pass", seconds=1) == "killed"
-    assert time.monotonic() - start < 60
 
 
 def test_a_flood_of_output_is_cut_before_the_deadline():
-    start = time.monotonic()
-    assert run_tests("import os\nwhile True:\n    os.write(4, b'x' * 100)", "pass", seconds=600) == "killed"
-    assert time.monotonic() - start < 300
+    assert run_tests("import os\nwhile True:\n    os.write(4, b'x' * 100)", "pass", seconds=10 ** 5) == "killed"
 
 
 def test_the_sandbox_leaves_no_folder_behind(monkeypatch, tmp_path):
     machine_parts()
-    monkeypatch.setattr(sandbox_folder, "PLACE", [str(tmp_path)])
+    monkeypatch.setattr(folder, "PLACE", [str(tmp_path)])
     assert run_tests("import os\nopen('a', 'w')\nos.chmod('a', 0)", "pass") == "passed"
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_grandchild_does_not_survive(monkeypatch, tmp_path):
-    machine_parts()  # with the child as it is
-    child = tmp_path / "child.py"  # without the guard: it forks, and its child keeps the pipe open
-    child.write_text("import os, sys, time\nif os.fork() == 0:\n    time.sleep(60)\nelse:\n"
-                     f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpgid(0)))\n    os._exit(0)")
-    monkeypatch.setattr(sandbox, "CHILD", str(child))
-    assert run_tests("", "", seconds=1) == "killed"
-    group = int((tmp_path / "pid").read_text())
-    for _ in range(50):  # init collects an orphan after a while
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)
-    raise AssertionError("the grandchild is alive")
-
-
-def test_limits_too_low_for_the_sandbox_itself_are_an_error():
-    with pytest.raises(ValueError, match="could not start with sandbox_seconds=5 sandbox_megabytes=1:"):
-        run_tests("x = 1", "pass", megabytes=1)
 
 
 def test_a_huge_program_does_not_block_the_pipe():
     assert run_tests("x = 1  # " + "x" * 10 ** 6, "assert x == 1") == "passed"
 
 
-def test_the_machine_is_probed_and_the_line_names_what_is_missing(monkeypatch):
+@pytest.mark.parametrize(("seconds", "megabytes", "message"), [
+    (5.0, 1, "could not start with sandbox_seconds=5 sandbox_megabytes=1:"),
+    (0.001, 256, "an empty program was killed with sandbox_seconds=0.001 sandbox_megabytes=256")])
+def test_limits_under_which_nothing_can_run_are_refused_at_the_start(seconds, megabytes, message):
+    machine_parts()
+    with pytest.raises(ValueError, match=message):
+        describe_sandbox("auto", seconds, megabytes)
+
+
+def test_each_input_has_the_seconds_for_itself(monkeypatch):
+    deadlines, clock = [], iter(range(100))
+
+    def run_child(command, folder, messages, deadline, *others):
+        deadlines.append(deadline)
+        return b"ready\n1", True, 0
+
+    machine_parts()
+    monkeypatch.setattr(sandbox, "run_child", run_child)
+    monkeypatch.setattr(sandbox.time, "monotonic", lambda: next(clock))
+    assert run_tests("", [{"input": "", "output": "1"}] * 3, seconds=5) == "passed"
+    assert deadlines == [5, 6, 7]
+
+
+# folders on the disk, where there are no namespaces
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["many_files", "nested_names", "empty_files", "hidden_folder"])
+def test_a_folder_on_the_disk_is_measured(monkeypatch, name):
+    monkeypatch.setattr(sandbox, "chosen_parts", lambda setting: [])
+    assert run_tests("import os\n" + LIMITS[name], "pass", seconds=60) == "killed"
+
+
+def test_a_small_folder_on_the_disk_passes_and_a_failure_on_a_full_disk_is_skipped(monkeypatch):
+    monkeypatch.setattr(sandbox, "chosen_parts", lambda setting: [])
+    assert run_tests(LIMITS["many_files"].replace("40", "3"), "pass") == "passed"
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(sandbox.shutil, "disk_usage", lambda folder: usage._replace(free=0))
+    assert run_tests("raise OSError(28, 'No space left on device')", "pass") == "skipped"
+    assert run_tests("x = 1", "assert x == 1") == "passed"
+
+
+# what the machine offers
+
+@pytest.fixture
+def child(monkeypatch, tmp_path):
+    """A function that writes the child's script: it reports a refusal of the kernel, or runs other lines."""
+    def write(report, lines="sys.exit(1)"):
+        path.write_text(f"import os, sys, time\nos.write(1, {report.encode()!r})\n{lines}")
+
+    machine_parts()  # with the child as it is
+    path = tmp_path / "child.py"
+    monkeypatch.setattr(sandbox, "CHILD", str(path))
+    monkeypatch.setattr(sandbox.sys, "platform", "linux")
+    return write
+
+
+@pytest.mark.slow
+def test_a_grandchild_does_not_survive(child, tmp_path):
+    child("", "if os.fork() == 0:\n    time.sleep(600)\nelse:\n"  # it keeps the pipe open
+              f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpgid(0)))\n    os._exit(0)")
+    assert run_tests("", "", seconds=5) == "killed"
+    group = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        for _ in range(600):  # init collects an orphan after a while
+            os.killpg(group, 0)
+            time.sleep(0.1)
+
+
+def test_the_line_of_the_start_names_what_is_missing(monkeypatch):
     parts = machine_parts()
     assert list(parts) == ["namespaces", "Landlock", "seccomp"]
     assert chosen_parts("auto") == [part for part in parts if not parts[part]]
@@ -179,18 +220,13 @@ def test_the_machine_is_probed_and_the_line_names_what_is_missing(monkeypatch):
     assert "limits, for at most 5 s in 256 MB; missing: namespaces (unshare: Operation not permitted)" in line
     with pytest.raises(ValueError, match=r"^sandbox='strict' needs what .* offer: namespaces \(unshare: Operation not"):
         describe_sandbox("strict", 5.0, 256)
-    monkeypatch.setattr(sandbox, "machine_parts", lambda: dict.fromkeys(parts, "only Linux has it"))
-    assert describe_sandbox("auto", 5.0, 256).startswith("code runs under limits, for at most 5 s in 256 MB; missing: ")
 
 
-def test_a_part_that_the_kernel_refuses_is_missing_with_its_reason(monkeypatch, tmp_path):
-    child = tmp_path / "child.py"
-    monkeypatch.setattr(sandbox, "CHILD", str(child))
-    monkeypatch.setattr(sandbox.sys, "platform", "linux")
+def test_a_part_that_the_kernel_refuses_is_missing_with_its_reason(child):
     for report in ("1 unshare: Operation not permitted", f"2 {'/folder' * 20}/setgroups: No such file or directory"):
-        child.write_text(f"import os, sys\nos.write(1, {report.encode()!r})\nsys.exit(1)")
+        child(report)
         assert set(tried_parts.__wrapped__().values()) == {report.partition(" ")[2]}
-    child.write_text("import os\nos.abort()")
+    child("", "os.abort()")
     assert set(tried_parts.__wrapped__().values()) == {"a trial was killed"}
 
 
@@ -201,31 +237,39 @@ def test_a_trial_that_is_killed_on_a_busy_machine_is_tried_again(monkeypatch):
     assert list(tried_parts.__wrapped__().values()) == ["", "", "a trial was killed"]
 
 
-def test_a_machine_that_is_full_is_never_one_with_fewer_parts(monkeypatch, tmp_path):
-    child = tmp_path / "child.py"
-    monkeypatch.setattr(sandbox, "CHILD", str(child))
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EAGAIN, errno.ENOMEM])
+def test_a_machine_that_is_full_is_never_one_with_fewer_parts(child, monkeypatch, number):
+    child(f"{number} unshare: no room")
+    assert run_tests("x = 1", "pass") == "skipped", "later in the run"
     monkeypatch.setattr(sandbox, "tried_parts", tried_parts.__wrapped__)
-    monkeypatch.setattr(sandbox.sys, "platform", "linux")
     monkeypatch.setattr(sandbox, "namespaces_are_off", lambda: False)
-    for number in (errno.ENOSPC, errno.EAGAIN, errno.ENOMEM):
-        child.write_text(f"import os, sys\nos.write(1, b'{number} unshare: no room')\nsys.exit(1)")
-        assert run_tests("x = 1", "pass") == "skipped"
-        with pytest.raises(ValueError, match="^the sandbox cannot start: the machine has no disk, memory or processes"):
-            describe_sandbox("auto", 5.0, 256)
-        with pytest.raises(ValueError, match="^the sandbox cannot be tried .*no room.*: it needs memory, processes"):
-            found_here()
-    child.write_text("import os, sys\nos.write(1, b'28 unshare: no room')\nsys.exit('namespaces' in sys.argv[3])")
+    assert run_tests("x = 1", "pass") == "skipped"
+    with pytest.raises(ValueError, match="^the sandbox cannot start: the machine has no disk, memory or processes"):
+        describe_sandbox("auto", 5.0, 256)
+    with pytest.raises(ValueError, match="^the sandbox cannot be tried .*no room.*: it needs memory, processes"):
+        found_here()
+
+
+def test_a_kernel_that_allows_no_namespaces_reports_a_full_disk_too(child, monkeypatch):
+    child("28 unshare: no room", "sys.exit('namespaces' in sys.argv[3])")
+    monkeypatch.setattr(sandbox, "tried_parts", tried_parts.__wrapped__)
     monkeypatch.setattr(sandbox, "namespaces_are_off", lambda: True)
-    assert machine_parts()["namespaces"] == "unshare: no room", "the kernel says so if it allows none at all"
+    assert machine_parts()["namespaces"] == "unshare: no room"
+
+
+def test_a_part_that_the_kernel_refuses_later_ends_the_run(child):
+    child(f"{errno.EPERM} mount: not permitted")
+    with pytest.raises(ValueError, match="mount: not permitted.*: this machine no longer offers what it did at the st"):
+        run_tests("x = 1", "pass")
 
 
 def test_a_worker_runs_under_what_the_main_process_found(monkeypatch, tmp_path):
     folders = []
     monkeypatch.setattr(sandbox, "HANDED", {})
     monkeypatch.setattr(sandbox, "PLACE", folders)
-    monkeypatch.setattr(sandbox_folder, "PLACE", folders)
+    monkeypatch.setattr(folder, "PLACE", folders)
     monkeypatch.setattr(sandbox, "tried_parts", lambda: pytest.fail("it tried the machine again"))
-    monkeypatch.setattr(sandbox_folder.tempfile, "tempdir", "/a/folder/that/is/not/asked/for")
+    monkeypatch.setattr(folder.tempfile, "tempdir", "/a/folder/that/is/not/asked/for")
     take_over({"namespaces": "not here", "Landlock": "nor there", "seccomp": "x"}, str(tmp_path))
     assert chosen_parts("auto") == []
     seen = "import os\nfolder = os.path.dirname(os.getcwd())"
@@ -233,80 +277,19 @@ def test_a_worker_runs_under_what_the_main_process_found(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_machine_that_is_full_skips_the_sample_and_another_error_ends_the_run(monkeypatch):
-    def raising(number):
-        def raise_error(*arguments, **settings):
-            raise OSError(number, os.strerror(number))
-        return raise_error
+@pytest.mark.parametrize(("module", "name", "number", "verdict"), [
+    (folder.tempfile, "mkdtemp", errno.ENOSPC, "skipped"), (sandbox.subprocess, "Popen", errno.EAGAIN, "skipped"),
+    (sandbox.subprocess, "Popen", errno.EACCES, "the sandbox cannot start .*Permission denied.*: it needs a TMPDIR"),
+    (folder.tempfile, "mkdtemp", errno.ENOENT, "No such file .*: it needs a TMPDIR that can be written to")])
+def test_a_machine_that_is_full_skips_the_completion_and_another_error_ends_the_run(
+        monkeypatch, module, name, number, verdict):
+    def raise_error(*arguments, **settings):
+        raise OSError(number, os.strerror(number))
 
     machine_parts()
-    for number in (errno.ENOSPC, errno.EAGAIN, errno.ENOMEM):
-        with monkeypatch.context() as patch:
-            patch.setattr(sandbox_folder.tempfile, "mkdtemp", raising(number))
-            assert run_tests("x = 1", "assert x == 1") == "skipped"
-    monkeypatch.setattr(sandbox.subprocess, "Popen", raising(errno.EACCES))
-    with pytest.raises(ValueError, match="the sandbox cannot start .*Permission denied.*: it needs a TMPDIR"):
-        run_tests("x = 1", "pass")
-
-
-def test_a_part_that_fails_later_ends_the_run_unless_the_machine_is_full(monkeypatch, tmp_path):
-    machine_parts()
-    child = tmp_path / "child.py"
-    monkeypatch.setattr(sandbox, "CHILD", str(child))
-    child.write_text(f"import os, sys\nos.write(1, b'{errno.ENOMEM} mount: no memory')\nsys.exit(1)")
-    assert run_tests("x = 1", "pass") == "skipped"
-    child.write_text(f"import os, sys\nos.write(1, b'{errno.EPERM} mount: not permitted')\nsys.exit(1)")
-    with pytest.raises(ValueError, match="mount: not permitted.*: this machine no longer offers what it did at the st"):
-        run_tests("x = 1", "pass")
-    monkeypatch.setattr(sandbox_folder, "PLACE", [])
-    monkeypatch.setattr(sandbox_folder.tempfile, "tempdir", None)
-    monkeypatch.setattr(sandbox_folder.tempfile, "_get_default_tempdir", no_folder)
-    with pytest.raises(ValueError, match="No usable temporary directory.*: it needs a TMPDIR that can be written to"):
-        run_tests("x = 1", "pass")
-
-
-def no_folder():
-    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
-
-
-def test_a_sandbox_in_which_nothing_can_run_is_refused_at_the_start(monkeypatch):
-    machine_parts()
-    with pytest.raises(ValueError, match="an empty program was killed with sandbox_seconds=0.001 sandbox_megabytes=256"):
-        describe_sandbox("auto", 0.001, 256)
-
-
-def test_each_input_has_the_seconds_for_itself(monkeypatch):
-    deadlines = []
-
-    def run_child(command, folder, messages, deadline, *others):
-        deadlines.append(deadline)
-        return b"ready\n1", True, 0
-
-    machine_parts()
-    monkeypatch.setattr(sandbox, "run_child", run_child)
-    clock = iter(range(100))
-    monkeypatch.setattr(sandbox.time, "monotonic", lambda: next(clock))
-    assert run_tests("", [{"input": "", "output": "1"}] * 3, seconds=5) == "passed"
-    assert deadlines == [5, 6, 7]
-
-
-def test_code_that_fails_on_a_full_disk_is_skipped(monkeypatch):
-    monkeypatch.setattr(sandbox, "chosen_parts", lambda setting: [])
-    usage = shutil.disk_usage(".")
-    monkeypatch.setattr(sandbox.shutil, "disk_usage", lambda folder: usage._replace(free=0))
-    assert run_tests("raise OSError(28, 'No space left on device')", "pass") == "skipped"
-    assert run_tests("x = 1", "assert x == 1") == "passed"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["many_files", "nested_names", "empty_files", "hidden_folder"])
-def test_a_folder_on_the_disk_is_measured(monkeypatch, name):
-    monkeypatch.setattr(sandbox, "chosen_parts", lambda setting: [])
-    assert run_tests("import os\n" + LIMITS[name], "pass", seconds=30) == "killed"
-
-
-@pytest.mark.slow
-def test_a_small_folder_on_the_disk_passes(monkeypatch):
-    monkeypatch.setattr(sandbox, "chosen_parts", lambda setting: [])
-    assert run_tests(LIMITS["many_files"].replace("150", "3"), "pass") == "passed"
-    assert run_tests(LIMITS["empty_files"].replace("3000", "900"), "pass") == "passed"
+    monkeypatch.setattr(module, name, raise_error)
+    if verdict == "skipped":
+        assert run_tests("x = 1", "assert x == 1") == "skipped"
+    else:
+        with pytest.raises(ValueError, match=verdict):
+            run_tests("x = 1", "pass")

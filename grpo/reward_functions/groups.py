@@ -1,0 +1,37 @@
+"""Computed from the rewards of a whole group: normalised rewards (GDPO), and weights for pass@k."""
+
+import torch
+
+
+def normalised(values, G):
+    """Each reward minus its mean within the group, divided by its standard deviation there plus 1e-4, so that the range
+    of a reward does not decide how much it counts (arXiv 2601.05242).
+
+    values: {name: (N,)}, NaN where skipped, which stays NaN and counts in neither
+    In float64, because the sum of rewards that cancel must be 0.
+    """
+    out = {}
+    for name, x in values.items():
+        x = x.double().view(-1, G)                                                   # (P, G)
+        count = (~x.isnan()).sum(1, keepdim=True)                                    # (P, 1)
+        apart = x - x.nansum(1, keepdim=True) / count.clamp(min=1)
+        std = (apart.square().nansum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+        out[name] = (apart / (std + 1e-4)).flatten()
+    return out
+
+
+def pass_k_weight(right, k):
+    """The factor on each leave-one-out advantage that makes its expected gradient the one of pass@k.
+
+    right: (P, G) 1 right, 0 wrong, NaN neither. Returns (P, G): k times the chance that k - 1 other completions of the
+    group, drawn without replacement from those that are right or wrong, are all wrong (arXiv 2508.10751, without the
+    completion itself). With fewer than k - 1 such others the chance cannot be estimated, and the factor is 1.
+    """
+    scored = (~right.isnan()).float()                                                # (P, G)
+    wrong = (right == 0).float()                                                     # (P, G)
+    others = scored.sum(1, keepdim=True) - scored                                    # (P, G) without the completion
+    wrong_others = wrong.sum(1, keepdim=True) - wrong                                # (P, G)
+    weight = torch.full_like(others, float(k))
+    for j in range(k - 1):
+        weight = weight * (wrong_others - j).clamp(min=0) / (others - j).clamp(min=1)
+    return torch.where(others < k - 1, 1.0, weight)
