@@ -66,7 +66,7 @@ def shapes(folder, name):
     """The arguments of a run that needs several hundred megabytes."""
     if name == "sums":
         records = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(20) for b in range(20)]
-        return {"dataset": jsonl(folder / "sums.jsonl", *records), "batch_size": 64, "max_new_tokens": 20,  # which none ends before
+        return {"dataset": jsonl(folder / "sums.jsonl", *records), "batch_size": 128, "max_new_tokens": 20,  # which none ends before
                 "generator_checkpoint": f"{SHIPPED['arithmetic']}/generator.safetensors"}
     if name == "passes":
         write_text_dataset(folder / "text", TEXT)
@@ -84,7 +84,7 @@ def shapes(folder, name):
 @pytest.mark.skipif(sys.platform != "linux", reason="the size of a process is measured as Linux counts it")
 @pytest.mark.parametrize("name", ["sums", "passes", "long prompts"])
 def test_the_estimate_is_within_a_factor_of_what_is_measured(name, tmp_path):
-    settings = {"group_size": 8, "max_iters": 1, "eval_problems": 4, "eval_completions": 2, "device": "cpu", "dtype": "float32",
+    settings = {"group_size": 8, "max_iters": 1, "eval_problems": 8, "device": "cpu", "dtype": "float32",
                 "out_dir": str(tmp_path / "out"), "reward_functions": ("exact_match",)} | shapes(tmp_path, name)
     if name == "passes":
         settings["reward_functions"] = ("judge",)
