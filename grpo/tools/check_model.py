@@ -71,7 +71,8 @@ def causal_problems(tokenizer, c):
     tokens, numbers = random_tokens(tokenizer, c), np.arange(c.batch_size)
     padding = numbers % (c.prompt_length - 1)                                        # (P,) the shortest has two tokens
     tokens[np.arange(c.prompt_length) < padding[:, None]] = tokenizer.pad_token_id
-    return {"input": tokens, "padding": padding, "number": numbers, "record": np.full(c.batch_size, None)}
+    records = np.array([{"text": ""}] * c.batch_size)                                # no reward reads them
+    return {"input": tokens, "padding": padding, "number": numbers, "record": records}
 
 
 def fill_problems(tokenizer, c):

@@ -107,8 +107,8 @@ def test_a_hostile_meta_json_is_one_line(tmp_path, text, message):
     ({"tags": [3]}, "tags that are no texts"),
     ({"tags": [""]}, "an empty tag"),
     ({"vocab_size": "99"}, "vocab_size='99' of its tokenizer does not agree"),
-    ({"stop_token_id": 3}, "does not agree"),
+    ({"stop_token_id": 3}, "has no tags"),
     ({"extra": 1}, "extra=1 of its tokenizer does not agree")])
 def test_a_hostile_description_is_one_line(change, message):
-    with pytest.raises(ValueError, match=f"^here: .*{message}.*prepare it again"):
+    with pytest.raises(ValueError, match=f"^here.*{message}.*prepare it again"):
         from_description(TOKENIZER.description() | change, "here")
