@@ -17,7 +17,7 @@ def attend(q, k, v, mask=None, causal=False, dropout=0.0):
 
 
 def attention_mask(before, T, padding, causal, device):
-    """Which of the before + T columns each of T new positions reads.
+    """Masks the columns that each of T new positions does not read, of the before + T columns that there are.
 
     padding: (B,) number of leading columns without a token, or None
     Returns (1 or B, 1, T, before + T) bool, or None where the kernel's own causal mask, or none, is right. Every
@@ -46,7 +46,7 @@ class Cache:
         self.length, self.room = length, room
 
     def mask(self, T, padding, device):
-        """What the next T tokens read, for the functions of `layer`. padding: (B,) or None."""
+        """The mask of the next T tokens, for the functions of `layer`. padding: (B,) or None."""
         return attention_mask(self.length, T, padding, True, device)
 
     def layer(self, i):

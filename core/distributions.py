@@ -26,7 +26,7 @@ def sampling_logp(logits, temperature=1.0):
 
 
 def truncates(top_p, top_k, min_p):
-    """Whether these settings exclude any token from being drawn."""
+    """Tells whether these settings exclude any token from being drawn."""
     return top_p < 1 or top_k > 0 or min_p > 0
 
 
@@ -40,8 +40,8 @@ def restrict(logp, kept):
 
 
 def kept_tokens(logp, top_p=1.0, top_k=0, min_p=0.0):
-    """Which tokens may be drawn: the top_k likeliest (0: all), of them the nucleus, of it those at least min_p times as
-    likely as the likeliest (arXiv 2407.01082). logp: (..., V). Returns (..., V) bool."""
+    """Marks the tokens that may be drawn: the top_k likeliest (0: all), of them the nucleus, of it those at least min_p
+    times as likely as the likeliest (arXiv 2407.01082). logp: (..., V). Returns (..., V) bool."""
     kept = torch.ones_like(logp, dtype=torch.bool)
     limited = 0 < top_k < logp.shape[-1]
     if limited:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-from core.cache import Cache
 from core.distributions import draw_tokens, noise_on
 from core.performance.batching import cat_padded
 from core.performance.kept_tokens import KeptCollector, KeptTokens
@@ -15,7 +14,7 @@ LEAVE_SHARE = 0.9  # finished rows leave the batch once at most this share has n
 
 @dataclass
 class Generation:
-    """What `generate` sampled: N = P * G completions; M is the length of the longest."""
+    """N = P * G sampled completions; M is the length of the longest."""
     target: torch.Tensor       # (N, M) tokens, the stop token included
     mask: torch.Tensor         # (N, M) 1.0 where a token was sampled, 0.0 after the end
     logp: torch.Tensor         # (N, M) log-probability under the distribution drawn from
@@ -27,22 +26,19 @@ class Generation:
 class Rows:
     """The n completions that are in the batch; it shrinks as they end."""
     number: torch.Tensor          # (n,) which of the N completions each is
-    length: torch.Tensor          # (n,) of each that has ended; more than there is room for, of each that has not
     padding: torch.Tensor | None  # (n,) number of columns without a token before its prompt; None: there are none
-    past: Cache                   # what they have read
+    past: object                  # the model's cache of what they have read
     token: torch.Tensor | None = None  # (n,) the newest token of each
 
-    def drop_ended(self, room):
-        """Takes the rows that have ended out of the batch, once there are enough of them. Returns the number of those
-        that have not ended; room: the largest length"""
-        live = self.length > room                                                    # (n,)
+    def drop_ended(self, live):
+        """Takes the rows that are not live, (n,) bool, out of the batch, once there are enough of them. Returns the
+        number of those that are."""
         left = int(live.sum())
         if 0 < left <= LEAVE_SHARE * len(live):
             keep = torch.arange(left, device=live.device)  # rows that stay in their place cost nothing ...
             keep[~live[:left]] = live[left:].nonzero().squeeze(1) + left             # ... the others fill the gaps
             self.past.keep(keep)
-            self.number, self.length = self.number[keep], self.length[keep]
-            self.token = self.token[keep]
+            self.number, self.token = self.number[keep], self.token[keep]
             self.padding = None if self.padding is None else self.padding[keep]
         return left
 
@@ -63,7 +59,7 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
     target = torch.zeros(P * G, L, dtype=torch.long, device=device)
     logp = torch.zeros(P * G, L, device=device)
     length = torch.full((P * G,), L + 1, device=device)                              # L + 1: it has not ended
-    rows, h = read_prompts(model, prompt, padding, length, L)                        # h: (P, C), then (n, C)
+    rows, h = read_prompts(model, prompt, padding, G, L)                             # h: (P, C), then (n, C)
     collector = KeptCollector(budget)
     with prepacked(model.layers):
         for t in range(L):
@@ -74,29 +70,28 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
             rows.token = token.flatten()
             target[rows.number, t] = rows.token
             logp[rows.number, t] = token_logp.flatten()
+            live = length[rows.number] > t                                           # (n,)
             if kept is not None:
-                live = (rows.length > t).nonzero().squeeze(1).cpu()                  # (k,)
                 state = torch.arange(len(h)).repeat_interleave(u.shape[1])           # (n,) that each row was drawn from
-                collector.add(rows.number.cpu()[live] * L + t, kept[state[live]])
+                collector.add((rows.number[live] * L + t).cpu(), kept[state[live.cpu()]])
             ends = stop(target[rows.number, : t + 1], t)[:, 0]                       # (n,)
-            rows.length = torch.where(ends, rows.length.clamp(max=t + 1), rows.length)
-            length[rows.number] = rows.length
-            if rows.drop_ended(L) == 0:
+            length[rows.number[ends & live]] = t + 1
+            if rows.drop_ended(live & ~ends) == 0:
                 break
     M = int(length.clamp(max=L).max())
     mask = torch.arange(M, device=device) < length[:, None]                          # (N, M)
     return Generation(target[:, :M] * mask, mask.float(), logp[:, :M] * mask, collector.joined(), (length > L).cpu())
 
 
-def read_prompts(model, prompt, padding, length, room):
-    """Reads each prompt once, for N = P * G completions. Returns the Rows, with room for their tokens in the cache, and
+def read_prompts(model, prompt, padding, G, room):
+    """Reads each prompt once. Returns the Rows of G completions of each, with room for their tokens in the cache, and
     the hidden states (P, C) that predict the first token of each prompt's completions."""
-    past, number = model.new_cache(), torch.arange(len(length), device=prompt.device)
-    last = torch.full((len(prompt), 1), prompt.shape[1] - 1, device=prompt.device)
+    past, P = model.new_cache(), len(prompt)
+    last = torch.full((P, 1), prompt.shape[1] - 1, device=prompt.device)
     h = model.states(prompt, last, past, padding)[:, 0]                              # (P, C)
-    problem = number // (len(length) // len(prompt))                                 # (N,)
-    padding = None if padding is None else padding[problem]
-    return Rows(number, length, padding, past.expand(problem, room=room)), h
+    number = torch.arange(P * G, device=prompt.device)                               # (N,)
+    padding = None if padding is None else padding[number // G]
+    return Rows(number, padding, past.expand(number // G, room=room)), h
 
 
 def join_generations(parts):
@@ -125,7 +120,7 @@ class Stop:
         self.window = max((len(s.encode()) + 1 for s in self.sequences), default=0)
 
     def __call__(self, tokens, first):
-        """Where rows end. tokens: (n, t) those so far, of which the ones from column `first` on are new.
+        """Marks the columns at which rows end. tokens: (n, t) so far, of which those from column `first` on are new.
 
         Returns (n, t - first) bool; the first end of a row counts, and what is marked after it means nothing.
         """

@@ -1,4 +1,4 @@
-"""Which positions of a window of tokens are masked, to make it a fill-in problem."""
+"""Masks windows of tokens, which makes them fill-in problems."""
 
 from dataclasses import dataclass
 

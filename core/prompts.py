@@ -55,7 +55,7 @@ def as_messages(prompt, system_prompt=None):
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How a prompt becomes the text that a model reads."""
+    """Renders a prompt as the text that a model reads."""
 
     template: str = "plain"                    # a name of TEMPLATES, or "model"
     system_prompt: str | None = None           # a first message

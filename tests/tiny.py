@@ -143,6 +143,14 @@ def count_rows(net):
     return rows
 
 
+def counted(project, sizes):
+    """`project` of a model, noting the number of states of each call."""
+    def wrapped(h):
+        sizes.append(len(h))
+        return project(h)
+    return wrapped
+
+
 def prompt_consumer(folder, c, **settings):
     prompt_format = PromptFormat(c.template, c.system_prompt, c.response_prefix, c.max_prompt_length)
     return PromptConsumer(folder, c.batch_size, c.seed, format=prompt_format, **settings)

@@ -1,4 +1,4 @@
-"""Which rows are read together, so that little padding and no more memory than wanted is used; rows put together."""
+"""Chooses rows to read together, so that there is little padding and memory stays bounded."""
 
 import numpy as np
 import torch

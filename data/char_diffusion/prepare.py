@@ -86,7 +86,7 @@ def blocks(text, few=20):
 
 
 def is_validation(paragraph):
-    """Whether a paragraph is for validation. The same words give the same answer, however their lines are wrapped."""
+    """Tells whether a paragraph is for validation. The answer does not depend on how its lines are wrapped."""
     words = " ".join(paragraph.split()).lower()
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4], "big") % 100 < VALIDATION_PERCENT
 

@@ -39,7 +39,7 @@ class SudokuConfig:
 
 
 def complete(cells):
-    """Whether four cells have all digits."""
+    """Tells whether four cells have all digits."""
     return sorted(cells) == list(DIGITS)
 
 

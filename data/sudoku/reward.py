@@ -13,7 +13,7 @@ UNITS = ROWS + COLUMNS + QUARTERS  # of a board, each of four cells
 
 
 def units_right(puzzle, text):
-    """How many of the 12 units of a board have 1, 2, 3 and 4; 0 for a text that is no board, or not of this puzzle."""
+    """Counts the units of a board, of 12, that have 1, 2, 3 and 4; 0 for a text that is no board of this puzzle."""
     lines = text.split("\n")
     if list(map(len, lines)) != [4, 4, 4, 4, 0] or len(puzzle) != len(text):
         return 0

@@ -7,8 +7,7 @@ from core.distributions import draw_uniforms, kept_tokens, restrict, sampling_lo
 from core.fill_in import fill_in
 from core.fill_in_passes import draw_passes, fill_in_passes
 from core.masking import masked_positions
-from core.performance.kept_tokens import KeptBudget
-from tests.tiny import TOKENIZER, config, consumer, masked_problems, model
+from tests.tiny import TOKENIZER, config, consumer, counted, masked_problems, model
 
 MASK = TOKENIZER.mask_token_id
 
@@ -57,9 +56,9 @@ def test_a_pass_reads_the_tokens_of_the_passes_before_it_and_reports_its_own_dis
 
 @torch.no_grad()
 def test_logits_are_made_only_where_a_token_is_drawn_and_in_parts_they_are_the_same(problems, monkeypatch):
-    (input, position, hidden, *noise), net, rows = problems, model(), []
-    project = net.project
-    monkeypatch.setattr(net, "project", lambda h: rows.append(len(h)) or project(h))
+    (input, position, hidden, *noise), net = problems, model()
+    rows = []
+    monkeypatch.setattr(net, "project", counted(net.project, rows))
     whole = fill_in_passes(net, input, position, hidden, *noise, 3, 0.8, 0.9)
     turn = whole[2]
     first = (turn == 0).view(3, 4, -1).any(1)  # the completions of a problem share the first text
@@ -83,13 +82,3 @@ def test_texts_with_fewer_hidden_tokens_than_passes_are_filled_in(truncation):
     assert kept is None if not truncation else len(kept) == hidden.sum()
     last = fill_in(read[:, -1], position.repeat_interleave(3, 0), hidden, target[:, None])[:, 0]
     assert not (last == MASK).any()
-
-
-@torch.no_grad()
-def test_kept_tokens_that_do_not_fit_end_the_passes(problems):
-    input, position, hidden, *noise = problems
-    noise = [x.repeat(1, 100, 1) for x in noise]
-    with pytest.raises(ValueError, match="stored_megabytes=1 .*top_k=50"):
-        fill_in_passes(model(scale=0.1), input, position, hidden, *noise, 2, top_p=0.99, budget=KeptBudget(1))
-    kept = fill_in_passes(model(), input, position, hidden, *noise, 2, top_k=2, budget=KeptBudget(1))[-1]
-    assert len(kept) > 1000

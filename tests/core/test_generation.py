@@ -5,9 +5,8 @@ import torch
 
 from core import distributions
 from core.distributions import draw_uniforms, kept_tokens, restrict, sampling_logp
-from core.generation import Stop, generate, join_generations
-from core.performance.kept_tokens import KeptBudget
-from tests.tiny import CAUSAL, causal_model, count_rows
+from core.generation import Stop, generate
+from tests.tiny import CAUSAL, causal_model, count_rows, counted
 
 V = CAUSAL.base_vocab_size
 NOISE = draw_uniforms(3, 7, range(3), (16, 20))
@@ -93,36 +92,6 @@ def test_each_token_has_the_probability_and_the_kept_tokens_that_the_model_gives
 
 
 @TRUNCATED
-def test_joined_generations_are_those_of_their_parts(truncation):
-    net, (ids, padding) = causal_model(scale=2.0), PROMPTS
-    parts = [generate(net, ids[i : i + 1], padding[i : i + 1], NOISE[i : i + 1, :, :room], early, **truncation)
-             for i, room in enumerate((9, 20, 1))]
-    joined = join_generations(parts)
-    assert rows_of(joined) == [row for part in parts for row in rows_of(part)]
-    assert not joined.target[joined.mask == 0].any() and not joined.logp[joined.mask == 0].any()
-    assert torch.equal(joined.logp[joined.mask > 0], torch.cat([part.logp[part.mask > 0] for part in parts]))
-    assert torch.equal(joined.truncated, torch.cat([part.truncated for part in parts]))
-    if truncation:
-        assert torch.equal(joined.kept.dense(V), torch.cat([part.kept.dense(V) for part in parts]))
-
-
-def test_temperature_zero_takes_the_likeliest():
-    net, tokens = causal_model(), torch.tensor([[1, 2, 3]])
-    out = generate(net, tokens, None, torch.zeros(1, 1, 8), never, temperature=0)
-    for _ in range(8):
-        tokens = torch.cat((tokens, net(tokens)[:, -1:].argmax(-1)), 1)
-    assert out.target[0].tolist() == tokens[0, 3:].tolist()
-
-
-def counted(project, sizes):
-    """`project`, noting the number of states of each call."""
-    def wrapped(h):
-        sizes.append(len(h))
-        return project(h)
-    return wrapped
-
-
-@TRUNCATED
 def test_logits_in_parts_shared_prompts_and_packed_weights_write_what_the_plain_way_writes(truncation, monkeypatch):
     ways = {"plain": (2**25, 10**9, 10**9), "parts": (500, 10**9, 10**9), "shared": (2**25, 0, 10**9),
             "packed": (2**25, 0, 0)}
@@ -138,15 +107,6 @@ def test_logits_in_parts_shared_prompts_and_packed_weights_write_what_the_plain_
     assert largest["plain"] > largest["parts"] == 500 // V
     for way in ("parts", "shared", "packed"):
         expect_same(found[way], found["plain"])
-
-
-def test_kept_tokens_that_do_not_fit_end_a_generation_before_it_is_done():
-    net, noise = causal_model(scale=0.1), torch.rand(2, 200, 60, dtype=torch.float64)
-    calls = count_rows(net)
-    with pytest.raises(ValueError, match="stored_megabytes=1 .*top_k=50"):
-        generate(net, torch.tensor([[1, 2], [3, 4]]), None, noise, never, top_p=0.99, budget=KeptBudget(1))
-    assert len(calls) * 400 * 4 * V < 2 * 2**20, "it stops where the limit is reached"
-    generate(net, torch.tensor([[1, 2], [3, 4]]), None, noise[..., :9], never, top_k=5, budget=KeptBudget(1))
 
 
 def test_stop_sequences_end_a_row_and_are_cut_from_its_text():
@@ -171,8 +131,6 @@ def test_any_of_several_stop_tokens_ends_a_row():
     stop = Stop(Ends())
     assert ends_with(stop, [[1, 3], [3, 1], [2, 26], [5, 6]]) == [True, False, True, False], "just now, or not"
     assert stop.text([0, 1, 26]) == stop.text([0, 1, 3]) == stop.text([0, 1]) == "ab"
-    rows = rows_of(generate(causal_model(scale=1.0), *PROMPTS, NOISE, stop))
-    assert {row[-1] for row in rows} >= {3, 26} and not any({3, 26} & set(row[:-1]) for row in rows)
 
 
 class Words:

@@ -23,7 +23,8 @@ def test_a_language_model_does_not_see_the_future_and_a_fill_model_does():
 
 @TIED
 def test_logits_at_chosen_positions_are_those_of_the_whole(tied):
-    net, tokens, position = model(tied=tied), torch.randint(0, 96, (3, 20)), torch.tensor([[0, 5], [19, 2], [7, 7]])
+    net, tokens = model(tied=tied), torch.randint(0, 96, (3, 20))
+    position = torch.tensor([[0, 5], [19, 2], [7, 7]])
     wanted = net(tokens)[torch.arange(3)[:, None], position]
     torch.testing.assert_close(net(tokens, position), wanted, rtol=1e-5, atol=1e-5)
 
@@ -60,7 +61,8 @@ def test_parameters_by_kind_covers_every_parameter_once(mode, tied):
 
 
 def test_padding_on_the_left_changes_nothing():
-    net, tokens, padding = causal_model(), torch.randint(0, 90, (2, 10)), torch.tensor([4, 4])
+    net, tokens = causal_model(), torch.randint(0, 90, (2, 10))
+    padding = torch.tensor([4, 4])
     padded = torch.cat((torch.full((2, 4), CAUSAL.pad_token_id), tokens), 1)
     shown = net(padded, padding=padding)[:, 4:]
     torch.testing.assert_close(shown, net(tokens), rtol=1e-4, atol=1e-4)
@@ -86,7 +88,8 @@ def distance(a, b):
 
 @TIED
 def test_the_gradient_of_the_head_does_not_lose_precision_over_parts(tied, monkeypatch):
-    net, h, target = model(tied=tied, scale=1.0), torch.randn(512, 16), torch.randint(0, 96, (512,))
+    net = model(tied=tied, scale=1.0)
+    h, target = torch.randn(512, 16), torch.randint(0, 96, (512,))
     # The same rounding of states and weights everywhere, so that only the addition over parts differs
     truth = sum(head_gradient(net, h[i : i + 4], target[i : i + 4], 1, monkeypatch) for i in range(0, 512, 4))
     exact = head_gradient(net, h, target, 1, monkeypatch, torch.float32)

@@ -106,7 +106,8 @@ def test_prompts_are_padded_on_the_left(folder):
 
 def test_a_training_example_is_its_completion_and_the_stop_token(folder):
     data = PromptConsumer(folder, 16)
-    t, batch, records = data.tokenizer, data.batch("train", 5), data.problems("train", 5)["record"]
+    t, batch = data.tokenizer, data.batch("train", 5)
+    records = data.problems("train", 5)["record"]
     for input, target, mask, record in zip(*(batch[k] for k in ("input", "target", "mask")), records, strict=True):
         prompt, completion = t.encode(record["prompt"]), [*t.encode(record["completion"]), t.stop_token_id]
         whole = prompt + completion

@@ -21,7 +21,8 @@ def test_the_squared_relu_passes_finite_differences():
 def test_compiled_layers_compute_what_plain_ones_do_and_a_frozen_copy_exactly_the_same(mode, dtype):
     """So that the first ratio is 1 and the first KL is 0: a policy is read with gradients, its reference without."""
     torch.compiler.reset()
-    net, tokens, padding = model(mode, n_layer=3, scale=2.0), torch.randint(0, 90, (4, 12)), torch.tensor([2, 0, 1, 0])
+    net, tokens = model(mode, n_layer=3, scale=2.0), torch.randint(0, 90, (4, 12))
+    padding = torch.tensor([2, 0, 1, 0])
     plain, rows = net.frozen(), torch.tensor([0, 0, 1, 1, 2, 3])
     net.compile_layers()
     twin = net.frozen()
@@ -47,7 +48,8 @@ def test_compiled_layers_compute_what_plain_ones_do_and_a_frozen_copy_exactly_th
 
 @torch.no_grad()
 def test_only_texts_are_read_by_compiled_layers_and_single_tokens_by_plain_ones(monkeypatch):
-    net, tokens, names = causal_model(n_layer=2), torch.randint(0, 90, (2, 6)), []
+    net, tokens = causal_model(n_layer=2), torch.randint(0, 90, (2, 6))
+    names = []
     monkeypatch.setattr(quick_layers, "compiled", lambda function: names.append(function.__name__) or function)
     net(tokens)
     net.compile_layers()
