@@ -187,6 +187,22 @@ def rewards(c, scorer):
     return Rewards(c, Judge(scorer, TOKENIZER, reads_ids=True))
 
 
+def expect_frequencies(token, logp, logits, temperature, top_p):
+    """Checks drawn tokens and their reported log-probabilities, (n,) each, against the distribution of logits (V,).
+    Returns which tokens truncation keeps, (V,) bool."""
+    p = np.exp(logits.detach().double().numpy() / temperature)  # the same distribution, by hand
+    p /= p.sum()
+    order = np.argsort(-p)
+    size = next(k for k in range(1, len(p) + 1) if p[order[:k]].sum() >= top_p - 1e-9)
+    kept = np.isin(np.arange(len(p)), order[:size])
+    p = p * kept / p[kept].sum()
+    counts, expected = np.bincount(token.numpy(), minlength=len(p)), len(token) * p
+    assert not counts[~kept].any()
+    assert ((counts - expected)[kept] ** 2 / expected[kept]).sum() < 25  # of 6 tokens it is more once in 7,000 times
+    np.testing.assert_allclose(logp.exp().numpy(), p[token.numpy()], rtol=1e-4)
+    return kept
+
+
 class Undecoded:
     """Texts of which only the token ids may be read."""
 
@@ -308,9 +324,9 @@ def step_gradient(policy, reference, scorer, data, c):
     return catcher.gradient
 
 
-def collect(policy, scorer, data, c, reference=None, dist=None):
-    """The Experience of the first step."""
-    sample = sampler_of(policy, step_problems(data, c), 0, c)
+def collect(policy, scorer, data, c, reference=None, dist=None, number=0):
+    """The Experience of step `number`."""
+    sample = sampler_of(policy, step_problems(data, c, number), number, c)
     return collect_experience(policy, reference, scorer, sample, c, dist or one_process(), Timer())
 
 

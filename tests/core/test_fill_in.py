@@ -1,13 +1,12 @@
 """Fill-in sampling: reported log-probabilities are those of the distribution that tokens are drawn from."""
 
-import numpy as np
 import pytest
 import torch
 
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, fill_once, predict_and_sample_tokens
 from core.masking import masked_positions
-from tests.tiny import TOKENIZER, config, consumer, counted, masked_problems, model
+from tests.tiny import TOKENIZER, config, consumer, counted, expect_frequencies, masked_problems, model
 
 
 class TinyVocabulary(torch.nn.Module):
@@ -32,19 +31,8 @@ def test_frequencies_match_the_reported_log_probabilities(temperature, top_p):
     noise = draw_uniforms(1, 0, [0], (draws, 5))
     target, logp, allowed = predict_and_sample_tokens(net, torch.zeros(1, 5).long(), position, noise, temperature, top_p)
     for m, column in enumerate(position[0].tolist()):
-        # the same distribution, by hand, in numpy
-        p = np.exp(net.logits[column].double().numpy() / temperature)
-        p /= p.sum()
-        order = np.argsort(-p)
-        size = next(k for k in range(1, 7) if p[order[:k]].sum() >= top_p - 1e-9)
-        kept = np.zeros(6)
-        kept[order[:size]] = p[order[:size]] / p[order[:size]].sum()
-        counts = np.bincount(target[0, :, m].numpy(), minlength=6)
-        assert counts[kept == 0].sum() == 0
-        chi_square = ((counts - draws * kept)[kept > 0] ** 2 / (draws * kept[kept > 0])).sum()
-        assert chi_square < 25  # 5 degrees of freedom: one in 7,000
-        np.testing.assert_allclose(logp[0, :, m].exp().numpy(), kept[target[0, :, m].numpy()], rtol=1e-4)
-        assert top_p == 1.0 or allowed.dense(6)[m].tolist() == (kept > 0).tolist()
+        kept = expect_frequencies(target[0, :, m], logp[0, :, m], net.logits[column], temperature, top_p)
+        assert top_p == 1.0 or allowed.dense(6)[m].tolist() == kept.tolist()
     assert (allowed is None) == (top_p == 1.0)
 
 

@@ -7,7 +7,8 @@ from core.distributions import draw_uniforms, kept_tokens, restrict, sampling_lo
 from core.fill_in import fill_in
 from core.fill_in_passes import draw_passes, fill_in_passes
 from core.masking import masked_positions
-from tests.tiny import TOKENIZER, config, consumer, counted, masked_problems, model
+from core.tokenizer import CharTokenizer
+from tests.tiny import TOKENIZER, config, consumer, counted, expect_frequencies, masked_problems, model
 
 MASK = TOKENIZER.mask_token_id
 
@@ -52,6 +53,28 @@ def test_a_pass_reads_the_tokens_of_the_passes_before_it_and_reports_its_own_dis
                 assert torch.equal(allowed, kept_tokens(q, top_k=5)) and allowed[target[n, m]]
                 q = restrict(q, allowed)
             assert abs(float(q[target[n, m]] - logp[n, m])) < 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize("top_p", [0.5, 1.0])
+@torch.no_grad()
+def test_texts_are_as_frequent_as_the_reported_probabilities_of_their_passes(temperature, top_p):
+    tokenizer = CharTokenizer("abc")
+    net, input = model(scale=4.0, tokenizer=tokenizer), torch.full((1, 2), tokenizer.mask_token_id)
+    order, noise = draw_uniforms(1, 0, [0], (2, 10_000, 2)).unbind(1)
+    target, logp, turn, *_ = fill_in_passes(net, input, torch.tensor([[0, 1]]), torch.ones(1, 2, dtype=torch.bool),
+                                            noise, order, 2, temperature, top_p)
+
+    def expect(rows, text, column):
+        expect_frequencies(target[rows, column], logp[rows, column], net(text)[0, column], temperature, top_p)
+
+    for first, second in ((0, 1), (1, 0)):
+        begun = turn[:, first] == 0
+        expect(begun, input, first)
+        for token in target[begun, first].unique():
+            text = input.clone()
+            text[0, first] = token
+            expect(begun & (target[:, first] == token), text, second)
 
 
 @torch.no_grad()

@@ -117,17 +117,33 @@ def test_if_a_rank_of_a_sharded_run_fails_the_other_ends_with_a_line(base, tmp_p
     expect_end(done, tmp_path, words)
 
 
-def test_if_a_rank_cannot_load_its_models_the_other_ends_with_a_line(base, tmp_path):
-    """Without torchrun, which on one machine would end the other rank itself."""
+def two_ranks(*arguments):
+    """Runs two ranks with these arguments each, without torchrun, which on one machine would end the other rank itself.
+    Returns them as finished processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    ranks = [subprocess.Popen([sys.executable, TRAIN, *own], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE,
+                              env=os.environ | address | {"OMP_NUM_THREADS": "1", "RANK": str(rank)})
+             for rank, own in enumerate(arguments)]
+    outputs = [process.communicate(timeout=300) for process in ranks]
+    return [subprocess.CompletedProcess(process.args, process.returncode, *output)
+            for process, output in zip(ranks, outputs, strict=True)]
+
+
+def test_if_a_rank_is_killed_in_a_step_the_other_ends_with_a_line(base, tmp_path):
+    arguments = settings_of(base, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    left, killed = two_ranks(arguments, arguments)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    expect_end(left, tmp_path, "did: see its error")
+
+
+def test_if_a_rank_cannot_load_its_models_the_other_ends_with_a_line(base, tmp_path):
     more = {"parallel": "fsdp", "optimizer": "adamw"}
-    ranks = [subprocess.Popen([sys.executable, TRAIN, *settings_of(base, tmp_path, **more, **lacks)], cwd=ROOT,
-                              env=os.environ | address | {"OMP_NUM_THREADS": "1", "RANK": str(rank)}, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-             for rank, lacks in enumerate(({}, {"generator_checkpoint": tmp_path / "gone.safetensors"}))]
-    errors = [process.communicate(timeout=300)[1] for process in ranks]
+    lacks = {"generator_checkpoint": tmp_path / "gone.safetensors"}
+    errors = [done.stderr for done in two_ranks(settings_of(base, tmp_path, **more),
+                                                settings_of(base, tmp_path, **more | lacks))]
     assert "gone.safetensors does not exist" in errors[1] and "Traceback" not in errors[0], errors
     assert "error: rank 0 ended because another rank did: see its error" in errors[0], errors
 

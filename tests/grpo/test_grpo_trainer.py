@@ -4,7 +4,9 @@ import json
 import math
 import os
 import signal
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +30,7 @@ from grpo.rewards import Rewards, Scored
 from tests.tiny import (
     TOKENIZER,
     causal_policy,
+    collect,
     config,
     consumer,
     count_rows,
@@ -40,6 +43,7 @@ from tests.tiny import (
     same,
     same_momentum,
     share_of_e,
+    train,
     undocumented,
     without_clock,
 )
@@ -145,6 +149,29 @@ def test_one_epoch_of_one_minibatch_is_the_on_policy_step(dataset, tmp_path):
     for number in range(3):
         grpo_step(policy, reference, rewards(c, judge()), data, c, number, optimizers)
     assert same(policy, t.policy)
+
+
+def test_steps_that_share_rollouts_are_those_taken_by_hand(dataset, tmp_path):
+    t = trainer(dataset, tmp_path, max_iters=8, ppo_epochs=2, minibatches=2)
+    t.run()
+    c, policy, found = t.config, fill_policy(seed=1, scale=3.0), []
+    reference, optimizers, data = policy.frozen(), build_optimizers(policy, c), consumer(dataset, c)
+    for number in (0, 1):
+        experience = collect(policy, rewards(c, judge()), data, c, reference, number=number)
+        halves = []
+        for epoch in (0, 1):
+            order = np.random.default_rng([3, c.seed, 0, number + 1, epoch]).permutation(4)
+            halves += [sorted(order[:2]), sorted(order[2:])]
+        for i, half in enumerate(halves):
+            part, _ = experience.rollouts.select(torch.tensor(half))
+            found.append(train(policy, replace(experience, rollouts=part, on_policy=i == 0), c, optimizers))
+    assert same(policy, t.policy)
+    logged = without_clock(training_records(tmp_path))
+    for step, by_hand in enumerate(found):
+        expected = by_hand | {"step": step + 1, "lr": c.learning_rate, "kl_beta": c.kl_beta}
+        del expected["bad_rollouts"], expected["text_tokens"]  # the second becomes tokens_per_second
+        assert logged[step] == expected
+    assert len(logged) == len(found) == 8
 
 
 @pytest.mark.parametrize("cut", [{"batch_size": 1, "gradient_accumulation_steps": 4},

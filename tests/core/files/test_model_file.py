@@ -115,6 +115,7 @@ def config_with(**settings):
     (config_with(n_embd=2**16), r"tensor blocks.0.attention.out.weight has shape \[65536, 65536\], but .*\[16, 16\]"),
     (config_with(n_layer="4"), "n_layer='4' must be int, not str"),
     (config_with(n_head=0), "n_head=0 must be at lea"),
+    (config_with(judge_head="told"), "judge_head='told' is not one of realness, cls"),  # an earlier version's
     (config_with(width=3), "has the unknown key width"),
     (config_with(vocab_size=150), "but its tokenizer 99"),
     (lambda header, weights: header["config"].__delitem__("tied"), "the config in its header lacks tied"),
