@@ -28,7 +28,7 @@ class Causal(Comparison):
         self.policy = make_policy(model.to(self.dist.device), tokenizer, self.config, self.dist)
         prompts = np.random.default_rng(0).integers(96, size=(c.batch_size, c.prompt_length))
         self.batch = {"input": prompts, "padding": np.zeros(c.batch_size, dtype=np.int64),
-                      "number": np.arange(c.batch_size), "record": np.array([None] * c.batch_size)}
+                      "number": np.arange(c.batch_size), "record": np.array([{"text": ""}] * c.batch_size)}
         self.rollouts = self.collect()
         reward = torch.rand(c.batch_size, c.group_size, 1, device=self.dist.device)
         self.advantage = compute_advantages(reward, "group_std").view(-1, 1)
@@ -85,7 +85,8 @@ class Vocabulary(Causal):
             vocab_size=c.vocab_size, hidden_size=c.n_embd, intermediate_size=4 * c.n_embd, num_hidden_layers=c.n_layer,
             num_attention_heads=c.n_head, num_key_value_heads=c.n_head, max_position_embeddings=length,
             tie_word_embeddings=True))
-        tokenizer = SimpleNamespace(base_vocab_size=c.vocab_size, banned_token_ids=(), stop_token_ids=())
+        tokenizer = SimpleNamespace(base_vocab_size=c.vocab_size, banned_token_ids=(), stop_token_ids=(),
+                                    decode=str)
         return HuggingFaceModel(net, tokenizer, LANGUAGE_MODEL), tokenizer
 
     def describe(self):

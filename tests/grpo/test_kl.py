@@ -107,6 +107,7 @@ def test_kl_in_the_reward_moves_the_advantage_and_not_the_loss(dataset):
     sums = rollout_sums(rollouts, scored, torch.ones(4, dtype=torch.bool))
     rollouts = compute_rollout_advantages(rollouts, scored, c, one_process())
     assert rollouts.advantage.abs().max() > 0
+    sums |= {"advantage": rollouts.advantage.sum(), "advantage_tokens": rollouts.train_mask.sum()}
     metrics = train(policy, Experience(rollouts, sums), c)
     assert metrics["kl_penalty"] == 0 and metrics["loss"] == metrics["pg_loss"] and metrics["mean_kl"] > 0
 
