@@ -1,6 +1,6 @@
 # python grpo/train_grpo.py config/grpo_code.py
-# Functions of a line or two, run with the record's tests in a limited child process. Three minutes on 2 CPU cores;
-# results: docs/results.md
+# Functions of a line or two, run with the record's tests in a limited child process. Three to five minutes on 2 CPU
+# cores; results: docs/results.md
 dataset = "code"
 dataset_recipe = "data/code/prepare.py"
 generator_checkpoint = "data/code/pretrained/generator.safetensors"

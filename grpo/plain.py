@@ -22,7 +22,7 @@ from core.masking import masked_positions
 from core.model import MASKED_FILL, freeze
 from core.models import load_model
 from core.scheduler import CosineLRScheduler
-from core.training_step import build_optimizers
+from core.training_step import build_optimizers, set_learning_rate
 from grpo.advantages import batch_std
 from grpo.grpo_config import GRPOConfig
 from grpo.kl import exact_kl
@@ -70,8 +70,7 @@ def train(policy, judge, P=16, G=8, T=128, steps=320, seed=1337):
         # 5. Step.
         loss.backward()
         grad_norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.lr(step)
+        set_learning_rate([optimizer], schedule.lr(step))
         optimizer.step()
         optimizer.zero_grad()
         yield {"loss": loss.item(), "mean_reward": realness.mean().item(), "grad_norm": grad_norm.item(),

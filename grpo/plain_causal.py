@@ -19,32 +19,36 @@ from core.generation import Stop, generate
 from core.models import load_model
 from core.prompts import PromptConsumer
 from core.scheduler import CosineLRScheduler
-from core.training_step import build_optimizers
+from core.training_step import build_optimizers, set_learning_rate
 from grpo.advantages import batch_std
 from grpo.grpo_config import GRPOConfig
 from grpo.reward_functions.verify_math import math_format, math_number, math_working
 
 
-def train(policy, P=32, G=8, max_new_tokens=48, steps=350, seed=1337):
+def train(policy, P=32, G=8, max_new_tokens=48, steps=350, seed=1337, optimizer_name="muon"):
     """Trains the policy on rewards that are functions of text. Yields the metrics of each step."""
     data = PromptConsumer("arithmetic", P, seed)
     stop = Stop(data.tokenizer)
     schedule = CosineLRScheduler(3e-4, 3e-5, warmup_iters=10, lr_decay_iters=steps)
-    optimizers = build_optimizers(policy, GRPOConfig(learning_rate=3e-4, optimizer="muon"))
+    optimizers = build_optimizers(policy, GRPOConfig(learning_rate=3e-4, optimizer=optimizer_name))
 
     for step in range(steps):
         # 1. Sample G completions of each prompt, token by token.
         batch = data.problems("train", step)
-        prompt, padding = torch.from_numpy(batch["input"]), torch.from_numpy(batch["padding"])  # (P, T), (P,)
+        prompt = torch.from_numpy(batch["input"])                                    # (P, T) padded on the left
+        padding = torch.from_numpy(batch["padding"])                                 # (P,) how much of it is padding
         noise = draw_uniforms(seed, step, batch["number"], (G, max_new_tokens))      # (P, G, max_new_tokens)
         completion = generate(policy, prompt, padding, noise, stop)
         tokens, mask = completion.target, completion.mask                            # (N, M) each
 
         # 2. Reward: functions of prompts, completions and the fields of the records.
-        texts = [stop.text(ids[:int(n)]) for ids, n in zip(tokens.tolist(), mask.sum(1), strict=True)]
+        length = mask.sum(1).int().tolist()
+        texts = [stop.text(ids[:n]) for ids, n in zip(tokens.tolist(), length, strict=True)]
         answers = [record["answer"] for record in batch["record"] for _ in range(G)]
-        rewards = zip(math_format([], texts), math_working([], texts), math_number([], texts, answer=answers))
-        reward = torch.tensor([form + 5.0 * working + number for form, working, number in rewards]).view(P, G, 1)
+        form = torch.tensor(math_format([], texts))                                  # (N,)
+        working = torch.tensor(math_working([], texts))                              # (N,)
+        number = torch.tensor(math_number([], texts, answer=answers))                # (N,)
+        reward = (form + 5.0 * working + number).view(P, G, 1)
 
         # 3. Advantage: the reward minus the mean of its group, divided by the standard deviation of the whole step.
         advantage = batch_std(reward, torch.ones_like(reward), total=lambda x: x).view(-1, 1)  # (N, 1)
@@ -61,9 +65,8 @@ def train(policy, P=32, G=8, max_new_tokens=48, steps=350, seed=1337):
         # 5. Step.
         loss.backward()
         grad_norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        set_learning_rate(optimizers, schedule.lr(step))
         for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = schedule.lr(step)
             optimizer.step()
             optimizer.zero_grad()
         yield {"loss": loss.item(), "mean_reward": reward.mean().item(), "grad_norm": grad_norm.item(),

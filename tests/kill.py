@@ -27,7 +27,6 @@ from core.files.json_lines import read_records
 from core.models import save_model
 from core.settings.script import run_script
 from grpo import train_grpo
-from grpo.report import plots
 from tests.tiny import (
     CAUSAL,
     TEXT,

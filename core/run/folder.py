@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import socket
-import stat
 import time
 
 from core.checkpoint_manager import states

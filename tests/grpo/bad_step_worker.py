@@ -3,7 +3,6 @@
 python tests/grpo/bad_step_worker.py DATASET PROMPTS OUT
 """
 
-import dataclasses
 import os
 import sys
 

@@ -12,7 +12,6 @@ from core.training_step import build_optimizers
 from grpo.build import build_reference
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.report import plots
-from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.registry import reward
 from grpo.reward_functions.trl import TrainerState
 from grpo.rewards import Rewards, Scored

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from core.training_step import build_optimizers
-from grpo.grpo_training_step import Experience
 from grpo.objectives import OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Scored

@@ -11,7 +11,6 @@ import torch
 from core.distributions import sampling_logp
 from core.files.records import write_prompts
 from grpo.evaluation.prompts import NOISE_SEED, PromptEvaluation, accuracy_sum, pass_at_k, pass_at_k_sum
-from grpo.reward_functions.registry import Log
 from grpo.rewards import REWARDS, Rewards, reward
 from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer
 
