@@ -63,7 +63,8 @@ class RunConfig:
     seed: int = 1337                       # of the data, of what is sampled, and of a new model
     # system
     device: str = "auto"                   # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
-    dtype: str = "auto"                    # float32, bfloat16; auto: bfloat16 on CUDA
+    dtype: str = "auto"                    # float32, bfloat16; auto: bfloat16 on CUDA, and for a judge of filled-in
+                                           # text on a CPU that has avx512_bf16 (its scores move by less than .002)
     rank_timeout: float = 1800.0           # seconds in which every rank must take part in an exchange, else all end;
                                            # they wait 12 hours while rank 0 evaluates, builds or saves
     compile: bool = False                  # torch.compile: half a minute at the start, then faster; for long runs

@@ -183,7 +183,7 @@ def load_judge(key, config, policy, dist):
     tokenizer = load_tokenizer(path, key)
     judge = Judge(model, tokenizer, same_vocabulary(tokenizer.description(), policy.tokenizer), dist.dtype)
     whole = not is_asked_for(config, dist)  # a sharded judge has no weights to pack
-    if config.judge_reading == "auto" and fills and whole and has_fast_bfloat16(model):
+    if config.dtype == "auto" and fills and whole and has_fast_bfloat16(model):
         judge.pack()
     return judge
 

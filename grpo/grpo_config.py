@@ -19,7 +19,6 @@ from grpo.sandbox.settings import SandboxConfig
 CHOICES = {"objective": OBJECTIVES, "advantage": ADVANTAGES, "reference_mode": REFERENCES,
            "kl_estimator": ("exact", *KL_ESTIMATORS), "zero_std": ("keep", "drop", "resample"),
            "fill_estimator": ("trajectory", "one_step", "prompt_mask", "random_mask", "coupled"),
-           "judge_reading": ("auto", "plain"),
            "head_dtype": ("auto", "float32")}
 RANGES = {
     "max_new_tokens": "[1, 1e6]",
@@ -51,9 +50,6 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
     reference_checkpoint: str | None = None   # the model that the KL penalty is to; None: the generator at step 0
     judge_checkpoint: str | None = None       # the model that gives the reward judge
     judge_recipe: str | None = None           # the config that builds it if it is missing
-    judge_reading: str = "auto"               # auto: a judge of filled-in text multiplies in bfloat16, with packed
-                                              # weights, on a CPU that has avx512_bf16: 1.3 times as fast in the main
-                                              # job, and scores move by less than .002; plain: it never does
     gold_judge_checkpoint: str | None = None  # a second judge: logged, never trained against
     gold_judge_recipe: str | None = None      # the config that builds it if it is missing
     reward_model_checkpoint: str | None = None  # the Hugging Face classifier that gives the reward reward_model

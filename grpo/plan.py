@@ -65,7 +65,7 @@ def describe_models(config, models):
         else:
             yield f"{name.replace('_', ' '):<10} {size_of(model)}, frozen"
     if any(judge.packed for judge in (models.judge, models.gold_judge) if judge is not None):
-        yield "judges multiply in bfloat16, with packed weights; judge_reading='plain' does not"
+        yield "judges multiply in bfloat16, with packed weights; with dtype='float32' they do not"
     if config.has_adapter:
         share, name = without_adapter(generator.layers)
         if share > LARGE_SHARE:

@@ -52,7 +52,7 @@ def kinds(folder):
     write_prompt_dataset(folder / "sums")
     save_model(str(folder / "causal.safetensors"), causal_model(scale=3.0), CAUSAL)
     fill = GRPO | {"dataset": folder / "text", "generator_checkpoint": save(folder / "fill.safetensors", model()),
-                   "judge_checkpoint": save(folder / "judge.safetensors", judge()), "judge_reading": "plain",
+                   "judge_checkpoint": save(folder / "judge.safetensors", judge()), "dtype": "float32",
                    "block_size": 32}
     causal = GRPO | {"dataset": folder / "sums", "generator_checkpoint": folder / "causal.safetensors",
                      "task_type": "general", "max_new_tokens": 5, "pass_k": 2}

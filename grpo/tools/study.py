@@ -93,7 +93,7 @@ def run(study, choice, seed, out, threads, settings):
     """Trains one run, unless it is already finished, and returns its records."""
     folder = os.path.join(out, f"{choice.replace(', ', '-')}-{seed}")
     arguments = [study.config, *study.settings, *study.choices[choice], f"--seed={seed}",
-                 "--sample_interval=1000000", "--save_interval=1000000", "--judge_reading=plain",
+                 "--sample_interval=1000000", "--save_interval=1000000", "--dtype=float32",
                  f"--out_dir={folder}", *settings]
     if finished(folder, arguments) is None:
         command = [sys.executable, TRAIN, *arguments]

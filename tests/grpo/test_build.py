@@ -359,13 +359,13 @@ def test_an_adapter_is_a_generator_merged_into_its_base(folder, sums, tmp_path):
     assert same(models.policy, models.reference) and models.policy.model.adapter is None
 
 
-@pytest.mark.parametrize("generator, reading", [("fill", "auto"), ("fill", "plain"), ("other causal", "auto")])
+@pytest.mark.parametrize("generator, dtype", [("fill", "auto"), ("fill", "float32"), ("other causal", "auto")])
 def test_judges_of_filled_in_text_multiply_in_bfloat16_where_that_is_fast(checkpoints, dataset, prompts, generator,
-                                                                         reading):
+                                                                         dtype):
     fills = generator == "fill"
     judges = {"judge_checkpoint": "judge"} | ({"gold_judge_checkpoint": "gold"} if fills else {})
     data = text_data(dataset) if fills else prompt_consumer(prompts, prompt_config())
-    models = built(checkpoints, data, generator_checkpoint=generator, judge_reading=reading, **judges)
-    expected = fills and reading == "auto" and has_fast_bfloat16(judge())
+    models = built(checkpoints, data, generator_checkpoint=generator, dtype=dtype, **judges)
+    expected = fills and dtype == "auto" and has_fast_bfloat16(judge())
     assert [x.packed for x in (models.judge, models.gold_judge) if x is not None] == [expected] * len(judges)
     assert same(models.judge.model, judge()), "its weights stay"

@@ -24,7 +24,7 @@ def test_fill_in_training_needs_nothing_that_windows_lacks(tmp_path, dataset):
     (tmp_path / "without.py").write_text(WITHOUT)
     done = run_script(tmp_path / "without.py", "grpo/train_grpo.py", "config/grpo_example.py", f"--dataset={dataset}",
                       "--gold_judge_checkpoint=None", "--max_iters=1", "--eval_problems=2", "--eval_completions=2",
-                      "--batch_size=1", "--group_size=2", "--judge_reading=plain", "--device=cpu",
+                      "--batch_size=1", "--group_size=2", "--dtype=float32", "--device=cpu",
                       f"--out_dir={tmp_path}/out")
     assert done.returncode == 0 and (tmp_path / "out" / "report.html").exists(), done.stderr
 

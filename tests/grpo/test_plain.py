@@ -12,7 +12,7 @@ from grpo.train_grpo import main
 from tests.tiny import ROOT
 
 STEPS = 20
-LOOPS = {"grpo_example": (plain, {"P": 2, "G": 4, "T": 64}, "--block_size=64", "--judge_reading=plain"),
+LOOPS = {"grpo_example": (plain, {"P": 2, "G": 4, "T": 64}, "--block_size=64", "--dtype=float32"),
          "grpo_arithmetic": (plain_causal, {"P": 4, "G": 4, "optimizer_name": "adamw"}, "--pass_k=2",
                              "--optimizer=adamw")}  # Muon's orthogonalisation would enlarge rounding errors
 

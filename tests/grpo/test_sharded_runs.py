@@ -57,7 +57,7 @@ def world(tmp_path_factory):
 def test_a_sharded_run_equals_one_rank_which_can_go_on_for_it(world):
     base = {"dataset": world / "data", "block_size": 32, "generator_checkpoint": world / "generator.safetensors",
             "judge_checkpoint": world / "judge.safetensors", "gold_judge_checkpoint": world / "gold.safetensors",
-            "judge_reading": "plain"}
+            "dtype": "float32"}
     run(base | {"out_dir": world / "alone", "max_iters": 4})
     shared = run(base | {"out_dir": world / "shared", "max_iters": 2, "lr_decay_iters": 4}, ranks=2)
     first, second = records(world / "alone"), records(world / "shared")

@@ -44,7 +44,7 @@ def world(tmp_path_factory):
     files = {"generator": model(), "judge": judge(), "gold": judge(seed=6)}
     paths = {name: save(folder / f"{name}.safetensors", net) for name, net in files.items()}
     base = {"dataset": folder / "data", "generator_checkpoint": paths["generator"], "judge_checkpoint": paths["judge"],
-            "gold_judge_checkpoint": paths["gold"], "judge_reading": "plain", "block_size": 32, "batch_size": 4,
+            "gold_judge_checkpoint": paths["gold"], "dtype": "float32", "block_size": 32, "batch_size": 4,
             "group_size": 3, "max_iters": 3, "eval_problems": 4,
             "eval_completions": 2, "log_interval": 1, "sample_interval": 3, "device": "cpu",
             "out_dir": folder / "out"}

@@ -61,7 +61,7 @@ def untrained_equations(folder):
 
 @pytest.mark.parametrize(("name", "arguments"), SMALL.items())
 def test_a_shipped_config_is_not_called_wrong(name, arguments, ask_for, tmp_path, capsys):
-    changes = {"dataset": f"{tmp_path}/data", "batch_size": 4, "eval_problems": 4, "judge_reading": "plain"}
+    changes = {"dataset": f"{tmp_path}/data", "batch_size": 4, "eval_problems": 4, "dtype": "float32"}
     if arguments is None:
         write_text_dataset(tmp_path / "data", TEXT)
     else:

@@ -42,7 +42,7 @@ def filling(folder, **settings):
     """The parts of a run that fills in text for the shipped judge."""
     write_text_dataset(folder / "text", TEXT)
     files = {f"{name}_checkpoint": f"{SHIPPED['char_diffusion']}/{name}.safetensors" for name in ("generator", "judge")}
-    return parts({"dataset": str(folder / "text"), "block_size": 64, "group_size": 4, "judge_reading": "plain"}
+    return parts({"dataset": str(folder / "text"), "block_size": 64, "group_size": 4, "dtype": "float32"}
                  | files | settings)
 
 

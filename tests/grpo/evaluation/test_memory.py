@@ -72,7 +72,7 @@ def shapes(folder, name):
         write_text_dataset(folder / "text", TEXT)
         return {"dataset": str(folder / "text"), "block_size": 64, "unmask_steps": 3, "batch_size": 16,
                 "generator_checkpoint": f"{SHIPPED['char_diffusion']}/generator.safetensors",
-                "judge_checkpoint": f"{SHIPPED['char_diffusion']}/judge.safetensors", "judge_reading": "plain"}
+                "judge_checkpoint": f"{SHIPPED['char_diffusion']}/judge.safetensors", "dtype": "float32"}
     pytest.importorskip("transformers")
     draw, letters = random.Random(0), "abcdefgh1234567"
     records = [{"prompt": " ".join(draw.choices(letters, k=1800 + 300 * (i % 2))), "answer": "4"} for i in range(40)]

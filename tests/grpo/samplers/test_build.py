@@ -78,7 +78,7 @@ def expect_alike(local, others, staleness=(0, 0, 0)):
 
 def test_a_run_starts_a_ray_of_its_own_with_judge_and_rewards_in_the_worker_and_ends_it(run, dataset, tmp_path):
     fill = RUN | {"dataset": dataset, "generator_checkpoint": save(tmp_path / "fill.safetensors", model()),
-                  "judge_checkpoint": save(tmp_path / "judge.safetensors", judge()), "judge_reading": "plain",
+                  "judge_checkpoint": save(tmp_path / "judge.safetensors", judge()), "dtype": "float32",
                   "block_size": 32, "top_p": 0.9}
     expect_alike(run("local", **fill), run("ray", **fill, **RAY, ray_rewards=True))
     assert not ray.is_initialized()
