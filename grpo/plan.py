@@ -2,7 +2,7 @@
 
 from core.config import describe
 from core.huggingface.files import is_adapter
-from core.huggingface.lora import without_adapter
+from core.huggingface.lora import share_without_adapter
 from core.prompts import PromptConsumer
 from grpo.build import build_models, check_memory, make_rewards
 from grpo.evaluation.memory import describe_memory
@@ -67,10 +67,9 @@ def describe_models(config, models):
     if any(judge.packed for judge in (models.judge, models.gold_judge) if judge is not None):
         yield "judges multiply in bfloat16, with packed weights; with dtype='float32' they do not"
     if config.has_adapter:
-        share, name = without_adapter(generator.layers)
+        share = share_without_adapter(generator.layers)
         if share > LARGE_SHARE:
-            yield (f"lora_targets: {share:.0%} of the weights of the layers have no adapter and stay as they are, most "
-                   f"of them in {name}")
+            yield f"lora_targets: {share:.0%} of the weights of the layers have no adapter and stay as they are"
     if is_adapter(config.generator_checkpoint):
         yield (f"generator_checkpoint={config.generator_checkpoint} is an adapter: it is merged, and all weights are "
                "trained; to train the adapter, name its base model and lora_init_from")

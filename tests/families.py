@@ -13,7 +13,6 @@ from tests.tiny import TEXT
 
 CAUSAL_FAMILIES = ("gpt2", "llama", "qwen2", "qwen3", "gemma3", "mistral")
 FILL_FAMILIES = ("bert", "distilbert", "roberta", "modernbert", "electra")
-QUICK = ("gpt2", "llama", "bert")
 CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n"
                  "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}")
@@ -133,11 +132,6 @@ def randomise(model, seed=0, scale=12.0):
     return model.eval()
 
 
-def few_quick(families):
-    """Families as the parameters of a test, of which those outside of QUICK are slow tests."""
-    return [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in families]
-
-
 def model_folder(path, family, seed=0, scale=12.0, **shape):
     """Writes a small random model and its tokenizer in Hugging Face format. Returns the folder as a string.
 
@@ -153,14 +147,19 @@ def model_folder(path, family, seed=0, scale=12.0, **shape):
     return str(path)
 
 
-def adapter_folder(path, base, rank=4, seed=3, task_type="CAUSAL_LM"):
+def base_model(path):
+    """transformers' own model of a folder."""
+    import transformers
+    architecture, = transformers.AutoConfig.from_pretrained(path).architectures
+    return getattr(transformers, architecture).from_pretrained(path).eval()
+
+
+def adapter_folder(path, base, rank=4, **settings):
     """Writes a random LoRA adapter of all linear layers of the model in `base`, with peft. Returns the folder."""
     import peft
-    import transformers
-    kinds = {"CAUSAL_LM": transformers.AutoModelForCausalLM, None: transformers.AutoModelForMaskedLM}
-    model = peft.get_peft_model(kinds[task_type].from_pretrained(base), peft.LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type=task_type))
-    generator = torch.Generator().manual_seed(seed)
+    settings = {"lora_alpha": 2 * rank, "target_modules": "all-linear"} | settings
+    model = peft.get_peft_model(base_model(base), peft.LoraConfig(r=rank, **settings))
+    generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "lora_" in name:

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from core.config import load_config
-from core.huggingface.settings import CHOICES
 from core.settings.script import exit_code
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
@@ -103,7 +102,7 @@ def test_settings_of_papers_are_settings():
 
 def test_the_guide_names_settings_and_metrics_that_exist():
     values = {"OMP_NUM_THREADS", "auto", "float32", "static", "ema", "periodic", "adamw", "muon", "keep", "resample",
-              "grpo", "all-linear", "none", "group", *OBJECTIVES, *FILL_ESTIMATORS, *REWARDS, *CHOICES["attention"]}
+              "grpo", "all-linear", "none", "group", *OBJECTIVES, *FILL_ESTIMATORS, *REWARDS}
     for heading, cells in tables("grpo/README.md"):
         named = {part.partition("=")[0] for part in CODE.findall(" ".join(cells))}
         assert named <= FIELDS | documented_keys() | values, named

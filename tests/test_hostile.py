@@ -10,11 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from core.config import load_config
+from core.huggingface.settings import LoraConfig
 from core.models import load_model, load_tokenizer
+from core.prompts import PromptConsumer, PromptFormat
 from grpo.grpo_config import GRPOConfig
-from grpo.reward_functions.registry import REWARDS, load_reward_file, run_reward
+from grpo.reward_functions.registry import load_reward_file, run_reward
 from grpo.reward_functions.trl import register_functions
-from tests.families import adapter_folder, model_folder, tokenizer_of
+from tests.families import adapter_folder, model_folder
+from tests.tiny import CAUSAL, jsonl
 
 
 def one_line(function, *arguments):
@@ -24,16 +27,6 @@ def one_line(function, *arguments):
     text = str(found.value)
     assert text.isprintable() and len(text) < 2000, text
     return text
-
-
-@pytest.fixture
-def table(monkeypatch):
-    """The table of rewards, which is as before after the test."""
-    monkeypatch.setattr("grpo.reward_functions.registry.REWARDS", REWARDS)
-    before = dict(REWARDS)
-    yield
-    REWARDS.clear()
-    REWARDS.update(before)
 
 
 LIES = """
@@ -51,39 +44,37 @@ REWARD_BODIES = {
     "cancelled": "raise asyncio.CancelledError", "error without a text": "raise Own",
     "10 MB": "raise ValueError('x' * 10_000_000)",
     "control characters": "raise ValueError(chr(27) + '[2J' + chr(0) + chr(0x202e) + chr(10))",
-    "meta tensor": "return torch.zeros(2, device='meta')", "sparse tensor": "return torch.zeros(2).to_sparse()",
-    "length raises": "return Odd()", "float raises": "return [Odd(), Odd()]", "complex": "return [1j, 2]",
-    "too many": "return [1.0] * 1000", "large int": "return [10**5000] * 2", "nested": "return [[Odd()]] * 2"}
+    "meta tensor": "return torch.zeros(2, device='meta')", "length raises": "return Odd()",
+    "float raises": "return [Odd(), Odd()]", "complex": "return [1j, 2]", "large int": "return [10**5000] * 2"}
 
 
-@pytest.mark.parametrize("prefix", ["def", "async def"])
-@pytest.mark.parametrize("kind", REWARD_BODIES)
-def test_a_reward_ends_in_one_line(kind, prefix, table, tmp_path):
+def error_of(tmp_path, text, name="hostile", **fields):
+    """The line that a reward of a user's file ends in."""
     path = tmp_path / "mine.py"
-    path.write_text(f"{LIES}\n{prefix} hostile(completions):\n    {REWARD_BODIES[kind]}\n")
-    register_functions(["hostile"], load_reward_file(str(path)), str(path))
-    text = one_line(run_reward, "hostile", {"completions": ["a", "b"]}, {}, 2)
-    assert "hostile" in text and "mine.py" in text
+    path.write_text(text)
+    register_functions([name], load_reward_file(str(path)), str(path))
+    return one_line(run_reward, name, {"completions": ["a", "b"]} | fields, {}, 2)
+
+
+@pytest.mark.parametrize("kind", REWARD_BODIES)
+def test_a_reward_ends_in_one_line(kind, tmp_path):
+    for prefix in ("def", "async def"):
+        text = error_of(tmp_path, f"{LIES}\n{prefix} hostile(completions):\n    {REWARD_BODIES[kind]}\n")
+        assert "hostile" in text and "mine.py" in text
 
 
 @pytest.mark.parametrize("kind", ["KeyboardInterrupt", "SystemExit"])
-def test_an_async_reward_that_would_end_the_loop_is_one_line(kind, table, tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(f"async def hostile(completions):\n    raise {kind}\n")
-    register_functions(["hostile"], load_reward_file(str(path)), str(path))
+def test_an_async_reward_that_would_end_the_loop_is_one_line(kind, tmp_path):
     for _ in range(2):  # the loop lives on
-        assert kind in one_line(run_reward, "hostile", {"completions": ["a", "b"]}, {}, 2)
+        assert kind in error_of(tmp_path, f"async def hostile(completions):\n    raise {kind}\n")
 
 
-def test_a_library_s_reward_without_its_package_names_the_function(table, tmp_path):
+def test_a_library_s_reward_without_its_package_names_the_function(tmp_path):
     pytest.importorskip("trl")
     if importlib.util.find_spec("math_verify"):
         pytest.skip("its package is here")
-    path = tmp_path / "mine.py"
-    path.write_text("from trl.rewards import accuracy_reward\n")
-    register_functions(["accuracy_reward"], load_reward_file(str(path)), str(path))
-    fields = {"completions": [[{"role": "assistant", "content": "4"}]], "solution": ["4"]}
-    assert "math_verify" in one_line(run_reward, "accuracy_reward", fields, {}, 1)
+    fields = {"completions": [[{"role": "assistant", "content": "4"}]] * 2, "solution": ["4"] * 2}
+    assert "math_verify" in error_of(tmp_path, "from trl.rewards import accuracy_reward\n", "accuracy_reward", **fields)
 
 
 def test_a_range_that_is_no_number_is_one_line(tmp_path):
@@ -138,14 +129,12 @@ def token_id(number):
 
 
 def weights_from(name):
-    """A model whose index says that its weights are in a file of this name, a pickled one where the name asks for it."""
+    """A model whose index says that its weights are in a file of this name."""
     def spoil(folder):
         weights = load_file(os.path.join(folder, "model.safetensors"))
         os.remove(os.path.join(folder, "model.safetensors"))
         save_file({"other": torch.zeros(1)}, os.path.join(folder, "other.safetensors"))
-        if name.endswith(".bin"):
-            torch.save(weights, os.path.join(folder, name))
-        elif "/" in name:
+        if "/" in name:
             save_file(weights, os.path.join(folder, name), metadata={"format": "pt"})
         with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
             json.dump({"metadata": {}, "weight_map": dict.fromkeys(weights, name)}, f)
@@ -166,27 +155,16 @@ def with_nan(values):
     values["model.norm.weight"][3] = torch.nan
 
 
-def with_complex(values):
-    values["model.norm.weight"] = values["model.norm.weight"].to(torch.complex64)
-
-
 NORM = "model.norm.weight"
 FOLDERS = {
-    "token id 4e9": (token_id(4_000_000_000), "tokenizer"), "token id 2e8": (token_id(200_000_000), "id 200000000"),
-    "negative token id": (token_id(-1), "tokenizer"),
+    "token id 2e8": (token_id(200_000_000), "id 200000000"), "negative token id": (token_id(-1), "tokenizer"),
     "index names a pickle": (weights_from("weights.bin"), "weights.bin"),
     "index names a file outside": (weights_from("../outside.safetensors"), "outside.safetensors"),
-    "index names a pickle outside": (weights_from("../outside.bin"), "outside.bin"),
     "index names no file": (weights_from("gone.safetensors"), "gone.safetensors"),
     "config names another file": (config(transformers_weights="adapter_model.bin"), "adapter_model.bin"),
-    "config names another index": (config(transformers_weights="a/b.safetensors.index.json"), "index.json"),
-    "dtype": (config(dtype="save"), "could not be read"), "complex weights": (weights(with_complex), "omplex"),
+    "dtype": (config(dtype="save"), "could not be read"),
     "NaN in weights": (weights(with_nan), f"{NORM} holds numbers that are not finite"),
-    "hidden size 0": (config(hidden_size=0), "shape"), "other shape": (config(hidden_size=64), "shape"),
-    "1e9 layers": (config(num_hidden_layers=10**9), "num_hidden_layers=1000000000"),
-    "1e5 layers": (config(num_hidden_layers=10**5), "num_hidden_layers=100000"),
-    "1e9 experts": (config(model_type="mixtral", num_local_experts=10**9), "num_local_experts=1000000000"),
-    "eps is a text": (config(rms_norm_eps="x"), "rms_norm_eps"), "tie is a text": (config(tie_word_embeddings="x"), "tie"),
+    "other shape": (config(hidden_size=64), "shape"), "eps is a text": (config(rms_norm_eps="x"), "rms_norm_eps"),
     "unknown model": (config(model_type="\x1b[2J\n"), "could not be read"), "architectures": (config(architectures=5), "")}
 
 
@@ -202,7 +180,6 @@ def test_a_model_s_folder_ends_in_one_line(kind, llama, tmp_path):
 
 def test_an_adapter_s_expression_that_never_ends_does(llama, tmp_path, monkeypatch):
     pytest.importorskip("peft")
-    from core.huggingface.settings import LoraConfig
     monkeypatch.setattr("core.huggingface.lora.ADAPTER_SECONDS", 0.5)
     path = adapter_folder(tmp_path / "adapter", llama)
     rewritten(path, "adapter_config.json", lambda values: values | {"target_modules": "([a-z0-9._]+)+!"})
@@ -212,23 +189,11 @@ def test_an_adapter_s_expression_that_never_ends_does(llama, tmp_path, monkeypat
         assert text.startswith(f"{named}={path}") and "not done after 0.5 seconds" in text
 
 
-@pytest.mark.parametrize("option, value", [
-    ("bias", "all"), ("use_dora", True), ("modules_to_save", ["lm_head"]), ("trainable_token_indices", [1])])
-def test_an_adapter_of_another_kind_is_named_as_such(option, value, llama, tmp_path):
-    pytest.importorskip("peft")
-    from core.huggingface.settings import LoraConfig
-    path = adapter_folder(tmp_path / "adapter", llama)
-    rewritten(path, "adapter_config.json", lambda values: values | {option: value})
-    for load in (lambda: load_model(path), lambda: load_model(llama, adapter=LoraConfig(lora_init_from=path))):
-        assert f"adapter with {option}={value!r}, which is not supported" in one_line(load)
-
-
 TEMPLATES = {
     "loop": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "1/0": "{{ 1 / 0 }}",
-    "range": "{% for i in range(1000000000) %}{% endfor %}", "memory": "{{ 'x' * 10**15 }}", "no template": "{% if",
+    "memory": "{{ 'x' * 10**15 }}", "no template": "{% if", "surrogate": "{{ '\\ud800' }}",
     "raises": "{{ raise_exception('no' + '\\n' * 3 + 'second line' + '\\x1b[2J') }}",
-    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "deep": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
-    "surrogate": "{{ '\\ud800' }}"}
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"}
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -240,23 +205,7 @@ def test_a_chat_template_ends_in_one_line(kind, llama, monkeypatch):
     assert text.startswith(f"template='model': the chat template of {llama} refuses a prompt")
 
 
-def test_lengths_and_sizes_are_known_of_models_that_name_them_otherwise():
-    """MPT has a name of its own for its longest input; FNet has no attention."""
-    t = pytest.importorskip("transformers")
-    from core.huggingface.model import HuggingFaceModel, most_tokens
-    assert most_tokens(t.MptModel(t.MptConfig(max_seq_len=64, d_model=32, n_heads=2, n_layers=1, vocab_size=130))) == 64
-    net = t.FNetForMaskedLM(t.FNetConfig(hidden_size=32, num_hidden_layers=2, intermediate_size=32, vocab_size=130))
-    assert HuggingFaceModel(net, load_tokenizer_of_words(), "masked_fill").dimensions[:2] == (2, 32)
-
-
-def load_tokenizer_of_words():
-    from core.huggingface.tokenizer import HuggingFaceTokenizer
-    return HuggingFaceTokenizer(tokenizer_of("words"), "words", fills=True)
-
-
 def test_two_system_messages_are_refused(tmp_path):
-    from core.prompts import PromptConsumer, PromptFormat
-    from tests.tiny import CAUSAL, jsonl
     chat = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
     path = jsonl(tmp_path / "p.jsonl", *({"prompt": chat[:i % 2] + chat[1:] * (1 + i)} for i in range(40)))
     assert PromptConsumer(path, 2, tokenizer=CAUSAL, format=PromptFormat(max_prompt_length=9999))
@@ -265,8 +214,6 @@ def test_two_system_messages_are_refused(tmp_path):
 
 
 def test_a_text_far_too_long_is_not_read_whole(tmp_path, monkeypatch):
-    from core.prompts import PromptConsumer, PromptFormat
-    from tests.tiny import CAUSAL, jsonl
     longest = []
     monkeypatch.setattr(CAUSAL, "encode_prompt", lambda text: longest.append(len(text)) or [1] * len(text), raising=False)
     records = [{"prompt": f"{i}", "split": "val" if i % 9 == 0 else "train"} for i in range(40)]
@@ -286,7 +233,7 @@ def test_what_is_no_data_set_has_the_remedy(name, words, tmp_path):
     assert words in one_line(has_prompts, str(tmp_path / name))
 
 
-@pytest.mark.parametrize("device", ["meta", "mps", "cuda", "cuda:7", "xpu", "nonsense"])
+@pytest.mark.parametrize("device", ["meta", "mps", "cuda:7", "nonsense"])
 def test_a_device_that_is_not_here_is_one_line(device, monkeypatch):
     from core.distributed import detect_device
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -35,6 +35,8 @@ from grpo.reward_functions.judge import Judge
 from grpo.rewards import REWARDS, Rewards, Scored
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d",
+            "--rdzv_endpoint=localhost:0"]
 WORDS = "the quick brown fox jumps over a lazy dog while seven wise owls watch from their old oak tree".split()
 TEXT = "".join(" ".join(WORDS[(i * j + j) % len(WORDS)] for j in range(9)) + "\n" for i in range(120))
 TOKENIZER, CAUSAL = CharTokenizer(), CharTokenizer(stop=True)
@@ -366,15 +368,13 @@ def cut_after(monkeypatch, count):
         monkeypatch.setattr(os, name, limited(getattr(os, name)))
 
 
-def run_script(*arguments, ranks=1, cwd=ROOT, **environment):
-    """Runs a script of the repository as a user would. Returns the finished process with its output."""
-    command = [sys.executable]
-    if ranks > 1:
-        command += ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--master_port=0",
-                    "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]
+def run_script(*arguments, ranks=1, **environment):
+    """Runs a script of the repository as a user would, on several ranks by tests/ranks.py. Returns the finished process
+    with its output."""
+    several = ["tests/ranks.py", str(ranks)] if ranks > 1 else []
     env = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    return subprocess.run([*command, *map(str, arguments)], cwd=cwd, env=env, capture_output=True, text=True,
-                          timeout=600)
+    return subprocess.run([sys.executable, *several, *map(str, arguments)], cwd=ROOT, env=env, capture_output=True,
+                          text=True, timeout=600)
 
 
 def run_here(script, *arguments):

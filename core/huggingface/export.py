@@ -31,15 +31,13 @@ def new_folder(path, key="out"):
     key: the setting that names it, for the error if it exists
     """
     path = os.path.normpath(path)
+    if os.path.lexists(path):
+        raise ValueError(f"{key}={path} exists, and nothing is overwritten; name another folder or remove it")
     partial = path + ".tmp"
-    for taken in (path, partial):
-        if os.path.lexists(taken):
-            raise ValueError(f"{key}={path}: {taken} exists, and nothing is overwritten; name another folder or "
-                             "remove it")
     try:
         os.makedirs(partial)
     except OSError as error:
-        raise ValueError(f"{key}={path} cannot be written ({error.strerror}); name another folder") from None
+        raise ValueError(f"{key}={path} cannot be written ({partial}: {error.strerror}); name another folder") from None
     try:
         yield partial
         os.rename(partial, path)
@@ -111,37 +109,24 @@ def qwen3_weights(model, sharpness=SHARPNESS):
 
 
 def as_fast_tokenizer(tokenizer, longest):
-    """transformers' fast tokenizer with the ids of a CharTokenizer.
+    """transformers' fast tokenizer with the ids of a CharTokenizer: tags are found first, what is left is folded to
+    ASCII and cut into characters, and one outside the vocabulary is left out.
 
     The name of the stop token in a text is read as plain characters, as ours does (split_special_tokens).
     longest: tokens that fit into the model
     """
-    fast = char_pipeline(tokenizer)
-    end = None if tokenizer.stop_token_id is None else STOP_NAME
-    return require("transformers", WHY).PreTrainedTokenizerFast(
-        tokenizer_object=fast, eos_token=end, pad_token=end, model_max_length=longest, split_special_tokens=True,
-        clean_up_tokenization_spaces=False)
-
-
-def char_pipeline(tokenizer):
-    """A CharTokenizer for the library `tokenizers`: tags are found first, what is left is folded to ASCII and cut into
-    characters, and one outside the vocabulary is left out."""
-    t = require("tokenizers", WHY)
+    t, end = require("tokenizers", WHY), None
     names = list(tokenizer.pieces)
     if tokenizer.stop_token_id is not None:
-        names.append(STOP_NAME)
-    if len(set(names)) != len(names):
-        raise ValueError(f"the tags {tokenizer.tags} of the tokenizer repeat a character, a tag or {STOP_NAME}; such a "
-                         "vocabulary cannot be exported")
+        end = STOP_NAME
+        names.append(end)
     fast = t.Tokenizer(t.models.BPE({name: i for i, name in enumerate(names)}, []))
     fast.normalizer = ascii_normalizer(tokenizer.characters)
     fast.decoder = t.decoders.Fuse()
-    for i, tag in enumerate(tokenizer.tags):
-        if not tag.startswith(tokenizer.tags[:i]):  # else CharTokenizer always finds the earlier tag
-            fast.add_tokens([t.AddedToken(tag, normalized=False)])
-    if tokenizer.stop_token_id is not None:
-        fast.add_special_tokens([STOP_NAME])
-    return fast
+    fast.add_tokens([t.AddedToken(tag, normalized=False) for tag in tokenizer.tags])
+    return require("transformers", WHY).PreTrainedTokenizerFast(
+        tokenizer_object=fast, eos_token=end, pad_token=end, model_max_length=longest, split_special_tokens=True,
+        clean_up_tokenization_spaces=False)
 
 
 def ascii_normalizer(characters):
@@ -149,11 +134,11 @@ def ascii_normalizer(characters):
 
     Its Unicode tables are its own: of characters that came into Unicode lately, a dozen are folded otherwise.
     """
-    t = require("tokenizers", WHY).normalizers
-    regex = require("tokenizers", WHY).Regex
-    plain = [t.Replace(c, text) for c, text in PLAIN.items()]
+    t = require("tokenizers", WHY)
+    replace, regex = t.normalizers.Replace, t.Regex
     unknown = f"[^{''.join(map(re.escape, characters))}]"
-    return t.Sequence([*plain, t.NFKD(), t.Replace(regex(r"[^\n -~]"), ""), t.Replace(regex(unknown), "")])
+    return t.normalizers.Sequence([*(replace(c, text) for c, text in PLAIN.items()), t.normalizers.NFKD(),
+                                   replace(regex(r"[^\n -~]"), ""), replace(regex(unknown), "")])
 
 
 def copy_merged(path, folder, dtype=torch.float32, key="checkpoint"):

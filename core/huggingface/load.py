@@ -10,7 +10,6 @@ import torch
 from core.distributions import at_least_float32
 from core.files.whole_files import writing
 from core.huggingface.files import (
-    AGAIN,
     base_of,
     calling,
     check_target,
@@ -18,10 +17,9 @@ from core.huggingface.files import (
     is_adapter,
     read_config,
     replace_files,
-    written_by,
 )
-from core.huggingface.lora import POLICY, add_adapter, open_adapter, peft_names
-from core.huggingface.model import HuggingFaceModel
+from core.huggingface.lora import add_adapter, open_adapter, save_adapter
+from core.huggingface.model import BANNED, HuggingFaceModel
 from core.huggingface.settings import FULL
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
@@ -32,8 +30,6 @@ from core.tokenizer import same_vocabulary
 
 CLASSES = {LANGUAGE_MODEL: "AutoModelForCausalLM", MASKED_FILL: "AutoModelForMaskedLM",
            SEQUENCE_SCORER: "AutoModelForPreTraining"}
-ENDINGS = {"ForCausalLM": LANGUAGE_MODEL, "LMHeadModel": LANGUAGE_MODEL, "ForMaskedLM": MASKED_FILL,
-           "ForPreTraining": MASKED_FILL}  # of the name of the class that saved a model
 FACTS = "nano_grpo.json"
 
 
@@ -50,18 +46,12 @@ def load_huggingface(path, device="cpu", mode=None, tokenizer=None, key="checkpo
                          f"({tokenizer.vocab_size}, not the same); use models with the same tokenizer")
     net, mode = open_transformer(path, key, mode, adapter, dtype, device)
     check_vocabulary(net.base_model, own, named)
-    if mode == MASKED_FILL and own.mask_token_id is None:
-        raise ValueError(f"{named} fills in masks, but its tokenizer has no mask token; copy the tokenizer files that "
-                         "belong to the model")
     if adapter.has_adapter:
         net = add_adapter(net, adapter)
         for settings in net.peft_config.values():
             settings.base_model_name_or_path = local_name(path)
-    needs = "hidden states alone"
-    if mode == LANGUAGE_MODEL:
-        needs += " and a cache of keys and values"
-    with guarded(f"{named}: {type(net).__name__} does not work with {needs}", "use a model of a family that "
-                 "docs/huggingface.md names"):
+    with guarded(f"{named}: {type(net).__name__} does not work with hidden states alone, or with a cache", "use a "
+                 "model of a family that docs/huggingface.md names"):
         model = HuggingFaceModel(net, own, mode, adapter).eval()
         if not adapter.load_in_4bit:
             model.to(device)
@@ -90,8 +80,6 @@ def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device=
         raise ValueError(f"{key}={path} has mode {found}, but {mode} is needed here")
     transformers = quiet_transformers(path, key)
     settings = {"dtype": dtype if adapter.has_adapter else torch.float32}
-    if adapter.attention != "auto":
-        settings["attn_implementation"] = adapter.attention
     if adapter.load_in_4bit:
         settings |= four_bits(transformers, dtype, device)
     return read_weights(getattr(transformers, CLASSES[found]), path, key, **settings), found
@@ -104,24 +92,24 @@ def model_mode(path, key):
 
 
 def mode_of(config, path, key):
-    """The mode of a model with this config, one of MODES. Raises ValueError for a model that is for something else."""
-    name = written_by(config)
-    if config.model_type == "electra" and name.endswith("ForPreTraining"):
-        return SEQUENCE_SCORER
+    """The mode of a model with this config, one of MODES: by the class that saved it, or else by its family.
+
+    Raises ValueError for a model that is for something else.
+    """
+    from transformers.models.auto import modeling_auto as known
+    name = (config.architectures or [""])[0]  # of the class
     if name.endswith("ForSequenceClassification"):
         raise ValueError(f"{key}={path} is a reward model or classifier ({name}); name it in reward_model_checkpoint, "
                          "with the reward reward_model")
-    if config.is_encoder_decoder:
-        raise ValueError(f"{key}={path} has an encoder and a decoder ({name or config.model_type}), which is not "
-                         "supported; use a causal or a masked language model")
-    for ending, mode in ENDINGS.items():
-        if name.endswith(ending):
-            return mode
-    from transformers.models.auto import modeling_auto as known
-    if config.model_type in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        return MASKED_FILL
-    if config.model_type in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return LANGUAGE_MODEL
+    if config.model_type == "electra" and name.endswith("ForPreTraining"):
+        return SEQUENCE_SCORER
+    if not config.is_encoder_decoder:
+        if name.endswith(("ForCausalLM", "LMHeadModel")):
+            return LANGUAGE_MODEL
+        if config.model_type in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+            return MASKED_FILL
+        if config.model_type in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            return LANGUAGE_MODEL
     raise ValueError(f"{key}={path} has model_type {config.model_type} ({name or 'no architecture'}), which is neither "
                      "a causal nor a masked language model nor a detector of replaced tokens; use one of these")
 
@@ -130,14 +118,9 @@ def read_weights(kind, path, key, **settings):
     """The model of a class of transformers from a folder or hub name, all of whose weights are there and finite."""
     net, report = calling(kind.from_pretrained, path, key, output_loading_info=True, use_safetensors=True,
                           ignore_mismatched_sizes=True, **settings)
-    if missing := sorted(report["missing_keys"]):
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise ValueError(f"{key}={path} has no weights for {', '.join(missing[:3])}{more}, which {type(net).__name__} "
-                         "needs; use a complete checkpoint of that kind")
-    if report["mismatched_keys"]:
-        name, found, wanted = sorted(report["mismatched_keys"])[0]
-        raise ValueError(f"{key}={path}: {name} has the shape {tuple(found)}, but its config.json asks for "
-                         f"{tuple(wanted)}; {AGAIN}")
+    if lacking := sorted([*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]):
+        raise ValueError(f"{key}={path} lacks {len(lacking)} weights that {type(net).__name__} needs, or has them in "
+                         f"another shape, such as {lacking[0]}; use a complete checkpoint of that kind")
     check_finite(net.named_parameters(), f"{key}={path}")
     return net
 
@@ -161,40 +144,35 @@ def check_vocabulary(net, tokenizer, named):
 
 @torch.no_grad()
 def check_outputs(model, named):
-    """Raises ValueError if the model's layers cannot be used without its output layers, or through a cache, as the
-    model interface does.
+    """Raises ValueError if the model gives other logits than transformers where its output layers are computed apart
+    from the others, through a cache, or behind padding, as the model interface does.
 
     named: the setting and the path, for the error
     """
-    T = min(6, model.longest_input)
+    T, S = min(6, model.longest_input), len(model.start_ids)
     tokens = torch.arange(T, device=next(model.parameters()).device)[None] % model.vocabulary  # (1, T)
     framed = tokens.new_tensor([[*model.start_ids, *tokens[0].tolist(), *model.end_ids]])
     with model.adapting():
-        theirs = at_least_float32(model.net(input_ids=framed).logits)
-    theirs = theirs[:, len(model.start_ids) : len(model.start_ids) + T]              # (1, T, V), of a judge (1, T)
+        expected = at_least_float32(model.net(input_ids=framed).logits)[:, S : S + T]  # (1, T, V), of a judge (1, T)
+    found = [model(tokens)]
     if model.mode == SEQUENCE_SCORER:
-        theirs, sampled = -theirs, slice(None)
-    else:
-        sampled = [i for i in range(model.vocabulary) if i not in model.banned_ids]
-    theirs = theirs[..., sampled]
+        expected = -expected
+    if model.mode == LANGUAGE_MODEL and T > 2:
+        past = model.new_cache()
+        parts = [model(tokens[:, :1], past=past), model(tokens[:, 1:-1], past=past)]
+        past = past.expand(tokens.new_zeros(2))
+        past.keep(tokens.new_tensor([1]))
+        found.append(torch.cat((*parts, model(tokens[:, -1:], past=past)), 1))
+        padded = torch.cat((tokens[:, :1], tokens), 1)
+        found.append(model(padded, padding=tokens.new_ones(1))[:, 1:])
+    expected = expected[..., : model.vocabulary]
+    sampled = found[0] > BANNED  # (1, T, V): other tokens are never sampled
     tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
-    tolerance *= theirs.abs().max()
-    name = type(model.net).__name__
-    if (model(tokens)[..., sampled] - theirs).abs().max() > tolerance:
-        raise ValueError(f"{named}: {name} computes its logits in a way that is not supported here; use a model of a "
-                         "family that docs/huggingface.md names")
-    if model.mode != LANGUAGE_MODEL or T < 3:
-        return
-    past = model.new_cache()
-    parts = [model(tokens[:, :1], past=past), model(tokens[:, 1:-1], past=past)]
-    past = past.expand(tokens.new_zeros(2))
-    past.keep(tokens.new_tensor([1]))
-    parts.append(model(tokens[:, -1:], past=past))
-    padded = model(torch.cat((tokens[:, :1], tokens), 1), padding=tokens.new_ones(1))[:, 1:]
-    for ours in (torch.cat(parts, 1), padded):
-        if (ours[..., sampled] - theirs).abs().max() > tolerance:
-            raise ValueError(f"{named}: {name} gives other logits with a cache of keys and values, or behind padding, "
-                             "which generation needs; use a model with plain attention layers")
+    tolerance *= expected[sampled].abs().max()
+    if any((logits - expected)[sampled].abs().max() > tolerance for logits in found):
+        raise ValueError(f"{named}: {type(model.net).__name__} gives other logits where its output layers are computed "
+                         "apart, through a cache, or behind padding; use a model of a family that docs/huggingface.md "
+                         "names")
 
 
 def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None, **facts):
@@ -207,15 +185,12 @@ def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None, 
     shutil.rmtree(new, ignore_errors=True)
     try:
         with writing(path):
-            weights = dict(model.weights() if weights is None else weights)  # tied ones will be taken out of it
             if model.has_adapter:
-                model.net.save_pretrained(new, selected_adapters=[POLICY], save_embedding_layers=False,
-                                          state_dict=peft_names(model.net, weights))
-                os.remove(os.path.join(new, "README.md"))  # peft's, an empty form; core/run/model_card.py writes ours
+                save_adapter(model.net, weights or model.weights(), new)
             else:
                 net = model.net if dtype == torch.float32 else copy.deepcopy(model.net).to(dtype)
-                net.save_pretrained(new, max_shard_size="1000GB",  # one file, which can be replaced at once
-                                    state_dict=weights if net is model.net else None)
+                net.save_pretrained(new, state_dict=weights and dict(weights),  # tied ones are taken out of it
+                                    max_shard_size="1000GB")  # one file, which can be replaced at once
             tokenizer.save(new)
             with open(os.path.join(new, FACTS), "w") as f:
                 json.dump(facts, f)

@@ -1,6 +1,7 @@
 """LoRA (arXiv 2106.09685): small trainable matrices beside frozen weights, by the library peft."""
 
 import hashlib
+import os
 import re
 from contextlib import contextmanager
 
@@ -10,13 +11,13 @@ import torch
 from core.huggingface.settings import ALL_LINEAR
 from core.performance.sharding import whole
 from core.settings.optional import local_name, require
-from core.settings.ranges import check_finite, shown
+from core.settings.ranges import check_finite
 from core.settings.user_code import guarded
 
 BASE = "the base model's weights (generator_checkpoint or init_from), as a hash"
 HASHED = 64  # numbers of each frozen weight that the hash is made of
 ADAPTER_SECONDS = 60  # of the processor, to put an adapter beside its model: its file can name regular expressions
-UNSUPPORTED = ("use_dora", "bias", "modules_to_save", "trainable_token_indices", "layer_replication", "use_qalora")
+WEIGHTS = "adapter_model.safetensors"
 POLICY, REFERENCE = "default", "reference"  # names of the adapter that is trained and of the frozen copy beside it
 
 
@@ -26,65 +27,33 @@ def add_adapter(net, adapter):
     A new adapter changes nothing yet: one of its two matrices is zero. With lora_init_from it is read from there. If
     the run has a reference that starts from an adapter or moves, a second, frozen adapter is the reference.
     """
-    peft = require("peft", adapter.asked_for)
     torch.manual_seed(getattr(adapter, "seed", 0))
     if adapter.lora_init_from:
-        net = read_adapter(net, adapter.lora_init_from)
+        net = open_adapter(net, adapter.lora_init_from, "lora_init_from", trainable=True)
     else:
-        check_targets(net, adapter)
-        settings = peft.LoraConfig(r=adapter.lora_rank, lora_alpha=adapter.alpha, target_modules=adapter.targets,
-                                   lora_dropout=0.0)
-        with guarded(f"lora_targets={adapter.lora_targets!r} does not fit the model", "use 'all-linear' or names of "
-                     "its linear layers"):
-            net = peft.get_peft_model(net, settings, POLICY)
-        check_tied(net, f"lora_targets={adapter.lora_targets!r}")
+        net = new_adapter(net, adapter)
     if adapter.reference_adapter:
         net.add_adapter(REFERENCE, net.peft_config[POLICY])
-        load_adapter_weights(net, REFERENCE, adapter_weights(net, POLICY))
+        copy_weights(adapter_weights(net, POLICY), adapter_weights(net, REFERENCE))
         net.set_adapter(POLICY)
     return net
 
 
-def check_targets(net, adapter):
-    """Raises ValueError if a name in lora_targets is none of the model's layers."""
-    if adapter.targets == ALL_LINEAR:
-        return
-    layers = dict(net.named_modules())
-    linear = {name.split(".")[-1] for name, layer in layers.items()
-              if isinstance(layer, torch.nn.Linear) or type(layer).__name__ == "Conv1D"}
-    for name in adapter.targets:
-        if not any(f".{layer}".endswith(f".{name}") for layer in layers):
-            raise ValueError(f"lora_targets={adapter.lora_targets!r} does not fit the model, which has no layer {name}"
-                             f"; use 'all-linear' or names of its linear layers: {', '.join(sorted(linear))}")
-
-
-def check_tied(net, named):
-    """Raises ValueError if a layer with an adapter shares its weights with another one (tied embeddings): merged into
-    them, the adapter would also change the other layer. named: the setting and its value, for the error"""
-    base = net.get_base_model()
-    if not hasattr(base, "get_output_embeddings") or base.get_output_embeddings() is None:
-        return
-    pair = base.get_input_embeddings(), base.get_output_embeddings()
-    if pair[0].weight is not pair[1].weight:
-        return
-    for name, layer in base.named_modules():
-        if layer in pair and hasattr(layer, "lora_A"):
-            raise ValueError(f"{named}: the model reads and writes tokens with the same weights (tied embeddings), so "
-                             f"an adapter of {name} cannot be merged into them; choose other layers")
-
-
-def read_adapter(net, path):
-    """The model with the adapter of a folder or hub name, to be trained further.
-
-    The base model that the adapter names need not be this one, which may be a copy or a fine-tuned version of it, but
-    its architecture (model_type) must be this one's, if it can be found.
-    """
-    net = open_adapter(net, path, "lora_init_from", trainable=True)
-    base = net.peft_config[POLICY].base_model_name_or_path
-    types = [model_type(name) for name in (base, net.get_base_model().config.name_or_path)]
-    if None not in types and types[0] != types[1]:
-        raise ValueError(f"lora_init_from={path} is not an adapter of this model: it was trained on {base}, a model of "
-                         f"type {types[0]}, not {types[1]}")
+def new_adapter(net, adapter):
+    """The model with a new adapter of the layers that lora_targets names."""
+    peft, named = require("peft", adapter.asked_for), f"lora_targets={adapter.lora_targets!r}"
+    names = () if adapter.targets == ALL_LINEAR else adapter.targets
+    layers = [f".{name}" for name, _ in net.named_modules()]
+    for name in names:  # peft would leave out one that is mistyped beside another
+        if not any(layer.endswith(f".{name}") for layer in layers):
+            known = sorted({name.split(".")[-2] for name, p in net.named_parameters() if p.dim() == 2})
+            raise ValueError(f"{named} does not fit the model, which has no layer {name}; use 'all-linear' or names of "
+                             f"its linear layers: {', '.join(known)}")
+    settings = peft.LoraConfig(r=adapter.lora_rank, lora_alpha=adapter.alpha, target_modules=adapter.targets,
+                               lora_dropout=0.0)
+    with guarded(f"{named} does not fit the model", "use 'all-linear' or names of its linear layers"):
+        net = peft.get_peft_model(net, settings, POLICY)
+    check_tied(net, named)
     return net
 
 
@@ -96,79 +65,56 @@ def open_adapter(net, path, key, trainable=False):
     named, name = f"{key}={path}", local_name(path)
     peft = require("peft", named)
     with guarded(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
-                 "adapter_model.safetensors that was trained on it", ADAPTER_SECONDS):
-        check_kind(peft.PeftConfig.from_pretrained(name), named)
-        file = require("transformers", named).utils.cached_file(name, "adapter_model.safetensors")
+                 f"{WEIGHTS} that was trained on it", ADAPTER_SECONDS):
+        file = require("transformers", named).utils.cached_file(name, WEIGHTS)
         net = peft.PeftModel.from_pretrained(net, name, POLICY, is_trainable=trainable)
         with safetensors.safe_open(file, "pt") as f:
-            apart = sorted(adapter_weights(net, POLICY).keys() ^ set(f.keys()))
-            check_finite(((key, f.get_tensor(key)) for key in f.keys()), named)
-    if apart:
+            saved = set(f.keys())
+    weights = adapter_weights(net, POLICY)
+    if apart := sorted(weights.keys() ^ saved):
         raise ValueError(f"{named} is not an adapter of this model: {apart[0]} is in only one of the two; name one "
-                         "that was trained on it")
+                         "that was trained on it, with LoRA's two matrices beside linear layers and nothing else")
+    check_finite(weights.items(), named)
     check_tied(net, named)
     return net
 
 
-def check_kind(settings, named):
-    """Raises ValueError for an adapter that is more than LoRA's two matrices beside linear layers.
-
-    settings: its PeftConfig; named: the setting and the path, for the error
-    """
-    if settings.peft_type != "LORA":
-        raise ValueError(f"{named} is an adapter of kind {settings.peft_type}; only LoRA adapters are supported")
-    for option in UNSUPPORTED:
-        value = getattr(settings, option, None)
-        if value and value != "none":
-            raise ValueError(f"{named} is an adapter with {option}={shown(value)}, which is not supported: only the "
-                             "two matrices of LoRA beside linear layers are; train one without it")
+def check_tied(net, named):
+    """Raises ValueError if the embedding or the output layer has an adapter although they share their weights: merged
+    into them, the adapter would also change the other one. named: the setting and its value, for the error"""
+    base = net.get_base_model()
+    pair = base.get_input_embeddings(), base.get_output_embeddings()
+    if pair[1] is None or pair[0].weight is not pair[1].weight:
+        return
+    if any(hasattr(layer, "lora_A") for layer in pair):
+        raise ValueError(f"{named}: the model reads and writes tokens with the same weights (tied embeddings), so an "
+                         "adapter of one of the two layers cannot be merged into them; choose other layers")
 
 
-def model_type(name):
-    """The architecture of the model in a folder, or of one from the hub that was downloaded before; else None."""
-    config = require("transformers", f"the base model {name}").PretrainedConfig
-    try:
-        return config.get_config_dict(name or "", local_files_only=True)[0].get("model_type")
-    except OSError:
-        return None
+def save_adapter(net, weights, folder):
+    """Writes a folder that peft opens. weights: of the trained adapter, as adapter_weights gives them"""
+    net.peft_config[POLICY].save_pretrained(folder)
+    weights = {name: x.detach().contiguous() for name, x in weights.items()}
+    safetensors.torch.save_file(weights, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
 
 
 def adapter_weights(net, name):
-    """{name of the weight: tensor} of one adapter; the same names for every adapter, none for no adapter (None)."""
-    if name is None:
-        return {}
-    return {key: p for key, _, p in adapter_parameters(net, name)}
-
-
-def adapter_parameters(net, name):
-    """Yields (name of the weight, its name in peft's model, the parameter) of one adapter."""
-    own = re.compile(rf"(\.lora_\w+)\.{name}(?=\.|$)")  # embeddings have nothing behind the adapter's name
-    for key, p in net.named_parameters():
-        if own.search(key):
-            yield own.sub(r"\1", key), key, p
-
-
-def peft_names(net, weights):
-    """Weights of the trained adapter, {name: tensor} as adapter_weights gave them, with their names in peft's model."""
-    return {key: weights[name] for name, key, _ in adapter_parameters(net, POLICY)}
+    """{name of the weight in peft's files: tensor} of one adapter; none for no adapter (None)."""
+    own = re.compile(rf"(\.lora_(?:embedding_)?[AB])\.{name}(?=\.|$)")  # embeddings have nothing behind its name
+    return {own.sub(r"\1", key): p for key, p in net.named_parameters() if own.search(key)}
 
 
 @torch.no_grad()
-def load_adapter_weights(net, name, weights):
-    """Copies weights that adapter_weights gave into one adapter."""
-    own = adapter_weights(net, name)
-    assert own.keys() == weights.keys(), f"{sorted(own.keys() ^ weights.keys())[:3]}"
-    for key, p in own.items():
-        p.copy_(weights[key])
+def copy_weights(source, target):
+    """Copies the values of {name: tensor} into another one with the same names."""
+    for name, p in target.items():
+        p.copy_(source[name])
 
 
 def adapter_identity(net):
-    """What must be equal for saved weights of the trained adapter to give the same model, as plain values: besides the
-    adapter, its scale and the weights that it is added to."""
-    settings, base = net.peft_config[POLICY], net.get_base_model()
-    layers = {name.split(".lora_")[0].split(".")[-1] for name in adapter_weights(net, POLICY)}
-    return {"lora_rank": settings.r, "lora_alpha": float(settings.lora_alpha), "lora_targets": sorted(layers),
-            "load_in_4bit": bool(getattr(base, "is_loaded_in_4bit", False)), BASE: base_hash(base)}
+    """What must be equal, besides the adapter's names and shapes, for saved weights of it to give the same model."""
+    base = net.get_base_model()
+    return {"lora_alpha": float(net.peft_config[POLICY].lora_alpha), BASE: base_hash(base)}
 
 
 @torch.no_grad()
@@ -179,16 +125,11 @@ def base_hash(net):
     return hashlib.sha256(torch.cat(first).float().cpu().numpy().tobytes()).hexdigest()[:16]
 
 
-def without_adapter(layers):
-    """The weights of a model's layers that no adapter changes: (their share, the name of the largest).
-
-    layers: those of the model, without embeddings and output layers
-    """
-    adapted = {id(p) for layer in layers.modules() if hasattr(layer, "lora_A") for p in layer.parameters()}
-    weights = [(name, p) for name, p in layers.named_parameters() if p.dim() > 1 and "lora_" not in name]
-    fixed = {name: p.numel() for name, p in weights if id(p) not in adapted}
-    share = sum(fixed.values()) / max(1, sum(p.numel() for _, p in weights))
-    return share, max(fixed, key=fixed.get, default="")
+def share_without_adapter(layers):
+    """The share of the weights of a model's layers that no adapter changes, such as a mixture's experts."""
+    total = sum(p.numel() for name, p in layers.named_parameters() if "lora_" not in name)
+    adapted = sum(part.base_layer.weight.numel() for part in layers.modules() if hasattr(part, "base_layer"))
+    return 1 - adapted / total
 
 
 @contextmanager

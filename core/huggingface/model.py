@@ -15,14 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from core.distributions import at_least_float32
-from core.huggingface.lora import (
-    POLICY,
-    REFERENCE,
-    adapter_identity,
-    adapter_weights,
-    load_adapter_weights,
-    using,
-)
+from core.huggingface.lora import POLICY, REFERENCE, adapter_identity, adapter_weights, copy_weights, using
 from core.huggingface.settings import FULL
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, freeze
 from core.performance.sharding import weights_of
@@ -40,13 +33,6 @@ class GivenStates(nn.Module):
         output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.states)
         output.router_logits = output.image_hidden_states = None  # which mixtures of experts and Gemma 3 hand on
         return output
-
-
-def output_layers(net):
-    """The output layers of a model alone: a copy that shares its weights and has GivenStates for the other layers."""
-    head = copy.copy(net)
-    head._modules = dict(net._modules) | {net.base_model_prefix: GivenStates()}
-    return head
 
 
 class HuggingFaceCache:
@@ -70,9 +56,11 @@ class HuggingFaceCache:
 
 
 def with_room(layer, room):
-    """A layer of transformers' cache that writes so many new columns in place; one of another kind as it is."""
+    """A layer of transformers' cache that writes `room` new columns in place; one of another kind as it is."""
     from transformers.cache_utils import DynamicLayer
-    return layer_with_room()(layer, room) if type(layer) is DynamicLayer and layer.get_seq_length() else layer
+    if type(layer) is DynamicLayer and layer.is_initialized:
+        return layer_with_room()(layer, room)
+    return layer
 
 
 @functools.cache  # transformers is optional: it is imported when a model of it is used
@@ -82,8 +70,7 @@ def layer_with_room():
 
     class LayerWithRoom(DynamicLayer):
         def __init__(self, layer, room):
-            super().__init__()
-            self.dtype, self.device, self.is_initialized = layer.dtype, layer.device, True
+            self.__dict__ |= layer.__dict__
             self.whole = [F.pad(x, (0, 0, 0, room)) for x in (layer.keys, layer.values)]  # (n, H, before + room, D)
             self.show(layer.get_seq_length())
 
@@ -91,7 +78,8 @@ def layer_with_room():
             self.keys, self.values = (x[:, :, :length] for x in self.whole)          # (n, H, length, D) each
 
         def update(self, keys, values, *args, **settings):
-            before, after = self.get_seq_length(), self.get_seq_length() + keys.shape[2]
+            before = self.get_seq_length()
+            after = before + keys.shape[2]
             for whole, new in zip(self.whole, (keys, values), strict=True):
                 whole[:, :, before:after] = new
             self.show(after)
@@ -104,17 +92,18 @@ def layer_with_room():
     return LayerWithRoom
 
 
-def computed_again(forward, layers, i):
-    """The forward of a layer that keeps only its inputs; the backward pass computes its activations again.
+def computed_again(forward, cached, i):
+    """The forward of layer i that keeps only its inputs; the backward pass computes its activations again.
 
-    layers: those of the cache, or None. The layer adds to layers[i], so each time it begins with what was there first.
+    cached: the layers of the cache, or None. The layer adds to cached[i], so each time it begins with what was there
+    first.
     """
     def run(*args, **settings):
-        before = None if layers is None else copy.copy(layers[i])
+        before = cached and copy.copy(cached[i])
 
         def attempt(*args, **settings):
-            if layers is not None:
-                layers[i] = copy.copy(before)
+            if cached:
+                cached[i] = copy.copy(before)
             return forward(*args, **settings)
 
         return checkpoint(attempt, *args, use_reentrant=False, **settings)
@@ -135,25 +124,27 @@ class HuggingFaceModel(nn.Module):
     def __init__(self, net, tokenizer, mode, adapter=FULL):
         super().__init__()
         self.net, self.mode, self.vocabulary = net, mode, tokenizer.base_vocab_size
+        self.banned_ids = tokenizer.banned_token_ids
         self.has_adapter, self.reference_adapter = adapter.has_adapter, adapter.reference_adapter
-        self.starts_from_adapter = adapter.lora_init_from is not None
         self.adapter = POLICY if adapter.has_adapter else None  # the one that it computes with
         self.grad_checkpoint, self.head_dtype = False, None
         bare = net.get_base_model() if self.has_adapter else net
-        lists = [part for part in bare.base_model.modules() if isinstance(part, nn.ModuleList)]
+        body, given = bare.base_model, GivenStates()
+        head = copy.copy(bare)  # the output layers: it shares their weights, and has no other layers
+        head._modules = dict(bare._modules) | {bare.base_model_prefix: given}
+        lists = [part for part in body.modules() if isinstance(part, nn.ModuleList)]
         # Plain attributes, not registered: their weights are those of net
-        self.__dict__ |= {"body": bare.base_model, "head": output_layers(bare), "layers": max(lists, key=size_of)}
-        self.__dict__["given"] = self.head._modules[bare.base_model_prefix]
+        self.__dict__ |= {"body": body, "head": head, "given": given, "layers": max(lists, key=size_of)}
         self.start_ids = self.end_ids = ()
         if mode != LANGUAGE_MODEL:
             self.start_ids, self.end_ids = tokenizer.start_ids, tokenizer.end_ids
-        self.longest_input = most_tokens(self.body) - len(self.start_ids) - len(self.end_ids)
-        self.banned_ids = tokenizer.banned_token_ids
-        self.takes_position = "position_ids" in inspect.signature(self.body.forward).parameters
+        self.longest_input = most_tokens(body) - len(self.start_ids) - len(self.end_ids)
+        self.takes_position = "position_ids" in inspect.signature(body.forward).parameters
 
     def states(self, tokens, position=None, past=None, padding=None):
         """Final hidden states; arguments and result as in core.model.GPT.states."""
-        (B, T), before = tokens.shape, past.length if past is not None else 0
+        B, T = tokens.shape
+        before = 0 if past is None else past.length
         if before + T > self.longest_input:
             raise ValueError(f"an input of {before + T} tokens does not fit a model that reads {self.longest_input}")
         start, end = (tokens.new_tensor(ids).expand(B, -1) for ids in (self.start_ids, self.end_ids))
@@ -174,19 +165,18 @@ class HuggingFaceModel(nn.Module):
 
     def project(self, h):
         """Float32 logits (..., vocabulary) from states (..., C); of a judge the log-odds (...) that a token is true."""
-        kind, weights = h.device.type, {}
-        flat, casts = h.reshape(1, -1, h.shape[-1]), nullcontext()                   # (1, K, C)
+        kind, weights, casts = h.device.type, {}, nullcontext()
+        self.given.states = h.reshape(1, -1, h.shape[-1])                            # (1, K, C)
         if self.head_dtype is not None:
             casts = torch.autocast(kind, enabled=False)
-            flat = flat.to(self.head_dtype)
+            self.given.states = self.given.states.to(self.head_dtype)
             weights = {name: p.to(self.head_dtype) for name, p in self.head.named_parameters()}
         elif torch.is_autocast_enabled(kind) and torch.is_grad_enabled():
             # A weight that autocast keeps for several calls would add up their gradients in its own precision
             casts = torch.autocast(kind, torch.get_autocast_dtype(kind), cache_enabled=False)
-        self.given.states = flat
+        unread = torch.zeros(1, 1, dtype=torch.long, device=h.device)
         with self.adapting(), casts:
-            dummy = torch.zeros(1, 1, dtype=torch.long, device=h.device)
-            logits = torch.func.functional_call(self.head, weights, kwargs={"input_ids": dummy}).logits[0]
+            logits = torch.func.functional_call(self.head, weights, kwargs={"input_ids": unread}).logits[0]
         self.given.states = None
         logits = at_least_float32(logits)                                            # (K, rows), of a judge (K,)
         if self.mode == SEQUENCE_SCORER:
@@ -231,12 +221,11 @@ class HuggingFaceModel(nn.Module):
         kinds = {"matrices": [], "embeddings": [], "vectors": []}
         in_layers = {id(p) for p in self.layers.parameters()}
         for p in self.net.parameters():
-            if not p.requires_grad:
-                continue
+            kind = "matrices" if id(p) in in_layers else "embeddings"
             if p.dim() < 2:
-                kinds["vectors"].append(p)
-            else:
-                kinds["matrices" if id(p) in in_layers else "embeddings"].append(p)
+                kind = "vectors"
+            if p.requires_grad:
+                kinds[kind].append(p)
         return kinds
 
     def num_parameters(self):
@@ -249,7 +238,7 @@ class HuggingFaceModel(nn.Module):
     def load_weights(self, weights):
         """Takes over weights that `weights` gave."""
         if self.has_adapter:
-            load_adapter_weights(self.net, self.adapter, weights)
+            copy_weights(weights, self.weights())
         else:
             self.net.load_state_dict(weights)
 
@@ -262,7 +251,6 @@ class HuggingFaceModel(nn.Module):
         adapter that holds the first one's start."""
         if not self.has_adapter:
             return freeze(copy.deepcopy(self))
-        assert self.reference_adapter or not self.starts_from_adapter, "nothing keeps the adapter's start"
         twin = copy.copy(self)
         twin.adapter = REFERENCE if self.reference_adapter else None
         return twin
@@ -271,16 +259,14 @@ class HuggingFaceModel(nn.Module):
     def dimensions(self):
         """As core.model.GPT.dimensions."""
         c = self.config
-        all_heads = getattr(c, "num_attention_heads", 1)  # a model without attention has none, and no cache
-        head = getattr(c, "head_dim", None) or c.hidden_size // all_heads
-        heads = getattr(c, "num_key_value_heads", None) or all_heads
+        head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+        heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
         return c.num_hidden_layers, c.hidden_size, 2 * c.num_hidden_layers * heads * head
 
 
 def most_tokens(net):
     """The most tokens in a row that a transformers model reads, special tokens included."""
-    config = net.config.get_text_config()
-    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or UNLIMITED
+    longest = getattr(net.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED
     for part in net.modules():
         table = getattr(part, "position_embeddings", None)
         if getattr(table, "padding_idx", None) is not None:  # RoBERTa counts positions from padding_idx + 1

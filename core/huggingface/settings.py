@@ -1,12 +1,11 @@
-"""The settings of Hugging Face models: adapters, 4 bits, attention."""
+"""The settings of Hugging Face models: adapters, 4 bits."""
 
 import os
 from dataclasses import dataclass
 
-from core.settings.ranges import check_choices, check_ranges
+from core.settings.ranges import check_ranges
 
 ALL_LINEAR = "all-linear"
-CHOICES = {"attention": ("auto", "sdpa", "eager", "flash_attention_2")}
 RANGES = {"lora_rank": "[0, 1e5]", "lora_alpha": "(0, 1e9]"}
 
 
@@ -21,24 +20,22 @@ class LoraConfig:
                                               # layers, as in q_proj,v_proj
     lora_init_from: str | None = None         # the folder of an adapter to start from
     load_in_4bit: bool = False                # hold the weights that are not trained in 4 bits (CUDA only)
-    attention: str = "auto"                   # how transformers computes it: auto, sdpa, eager, flash_attention_2
 
     def __post_init__(self):
         check_ranges(self, RANGES)
-        check_choices(self, CHOICES)
         if self.load_in_4bit and not self.has_adapter:
             raise ValueError("load_in_4bit=True holds the weights in 4 bits, which cannot be trained; set "
                              "lora_rank=16, or another rank above 0")
         if self.lora_rank and self.lora_init_from:
             raise ValueError(f"lora_rank={self.lora_rank} is for a new adapter, but lora_init_from="
                              f"{self.lora_init_from} has its own rank; leave lora_rank out")
-        if not self.targets or not all(self.targets):
-            raise ValueError(f"lora_targets={self.lora_targets!r} must be 'all-linear' or names of layers, such as "
-                             "q_proj,v_proj")
         for key in ("lora_alpha", "lora_targets"):
             if not self.lora_rank and getattr(self, key) != getattr(LoraConfig, key):
                 raise ValueError(f"{key}={getattr(self, key)!r} is for a new adapter, which this run does not make; "
                                  f"leave {key} out, or set lora_rank=16, or another rank above 0")
+        if not all(self.targets):
+            raise ValueError(f"lora_targets={self.lora_targets!r} must be 'all-linear' or names of layers, such as "
+                             "q_proj,v_proj")
 
     def check_base(self, key):
         """Raises ValueError if the model that the setting `key` names, which an adapter needs to stay, lies in out_dir:
@@ -63,11 +60,13 @@ class LoraConfig:
 
     @property
     def targets(self):
-        """'all-linear', or the names of the layers that get an adapter; a text has them between commas."""
+        """'all-linear', or the names of the layers that get an adapter."""
         if self.lora_targets == ALL_LINEAR:
             return ALL_LINEAR
-        names = self.lora_targets.split(",") if isinstance(self.lora_targets, str) else self.lora_targets
-        return [str(name).strip() for name in names]
+        names = self.lora_targets
+        if isinstance(names, str):
+            names = names.split(",")
+        return [name.strip() for name in names]
 
     @property
     def alpha(self):

@@ -13,7 +13,6 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.tx
 CAUSAL = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # in the class names of models that write text
 MOST_IDS = 2**22                                           # several times the largest vocabulary that is published
 TEMPLATE_SECONDS = 10                                      # that a chat template may take for one prompt
-PROBES = ("a", "1", ".", "hello world")
 
 
 class HuggingFaceTokenizer:
@@ -30,9 +29,9 @@ class HuggingFaceTokenizer:
         self.base_vocab_size = self.vocab_size = 1 + max(vocabulary.values())
         self.mask_token_id, self.cls_token_id = backend.mask_token_id, backend.cls_token_id
         self.pad_token_id = 0                              # attention never reads it: any id of the vocabulary will do
-        declared = (backend.eos_token_id, *end_ids_of_model)
-        self.stop_token_ids = tuple(dict.fromkeys(i for i in declared if i is not None and i < self.vocab_size))
-        self.stop_token_id = next(iter(self.stop_token_ids), None)
+        ends = [i for i in (backend.eos_token_id, *end_ids_of_model) if i is not None]
+        self.stop_token_ids = tuple(dict.fromkeys(ends))   # each once
+        self.stop_token_id = ends[0] if ends else None
         self.stop_token_names = tuple(backend.convert_ids_to_tokens(list(self.stop_token_ids)))
         self.start_ids, self.end_ids = ids_around(backend)
         added = backend.added_tokens_decoder.items()
@@ -95,11 +94,10 @@ class HuggingFaceTokenizer:
 
 def ids_around(backend):
     """(ids before, ids after) that the tokenizer puts around one text."""
-    for text in PROBES:
-        bare, whole = (backend.encode(text, add_special_tokens=special) for special in (False, True))
-        for start in range(len(whole) - len(bare) + 1 if bare else 0):
-            if whole[start : start + len(bare)] == bare:
-                return tuple(whole[:start]), tuple(whole[start + len(bare) :])
+    bare, whole = (backend.encode("a", add_special_tokens=special) for special in (False, True))
+    for start in range(len(whole) - len(bare) + 1):
+        if bare and whole[start : start + len(bare)] == bare:
+            return tuple(whole[:start]), tuple(whole[start + len(bare) :])
     return (), ()
 
 
@@ -119,8 +117,8 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
         raise FileNotFoundError(f"{key}={path} has no tokenizer ({', '.join(FILES[:2])}); copy the tokenizer's files "
                                 "there, from where the model came from")
     with opening(path, key, ": its tokenizer"):
-        architectures, ends = declared_by(transformers, model, "config.json", key)
-        ends += declared_by(transformers, model, "generation_config.json", key)[1]
+        config, generation = (declared_in(model, file, key) for file in ("config.json", "generation_config.json"))
+        ends = end_ids(config) + end_ids(config.get("text_config") or {}) + end_ids(generation)
         backend = transformers.AutoTokenizer.from_pretrained(local_name(path), trust_remote_code=False)
         size = 1 + max(backend.get_vocab().values())
         if size > MOST_IDS:
@@ -130,19 +128,21 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
             if not 0 <= i < size:
                 raise ValueError(f"{key}={path}: the model declares the end token {i}, but its tokenizer has {size} "
                                  "tokens; copy the tokenizer files that belong to the model")
-        writes = any(name in architecture for architecture in architectures for name in CAUSAL)
+        architectures = " ".join(config.get("architectures") or [])
+        writes = any(name in architectures for name in CAUSAL)
         return HuggingFaceTokenizer(backend, path, ends, fills=backend.mask_token_id is not None and not writes)
 
 
-def declared_by(transformers, path, file, key):
-    """What a JSON file of the model declares, or nothing without the file: (its architectures, its end ids).
+def declared_in(path, file, key):
+    """The values of a JSON file of the model; none without the file. path: of the model, as the setting `key` names it"""
+    find = quiet_transformers(path, key).utils.cached_file
+    found = find(local_name(path), file, _raise_exceptions_for_missing_entries=False)
+    return {} if found is None else read_object(found, f"{key}={path}: {file}", AGAIN)
 
-    path: of the model, as the setting `key` names it
-    """
-    found = transformers.utils.cached_file(local_name(path), file, _raise_exceptions_for_missing_entries=False)
-    values = {} if found is None else read_object(found, f"{key}={path}: {file}", AGAIN)
-    text_model = values if "eos_token_id" in values else values.get("text_config") or {}
-    ends = text_model.get("eos_token_id")
+
+def end_ids(values):
+    """The end ids that a config declares: a list, one id, or none."""
+    ends = values.get("eos_token_id")
     if ends is None:
-        ends = []
-    return values.get("architectures") or [], list(ends) if isinstance(ends, list) else [ends]
+        return []
+    return ends if isinstance(ends, list) else [ends]

@@ -57,12 +57,10 @@ def remedy_of(path, error):
     text = one_line(error, 10_000)
     if "trust_remote_code" in text:
         return "it needs code of its own, which is never run here; use a model that transformers knows"
-    if "attention implementation" in text:
-        return "set attention='auto'"
     if on_hub(path) and isinstance(error, OSError):
         return "check the name and the network, or download it elsewhere (hf download) and name its folder"
     if isinstance(error, ImportError):
-        return "install what is missing, or use attention='auto' and weights that are not quantised"
+        return "install what is missing, or use weights that are not quantised"
     return "copy its files again, as save_pretrained wrote them"
 
 

@@ -1,17 +1,16 @@
 """A reward model as a reward: a frozen classifier with one label, trained elsewhere, scores each completion."""
 
-import os
-
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from core.distributed import autocast
-from core.huggingface.files import check_weights, is_adapter, read_config, written_by
-from core.huggingface.load import ENDINGS, check_vocabulary, read_weights
+from core.huggingface.files import check_weights, is_adapter, read_config
+from core.huggingface.load import check_vocabulary, read_weights
 from core.huggingface.model import most_tokens
 from core.huggingface.tokenizer import TEMPLATE_SECONDS, load_huggingface_tokenizer
 from core.model import freeze
 from core.models import is_huggingface
-from core.settings.optional import on_hub, quiet_transformers
+from core.settings.optional import quiet_transformers
 from core.settings.user_code import guarded
 from grpo.reward_functions.judge import distinct
 from grpo.reward_functions.registry import reward
@@ -54,35 +53,35 @@ class RewardModel:
         records. Raises ValueError if a text is longer than the model can read.
         """
         ids, same = distinct(map(tuple, self.token_ids(texts)))  # equal texts get scores that are exactly equal
-        device = next(self.model.parameters()).device
-        room, longest = self.room(), max(map(len, ids))
-        if longest > room:
-            raise ValueError(f"{KEY} reads {room} tokens, but a prompt with its completion has {longest}: lower "
+        longest = max(map(len, ids))
+        if longest > self.room():
+            raise ValueError(f"{KEY} reads {self.room()} tokens, but a prompt with its completion has {longest}: lower "
                              "max_new_tokens or max_prompt_length, or take a reward model that reads longer texts")
-        out = torch.empty(len(ids), device=device)
+        device = next(self.model.parameters()).device
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         together = BATCH if self.pad is not None else 1
+        parts = []
         for start in range(0, len(order), together):
-            rows = order[start : start + together]
-            length = torch.tensor([len(ids[i]) for i in rows])                       # (n,)
-            tokens = torch.full((len(rows), int(length.max())), self.pad or 0)       # (n, T)
-            for row, i in enumerate(rows):
-                tokens[row, : length[row]] = torch.tensor(ids[i])
-            mask = (torch.arange(tokens.shape[1]) < length[:, None]).long()          # (n, T)
+            rows = [torch.tensor(ids[i], device=device) for i in order[start : start + together]]
+            tokens = pad_sequence(rows, batch_first=True, padding_value=self.pad or 0)           # (n, T)
+            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)        # (n, T)
             with autocast(device, self.dtype):
-                logits = self.model(input_ids=tokens.to(device), attention_mask=mask.to(device)).logits  # (n, 1)
-            out[torch.tensor(rows, device=device)] = logits[:, 0].float()
-        return out[torch.tensor(same, device=device)]
+                parts.append(self.model(input_ids=tokens, attention_mask=mask).logits[:, 0].float())
+        found = torch.empty(len(ids), device=device)
+        found[order] = torch.cat(parts)
+        return found[same]
 
     def token_ids(self, texts):
         """N lists of token ids. An empty text is one pad token."""
+        read, prompts = self.plain_ids, texts.prompts
         if self.tokenizer.chat_template:
-            ids = [self.chat_ids(prompt, completion)
-                   for prompt, completion in zip(own_prompts(texts), texts.completions, strict=True)]
-        else:
-            whole = [prompt + completion for prompt, completion in zip(texts.prompts, texts.completions, strict=True)]
-            ids = self.tokenizer(whole)["input_ids"]
+            read, prompts = self.chat_ids, own_prompts(texts)
+        ids = [read(prompt, completion) for prompt, completion in zip(prompts, texts.completions, strict=True)]
         return [x or [self.pad or 0] for x in ids]
+
+    def plain_ids(self, prompt, completion):
+        """Token ids of a rendered prompt and its completion as one text."""
+        return self.tokenizer(prompt + completion)["input_ids"]
 
     def chat_ids(self, prompt, completion):
         """Token ids of a prompt and the assistant's answer, with the special tokens of the chat template alone. Raises
@@ -110,20 +109,15 @@ def load_reward_model(path, device="cpu", dtype=torch.float32):
     dtype: of its matrix products
     Raises FileNotFoundError or ValueError, naming the setting and the path, for what is not a reward model.
     """
-    if not on_hub(path) and not os.path.isdir(path):
+    if not is_huggingface(path, KEY):
         raise FileNotFoundError(f"{KEY}={path} is no folder; name a folder in Hugging Face format or hf:owner/name")
-    is_huggingface(path, KEY)  # raises an error for another folder
     if is_adapter(path):
         raise ValueError(f"{KEY}={path} is an adapter; merge it into its model with peft's merge_and_unload, and name "
                          "the folder that this gives")
     config = read_config(path, KEY)
-    name = written_by(config)
-    if name.endswith(tuple(ENDINGS)):
-        raise ValueError(f"{KEY}={path} is a language model or detector ({name}); take a reward model, which was "
-                         "saved as ...ForSequenceClassification")
     if config.num_labels != 1:
         raise ValueError(f"{KEY}={path} has {config.num_labels} labels, but a reward model has 1; take a model that "
-                         "was trained to give one score")
+                         "was trained to give one score, and saved as ...ForSequenceClassification")
     check_weights(path, KEY, config)
     kind = quiet_transformers(path, KEY).AutoModelForSequenceClassification
     model = read_weights(kind, path, KEY, dtype="auto")

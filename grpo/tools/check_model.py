@@ -6,52 +6,43 @@ python grpo/tools/check_model.py hf:owner/name --prompt_length=200 --completion_
 FOLDER is what generator_checkpoint may be: a folder in Hugging Face format, hf:owner/name, or a file of this project.
 The texts are random tokens. In float32 every number should be about 1e-5 or less. Columns:
 
-cache        largest difference of a logit: tokens read one by one through the cache, or all at once (causal)
-padding      largest difference of a logit: with columns of padding on the left, or without (causal)
+sampler      largest difference of a token's log-probability: as it was sampled, token by token through the cache and
+             behind padding, or where its text is read at once and alone
 shared       relative difference of the gradient: what a group shares is read once, or again for each completion
-recomputed   relative difference of the gradient: activations computed again (grad_checkpoint), or stored
-first ratio  largest |ratio - 1| at the first step
-first KL     largest KL of a token to the reference at step 0
-sampler      largest difference of a token's log-probability: as it was sampled, or as training scores it
+recomputed   the same, with activations computed again (grad_checkpoint)
+
+The first ratio and the first KL of a run: grpo/train_grpo.py --doctor=True.
 """
 
-import copy
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-import numpy as np
 import torch
 
 from core.config import UsageError, load_config
 from core.distributed import Distributed
-from core.model import LANGUAGE_MODEL
+from core.distributions import draw_uniforms, token_logp
+from core.fill_in import predict_and_sample_tokens
+from core.generation import generate
+from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER
 from core.models import load_model, load_tokenizer
 from core.settings.ranges import check_ranges
 from core.settings.script import run_script
-from grpo.build import POLICIES, make_policy
-from grpo.grpo_config import GRPOConfig
-from grpo.scoring import score, score_in_batches, with_reference
 
-COLUMNS = ("cache", "padding", "shared", "recomputed", "first ratio", "first KL", "sampler")
-RANGES = {"batch_size": "[1, 1e6]", "group_size": "[2, 1e6]", "prompt_length": "[2, 1e6]",
-          "completion_length": "[1, 1e6]", "masked": "(0, 1]"}
+COLUMNS = ("sampler", "shared", "recomputed")
+PROMPTS, GROUP, SEED = 4, 4, 1337  # random texts, completions of each
+RANGES = {"prompt_length": "[2, 1e6]", "completion_length": "[1, 1e6]"}
 
 
 @dataclass(frozen=True)
 class CheckConfig:
     """Sizes of the random texts on which a model is checked."""
 
-    # texts
-    batch_size: int = 4          # prompts, or texts with hidden tokens
-    group_size: int = 4          # completions of each
-    prompt_length: int = 12      # tokens of the longest prompt of a causal model, or of a text with hidden tokens
-    completion_length: int = 8   # tokens of a completion, at most
-    masked: float = 0.3          # hidden share of a text
-    seed: int = 1337             # of the random texts
-    # system
+    prompt_length: int = 12      # tokens of a prompt of a causal model, or of a text with hidden tokens
+    completion_length: int = 8   # tokens of a completion
     device: str = "auto"         # auto (cuda, else mps, else cpu), cpu, cuda, mps
     dtype: str = "float32"       # float32 or bfloat16
 
@@ -59,121 +50,75 @@ class CheckConfig:
         check_ranges(self, RANGES)
 
 
-def random_tokens(tokenizer, c):
-    """(batch_size, prompt_length) ids that a text may hold: no end and no special tokens."""
-    excluded = {*tokenizer.stop_token_ids, *tokenizer.banned_token_ids}
-    allowed = np.array([i for i in range(tokenizer.base_vocab_size) if i not in excluded])
-    return np.random.default_rng(c.seed).choice(allowed, size=(c.batch_size, c.prompt_length))
+def never(tokens, first):
+    """A rule for the end of completions, as core.generation.Stop: they do not end."""
+    return torch.zeros_like(tokens[:, first:], dtype=torch.bool)
 
 
-def causal_problems(tokenizer, c):
-    """Prompts of different lengths, padded on the left, as PromptConsumer gives them."""
-    tokens, numbers = random_tokens(tokenizer, c), np.arange(c.batch_size)
-    padding = numbers % (c.prompt_length - 1)                                        # (P,) the shortest has two tokens
-    tokens[np.arange(c.prompt_length) < padding[:, None]] = tokenizer.pad_token_id
-    records = np.array([{"text": ""}] * c.batch_size)                                # no reward reads them
-    return {"input": tokens, "padding": padding, "number": numbers, "record": records}
+def complete(model, prompt, noise):
+    """Completes prompts (P, T) of different lengths. Returns the sampled tokens and their log-probabilities, (N, M)
+    each, and two functions that read them again, for logits (N, M, V): every text alone, and the prompts once for their
+    groups."""
+    padding = torch.arange(PROMPTS, device=prompt.device) % (prompt.shape[1] - 1)    # (P,)
+    out = generate(model, prompt, padding, noise, never)
+    rows = torch.arange(PROMPTS, device=prompt.device).repeat_interleave(GROUP)      # (N,)
+    inputs = torch.cat((prompt[rows, -1:], out.target[:, :-1]), 1)                   # (N, M)
 
+    def alone():
+        texts = [torch.cat((prompt[row, padding[row] : -1], inputs[n])) for n, row in enumerate(rows.tolist())]
+        return torch.cat([model(text[None])[:, -inputs.shape[1] :] for text in texts])
 
-def fill_problems(tokenizer, c):
-    """Texts with hidden tokens, as DatasetConsumer gives them."""
-    target, rng = random_tokens(tokenizer, c), np.random.default_rng(c.seed + 1)
-    hidden = max(1, round(c.masked * c.prompt_length))
-    mask = rng.random(target.shape).argsort(1) < hidden
-    return {"input": np.where(mask, tokenizer.mask_token_id, target), "target": target, "mask": mask,
-            "number": np.arange(c.batch_size)}
-
-
-def difference(a, b):
-    """The largest difference of two tensors; two infinities of the same sign are equal."""
-    return float(torch.where(a == b, 0.0, a - b).abs().max())
-
-
-@torch.no_grad()
-def cache_difference(policy, tokens):
-    """Logits of tokens (B, T) read at once against those of a prompt whose continuation is read token by token."""
-    model, split = policy.model, tokens.shape[1] // 2
-    with policy.autocast():
+    def shared():
         past = model.new_cache()
-        parts = [model(tokens[:, :split], past=past)]
-        past = past.expand(torch.arange(len(tokens), device=tokens.device), room=tokens.shape[1] - split)
-        for t in range(split, tokens.shape[1]):
-            parts.append(model(tokens[:, t : t + 1], past=past))
-        return difference(torch.cat(parts, 1), model(tokens))
+        model.states(prompt[:, :-1], past=past, padding=padding)
+        return model(inputs, past=past.expand(rows), padding=padding[rows])
+
+    return out.target, out.logp, alone, shared
 
 
-@torch.no_grad()
-def padding_difference(policy, tokens, filler):
-    """Logits of texts of different lengths, padded on the left to one length, against those of each text alone."""
-    B, T = tokens.shape
-    padding = torch.arange(B) % (T - 1)                                              # (B,)
-    texts = [row[: T - n] for row, n in zip(tokens, padding.tolist(), strict=True)]
-    wide = torch.full_like(tokens, filler)                                           # (B, T)
-    for row, text in zip(wide, texts, strict=True):
-        row[T - len(text) :] = text
-    with policy.autocast():
-        together = policy.model(wide, padding=padding.to(tokens.device))             # (B, T, V)
-        return max(difference(logits[T - len(text) :], policy.model(text[None])[0])
-                   for logits, text in zip(together, texts, strict=True))
+def fill_in(model, text, noise):
+    """The same for texts (P, T), of which every third token is sampled."""
+    position = torch.arange(0, text.shape[1], 3, device=text.device).expand(PROMPTS, -1)  # (P, M)
+    with torch.no_grad():
+        target, logp, _ = predict_and_sample_tokens(model, text, position, noise)    # (P, G, M) each
 
+    def alone():
+        return model(text.repeat_interleave(GROUP, 0), position.repeat_interleave(GROUP, 0))
 
-def gradient(policy, rollouts, weight):
-    """The gradient of the weighted log-probabilities of the sampled tokens, flattened."""
-    for p in policy.parameters():
-        p.grad = None
-    (score(policy, rollouts, 1.0).logp * weight).sum().backward()
-    return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+    def shared():
+        return model(text, position).repeat_interleave(GROUP, 0)
 
-
-def read_alone(policy, rollouts):
-    """(policy, rollouts) with which every completion reads all of its text itself, with the same gradient."""
-    if policy.model.mode == LANGUAGE_MODEL:
-        alone = copy.copy(policy)
-        alone.shared_prompt = False
-        return alone, rollouts
-    reading, G = rollouts.reading, rollouts.group_size
-    rows = {f.name: getattr(reading, f.name).repeat_interleave(G, 0) for f in reading.fields_by_problem()}
-    return policy, replace(rollouts, group_size=1, reading=replace(reading, group_size=1, **rows))
-
-
-def gradient_differences(policy, rollouts):
-    """(shared, recomputed): relative differences to the plain gradient."""
-    weight = torch.randn(rollouts.mask.shape, generator=torch.Generator().manual_seed(0)).to(rollouts.mask.device)
-    shared = gradient(policy, rollouts, weight)
-    plain = gradient(*read_alone(policy, rollouts), weight)
-    policy.model.grad_checkpoint = True
-    recomputed = gradient(policy, rollouts, weight)
-    policy.model.grad_checkpoint = False
-    return [float((x - plain).norm() / plain.norm()) for x in (shared, recomputed)]
+    return target.flatten(0, 1), logp.flatten(0, 1), alone, shared
 
 
 def check(path, c, dist):
-    """{column: number or None where it does not apply} for the generator of this path, and the kind of generator."""
+    """The numbers of the columns for the generator of this path, and its kind."""
     tokenizer = load_tokenizer(path, "FOLDER")
     model, _ = load_model(path, dist.device, tokenizer=tokenizer, key="FOLDER")
-    if model.mode not in POLICIES:
+    if model.mode == SEQUENCE_SCORER:
         raise ValueError(f"{path} has mode {model.mode}; name a generator, which completes prompts or fills in texts")
-    config = GRPOConfig(batch_size=c.batch_size, group_size=c.group_size, max_new_tokens=c.completion_length,
-                        block_size=c.prompt_length, temperature=1.0, top_p=1.0)
-    policy, row = make_policy(model, tokenizer, config, dist), dict.fromkeys(COLUMNS)
-    causal = model.mode == LANGUAGE_MODEL
-    if causal:
-        problems = causal_problems(tokenizer, c)
-        tokens = torch.from_numpy(random_tokens(tokenizer, c)).to(dist.device)       # (B, T)
-        row["cache"] = cache_difference(policy, tokens)
-        row["padding"] = padding_difference(policy, tokens, tokenizer.pad_token_id)
-    else:
-        problems = fill_problems(tokenizer, c)
-    rollouts = policy.sample(problems, 0, config)
-    logp = score(policy, rollouts, 1.0).logp.detach()                                # (N, M)
-    ratio = (logp - score_in_batches(policy, rollouts, config)).exp()                # (N, M)
-    row["first ratio"] = difference(ratio, torch.ones_like(ratio))
-    row["sampler"] = difference(logp, rollouts.old_logp)
-    with torch.no_grad():
-        known = with_reference(rollouts, policy.frozen(), "exact", config)
-        row["first KL"] = float(score(policy, known, 1.0).kl.abs().max())
-    row["shared"], row["recomputed"] = gradient_differences(policy, rollouts)
-    return row, "causal" if causal else "fill-in"
+    kind, sample, length = "fill-in", fill_in, c.prompt_length
+    if model.mode == LANGUAGE_MODEL:
+        kind, sample, length = "causal", complete, c.completion_length
+    torch.manual_seed(SEED)
+    tokens = torch.randint(tokenizer.base_vocab_size, (PROMPTS, c.prompt_length)).to(dist.device)
+    with dist.autocast():
+        target, logp, alone, shared = sample(model, tokens, draw_uniforms(SEED, 0, range(PROMPTS), (GROUP, length)))
+        weight = torch.randn(target.shape).to(dist.device)                           # (N, M)
+
+        def score(read):
+            """The log-probabilities (N, M), and the gradient of their weighted sum, flattened."""
+            model.zero_grad()
+            scored = token_logp(read().log_softmax(-1), target)
+            (scored * weight).sum().backward()
+            return scored.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+        scored, expected = score(alone)
+        numbers = [(scored - logp).abs().max()]
+        for checkpointed in (False, True):
+            model.grad_checkpoint = checkpointed
+            numbers.append((score(shared)[1] - expected).norm() / expected.norm())
+    return [float(x) for x in numbers], kind
 
 
 def main(argv):
@@ -188,9 +133,8 @@ def main(argv):
     dist = Distributed(c.device, c.dtype)
     print(f"| model | kind | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}")
     for path in paths:
-        row, kind = check(path, c, dist)
-        cells = ["-" if x is None else f"{x:.1e}" for x in row.values()]
-        print(f"| {path} | {kind} | {' | '.join(cells)} |", flush=True)
+        numbers, kind = check(path, c, dist)
+        print(f"| {path} | {kind} | {' | '.join(f'{x:.1e}' for x in numbers)} |", flush=True)
     dist.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from core.distributed import LONGEST_WAIT, Distributed, OtherRank, detect_device, detect_dtype, store_of_attempt
-from tests.tiny import ROOT, model, run_script
+from tests.tiny import ROOT, TORCHRUN, model, run_script
 
 
 def test_types():
@@ -142,7 +142,7 @@ run_script(main)
 def test_a_barrier_waits_longer_than_rank_timeout_and_an_exchange_does_not(tmp_path):
     script = tmp_path / "meeting.py"
     script.write_text(MEETING.format(root=ROOT, quiet=0, limit=120))
-    done = run_script("--shutdown-timeout=1", script, ranks=2)
+    done = run_script(*TORCHRUN, "--shutdown-timeout=1", script)
     assert "[{'rank': 0}, {'rank': 1}] 1 12:00:00" in done.stdout, done.stderr
     assert re.search(r"rank \d: waiting for 2 ranks at \w+:\d+, limit 0:02:00\n", done.stderr)
     assert "error: rank 0 ended because another rank did not answer; rank_timeout=3 " in done.stderr

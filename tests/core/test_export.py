@@ -64,7 +64,7 @@ def test_an_existing_target_stays_as_it_is(paths, tmp_path):
     for name in ("folder", "file"):
         target = tmp_path / name
         target.mkdir() if name == "folder" else target.write_text("mine")
-        with pytest.raises(ValueError, match=f"out={target}: .* exists, and nothing is overwritten"):
+        with pytest.raises(ValueError, match=f"out={target} exists, and nothing is overwritten"):
             export.main([f"--checkpoint={paths['causal']}", f"--out={target}"])
     assert not os.listdir(tmp_path / "folder") and (tmp_path / "file").read_text() == "mine"
 

@@ -1,20 +1,24 @@
-"""Run by test_sharding.py, alone or under torchrun, where every model is sharded: gradients, five steps, resume.
+"""Run by test_sharding.py: trains small models on one rank, and sharded on two and four, in processes of its own.
 
-python tests/grpo/shard_worker.py DATASET PROMPTS MODELS OUT BATCH_SIZE [OTHER]
-MODELS: a folder with models in Hugging Face format; OTHER: the OUT of a run on another number of ranks
+python tests/grpo/shard_worker.py DATASET PROMPTS FOLDER
+FOLDER holds models in Hugging Face format and sums.jsonl, and gets what the ranks found, RANKS-RANK.pt
 """
 
+import gc
 import os
+import pathlib
+import socket
 import sys
 from dataclasses import replace
 
 sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")))
 
+import peft  # noqa: F401: loaded once, for all ranks
 import torch
+import torch.distributed.fsdp  # noqa: F401
 
 from core.checkpoint_manager import CheckpointManager
 from core.distributed import Distributed
-from core.huggingface.settings import LoraConfig
 from core.models import load_model, load_tokenizer
 from core.performance.sharding import gathered, has_parts, is_sharded, shard_all, whole
 from core.prompts import PromptConsumer
@@ -24,6 +28,7 @@ from grpo.kl import choose_estimator
 from grpo.policies.causal import CausalPolicy
 from grpo.reference import REFERENCES
 from grpo.reward_functions.judge import Judge
+from grpo.reward_functions.reward_model import load_reward_model
 from grpo.rewards import Rewards, Scored
 from grpo.scoring import with_reference
 from tests.tiny import (
@@ -38,62 +43,56 @@ from tests.tiny import (
     step_problems,
 )
 
-dataset, prompts, models, out, batch_size, other = (*sys.argv[1:], None)[:6]
-dist = Distributed("cpu", "float32")
-result = {}
+DATASET, PROMPTS, FOLDER = sys.argv[1:]
+PROBLEMS = 8  # of a step, on all ranks together
 
 
-def fill(c):
-    """A fill-in policy, its reference and a judge."""
-    policy, scorer = fill_policy(seed=1, scale=3.0, n_layer=2), judge(n_layer=2)
-    data = consumer(dataset, c, rank=dist.rank, world=dist.world)
-    return policy, policy.frozen(), data, Rewards(c, Judge(scorer, TOKENIZER, reads_ids=True)), [scorer]
+def fill(c, dist):
+    """A fill-in policy, its data and rewards, and the model of its judge."""
+    scorer = judge(n_layer=2)
+    data = consumer(DATASET, c, rank=dist.rank, world=dist.world)
+    rewards = Rewards(c, Judge(scorer, TOKENIZER, reads_ids=True, dtype=dist.dtype))
+    return fill_policy(seed=1, scale=3.0, n_layer=2, dtype=dist.dtype), data, rewards, scorer
 
 
-def causal(c):
+def causal(c, dist):
     """A causal policy whose prompts and completions have many lengths, so that ranks call it unequally often."""
-    policy, data = causal_policy(seed=1, scale=3.0, n_layer=2), prompt_consumer(prompts, c, rank=dist.rank,
-                                                                              world=dist.world)
-    policy.model.grad_checkpoint = c.grad_checkpoint
-    return policy, policy.frozen(), data, Rewards(c), []
+    policy = causal_policy(seed=1, scale=3.0, n_layer=2)
+    policy.model.grad_checkpoint = True
+    return policy, prompt_consumer(PROMPTS, c, rank=dist.rank, world=dist.world), Rewards(c), None
 
 
-class Moving(LoraConfig):
-    """Of a run whose reference moves: it has an adapter of its own."""
-
-    reference_adapter = True
-
-
-def huggingface(family, adapter=LoraConfig()):
-    """A policy of a transformers model, whole or with an adapter."""
-    def make(c):
-        path = os.path.join(models, family)
-        model, tokenizer = load_model(path, adapter=adapter)[0], load_tokenizer(path)
-        data = PromptConsumer(os.path.join(models, "sums.jsonl"), c.batch_size, c.seed, dist.rank, dist.world,
+def huggingface(family):
+    """The same with a transformers model: whole, or with an adapter and a reward model."""
+    def make(c, dist):
+        path = os.path.join(FOLDER, family)
+        model, tokenizer = load_model(path, adapter=c)[0], load_tokenizer(path)
+        data = PromptConsumer(os.path.join(FOLDER, "sums.jsonl"), c.batch_size, c.seed, dist.rank, dist.world,
                               tokenizer=tokenizer)
-        policy = CausalPolicy(model, tokenizer, grad_checkpoint=c.grad_checkpoint)
-        if adapter.lora_rank:
-            torch.manual_seed(3)
-            with torch.no_grad():  # a new adapter changes nothing, and half of its gradient is 0
-                for p in policy.weights().values():
-                    p.add_(0.1 * torch.randn_like(p))
-        return policy, policy.frozen(), data, Rewards(c), []
+        policy = CausalPolicy(model, tokenizer, dist.dtype, grad_checkpoint=True)
+        if not c.has_adapter:
+            return policy, data, Rewards(c), None
+        torch.manual_seed(3)
+        with torch.no_grad():  # a new adapter changes nothing, and half of its gradient is 0
+            for p in policy.weights().values():
+                p.add_(0.1 * torch.randn_like(p))
+        reward_model = load_reward_model(os.path.join(FOLDER, "bert_reward"))
+        return policy, data, Rewards(c, reward_scorer=reward_model), reward_model.model
     return make
 
 
-def setup(make, c):
-    """(policy, reference, data, rewards, optimizers), sharded on several ranks."""
-    policy, reference, data, rewards, others = make(c)
-    shard_all([policy.model, reference.model, *others], c, dist)
-    assert has_parts(policy.model) == (dist.world > 1) == all(map(is_sharded, policy.parameters()))
-    return policy, reference, data, rewards, build_optimizers(policy, c)
-
-
-def halved(policy, reference, data, rewards, others):
-    """The same in bfloat16."""
-    for part in (policy, reference, *[rewards.judge] * bool(others)):
-        part.dtype = torch.bfloat16
-    return policy, reference, data, rewards, others
+SIZE = {"learning_rate": 1e-3, "min_lr": 1e-3, "parallel": "fsdp", "optimizer": "adamw", "grad_clip": 1.0,
+        "kl_beta": 0.1}
+SUMS = prompt_config(**SIZE, length_min=1, length_max=6)
+LORA = {"lora_rank": 4, "reward_functions": ("reward_model", "length_penalty"), "reference_mode": "periodic",
+        "reference_update_freq": 2}
+KINDS = {"fill": (fill, config(**SIZE, reference_mode="ema", ema_alpha=0.5)),
+         "causal": (causal, replace(SUMS, micro_batch_tokens=30)),
+         "qwen3": (huggingface("qwen3"), SUMS),  # its embeddings are tied
+         "lora": (huggingface("llama"), replace(SUMS, **LORA)),
+         "llama": (huggingface("llama"), replace(SUMS, seed=2))}  # no draw hangs on rounding
+ON = {1: tuple(KINDS), 2: ("fill", "causal", "qwen3", "lora"), 4: ("fill", "llama")}  # {ranks: kinds}
+GOES_ON = {(1, "fill"): 2, (1, "lora"): 2, (2, "fill"): 4}  # {(ranks, kind): ranks that go on from its state}
 
 
 def trained(policy):
@@ -102,17 +101,6 @@ def trained(policy):
 
 def flat(tensors):
     return torch.cat([whole(x.detach()).flatten() for x in tensors])
-
-
-def steered(policy):
-    """The trained weights whose gradient is more than rounding: all but GPT-2's bias of the keys, which changes no
-    attention, because it adds the same number to all scores of a query. AdamW makes whole steps of its rounding."""
-    found = []
-    for name, p in policy.model.named_parameters():
-        if p.requires_grad:
-            p = flat([p])
-            found.append(torch.cat((p[:len(p) // 3], p[2 * len(p) // 3:])) if name.endswith("c_attn.bias") else p)
-    return torch.cat(found)
 
 
 class Keep:
@@ -128,111 +116,129 @@ class Keep:
         """The optimizers do that."""
 
 
-def steps(parts, c, first, last, rewards=None, keep=()):
-    """Steps of training with numbers from first to last. Returns the metrics of the last one."""
-    policy, reference, data, own, optimizers = parts
-    for step in range(first, last):
-        metrics = grpo_training_step(policy, reference, rewards or own, step_problems(data, c, step),
-                                     [*keep, *optimizers], step, c, dist)
-        assert metrics["skipped_steps"] == 0
-        if reference is not None:
-            REFERENCES[c.reference_mode](reference, policy, step + 1, c)
-    return metrics
+class Run:
+    """A policy with its reference, data, rewards and optimizers, sharded on several ranks."""
+
+    def __init__(self, make, c, dist):
+        self.c, self.dist = replace(c, batch_size=PROBLEMS // dist.world), dist
+        self.policy, self.data, self.rewards, scorer = make(self.c, dist)
+        self.reference = self.policy.frozen() if c.kl_beta else None
+        shard_all([self.policy.model, self.reference and self.reference.model, scorer], c, dist)
+        assert has_parts(self.policy.model) == (dist.world > 1) == all(map(is_sharded, self.policy.parameters()))
+        self.optimizers, self.keep = build_optimizers(self.policy, c), Keep(self.policy)
+
+    def steps(self, first, last):
+        """Steps of training with numbers from first to last. Returns the metrics of the last one."""
+        for step in range(first, last):
+            metrics = grpo_training_step(self.policy, self.reference, self.rewards,
+                                         step_problems(self.data, self.c, step), [self.keep, *self.optimizers], step,
+                                         self.c, self.dist)
+            assert metrics["skipped_steps"] == 0
+            if self.reference is not None:
+                REFERENCES[self.c.reference_mode](self.reference, self.policy, step + 1, self.c)
+        return metrics
+
+    def checkpoints(self, folder):
+        return CheckpointManager(folder, self.policy.save, suffix=self.policy.suffix,
+                                 identity=self.policy.identity(), writes=self.dist.is_main)
+
+    def resumed(self, folder):
+        """This new run, gone on from the state in a folder."""
+        state = self.checkpoints(folder).load(self.policy.weights(), self.optimizers)
+        self.policy.load_weights(state["model"])
+        self.reference.load_weights(state["reference"])
+        del state
+        if os.path.exists("/proc/self/maps"):
+            with open("/proc/self/maps") as f:
+                assert folder not in f.read(), "the file may be deleted now, and its room on the disk is free"
+        self.steps(2, 3)
+        return self
 
 
-def checkpoints(folder, policy):
-    return CheckpointManager(folder, policy.save, suffix=policy.suffix, identity=policy.identity(),
-                             writes=dist.is_main)
-
-
-def load(make, c, folder):
-    """As `setup`, gone on from the state in a folder."""
-    parts = setup(make, c)
-    state = checkpoints(folder, parts[0]).load(parts[0].weights(), parts[-1])
-    parts[0].load_weights(state["model"])
-    del state
-    if os.path.exists("/proc/self/maps"):
-        with open("/proc/self/maps") as f:
-            assert folder not in f.read(), "the file may be deleted now, and its room on the disk is free"
-    return parts
-
-
-SIZE = {"batch_size": int(batch_size), "learning_rate": 1e-3, "min_lr": 1e-3, "parallel": "fsdp", "optimizer": "adamw",
-        "grad_clip": 1.0}
-FILL = config(**SIZE, kl_beta=0.1)
-PROMPTS = prompt_config(**SIZE, kl_beta=0.1, length_min=1, length_max=6)
-MOVES = {"reference_mode": "periodic", "reference_update_freq": 2}
-OURS = {"fill": (fill, FILL), "causal": (causal, PROMPTS)}
-KINDS = OURS | {"gpt2": (huggingface("gpt2"), PROMPTS), "lora": (huggingface("llama", LoraConfig(4)), PROMPTS)}
-SHORT = {"llama": (huggingface("llama"), replace(PROMPTS, grad_checkpoint=True, seed=2)),  # no draw hangs on rounding
-         "tokens": (causal, replace(PROMPTS, micro_batch_tokens=30, grad_checkpoint=True)),
-         "ema": (fill, replace(FILL, reference_mode="ema", ema_alpha=0.5)),
-         "periodic lora": (huggingface("llama", Moving(4)), replace(PROMPTS, **MOVES))}  # three steps, no resume
-for name, (make, c) in (OURS if dist.world == 4 else KINDS | SHORT).items():
-    parts = setup(make, c)
-    policy, reference, *_, optimizers = parts
-    start, keep = steered(policy), Keep(policy)
-    metrics = steps(parts, c, 0, 1, keep=[keep])
-    result[f"{name}/gradient"] = keep.gradient
-    result[f"{name}/metrics"] = torch.tensor([metrics[key] for key in (
+def train(name, dist, found):
+    """Three steps; the last one again by a run that goes on from the state after two, of this or of fewer ranks."""
+    make, c = KINDS[name]
+    run, folder = Run(make, c, dist), f"{FOLDER}/{dist.world}-{name}"
+    policy, start = run.policy, flat(trained(run.policy))
+    metrics = run.steps(0, 1)
+    found[f"{name}/gradient"] = run.keep.gradient
+    found[f"{name}/metrics"] = torch.tensor([metrics[key] for key in (
         "loss", "mean_kl", "mean_reward", "entropy", "grad_norm", "mismatch_max")])
-    result[f"{name}/mean_kl"] = torch.tensor([steps(parts, c, 1, 3)["mean_kl"]])
-    numbers = [*policy.parameters(), *(state["exp_avg"] for state in optimizers[0].state.values())]
-    result[f"{name}/share/{dist.rank}"] = sum((x.to_local() if is_sharded(x) else x).numel() for x in numbers)
-    if name in KINDS:
-        folder = f"{out}-{name}"
-        os.makedirs(folder, exist_ok=True)
-        checkpoints(folder, policy).save(3, policy.weights(), optimizers, {})
-        dist.barrier()
-        steps(parts, c, 3, 5)
-        resumed = load(make, c, folder)
-        steps(resumed, c, 3, 5)
-        assert torch.equal(flat(trained(resumed[0])), flat(trained(policy))), "a resumed run is the same run"
-        if other:  # goes on from what another number of ranks has saved
-            resumed = load(make, c, f"{other}-{name}")
-            steps(resumed, c, 3, 5)
-            result[f"{name}/other"] = steered(resumed[0]) - start
-    result[f"{name}/way"] = steered(policy) - start
+    found[f"{name}/mean_kl"] = torch.tensor(run.steps(1, 2)["mean_kl"])
+    numbers = [*policy.parameters(), *(state["exp_avg"] for state in run.optimizers[0].state.values())]
+    found[f"{name}/share/{dist.rank}"] = sum((x.to_local() if is_sharded(x) else x).numel() for x in numbers)
+    os.makedirs(folder, exist_ok=True)
+    run.checkpoints(folder).save(2, policy.weights(), run.optimizers, {}, reference=run.reference.weights())
+    dist.barrier()
+    run.steps(2, 3)
+    found[f"{name}/way"] = flat(trained(policy)) - start
     with gathered(dist):
         assert not any(map(is_sharded, policy.parameters())), "whole"
         if dist.rank == dist.world - 1:  # one rank reads alone
-            rollouts = policy.sample(step_problems(parts[2], c, 99)(), 99, c)
-            rollouts = with_reference(rollouts, reference, choose_estimator(c, policy), c)
-            result[f"{name}/texts"], result[f"{name}/rewards"] = rollouts.texts.completions, parts[3](rollouts).reward
+            rollouts = policy.sample(step_problems(run.data, run.c, 99)(), 99, run.c)
+            rollouts = with_reference(rollouts, run.reference, choose_estimator(c, policy), c)
+            found[f"{name}/texts"], found[f"{name}/rewards"] = rollouts.texts.completions, run.rewards(rollouts).reward
     assert all(map(is_sharded, policy.parameters())) == (dist.world > 1)
-    dist.sharded.clear()
+    again = Run(make, c, dist).resumed(folder)
+    assert torch.equal(flat(trained(again.policy)), flat(trained(policy))), "a resumed run is the same run"
+    for (fewer, kind), ranks in GOES_ON.items():
+        if (kind, ranks) == (name, dist.world):
+            found[f"{name}/other"] = flat(trained(Run(make, c, dist).resumed(f"{FOLDER}/{fewer}-{name}").policy)) - start
 
-# Groups that differ on rank 1 alone: the others have nothing to train on
-c = replace(PROMPTS, kl_beta=0.0, zero_std="drop")
-for share in (c.batch_size,) if dist.world > 1 else (4, 2):  # problems of a rank
-    policy, _, data, _, optimizers = setup(causal, c)
-    keep, first = Keep(policy), dist.rank * c.batch_size
+
+def train_alone(share, dist, found):
+    """A step in which the groups of rank 1 alone differ: the others have nothing to train on. share: of a rank"""
+    run = Run(causal, replace(SUMS, kl_beta=0.0, zero_std="drop"), dist)
+    first = dist.rank * run.c.batch_size
 
     def of_rank_1(rollouts):
         reward = torch.arange(float(rollouts.group_size)).repeat(rollouts.problems, 1)  # (P, G)
         number = first + torch.arange(len(reward))[:, None]                          # (P, 1)
         return Scored(reward * ((number >= share) & (number < 2 * share)))
 
-    steps((policy, None, data, None, optimizers), c, 0, 1, of_rank_1, [keep])
-    result[f"alone/{share}"] = keep.gradient
-    dist.sharded.clear()
-# In bfloat16 weights are put together and computed with in bfloat16; parts, gradients and momentum stay in float32
-dist.dtype = torch.bfloat16
-for name in ("fill", "lora") if dist.world < 4 else ():
-    make, c = KINDS[name]
-    parts = setup(lambda c: halved(*make(c)), c)
-    policy, *_, optimizers = parts
-    with policy.autocast():
-        logits = policy.model.project(policy.model.states(torch.arange(10)[None]))   # (1, 10, V)
+    run.rewards = of_rank_1
+    run.steps(0, 1)
+    found[f"alone/{share}"] = run.keep.gradient
+
+
+def train_in_bfloat16(name, dist, found):
+    """In bfloat16 weights are put together and computed with in bfloat16; parts, gradients and means stay float32."""
+    dist.dtype = torch.bfloat16
+    run = Run(*KINDS[name], dist)
+    with run.policy.autocast():
+        logits = run.policy.model.project(run.policy.model.states(torch.arange(10)[None]))   # (1, 10, V)
     (logits.log_softmax(-1)[..., 5].sum() / dist.world).backward()
-    result[f"bfloat16/{name}/gradient"] = flat([p.grad for p in trained(policy)])
-    optimizers[0].zero_grad()
-    metrics = steps(parts, c, 0, 1)
-    result[f"bfloat16/{name}/metrics"] = torch.tensor([metrics[key] for key in ("mean_kl", "mismatch_max")])
-    moments = [x for state in optimizers[0].state.values() for x in state.values()]
-    assert all(x.dtype == torch.float32 for x in [*policy.parameters(), *moments])
+    found[f"bfloat16/{name}/gradient"] = flat([p.grad for p in trained(run.policy)])
+    run.optimizers[0].zero_grad()
+    metrics = run.steps(0, 1)
+    found[f"bfloat16/{name}/metrics"] = torch.tensor([metrics[key] for key in ("mean_kl", "mismatch_max")])
+    moments = [x for state in run.optimizers[0].state.values() for x in state.values()]
+    assert all(x.dtype == torch.float32 for x in [*run.policy.parameters(), *moments])
     with gathered(dist):
-        assert {p.dtype for p in policy.parameters()} == {torch.bfloat16 if dist.world > 1 else torch.float32}
-    dist.sharded.clear()
-torch.save(result, f"{out}-{dist.rank}.pt")
-dist.close()
+        assert {p.dtype for p in run.policy.parameters()} == {torch.bfloat16 if dist.world > 1 else torch.float32}
+
+
+def on_rank(rank, world, port):
+    """All of it, on one rank."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    found = {}
+    with Distributed("cpu", "float32") as dist:
+        jobs = [(train, name) for name in ON[world]]
+        jobs += [(train_alone, share) for share in ((4, 2) if world == 1 else (PROBLEMS // world,))]
+        if world < 4:
+            jobs += [(train_in_bfloat16, name) for name in ("fill", "lora")]
+        for job, argument in jobs:
+            job(argument, dist, found)
+            dist.sharded.clear()
+        dist.barrier()
+    gc.collect()
+    found[f"threads/{rank}"] = [path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+    torch.save(found, f"{FOLDER}/{world}-{rank}.pt")
+
+
+if __name__ == "__main__":
+    for world in ON:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        torch.multiprocessing.start_processes(on_rank, (world, port), nprocs=world, start_method="fork")

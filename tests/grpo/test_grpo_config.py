@@ -50,7 +50,6 @@ REFUSED = {  # {arguments: what the error says}; every number has a range (tests
     "--batch_size=1000000000000000000000000000000": "batch_size=10{30} must be at most 1e6",
     "--kl_beta=1e999": "kl_beta=inf must be", "--lora_rank=-1": "lora_rank=-1",
     "--lora_alpha=0.0": "lora_alpha=0.0 must be above 0",
-    "--attention=fast": "attention='fast' is not one of auto, sdpa",
     "--reward_normalisation=batch": "reward_normalisation='batch' is not one of none, group",
     "--objective=cispo --clip_cap=9.0": "no unclipped branch",
     "--kl_in_reward=True --kl_estimator=exact": "use kl_estimator='k3'",

@@ -1,28 +1,42 @@
 """Whole runs with parallel='fsdp', as a user starts them: two ranks do what one does, which can go on for them."""
 
-import json
-
 import pytest
 import torch
 
 from core.files.json_lines import read_records
 from core.models import load_model
-from tests.families import model_folder, write_sums
-from tests.tiny import TEXT, judge, model, run_script, save, without_clock, write_text_dataset
+from tests.tiny import TEXT, judge, model, run_here, run_script, save, without_clock, write_text_dataset
 
 pytestmark = pytest.mark.slow
-SMALL = {"group_size": 3, "eval_problems": 4, "eval_completions": 2, "eval_interval": 2, "sample_interval": 4,
-         "log_interval": 1, "learning_rate": 1e-3, "min_lr": 1e-3, "warmup_iters": 0, "optimizer": "adamw",
-         "parallel": "fsdp", "device": "cpu"}
+KILLED = """
+import os, signal, torch
+from grpo.rewards import reward
+
+@reward(0, 1)
+def mine(completions, **columns):
+    if os.environ["RANK"] == "2":
+        torch.Tensor.backward = lambda *arguments, **settings: os.kill(os.getpid(), signal.SIGKILL)
+    return [min(1.0, len(text) / 8) for text in completions]
+"""
 
 
-def run(settings, ranks=1):
-    """The command on `ranks` ranks that share 4 problems. Returns what it printed."""
-    settings = SMALL | {"batch_size": 4 // ranks} | settings
-    done = run_script("grpo/train_grpo.py", *(f"--{key}={value}" for key, value in settings.items()), ranks=ranks,
-                     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder with data and models, and the settings of a run on them."""
+    folder = tmp_path_factory.mktemp("world")
+    write_text_dataset(folder / "data", TEXT)
+    return folder, {
+        "dataset": folder / "data", "block_size": 32, "judge_reading": "plain", "group_size": 3, "eval_problems": 4,
+        "generator_checkpoint": save(folder / "generator.safetensors", model(scale=3.0, n_layer=2)),
+        "judge_checkpoint": save(folder / "judge.safetensors", judge()),
+        "gold_judge_checkpoint": save(folder / "gold.safetensors", judge(seed=6)),
+        "eval_completions": 2, "eval_interval": 2, "sample_interval": 4, "log_interval": 1, "learning_rate": 1e-3,
+        "min_lr": 1e-3, "warmup_iters": 0, "optimizer": "adamw", "parallel": "fsdp", "device": "cpu"}
+
+
+def run(settings, start=run_here, **more):
+    """The finished command."""
+    return start("grpo/train_grpo.py", *(f"--{key}={value}" for key, value in settings.items()), **more)
 
 
 def records(folder):
@@ -45,40 +59,28 @@ def assert_close(run, other):
                                                                        rel=1e-4, abs=1e-6), step
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("world")
-    write_text_dataset(folder / "data", TEXT)
-    for name, net in {"generator": model(scale=3.0, n_layer=2), "judge": judge(), "gold": judge(seed=6)}.items():
-        save(folder / f"{name}.safetensors", net)
-    return folder
-
-
 def test_a_sharded_run_equals_one_rank_which_can_go_on_for_it(world):
-    base = {"dataset": world / "data", "block_size": 32, "generator_checkpoint": world / "generator.safetensors",
-            "judge_checkpoint": world / "judge.safetensors", "gold_judge_checkpoint": world / "gold.safetensors",
-            "dtype": "float32"}
-    run(base | {"out_dir": world / "alone", "max_iters": 4})
-    shared = run(base | {"out_dir": world / "shared", "max_iters": 2, "lr_decay_iters": 4}, ranks=2)
-    first, second = records(world / "alone"), records(world / "shared")
+    folder, base = world
+    alone, shared = base | {"out_dir": folder / "alone", "batch_size": 4}, base | {"out_dir": folder / "shared"}
+    done = [run(alone | {"max_iters": 4}),
+            run(shared | {"max_iters": 2, "lr_decay_iters": 4, "batch_size": 2}, run_script, ranks=2)]
+    first, second = records(folder / "alone"), records(folder / "shared")
     assert_close(second, {step: first[step] for step in (0, 1, 2)})
-    assert "eval/gold_judge" in second[2] and "x 2 ranks = 12 completions" in shared
-    run(base | {"out_dir": world / "shared", "max_iters": 4, "resume": True})
-    assert_close(records(world / "shared"), first)
-    one, other = (load_model(str(world / name / "model.safetensors"))[0].weights() for name in ("alone", "shared"))
+    assert "eval/gold_judge" in second[2] and "x 2 ranks = 12 completions" in done[1].stdout
+    done.append(run(shared | {"max_iters": 4, "batch_size": 4, "resume": True}))
+    assert [x.returncode for x in done] == [0, 0, 0], done
+    assert_close(records(folder / "shared"), first)
+    one, other = (load_model(str(folder / name / "model.safetensors"))[0].weights() for name in ("alone", "shared"))
     for name, p in one.items():
         torch.testing.assert_close(other[name], p, rtol=1e-4, atol=1e-5)
 
 
-def test_a_sharded_adapter_with_a_reward_model_equals_one_rank(world):
-    base = {"dataset": write_sums(world / "sums.jsonl"), "generator_checkpoint": model_folder(world / "llama", "llama"),
-            "reward_model_checkpoint": model_folder(world / "reward", "bert_reward"), "max_iters": 2,
-            "reward_functions": "('reward_model','exact_match')", "lora_rank": 4, "max_new_tokens": 6,
-            "success_reward": "exact_match", "pass_k": 2}
-    for name, ranks in (("one", 1), ("two", 2)):
-        run(base | {"out_dir": world / name}, ranks)
-    first, second = records(world / "one"), records(world / "two")
-    assert_close(second, first)
-    assert first[2]["reward/reward_model"] != first[1]["reward/reward_model"] and first[2]["mean_kl"] > 0
-    with open(world / "two" / "model" / "nano_grpo.json") as f:
-        assert json.load(f)["step"] == 2
+def test_if_a_rank_is_killed_in_a_step_of_a_sharded_run_the_others_end_with_a_line_each(world):
+    folder, base = world
+    (folder / "killed.py").write_text(KILLED)
+    done = run(base | {"out_dir": folder / "killed", "reward_file": folder / "killed.py", "batch_size": 1,
+                       "reward_functions": "('mine',)"}, run_script, ranks=3)
+    errors = sorted(line for line in done.stderr.split("\n") if line.startswith("error: "))
+    assert done.returncode and len(errors) == 2 and "grpo_trainer.py" not in done.stderr, done.stderr
+    for rank, line in enumerate(errors):
+        assert line.startswith(f"error: rank {rank} ended because another rank did: see its error"), line

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 
 import pytest
 
@@ -52,6 +51,10 @@ def test_ids_and_texts_are_those_of_transformers(tmp_path, kind, around):
     assert t.decode(sorted(t.special_ids - {t.mask_token_id})) == ""
     assert tuple(own.convert_ids_to_tokens(list(ids)) for ids in (t.start_ids, t.end_ids)) == around
     assert t.banned_token_ids == (() if t.mask_token_id is None else tuple(sorted(own.all_special_ids)))
+    t.save(str(tmp_path / "saved"))
+    saved = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "saved"))
+    assert [saved(text)["input_ids"] for text in TEXTS] == [own(text)["input_ids"] for text in TEXTS]
+    assert saved.chat_template == own.chat_template
 
 
 @pytest.mark.parametrize("config, generation, more", [
@@ -66,10 +69,9 @@ def test_every_declared_end_id_ends_a_completion_the_tokenizer_s_own_first(tmp_p
     assert t.decode([*t.encode("the fox"), *t.stop_token_ids]) == "the fox"
 
 
-@pytest.mark.parametrize("end", [50256, -1])
-def test_an_end_that_the_tokenizer_does_not_have_is_refused(tmp_path, end):
-    with pytest.raises(ValueError, match=f"declares the end token {end}, but its tokenizer has [0-9]+ tokens; copy"):
-        loaded(tmp_path, "start", config={"eos_token_id": end})
+def test_an_end_that_the_tokenizer_does_not_have_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="declares the end token 50256, but its tokenizer has [0-9]+ tokens; copy"):
+        loaded(tmp_path, "start", config={"eos_token_id": 50256})
     assert loaded(tmp_path / "none", "words").stop_token_ids == ()
 
 
@@ -78,10 +80,9 @@ def test_what_has_no_text_is_never_written(tmp_path):
     names = {"mask_token": "<mask>", "eos_token": "</s>"}
     path = word_tokenizer(tmp_path / "a", words, **names)
     assert load_huggingface_tokenizer(path).banned_token_ids == (0, 3, 4, 5, 6, 7, 8), "a masked language model"
-    for architecture in ("GemmaForCausalLM", "Gemma3ForConditionalGeneration", "GPT2LMHeadModel"):
-        (tmp_path / "a" / "config.json").write_text(json.dumps({"architectures": [architecture]}))
-        t = load_huggingface_tokenizer(path)
-        assert t.banned_token_ids == (4, 5, 6, 7) and t.stop_token_id == 8 and t.base_vocab_size == 9
+    (tmp_path / "a" / "config.json").write_text('{"architectures": ["Gemma3ForConditionalGeneration"]}')
+    t = load_huggingface_tokenizer(path)
+    assert t.banned_token_ids == (4, 5, 6, 7) and t.stop_token_id == 8 and t.base_vocab_size == 9
 
 
 def test_a_masked_token_is_shown_and_word_pieces_stay_readable(tmp_path):
@@ -137,15 +138,6 @@ def test_a_description_is_enough_while_its_folder_is_there_and_unchanged(tmp_pat
         from_description(description, "meta.json")
 
 
-def test_what_is_saved_opens_with_transformers_alone(tmp_path):
-    for kind in ("chat", "words"):
-        t = loaded(tmp_path / f"{kind}-a", kind)
-        t.save(str(tmp_path / f"{kind}-b"))
-        saved = transformers.AutoTokenizer.from_pretrained(str(tmp_path / f"{kind}-b"))
-        assert all(saved(text)["input_ids"] == tokenizer_of(kind)(text)["input_ids"] for text in TEXTS)
-        assert saved.chat_template == tokenizer_of(kind).chat_template
-
-
 def test_a_chat_is_rendered_by_the_model_s_template(tmp_path):
     t = loaded(tmp_path / "chat", "chat")
     turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}]
@@ -154,8 +146,6 @@ def test_a_chat_is_rendered_by_the_model_s_template(tmp_path):
     assert t.render_chat(turns, enable_thinking=False) == text + "<think></think>"
     start = t.backend.convert_tokens_to_ids("<|im_start|>")
     assert t.encode(text).count(start) == 3, "a special token in a template's text is that token"
-    with pytest.raises(ValueError, match="^template='model': the chat template of .*continue_final_message.*change"):
-        t.render_chat(turns, continue_final_message=True)
     t.backend.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(ValueError, match="template='model': the chat template of .*roles must alternate"):
         t.render_chat(turns)
@@ -177,47 +167,19 @@ def test_an_adapter_without_a_tokenizer_has_that_of_its_base_and_always_its_end_
         assert 7 in t.stop_token_ids
 
 
-def without_words(path):
-    os.remove(path / "tokenizer.json")
-
-
 def with_code(path):
     config = json.loads((path / "tokenizer_config.json").read_text())
     config |= {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
     (path / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def with_text(text):
-    return lambda path: (path / "tokenizer.json").write_text(text)
-
-
 @pytest.mark.parametrize(("spoil", "message"), [
-    (with_text("version https://git-lfs.github.com/spec/v1"), "its tokenizer could not be read .*copy its files again"),
-    (with_text("{}"), "its tokenizer could not be read"),
-    (without_words, "its tokenizer could not be read"),
+    (lambda path: (path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1"),
+     "its tokenizer could not be read .*copy its files again"),
+    (lambda path: os.remove(path / "tokenizer.json"), "its tokenizer could not be read"),
     (with_code, "needs code of its own, which is never run here")])
 def test_a_tokenizer_that_cannot_be_used_is_one_line(tmp_path, spoil, message):
     path = tokenizer_folder(tmp_path, "bytes")
     spoil(tmp_path)
     with pytest.raises(ValueError, match=f"^generator_checkpoint={path}[^\n]*{message}[^\n]*$"):
         load_huggingface_tokenizer(path, "generator_checkpoint")
-
-
-def test_a_path_that_leads_nowhere_is_named_with_the_remedy(tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match="generator_checkpoint=.*gone is no folder; name a folder .*hf:owner"):
-        load_huggingface_tokenizer(str(tmp_path / "gone"), "generator_checkpoint")
-
-    def refuse(name, *arguments, **settings):
-        raise OSError(f"We couldn't connect to the hub\nto load {name}")
-
-    monkeypatch.setattr(transformers.utils, "cached_file", refuse)
-    with pytest.raises(ValueError, match="^key=hf:owner/name: its tokenizer could not be read [^\n]*check the name and "
-                                         "the network[^\n]*name its folder$"):
-        load_huggingface_tokenizer("hf:owner/name", "key")
-
-
-def test_without_transformers_the_remedy_is_the_pip_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    for path in (str(tmp_path), "hf:owner/name"):
-        with pytest.raises(ValueError, match=f"key={path} needs the package transformers: pip install -r req"):
-            load_huggingface_tokenizer(path, "key")

@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from grpo.reward_functions.reward_model import BATCH, load_reward_model
 from grpo.rewards import Rewards
+from tests.families import spoiled
 from tests.tiny import TEXT, config
 
 WORDS = TEXT.split()
@@ -38,14 +39,12 @@ def tokenizer_of(frame, pad, template=None):
 def folder_of(path, family, longest=64, num_labels=1, pad=True, template=None, **changes):
     """Writes a small random classifier and its tokenizer. Returns the folder as a string."""
     import transformers as t
-    tokenizer = tokenizer_of("<s> $A" if family == "llama" else "<s> $A </s>", "[PAD]" if pad else None, template)
+    tokenizer = tokenizer_of("<s> $A" if family == "Llama" else "<s> $A </s>", "[PAD]" if pad else None, template)
     shape = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
              "intermediate_size": 32, "max_position_embeddings": longest, "num_labels": num_labels,
              "pad_token_id": 0 if pad else None} | changes
-    kinds = {"bert": (t.BertForSequenceClassification, t.BertConfig), "llama": (t.LlamaForSequenceClassification,
-             t.LlamaConfig), "roberta": (t.RobertaForSequenceClassification, t.RobertaConfig)}
     torch.manual_seed(0)
-    model = kinds[family][0](kinds[family][1](**shape))
+    model = getattr(t, f"{family}ForSequenceClassification")(getattr(t, f"{family}Config")(**shape))
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(0.3 * torch.randn(p.shape) if p.dim() > 1 else p)
@@ -54,13 +53,15 @@ def folder_of(path, family, longest=64, num_labels=1, pad=True, template=None, *
     return str(path)
 
 
-def written(count=BATCH + 5, prompts=None, seed=0):
-    """Texts of many lengths."""
-    rng = random.Random(seed)
+def texts_of(prompts, completions, columns=None):
+    return SimpleNamespace(prompts=prompts, completions=completions, columns=columns or {}, tokens=None)
+
+
+def written(count=BATCH + 5, prompt="the quick brown "):
+    """Texts of many lengths, as answers to this prompt of the records."""
+    rng = random.Random(0)
     completions = [" ".join(rng.choices(WORDS, k=rng.choice([1, 2, 2, 5, 9, 14]))) for _ in range(count)]
-    own = prompts or ["the quick brown "] * count
-    return SimpleNamespace(prompts=["rendered: the "] * count if prompts else own, completions=completions,
-                           columns={"prompt": own}, tokens=None)
+    return texts_of(["rendered: the "] * count, completions, {"prompt": [prompt] * count})
 
 
 def alone(folder, texts, special_tokens=True):
@@ -77,19 +78,18 @@ def alone(folder, texts, special_tokens=True):
     return torch.tensor(scores)
 
 
-@pytest.mark.parametrize(("family", "pad"), [("bert", True), ("roberta", True), ("llama", True), ("llama", False)])
+@pytest.mark.parametrize(("family", "pad"), [("Bert", True), ("Roberta", True), ("Llama", True), ("Llama", False)])
 def test_every_text_has_the_score_that_it_has_alone(tmp_path, family, pad):
-    folder, texts = folder_of(tmp_path, family, pad=pad), written()
+    folder, texts = folder_of(tmp_path, family, pad=pad), written(prompt=QUESTION)
     scores = load_reward_model(folder).scores(texts)
-    whole = [prompt + text for prompt, text in zip(texts.prompts, texts.completions, strict=True)]
     assert scores.dtype == torch.float32
-    torch.testing.assert_close(scores, alone(folder, whole), rtol=0, atol=1e-5)
+    expected = alone(folder, ["rendered: the " + text for text in texts.completions])
+    torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("pad", [True, False])
-@pytest.mark.parametrize("prompt", ["the quick brown", QUESTION])
+@pytest.mark.parametrize("prompt, pad", [("the quick brown", True), (QUESTION, False)])
 def test_a_chat_template_is_applied_to_the_prompt_of_the_record_and_adds_all_special_tokens(tmp_path, prompt, pad):
-    folder, texts = folder_of(tmp_path, "llama", pad=pad, template=CHAT_TEMPLATE), written(9, [prompt] * 9)
+    folder, texts = folder_of(tmp_path, "Llama", pad=pad, template=CHAT_TEMPLATE), written(9, prompt)
     messages = prompt if prompt is QUESTION else [{"role": "user", "content": prompt}]
     before = "".join(f"<s>{m['role']}: {m['content']}</s>" for m in messages)
     chats = [f"{before}<s>assistant: {text}</s>" for text in texts.completions]
@@ -97,144 +97,93 @@ def test_a_chat_template_is_applied_to_the_prompt_of_the_record_and_adds_all_spe
     torch.testing.assert_close(load_reward_model(folder).scores(texts), expected, rtol=0, atol=1e-5)
 
 
-def test_messages_without_a_chat_template_are_read_as_the_generator_reads_them(tmp_path):
-    folder, texts = folder_of(tmp_path, "bert"), written(9, [QUESTION] * 9)
-    expected = alone(folder, ["rendered: the " + text for text in texts.completions])
-    torch.testing.assert_close(load_reward_model(folder).scores(texts), expected, rtol=0, atol=1e-5)
+@pytest.mark.parametrize("pad", [True, False])
+def test_equal_texts_are_read_once_and_those_of_like_length_together_where_there_is_a_pad_token(tmp_path, pad):
+    texts, rows = written(40), []
+    number = len(set(texts.completions))
+    scorer = load_reward_model(folder_of(tmp_path, "Llama", pad=pad))
+    scorer.model.register_forward_pre_hook(
+        lambda m, a, given: rows.append(tuple(given["input_ids"].shape)), with_kwargs=True)
+    scores = scorer.scores(texts_of(texts.prompts * 3, texts.completions * 3))
+    assert [n for n, _ in rows] == ([BATCH, BATCH, number - 2 * BATCH] if pad else [1] * number)
+    assert rows == sorted(rows, key=lambda r: r[1])
+    assert torch.equal(scores, scorer.scores(texts).repeat(3)) and not scores.requires_grad
+    assert not scorer.model.training and not any(p.requires_grad for p in scorer.model.parameters())
 
 
-def test_texts_of_like_length_are_read_together_where_there_is_a_pad_token(tmp_path):
-    texts = written(40)
-    number = len(set(zip(texts.prompts, texts.completions)))
-    for pad, counts in ((True, [BATCH, BATCH, number - 2 * BATCH]), (False, [1] * number)):
-        rows = []
-        scorer = load_reward_model(folder_of(tmp_path / str(pad), "llama", pad=pad))
-        scorer.model.register_forward_pre_hook(
-            lambda m, a, given, rows=rows: rows.append(tuple(given["input_ids"].shape)), with_kwargs=True)
-        scorer.scores(texts)
-        assert [n for n, _ in rows] == counts and rows == sorted(rows, key=lambda r: r[1])
-
-
-def test_equal_texts_are_read_once_and_have_equal_scores_to_the_last_bit(tmp_path):
-    texts = written(6)
-    again = SimpleNamespace(prompts=texts.prompts * BATCH, completions=texts.completions * BATCH, columns={})
-    model = load_reward_model(folder_of(tmp_path / "m", "bert"))
-    rows, expected = [], model.scores(texts)
-    model.model.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(kwargs["input_ids"])),
-                                          with_kwargs=True)
-    assert torch.equal(model.scores(again), expected.repeat(BATCH)) and sum(rows) == len(set(texts.completions))
-
-
-def test_a_reward_model_is_frozen_and_its_config_stays(tmp_path):
-    scorer = load_reward_model(folder_of(tmp_path, "llama", pad=False))
-    scores = scorer.scores(written())
-    assert not scores.requires_grad and not any(p.requires_grad for p in scorer.model.parameters())
-    assert not scorer.model.training and scorer.model.config.pad_token_id is None
-    assert torch.equal(scores, scorer.scores(written()))
-
-
-@pytest.mark.parametrize(("family", "room"), [("bert", 20), ("roberta", 19), ("llama", 20)])
-def test_a_text_that_is_too_long_is_a_clear_error(tmp_path, family, room):
+@pytest.mark.parametrize(("family", "room", "frame"), [("Bert", 20, 2), ("Roberta", 19, 2), ("Llama", 20, 1)])
+def test_a_text_that_is_too_long_is_a_clear_error(tmp_path, family, room, frame):
     scorer = load_reward_model(folder_of(tmp_path, family, longest=20))
-    frame = 1 if family == "llama" else 2
-    text = lambda words: SimpleNamespace(prompts=["the "], completions=[" ".join(["fox"] * (words - 1))], columns={})
-    assert scorer.scores(text(room - frame)).shape == (1,)
+    fits = "fox " * (room - frame - 1)
+    assert scorer.scores(texts_of(["the "], [fits])).shape == (1,)
     with pytest.raises(ValueError, match=f"reward_model_checkpoint reads {room} tokens, but a prompt with its completion "
                                          f"has {room + 1}: lower max_new_tokens"):
-        scorer.scores(text(room - frame + 1))
+        scorer.scores(texts_of(["the "], [fits + "fox"]))
 
 
-def test_a_prompt_that_the_chat_template_refuses_is_one_line_before_the_first_step(tmp_path):
-    no_system = ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-                 + CHAT_TEMPLATE)
-    scorer = load_reward_model(folder_of(tmp_path, "llama", template=no_system))
-    rewards = Rewards(config(reward_functions=("reward_model",), task_type="general"), reward_scorer=scorer)
-    rewards.check([asked("the quick brown")])
-    with pytest.raises(ValueError, match="^f.jsonl, line 1: the chat template of reward_model_checkpoint refuses a "
-                                         r"prompt \(System role not supported\); change the prompt"):
-        rewards.check([asked(QUESTION)])
-    with pytest.raises(ValueError, match="the chat template of reward_model_checkpoint refuses a prompt"):
-        scorer.scores(written(1, [QUESTION]))
+def rewards_with(scorer, **settings):
+    settings = {"reward_functions": ("reward_model",), "task_type": "general"} | settings
+    return Rewards(config(**settings), reward_scorer=scorer)
 
 
 def asked(prompt):
     return {"prompt": prompt, "text": "the quick", "tokens": [1, 2], "where": "f.jsonl, line 1"}
 
 
+def test_a_prompt_that_the_chat_template_refuses_is_one_line_before_the_first_step(tmp_path):
+    no_system = ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+                 + CHAT_TEMPLATE)
+    rewards = rewards_with(load_reward_model(folder_of(tmp_path, "Llama", template=no_system)))
+    rewards.check([asked("the quick brown")])
+    with pytest.raises(ValueError, match="^f.jsonl, line 1: the chat template of reward_model_checkpoint refuses a "
+                                         r"prompt \(System role not supported\); change the prompt"):
+        rewards.check([asked(QUESTION)])
+
+
 def test_prompt_and_completion_must_fit_a_reward_model_with_the_tokens_of_the_generator(tmp_path):
-    folder = folder_of(tmp_path, "bert", longest=20)               # [CLS] the quick [SEP]: 4 tokens
+    folder = folder_of(tmp_path, "Bert", longest=20)               # [CLS] the quick [SEP]: 4 tokens
     tokenizer, scorer = load_huggingface_tokenizer(folder), load_reward_model(folder)
-    run = lambda most: Rewards(config(reward_functions=("reward_model",), task_type="general", max_new_tokens=most),
-                               reward_scorer=scorer)
-    run(16).check([asked("the quick")], tokenizer)
+    rewards_with(scorer, max_new_tokens=16).check([asked("the quick")], tokenizer)
+    longer = rewards_with(scorer, max_new_tokens=17)
     with pytest.raises(ValueError, match="f.jsonl, line 1: reward_model_checkpoint reads 20 tokens, but this prompt "
                                          "has 4 and its completion up to 17: lower max_new_tokens"):
-        run(17).check([asked("the quick")], tokenizer)
-    run(17).check([asked("the quick")])                            # other tokens: the length is not known
+        longer.check([asked("the quick")], tokenizer)
+    longer.check([asked("the quick")])                             # other tokens: the length is not known
 
 
 def test_it_is_a_reward_like_the_others(tmp_path):
-    scorer, texts = load_reward_model(folder_of(tmp_path, "bert")), written(4)
-    c = config(reward_functions=("reward_model", "contains"), reward_weights=(2.0, 1.0), task_type="general")
+    scorer, texts = load_reward_model(folder_of(tmp_path, "Bert")), written(4)
+    rewards = rewards_with(scorer, reward_functions=("reward_model", "contains"), reward_weights=(2.0, 1.0))
     texts.columns["answer"] = ["fox"] * 4
     rollouts = SimpleNamespace(texts=texts, target=torch.zeros(4, 1, dtype=torch.long), group_size=2)
-    scored = Rewards(c, reward_scorer=scorer)(rollouts)
     contains = torch.tensor([float("fox" in text) for text in texts.completions])
-    torch.testing.assert_close(scored.reward.flatten(), 2 * scorer.scores(texts) + contains)
-    assert Rewards(c, reward_scorer=scorer).success is None, "it has no highest value"
+    torch.testing.assert_close(rewards(rollouts).reward.flatten(), 2 * scorer.scores(texts) + contains)
+    assert rewards_with(scorer).success is None, "it has no highest value"
     with pytest.raises(ValueError, match="reward_model_checkpoint is not set, but reward reward_model is asked for"):
-        Rewards(c)
+        rewards_with(None)
 
 
-# what is refused
+def test_what_is_no_reward_model_is_refused_in_one_line(tmp_path):
+    def refused(path, words):
+        with pytest.raises((ValueError, FileNotFoundError), match=f"^reward_model_checkpoint={path}[^\n]*{words}[^\n]*$"):
+            load_reward_model(str(path))
 
-def rewrite(folder, **changes):
-    path = os.path.join(folder, "config.json")
-    with open(path) as f:
-        values = json.load(f)
-    with open(path, "w") as f:
-        json.dump(values | changes, f)
-
-
-def test_other_models_are_refused_in_one_line(tmp_path):
-    import transformers as t
-    several = folder_of(tmp_path / "several", "bert", num_labels=3)
-    with pytest.raises(ValueError, match="several has 3 labels, but a reward model has 1") as found:
-        load_reward_model(several)
-    assert "\n" not in str(found.value)
-
-    base = folder_of(tmp_path / "base", "llama")
-    t.LlamaForCausalLM(t.LlamaConfig.from_pretrained(base)).save_pretrained(base)
-    with pytest.raises(ValueError, match=r"base is a language model or detector \(LlamaForCausalLM\); take a reward"):
-        load_reward_model(base)
-    rewrite(base, architectures=["LlamaForSequenceClassification"])
-    with pytest.raises(ValueError, match="base has no weights for score.weight, which LlamaForSequenceClassification needs"):
-        load_reward_model(base)
-
-    small = folder_of(tmp_path / "small", "bert", vocab_size=9)
-    with pytest.raises(ValueError, match=r"small: its tokenizer has \d+ tokens, but the model reads 9; copy the tok"):
-        load_reward_model(small)
-
-    pickled = folder_of(tmp_path / "pickled", "bert")
-    weights = t.AutoModelForSequenceClassification.from_pretrained(pickled).state_dict()
-    torch.save(weights, os.path.join(pickled, "pytorch_model.bin"))
-    os.remove(os.path.join(pickled, "model.safetensors"))
-    with pytest.raises(ValueError, match="reward_model_checkpoint=.*pickled holds pickled weights"):
-        load_reward_model(pickled)
-
-    foreign = folder_of(tmp_path / "foreign", "bert")
-    rewrite(foreign, model_type="mine", auto_map={"AutoConfig": "mine.Config"})
+    good = folder_of(tmp_path / "good", "Bert")
+    refused(folder_of(tmp_path / "several", "Bert", num_labels=3), "has 3 labels, but a reward model has 1")
+    refused(folder_of(tmp_path / "small", "Bert", vocab_size=9), "its tokenizer has .* tokens, but the model reads 9")
+    pickled = spoiled(tmp_path / "pickled", good)
+    os.rename(f"{pickled}/model.safetensors", f"{pickled}/pytorch_model.bin")
+    refused(pickled, "no .*safetensors file")
+    foreign = spoiled(tmp_path / "foreign", good, model_type="mine", auto_map={"AutoConfig": "mine.Config"})
     with open(os.path.join(foreign, "mine.py"), "w") as f:
         f.write("raise SystemExit('code of the folder was run')\n")
-    with pytest.raises(ValueError, match="reward_model_checkpoint=.*foreign could not be read .*; it needs code of its own"):
-        load_reward_model(foreign)
-
-
-def test_a_path_that_is_no_model_is_refused_in_one_line(tmp_path):
-    with pytest.raises(FileNotFoundError, match="reward_model_checkpoint=.*none is no folder"):
-        load_reward_model(str(tmp_path / "none"))
-    with pytest.raises(ValueError, match="reward_model_checkpoint=.* without a Hugging Face config.json"):
-        load_reward_model(str(tmp_path))
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="reward_model_checkpoint=.* is an adapter; merge it"):
-        load_reward_model(str(tmp_path))
+    refused(foreign, "it needs code of its own")
+    import transformers as t
+    causal = spoiled(tmp_path / "causal", folder_of(tmp_path / "llama", "Llama"))
+    t.LlamaForCausalLM(t.LlamaConfig.from_pretrained(causal)).save_pretrained(causal)
+    refused(causal, "lacks 1 weights that LlamaForSequenceClassification needs.* such as score.weight")
+    refused(tmp_path / "none", "is no folder")
+    (tmp_path / "adapter").mkdir()
+    refused(tmp_path / "adapter", "without a Hugging Face config.json")
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({}))
+    refused(tmp_path / "adapter", "is an adapter; merge it")
