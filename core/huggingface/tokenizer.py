@@ -134,7 +134,7 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
 
 
 def declared_in(path, file, key):
-    """The values of a JSON file of the model; none without the file. path: of the model, as the setting `key` names it"""
+    """The values of a JSON file of the model at `path`, which the setting `key` names; none without the file."""
     find = quiet_transformers(path, key).utils.cached_file
     found = find(local_name(path), file, _raise_exceptions_for_missing_entries=False)
     return {} if found is None else read_object(found, f"{key}={path}: {file}", AGAIN)

@@ -183,7 +183,8 @@ def train(name, dist, found):
     assert torch.equal(flat(trained(again.policy)), flat(trained(policy))), "a resumed run is the same run"
     for (fewer, kind), ranks in GOES_ON.items():
         if (kind, ranks) == (name, dist.world):
-            found[f"{name}/other"] = flat(trained(Run(make, c, dist).resumed(f"{FOLDER}/{fewer}-{name}").policy)) - start
+            other = Run(make, c, dist).resumed(f"{FOLDER}/{fewer}-{name}")
+            found[f"{name}/other"] = flat(trained(other.policy)) - start
 
 
 def train_alone(share, dist, found):

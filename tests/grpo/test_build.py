@@ -298,7 +298,7 @@ REFUSED_MODELS = {
     "an unused reward model": ({"generator_checkpoint": "causal", "reward_model_checkpoint": "bert_reward"},
                                "reward_model_checkpoint=.* is not used: add 'reward_model' to reward_functions"),
     "a generator as reward model": ({"generator_checkpoint": "causal", "reward_model_checkpoint": "bert",
-                                     "reward_functions": ("reward_model",)}, "reward_model_checkpoint=.*bert is a lang"),
+                                     "reward_functions": ("reward_model",)}, "reward_model_checkpoint=.*has 2 labels"),
     "a reward model as generator": ({"generator_checkpoint": "llama_reward"},
                                     "is a reward model or classifier .*name it in reward_model_checkpoint"),
     "a judge of another vocabulary": ({"generator_checkpoint": "bert", "judge_checkpoint": "judge"},

@@ -174,7 +174,7 @@ def test_a_model_that_transformers_has_no_architecture_for_is_refused(tmp_path, 
     byte_pairs = small_bpe(monkeypatch)
     for net, tokenizer, words in ((model(), CAUSAL, "mode masked_fill, for which transformers has no"),
                                   (judge(), CAUSAL, "mode sequence_scorer, for which transformers has no"),
-                                  (causal(byte_pairs), byte_pairs, "a tokenizer of kind bpe, but only a vocabulary of")):
+                                  (causal(byte_pairs), byte_pairs, "a tokenizer of kind bpe, but only a")):
         with pytest.raises(ValueError, match=f"^checkpoint=x has {words}"):
             write_causal(net, tokenizer, str(tmp_path / "hf"), where="checkpoint=x")
     assert not os.listdir(tmp_path)
@@ -190,7 +190,7 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path):
     assert not os.listdir(tmp_path / "a")
     with new_folder(str(tmp_path / "c") + "/") as folder:
         (tmp_path / os.path.basename(folder) / "file").write_text("old")
-    for name, words in (("c", "exists, and nothing is overwritten"), ("file/new", "cannot be written .*Not a directory")):
+    for name, words in (("c", "exists, and nothing is"), ("file/new", "cannot be written .*Not a directory")):
         with pytest.raises(ValueError, match=f"^out={tmp_path}/{name} {words}"):
             with new_folder(f"{tmp_path}/{name}"):
                 raise AssertionError("not entered")
@@ -217,8 +217,8 @@ def test_a_merged_adapter_gives_the_logits_of_base_and_adapter(tmp_path, family)
     assert new.backend.get_vocab() == own.get_vocab() and new.backend.chat_template == own.chat_template
     assert new.stop_token_ids == load_huggingface_tokenizer(base).stop_token_ids
     copy_merged(base, str(tmp_path / f"copy {family}"), torch.bfloat16)
-    for (name, p), q in zip(plain.named_parameters(), base_model(tmp_path / f"copy {family}").parameters(), strict=True):
-        assert torch.equal(p.to(torch.bfloat16), q), name
+    for p, q in zip(plain.parameters(), base_model(tmp_path / f"copy {family}").parameters(), strict=True):
+        assert torch.equal(p.to(torch.bfloat16), q)
 
 
 def test_what_cannot_be_merged_or_copied_is_one_line(tmp_path):
