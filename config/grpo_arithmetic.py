@@ -1,7 +1,6 @@
 # python grpo/train_grpo.py config/grpo_arithmetic.py
 # Sums with working-out. Five minutes on 2 CPU cores; results over five seeds: docs/results.md
 dataset = "arithmetic"
-dataset_recipe = "data/arithmetic/prepare.py"
 generator_checkpoint = "data/arithmetic/pretrained/generator.safetensors"
 generator_recipe = "config/pretrain_arithmetic.py"
 max_new_tokens = 48

@@ -2,7 +2,6 @@
 # Functions of a line or two, run with the record's tests in a limited child process. Three to five minutes on 2 CPU
 # cores; results: docs/results.md
 dataset = "code"
-dataset_recipe = "data/code/prepare.py"
 generator_checkpoint = "data/code/pretrained/generator.safetensors"
 generator_recipe = "config/pretrain_code.py"
 max_new_tokens = 96

@@ -2,7 +2,6 @@
 # An expression that reaches a target and uses each number once. Six to seven minutes on 2 CPU cores; results over five
 # seeds: docs/results.md
 dataset = "countdown"
-dataset_recipe = "data/countdown/prepare.py"
 generator_checkpoint = "data/countdown/pretrained/generator.safetensors"
 generator_recipe = "config/pretrain_countdown.py"
 max_new_tokens = 16

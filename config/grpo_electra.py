@@ -1,9 +1,9 @@
+# python data/char_diffusion/prepare.py --tokenizer=hf:google/electra-small-generator --out=data/electra_pieces
 # python grpo/train_grpo.py config/grpo_electra.py
 # Google's small ELECTRA generator against its own detector of replaced tokens, which shares its word pieces. Needs
 # pip install -r requirements-hf.txt and, once, a network; with folders of your own: docs/huggingface.md. Not run with
 # the published weights so far, so these values are a start and not a measured result
 dataset = "electra_pieces"
-dataset_recipe = "data/char_diffusion/prepare.py --tokenizer=hf:google/electra-small-generator"
 generator_checkpoint = "hf:google/electra-small-generator"
 judge_checkpoint = "hf:google/electra-small-discriminator"
 block_size = 126          # of the 128 positions that the models were trained on, two are [CLS] and [SEP]

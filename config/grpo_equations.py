@@ -2,7 +2,6 @@
 # Fill-in in two passes with an exact checker: parts of lines like 3+9=12 are masked, and every true sum is correct. The
 # first run also trains the generator (two minutes on 2 CPU cores); GRPO takes two minutes. Results: docs/results.md
 dataset = "equations"
-dataset_recipe = "data/equations/prepare.py"
 generator_checkpoint = "out-equations/generator.safetensors"
 generator_recipe = "config/pretrain_equations.py"
 block_size = 32

@@ -1,7 +1,6 @@
 # python grpo/train_grpo.py config/grpo_example.py
 # Five to six minutes on 2 CPU cores, under 1 GB of memory; results over five seeds: docs/results.md
-dataset = "char_diffusion"
-dataset_recipe = "data/char_diffusion/prepare.py"  # built from Python's own documentation if it is missing
+dataset = "char_diffusion"  # built from Python's own documentation if it is missing
 generator_checkpoint = "data/char_diffusion/pretrained/generator.safetensors"
 generator_recipe = "config/pretrain_generator.py"
 judge_checkpoint = "data/char_diffusion/pretrained/judge.safetensors"

@@ -2,7 +2,6 @@
 # 4x4 sudoku: boards are filled in in four passes, and an exact checker scores them. Six minutes on one thread
 # of a CPU; the task: data/sudoku/README.md, what was tried: docs/log.md
 dataset = "sudoku"
-dataset_recipe = "data/sudoku/prepare.py"
 generator_checkpoint = "data/sudoku/pretrained/generator.safetensors"
 generator_recipe = "config/pretrain_sudoku.py"
 block_size = 20                   # a board: four lines of four digits

@@ -6,13 +6,11 @@ in Hugging Face format.
 """
 
 import contextlib
-import errno
 import os
 import pickle
 import re
 import shutil
 import struct
-import tarfile
 import zipfile
 
 import torch
@@ -23,11 +21,9 @@ from core.run.names import CONFIG, METRICS, OLDER, SAMPLES, STATE
 from core.settings.ranges import check_finite
 from core.settings.user_code import one_line
 
-DAMAGE = (ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, RuntimeError, TypeError,
-          ValueError, pickle.PickleError, struct.error, tarfile.TarError,
-          zipfile.BadZipFile)  # what zipfile and torch raise for files that are not what they should be
+DAMAGE = (ArithmeticError, AttributeError, EOFError, ImportError, LookupError, RuntimeError, TypeError, ValueError,
+          pickle.PickleError, struct.error, zipfile.BadZipFile)  # raised by zipfile and torch for a file of other bytes
 RECORDS = (METRICS, SAMPLES)  # what a run writes line by line
-PARTS = {"step", "facts", "layout", "model", "optimizers"}  # of every state
 STATES = 2                    # kept: the last one, and the one before it in case the last is damaged
 
 
@@ -37,10 +33,15 @@ class Damaged(ValueError):
 
 def states(out_dir):
     """The paths of the states in a folder, the newest first."""
-    names = [name for name in (os.listdir(out_dir) if os.path.isdir(out_dir) else ()) if OLDER.fullmatch(name)]
-    names.sort(key=lambda name: (len(name), name), reverse=True)
-    newest = [STATE] if os.path.exists(os.path.join(out_dir, STATE)) else []
-    return [os.path.join(out_dir, name) for name in newest + names]
+    names = os.listdir(out_dir) if os.path.isdir(out_dir) else []
+    older = by_step(name for name in names if OLDER.fullmatch(name))
+    newest = [STATE] if STATE in names else []
+    return [os.path.join(out_dir, name) for name in newest + older[::-1]]
+
+
+def by_step(names):
+    """Names with a number of six digits or more, sorted by it."""
+    return sorted(names, key=lambda name: (len(name), name))
 
 
 def shapes(weights):
@@ -49,7 +50,7 @@ def shapes(weights):
 
 
 def layout(weights, optimizers):
-    """What must be equal for a saved state to fit: names and shapes of the weights, kinds of the optimizers."""
+    """The names and shapes of the weights and the kinds of the optimizers, which must be equal for a state to fit."""
     return {"weights": shapes(weights), "optimizers": [type(optimizer).__name__ for optimizer in optimizers]}
 
 
@@ -81,19 +82,13 @@ class CheckpointManager:
         weights: {name: tensor}; facts: plain values that describe the model; state: whatever else `load` returns
         If tensors are sharded, every rank must call it.
         """
-        state = self._assemble(step, weights, optimizers, facts, state)
+        state |= {"step": step, "facts": facts, "layout": layout(weights, optimizers), "identity": self.identity,
+                  "model": weights, "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
+        state = whole(state, self.writes)
         if state is not None:
             self._write_models(state, sharded=any(map(is_sharded, weights.values())))
             self._write_state(state)
             self._prune()
-
-    def _assemble(self, step, weights, optimizers, facts, state):
-        """The state as it is written, with whole tensors; None where another rank writes it."""
-        state |= {"step": step, "facts": facts, "layout": layout(weights, optimizers), "model": weights,
-                  "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
-        if self.identity:
-            state["identity"] = self.identity
-        return whole(state, self.writes)
 
     def _write_models(self, state, sharded):
         """Writes the latest model and the numbered one."""
@@ -102,8 +97,7 @@ class CheckpointManager:
         names = [f"model{self.suffix}"]
         if self.keep:
             names.append(f"model-{step:06d}{self.suffix}")
-        for name in names:
-            path = self.path(name)
+        for path in map(self.path, names):
             self.write_model(path, **weights, step=step, **facts)
             if self.write_card is not None and os.path.isdir(path):
                 self.write_card(path, step, state.get("before", {}), facts)
@@ -126,30 +120,19 @@ class CheckpointManager:
         """Removes the states and numbered models that are too old to be kept."""
         for path in states(self.out_dir)[STATES:]:
             os.remove(path)
-        old = self.numbered()[: -self.keep] if self.keep else []
-        for path in map(self.path, old):
+        numbered = re.compile(r"model-\d+" + re.escape(self.suffix))
+        models = by_step(name for name in os.listdir(self.out_dir) if numbered.fullmatch(name))
+        for path in map(self.path, models[: -self.keep] if self.keep else []):
             remove = shutil.rmtree if os.path.isdir(path) else os.remove
             remove(path)
 
-    def numbered(self):
-        """The names of the numbered models, the oldest first."""
-        pattern = r"model-\d+" + re.escape(self.suffix)
-        return sorted((name for name in os.listdir(self.out_dir) if re.fullmatch(pattern, name)),
-                      key=lambda name: (len(name), name))
-
-    def how_to_go_on(self, good=False):
-        """How a run that has to end can go on, in words. good: whether no state is saved after a bad step."""
+    def how_to_go_on(self):
+        """The remedy for a run that has to end, in words."""
         found = states(self.out_dir)
-        if not found and not self.last:
+        if not found:
             return "start again: no state has been saved"
-        path, step = self.last or (found[0], None)  # this process may have saved none, but rank 0 has
-        words = f"go on with resume=True from {path}"
-        if step is not None:
-            words += f", the last {'good state' if good else 'state'} (step {step})"
-        older = found[found.index(path) + 1 :] if path in found else []
-        if good and older:
-            words += f"; if it fails again, delete that one, and the run goes on from {older[0]}"
-        return words
+        step = f" (step {self.last[1]})" if self.last else ""
+        return f"go on with resume=True from {found[0]}, the last state{step}"
 
     @contextlib.contextmanager
     def keeping(self):
@@ -171,26 +154,24 @@ class CheckpointManager:
                                     "correct out_dir")
         for path in paths:
             try:
-                state = self.restore(path, weights, optimizers)
+                state = read_state(path, mapped=any(map(is_sharded, weights.values())))
             except Damaged as error:
                 damaged.append(f"{path} is damaged or cut short ({error})")
                 continue
+            self._restore(path, state, weights, optimizers)
             if damaged:
                 say(f"{'; '.join(damaged)}; going on from {path}, step {state['step']}")
             self.last = path, state["step"]
             return state
         raise ValueError(f"{'; '.join(damaged)}; start without resume")
 
-    def restore(self, path, weights, optimizers):
-        """One state as `load` returns it. Raises Damaged, or ValueError for a state of another run."""
-        state = read_state(path, mapped=any(map(is_sharded, weights.values())))
-        saved = state.pop("identity", {})  # a model that is trained whole has none
-        for key, now in self.identity.items():
-            if saved.get(key, now) != now:
-                raise ValueError(f"{path} is of a run with {key}={saved[key]!r}, not {now!r}; resume with the settings "
-                                 f"of {self.path(CONFIG)} or choose another out_dir")
-        if state.pop("layout") != layout(weights, optimizers):
-            raise ValueError(f"{path} is of a run with another model or optimizer; resume with the settings of "
+    def _restore(self, path, state, weights, optimizers):
+        """Gives the optimizers their part of a state. Raises ValueError for a state of another run."""
+        saved = state.pop("layout") | state.pop("identity", {})
+        now = layout(weights, optimizers) | self.identity
+        differing = [key for key, value in now.items() if saved.get(key) != value]
+        if differing:
+            raise ValueError(f"{path} is of a run with other {', '.join(differing)}; resume with the settings of "
                              f"{self.path(CONFIG)} or choose another out_dir")
         for optimizer, saved in zip(optimizers, state.pop("optimizers"), strict=True):
             own = [{key: x for key, x in group.items() if key != "params"} for group in optimizer.param_groups]
@@ -198,13 +179,12 @@ class CheckpointManager:
             optimizer.load_state_dict(saved)
             for group, options in zip(optimizer.param_groups, own, strict=True):
                 group.update(options)  # those of this run's settings, whatever the file has
-        return state
 
 
 def read_state(path, mapped=False):
-    """The content of a state. Raises Damaged, or ValueError if it cannot be read now.
+    """The content of a state. Raises Damaged.
 
-    mapped: whether its tensors stay in the file until they are read, so that the ranks of a machine share the memory
+    mapped: its tensors stay in the file until they are read, so that the ranks of a machine share the memory
     """
     try:
         with zipfile.ZipFile(path) as parts:
@@ -212,23 +192,9 @@ def read_state(path, mapped=False):
         if changed:
             raise Damaged(f"{changed} has changed")
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-        missing = PARTS - state.keys()
-        if missing:
-            raise Damaged(f"without {min(missing)}")
         check_finite(state["model"].items(), "the model")
     except pickle.UnpicklingError:
         raise Damaged("not only tensors and plain values") from None
-    except (*DAMAGE, MemoryError, OSError) as error:
-        if is_of_machine(error):
-            raise ValueError(f"{path} cannot be read ({one_line(error)}); make room or make it readable, then go on "
-                             "with resume=True") from None
+    except DAMAGE as error:
         raise Damaged(one_line(error, 100).partition(";")[0]) from None
     return state
-
-
-def is_of_machine(error):
-    """Whether the machine, and not the file, is the reason why a file cannot be read: its memory, disk or rights."""
-    if "allocate memory" in str(error):  # torch's own MemoryError
-        return True
-    cut_short = getattr(error, "errno", None) == errno.EINVAL  # zipfile looks before the beginning of the file
-    return isinstance(error, (MemoryError, OSError)) and not cut_short

@@ -6,13 +6,12 @@ import difflib
 import glob
 import inspect
 import json
-import math
 import os
 import runpy
 import typing
 
 from core.files.whole_files import replacing
-from core.settings.help import allowed_types, default_of, help_lines, type_name
+from core.settings.help import allowed_types, help_lines, type_name
 from core.settings.other_names import settings_of
 from core.settings.ranges import check_choices, check_ranges, shown
 from core.settings.user_code import UserCodeError, run_user_code
@@ -26,11 +25,12 @@ class UsageError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """What every training script's config has."""
+    """The settings that every training script has."""
 
     # data
-    dataset: str = "char_diffusion"        # a folder under data/, a folder of your own, or prompts:
-                                           # a .jsonl, .json or .parquet file, or hf:owner/name
+    dataset: str = "char_diffusion"        # a folder under data/, which GRPO training builds with its prepare.py if it
+                                           # is empty; a folder of your own; or prompts: a .jsonl, .json or .parquet
+                                           # file, or hf:owner/name
     block_size: int = 128                  # tokens per text
     # prompts
     template: str = "plain"                # how a prompt is rendered: plain, chat, math, code, or model: the chat
@@ -80,8 +80,11 @@ class RunConfig:
         if self.min_lr is not None and self.min_lr > self.learning_rate:
             raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}, so the rate would "
                              f"rise; set min_lr={self.learning_rate / 10:g}, or None for a tenth of learning_rate")
-        if self.chat_template_kwargs is not None:
-            check_writable("chat_template_kwargs", self.chat_template_kwargs)
+        try:
+            json.dumps(self.chat_template_kwargs, allow_nan=False)  # for config.json
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"chat_template_kwargs={shown(self.chat_template_kwargs)} must consist of texts, numbers, "
+                             f"True, False, None, lists and dicts ({error})") from None
 
 
 CHOICES = {"template": ("plain", "chat", "math", "code", "model"), "optimizer": ("adamw", "muon"),
@@ -96,30 +99,6 @@ RANGES = {"block_size": "[2, 1e6]", "max_prompt_length": "[1, 1e6]", "batch_size
           "seed": "[0, 1e18]"}  # of RunConfig
 
 
-def check_writable(key, value):
-    """Raises ValueError for a value that config.json cannot hold."""
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{key}={shown(value)} must consist of texts, numbers, True, False, None, lists and dicts "
-                         f"with texts as keys ({error})") from None
-    if not all(isinstance(name, str) for name in value):
-        raise ValueError(f"{key}={shown(value)} must have texts as keys")
-
-
-def check_out_dir(path, key="out_dir"):
-    """Raises ValueError if no folder can be made or written at a path."""
-    if not path or "\0" in path:
-        raise ValueError(f"{key}={path!r} is no name of a folder; name one")
-    above = os.path.abspath(path)
-    while not os.path.lexists(above):
-        above = os.path.dirname(above)
-    if not os.path.isdir(above):
-        raise ValueError(f"{key}={path} cannot be a folder: {above} is a file; name another")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise ValueError(f"{key}={path} cannot be written: {above} is not yours to write to; name another folder")
-
-
 def load_config(cls, argv):
     """Builds the dataclass `cls` from config files and --key=value arguments; later arguments win.
 
@@ -132,16 +111,16 @@ def load_config(cls, argv):
     values, origin = {}, {}
     hints = typing.get_type_hints(cls)
     for argument in argv:
+        where = argument
         if argument.startswith("--"):
+            where = "command line"
             key, equals, text = argument[2:].partition("=")
             if not equals and bool in allowed_types(hints.get(key)):
                 text = "True"
             elif not equals and key in hints:
                 raise UsageError(f"{argument}: write {argument}=VALUE")
-            where = "command line"
             settings = {key: literal(text, hints.get(key))}
         elif argument.endswith(".py"):
-            where = argument
             names = run_config_file(argument)
             settings = {name: value for name, value in names.items() if name in hints or not is_code(value)}
         else:
@@ -153,12 +132,11 @@ def load_config(cls, argv):
 
 
 def run_config_file(path):
-    """The public names that the file assigns; it runs in a namespace of its own. Raises UsageError for a file that is
-    not Python, and UserCodeError for what it raises."""
+    """The public names that a file assigns; it runs in a namespace of its own. Raises UsageError for a file that is not
+    Python, and UserCodeError for what it raises."""
     if not os.path.isfile(path):
         folder, name = os.path.split(path)
-        there = glob.glob("*.py", root_dir=folder or ".")
-        near = difflib.get_close_matches(name, there, n=1)
+        near = difflib.get_close_matches(name, glob.glob("*.py", root_dir=folder or "."), n=1)
         remedy = f"did you mean {os.path.join(folder, near[0])}?" if near else "correct the path"
         raise FileNotFoundError(f"config file {path} does not exist; {remedy}")
     try:
@@ -167,23 +145,23 @@ def run_config_file(path):
         if isinstance(error.__cause__, SyntaxError):
             raise UsageError(str(error)) from None
         raise
-    except (SyntaxError, ValueError, ImportError, MemoryError, RecursionError) as error:  # no line of it to name
+    except (SyntaxError, ValueError, MemoryError) as error:  # no line of it to name
         raise UsageError(f"{path} is not a Python file ({error})") from None
-    return {key: value for key, value in names.items() if not key.startswith("_")}
+    return {name: value for name, value in names.items() if not name.startswith("_")}
 
 
 def run_file(path):
-    """The names that a Python file defines."""
+    """Runs a Python file. Returns its names."""
     return runpy.run_path(path)
 
 
 def is_code(value):
-    """Whether a value is a module, a function or a class, which a config file uses for itself."""
+    """True for a module, a function or a class, which a config file uses for itself."""
     return inspect.ismodule(value) or inspect.isroutine(value) or inspect.isclass(value)
 
 
 def unknown_key(key, hints):
-    """What is wrong with a key that is no setting: a name of another project, a slip of the pen, or neither."""
+    """The error about a key that is no setting: a name of another project, a slip of the pen, or neither."""
     settings = settings_of(key, hints)
     if settings:
         return f"unknown key {key}; did you mean {' or '.join(settings)}? docs/coming_from.md says what differs"
@@ -195,14 +173,12 @@ def unknown_key(key, hints):
 
 def literal(text, hint):
     """The value of a Python literal; a bare word, or the text of a key that takes strings, is a string."""
-    if hint is str:
-        return text
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: brackets nested too deeply
         return text
     allowed = {typing.get_origin(t) or t for t in allowed_types(hint)}
-    if str in allowed and value is not None and type(value) not in allowed:
+    if str in allowed and type(value) not in allowed:
         return text  # of str | None: 7 is the text "7"
     return value
 
@@ -231,7 +207,7 @@ def checked(key, value, hints, where):
 
 
 def how_to_write(key, value, types):
-    """The remedy for a value of another type: how a list or a boolean is written."""
+    """The remedy for a value of another type: the way to write a list or a boolean."""
     if tuple in types:
         items = tuple(value.split(",")) if isinstance(value, str) else (value,)
         return f'; write {key}="{shown(items)}"'
@@ -241,11 +217,10 @@ def how_to_write(key, value, types):
 
 
 def as_float(value):
-    """An int as a float; any other value as it is."""
-    try:
-        return float(value) if type(value) is int else value
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
+    """An int as a float; any other value, and an int that is too large for one, as it is."""
+    if type(value) is int and abs(value) < 2**1023:
+        return float(value)
+    return value
 
 
 def save_config(config, path):
@@ -253,12 +228,20 @@ def save_config(config, path):
         json.dump(dataclasses.asdict(config), f, indent=1)
 
 
+def changed_settings(config, origin):
+    """{key: (value, default, the file or argument that set it)} of the settings that differ from their defaults."""
+    changed = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in origin and value != field.default:
+            changed[field.name] = value, field.default, origin[field.name]
+    return changed
+
+
 def describe(config, origin):
     """The settings that differ from the defaults and where each was set, one line each."""
-    changed = {}  # {assignment: (default, origin)}
-    for field in dataclasses.fields(config):
-        value, default = getattr(config, field.name), default_of(field)
-        if field.name in origin and value != default:
-            changed[f"{field.name} = {value!r}"] = default, origin[field.name]
-    width = min(80, max(map(len, changed), default=0))  # a long list does not widen all lines
-    return [f"{text:<{width}}  (default {default!r}; {where})" for text, (default, where) in changed.items()]
+    changed = changed_settings(config, origin)
+    texts = [f"{key} = {value!r}" for key, (value, _, _) in changed.items()]
+    width = min(80, max(map(len, texts), default=0))  # a long list does not widen all lines
+    return [f"{text:<{width}}  (default {default!r}; {where})"
+            for text, (_, default, where) in zip(texts, changed.values(), strict=True)]

@@ -1,14 +1,11 @@
 """Device, precision and ranks: the only file that knows how many processes there are."""
 
 import contextlib
-import ctypes
 import importlib
 import io
 import os
 import re
-import signal
 import sys
-import threading
 from datetime import timedelta
 from functools import cached_property
 
@@ -20,26 +17,20 @@ from core.settings.user_code import one_line
 
 LONGEST_WAIT = timedelta(hours=12)  # ranks wait while rank 0 evaluates, saves, or builds a checkpoint from its recipe
 START_WAIT = timedelta(minutes=10)  # until all ranks have come
-QUIET_SECONDS = 30  # a start that takes longer says what it waits for
 
 
 def detect_device(name="auto", local_rank=0):
     """The device that `name` asks for: 'auto' takes cuda, then mps, then cpu."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    kinds = [kind for kind, found in there.items() if found]
+    kind, _, index = name.partition(":")
     if name == "auto":
-        name = next(kind for kind in there if there[kind])
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in there:
-        raise ValueError(f"device={name!r} is not a device that is used here; try auto, cpu, cuda, cuda:0 or mps")
-    if not there[device.type]:
-        maker = "CUDA" if device.type == "cuda" else "Apple"
-        raise ValueError(f"device={name!r}, but torch sees no {maker} GPU; use device='auto'")
-    if device.type != "cuda":
-        return device
-    index = local_rank if device.index is None else device.index
+        kind = kinds[0]
+    if kind not in kinds or (index and not index.isdecimal()):
+        raise ValueError(f"device={name!r} is no device of this machine; set auto, or one of {', '.join(kinds)}")
+    if kind != "cuda":
+        return torch.device(kind)
+    index = int(index or local_rank)
     if index >= torch.cuda.device_count():
         raise ValueError(f"GPU {index} is asked for, but there are {torch.cuda.device_count()}; start fewer ranks or "
                          "set device")
@@ -60,9 +51,6 @@ def autocast(device, dtype):
     return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
-REMEDY = "start several processes with torchrun, or one without RANK and WORLD_SIZE"
-
-
 class OtherRank(ValueError):
     """Another rank has ended, or does not answer."""
 
@@ -70,11 +58,10 @@ class OtherRank(ValueError):
 def rank_and_world():
     """The number of this rank and of all ranks, from the environment. Raises ValueError if they are not of one run."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if not 0 <= rank < world:
-        raise ValueError(f"RANK={rank} in the environment is not one of WORLD_SIZE={world}; {REMEDY}")
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if world > 1 and name not in os.environ:
-            raise ValueError(f"WORLD_SIZE={world} in the environment, but no {name}; {REMEDY}")
+    has_address = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    if not 0 <= rank < world or (world > 1 and not has_address):
+        raise ValueError(f"RANK={rank} and WORLD_SIZE={world} in the environment are not of a run; start several "
+                         "processes with torchrun, or one without RANK and WORLD_SIZE")
     return rank, world
 
 
@@ -91,27 +78,6 @@ def store_of_attempt(rank, world):
     store, *_ = next(dist.rendezvous("env://", rank, world, timeout=START_WAIT))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_machine else "0"
     return dist.PrefixStore(f"attempt {attempt}", store)
-
-
-def end_with_torchrun():
-    """This rank gets SIGTERM when the torchrun that started it ends, even by kill -9, so that it saves and ends too."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
-        signal_with_parent = 1
-        ctypes.CDLL(None).prctl(signal_with_parent, signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def saying_that_it_waits(rank, world):
-    """A block in which ranks meet. If it takes long, a line on stderr says where."""
-    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    line = f"rank {rank}: waiting for {world} ranks at {address}, limit {START_WAIT}\n"
-    timer = threading.Timer(QUIET_SECONDS, sys.stderr.write, [line])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 class Distributed:
@@ -142,8 +108,10 @@ class Distributed:
         # An optimizer imports this module too. Imported after init_process_group, its default arguments would keep
         # the group and gloo's threads alive beyond `close`, and such a thread can abort Python as it ends.
         importlib.import_module("torch.distributed.nn")
-        end_with_torchrun()
-        with self.ending_together(START_WAIT), saying_that_it_waits(self.rank, self.world):
+        if self.is_main:
+            sys.stderr.write(f"waiting for {self.world} ranks at {os.environ['MASTER_ADDR']}:"
+                             f"{os.environ['MASTER_PORT']}, limit {START_WAIT}\n")
+        with self.ending_together(START_WAIT):
             dist.init_process_group("gloo", store=store_of_attempt(self.rank, self.world), rank=self.rank,
                                     world_size=self.world, timeout=START_WAIT)
         dist.distributed_c10d._set_pg_timeout(LONGEST_WAIT)

@@ -128,7 +128,7 @@ class GPT(nn.Module):
 
     The model interface, which every kind of model offers to the rest of the code: mode, judge_head, layers, states,
     project, new_cache, longest_input, vocabulary, parameters_by_kind, weights, load_weights, frozen, dimensions,
-    suffix, and the settings grad_checkpoint and head_dtype. Nobody else reads its config.
+    suffix, and the setting grad_checkpoint. Nobody else reads its config.
 
     LANGUAGE_MODEL, MASKED_FILL: logits over the base vocabulary, so that a special token has probability exactly 0.
     SEQUENCE_SCORER, realness:   one logit per position, log-odds that the token there is the true one.
@@ -145,7 +145,6 @@ class GPT(nn.Module):
         self.longest_input = config.block_size       # tokens that fit into one row
         self.vocabulary = config.base_vocab_size     # number of tokens that it can write: the width of its logits
         self.grad_checkpoint = False  # whether the backward pass computes activations again instead of keeping them
-        self.head_dtype = None        # of the output layer; None: that of the rest
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
@@ -197,13 +196,12 @@ class GPT(nn.Module):
         if self.scores:
             return at_least_float32(self.head(h).squeeze(-1))
         weight = self.embed.weight[: self.vocabulary] if self.config.tied else self.head.weight
-        kind, dtype = h.device.type, self.head_dtype
-        if dtype is None and torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
+        kind = h.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else h.dtype
         # Autocast would cast the weight once for all calls and add up their gradients in its own precision. Cast here,
         # each call's gradient is added to the others in float32.
         with torch.autocast(kind, enabled=False):
-            return at_least_float32(F.linear(h.to(dtype or h.dtype), weight.to(dtype or h.dtype)))
+            return at_least_float32(F.linear(h.to(dtype), weight.to(dtype)))
 
     def forward(self, tokens, position=None, past=None, padding=None):
         """The arguments of `states`; returns float32 logits (B, M or T, base_vocab_size); of a scorer (B, M or T) for

@@ -69,13 +69,9 @@ class Trainer:
     def resume(self):
         state = self.checkpoints.load(self.model.weights(), self.optimizers, self.logger.say)
         self.dist.check_same_step(state["step"], self.config.out_dir)
-        skipped = state.get("skipped_steps")
-        if not isinstance(skipped, int) or skipped < 0:
-            raise ValueError(f"{self.checkpoints.last[0]} was not saved by supervised training, or has changed; start "
-                             "without resume")
         self.model.load_weights(state["model"])
-        self.step, self.skipped_steps, self.facts = state["step"], skipped, state["facts"]
-        self.evaluated = bool(state.get("evaluated", True))
+        self.step, self.facts = state["step"], state["facts"]
+        self.skipped_steps, self.evaluated = state["skipped_steps"], state.get("evaluated", True)
 
     def save(self):
         if self.dist.is_main:
@@ -88,23 +84,14 @@ class Trainer:
         with self.checkpoints.keeping(), StopSignal(self.dist) as stop:
             self.dist.broadcast(self.model.parameters())
             self.logger.start(self.step)
-            if not self.evaluated:  # a signal came before it
-                self.run_evaluation()
-                self.evaluated = True
-                self.dist.barrier()
             self.since, self.tokens = time.monotonic(), 0  # the time and the tokens since the last record
             stopped = run_loop(self, stop)
             self.logger.close()
             if self.config.export and self.dist.is_main and not stopped:
-                self.write_export()
+                save_model(self.config.export, self.model, self.tokenizer, torch.float16, step=self.step, **self.facts)
+                if os.path.isdir(self.config.export):
+                    write_card(self.config, self.config.export, self.step, {}, self.facts)
             self.dist.barrier()
-
-    def write_export(self):
-        """Writes the model to `export`, in float16."""
-        path = self.config.export
-        save_model(path, self.model, self.tokenizer, torch.float16, step=self.step, **self.facts)
-        if os.path.isdir(path):
-            write_card(self.config, path, self.step, {}, self.facts)
 
     def train_step(self):
         c = self.config

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from core.checkpoint_manager import shapes
 from core.dataset_consumer import DatasetConsumer
 from core.distributions import truncates
@@ -47,25 +45,24 @@ class Models:
 def build_what_is_missing(config, origin, dist):
     """Runs the recipes of what is missing; in a dry run it says what would be built, and returns those settings.
 
-    A recipe applies only to a path that was set in the same file or argument: a mistyped path on the command line is
-    not built.
+    A dataset under data/ has a prepare.py. The recipe of a checkpoint applies only to a path that was set in the same
+    file or argument: a mistyped path on the command line is not built.
     """
+    def say(text):
+        if dist.is_main:
+            print(text)
+
     missing = []
     if dist.is_main or config.dry_run:
-        for key in ("dataset", "generator_checkpoint", "judge_checkpoint", "gold_judge_checkpoint"):
-            recipe = f"{key.removesuffix('_checkpoint')}_recipe"
-            if origin.get(key) == origin.get(recipe) and is_missing(key, getattr(config, recipe), config, dist):
+        if build_missing_dataset(dataset_folder(config.dataset), say, config.dry_run):
+            missing.append("dataset")
+        for model in ("generator", "judge", "gold_judge"):
+            key, recipe = f"{model}_checkpoint", getattr(config, f"{model}_recipe")
+            if origin.get(key) == origin.get(f"{model}_recipe") and build_missing_checkpoint(
+                    getattr(config, key), recipe, key, config.dataset, say, config.dry_run):
                 missing.append(key)
     dist.barrier()
     return missing
-
-
-def is_missing(key, recipe, config, dist):
-    """Whether what the setting `key` names is missing and has a recipe, also after it: in a dry run it is not built."""
-    say = print if dist.is_main else lambda text: None
-    if key == "dataset":
-        return build_missing_dataset(dataset_folder(config.dataset), recipe, say, config.dry_run)
-    return build_missing_checkpoint(getattr(config, key), recipe, key, config.dataset, say, config.dry_run)
 
 
 def build_data(config, dist):
@@ -127,16 +124,10 @@ def check_kind(config, mode, data):
                                  f"{config.generator_checkpoint} does not do; use {key}={default}")
 
 
-def make_policy(model, tokenizer, config, dist):
-    """The policy of the kind that the model's mode says."""
-    head_dtype = None if config.head_dtype == "auto" else torch.float32
-    return POLICIES[model.mode](model, tokenizer, dist.dtype, config.grad_checkpoint, head_dtype)
-
-
 def load_policy(key, config, tokenizer, dist, mode=None, adapter=FULL):
     """The policy of the checkpoint that the setting `key` names.
 
-    mode: the one that it must have; adapter: a LoraConfig: whether an adapter of it is trained
+    mode: the one that it must have; adapter: a LoraConfig, which says whether an adapter of it is trained
     """
     path = getattr(config, key)
     model, _ = load_model(path, loads_on(config, dist), mode, tokenizer, key, adapter, dist.dtype)
@@ -145,7 +136,7 @@ def load_policy(key, config, tokenizer, dist, mode=None, adapter=FULL):
     if model.mode == MASKED_FILL and config.block_size > model.longest_input:
         raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of {key}={path}; "
                          f"set block_size={model.longest_input}")
-    return make_policy(model, tokenizer, config, dist)
+    return POLICIES[model.mode](model, tokenizer, dist.dtype, config.grad_checkpoint)
 
 
 def build_reference(config, policy, dist):

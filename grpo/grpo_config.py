@@ -18,8 +18,7 @@ from grpo.sandbox.settings import SandboxConfig
 
 CHOICES = {"objective": OBJECTIVES, "advantage": ADVANTAGES, "reference_mode": REFERENCES,
            "kl_estimator": ("exact", *KL_ESTIMATORS), "zero_std": ("keep", "drop", "resample"),
-           "fill_estimator": ("trajectory", "one_step", "prompt_mask", "random_mask", "coupled"),
-           "head_dtype": ("auto", "float32")}
+           "fill_estimator": ("trajectory", "one_step", "prompt_mask", "random_mask", "coupled")}
 RANGES = {
     "max_new_tokens": "[1, 1e6]",
     "batch_size": "[1, 1e6]", "group_size": "[2, 1e5]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
@@ -37,8 +36,6 @@ ROOMS = (RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig, Sandbox
 class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig, SandboxConfig):
     """The settings of grpo/train_grpo.py and their defaults; those shared with pretraining are in RunConfig."""
 
-    # data
-    dataset_recipe: str | None = None         # the prepare.py that builds the dataset if it is missing
     # prompts, for a causal generator
     response_prefix: str = ""                 # the text that every answer begins with
     max_new_tokens: int = 128                 # tokens of a completion, at most
@@ -117,8 +114,6 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
     # system
     parallel: str = "ddp"                     # several processes: ddp, each has the whole models; fsdp, each a part of
                                               # their weights (docs/scaling.md)
-    head_dtype: str = "auto"                  # float32: the output layer in float32 also under bfloat16, so that
-                                              # sampler and scorer differ less
 
     def __post_init__(self):
         if self.kl_estimator == "k1":

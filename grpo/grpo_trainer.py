@@ -7,7 +7,6 @@ import sys
 from dataclasses import asdict, replace
 
 import numpy as np
-import torch
 
 from core.checkpoint_manager import CheckpointManager, shapes
 from core.files.json_lines import each_record, keep_records
@@ -17,7 +16,7 @@ from core.performance.sharding import gathered
 from core.run.bad_steps import BadSteps
 from core.run.loop import run_loop
 from core.run.model_card import write_card
-from core.run.names import CONFIG, CONSOLE, CURVES, METRICS, REPORT, SAMPLES, STARTS, STATE
+from core.run.names import CONFIG, CURVES, REPORT, SAMPLES
 from core.run.stop_signal import StopSignal
 from core.scheduler import CosineLRScheduler
 from core.training_step import build_optimizers, set_learning_rate
@@ -31,10 +30,7 @@ from grpo.samplers.local import LocalSampler
 from grpo.samplers.prefetch import Prefetcher
 from grpo.samplers.sync_check import SyncCheck
 
-STATE_KEYS = {"buffers": list, "iteration": int, "skipped_steps": int, "before": dict}  # beside those of every state
-LATER_KEYS = {"empty_steps": 0, "evaluated": True}  # with what a state of an earlier version means
-
-GROWTH = 1.02  # of a run between two pages about it: all pages together read in proportion to its length
+SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated")  # attributes, in every state
 
 
 class GRPOTrainer:
@@ -60,10 +56,8 @@ class GRPOTrainer:
         self.experience, self.sampled = None, []  # of the step, and what was sampled in its iteration
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
         self.step, self.skipped_steps, self.empty_steps, self.before, self.after = 0, 0, 0, {}, {}
-        self.reported = 0  # the step of the last page
         self.stopped_by = None  # the signal that ended the run early
-        self.evaluated = True  # whether the evaluation of this step, if it has one, is done
-        self.nothing_scored = False  # whether the last step was one in which every reward skipped every completion
+        self.evaluated = False  # whether the evaluation of this step, if it has one, is done
 
     def run(self, sampler=None):
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves.
@@ -78,24 +72,11 @@ class GRPOTrainer:
         exchanges = self.dist.ending_together() if self.dist.sharded else contextlib.nullcontext()
         with (self.checkpoints.keeping(), StopSignal(self.dist) as stop, contextlib.closing(self.prefetcher.sampler),
               exchanges):
-            self.start()
+            self.dist.broadcast(self.policy.parameters())
+            self.logger.start(self.step)
+            if self.dist.is_main:
+                keep_records(self.checkpoints.path(SAMPLES), self.step)
             self.finish(stopped=run_loop(self, stop))
-
-    def start(self):
-        """Evaluates a new run, or one that a signal stopped before the evaluation of its step."""
-        self.dist.broadcast(self.policy.parameters())
-        self.logger.start(self.step)
-        if self.dist.is_main:
-            keep_records(self.checkpoints.path(SAMPLES), self.step)
-        if self.step == 0:
-            self.before = self.evaluate()
-        elif not self.evaluated:
-            self.run_evaluation()
-        else:
-            return
-        self.evaluated = True
-        self.report()
-        self.logger.restart_clock()
 
     def log_step(self, metrics):
         c = self.config
@@ -105,7 +86,13 @@ class GRPOTrainer:
         return self.step % self.config.eval_interval == 0 or self.step % self.config.sample_interval == 0
 
     def run_evaluation(self):
-        self.after = self.evaluate()
+        """Evaluates on held-out data, on rank 0."""
+        with gathered(self.dist):
+            metrics = self.evaluate() if self.dist.is_main else {}
+        if self.step == 0:
+            self.before = metrics
+        else:
+            self.after = metrics
 
     def train_step(self):
         """One optimizer step. The first step of an iteration begins with its rollouts."""
@@ -139,7 +126,9 @@ class GRPOTrainer:
         bad_rollouts = metrics.pop("bad_rollouts")
         self.bad.check(self.step, metrics, self.plain_step)
         self.experience = None  # its memory is for the next one
-        self.say_if_nothing_is_scored(metrics)
+        if "mean_reward" not in metrics:
+            self.logger.say(f"step {self.step}: no reward scored a completion: all of them returned None or were late "
+                            "(reward_timeout), so nothing is learned")
         self.skipped_steps += metrics["skipped_steps"]
         self.empty_steps += metrics["empty_steps"]
         metrics["skipped_steps"] = self.skipped_steps
@@ -152,13 +141,6 @@ class GRPOTrainer:
             if self.reference is not None:
                 REFERENCES[c.reference_mode](self.reference, self.policy, self.iteration, c)
                 self.kl_beta = adapted(self.kl_beta, metrics.get("mean_kl", math.nan), c)
-
-    def say_if_nothing_is_scored(self, metrics):
-        """A line at the first of several such steps: a reward that is never there would cost a whole run."""
-        before, self.nothing_scored = self.nothing_scored, "mean_reward" not in metrics
-        if self.nothing_scored and not before:
-            self.logger.say(f"step {self.step}: no reward scored a completion: all of them returned None or were late "
-                            "(reward_timeout), so nothing is learned")
 
     def sample(self, again, count=None):
         """Completions of this iteration's problems, or of the first `count` of another round: a SamplerOutput."""
@@ -182,53 +164,43 @@ class GRPOTrainer:
                 **self.experience.plain()}
 
     def save(self):
-        buffers = self.dist.gather(self.buffer.state_dict())
-        reference = {} if self.reference is None else {"reference": self.reference.weights()}
-        self.checkpoints.save(self.step, self.policy.weights(), self.optimizers, self.after, before=self.before,
-                              skipped_steps=self.skipped_steps, empty_steps=self.empty_steps, kl_beta=self.kl_beta,
-                              iteration=self.iteration, buffers=buffers, evaluated=self.evaluated, **reference)
+        state = {name: getattr(self, name) for name in SAVED}
+        if self.reference is not None:
+            state["reference"] = self.reference.weights()
+        state["buffers"] = self.dist.gather(self.buffer.state_dict())
+        self.checkpoints.save(self.step, self.policy.weights(), self.optimizers, self.after, **state)
         self.dist.barrier()  # it may take longer than rank_timeout
 
     def resume(self):
+        """Goes on from the state in out_dir. Between iterations a buffer holds nothing of its rank alone, so another
+        number of ranks can go on."""
         state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
-        path, _ = self.checkpoints.last
-        self.dist.check_same_step(state["step"], self.config.out_dir)
-        state = LATER_KEYS | state
-        if not valid(state, self.config):
-            raise ValueError(f"{path} was not saved by this version of GRPO training; start without resume")
-        if self.reference is not None and "reference" not in state:
-            raise ValueError(f"{path} is of a run without a reference; resume it with kl_beta=0.0")
-        if self.reference is not None and shapes(self.reference.weights()) != shapes(state["reference"]):
-            raise ValueError(f"{path} has a reference of other weights than reference_mode="
-                             f"{self.config.reference_mode!r} makes here; resume with the settings of "
+        path, self.step = self.checkpoints.last
+        self.dist.check_same_step(self.step, self.config.out_dir)
+        reference = self.reference
+        if reference is not None and shapes(reference.weights()) != shapes(state.get("reference", {})):
+            raise ValueError(f"{path} has another reference than this run, or none; resume with the settings of "
                              f"{self.checkpoints.path(CONFIG)} or choose another out_dir")
         self.policy.load_weights(state["model"])
-        if self.reference is not None:
-            self.reference.load_weights(state["reference"])
-        self.step, self.skipped_steps = state["step"], state["skipped_steps"]
-        self.empty_steps, self.iteration, self.evaluated = state["empty_steps"], state["iteration"], state["evaluated"]
-        self.before, self.after = state["before"], state["facts"]
-        if self.config.kl_target is not None:
-            self.kl_beta = state["kl_beta"]
-        self._load_buffer(state["buffers"], path)
-
-    def _load_buffer(self, buffers, path):
-        """Between iterations a buffer holds nothing of its rank alone, so another number of ranks can go on."""
+        if reference is not None:
+            reference.load_weights(state["reference"])
+        self.after = state["facts"]
         try:
-            if len(buffers) != self.dist.world and buffers[0]["queue"]:
+            for name in SAVED:
+                setattr(self, name, state[name])
+            buffers = state["buffers"]
+            same_ranks = len(buffers) == self.dist.world
+            if buffers[0]["queue"] and not same_ranks:
                 raise ValueError(f"{path} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
-            mine = buffers[self.dist.rank if len(buffers) == self.dist.world else 0]
+            mine = buffers[self.dist.rank if same_ranks else 0]
             self.buffer.load_state_dict(mine, self.policy.Reading, self.dist.device)
         except (TypeError, LookupError, AttributeError):
-            raise ValueError(f"{path} was saved within an iteration by another version, or with another kind of "
-                             "generator; start without resume") from None
+            raise ValueError(f"{path} was not saved by this version of GRPO training for this kind of generator; start "
+                             "without resume") from None
+        if self.config.kl_target is None:
+            self.kl_beta = self.config.kl_beta
 
     def evaluate(self):
-        """Held-out metrics on rank 0, {} elsewhere."""
-        with gathered(self.dist):
-            return self.evaluate_alone() if self.dist.is_main else {}
-
-    def evaluate_alone(self):
         """Held-out metrics; a few samples every sample_interval."""
         self.logger.doing("evaluating")
         self.tell_rewards()
@@ -245,10 +217,7 @@ class GRPOTrainer:
         return metrics
 
     def report(self):
-        """Writes report.html, on rank 0, if the run has grown enough."""
-        if self.step < GROWTH * self.reported:
-            return
-        self.reported = self.step
+        """Writes report.html, on rank 0."""
         if self.dist.is_main:
             self.write_page()
         self.dist.barrier()  # so may this
@@ -283,17 +252,5 @@ class GRPOTrainer:
                 held_out = [r for r in each_record(self.logger.path) if any(name.startswith("eval/") for name in r)]
                 draw_curves({"": held_out}, self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(self.before, self.after))
-            names = (f"model{self.policy.suffix}", STATE, METRICS, SAMPLES, CURVES, REPORT, CONSOLE, CONFIG, STARTS)
-            self.logger.say(f"{self.config.out_dir}: {', '.join(names)}")
+            self.logger.say(f"{self.config.out_dir} has the model, its metrics and samples, {CURVES} and {REPORT}")
         self.dist.barrier()
-
-
-def valid(state, config):
-    """Whether what GRPO training adds to a state is of the right kinds and signs."""
-    kinds = STATE_KEYS | {key: type(x) for key, x in LATER_KEYS.items()}
-    kinds |= {"kl_beta": (int, float)} if config.kl_target is not None else {}
-    reference = state.get("reference", {})
-    return (all(isinstance(state.get(key), kind) for key, kind in kinds.items())
-            and 0 <= state["iteration"] <= state["step"] and min(state["skipped_steps"], state["empty_steps"]) >= 0
-            and isinstance(reference, dict) and all(map(torch.is_tensor, reference.values()))
-            and (config.kl_target is None or 0 <= state["kl_beta"] < math.inf))

@@ -37,8 +37,6 @@ def plan_without(missing, config, origin, dist):
         check_memory(config, models)
         yield from plan(config, origin, models, make_rewards(config, models.judge, dist), None, dist)
         return
-    if config.judge_checkpoint is None:
-        make_rewards(config, None, dist)
     yield from describe(config, origin)
 
 

@@ -127,7 +127,7 @@ class HuggingFaceModel(nn.Module):
         self.banned_ids = tokenizer.banned_token_ids
         self.has_adapter, self.reference_adapter = adapter.has_adapter, adapter.reference_adapter
         self.adapter = POLICY if adapter.has_adapter else None  # the one that it computes with
-        self.grad_checkpoint, self.head_dtype = False, None
+        self.grad_checkpoint = False
         bare = net.get_base_model() if self.has_adapter else net
         body, given = bare.base_model, GivenStates()
         head = copy.copy(bare)  # the output layers: it shares their weights, and has no other layers
@@ -165,18 +165,14 @@ class HuggingFaceModel(nn.Module):
 
     def project(self, h):
         """Float32 logits (..., vocabulary) from states (..., C); of a judge the log-odds (...) that a token is true."""
-        kind, weights, casts = h.device.type, {}, nullcontext()
-        self.given.states = h.reshape(1, -1, h.shape[-1])                            # (1, K, C)
-        if self.head_dtype is not None:
-            casts = torch.autocast(kind, enabled=False)
-            self.given.states = self.given.states.to(self.head_dtype)
-            weights = {name: p.to(self.head_dtype) for name, p in self.head.named_parameters()}
-        elif torch.is_autocast_enabled(kind) and torch.is_grad_enabled():
+        kind, casts = h.device.type, nullcontext()
+        if torch.is_autocast_enabled(kind) and torch.is_grad_enabled():
             # A weight that autocast keeps for several calls would add up their gradients in its own precision
             casts = torch.autocast(kind, torch.get_autocast_dtype(kind), cache_enabled=False)
+        self.given.states = h.reshape(1, -1, h.shape[-1])                            # (1, K, C)
         unread = torch.zeros(1, 1, dtype=torch.long, device=h.device)
         with self.adapting(), casts:
-            logits = torch.func.functional_call(self.head, weights, kwargs={"input_ids": unread}).logits[0]
+            logits = self.head(input_ids=unread).logits[0]
         self.given.states = None
         logits = at_least_float32(logits)                                            # (K, rows), of a judge (K,)
         if self.mode == SEQUENCE_SCORER:

@@ -9,7 +9,7 @@ from core.files.whole_files import replacing
 from core.run.names import BAD_STEPS
 from core.training_step import NONFINITE
 
-MOST_FILES = 20  # of a rank; more would tell no more about what goes wrong
+MOST_FILES = 20  # of a rank
 
 
 def not_finite(metrics):
@@ -46,7 +46,7 @@ class BadSteps:
         if self.in_a_row >= self.limit:
             raise ValueError(f"{self.in_a_row} steps in a row had a loss, gradient or reward that is not finite "
                              f"(max_bad_steps={self.limit}), the last one {', '.join(names)}; lower learning_rate or "
-                             f"correct the reward, see {path}, and {self.checkpoints.how_to_go_on(good=True)}")
+                             f"correct the reward, see {path}, and {self.checkpoints.how_to_go_on()}")
 
     def write(self, step, batch):
         """Writes the batch of a step and deletes the oldest that this rank need not keep. Returns its path."""

@@ -1,64 +1,40 @@
 """The folder of a run: one run at a time writes to it, and what an earlier run left is moved aside."""
 
 import contextlib
-import json
 import os
 import socket
 import time
 
 from core.checkpoint_manager import states
-from core.config import check_out_dir
 from core.files.whole_files import writing
-from core.run.names import (
-    DOOR,
-    FILES,
-    FOLDERS,
-    LOCK,
-    MODELS,
-    OLDER,
-    PREVIOUS,
-    STATE,
-    STAYING,
-    is_set_aside,
-    shows_a_run,
-)
+from core.run.names import LOCK, PREVIOUS, STARTS, STAYING, is_set_aside, shows_a_run
+from core.settings.user_code import one_line
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
 
-PARTIAL = "partial"  # <out_dir>/previous/1, 2, ... are earlier runs; partial is being moved
-
 
 def check_run_folder(out_dir):
-    """Raises ValueError if a run may not have this folder: it cannot be written, it holds other files and no run, or
-    something that is no file stands where a run has one. Nothing is changed."""
+    """Raises ValueError if a run may not have this folder: it cannot be written, or it holds other files and no run.
+    Nothing is changed."""
     check_out_dir(out_dir)
     names = folder_list(out_dir)
-    for name in names:
-        check_kind(out_dir, name)
-    interrupted = os.path.isdir(os.path.join(out_dir, PREVIOUS, PARTIAL))
-    if interrupted or any(map(shows_a_run, names)):
-        return
     foreign = [name for name in names if name not in STAYING]
-    if foreign:
+    if foreign and not any(map(shows_a_run, names)):
         raise ValueError(f"out_dir={out_dir} holds {foreign[0]}, which is of no run; name a new or an empty folder")
 
 
-def check_kind(out_dir, name):
-    """Raises ValueError if what has the name of a run's file is none: to open a named pipe would take for ever, and the
-    lock is emptied, so that it must not be a link to something else."""
-    path = os.path.join(out_dir, name)
-    model = bool(MODELS.fullmatch(name))
-    file = name in (LOCK, DOOR) or bool(FILES.fullmatch(name))
-    folder = name in FOLDERS
-    if not (model or file or folder):
-        return
-    is_file = os.path.isfile(path) and not (name == LOCK and os.path.islink(path))
-    if not ((is_file and (file or model)) or (os.path.isdir(path) and (folder or model))):
-        raise ValueError(f"{path} is no {'file' if file else 'folder'} that a run wrote; remove it or choose another "
-                         "out_dir")
+def check_out_dir(path):
+    """Raises ValueError if no folder can be made or written at a path."""
+    above = os.path.abspath(path)
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if not path or not os.path.isdir(above):
+        raise ValueError(f"out_dir={path!r} cannot be a folder ({above} is a file, or it has no name); name another")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"out_dir={path} cannot be written: {above} is not yours to write to; name another folder")
 
 
 @contextlib.contextmanager
@@ -77,133 +53,75 @@ def run_folder(config, dist):
 @contextlib.contextmanager
 def locked(out_dir):
     """Raises ValueError if another run holds the folder; otherwise holds it until the end of the block, or of the
-    process, however that ends."""
+    process, however that ends.
+
+    The system frees a lock when its process ends. Where the file system has no locks, the note in the file counts alone.
+    """
     path = os.path.join(out_dir, LOCK)
     with writing(path):
         os.makedirs(out_dir, exist_ok=True)
-    with writing(path):
-        file = open(path, "a+", errors="replace")
-    with file:
-        take(file, out_dir)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0))  # it is emptied: no link
+    with open(descriptor, "r+", errors="replace") as file:
+        holder = file.read()
+        if not is_free(file, holder):
+            raise ValueError(f"out_dir={out_dir} is in use by {one_line(holder) or 'another run'}; choose another "
+                             f"out_dir or wait, or if that run has ended, delete {path}")
+        note = f"a run with pid {os.getpid()} on {socket.gethostname()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        with writing(path):
+            rewrite(file, note)
         try:
             yield
         finally:
             with contextlib.suppress(OSError):  # a disk that is full or gone has ended the run already
-                file.truncate(0)
+                rewrite(file, "")
 
 
-def take(file, out_dir):
-    """Locks the open file and notes in it who has the folder. Raises ValueError if another run has it.
-
-    The system frees a lock when its process ends. Where the file system has no locks, the note alone tells who has it;
-    a second file, which only one process can create, keeps others from reading it while it changes.
-    """
-    holder = read_holder(file)
+def is_free(file, holder):
+    """Locks the open file. Returns whether no other run has it. holder: its text"""
     try:
         if fcntl is None:
             raise OSError("this system has no such locks")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ValueError(in_use(out_dir, holder, LOCK)) from None
-    except OSError:
-        pass
-    else:
-        note(file)
-        return
-    door = os.path.join(out_dir, DOOR)
-    try:
-        os.close(os.open(door, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        raise ValueError(in_use(out_dir, holder, DOOR)) from None
-    try:
-        holder = read_holder(file)
-        if holder is not None and not has_ended(holder):
-            raise ValueError(in_use(out_dir, holder, LOCK))
-        note(file)
-    finally:
-        os.remove(door)
-
-
-def in_use(out_dir, holder, name):
-    """The error about a folder that another run has. name: of the file that says so"""
-    who, since = "another run", ""
-    if holder is not None:
-        who = f"a run with pid {holder['pid']} on {holder['host']}"
-        since = f", started {holder['started']}"
-    return (f"out_dir={out_dir} is in use by {who}{since}; choose another out_dir or wait, or if that run has ended, "
-            f"delete {os.path.join(out_dir, name)}")
-
-
-def note(file):
-    """Writes into the open lock who has it."""
-    holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
-    with writing(file.name):
-        file.seek(0)
-        file.truncate(0)
-        file.write(json.dumps(holder))
-        file.flush()
-        os.fsync(file.fileno())  # a network file system sends it now
-
-
-def read_holder(file):
-    """{pid, host, started} as a run wrote it into the open lock, or None."""
-    file.seek(0)
-    try:
-        holder = json.loads(file.read())
-    except (ValueError, RecursionError):
-        return None
-    known = isinstance(holder, dict) and {"host", "started"} <= set(holder) and isinstance(holder.get("pid"), int)
-    return holder if known else None
-
-
-def has_ended(holder):
-    """Whether the process of a note was one of this machine and is no more."""
-    if fcntl is None or holder["host"] != socket.gethostname():
         return False
-    try:
-        os.kill(holder["pid"], 0)
-    except (ProcessLookupError, OverflowError):
-        return True
-    except PermissionError:  # another user's process
-        pass
-    return False
+    except OSError:
+        return not holder
+    return True
+
+
+def rewrite(file, text):
+    """Replaces the text of the open file."""
+    file.seek(0)
+    file.truncate(0)
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())  # a network file system sends it now
 
 
 def set_aside(out_dir):
     """Moves what an earlier run wrote in this folder to <out_dir>/previous/<n>, n = 1, 2, ...; nothing is deleted.
 
-    The files are collected in previous/partial, which gets its number at the end: a move that was interrupted goes on
-    at the next call, and an earlier run stays in one folder.
     Returns the folder of the earlier run, or None if there was none.
     """
-    previous = os.path.join(out_dir, PREVIOUS)
-    partial = os.path.join(previous, PARTIAL)
-    names = [name for name in folder_list(out_dir) if is_set_aside(name)]
-    if set(names) & set(folder_list(partial)):  # another run has written here since the interrupted move
-        os.replace(partial, next_number(previous))
-    if not names and not folder_list(partial):
+    names = sorted(filter(is_set_aside, folder_list(out_dir)), key=moving_order)
+    if not names:
         return None
-    with writing(partial):
-        os.makedirs(partial, exist_ok=True)
-        for name in sorted(names, key=moving_order):
-            os.replace(os.path.join(out_dir, name), os.path.join(partial, name))
-        folder = next_number(previous)
-        os.replace(partial, folder)
+    previous = os.path.join(out_dir, PREVIOUS)
+    numbers = [int(name) for name in folder_list(previous) if name.isdecimal()]
+    folder = os.path.join(previous, str(1 + max(numbers, default=0)))
+    with writing(folder):
+        os.makedirs(folder)
+        for name in names:
+            os.replace(os.path.join(out_dir, name), os.path.join(folder, name))
     return folder
 
 
 def moving_order(name):
-    """The states go first, the newest last of them: no run resumes when half is moved."""
-    if OLDER.fullmatch(name):
+    """The states go first, so that no run resumes when half is moved; last the file that shows that a run was here."""
+    if name.startswith("state"):
         return 0
-    return 1 if name == STATE else 2
+    return 2 if name == STARTS else 1
 
 
 def folder_list(folder):
     return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-
-
-def next_number(folder):
-    """The path of the first number above those that the folder holds."""
-    numbers = [int(name) for name in folder_list(folder) if name.isdecimal()]
-    return os.path.join(folder, str(1 + max(numbers, default=0)))

@@ -15,6 +15,12 @@ def run_loop(trainer, stop):
     stop: a StopSignal
     """
     c, save_is_due = trainer.config, False
+    if not trainer.evaluated:  # a new run, or one that a signal stopped before the evaluation of its step
+        trainer.run_evaluation()
+        trainer.dist.barrier()
+        trainer.evaluated = True
+        trainer.report()
+    trainer.logger.restart_clock()
     while trainer.step < c.max_iters:
         trainer.log_step(trainer.train_step())
         last = trainer.step == c.max_iters

@@ -1,6 +1,5 @@
-"""README.md in the folder of a saved model: what it is, how it was trained and measured, how to load it."""
+"""README.md in the folder of a saved model: what it is, how it was trained and measured."""
 
-import dataclasses
 import json
 import os
 
@@ -9,18 +8,10 @@ from core.huggingface.files import is_adapter
 from core.logger import format_number
 from core.run.start import versions
 from core.run.trackers import settings_to_send
-from core.settings.help import default_of
 from core.settings.optional import HUB, on_hub
 
 MARK = "nano-GRPO writes this file at each save of the model; without this line it leaves the file as it is."
 NOT_OF_THE_MODEL = ("out_dir", "resume")
-PLAIN = """from transformers import AutoTokenizer, {kind}
-model = {kind}.from_pretrained("FOLDER")
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
-ADAPTER = """from peft import PeftModel
-from transformers import AutoTokenizer, {kind}
-model = PeftModel.from_pretrained({kind}.from_pretrained("{base}"), "FOLDER")
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
 CARD = """---
 library_name: {library}
 {base_model}tags: [nano-grpo]
@@ -36,13 +27,7 @@ Trained for {step} steps on `{dataset}`{objective}.
 
 {figures}
 
-## How to load it
-
-```python
-{loading}
-```
-
-nano-GRPO itself takes the folder wherever a setting names a model, as in `python core/sample.py --checkpoint=FOLDER`.
+nano-GRPO takes the folder wherever a setting names a model, as in `python core/sample.py --checkpoint=FOLDER`.
 
 ## Settings that differ from the defaults
 
@@ -74,25 +59,22 @@ def card(config, folder, step, before, after):
     adapter = is_adapter(folder)
     start = getattr(config, "generator_checkpoint", None) or getattr(config, "init_from", None) or "new weights"
     base = without_folders(start)
-    settings = {key: without_folders(value) for key, value in changed(config).items()}
     return CARD.format(
         library="peft" if adapter else "transformers",
         base_model=f"base_model: {base}\n" if on_hub(start) else "", mark=MARK, step=step,
         what=f"A LoRA adapter of {base}" if adapter else f"A model trained from {base}",
         dataset=without_folders(config.dataset), objective=objective(config), figures=figures(before, after),
-        loading=(ADAPTER if adapter else PLAIN).format(kind=class_name(folder), base=base),
-        settings=json.dumps(settings, indent=1), versions=", ".join(map(" ".join, versions().items())))
+        settings=json.dumps(changed(config), indent=1), versions=", ".join(map(" ".join, versions().items())))
 
 
 def changed(config):
     """{setting: value} of what differs from the defaults and says something about the model."""
-    default = {field.name: default_of(field) for field in dataclasses.fields(config)}
-    return {key: value for key, value in settings_to_send(config).items()
-            if value != default[key] and key not in NOT_OF_THE_MODEL}
+    return {key: without_folders(value) for key, value in settings_to_send(config).items()
+            if value != getattr(type(config), key) and key not in NOT_OF_THE_MODEL}
 
 
 def objective(config):
-    """What the training raised, in words."""
+    """The objective and the rewards of the training, in words."""
     if not hasattr(config, "objective"):
         return " (supervised)"
     words = f" with the objective `{config.objective}`"
@@ -123,20 +105,3 @@ def without_folders(value):
         return value
     path = value.removeprefix(HUB)
     return os.path.basename(os.path.normpath(path)) if os.path.isabs(path) else path
-
-
-def class_name(folder):
-    """The class of transformers that opens the model of a folder, or the base model of its adapter."""
-    if is_adapter(folder):
-        mapping = read(folder, "adapter_config.json").get("auto_mapping") or {}
-        return mapping.get("base_model_class", "AutoModelForCausalLM")
-    return read(folder, "config.json").get("architectures", ["AutoModel"])[0]
-
-
-def read(folder, name):
-    """What a JSON file of the folder holds; nothing if there is none."""
-    path = os.path.join(folder, name)
-    if not os.path.isfile(path):
-        return {}
-    with open(path, encoding="utf-8") as f:
-        return json.load(f)

@@ -1,16 +1,10 @@
 """Builds missing files by their recipes: a dataset with its prepare.py, a checkpoint with core/pretrain.py."""
 
-import contextlib
 import os
 import subprocess
 import sys
 
 from core.settings.user_code import ROOT
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -18,52 +12,28 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 def build_missing(path, recipe, key, command, say, dry=False):
     """Runs `command` if the file `path` is missing and has a recipe. key: the setting that names the file.
 
-    dry: only say so. Returns whether the file is still missing, but has a recipe
+    dry: only say so. Returns True if the file is still missing, but has a recipe
     """
     if path is None or not recipe or os.path.exists(path):
         return False
     if dry:
         say(f"{key}: {path} is missing; it would be built by {recipe}")
         return True
-    with one_run_at_a_time(recipe, lambda: say(f"{key}: another run uses {recipe}; waiting for it")) as held:
-        if os.path.exists(path):
-            return False
-        say(f"{key}: {path} is missing; building it with {recipe} (if you interrupt it, the next start goes on from "
-            "there)")
-        # The command runs as a single process, not as a rank of this run
-        environment = {name: value for name, value in os.environ.items() if name not in TORCHRUN_VARIABLES}
-        done = subprocess.run([sys.executable, *command], env=environment, pass_fds=held)
-        if done.returncode or not os.path.exists(path):
-            raise ValueError(f"{key}: building {path} with {recipe} failed or was stopped, see above; start "
-                             "again to go on")
+    say(f"{key}: {path} is missing; building it with {recipe} (if you interrupt it, the next start goes on from there)")
+    # The command runs as a single process, not as a rank of this run
+    environment = {name: value for name, value in os.environ.items() if name not in TORCHRUN_VARIABLES}
+    done = subprocess.run([sys.executable, *command], env=environment)
+    if done.returncode or not os.path.exists(path):
+        raise ValueError(f"{key}: building {path} with {recipe} failed or was stopped, see above; start again to go on")
     return False
 
 
-@contextlib.contextmanager
-def one_run_at_a_time(recipe, waiting):
-    """Waits until no other run of this machine is in such a block of the same recipe. waiting(): called if one is.
-
-    Gives the numbers of the open files that a process must inherit to hold the recipe until it ends
-    """
-    held = ()
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # no such file, which its command will say, or locks that are not supported
-            file = stack.enter_context(open(recipe.split()[0]))
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    waiting()
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                held = (file.fileno(),)
-        yield held
-
-
-def build_missing_dataset(folder, recipe, say, dry=False):
-    """Runs the recipe, a prepare.py with or without arguments, if the folder has no meta.json, the file that it writes
-    last."""
-    command = [*(recipe or "").split(), f"--out={folder}"]
-    return build_missing(os.path.join(folder, "meta.json"), recipe, "dataset", command, say, dry)
+def build_missing_dataset(folder, say, dry=False):
+    """Runs the prepare.py of a folder that has one, but no meta.json, the file that it writes last."""
+    recipe = os.path.join(folder, "prepare.py")
+    if not os.path.exists(recipe):
+        return False
+    return build_missing(os.path.join(folder, "meta.json"), recipe, "dataset", [recipe, f"--out={folder}"], say, dry)
 
 
 def build_missing_checkpoint(path, recipe, key, dataset, say, dry=False):

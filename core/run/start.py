@@ -1,7 +1,7 @@
-"""The start and the end of a run: settings with their origin, machine, versions, command; how it ended and why.
+"""The start and the end of a run: settings with their origin, machine, versions, command; how it ended and why. The
+names of the user and the machine are left out."""
 
-Without names of the user and the machine."""
-
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -17,13 +17,11 @@ from datetime import datetime, timezone
 
 import torch
 
-from core.config import save_config
+from core.config import changed_settings, save_config
 from core.files.json_lines import read_records
 from core.files.whole_files import CannotWrite, replacing
 from core.run.folder import set_aside
-from core.run.memory import memory_limit
 from core.run.names import CONFIG, STARTS
-from core.settings.help import default_of
 from core.settings.ranges import shown
 from core.settings.user_code import ROOT, one_line
 
@@ -47,37 +45,31 @@ class Recorded:
         self.dist.barrier()  # every rank has read its checkpoints, one of which may be about to move
         if not self.dist.is_main:
             return
-        say = self.trainer.logger.say
+        say, out_dir = self.trainer.logger.say, self.config.out_dir
         if self.resume:
             for line in how_it_goes_on(self.config, self.trainer):
                 say(line)
         else:
-            previous = set_aside(self.config.out_dir)
+            previous = set_aside(out_dir)
             if previous:
-                say(f"{self.config.out_dir} held an earlier run, which is now in {previous}")
+                say(f"{out_dir} held an earlier run, which is now in {previous}")
         record_start(self.config, self.origin, self.dist, self.trainer.step)
-        save_config(self.config, os.path.join(self.config.out_dir, CONFIG))
+        save_config(self.config, os.path.join(out_dir, CONFIG))
 
     def __exit__(self, kind, error, trace):
-        if not self.dist.is_main:
-            return
-        try:
-            self.end(error)
-        except CannotWrite:
-            if error is None:
-                raise
-            # the error of the block is the cause
+        if self.dist.is_main:
+            # Of two files that cannot be written, the first one is the error
+            with contextlib.nullcontext() if error is None else contextlib.suppress(CannotWrite):
+                self.end(error)
 
     def end(self, error):
-        """Records how the run ended. error: what it failed with, or None"""
-        config, step = self.config, self.trainer.step
-        ended, why = "finished", None
+        """Records how the run ended. error: the exception that ended it, or None"""
+        step, ended, why = self.trainer.step, "finished", None
         if error is not None:
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            ended, why = "failed", kind + one_line(error)
-        elif step < config.max_iters:
+            ended, why = "failed", f"{type(error).__name__}: {one_line(error)}"
+        elif step < self.config.max_iters:
             ended, why = "stopped", self.trainer.stopped_by
-        add_record(config.out_dir, {"time": now(), "step": step, "ended": ended, "why": why})
+        add_record(self.config.out_dir, {"time": now(), "step": step, "ended": ended, "why": why})
         if error is not None:
             text = without_home("".join(traceback.format_exception(error)))
             self.trainer.logger.write_console(f"failed at step {step}: {why}\n{text}")
@@ -103,13 +95,10 @@ def how_it_goes_on(config, trainer):
 def changes(config):
     """Settings that are not as config.json has them, in words."""
     path = os.path.join(config.out_dir, CONFIG)
-    try:
-        with open(path) as f:
-            before = json.load(f)
-    except (OSError, ValueError, RecursionError):
+    if not os.path.exists(path):
         return []
-    if not isinstance(before, dict):
-        return []
+    with open(path) as f:
+        before = json.load(f)
     after = json.loads(json.dumps(dataclasses.asdict(config)))  # tuples are lists in a file
     keys = [key for key in after if key != "resume" and before.get(key, after[key]) != after[key]]
     return [f"{key} {shown(before[key])} -> {shown(after[key])}" for key in keys]
@@ -121,25 +110,19 @@ def record_start(config, origin, dist, step):
     origin: {key: the file or argument that set it}; step: the steps that are done; not 0 when the run is resumed
     """
     settings = {}
-    for field in dataclasses.fields(config):
-        value, default = getattr(config, field.name), default_of(field)
-        if field.name in origin and value != default:
-            settings[field.name] = {"value": value, "default": default, "set in": origin[field.name]}
-    add_record(config.out_dir, {
-        "time": now(), "step": step, "command": command(), "commit": commit(), **machine(dist),
-        "python": platform.python_version(), **versions(), "settings": settings})
+    for key, (value, default, where) in changed_settings(config, origin).items():
+        settings[key] = {"value": value, "default": default, "set in": where}
+    add_record(config.out_dir, {"time": now(), "step": step, "command": command(), "commit": commit(), **machine(dist),
+                                "python": platform.python_version(), **versions(), "settings": settings})
 
 
 def add_record(out_dir, record):
-    """Writes starts.jsonl anew, with one record more. A last line that was cut short is dropped."""
-    path, before = os.path.join(out_dir, STARTS), b""
-    if os.path.exists(path):
-        with open(path, "rb") as f:
-            before = f.read()
+    """Writes starts.jsonl anew, with one record more."""
+    path = os.path.join(out_dir, STARTS)
     known = {key: x for key, x in record.items() if x is not None}
-    line = without_home(json.dumps(known, ensure_ascii=False))
-    with replacing(path) as new, open(new, "wb") as f:
-        f.write(before[: before.rfind(b"\n") + 1] + line.encode(errors="replace") + b"\n")
+    lines = [json.dumps(x, ensure_ascii=False) + "\n" for x in (*read_records(path), known)]
+    with replacing(path) as new, open(new, "w", encoding="utf-8", errors="replace") as f:
+        f.write(without_home("".join(lines)))
 
 
 def now():
@@ -177,25 +160,9 @@ def commit():
 
 
 def machine(dist):
-    """What the run computes with. Memory in GB of 10^9 bytes."""
-    found = {"system": f"{platform.system()} {platform.release()}", "processor": processor(),
-             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-             "torch threads": torch.get_num_threads(), "ranks": dist.world, "device": str(dist.device),
-             "precision": str(dist.dtype).removeprefix("torch.")}
-    memory = memory_limit(torch.device("cpu"))
-    if memory is not None:
-        found["memory"] = f"{memory / 1000:.1f} GB"
+    """The machine and the ranks that the run computes with."""
+    found = {"system": platform.platform(), "cores": os.cpu_count(), "torch threads": torch.get_num_threads(),
+             "ranks": dist.world, "device": str(dist.device), "precision": str(dist.dtype).removeprefix("torch.")}
     if dist.device.type == "cuda":
-        gpu = torch.cuda.get_device_properties(dist.device)
-        found |= {"gpu": gpu.name, "gpu memory": f"{gpu.total_memory / 1e9:.1f} GB", "cuda": torch.version.cuda}
+        found["gpu"] = torch.cuda.get_device_name(dist.device)
     return found
-
-
-def processor():
-    """The model of the CPU, or its architecture where the system does not tell."""
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo") as f:
-            names = [line.partition(":")[2].strip() for line in f if line.startswith("model name")]
-        if names:
-            return names[0]
-    return platform.processor() or platform.machine()

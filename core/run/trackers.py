@@ -3,8 +3,8 @@
 import dataclasses
 import importlib.util
 import json
+import math
 import os
-import warnings
 
 from core.files.whole_files import replacing
 from core.run.names import TRACKER_IDS
@@ -18,32 +18,25 @@ COLUMNS = ("problem", "best_score", "best", "worst_score", "worst")  # of the sa
 class Wandb:
     """Weights & Biases: a server; with WANDB_MODE=offline the folder out_dir/wandb, which `wandb sync` sends later."""
 
-    package, remedy = "wandb", "run wandb login, set WANDB_MODE=offline"
-    known_by = "id"  # the attribute of a run under which a later process goes on
-
     def __init__(self, config, step, id):
-        self.library = importlib.import_module(self.package)
-        self.run = self.library.init(project=config.wandb_project, config=settings_to_send(config),
-                                     **self.settings(config, id))
-        self.id = getattr(self.run, self.known_by)
-
-    def settings(self, config, id):
-        """Arguments of init that trackio does not share."""
+        import wandb
         private = {}
         if not config.log_text:
             # By itself wandb also sends the console, which shows samples, the command line, which may hold a system
             # prompt, and the changes in the repository, which may hold prompts.
             private = {"console": "off", "x_disable_meta": True, "disable_git": True}
-        settings = self.library.Settings(finish_timeout=FINISH_SECONDS, x_transaction_log_flush_interval=FLUSH_SECONDS,
-                                         **private)
-        return {"name": config.wandb_run_name, "id": id, "resume": "allow" if id else None, "dir": config.out_dir,
-                "settings": settings}
+        settings = wandb.Settings(finish_timeout=FINISH_SECONDS, x_transaction_log_flush_interval=FLUSH_SECONDS,
+                                  **private)
+        self.library = wandb
+        self.run = wandb.init(project=config.wandb_project, name=config.wandb_run_name, dir=config.out_dir, id=id,
+                              config=settings_to_send(config), resume="allow" if id else None, settings=settings)
+        self.id = self.run.id  # under which a later process goes on
 
     def log(self, step, metrics):
         self.run.log(metrics, step=step)
 
     def text(self, step, rows):
-        self.run.log({"samples": self.library.Table(columns=list(COLUMNS), data=rows)}, step=step)
+        self.log(step, {"samples": self.library.Table(columns=list(COLUMNS), data=rows)})
 
     def finish(self):
         self.library.finish()
@@ -53,22 +46,18 @@ class Trackio(Wandb):
     """A database on this machine, for `trackio show`; or the Hugging Face Space of TRACKIO_SPACE_ID. Its interface is
     wandb's."""
 
-    package, remedy = "trackio", "check TRACKIO_DIR and TRACKIO_SPACE_ID"
-    known_by = "name"
-
     def __init__(self, config, step, id):
-        # trackio raises no error while it logs. It warns, and where a warning is an error it prints one line.
-        warnings.filterwarnings("error", module=r"trackio\.utils")
-        super().__init__(config, step, id)
-
-    def settings(self, config, id):
-        return {"name": id or config.wandb_run_name, "resume": "allow" if id else "never", "embed": False}
+        import trackio
+        self.library = trackio
+        self.run = trackio.init(project=config.wandb_project, name=id or config.wandb_run_name, embed=False,
+                                config=settings_to_send(config), resume="allow" if id else "never")
+        self.id = self.run.name
 
 
 class TensorBoard:
     """A file of events in out_dir, for `tensorboard --logdir`."""
 
-    package, remedy, id = "tensorboard", "choose another out_dir", None
+    id = None
 
     def __init__(self, config, step, id):
         from torch.utils.tensorboard import SummaryWriter
@@ -84,14 +73,14 @@ class TensorBoard:
         lines = []
         for row in rows:
             for name, value in zip(COLUMNS, row, strict=True):
-                lines.append(f"    {name:<11} | {json.dumps(value, ensure_ascii=False)}")  # indented: no Markdown
+                lines.append(f"    {name:<11} | {json.dumps(value)}")  # indented: no Markdown
         self.writer.add_text("samples", "\n".join(lines), step)
 
     def finish(self):
         self.writer.close()
 
 
-TRACKERS = {"wandb": Wandb, "tensorboard": TensorBoard, "trackio": Trackio}
+TRACKERS = {"wandb": Wandb, "tensorboard": TensorBoard, "trackio": Trackio}  # by the name of the package
 
 
 def settings_to_send(config):
@@ -101,22 +90,19 @@ def settings_to_send(config):
 
 
 def tracker_names(config):
-    """{tracker that the config asks for: the setting that does}."""
-    names = dict.fromkeys(config.report_to, f"report_to={config.report_to!r}")
-    for name, setting in names.items():
-        if name not in TRACKERS:
-            raise ValueError(f"{setting}: there is no tracker {name!r}; choose among {', '.join(TRACKERS)}")
-    if config.wandb_log:
-        names = {"wandb": "wandb_log=True"} | names
-    return names
+    """The trackers that the config asks for, each once."""
+    names = ("wandb", *config.report_to) if config.wandb_log else config.report_to
+    return list(dict.fromkeys(names))
 
 
 def check_trackers(config):
     """Raises ValueError for a tracker that there is not or that is not installed. Imports no tracker."""
-    for name, setting in tracker_names(config).items():
-        package = TRACKERS[name].package
-        if importlib.util.find_spec(package) is None:
-            raise ValueError(f"{setting} needs the package {package}: pip install {package}")
+    for name in tracker_names(config):
+        if name not in TRACKERS:
+            raise ValueError(f"report_to={config.report_to!r}: there is no tracker {name!r}; choose among "
+                             f"{', '.join(TRACKERS)}")
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"report_to (or wandb_log) asks for {name}, which is not installed: pip install {name}")
 
 
 class Trackers:
@@ -124,80 +110,63 @@ class Trackers:
 
     def __init__(self, config=None, say=print):
         self.config, self.say = config, say
-        self.names = tracker_names(config) if config else {}
+        self.names = tracker_names(config) if config else []
         self.running = {}  # {name: tracker}
-        self.logged = {}   # {name: (step, metric) of all that an earlier process has logged and this one repeats}
+        self.known = {}    # {name: the last step that it has from an earlier process}
 
     def start(self, step, records):
         """Starts the trackers of a new run (step 0) or of one that goes on after `step`.
 
-        records: of metrics.jsonl, with those of later steps
+        records: of metrics.jsonl, with those of later steps, which are the same bit for bit if they are logged again
         Raises ValueError if one does not start and the run is new; a resumed run goes on without it.
         """
-        ids = read_ids(self.config) if step and self.names else {}
-        repeated = {(record["step"], name) for record in records if record["step"] > step for name in record}
-        for name, setting in self.names.items():
-            self.logged[name] = repeated if name in ids else set()
-            if error := failure(self._start, name, step, ids.get(name)):
+        if not self.names:
+            return
+        path, ids = os.path.join(self.config.out_dir, TRACKER_IDS), {}
+        if step and os.path.exists(path):
+            with open(path) as f:
+                ids = json.load(f)
+        last = max((record["step"] for record in records), default=-1)
+        for name in self.names:
+            self.known[name] = last if name in ids else -1
+            try:
+                self.running[name] = TRACKERS[name](self.config, step, ids.get(name))
+            except Exception as error:  # of its own kinds
                 if not step:
-                    raise ValueError(f"{setting}: {name} did not start ({error}); {TRACKERS[name].remedy} or leave "
-                                     f"{name} out")
-                self.say(f"{name} did not start ({error}); the run goes on without it")
+                    raise ValueError(f"{name} did not start ({one_line(error)}); mend that, or leave {name} out of "
+                                     "report_to") from error
+                self.say(f"{name} did not start ({one_line(error)}); the run goes on without it")
         ids |= {name: tracker.id for name, tracker in self.running.items() if tracker.id}
-        if ids:
-            with replacing(os.path.join(self.config.out_dir, TRACKER_IDS)) as new, open(new, "w") as f:
-                json.dump(ids, f)
-
-    def _start(self, name, step, id):
-        self.running[name] = TRACKERS[name](self.config, step, id)
+        with replacing(path) as new, open(new, "w") as f:
+            json.dump(ids, f)
 
     def log(self, step, metrics):
         """metrics: {name: number}"""
-        for name in list(self.running):
-            new = {key: value for key, value in metrics.items() if (step, key) not in self.logged[name]}
-            if new:
-                self._call(name, "log", step, new)
+        self._call(step, "log", step, metrics)
 
     def text(self, step, samples):
-        """Sends samples, right after the metrics of the evaluation that made them, if log_text allows it.
+        """Sends samples if log_text allows it.
 
         samples: [{column: text or number}], with those of COLUMNS that there are
         """
-        if not (self.running and self.config.log_text and samples):
-            return
-        rows = [[cell(sample.get(column)) for column in COLUMNS] for sample in samples]
-        for name in list(self.running):
-            if not any(s == step and key.startswith("eval/") for s, key in self.logged[name]):
-                self._call(name, "text", step, rows)
+        if self.running and self.config.log_text and samples:
+            rows = [[cell(sample.get(column)) for column in COLUMNS] for sample in samples]
+            self._call(step, "text", step, rows)
 
     def finish(self):
-        for name in list(self.running):
-            self._call(name, "finish")
+        self._call(math.inf, "finish")
         self.running = {}
 
-    def _call(self, name, method, *arguments):
-        if error := failure(getattr(self.running[name], method), *arguments):
-            del self.running[name]
-            self.say(f"{name} failed ({error}); the run goes on without it")
-
-
-def failure(function, *arguments):
-    """Calls a function. Returns in one line what it raised; nothing if it worked. A tracker may raise anything, from
-    its own errors to those of its connection, and none of it may end a run."""
-    try:
-        function(*arguments)
-    except Exception as error:
-        return one_line(error)
-    return ""
-
-
-def read_ids(config):
-    """The ids that an earlier process of the run wrote; none if the file is not there, or damaged."""
-    try:
-        with open(os.path.join(config.out_dir, TRACKER_IDS)) as f:
-            return dict(json.load(f))
-    except (OSError, ValueError, TypeError):
-        return {}
+    def _call(self, step, method, *arguments):
+        """Calls a method of the trackers that do not have this step from an earlier process."""
+        for name, tracker in list(self.running.items()):
+            if step <= self.known[name]:
+                continue
+            try:
+                getattr(tracker, method)(*arguments)
+            except Exception as error:  # of its own kinds, or of its connection; none of them may end a run
+                del self.running[name]
+                self.say(f"{name} failed ({one_line(error)}); the run goes on without it")
 
 
 def cell(value):

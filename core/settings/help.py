@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import inspect
 import io
 import pathlib
@@ -33,23 +34,13 @@ def type_name(hint):
     return " or ".join(names)
 
 
-def default_of(field):
-    """The default of a dataclass field; dataclasses.MISSING without one."""
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
 def class_comments(cls):
     """{field: (section, reason)} of the fields that the class itself declares.
 
     A comment on a line of its own starts a section. The comment after a field is its reason; comments further right on
-    the next lines continue it. Where there is no source to read (a class typed into the interpreter) both are empty.
+    the next lines continue it.
     """
-    try:
-        source = textwrap.dedent(inspect.getsource(cls))
-    except (OSError, TypeError):
-        return dict.fromkeys(cls.__dict__.get("__annotations__", {}), ("", ""))
+    source = textwrap.dedent(inspect.getsource(cls))
     texts, columns = {}, {}  # of the comments, by line; columns: of those alone on their lines
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -86,6 +77,7 @@ def field_comments(cls):
     return comments
 
 
+@functools.cache
 def usual_settings():
     """The settings that the shipped configs assign, or that a command in their headers or in README.md has."""
     names = set()
@@ -101,24 +93,20 @@ def help_lines(cls, everything=True):
 
     everything: also the settings that are not usual (usual_settings)
     """
-    hints, fields = typing.get_type_hints(cls), {f.name: f for f in dataclasses.fields(cls)}
-    comments = {name: about for name, about in field_comments(cls).items() if name in fields}
+    hints, fields = typing.get_type_hints(cls), dataclasses.fields(cls)
+    comments = field_comments(cls)
+    names = [name for name in comments if everything or len(fields) <= SHORT or name in usual_settings()]
     lines = ["Arguments: config files ending in .py and --key=value (--key alone: True); a later one wins."]
-    if not everything and len(fields) > SHORT:
-        usual = usual_settings()
-        comments = {name: about for name, about in comments.items() if name in usual}
-        lines.append(f"These {len(comments)} settings are usual; --help=all shows all {len(fields)}.")
-    settings = {}
-    for name in comments:
-        default = default_of(fields[name])
-        settings[name] = f"--{name}" if default is dataclasses.MISSING else f"--{name}={default!r}"
-    wide = max(map(len, settings.values()), default=0)
-    typed = max((len(type_name(hints[name])) for name in settings), default=0)
-    for section in dict.fromkeys(section for section, _ in comments.values()):
+    if len(names) < len(fields):
+        lines.append(f"These {len(names)} settings are usual; --help=all shows all {len(fields)}.")
+    settings = {name: f"--{name}={getattr(cls, name)!r}" for name in names}
+    wide = max(map(len, settings.values()))
+    typed = max(len(type_name(hints[name])) for name in names)
+    for section in dict.fromkeys(comments[name][0] for name in names):
         lines += ["", section] if section else [""]
-        for name, (of, reason) in comments.items():
-            if of == section:
+        for name in names:
+            if comments[name][0] == section:
                 start = f"  {settings[name]:<{wide}}  {type_name(hints[name]):<{typed}}  "
-                wrapped = textwrap.wrap(reason, HELP_WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
-                lines += wrapped or [start.rstrip()]
+                lines += textwrap.wrap(comments[name][1], HELP_WIDTH, initial_indent=start,
+                                       subsequent_indent=" " * len(start))
     return lines

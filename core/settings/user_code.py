@@ -1,7 +1,6 @@
 """Code of others that runs here: a user's config or reward, a library that reads a file of others. Whatever it raises
 becomes a ValueError of one line, and what may never end has a limit of time."""
 
-import functools
 import inspect
 import os
 import pathlib
@@ -31,8 +30,8 @@ class UserCodeError(ValueError):
 
 @contextmanager
 def guarded(what, remedy, seconds=None):
-    """Whatever others' code raises within becomes a ValueError of one line, "{what} ({the error}); {remedy}", and what
-    it warns of is not shown. A ValueError or FileNotFoundError that this project raises within stays as it is.
+    """Turns whatever others' code raises within into a ValueError of one line, "{what} ({the error}); {remedy}", and
+    hides its warnings. A ValueError or FileNotFoundError that this project raises within stays as it is.
 
     remedy: a text, or a function of the exception that returns one
     seconds: of the processor's time that the block may take, which a busy machine does not shorten; None: no limit
@@ -57,10 +56,9 @@ def naming_line_of(function):
     this project's and no line of the user's has a part in it."""
     try:
         yield
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if isinstance(error, KeyboardInterrupt) and in_main_thread:  # elsewhere it does not come from the keyboard
-            raise
         found = as_user_error(error, function)
         if found is None:
             raise
@@ -74,15 +72,15 @@ def run_user_code(function, *arguments, **settings):
 
 
 async def await_user_code(function, awaitable):
-    """What a function of the user's returned, awaited."""
+    """Awaits the awaitable that a function of the user's returned, whose exceptions become a UserCodeError."""
     with naming_line_of(function):
         return await awaitable
 
 
 @contextmanager
 def time_limit(seconds):
-    """Raises TimeoutError within, after so many seconds of the processor's time. None is no limit; where signals do not
-    reach, in a thread and on Windows, there is none."""
+    """Raises TimeoutError within, after this many seconds of the processor's time. None is no limit; where signals do
+    not reach, in a thread and on Windows, there is none."""
     reached = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     if seconds is None or not reached:
         yield
@@ -107,11 +105,11 @@ def as_user_error(error, function):
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         frames.append((error.filename, error.lineno, (error.text or "").strip()))
     lines = [f"{shortest(file)}, line {number}: {text}" for file, number, text in frames if is_users(file)]
-    place, what = lines[-1] if lines else definition(function), type(error).__name__
-    text = one_line(error)
-    if text != what:
-        what += f": {text}"
-    return place and UserCodeError(one_line(place), what)
+    place = lines[-1] if lines else definition(function)
+    if place is None:
+        return None
+    kind, text = type(error).__name__, one_line(error)
+    return UserCodeError(one_line(place), kind if text == kind else f"{kind}: {text}")
 
 
 def one_line(value, most=MOST, write=str):
@@ -133,35 +131,35 @@ def one_line(value, most=MOST, write=str):
 
 def definition(function):
     """"FILE, line N" of where a function is defined; None for one of this project."""
-    function = function.func if isinstance(function, functools.partial) else inspect.unwrap(function)
-    code = getattr(function, "__code__", None) or getattr(getattr(type(function), "__call__", None), "__code__", None)
-    if code is None:  # written in C
-        return f"{type(function).__name__} {getattr(function, '__name__', '')}"
-    return None if is_own(code.co_filename) else f"{shortest(code.co_filename)}, line {code.co_firstlineno}"
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:  # it is written in C, or an object that is called
+        return getattr(function, "__name__", type(function).__name__)
+    if is_own(code.co_filename):
+        return None
+    return f"{shortest(code.co_filename)}, line {code.co_firstlineno}"
 
 
 def is_own_error(error):
-    """Whether an exception is meant for the user: one of the two kinds that this project raises for them."""
-    if not isinstance(error, (ValueError, FileNotFoundError)):
-        return False
-    return is_ours(traceback.extract_tb(error.__traceback__)[-1].filename)
+    """True for an exception that is meant for the user: one of the two kinds that this project raises for them."""
+    known = isinstance(error, (ValueError, FileNotFoundError))
+    return known and is_ours(traceback.extract_tb(error.__traceback__)[-1].filename)
 
 
 def is_own(file):
-    """Whether a source file is of core/ or grpo/."""
+    """True for a source file of core/ or grpo/."""
     path = os.path.realpath(file)
     return path.startswith(tuple(os.path.join(ROOT, folder) + os.sep for folder in ("core", "grpo")))
 
 
 def is_users(file):
-    """Whether a source file belongs neither to this project nor to Python and its packages."""
+    """True for a source file that belongs neither to this project nor to Python and its packages."""
     path = os.path.realpath(file)
     of_library = path.startswith(LIBRARY) or INSTALLED & set(path.split(os.sep))
     return not (is_own(file) or file.startswith("<") or of_library)
 
 
 def is_ours(file):
-    """Whether a source file belongs to this repository, whatever links lead to it."""
+    """True for a source file of this repository, whatever links lead to it."""
     path = os.path.realpath(file)
     return path.startswith(ROOT + os.sep) and not INSTALLED & set(path.split(os.sep))
 

@@ -30,7 +30,7 @@ def first_ratio(x):
     sentence = ("Training gives sampled tokens another log-probability than they were sampled with, so the first ratio "
                 f"is not 1 (largest difference {most:.2g}, KL {mean:.1e} per token).")
     if not x.float32:
-        return False, sentence, "set head_dtype='float32' or, if that is not enough, dtype='float32'"
+        return False, sentence, "set dtype='float32'"
     return False, sentence, ("the model computes something else token by token than at once: python "
                              "grpo/tools/check_model.py MODEL says where")
 
@@ -49,7 +49,7 @@ def first_kl(x):
     if abs(kl) < (1e-4 if x.float32 else 1e-2):
         return True, f"Before the first step the KL to the reference is {tiny(abs(kl))}: both are the same model.", ""
     return False, f"Before the first step the KL to the reference is {kl:.3g}, but both should be the same model.", (
-        "set head_dtype='float32' or dtype='float32'" if not x.float32 else
+        "set dtype='float32'" if not x.float32 else
         "two readings of a text differ: python grpo/tools/check_model.py MODEL says where")
 
 

@@ -15,9 +15,9 @@ class ModelPolicy:
     The model is always in eval mode: dropout would make the first ratio differ from 1.
     """
 
-    def __init__(self, model, tokenizer, dtype=torch.float32, grad_checkpoint=False, head_dtype=None):
+    def __init__(self, model, tokenizer, dtype=torch.float32, grad_checkpoint=False):
         self.model, self.tokenizer, self.dtype = model.eval(), tokenizer, dtype
-        model.grad_checkpoint, model.head_dtype = grad_checkpoint, head_dtype
+        model.grad_checkpoint = grad_checkpoint
 
     @property
     def device(self):
