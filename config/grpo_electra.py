@@ -1,5 +1,6 @@
-# python data/char_diffusion/prepare.py --tokenizer=hf:google/electra-small-generator --out=data/electra_pieces
 # python grpo/train_grpo.py config/grpo_electra.py
+# Once before it:
+# python data/char_diffusion/prepare.py --tokenizer=hf:google/electra-small-generator --out=data/electra_pieces
 # Google's small ELECTRA generator against its own detector of replaced tokens, which shares its word pieces. Needs
 # pip install -r requirements-hf.txt and, once, a network; with folders of your own: docs/huggingface.md. Not run with
 # the published weights so far, so these values are a start and not a measured result

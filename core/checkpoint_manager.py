@@ -12,6 +12,7 @@ import re
 import shutil
 import struct
 import zipfile
+import zlib
 
 import torch
 
@@ -21,8 +22,9 @@ from core.run.names import CONFIG, METRICS, OLDER, SAMPLES, STATE
 from core.settings.ranges import check_finite
 from core.settings.user_code import one_line
 
-DAMAGE = (ArithmeticError, AttributeError, EOFError, ImportError, LookupError, RuntimeError, TypeError, ValueError,
-          pickle.PickleError, struct.error, zipfile.BadZipFile)  # raised by zipfile and torch for a file of other bytes
+DAMAGE = (ArithmeticError, AttributeError, EOFError, ImportError, LookupError, OSError, RuntimeError, TypeError,
+          ValueError, pickle.PickleError, struct.error, zipfile.BadZipFile,
+          zlib.error)  # raised by zipfile and torch for a file of other bytes
 RECORDS = (METRICS, SAMPLES)  # what a run writes line by line
 STATES = 2                    # kept: the last one, and the one before it in case the last is damaged
 
@@ -196,5 +198,7 @@ def read_state(path, mapped=False):
     except pickle.UnpicklingError:
         raise Damaged("not only tensors and plain values") from None
     except DAMAGE as error:
+        if getattr(error, "filename", None):  # it is not there, or may not be opened
+            raise
         raise Damaged(one_line(error, 100).partition(";")[0]) from None
     return state

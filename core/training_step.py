@@ -16,8 +16,6 @@ def build_optimizers(learner, config, device_type="cpu"):
     Muon's update is scaled to AdamW's size (arXiv 2502.16982), so one learning_rate serves both. Weight decay on
     matrices and embeddings alone.
     """
-    if config.optimizer not in ("adamw", "muon"):
-        raise ValueError(f"optimizer={config.optimizer!r} is not one of adamw, muon")
     kinds = learner.parameters_by_kind()
     decayed, muon = list(kinds["embeddings"]), []
     if config.optimizer == "adamw":

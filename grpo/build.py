@@ -124,6 +124,11 @@ def check_kind(config, mode, data):
                                  f"{config.generator_checkpoint} does not do; use {key}={default}")
 
 
+def make_policy(model, tokenizer, config, dist):
+    """The policy of the kind that the model's mode says."""
+    return POLICIES[model.mode](model, tokenizer, dist.dtype, config.grad_checkpoint)
+
+
 def load_policy(key, config, tokenizer, dist, mode=None, adapter=FULL):
     """The policy of the checkpoint that the setting `key` names.
 
@@ -136,7 +141,7 @@ def load_policy(key, config, tokenizer, dist, mode=None, adapter=FULL):
     if model.mode == MASKED_FILL and config.block_size > model.longest_input:
         raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of {key}={path}; "
                          f"set block_size={model.longest_input}")
-    return POLICIES[model.mode](model, tokenizer, dist.dtype, config.grad_checkpoint)
+    return make_policy(model, tokenizer, config, dist)
 
 
 def build_reference(config, policy, dist):

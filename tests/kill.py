@@ -6,7 +6,6 @@ A run is killed with all its ranks, up to KILLS_OF_A_RUN times, and ends in peac
 file, its samples and its metrics without times must be those of the uninterrupted run, to the last bit.
 """
 
-import argparse
 import os
 import pathlib
 import random
@@ -15,6 +14,7 @@ import socket
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of a rank; a process that has started threads cannot be forked
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -23,6 +23,7 @@ import torch
 
 from core import pretrain
 from core.checkpoint_manager import read_state, states
+from core.config import load_config
 from core.files.json_lines import read_records
 from core.models import save_model
 from core.settings.script import run_script
@@ -44,6 +45,15 @@ RUN = {"max_iters": 24, "save_interval": 1, "keep_checkpoints": 2, "eval_interva
        "batch_size": 4, "device": "cpu", "resume": "auto", "learning_rate": 1e-2}
 GRPO = RUN | {"group_size": 3, "ppo_epochs": 2, "minibatches": 2, "reference_mode": "ema", "ema_alpha": 0.9,
               "kl_target": 0.01, "eval_problems": 4, "eval_completions": 2, "sample_interval": 4, "reward_workers": 0}
+
+
+@dataclass(frozen=True)
+class Kill:
+    """The settings of this script."""
+    kills: int = 50       # signals to send
+    signal: str = "KILL"  # KILL or TERM
+    seed: int = 0         # of the moments
+    kinds: str = "fill,causal,fill-2,causal-2,pretrain,pretrain-2"  # of runs
 
 
 def kinds(folder):
@@ -102,16 +112,8 @@ class Run:
                     self.codes[pid] = os.waitstatus_to_exitcode(status)
         return None not in self.codes.values()
 
-    def kill(self, number, allowed):
-        """Sends a signal to all processes. Returns an error if one does not end, or with another exit code."""
-        os.killpg(self.group, number)
-        if not self.ended():
-            os.killpg(self.group, signal.SIGKILL)
-            self.ended()
-            return f"did not end, see {self.log}"
-        return self.check(allowed)
-
     def check(self, allowed):
+        """An error if a process has not ended, or with another exit code."""
         wrong = [code for code in self.codes.values() if code not in allowed]
         return f"ended with exit code {wrong[0]}: {pathlib.Path(self.log).read_text()[-2000:]}" if wrong else ""
 
@@ -166,75 +168,56 @@ def difference(a, b):
     return ""
 
 
-def newest(out_dir):
-    """The step of the newest state, in words. Raises Damaged if it is not whole."""
-    found = states(out_dir)
-    return f"step {read_state(found[0])['step']}" if found else "no state"
-
-
-def written(out_dir):
-    """When the newest state was written; None without one."""
-    try:
-        return os.stat(states(out_dir)[0]).st_mtime_ns
-    except (IndexError, FileNotFoundError):  # it is being replaced
-        return None
+def logged(out_dir):
+    """The number of records of a run so far."""
+    path = pathlib.Path(out_dir, "metrics.jsonl")
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def uninterrupted(kind, out_dir):
-    """(seconds to the first state, seconds to the end) of a run that nothing interrupts."""
-    start, first = time.monotonic(), None
+    """A run that nothing interrupts. Returns an error or nothing."""
     with Run(kind, out_dir) as run:
-        while not run.ended(0.01):
-            if first is None and states(out_dir):
-                first = time.monotonic() - start
-    if error := run.check((0,)):
-        raise SystemExit(f"{out_dir.name}, uninterrupted: {error}")
-    return first, time.monotonic() - start
+        run.ended(600)
+        return run.check((0,))
 
 
-def killed_run(kind, out_dir, first, seconds, kills, number, rng, tell):
-    """A run that gets a signal `kills` times, each at a random moment after its first new state; one in five, before.
-
-    first, seconds: as `uninterrupted` measured them. Returns (how many signals it got, an error or nothing)
-    """
+def killed_run(kind, out_dir, kills, number, rng, tell):
+    """A run that gets a signal `kills` times, each a random moment after a random number of records. Returns (the number
+    of signals that it got, an error or nothing)."""
     for done in range(kills):
-        before, start, early = written(out_dir), time.monotonic(), rng.random() < 0.2
+        records = rng.randrange(RUN["max_iters"])
         with Run(kind, out_dir) as run:
-            while not early and written(out_dir) == before and not run.ended(0.005):
+            while logged(out_dir) < records and not run.ended(0.005):
                 pass
-            if run.ended(rng.uniform(0, first if early else (seconds - first) / 2)):
+            if run.ended(rng.uniform(0, 0.2)):
                 return done, run.check((0,))
-            if error := run.kill(number, (-number, 0)):  # 0: after SIGTERM, or of a rank that had ended just before
+            os.killpg(run.group, number)
+            run.ended()
+            if error := run.check((-number, 0)):  # 0: after SIGTERM, or of a rank that had ended just before
                 return done + 1, error
-        tell(f"after {time.monotonic() - start:5.2f} s, {newest(out_dir)}")
-    with Run(kind, out_dir) as run:
-        return kills, run.check((0,)) if run.ended() else run.kill(signal.SIGKILL, ())
+        found = states(out_dir)
+        tell(f"after {logged(out_dir)} records, step {read_state(found[0])['step'] if found else 0}")
+    return kills, uninterrupted(kind, out_dir)
 
 
 def main(argv):
     """Parses, runs, prints a line for each kill and a summary. Exits 1 if a run differs, or too few were killed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--signal", default="KILL", choices=("KILL", "TERM"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", default="fill,causal,fill-2,causal-2,pretrain,pretrain-2")
-    options = parser.parse_args(argv)
+    options, _ = load_config(Kill, argv)
     rng, number = random.Random(options.seed), getattr(signal, f"SIG{options.signal}")
-    began, kills, ended, wrong, whole = time.monotonic(), 0, 0, 0, {}
+    began, kills, ended, wrong, whole = time.monotonic(), 0, 0, 0, set()
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         all_kinds, names = kinds(folder), options.kinds.split(",")
-        if unknown := set(names) - set(all_kinds):
-            raise ValueError(f"--kinds: {', '.join(sorted(unknown))} is not one of {', '.join(all_kinds)}")
         while kills < options.kills and ended < RUNS_OF_A_KILL * options.kills:
             name = names[ended % len(names)]
             if name not in whole:
-                whole[name] = uninterrupted(all_kinds[name], folder / name)
-                print("{}: first state after {:.1f} s, end after {:.1f} s".format(name, *whole[name]), flush=True)
+                whole.add(name)
+                if error := uninterrupted(all_kinds[name], folder / name):
+                    raise ValueError(f"{name}, uninterrupted: {error}")
             tell = lambda text: print(f"  {options.signal} {name:<10} {text}", flush=True)
             out_dir = folder / f"run-{ended}"
-            got, error = killed_run(all_kinds[name], out_dir, *whole[name],
-                                    min(KILLS_OF_A_RUN, options.kills - kills), number, rng, tell)
+            got, error = killed_run(all_kinds[name], out_dir, min(KILLS_OF_A_RUN, options.kills - kills), number, rng,
+                                    tell)
             error = error or difference(folder / name, out_dir)
             kills, ended, wrong = kills + got, ended + 1, wrong + bool(error)
             print(f"{name}: {error or 'the same bits and metrics'}", flush=True)

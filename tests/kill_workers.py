@@ -6,7 +6,6 @@ A worker is killed while it starts, waits or writes. The run must end by itself,
 the same metrics: then every problem of every iteration was trained exactly once. Needs requirements-ray.txt.
 """
 
-import argparse
 import contextlib
 import os
 import pathlib
@@ -16,10 +15,12 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+from core.config import load_config
 from core.files.json_lines import read_records
 from core.models import save_model
 from core.settings.script import run_script
@@ -41,6 +42,14 @@ def letters(prompts, completions, **columns):
     """The share of letters among the characters."""
     return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
 '''
+
+
+@dataclass(frozen=True)
+class KillWorkers:
+    """The settings of this script."""
+    kills: int = 20         # workers to kill
+    seed: int = 0           # of the moments
+    max_staleness: int = 1  # iterations that are sampled ahead
 
 
 def settings_of(folder, **more):
@@ -72,31 +81,22 @@ def workers():
 
 
 class Killer(threading.Thread):
-    """Ends one of the run's workers at a random moment, `kills` times, each once all of them are there again: one in
-    five while it starts, the others while the run goes on."""
+    """Ends one of the run's workers at a random moment, `kills` times, each once all of them are there again."""
 
-    def __init__(self, out_dir, kills, rng, tell):
+    def __init__(self, kills, rng, tell):
         super().__init__(daemon=True)
-        self.out_dir, self.kills, self.rng, self.tell = out_dir, kills, rng, tell
+        self.kills, self.rng, self.tell = kills, rng, tell
         self.killed, self.over = [], threading.Event()
 
     def run(self):
-        early = self.rng.random() < 0.2
-        while len(self.killed) < self.kills and not self.over.wait(0.01):
-            found = workers()
-            ready = not any(b"build" in title for title in found.values()) and os.path.exists(
-                os.path.join(self.out_dir, "metrics.jsonl"))
-            alive = [pid for pid in found if pid not in self.killed]
-            if len(alive) == RUN["ray_workers"] and ready != early:
-                if not self.over.wait(self.rng.uniform(0, 1.0)):
-                    pid = self.rng.choice(alive)
-                    try:
-                        os.kill(pid, signal.SIGKILL)
-                    except ProcessLookupError:  # the run has just ended it
-                        continue
+        while len(self.killed) < self.kills and not self.over.wait(self.rng.uniform(0, 1.5)):
+            alive = workers().keys() - set(self.killed)
+            if len(alive) == RUN["ray_workers"]:
+                pid = self.rng.choice(sorted(alive))
+                with contextlib.suppress(ProcessLookupError):  # the run has just ended it
+                    os.kill(pid, signal.SIGKILL)
                     self.killed.append(pid)
-                    self.tell(f"killed worker {pid}, {'which started' if early else 'in the run'}")
-                    early = self.rng.random() < 0.2
+                    self.tell(f"killed worker {pid}")
 
 
 def train(settings, out_dir):
@@ -107,7 +107,7 @@ def train(settings, out_dir):
 
 def disturbed(settings, out_dir, kills, rng, tell):
     """A run whose workers are killed. Returns how many were, and how many of them the run noticed and replaced."""
-    killer = Killer(out_dir, kills, rng, tell)
+    killer = Killer(kills, rng, tell)
     killer.start()
     try:
         train(settings, out_dir)
@@ -132,11 +132,7 @@ def difference(a, b):
 def main(argv):
     """Parses, runs, prints a line for each kill and a summary. Exits 1 if a run differs, or too few were killed."""
     import ray
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--max_staleness", type=int, default=1)
-    options = parser.parse_args(argv)
+    options, _ = load_config(KillWorkers, argv)
     start_ray(ray, {"PYTHONPATH": ROOT}, num_cpus=2, object_store_memory=2**27)
     rng, began = random.Random(options.seed), time.monotonic()
     kills = replaced = ended = wrong = 0

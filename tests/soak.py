@@ -13,7 +13,8 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -22,20 +23,14 @@ import numpy as np
 from core.config import load_config
 from core.logger import Logger
 from core.settings.script import run_script
-from grpo.build import Models, build_reference, fill_in_evaluation
-from grpo.evaluation.prompts import PromptEvaluation
-from grpo.grpo_trainer import GRPOTrainer
-from grpo.reward_functions.judge import Judge
-from grpo.rewards import Rewards
-from tests.tiny import (TEXT, TOKENIZER, causal_policy, config, consumer, fill_policy, judge, one_process,
-                        prompt_consumer, write_prompt_dataset, write_text_dataset)
+from tests.grpo.trainers import evaluated_trainer, prompt_trainer
+from tests.tiny import TEXT, write_prompt_dataset, write_text_dataset
 
 LIMITS = {"megabytes_per_1000_steps": 0.5,  # in the second half; less is the allocator's noise
           "handles_per_1000_steps": 0.05, "threads_per_1000_steps": 0.05,
           "last_tenth_to_second_in_cpu_time": 1.5,  # a shared machine changes it by a fifth
           "last_tenth_to_second_in_bytes": 1.2}
-SETTINGS = {"eval_problems": 4, "eval_completions": 2, "ppo_epochs": 2, "minibatches": 2, "reference_mode": "ema",
-            "kl_target": 0.1, "top_p": 0.95, "grad_clip": 1.0,
+SETTINGS = {"ppo_epochs": 2, "minibatches": 2, "reference_mode": "ema", "kl_target": 0.1, "top_p": 0.95,
             "learning_rate": 1e-6, "min_lr": 1e-7}  # so small that completions keep their lengths: every step is alike
 
 
@@ -72,30 +67,19 @@ class Watched(Logger):
                 "handles": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task"))})
 
 
-def build(kind, folder, settings, every):
-    """A trainer, as grpo/train_grpo.py builds it, of tiny models."""
-    c, dist = config(dataset=folder, out_dir=os.path.join(folder, "run"), **SETTINGS | settings), one_process()
-    if kind == "fill":
-        write_text_dataset(folder, TEXT)
-        policy, scorer = fill_policy(scale=3.0), Judge(judge(), TOKENIZER, reads_ids=True)
-        reference, data, rewards = build_reference(c, policy, dist), consumer(folder, c), Rewards(c, scorer)
-        evaluation = fill_in_evaluation(c, Models(policy, reference, scorer, None))
-    else:
-        c = replace(c, max_new_tokens=6, task_type="general", length_min=1, length_max=6, pass_k=2,
-                    success_reward="length_penalty", stop_sequences=("99",))
-        policy, data = causal_policy(scale=3.0), prompt_consumer(write_prompt_dataset(folder), c)
-        reference, rewards = build_reference(c, policy, dist), Rewards(c)
-        evaluation = PromptEvaluation(data, reference, rewards, c)
-    logger = Watched(c.out_dir, c.max_iters, evaluation.columns, every=every)
-    return GRPOTrainer(policy, reference, rewards, data, evaluation, c, logger, dist)
-
-
 def run(settings):
     """The measurements [{"step", "seconds", "cpu_seconds", "bytes", "megabytes", "handles", "threads"}] of a run."""
     intervals = dict.fromkeys(("eval_interval", "sample_interval", "save_interval"), settings.interval)
-    every = settings.every or settings.steps // 100
+    logger = partial(Watched, every=settings.every or settings.steps // 100)
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
-        trainer = build(settings.kind, folder, {"max_iters": settings.steps} | intervals, every)
+        data, out_dir = os.path.join(folder, "data"), os.path.join(folder, "run")
+        c = SETTINGS | intervals | {"max_iters": settings.steps, "log_interval": 10}
+        if settings.kind == "fill":
+            write_text_dataset(data, TEXT)
+            trainer = evaluated_trainer(data, out_dir, logger, **c)
+        else:
+            trainer = prompt_trainer(write_prompt_dataset(data), out_dir, logger=logger, stop_sequences=("99",),
+                                     success_reward="length_penalty", **c)
         with contextlib.redirect_stdout(nowhere):
             trainer.run()
     assert trainer.step == settings.steps and trainer.skipped_steps == 0, trainer.step

@@ -36,7 +36,7 @@ def test_steps_that_get_slower_and_records_that_get_larger_are_found(key, name):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("kind", ["fill", "causal"])
 def test_handles_threads_and_records_of_a_short_run_are_flat(kind):
-    settings = Soak(kind=kind, steps=300, every=5, interval=20)
+    settings = Soak(kind=kind, steps=200, every=5, interval=20)
     measured = run(settings)
     assert len({m["handles"] for m in measured[len(measured) // 2 :]}) == 1
     assert len({m["threads"] for m in measured[len(measured) // 2 :]}) == 1

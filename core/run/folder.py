@@ -55,7 +55,7 @@ def locked(out_dir):
     """Raises ValueError if another run holds the folder; otherwise holds it until the end of the block, or of the
     process, however that ends.
 
-    The system frees a lock when its process ends. Where the file system has no locks, the note in the file counts alone.
+    The system frees a lock when its process ends. Where the file system has no locks, only the note in the file counts.
     """
     path = os.path.join(out_dir, LOCK)
     with writing(path):

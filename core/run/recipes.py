@@ -1,10 +1,16 @@
 """Builds missing files by their recipes: a dataset with its prepare.py, a checkpoint with core/pretrain.py."""
 
+import contextlib
 import os
 import subprocess
 import sys
 
 from core.settings.user_code import ROOT
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -19,10 +25,16 @@ def build_missing(path, recipe, key, command, say, dry=False):
     if dry:
         say(f"{key}: {path} is missing; it would be built by {recipe}")
         return True
-    say(f"{key}: {path} is missing; building it with {recipe} (if you interrupt it, the next start goes on from there)")
-    # The command runs as a single process, not as a rank of this run
-    environment = {name: value for name, value in os.environ.items() if name not in TORCHRUN_VARIABLES}
-    done = subprocess.run([sys.executable, *command], env=environment)
+    with open(recipe) as file:
+        with contextlib.suppress(OSError, AttributeError):  # of systems without such locks
+            fcntl.flock(file, fcntl.LOCK_EX)  # another run of this machine may be building it
+        if os.path.exists(path):
+            return False
+        say(f"{key}: {path} is missing; building it with {recipe} (if you interrupt it, the next start goes on from "
+            "there)")
+        # The command runs as a single process, not as a rank of this run
+        environment = {name: value for name, value in os.environ.items() if name not in TORCHRUN_VARIABLES}
+        done = subprocess.run([sys.executable, *command], env=environment)
     if done.returncode or not os.path.exists(path):
         raise ValueError(f"{key}: building {path} with {recipe} failed or was stopped, see above; start again to go on")
     return False

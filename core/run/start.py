@@ -112,7 +112,7 @@ def record_start(config, origin, dist, step):
     settings = {}
     for key, (value, default, where) in changed_settings(config, origin).items():
         settings[key] = {"value": value, "default": default, "set in": where}
-    add_record(config.out_dir, {"time": now(), "step": step, "command": command(), "commit": commit(), **machine(dist),
+    add_record(config.out_dir, {"time": now(), "step": step, "command": shlex.join(["python", *sys.argv]), "commit": commit(), **machine(dist),
                                 "python": platform.python_version(), **versions(), "settings": settings})
 
 
@@ -141,13 +141,6 @@ def without_home(text):
 def versions():
     """{package: its version} of those that are loaded."""
     return {name: importlib.metadata.version(name) for name in PACKAGES if name in sys.modules}
-
-
-def command():
-    """The command line, its script as a path from the repository."""
-    script, *arguments = sys.argv
-    path = os.path.relpath(os.path.realpath(script), ROOT)
-    return shlex.join(["python", script if path.startswith("..") else path, *arguments])
 
 
 def commit():

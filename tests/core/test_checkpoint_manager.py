@@ -1,5 +1,6 @@
 """States and models of a run: whole or not at all, safe to load, and clear about what is wrong with them."""
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -47,12 +48,6 @@ def damage(folder, *names):
         (folder / name).write_bytes(whole[: len(whole) // 2])
 
 
-def change(folder, change):
-    """Changes what state.pt holds."""
-    state = torch.load(folder / "state.pt", weights_only=True)
-    torch.save(change(state) or state, folder / "state.pt")
-
-
 def test_a_state_is_read_back_and_the_last_two_are_kept(tmp_path):
     net = model(seed=1)
     manager = manager_of(tmp_path / "out", net, keep=2)
@@ -81,27 +76,15 @@ def test_a_state_is_read_back_and_the_last_two_are_kept(tmp_path):
         manager.load(other.state_dict(), [fresh])
 
 
-def test_a_state_of_another_identity_is_refused_and_one_without_it_is_not(tmp_path):
+def test_a_state_of_another_model_optimizer_or_identity_is_refused_in_one_line(tmp_path):
     net = model()
-    of = lambda identity: without_models(tmp_path, identity=identity)
-    of({"alpha": 2.0, "layers": ["a"]}).save(1, net.state_dict(), [], {})
-    assert of({"alpha": 2.0, "layers": ["a"]}).load(net.state_dict(), [])["step"] == 1
-    for identity, words in (({"alpha": 4.0, "layers": ["a"]}, "alpha=2.0, not 4.0"),
-                            ({"alpha": 2.0, "layers": ["b"]}, r"layers=\['a'\], not \['b'\]")):
-        with pytest.raises(ValueError, match=f"state.pt is of a run with {words}; resume with.*config.json") as error:
-            of(identity).load(net.state_dict(), [])
+    without_models(tmp_path, identity={"alpha": 2.0}).save(1, net.state_dict(), [torch.optim.AdamW(net.parameters())], {})
+    for net, kind, identity, words in (
+            (model(n_layer=2), torch.optim.AdamW, {"alpha": 2.0}, "weights"),
+            (model(), torch.optim.SGD, {"alpha": 2.0}, "optimizers"), (model(), torch.optim.AdamW, {"alpha": 4.0}, "alpha")):
+        with pytest.raises(ValueError, match=f"state.pt is of a run with other {words}; resume with.*config.json") as error:
+            without_models(tmp_path, identity=identity).load(net.state_dict(), [kind(net.parameters())])
         assert "\n" not in str(error.value)
-    of({}).save(2, net.state_dict(), [], {})
-    assert of({"alpha": 4.0}).load(net.state_dict(), [])["step"] == 2, "a state of an earlier version"
-
-
-def test_a_state_of_another_model_or_optimizer_is_refused(tmp_path):
-    net = model()
-    manager = manager_of(tmp_path, net)
-    manager.save(1, net.state_dict(), [torch.optim.AdamW(net.parameters())], {})
-    for other, kind in ((model(n_layer=2), torch.optim.AdamW), (model(), torch.optim.SGD)):
-        with pytest.raises(ValueError, match="another model or optimizer.*config.json"):
-            manager.load(other.state_dict(), [kind(other.parameters())])
 
 
 @pytest.mark.parametrize("suffix, others", [("", ("model-1.safetensors", "model-1-notes", "model-x", "my-model-1")),
@@ -114,7 +97,7 @@ def test_the_last_numbered_models_are_kept_beyond_a_million_steps_and_other_name
     for step in (999998, 999999, 1000000):
         manager.save(step, {}, [], {})
     names = [f"model-999999{suffix}", f"model-1000000{suffix}"]
-    assert manager.numbered() == names and set(others) <= set(os.listdir(tmp_path))
+    assert {*names, *others} <= set(os.listdir(tmp_path))
     written = [tmp_path / name / "config.json" if suffix == "" else tmp_path / name for name in names]
     assert [path.read_text() for path in written] == ["999999", "1000000"]
     assert len(os.listdir(tmp_path)) == len(others) + len(names) + len(("model", "state.pt", "state-999999.pt"))
@@ -131,38 +114,31 @@ def test_a_state_is_loaded_without_running_code(tmp_path):
     assert not (tmp_path / "boom").exists()
 
 
-class Run:
-    """A run of three steps that saves at every one; the weights of a step are that number."""
-
-    def __init__(self, folder, resume):
-        self.net = model()
-        self.manager = manager_of(folder, self.net, keep=2)
-        self.step = self.manager.load(self.net.state_dict(), [])["step"] if resume else 0
-
-    def to_the_end(self):
-        while self.step < 3:
-            self.step += 1
-            with torch.no_grad():
-                for p in self.net.parameters():
-                    p.fill_(self.step)
-            self.manager.save(self.step, self.net.state_dict(), [], {})
+def run_of_three_steps(folder):
+    """Saves at every step, from the last state on; the weights of a step are that number."""
+    net = model()
+    manager = manager_of(folder, net, keep=2)
+    step = manager.load(net.state_dict(), [])["step"] if states(str(folder)) else 0
+    for step in range(step + 1, 4):
+        with torch.no_grad():
+            for p in net.parameters():
+                p.fill_(step)
+        manager.save(step, net.state_dict(), [], {})
 
 
-@pytest.mark.parametrize("count", range(14))
-def test_a_run_whose_save_was_cut_anywhere_ends_with_its_last_model(tmp_path, monkeypatch, count):
-    with monkeypatch.context() as patch:
-        cut_after(patch, count)
-        try:
-            Run(tmp_path, resume=False).to_the_end()
-            assert count >= 13, "eleven files are put in place and two are removed"
-        except Cut:
-            assert count < 13
-    Run(tmp_path, resume=bool(states(str(tmp_path)))).to_the_end()
-    for name, step in (("model", 3), ("model-000003", 3), ("model-000002", 2)):
-        net, facts = load_model(str(tmp_path / f"{name}.safetensors"))
-        assert facts == {"step": step} and all((p == step).all() for p in net.parameters())
-    state = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert state["step"] == 3 and all((p == 3).all() for p in state["model"].values())
+def test_a_run_whose_save_was_cut_anywhere_ends_with_its_last_model(tmp_path, monkeypatch):
+    """Eleven files are put in place and two are removed."""
+    for count in range(14):
+        folder = tmp_path / str(count)
+        with monkeypatch.context() as patch, pytest.raises(Cut) if count < 13 else contextlib.nullcontext():
+            cut_after(patch, count)
+            run_of_three_steps(folder)
+        run_of_three_steps(folder)
+        for name, step in (("model", 3), ("model-000003", 3), ("model-000002", 2)):
+            net, facts = load_model(str(folder / f"{name}.safetensors"))
+            assert facts == {"step": step} and all((p == step).all() for p in net.parameters())
+        state = torch.load(folder / "state.pt", weights_only=True)
+        assert state["step"] == 3 and all((p == 3).all() for p in state["model"].values())
 
 
 def test_a_damaged_state_is_named_and_the_one_before_it_is_used(tmp_path):
@@ -183,32 +159,27 @@ def test_a_damaged_state_is_named_and_the_one_before_it_is_used(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def with_number(number):
-    def change(state):
-        next(iter(state["model"].values())).view(-1)[3] = number
-    return change
+def with_nan(state):
+    next(iter(state["model"].values())).view(-1)[3] = torch.nan
+    return state
 
 
 @pytest.mark.parametrize("changed, words", [
-    (lambda state: [state], ""), (lambda state: state.pop("optimizers") and None, "without optimizers"),
-    (with_number(torch.nan), r"embed.weight holds numbers that are not finite \(NaN or infinity\)\)"),
-    (with_number(-torch.inf), "embed.weight holds numbers that are not finite")])
+    (lambda state: [state], ""), (with_nan, r"embed.weight holds numbers that are not finite \(NaN or infinity\)\)")])
 def test_a_file_that_torch_reads_but_that_is_no_state_is_damaged(tmp_path, changed, words):
-    net, told = model(), []
-    manager = save_steps(tmp_path, net, (1, 2))
-    change(tmp_path, changed)
-    assert manager.load(net.state_dict(), [], told.append)["step"] == 1
-    assert len(told) == 1 and "\n" not in told[0]
-    (tmp_path / "state-000001.pt").unlink()
-    with pytest.raises(ValueError, match=f"state.pt is damaged or cut short .*{words}.*; start without resume$"):
+    net = model()
+    manager = save_steps(tmp_path, net, (1,))
+    torch.save(changed(torch.load(tmp_path / "state.pt", weights_only=True)), tmp_path / "state.pt")
+    with pytest.raises(ValueError, match=f"state.pt is damaged or cut short .*{words}.*; start without resume$") as error:
         manager.load(net.state_dict(), [])
+    assert "\n" not in str(error.value)
 
 
 def test_random_bytes_and_random_changes_are_damaged_or_harmless(tmp_path):
     net = model()
     manager = save_steps(tmp_path, net, (1,))
     whole = (tmp_path / "state.pt").read_bytes()
-    for seed in range(40):
+    for seed in range(24):
         rng, content = random.Random(seed), bytearray(whole)
         if seed % 4 == 0:
             content = rng.randbytes(rng.randrange(3000))
@@ -225,23 +196,6 @@ def test_random_bytes_and_random_changes_are_damaged_or_harmless(tmp_path):
             assert all((p == 1).all() for p in state["model"].values()), f"{seed}: a changed weight is noticed"
 
 
-@pytest.mark.parametrize("fault, words", [
-    (OSError(errno.EIO, os.strerror(errno.EIO)), "Input/output error"),
-    (PermissionError(errno.EACCES, os.strerror(errno.EACCES)), "Permission denied"), (MemoryError(), "MemoryError"),
-    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "allocate memory")])
-def test_a_state_that_cannot_be_read_now_is_not_taken_for_a_damaged_one(tmp_path, monkeypatch, fault, words):
-    net = model()
-    manager = save_steps(tmp_path, net, (1, 2))
-
-    def fails(*_, **__):
-        raise fault
-
-    monkeypatch.setattr(checkpoint_manager.torch, "load", fails)
-    with pytest.raises(ValueError, match=f"state.pt cannot be read .*{words}.*; make room or") as error:
-        manager.load(net.state_dict(), [], pytest.fail)
-    assert "damaged" not in str(error.value) and "\n" not in str(error.value)
-
-
 def test_a_save_that_fails_names_the_last_state_and_leaves_it(tmp_path, monkeypatch):
     net = model()
     manager = save_steps(tmp_path, net, (1, 2))
@@ -256,15 +210,6 @@ def test_a_save_that_fails_names_the_last_state_and_leaves_it(tmp_path, monkeypa
                 manager.save(3, net.state_dict(), [], {})
     assert kept_states(tmp_path) == ["state-000001.pt", "state.pt"], "no temporary file is left"
     assert manager.load(net.state_dict(), [], pytest.fail)["step"] == 2
-
-
-def test_the_way_to_go_on_names_the_last_state_and_after_bad_steps_the_one_before_it(tmp_path):
-    assert "start again" in without_models(tmp_path).how_to_go_on()
-    manager = save_steps(tmp_path, model(), (1, 2, 3))
-    assert manager.how_to_go_on() == f"go on with resume=True from {tmp_path}/state.pt, the last state (step 3)"
-    assert manager.how_to_go_on(good=True) == (
-        f"go on with resume=True from {tmp_path}/state.pt, the last good state (step 3); if it fails again, delete that "
-        f"one, and the run goes on from {tmp_path}/state-000002.pt")
 
 
 def test_the_records_are_on_the_disk_before_the_state_that_follows_them(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -14,19 +13,19 @@ from core.distributed import LONGEST_WAIT, Distributed, OtherRank, detect_device
 from tests.tiny import ROOT, TORCHRUN, model, run_script
 
 
-def test_types():
-    assert detect_dtype("auto", detect_device("cpu")) == torch.float32
+def test_devices_and_types(monkeypatch):
+    assert detect_device("auto") == torch.device("cpu") and detect_dtype("auto", torch.device("cpu")) == torch.float32
     with pytest.raises(ValueError, match="dtype='float16' is not one of auto, float32, bfloat16"):
         detect_dtype("float16", torch.device("cpu"))
-
-
-def test_more_ranks_than_gpus_are_refused(monkeypatch):
+    for name in ("gpu", "cuda", "cpu:x"):
+        with pytest.raises(ValueError, match=f"device='{name}' is no device of this machine; set auto, or one of cpu"):
+            detect_device(name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert detect_device("auto", local_rank=1) == torch.device("cuda", 1)
     assert detect_device("cuda:0", local_rank=1) == torch.device("cuda", 0), "the one that was named"
-    for name, rank in (("cuda", 2), ("cuda:5", 0)):
-        with pytest.raises(ValueError, match=f"GPU {max(rank, 5 * (name != 'cuda'))} is asked for, but there are 2"):
+    for name, rank in (("cuda", 2), ("cuda:2", 0)):
+        with pytest.raises(ValueError, match="GPU 2 is asked for, but there are 2"):
             detect_device(name, rank)
 
 
@@ -79,15 +78,12 @@ def test_errors_of_the_rank_itself_are_not_blamed_on_others(error):
     assert caught.value is error
 
 
-@pytest.mark.parametrize(("environment", "words"), [
-    ({"RANK": "-1"}, "RANK=-1 in the environment is not one of WORLD_SIZE=1; start several processes with torchrun"),
-    ({"RANK": "5"}, "RANK=5 in the environment is not one of WORLD_SIZE=1; .* or one without RANK and WORLD_SIZE"),
-    ({"RANK": "1", "WORLD_SIZE": "2"}, "WORLD_SIZE=2 in the environment, but no MASTER_ADDR; ")])
-def test_an_environment_of_another_job_is_one_line(monkeypatch, environment, words):
+@pytest.mark.parametrize("environment", [{"RANK": "5"}, {"RANK": "1", "WORLD_SIZE": "2"}])
+def test_an_environment_of_another_job_is_one_line(monkeypatch, environment):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     for name, text in environment.items():
         monkeypatch.setenv(name, text)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=f"RANK={environment['RANK']} and WORLD_SIZE=. .* processes with torchrun, or one"):
         Distributed("cpu")
 
 
@@ -118,13 +114,13 @@ import sys, time
 from datetime import timedelta
 sys.path.insert(0, {root!r})
 from core import distributed
-distributed.QUIET_SECONDS, distributed.START_WAIT = {quiet}, timedelta(seconds={limit})
+distributed.START_WAIT = timedelta(seconds={limit})
 from core.settings.script import run_script
 
 def main(argv):
     with distributed.Distributed("cpu", timeout=3.0) as dist:
         if dist.rank == 1:
-            time.sleep(5)
+            time.sleep(3.5)
         dist.barrier()
         values = dist.gather({{"rank": dist.rank}})
         if dist.is_main:
@@ -141,23 +137,22 @@ run_script(main)
 @pytest.mark.slow
 def test_a_barrier_waits_longer_than_rank_timeout_and_an_exchange_does_not(tmp_path):
     script = tmp_path / "meeting.py"
-    script.write_text(MEETING.format(root=ROOT, quiet=0, limit=120))
+    script.write_text(MEETING.format(root=ROOT, limit=120))
     done = run_script(*TORCHRUN, "--shutdown-timeout=1", script)
     assert "[{'rank': 0}, {'rank': 1}] 1 12:00:00" in done.stdout, done.stderr
-    assert re.search(r"rank \d: waiting for 2 ranks at \w+:\d+, limit 0:02:00\n", done.stderr)
+    assert re.search(r"waiting for 2 ranks at \w+:\d+, limit 0:02:00\n", done.stderr)
     assert "error: rank 0 ended because another rank did not answer; rank_timeout=3 " in done.stderr
 
 
 @pytest.mark.slow
 def test_ranks_that_do_not_come_are_waited_for_aloud_and_not_for_ever(tmp_path):
     script = tmp_path / "meeting.py"
-    script.write_text(MEETING.format(root=ROOT, quiet=0.1, limit=2))
+    script.write_text(MEETING.format(root=ROOT, limit=1))
     alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     done = run_script(script, **alone)
     lines = done.stderr.splitlines()
-    assert done.returncode == 1 and lines[0] == f"rank 0: waiting for 2 ranks at {':'.join([*alone.values()][2:])}, " \
-                                                "limit 0:00:02"
-    assert lines[-1].startswith("error: rank 0 ended because another rank did not answer; limit 0:00:02 ")
+    assert done.returncode == 1 and lines[0] == f"waiting for 2 ranks at 127.0.0.1:{alone['MASTER_PORT']}, limit 0:00:01"
+    assert lines[-1].startswith("error: rank 0 ended because another rank did not answer; limit 0:00:01 ")
 
 
 def free_port():
@@ -172,7 +167,7 @@ sys.path.insert(0, {root!r})
 from core.distributed import Distributed
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 if attempt == "1" and os.environ["RANK"] == "1":
-    time.sleep(4)
+    time.sleep(1)
 with Distributed("cpu", timeout=60.0) as dist:
     for step in range(3):
         dist.agree(step)
@@ -193,17 +188,3 @@ def test_on_several_machines_a_rank_that_dies_and_comes_late_again_is_met(tmp_pa
     agents = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     errors = [agent.communicate(timeout=300)[1] for agent in agents]
     assert marker.exists() and [agent.returncode for agent in agents] == [0, 0], errors
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
-def test_a_rank_gets_sigterm_when_torchrun_is_killed():
-    code = (f"import sys, time; sys.path.insert(0, {ROOT!r}); from core.distributed import end_with_torchrun; "
-            "end_with_torchrun(); print('here', flush=True); time.sleep(3600)")
-    parent = "import os, subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]]).wait()"
-    torchrun = subprocess.Popen([sys.executable, "-c", parent, code], stdout=subprocess.PIPE, text=True,
-                                env=os.environ | {"TORCHELASTIC_RUN_ID": "1"})
-    assert torchrun.stdout.readline() == "here\n"
-    os.kill(torchrun.pid, signal.SIGKILL)
-    assert torchrun.stdout.read() == "", "the rank has closed its output: it has ended"
-    torchrun.wait()

@@ -99,17 +99,15 @@ def test_the_gradient_of_the_head_does_not_lose_precision_over_parts(tied, monke
 
 
 @TIED
-@pytest.mark.parametrize("head_dtype", [None, torch.float32])
-def test_the_head_under_autocast_is_as_precise_as_asked_and_the_same_with_and_without_gradients(tied, head_dtype):
+def test_the_head_under_autocast_is_the_same_with_and_without_gradients(tied):
     """So that the first ratio is exactly 1: the rollouts are scored without gradients, the loss with them."""
     net, h = model(tied=tied), torch.randn(50, 16)
-    exact, net.head_dtype = net.project(h), head_dtype
     with torch.autocast("cpu", torch.bfloat16):
         learning = net.project(h)
         with torch.no_grad():
             scoring = net.project(h)
     assert learning.requires_grad and not scoring.requires_grad and torch.equal(learning, scoring)
-    assert learning.dtype == torch.float32 and torch.equal(learning, exact) == (head_dtype == torch.float32)
+    assert learning.dtype == torch.float32
 
 
 def test_a_frozen_model_has_no_gradients_and_no_dropout():

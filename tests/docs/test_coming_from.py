@@ -48,7 +48,7 @@ def test_the_defaults_and_the_names_of_trl_are_those_of_trl():
 @pytest.mark.parametrize("arguments", [
     ["--objective=gspo"], ["--advantage=batch_std"], ["--advantage=group_mean"], ["--reference_mode=ema"],
     ["--reference_mode=periodic", "--reference_update_freq=64"], ["--reward_normalisation=group"],
-    ["--zero_std=resample"], ["--resume=auto"], ["--head_dtype=float32"], ["--template=model"],
+    ["--zero_std=resample"], ["--resume=auto"], ["--template=model"],
     ["--min_lr=1e-5", "--learning_rate=1e-5"], ["--optimizer=muon"], ["--lora_rank=8", "--load_in_4bit=True"],
     ["--kl_estimator=k3"], ["--clip_cap=3.0"], ["--stop_sequences=('END',)"], ["--report_to=('wandb',)"]])
 def test_the_values_that_the_table_names_are_accepted(arguments):

@@ -16,7 +16,6 @@ from grpo.build import (
     build_evaluation,
     build_models,
     build_reference,
-    build_rewards,
     check_memory,
     make_policy,
 )
@@ -25,6 +24,7 @@ from grpo.policies.fill import FillPolicy
 from grpo.rewards import Rewards
 from grpo.scoring import with_reference
 from tests.families import adapter_folder, folder_maker, write_prose, write_sums
+from tests.grpo.trainers import assembled
 from tests.tiny import (
     CAUSAL,
     TOKENIZER,
@@ -100,37 +100,22 @@ def test_a_judge_of_completed_prompts_may_have_another_vocabulary(checkpoints, p
     assert not models.judge.reads_ids and models.judge.tokenizer.description() == TOKENIZER.description()
 
 
-@pytest.mark.parametrize("setting, found", [("auto", None), ("float32", torch.float32)])
-@pytest.mark.parametrize("kind", ["fill", "causal"])
-def test_a_policy_has_the_precision_of_the_run(kind, setting, found):
-    dist = one_process("bfloat16")
-    net, tokenizer = (model(), TOKENIZER) if kind == "fill" else (causal_model(), CAUSAL)
-    policy = make_policy(net, tokenizer, config(head_dtype=setting, grad_checkpoint=True), dist)
-    assert policy.model.head_dtype == found and policy.dtype == torch.bfloat16 and policy.model.grad_checkpoint
+def test_a_policy_has_the_precision_of_the_run():
+    policy = make_policy(model(), TOKENIZER, config(grad_checkpoint=True), one_process("bfloat16"))
+    assert policy.dtype == torch.bfloat16 and policy.model.grad_checkpoint
 
 
-def test_no_reference_is_built_where_none_is_needed():
-    for settings in ({}, {"reference_mode": "none"}, {"ref_offload": True}):
-        assert build_reference(config(**{"kl_beta": 0.0} | settings), fill_policy(), one_process()) is None
-    assert build_reference(config(kl_beta=0.1), fill_policy(), one_process()) is not None
-
-
-def test_a_reference_is_a_frozen_copy_of_the_policy():
-    policy = fill_policy(seed=1)
+def test_a_reference_is_a_frozen_copy_of_the_policy_and_only_built_where_one_is_needed(monkeypatch):
+    policy, moves = fill_policy(seed=1), []
+    assert build_reference(config(kl_beta=0.0, ref_offload=True), policy, one_process()) is None
     reference = build_reference(config(kl_beta=0.1), policy, one_process())
     assert same(policy, reference) and not any(p.requires_grad for p in reference.parameters())
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(1.0)
     assert same(reference, fill_policy(seed=1)) and not same(policy, reference)
-
-
-def test_a_reference_waits_on_the_cpu_only_if_asked(monkeypatch):
-    moves = []
     monkeypatch.setattr(FillPolicy, "to", lambda self, device: moves.append((self, torch.device(device))))
-    build_reference(config(ref_offload=False), fill_policy(), one_process())
-    assert moves == []
-    offloaded = build_reference(config(ref_offload=True), fill_policy(), one_process())
+    offloaded = build_reference(config(ref_offload=True), policy, one_process())
     assert moves == [(offloaded, torch.device("cpu"))] and not any(p.requires_grad for p in offloaded.parameters())
 
 
@@ -202,13 +187,6 @@ def test_the_shortest_model_bounds_the_room_for_completions(prompts):
         build_evaluation(c, models, Rewards(c), prompt_consumer(prompts, c))
 
 
-def says(error, *parts):
-    """Whether the message of an error is one line with all of these parts."""
-    assert "\n" not in str(error.value)
-    for part in parts:
-        assert part in str(error.value), part
-
-
 class Wide:
     """A policy of which only its sizes are asked."""
     kl_estimator = "exact"
@@ -220,46 +198,33 @@ class Wide:
         return self.states_of_a_problem
 
 
-def test_an_iteration_whose_distributions_need_too_much_memory_is_refused():
-    """512 completions of up to 1024 tokens with 4096 numbers each are 8.6 GB."""
+KEPT = {"kl_estimator": "k3", "top_p": 0.9}
+
+
+@pytest.mark.parametrize("settings, words", [
+    ({}, ("stored_megabytes=2048", "8192 MB", "exact KL", "kl_estimator='k3'", "batch_size")),
+    ({"batch_size": 16, "gradient_accumulation_steps": 4}, ("8192 MB", "exact KL")),
+    ({"stored_megabytes": 8192}, None), ({"kl_estimator": "k3"}, None), ({"batch_size": 16}, None),
+    (KEPT | {"stored_megabytes": 6}, None),
+    (KEPT | {"stored_megabytes": 5}, ("stored_megabytes=5", "6 MB", "truncation", "top_p=1.0", "top_k=0", "min_p=0.0")),
+    ({"top_k": 5}, ("8198 MB", "exact KL", "truncation", "kl_estimator='k3'", "top_p=1.0"))], ids=str)
+def test_an_iteration_whose_distributions_need_too_much_memory_is_refused(settings, words):
+    """512 completions of up to 1024 tokens with 4096 numbers each are 8.6 GB. The tokens that truncation keeps are known
+    when they are sampled; at least one of each state is certain: 6 MB."""
     policy = Wide(4096, 8 * 1024)
-    models = build.Models(policy, policy, None, None)
-    settings = {"batch_size": 64, "group_size": 8, "max_new_tokens": 1024}
+    c = config(**{"batch_size": 64, "group_size": 8, "max_new_tokens": 1024} | settings)
+    if words is None:
+        return check_memory(c, build.Models(policy, policy, None, None))
     with pytest.raises(ValueError) as error:
-        check_memory(config(**settings), models)
-    says(error, "stored_megabytes=2048", "8192 MB", "exact KL", "kl_estimator='k3'", "batch_size")
-    assert "top_p" not in str(error.value)
-    check_memory(config(**settings, kl_estimator="k3"), models)
-    check_memory(config(**settings, stored_megabytes=8192), models)
-    check_memory(config(**settings | {"batch_size": 16}), models)
-    with pytest.raises(ValueError, match="exact KL"):
-        check_memory(config(**settings | {"batch_size": 16}, gradient_accumulation_steps=4), models)
-    check_memory(config(**settings), build.Models(policy, None, None, None))
+        check_memory(c, build.Models(policy, policy, None, None))
+    assert "\n" not in str(error.value) and all(word in str(error.value) for word in words), error.value
 
 
-@pytest.mark.parametrize("truncation", [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
-def test_kept_tokens_count_as_stored_memory(truncation):
-    """How many truncation keeps is known when they are sampled; at least one of each state is certain: 6 MB here."""
-    policy = Wide(4096, 8 * 1024)
-    settings = {"batch_size": 64, "group_size": 8, "kl_estimator": "k3"}
-    models = build.Models(policy, policy, None, None)
-    check_memory(config(**settings, **truncation, stored_megabytes=6), models)
-    with pytest.raises(ValueError) as error:
-        check_memory(config(**settings, **truncation, stored_megabytes=5), models)
-    says(error, "stored_megabytes=5", "6 MB", "truncation", "top_p=1.0", "top_k=0", "min_p=0.0")
-    assert "kl_estimator" not in str(error.value)
-    check_memory(config(**settings, stored_megabytes=5), models)
-    with pytest.raises(ValueError) as error:
-        check_memory(config(**settings | {"kl_estimator": "exact"}, **truncation), models)
-    says(error, "8198 MB", "exact KL", "truncation", "kl_estimator='k3'", "top_p=1.0")
-
-
-@pytest.mark.parametrize("settings", [{}, {"unmask_steps": 3}, {"unmask_steps": 3, "fill_estimator": "coupled"},
-                                      {"unmask_steps": 3, "fill_estimator": "one_step"},
+@pytest.mark.parametrize("settings", [{}, {"unmask_steps": 3, "fill_estimator": "coupled"},
                                       {"mask_high": 0.3, "mask_line": 1.0, "mask_random": 0.0, "mask_span": 0.0}])
 def test_the_memory_that_is_checked_is_at_least_what_is_stored(dataset, prompts, settings):
     """The number of states that the check expects is an upper bound of the rows that rollouts store."""
-    for number in range(3):
+    for number in range(2):
         c = config(**settings)
         rollouts = sampled(fill_policy(), dataset, c, number)
         stored = with_reference(rollouts, fill_policy(seed=2), "exact", c).ref_distributions
@@ -288,8 +253,6 @@ def sums(tmp_path):
 REFUSED_MODELS = {
     "an adapter of ours": ({"generator_checkpoint": "causal", "lora_rank": 4},
                            "lora_rank=4 is for Hugging Face models, which generator_checkpoint=.*causal is not"),
-    "an adapter of ours from a file": ({"generator_checkpoint": "causal", "lora_init_from": "x"},
-                                       "lora_init_from=x is for Hugging Face models"),
     "no template": ({"generator_checkpoint": "causal", "template": "model"},
                     "template='model' is the chat template of a Hugging Face model, which this model is not"),
     "no chat template": ({"generator_checkpoint": "llama", "template": "model"}, "has no chat template"),
@@ -303,7 +266,6 @@ REFUSED_MODELS = {
                                     "is a reward model or classifier .*name it in reward_model_checkpoint"),
     "a judge of another vocabulary": ({"generator_checkpoint": "bert", "judge_checkpoint": "judge"},
                                       "judge_checkpoint=.*judge has another vocabulary"),
-    "passes": ({"generator_checkpoint": "llama", "unmask_steps": 2}, "unmask_steps=2 is for fill-in"),
     "no room": ({"generator_checkpoint": "llama", "max_new_tokens": 500}, "do not fit the 128 tokens that the model"),
     "long block": ({"generator_checkpoint": "bert", "block_size": 127}, "block_size=127 is larger than the 126 of"),
 }
@@ -319,11 +281,10 @@ def test_hugging_face_models_and_settings_that_do_not_fit_are_one_line(checkpoin
                 for key, x in settings.items()}
     fills = "bert" == REFUSED_MODELS[name][0]["generator_checkpoint"]
     data_of = write_prose(tmp_path / "prose", load_tokenizer(folder("bert"))) if fills else sums
-    c, dist = prompt_config(dataset=data_of, **settings), one_process()
+    c = prompt_config(dataset=data_of, **settings)
     with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
-        data = build_data(c, dist)
-        models = build_models(c, data, dist)
-        build_evaluation(c, models, build_rewards(c, models, data, dist), data)
+        data, models, scoring = assembled(c)
+        build_evaluation(c, models, scoring, data)
     assert "\n" not in str(error.value)
 
 
@@ -335,10 +296,8 @@ def test_the_evaluation_of_a_fill_in_model_reads_the_dataset_with_the_tokenizer_
     shutil.rmtree(other)
     c = config(dataset=prose, generator_checkpoint=folder("bert"), judge_checkpoint=folder("electra_judge"),
                eval_problems=4, eval_completions=2)
-    dist = one_process()
-    data = build_data(c, dist)
-    models = build_models(c, data, dist)
-    metrics, samples = build_evaluation(c, models, build_rewards(c, models, data, dist), data)(models.policy, 1.0)
+    data, models, scoring = assembled(c)
+    metrics, samples = build_evaluation(c, models, scoring, data)(models.policy, 1.0)
     assert 0 < metrics["judge"] < 1 and metrics["kl"] == 0.0 and samples
 
 
@@ -347,8 +306,7 @@ def test_an_adapter_is_a_generator_merged_into_its_base(folder, sums, tmp_path):
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     adapter = adapter_folder(tmp_path / "adapter", folder("llama"))
     c = prompt_config(dataset=sums, generator_checkpoint=adapter)
-    data = build_data(c, one_process())
-    models = build_models(c, data, one_process())
+    data, models, _ = assembled(c)
     base = transformers.AutoModelForCausalLM.from_pretrained(folder("llama")).eval()
     tokens = torch.tensor([data.records["train"][0]["tokens"]])
     with torch.no_grad():

@@ -12,19 +12,17 @@ import torch
 
 from core.files.json_lines import read_records
 from core.models import save_model
-from tests.tiny import CAUSAL, ROOT, causal_model, run_here, run_script, without_clock, write_prompt_dataset
+from tests.tiny import CAUSAL, ROOT, causal_model, run_here, run_script, write_prompt_dataset
 
 pytestmark = pytest.mark.slow
 TRAIN = "grpo/train_grpo.py"
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d",
             "--rdzv_endpoint=localhost:0"]
-STOP = "(signal.signal(signal.SIGTERM, signal.SIG_DFL), time.sleep(3600))"  # torchrun's SIGTERM ends the rank
 FAULT = """
 import os, pathlib, signal, time
 from grpo.rewards import reward
 
 calls = 0
-{setup}
 
 
 @reward(0, 1, slow={slow})
@@ -38,7 +36,6 @@ def mine(prompts, completions, **columns):
     return [min(1.0, len(text) / 8) for text in completions]
 """
 NEVER = ""
-WAIT = 12  # seconds of rank_timeout in tests that wait for its end; a rank may be that far behind the other
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +50,10 @@ def base(tmp_path_factory):
             "pass_k": 2, "log_interval": 1, "device": "cpu"}
 
 
-def settings_of(base, tmp_path, fault=NEVER, rank="1", call=4, name="out", setup="", **changes):
+def settings_of(base, tmp_path, fault=NEVER, rank="1", call=4, name="out", **changes):
     """Command-line arguments of a run whose reward has a fault, once, in its call number `call` on a rank. The first is
-    that with all records. setup: lines that run when the reward is loaded"""
-    text = FAULT.format(marker=str(tmp_path / "done"), rank=rank, call=call, fault=fault, setup=setup,
+    that with all records."""
+    text = FAULT.format(marker=str(tmp_path / "done"), rank=rank, call=call, fault=fault,
                         slow="reward_workers" in changes)
     (tmp_path / "reward.py").write_text(text)
     settings = base | {"reward_file": tmp_path / "reward.py", "out_dir": tmp_path / name} | changes
@@ -65,14 +62,6 @@ def settings_of(base, tmp_path, fault=NEVER, rank="1", call=4, name="out", setup
 
 def state_of(folder):
     return torch.load(folder / "state.pt", weights_only=True)
-
-
-def same_end(a, b):
-    """Whether two runs ended with the same bits and metrics."""
-    assert without_clock(read_records(a / "metrics.jsonl")) == without_clock(read_records(b / "metrics.jsonl"))
-    one, two = state_of(a), state_of(b)
-    assert one["step"] == two["step"] and all(torch.equal(x, two["model"][name]) for name, x in one["model"].items())
-    return True
 
 
 def lines_of_error(text):
@@ -96,25 +85,12 @@ def test_if_a_rank_fails_all_end_with_a_line_each(base, tmp_path):
     assert any("my reward broke" in line for line in lines_of_error(done.stderr))
 
 
-def test_a_save_may_take_longer_than_rank_timeout_and_a_rank_that_stops_answering_may_not(base, tmp_path):
-    slow = ("from core.checkpoint_manager import CheckpointManager as C; save = C.save\n"
-            "if os.environ['RANK'] == '0':\n"
-            f"    C.save = lambda *x, **y: (setattr(C, 'save', save), time.sleep({WAIT + 3}), save(*x, **y))")
-    done = run_script(*TORCHRUN, TRAIN, *settings_of(base, tmp_path, STOP, setup=slow, rank_timeout=WAIT))
-    expect_end(done, tmp_path, "did not answer; rank_timeout=")
-
-
-@pytest.mark.parametrize("fault, seconds, words", [
-    ("checkpoint_manager.whole = die", 300, "did: see its error"),
-    ("torch.Tensor.backward = stop", WAIT, "did not answer")],
-    ids=["is killed while it saves", "stops answering in a step"])
-def test_if_a_rank_of_a_sharded_run_fails_the_other_ends_with_a_line(base, tmp_path, fault, seconds, words):
-    """Sharded models exchange between all ranks within forward and backward passes, and to be saved."""
-    fault = ("import torch; from core import checkpoint_manager; die = lambda *x, **y: os.kill(os.getpid(), "
-             f"signal.SIGKILL); stop = lambda *x, **y: {STOP}; {fault}")
-    done = run_script(*TORCHRUN, TRAIN, *settings_of(base, tmp_path, fault, rank_timeout=seconds,
-                                                     parallel="fsdp", optimizer="adamw"))
-    expect_end(done, tmp_path, words)
+def test_if_a_rank_of_a_sharded_run_is_killed_while_it_saves_the_other_ends_with_a_line(base, tmp_path):
+    """Sharded models exchange between all ranks to be saved."""
+    fault = ("from core import checkpoint_manager; checkpoint_manager.whole = lambda *x, **y: os.kill(os.getpid(), "
+             "signal.SIGKILL)")
+    done = run_script(*TORCHRUN, TRAIN, *settings_of(base, tmp_path, fault, parallel="fsdp", optimizer="adamw"))
+    expect_end(done, tmp_path, "did: see its error")
 
 
 def two_ranks(*arguments):
@@ -148,89 +124,49 @@ def test_if_a_rank_cannot_load_its_models_the_other_ends_with_a_line(base, tmp_p
     assert "error: rank 0 ended because another rank did: see its error" in errors[0], errors
 
 
-def test_torchrun_starts_a_killed_rank_again_and_the_run_ends_with_the_same_bits(base, tmp_path):
-    whole = run_script(TRAIN, *settings_of(base, tmp_path, name="whole"), ranks=2)
-    assert whole.returncode == 0, whole.stderr
-    fault = settings_of(base, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", "0", resume="auto")
+def test_torchrun_starts_a_killed_rank_again_and_the_run_goes_on(base, tmp_path):
+    fault = settings_of(base, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", "0", resume="auto", eval_interval=9)
     done = run_script(*TORCHRUN, "--max-restarts=3", TRAIN, *fault)
     assert done.returncode == 0 and (tmp_path / "done").exists(), done.stderr
-    assert same_end(tmp_path / "whole", tmp_path / "out")
+    steps = [r["step"] for r in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in r]
+    assert steps == [1, 2, 3, 4, 5, 6] and state_of(tmp_path / "out")["step"] == 6
+    assert "going on from" in done.stdout
 
 
-def started(arguments, **settings):
-    return subprocess.Popen([sys.executable, TRAIN, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True,
-                            stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}, **settings)
-
-
-def wait_for(path, process):
-    """Returns when the file is there, or the process has ended."""
-    until = time.monotonic() + 120
-    while not path.exists() and process.poll() is None and time.monotonic() < until:
+def test_a_signal_to_a_whole_group_ends_a_run_with_exit_code_0_after_its_step(base, tmp_path):
+    """As the signal of a terminal does, while a worker scores a completion."""
+    arguments = settings_of(base, tmp_path, "time.sleep(1)", "0", call=30, reward_workers=1, eval_interval=100)
+    process = subprocess.Popen([sys.executable, TRAIN, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                               stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True)
+    while not (tmp_path / "done").exists() and process.poll() is None:
         time.sleep(0.01)
-    assert path.exists(), process.communicate()
-
-
-def test_a_signal_ends_a_run_with_exit_code_0_after_its_step_and_it_goes_on_bit_for_bit(base, tmp_path):
-    """The signal reaches the whole group, as that of a terminal does, while a worker scores a completion."""
-    more = {"max_iters": 5, "eval_interval": 100}
-    whole = run_here(TRAIN, *settings_of(base, tmp_path, name="whole", **more))
-    assert whole.returncode == 0, whole.stderr
-    process = started(settings_of(base, tmp_path, "time.sleep(1)", "0", call=30, reward_workers=1, **more),
-                      start_new_session=True)
-    wait_for(tmp_path / "done", process)
-    os.killpg(process.pid, signal.SIGINT)  # SIGTERM: the last test
+    os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 0 and "Traceback" not in err, err
     assert "stopped by SIGINT after step" in out and "go on with --resume=True" in out
-    assert 0 < state_of(tmp_path / "out")["step"] < 5
-    done = run_here(TRAIN, *settings_of(base, tmp_path, resume=True, **more))
-    assert done.returncode == 0, done.stderr
-    assert same_end(tmp_path / "whole", tmp_path / "out")
+    assert 0 < state_of(tmp_path / "out")["step"] < 6
 
 
-def test_a_second_run_in_the_folder_of_a_run_is_refused_and_the_first_goes_on(base, tmp_path):
-    go_on = tmp_path / "go on"
-    process = started(settings_of(base, tmp_path, f"while not os.path.exists({str(go_on)!r}): time.sleep(0.05)", "0"))
-    wait_for(tmp_path / "done", process)
-    for resume in (False, True):
-        second = run_here(TRAIN, *settings_of(base, tmp_path, resume=resume))
-        assert second.returncode == 1 and f"is in use by a run with pid {process.pid} on " in second.stderr
-        assert len(second.stderr.strip().split("\n")) == 1, second.stderr
-    go_on.touch()
-    out, err = process.communicate()
-    assert process.returncode == 0 and not (tmp_path / "out" / "previous").exists(), err
-    assert (tmp_path / "out" / "lock").read_text() == ""
-
-
-@pytest.mark.parametrize("trouble, ranks", [("full", 2), ("read-only", 1)])
-def test_a_disk_that_is_full_or_turns_read_only_ends_the_run_in_one_line_with_its_last_state(base, tmp_path, trouble,
-                                                                                          ranks):
+def test_a_full_disk_ends_the_run_in_one_line_with_its_last_state(base, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     in_space = ["unshare", "--user", "--mount", "--map-root-user", "sh", "-c"]
     mount = f"mount -t tmpfs -o size=8m none {disk}"
     if subprocess.run([*in_space, mount], capture_output=True).returncode:
         pytest.skip("a user may not mount a small disk here")
-    fault = {"full": f"pathlib.Path({str(disk / 'x')!r}).write_bytes(bytes(8 << 20))",
-             "read-only": f"os.system('mount -t tmpfs -o ro none {disk}/out')"}[trouble]  # over the folder
     fault = f"""
         try:
-            {fault}
+            pathlib.Path({str(disk / 'x')!r}).write_bytes(bytes(8 << 20))
         except OSError:
             pass"""
     arguments = settings_of(base, tmp_path, fault, "0", call=12, out_dir=disk / "out", max_iters=40)
-    launch = TORCHRUN if ranks > 1 else []
-    script = f"{mount} && {{ \"$@\"; code=$?; umount {disk}/out; cp -r {disk}/out {tmp_path}/kept; exit $code; }}"
-    done = subprocess.run([*in_space, script, "sh", sys.executable, *launch, TRAIN, *arguments], cwd=ROOT, text=True,
+    script = f"{mount} && {{ \"$@\"; code=$?; cp -r {disk}/out {tmp_path}/kept; exit $code; }}"
+    done = subprocess.run([*in_space, script, "sh", sys.executable, TRAIN, *arguments], cwd=ROOT, text=True,
                           capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    reason = {"full": "No space left on device", "read-only": "Read-only file system"}[trouble]
-    errors = lines_of_error(done.stderr)
-    assert done.returncode == 1 and len(errors) == ranks, done.stderr
-    own = next(line for line in errors if "could not be written" in line)
+    assert done.returncode == 1 and len(lines_of_error(done.stderr)) == 1, done.stderr
     step = state_of(tmp_path / "kept")["step"]
-    assert step >= 2 and f"({reason})" in own
-    assert f"resume=True from {disk}/out/state.pt, the last state (step {step})" in own
-    assert ranks == 1 or any("rank 1 ended because another rank did" in line for line in errors)
+    assert step >= 2 and "could not be written (No space left on device)" in done.stderr
+    assert f"resume=True from {disk}/out/state.pt, the last state (step {step})" in done.stderr
     assert not [name for name in os.listdir(tmp_path / "kept") if name.endswith(".tmp")]
 
 
@@ -251,5 +187,5 @@ def test_another_number_of_ranks_goes_on_between_two_iterations_with_the_same_pr
 
 @pytest.mark.parametrize("name, kind", [("KILL", "causal-2"), ("TERM", "fill")])
 def test_runs_that_are_killed_at_random_moments_end_with_the_same_bits(name, kind):
-    done = run_script("tests/kill.py", "--kills=2", f"--signal={name}", f"--kinds={kind}")
+    done = run_script("tests/kill.py", "--kills=1", f"--signal={name}", f"--kinds={kind}")
     assert done.returncode == 0 and "0 did not" in done.stdout, done.stdout + done.stderr

@@ -32,25 +32,16 @@ def test_a_config_can_add_an_objective_of_its_own(tmp_path, monkeypatch):
     assert load(str(path)).baseline == OBJECTIVES["dapo"].advantage
 
 
-REFUSED = {  # {arguments: what the error says}; every number has a range (tests/core/settings/test_ranges.py)
-    "--group_size=1": "group_size=1 must be at least 2", "--kl_estimator=k1": "k1.*refused",
+REFUSED = {  # {arguments: words of the error}; every number has a range (tests/core/settings/test_ranges.py)
+    "--kl_estimator=k1": "k1.*refused",
     "--objective=ppo": "grpo, dr_grpo, dapo", "--advantage=z": "group_std", "--mask_low=0.9": "mask_high",
-    "--kl_beta=-1.0": "kl_beta=-1.0 must be at least 0", "--reference_mode=none": "set kl_beta=0.0",
-    "--reference_mode=often": "none, static, ema, periodic", "--zero_std=never": "keep, drop, resample",
+    "--reference_mode=none": "set kl_beta=0.0",
     "--clip_cap=1.1": "above 1 . clip_high", "--overlong_buffer=200": "less than max_new_tokens",
     "--fill_estimator=guess": "trajectory, one_step", "--fill_estimator=coupled": "set top_p=1.0",
-    "--template=poem": "template='poem' is not one of plain, chat",
     "--minibatches=17": "minibatches=17 is more than the problems", "--stop_sequences=('',)": "stop_sequences",
-    "--head_dtype=bfloat16": "head_dtype='bfloat16' is not one of auto, float32",
-    "--stored_megabytes=0": "stored_megabytes=0 must be at least 1",
     "--reward_weights=('a',)": "reward_weights=.'a',. must be tuple of float, not a tuple with 'a'$",
     "--reward_weights=(1e999,)": "reward_weights=.inf,. must be finite numbers",
     "--reward_functions=(1,)": "reward_functions=.1,. must be tuple of str, not a tuple with 1$",
-    "--temperature=1e-320": "temperature=1e-320 must be at least 1e-6", "--reward_timeout=0.0": "must be above 0",
-    "--batch_size=1000000000000000000000000000000": "batch_size=10{30} must be at most 1e6",
-    "--kl_beta=1e999": "kl_beta=inf must be", "--lora_rank=-1": "lora_rank=-1",
-    "--lora_alpha=0.0": "lora_alpha=0.0 must be above 0",
-    "--reward_normalisation=batch": "reward_normalisation='batch' is not one of none, group",
     "--objective=cispo --clip_cap=9.0": "no unclipped branch",
     "--kl_in_reward=True --kl_estimator=exact": "use kl_estimator='k3'",
     "--kl_beta=0.0 --kl_target=0.1": "set kl_beta above 0",
@@ -71,8 +62,7 @@ REFUSED = {  # {arguments: what the error says}; every number has a range (tests
     "--lora_rank=4 --generator_checkpoint=out-grpo/model":
         "generator_checkpoint=out-grpo/model lies in out_dir=out-grpo.*choose another out_dir",
     "--lora_rank=4 --generator_checkpoint=./a/../b/model-000010/ --out_dir=b/": "lies in out_dir=b/",
-    "--mask_random=0.0 --mask_span=0.0": "without masks",
-    "--eval_completions=1": "^eval_completions=1 must be at least 2"}
+    "--mask_random=0.0 --mask_span=0.0": "without masks"}
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
@@ -118,7 +108,6 @@ def test_canonical_defaults():
             c.out_dir) == (1, 0.1, 0.9, 0.95, 1.0, 1337, "auto", "out-grpo")
     assert (c.optimizer, c.max_iters, c.warmup_iters, c.max_bad_steps, c.log_interval, c.eval_interval,
             c.save_interval, c.mask_low, c.mask_high) == ("adamw", 200, 10, 5, 10, 50, 50, 0.2, 0.5)
-    assert (c.head_dtype, c.stored_megabytes) == ("auto", 2048)
 
 
 def test_a_model_of_ray_workers_that_a_new_run_would_set_aside_is_refused(tmp_path):

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from core.models import load_model, save_model
-from grpo.build import build_data, build_models, build_rewards
 from grpo.plan import plan
 from grpo.sandbox import run as sandbox
 from tests.families import folder_maker, model_folder, write_sums
+from tests.grpo.trainers import assembled
 from tests.tiny import CAUSAL, causal_model, jsonl, one_process, prompt_config
 
 
@@ -35,10 +35,8 @@ def sums(tmp_path):
 
 def planned(c):
     """(the lines that a run prints at its start, its Models, its data)."""
-    dist = one_process()
-    data = build_data(c, dist)
-    models = build_models(c, data, dist)
-    return list(plan(c, {}, models, build_rewards(c, models, data, dist), data, dist)), models, data
+    data, models, scoring = assembled(c)
+    return list(plan(c, {}, models, scoring, data, one_process())), models, data
 
 
 def megabytes(lines):
@@ -64,13 +62,6 @@ def test_the_plan_shows_how_the_rendered_prompt_ends_and_every_end_of_a_completi
     assert set(models.policy.tokenizer.stop_token_ids) == {int(end.split()[0]) for end in ends}
     ids = theirs(text, add_special_tokens=False).input_ids
     assert data.records["train"][0]["tokens"] == ids, "the template has the start token in its text"
-
-
-def test_the_plan_of_a_native_run_shows_the_prompt_and_its_stop_token(native, prompts):
-    lines, _, data = planned(prompt_config(dataset=prompts, generator_checkpoint=native,
-                                           response_prefix="?"))
-    assert f"the first prompt ends in {data.records['train'][0]['prompt'] + '?'!r}" in lines
-    assert [line for line in lines if line.startswith(f"a completion ends with token {CAUSAL.stop_token_id} ")]
 
 
 def test_the_plan_says_under_what_code_runs_and_a_strict_run_refuses_less(native, tmp_path, monkeypatch):

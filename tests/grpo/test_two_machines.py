@@ -16,15 +16,6 @@ from tests.tiny import CAUSAL, ROOT, causal_model, run_here, write_prompt_datase
 pytestmark = pytest.mark.slow
 TRAIN = "grpo/train_grpo.py"
 ADDRESSES = "10.77.0.1", "10.77.0.2"
-REWARD = """
-from grpo.rewards import reward
-
-@reward(0, 1)
-def mine(prompts, completions, **columns):
-    return [sum(map(ord, text)) % 7 / 6 for text in completions]
-"""
-
-
 def ip(*arguments):
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
     if done.returncode:
@@ -79,21 +70,18 @@ def run_on(machines, *arguments):
     assert [process.returncode for process in processes] == [0, 0], outputs
 
 
-def test_a_sharded_run_on_two_machines_and_a_resumed_one_equal_one_process(machines, tmp_path):
+def test_a_sharded_run_on_two_machines_equals_one_process(machines, tmp_path):
     write_prompt_dataset(tmp_path / "sums")
     save_model(str(tmp_path / "g.safetensors"), causal_model(scale=3.0), CAUSAL)
-    (tmp_path / "reward.py").write_text(REWARD)
     settings = {"dataset": tmp_path / "sums", "generator_checkpoint": tmp_path / "g.safetensors", "max_new_tokens": 5,
-                "reward_file": tmp_path / "reward.py", "reward_functions": "('mine',)", "group_size": 3,
-                "learning_rate": 1e-2, "lr_decay_iters": 5, "save_interval": 3, "eval_problems": 4,
-                "eval_completions": 2, "pass_k": 2, "device": "cpu", "optimizer": "adamw", "max_iters": 5}
-    both = settings | {"parallel": "fsdp", "batch_size": 2, "out_dir": tmp_path / "two"}
-    as_arguments = lambda x: [f"--{key}={value}" for key, value in x.items()]
-    run_on(machines, *as_arguments(both | {"max_iters": 3}))
-    run_on(machines, *as_arguments(both | {"resume": True}))
-    alone = run_here(TRAIN, *as_arguments(settings | {"batch_size": 4, "out_dir": tmp_path / "one"}))
+                "task_type": "general", "length_min": 1, "length_max": 6, "group_size": 3,
+                "learning_rate": 1e-2, "eval_problems": 4,
+                "eval_completions": 2, "pass_k": 2, "device": "cpu", "optimizer": "adamw", "max_iters": 3}
+    as_arguments = lambda **more: [f"--{key}={value}" for key, value in (settings | more).items()]
+    run_on(machines, *as_arguments(parallel="fsdp", batch_size=2, out_dir=tmp_path / "two"))
+    alone = run_here(TRAIN, *as_arguments(batch_size=4, out_dir=tmp_path / "one"))
     assert alone.returncode == 0, alone.stderr
     one, two = (torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("one", "two"))
-    assert one["step"] == two["step"] == 5
+    assert one["step"] == two["step"] == 3
     for name, x in one["model"].items():
         torch.testing.assert_close(two["model"][name], x, rtol=1e-4, atol=1e-5)

@@ -281,9 +281,6 @@ def test_bfloat16_computes_in_bfloat16_and_scores_in_float32(both):
     with torch.autocast("cpu", torch.bfloat16):
         h = model.states(tokens)
         rounded = model.project(h)
-        model.head_dtype = torch.float32
-        exact = model.project(h)
-    assert rounded.dtype == exact.dtype == torch.float32
-    whole = h.float() @ theirs.lm_head.weight.T
-    torch.testing.assert_close(exact, whole[..., : model.vocabulary], **CLOSE)
+    assert rounded.dtype == torch.float32
+    exact = (h.float() @ theirs.lm_head.weight.T)[..., : model.vocabulary]
     assert 1e-4 < float((rounded - exact).detach().abs().max()) < 0.2

@@ -4,10 +4,7 @@ import json
 import os
 import re
 
-import pytest
-
 from core.checkpoint_manager import CheckpointManager
-from core.files.whole_files import replacing
 from core.run.model_card import MARK, write_card
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
@@ -20,13 +17,10 @@ def run(**settings):
                          "reward_functions": ("exact_match",), "learning_rate": 1e-6, "min_lr": 1e-7} | settings)
 
 
-def card_of(folder, config, adapter=None, step=7, before=FIGURES[0], after=FIGURES[1]):
-    """The card of a folder with the files by which a model or an adapter is known."""
+def card_of(folder, config, adapter=False, step=7, before=FIGURES[0], after=FIGURES[1]):
+    """The card of a folder with the file by which a model or an adapter is known."""
     folder.mkdir(exist_ok=True)
-    if adapter is None:
-        (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    else:
-        (folder / "adapter_config.json").write_text(json.dumps({"auto_mapping": adapter}))
+    (folder / ("adapter_config.json" if adapter else "config.json")).write_text("{}")
     write_card(config, str(folder), step, before, after)
     return (folder / "README.md").read_text()
 
@@ -42,7 +36,6 @@ def test_a_card_has_the_facts_of_the_run(tmp_path):
     assert "7 steps on `sums.jsonl` with the objective `dr_grpo` for the rewards exact_match." in card
     assert "| sampled_accuracy | 0.2500 | 0.7500 |" in card and "| kl | 0.0000 | 0.1250 |" in card
     assert re.search(r"torch \d+\.\d+", card)
-    assert 'LlamaForCausalLM.from_pretrained("FOLDER")' in card
 
 
 def test_the_settings_of_a_card_are_those_that_differ_and_name_no_place_on_the_machine(tmp_path):
@@ -56,12 +49,10 @@ def test_the_settings_of_a_card_are_those_that_differ_and_name_no_place_on_the_m
     assert settings_in(card)["system_prompt"] == "```\n# Be brief", "texts may be shown"
 
 
-@pytest.mark.parametrize("mapping, kind", [({"base_model_class": "BertForMaskedLM"}, "BertForMaskedLM"),
-                                           (None, "AutoModelForCausalLM")])
-def test_an_adapter_names_its_base_model(tmp_path, mapping, kind):
-    card = card_of(tmp_path / "model", run(generator_checkpoint="/home/al/base", lora_rank=4), adapter=mapping or {})
+def test_an_adapter_names_its_base_model(tmp_path):
+    card = card_of(tmp_path / "model", run(generator_checkpoint="/home/al/base", lora_rank=4), adapter=True)
     assert card.startswith("---\nlibrary_name: peft\ntags") and "# A LoRA adapter of base" in card
-    assert f'PeftModel.from_pretrained({kind}.from_pretrained("base"), "FOLDER")' in card and "/home" not in card
+    assert "/home" not in card
 
 
 def test_a_supervised_run_has_a_card_too(tmp_path):
@@ -78,18 +69,9 @@ def test_a_card_is_written_anew_at_each_save_but_never_in_the_place_of_the_users
     assert card_of(tmp_path / "model", run(), step=5) == own
 
 
-@pytest.mark.parametrize("suffix, cards", [("", 2), (".safetensors", 0)])
-def test_every_saved_folder_has_a_card_and_a_file_has_none(tmp_path, suffix, cards):
-    def write_model(path, **facts):
-        if suffix:
-            with replacing(path) as new, open(new, "w") as f:
-                f.write("a model")
-        else:
-            os.makedirs(path, exist_ok=True)
-
+def test_every_saved_folder_has_a_card(tmp_path):
     written = []
-    manager = CheckpointManager(str(tmp_path), write_model, keep=1, suffix=suffix,
+    manager = CheckpointManager(str(tmp_path), lambda path, **facts: os.mkdir(path), keep=1, suffix="",
                                 write_card=lambda *about: written.append(about))
     manager.save(5, {}, [], {"eval/kl": 1.0}, before={"eval/kl": 0.5})
-    folders = [str(tmp_path / name) for name in ("model", "model-000005")]
-    assert written == [(folder, 5, {"eval/kl": 0.5}, {"eval/kl": 1.0}) for folder in folders][:cards]
+    assert written == [(str(tmp_path / name), 5, {"eval/kl": 0.5}, {"eval/kl": 1.0}) for name in ("model", "model-000005")]

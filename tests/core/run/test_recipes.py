@@ -8,85 +8,64 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from core.run.recipes import (
-    TORCHRUN_VARIABLES,
-    build_missing,
-    build_missing_checkpoint,
-    build_missing_dataset,
-    one_run_at_a_time,
-)
+from core.run.recipes import TORCHRUN_VARIABLES, build_missing, build_missing_checkpoint, build_missing_dataset
 
 
 def recipe(folder, body):
-    path = folder / "recipe.py"
-    path.write_text(f"import json, os, sys, time\n{body}\n")
+    path = folder / "prepare.py"
+    path.write_text(f"import json, os, sys\n{body}\n")
     return str(path)
+
+
+def test_nothing_is_built_without_a_recipe_or_a_path_or_again(tmp_path):
+    (tmp_path / "there").touch()
+    for path, name in ((tmp_path / "made", None), (None, "recipe"), (tmp_path / "there", "recipe")):
+        assert not build_missing(path, name, "key", ["no command"], pytest.fail)
+    assert not build_missing_checkpoint(None, "recipe", "key", "dataset", pytest.fail)
+    assert not build_missing_dataset(str(tmp_path / "none"), pytest.fail)
+    assert os.listdir(tmp_path) == ["there"]
 
 
 def test_runs_that_need_the_same_missing_file_build_it_once(tmp_path):
     target, said = tmp_path / "made", []
-    script = recipe(tmp_path, f"open({str(target)!r} + '.log', 'a').write('x'); time.sleep(0.5); "
-                              f"open({str(target)!r}, 'w').write('done')")
+    script = recipe(tmp_path, f"open({str(target)!r} + '.log', 'a').write('x'); open({str(target)!r}, 'w').write('done')")
     with ThreadPoolExecutor(3) as pool:
         for _ in range(3):
-            pool.submit(build_missing, str(target), f"{script} --quick", "some_key", [script], said.append)
+            pool.submit(build_missing, str(target), script, "some_key", [script], said.append)
     assert target.read_text() == "done" and (tmp_path / "made.log").read_text() == "x"
-    said.sort()
-    assert [line.split("; ")[1][:7] for line in said] == ["buildin", "waiting", "waiting"]
-    assert all("some_key" in line and script in line for line in said) and str(target) in said[0]
-
-
-def test_a_build_that_outlives_its_run_is_waited_for(tmp_path):
-    script = recipe(tmp_path, "print('x', flush=True); sys.stdin.read()")
-    with one_run_at_a_time(script, pytest.fail) as held:
-        process = subprocess.Popen([sys.executable, script], pass_fds=held, stdin=subprocess.PIPE,
-                                   stdout=subprocess.PIPE)
-        process.stdout.readline()
-    ended = []
-
-    def waiting():
-        ended.append(process.poll())
-        process.communicate()
-
-    with one_run_at_a_time(script, waiting):
-        assert ended == [None] and process.poll() == 0
-
-
-def test_nothing_is_built_without_a_recipe_or_a_path(tmp_path):
-    for path, name in ((tmp_path / "made", None), (tmp_path / "made", ""), (None, "recipe")):
-        assert not build_missing(path, name, "key", ["no command"], pytest.fail)
-    assert not build_missing_checkpoint(None, "recipe", "key", "dataset", pytest.fail)
-    assert not build_missing_dataset(str(tmp_path / "none"), None, pytest.fail)
-    assert not os.listdir(tmp_path)
+    assert len(said) == 1 and said[0].startswith(f"some_key: {target} is missing; building it with {script}")
 
 
 @pytest.mark.parametrize("code", [3, 0])
 def test_a_recipe_that_fails_or_writes_no_file_ends_the_run_with_its_name(tmp_path, code):
     script = recipe(tmp_path, f"sys.exit({code})")
-    with pytest.raises(ValueError, match="generator_checkpoint: building .*made with .*recipe.py failed or was stopped, "
+    with pytest.raises(ValueError, match="generator_checkpoint: building .*made with .*prepare.py failed or was stopped, "
                                          "see above; start again to go on"):
         build_missing(str(tmp_path / "made"), script, "generator_checkpoint", [script], lambda text: None)
 
 
-def test_the_recipe_of_a_dataset_gets_its_arguments_and_runs_alone_even_if_this_process_is_a_rank(tmp_path, monkeypatch):
+def test_a_dataset_is_built_by_its_prepare_even_if_this_process_is_a_rank(tmp_path, monkeypatch):
     for name in (*TORCHRUN_VARIABLES, "OTHER"):
         monkeypatch.setenv(name, "1")
-    script = recipe(tmp_path, f"json.dump([sys.argv[1:], dict(os.environ)], open({str(tmp_path / 'meta.json')!r}, 'w'))")
-    build_missing_dataset(str(tmp_path), f"{script} --tokenizer=bert --source=python", lambda text: None)
+    recipe(tmp_path, f"json.dump([sys.argv[1:], dict(os.environ)], open({str(tmp_path / 'meta.json')!r}, 'w'))")
+    assert build_missing_dataset(str(tmp_path), lambda text: None, dry=True) and not (tmp_path / "meta.json").exists()
+    assert not build_missing_dataset(str(tmp_path), lambda text: None)
     arguments, environment = json.loads((tmp_path / "meta.json").read_text())
-    assert arguments == ["--tokenizer=bert", "--source=python", f"--out={tmp_path}"]
+    assert arguments == [f"--out={tmp_path}"]
     assert "OTHER" in environment and not environment.keys() & set(TORCHRUN_VARIABLES)
 
 
 def test_a_checkpoint_is_trained_in_a_folder_beside_it_and_resumed_there(tmp_path, monkeypatch):
     commands, path = [], tmp_path / "g.safetensors"
 
-    def run(command, env, pass_fds):
+    def run(command, env):
         commands.append(command)
         path.touch()
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr("core.run.recipes.subprocess.run", run)
+    (tmp_path / "config.py").touch()
+    monkeypatch.chdir(tmp_path)
     build_missing_checkpoint(str(path), "config.py", "key", "mine", lambda text: None)
     assert commands[0][0] == sys.executable and commands[0][1].endswith(os.path.join("core", "pretrain.py"))
     assert commands[0][2:] == ["config.py", "--dataset=mine", f"--out_dir={tmp_path}/g-run", f"--export={path}",

@@ -7,7 +7,6 @@ import re
 import struct
 import subprocess
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -38,7 +37,7 @@ for step in range(first + 1, last + 1):
         logger.say("  problem | " + samples[0]["problem"].encode(errors="replace").decode())
         logger.trackers.text(step, samples)
 if end == "killed":
-    time.sleep(2.5)
+    time.sleep(2)
     os.kill(os.getpid(), signal.SIGKILL)
 if end == "service killed":
     children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
@@ -52,7 +51,8 @@ print("the run has ended")
 
 
 def run(folder, name, first=0, last=4, value=0.5, end="", before="", **settings):
-    """A run with a tracker, in a process of its own, from the step after `first` to `last`. before: lines of code that it runs first. Returns what it printed."""
+    """A run with a tracker, in a process of its own, from the step after `first` to `last`; it runs the lines of code in
+    `before` first. Returns its output."""
     settings |= {"out_dir": str(folder / "out"), "report_to": [name]}
     env = os.environ | {"WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio")}
     done = subprocess.run([sys.executable, "-c", before + RUN, ROOT, json.dumps([settings, SAMPLES, first, last, value, end])],
@@ -116,15 +116,16 @@ def contents(folder):
 
 @pytest.fixture(params=TRACKERS)
 def name(request):
-    pytest.importorskip(TRACKERS[request.param].package)
+    pytest.importorskip(request.param)
     return request.param
 
 
 @pytest.mark.slow
-def test_a_resumed_run_writes_no_step_twice(tmp_path, name):
-    run(tmp_path, name, last=5, end="killed", log_text=True)
+def test_a_resumed_run_writes_no_step_twice_and_texts_are_sent_only_if_they_may(tmp_path, name):
+    run(tmp_path, name, last=5, end="killed", system_prompt="a secret instruction")
+    assert b"secret" not in contents(tmp_path)
     run(tmp_path, name, first=2, last=7, value=0.25, log_text=True)
-    assert b"secret <b>yes</b>" in contents(tmp_path), "texts, which may be sent"
+    assert b"secret <b>yes</b>" in contents(tmp_path)
     kept = {"tensorboard": 2}.get(name, 5)  # the last step that is the first process's
     lost = {"wandb": 5}.get(name)           # wandb writes a step when the next one begins
     assert READERS[name](tmp_path) == {
@@ -135,26 +136,10 @@ def test_a_resumed_run_writes_no_step_twice(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_texts_are_sent_only_if_they_may(tmp_path, name):
-    run(tmp_path, name, system_prompt="a secret instruction")
-    assert b"secret" not in contents(tmp_path)
-    assert READERS[name](tmp_path) == {"loss": [(step, 0.5 + step) for step in (1, 2, 3, 4)],
-                                       "eval/judge": [(2, -1.5), (4, -3.5)]}
-
-
-@pytest.mark.slow
 def test_a_wandb_whose_service_dies_does_not_stop_the_run(tmp_path):
     out = run(tmp_path, "wandb", end="service killed")
     assert out.count("wandb failed (") == 1 and "the run goes on without it" in out
     assert [r["step"] for r in read_records(str(tmp_path / "out" / "metrics.jsonl"))][-3:] == [5, 6, 7]
-
-
-@pytest.mark.slow
-def test_a_trackio_that_cannot_write_does_not_stop_the_run(tmp_path):
-    pytest.importorskip("trackio")
-    (tmp_path / "trackio").write_text("a file where the folder should be")
-    out = run(tmp_path, "trackio")
-    assert len([line for line in out.split("\n") if "Trackio warning" in line and "metric logs" in line]) == 1
 
 
 @pytest.mark.slow
@@ -168,14 +153,18 @@ def test_a_full_disk_ends_tensorboard_and_not_the_run(tmp_path):
     assert len(read_records(str(tmp_path / "out" / "metrics.jsonl"))) == 60
 
 
-class Recorder:
-    """A tracker that keeps what it gets and fails when it is told to."""
+class StrangeError(Exception):
+    """As errors of trackers are: neither OSError nor RuntimeError."""
 
-    package, remedy, id = "json", "mend it", "run 7"
+
+class Recorder:
+    """A tracker that keeps the calls that it gets, and fails in one of them."""
+
+    id, fails = "run 7", None
 
     def __init__(self, config, step, id):
-        self.calls, self.fails = [("start", step, id)], config.wandb_run_name
-        self.call("start")
+        self.calls = []
+        self.call("start", step, id)
 
     def call(self, method, *arguments):
         self.calls.append((method, *arguments))
@@ -192,19 +181,12 @@ class Recorder:
         self.call("finish")
 
 
-class StrangeError(Exception):
-    """As errors of trackers are: neither OSError nor RuntimeError."""
-
-
 @pytest.fixture
 def recorders(monkeypatch, tmp_path):
     """Two trackers, a and b, of which b fails in a method: (trackers of that run, lines on the console)."""
     def made(fails=None, **settings):
-        class B(Recorder):
-            def __init__(self, config, step, id):
-                super().__init__(replace(config, wandb_run_name=fails), step, id)
-
-        monkeypatch.setattr("core.run.trackers.TRACKERS", {"a": Recorder, "b": B})
+        both = {"a": Recorder, "b": type("B", (Recorder,), {"fails": fails})}
+        monkeypatch.setattr("core.run.trackers.TRACKERS", both)
         lines = []
         return Trackers(RunConfig(out_dir=str(tmp_path), report_to=("a", "b"), **settings), lines.append), lines
     return made
@@ -215,19 +197,19 @@ def test_a_tracker_that_fails_is_left_out_with_one_line(recorders, method):
     trackers, lines = recorders(method, log_text=True)
     trackers.start(0, [])
     a, b = trackers.running.values()
-    for step in (1, 2):
+    for step in (0, 1):
         trackers.log(step, {"loss": 1.0})
         trackers.text(step, SAMPLES)
     trackers.finish()
     assert lines == ["b failed (first line second line); the run goes on without it"]
-    assert [call[0] for call in a.calls] == ["start", "start", "log", "text", "log", "text", "finish"]
+    assert [call[0] for call in a.calls] == ["start", "log", "text", "log", "text", "finish"]
     assert b.calls[-1][0] == method and sum(call[0] == method for call in b.calls) == 1
+    assert a.calls[2] == ("text", 0, [["a secret\n\x1b question ?", 0.9, "secret <b>yes</b>", None, "secret | no"]])
 
 
 def test_a_tracker_that_does_not_start_stops_a_new_run_and_not_a_resumed_one(recorders):
     trackers, lines = recorders("start")
-    with pytest.raises(ValueError, match=r"^report_to=\('a', 'b'\): b did not start \(first line second line\); mend it"
-                                         " or leave b out$"):
+    with pytest.raises(ValueError, match=r"^b did not start \(first line second line\); mend that, or leave b out of"):
         trackers.start(0, [])
     trackers, lines = recorders("start")
     trackers.start(3, [])
@@ -235,64 +217,33 @@ def test_a_tracker_that_does_not_start_stops_a_new_run_and_not_a_resumed_one(rec
     assert lines == ["b did not start (first line second line); the run goes on without it"]
 
 
-def test_a_resumed_run_goes_on_under_its_id_with_what_is_new(recorders, tmp_path):
-    """The earlier process ended in the evaluation of step 4: the metrics of its training are known, the others not."""
-    records = [{"step": 2, "loss": 1.0}, {"step": 3, "loss": 1.0}, {"step": 3, "eval/judge": 1.0},
-               {"step": 4, "loss": 1.0}]
+def test_a_resumed_run_goes_on_under_its_id_after_the_last_step_that_was_logged(recorders, tmp_path):
     recorders()[0].start(0, [])
+    assert json.loads((tmp_path / "trackers.json").read_text()) == {"a": "run 7", "b": "run 7"}
     (tmp_path / "trackers.json").write_text('{"a": "run 7"}')  # only a was on
-    trackers, _ = recorders(log_text=True)
-    trackers.start(2, records)
+    trackers, _ = recorders()
+    trackers.start(2, [{"step": 2, "loss": 1.0}, {"step": 3, "loss": 1.0}])
     for step in (3, 4):
         trackers.log(step, {"loss": 2.0})
-        trackers.log(step, {"eval/judge": 2.0})
-        trackers.text(step, SAMPLES)
     a, b = (tracker.calls for tracker in trackers.running.values())
-    assert a[0] == ("start", 2, "run 7") and b[0] == ("start", 2, None)
-    assert [call[:2] for call in a[2:]] == [("log", 4), ("text", 4)] and a[2][2] == {"eval/judge": 2.0}
-    assert [call[:2] for call in b[2:]] == [("log", 3), ("log", 3), ("text", 3), ("log", 4), ("log", 4), ("text", 4)]
+    assert a == [("start", 2, "run 7"), ("log", 4, {"loss": 2.0})]
+    assert [call[:2] for call in b] == [("start", 2), ("log", 3), ("log", 4)] and b[0][2] is None
 
 
-@pytest.mark.parametrize("content", ['{"a": "ru', "[7]"])
-def test_damaged_ids_make_a_new_run(recorders, tmp_path, content):
-    (tmp_path / "trackers.json").write_text(content)
-    trackers, lines = recorders()
-    trackers.start(2, [])
-    assert lines == [] and trackers.running["a"].calls[0] == ("start", 2, None)
-    assert json.loads((tmp_path / "trackers.json").read_text()) == {"a": "run 7", "b": "run 7"}
-
-
-def test_samples_are_rows_of_texts_that_can_be_encoded_and_of_numbers(recorders):
-    trackers, _ = recorders(log_text=True)
-    trackers.start(0, [])
-    trackers.text(1, SAMPLES)
-    trackers.text(2, [])
-    assert trackers.running["a"].calls[2:] == [
-        ("text", 1, [["a secret\n\x1b question ?", 0.9, "secret <b>yes</b>", None, "secret | no"]])]
-
-
-def test_a_tracker_that_there_is_not_is_named():
-    with pytest.raises(ValueError, match=r"^report_to=\('wanb',\): there is no tracker 'wanb'; choose among wandb, "
-                                         "tensorboard, trackio$"):
+def test_a_tracker_that_there_is_not_is_named_and_a_missing_package_has_its_pip_command(monkeypatch):
+    with pytest.raises(ValueError, match=r"^report_to=\('wanb',\): there is no tracker 'wanb'; choose among wandb, "):
         check_trackers(RunConfig(report_to=("wanb",)))
-
-
-@pytest.mark.parametrize(("settings", "line"), [
-    ({"report_to": ("trackio",)}, "report_to=('trackio',) needs the package trackio: pip install trackio"),
-    ({"report_to": ("tensorboard",)},
-     "report_to=('tensorboard',) needs the package tensorboard: pip install tensorboard"),
-    ({"wandb_log": True}, "wandb_log=True needs the package wandb: pip install wandb")])
-def test_a_missing_package_is_one_line_with_the_pip_command(monkeypatch, settings, line):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     check_trackers(RunConfig())
-    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
-        check_trackers(RunConfig(**settings))
+    for name, settings in (("trackio", {"report_to": ("trackio",)}), ("wandb", {"wandb_log": True})):
+        with pytest.raises(ValueError, match=f"asks for {name}, which is not installed: pip install {name}$"):
+            check_trackers(RunConfig(**settings))
 
 
 @pytest.mark.parametrize("log, names, found", [
     (False, (), []), (True, (), ["wandb"]), (True, ("trackio", "wandb", "wandb"), ["wandb", "trackio"])])
 def test_wandb_log_means_wandb_in_report_to(log, names, found):
-    assert list(Trackers(RunConfig(wandb_log=log, report_to=names)).names) == found
+    assert Trackers(RunConfig(wandb_log=log, report_to=names)).names == found
 
 
 def test_rank_0_alone_has_trackers(recorders, tmp_path):
@@ -300,6 +251,5 @@ def test_rank_0_alone_has_trackers(recorders, tmp_path):
     logger = create_logger(config, SimpleNamespace(is_main=False), 3, ("loss",))
     logger.start()
     logger.log(1, {"loss": 1.0})
-    logger.trackers.text(1, SAMPLES)
     logger.close()
-    assert logger.trackers.names == {} and os.listdir(tmp_path) == []
+    assert logger.trackers.names == [] and os.listdir(tmp_path) == []

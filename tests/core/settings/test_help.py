@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from core.config import load_config, run_config_file
-from core.settings.help import HELP_WIDTH, help_lines, type_name, usual_settings
+from core.settings.help import HELP_WIDTH, help_lines, usual_settings
 from grpo.grpo_config import GRPOConfig
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -70,12 +70,6 @@ def test_help_of_training_shows_what_shipped_configs_and_the_readme_set_and_help
         assert set(run_config_file(str(config))) <= usual_settings()
 
 
-def test_help_works_without_sections_defaults_or_source():
-    names = dataclasses.field(default_factory=list)
-    small = dataclasses.make_dataclass("small", [("size", int), ("names", list, names)])
-    assert [line.split() for line in help_lines(small)[2:]] == [["--size", "int"], ["--names=[]", "list"]]
-
-
 @pytest.mark.parametrize(("path", "name"), CONFIGS)
 def test_every_key_of_every_script_has_a_reason(path, name):
     spec = importlib.util.spec_from_file_location(f"config_of_{path.replace('/', '_')[:-3]}", ROOT / path)
@@ -88,8 +82,3 @@ def test_every_key_of_every_script_has_a_reason(path, name):
     shown = [line.fullmatch(x) for x in lines if x.startswith("  --")]
     assert all(shown) and {match[1] for match in shown} == {field.name for field in fields}
     assert len(shown) == len(fields) and max(map(len, lines)) <= HELP_WIDTH == 120
-
-
-def test_types_are_named_in_words():
-    assert [type_name(t) for t in (int, float | None, tuple[str, ...], str | tuple[float, ...] | None)] == [
-        "int", "float or None", "tuple of str", "str or tuple of float or None"]

@@ -52,8 +52,7 @@ def test_an_exception_has_the_innermost_line_of_the_user_and_what_it_was(functio
 
 def test_an_error_in_the_call_itself_names_the_definition():
     line = divides.__code__.co_firstlineno
-    for function in (divides, functools.partial(divides), functools.wraps(divides)(lambda: divides(1))):
-        assert definition(function) == f"{HERE}, line {line}"
+    assert definition(functools.wraps(divides)(lambda: divides(1))) == f"{HERE}, line {line}"
     with pytest.raises(UserCodeError, match=f"^{HERE}, line {line}: TypeError: divides.. got an unexpected keyword"):
         run_user_code(divides, wrong=1)
 
@@ -67,7 +66,7 @@ def test_an_exception_without_a_part_of_the_user_stays_as_it_is():
 def test_an_exception_of_a_librarys_function_names_the_function():
     with pytest.raises(UserCodeError, match="json/__init__.py, line [0-9]+: JSONDecodeError: Expecting"):
         run_user_code(json.loads, "[1")
-    with pytest.raises(UserCodeError, match="^builtin_function_or_method fsum: TypeError"):
+    with pytest.raises(UserCodeError, match="^fsum: TypeError"):
         run_user_code(math.fsum, 1)
 
 

@@ -45,7 +45,7 @@ def test_a_sampler_that_reports_other_log_probabilities_is_found(tmp_path, healt
     wrong = sampling(completing(tmp_path), lambda rollouts: replace(rollouts, old_logp=rollouts.old_logp - 0.25))
     x = examined(wrong)
     expect(first_ratio(x), False, "the first ratio is not 1 (largest difference 0.25", "check_model.py")
-    expect(first_ratio(replace(x, float32=False)), False, "is not 1", "head_dtype='float32'")
+    expect(first_ratio(replace(x, float32=False)), False, "is not 1", "dtype='float32'")
 
 
 @pytest.mark.parametrize(("float32", "most", "kl", "fine"), [
@@ -62,7 +62,7 @@ def test_a_reference_that_is_not_the_policy_is_found(tmp_path, healthy):
         run.models.reference.model.embed.weight.mul_(1.5)
     x = examined(run)
     expect(first_kl(x), False, "but both should be the same model", "check_model.py")
-    expect(first_kl(replace(x, float32=False)), False, "the same model", "head_dtype='float32'")
+    expect(first_kl(replace(x, float32=False)), False, "the same model", "dtype='float32'")
 
 
 def test_a_reference_of_your_own_may_differ_but_not_far(healthy):
