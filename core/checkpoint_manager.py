@@ -173,7 +173,7 @@ class CheckpointManager:
         now = layout(weights, optimizers) | self.identity
         differing = [key for key, value in now.items() if saved.get(key) != value]
         if differing:
-            raise ValueError(f"{path} is of a run with other {', '.join(differing)}; resume with the settings of "
+            raise ValueError(f"{path} is of a run that differs in {', '.join(differing)}; resume with the settings of "
                              f"{self.path(CONFIG)} or choose another out_dir")
         for optimizer, saved in zip(optimizers, state.pop("optimizers"), strict=True):
             own = [{key: x for key, x in group.items() if key != "params"} for group in optimizer.param_groups]

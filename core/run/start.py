@@ -112,8 +112,9 @@ def record_start(config, origin, dist, step):
     settings = {}
     for key, (value, default, where) in changed_settings(config, origin).items():
         settings[key] = {"value": value, "default": default, "set in": where}
-    add_record(config.out_dir, {"time": now(), "step": step, "command": shlex.join(["python", *sys.argv]), "commit": commit(), **machine(dist),
-                                "python": platform.python_version(), **versions(), "settings": settings})
+    add_record(config.out_dir, {
+        "time": now(), "step": step, "command": shlex.join(["python", *sys.argv]), "commit": commit(), **machine(dist),
+        "python": platform.python_version(), **versions(), "settings": settings})
 
 
 def add_record(out_dir, record):

@@ -42,10 +42,8 @@ def kept_states(folder):
     return sorted(name for name in os.listdir(folder) if name.startswith("state"))
 
 
-def damage(folder, *names):
-    for name in names:
-        whole = (folder / name).read_bytes()
-        (folder / name).write_bytes(whole[: len(whole) // 2])
+def damage(path):
+    path.write_bytes(path.read_bytes()[:1000])
 
 
 def test_a_state_is_read_back_and_the_last_two_are_kept(tmp_path):
@@ -82,25 +80,20 @@ def test_a_state_of_another_model_optimizer_or_identity_is_refused_in_one_line(t
     for net, kind, identity, words in (
             (model(n_layer=2), torch.optim.AdamW, {"alpha": 2.0}, "weights"),
             (model(), torch.optim.SGD, {"alpha": 2.0}, "optimizers"), (model(), torch.optim.AdamW, {"alpha": 4.0}, "alpha")):
-        with pytest.raises(ValueError, match=f"state.pt is of a run with other {words}; resume with.*config.json") as error:
+        with pytest.raises(ValueError, match=f"state.pt is of a run that differs in {words}; resume with.*config.json") as error:
             without_models(tmp_path, identity=identity).load(net.state_dict(), [kind(net.parameters())])
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("suffix, others", [("", ("model-1.safetensors", "model-1-notes", "model-x", "my-model-1")),
-                                            (".safetensors", ("model-1", "model-1xsafetensors", "model-1.bin"))])
-def test_the_last_numbered_models_are_kept_beyond_a_million_steps_and_other_names_stay(tmp_path, suffix, others):
+def test_the_last_numbered_models_are_kept_beyond_a_million_steps_and_other_names_stay(tmp_path):
+    others = {"model-1.safetensors", "model-1-notes", "model-x", "my-model-1"}
     for name in others:
         (tmp_path / name).mkdir()
-    write = write_folder if suffix == "" else lambda path, step: pathlib.Path(path).write_text(str(step))
-    manager = CheckpointManager(str(tmp_path), write, keep=2, suffix=suffix)
+    manager = CheckpointManager(str(tmp_path), write_folder, keep=2, suffix="")
     for step in (999998, 999999, 1000000):
         manager.save(step, {}, [], {})
-    names = [f"model-999999{suffix}", f"model-1000000{suffix}"]
-    assert {*names, *others} <= set(os.listdir(tmp_path))
-    written = [tmp_path / name / "config.json" if suffix == "" else tmp_path / name for name in names]
-    assert [path.read_text() for path in written] == ["999999", "1000000"]
-    assert len(os.listdir(tmp_path)) == len(others) + len(names) + len(("model", "state.pt", "state-999999.pt"))
+    assert set(os.listdir(tmp_path)) == others | {"model", "model-999999", "model-1000000", "state.pt", "state-999999.pt"}
+    assert (tmp_path / "model-999999" / "config.json").read_text() == "999999"
 
 
 def test_a_state_is_loaded_without_running_code(tmp_path):
@@ -144,16 +137,16 @@ def test_a_run_whose_save_was_cut_anywhere_ends_with_its_last_model(tmp_path, mo
 def test_a_damaged_state_is_named_and_the_one_before_it_is_used(tmp_path):
     net, told = model(), []
     save_steps(tmp_path, net, (1, 2))
-    damage(tmp_path, "state.pt")
+    damage(tmp_path / "state.pt")
     manager = without_models(tmp_path)
     state = manager.load(net.state_dict(), [], told.append)
     assert state["step"] == 1 and all((p == 1).all() for p in state["model"].values())
     assert len(told) == 1 and f"{tmp_path}/state.pt is damaged or cut short" in told[0]
     assert f"going on from {tmp_path}/state-000001.pt, step 1" in told[0] and "\n" not in told[0]
     manager.save(2, net.state_dict(), [], {})
-    damage(tmp_path, "state.pt")
+    damage(tmp_path / "state.pt")
     assert manager.load(net.state_dict(), [], told.append)["step"] == 1, "a damaged state never replaces a whole one"
-    damage(tmp_path, "state-000001.pt")
+    damage(tmp_path / "state-000001.pt")
     with pytest.raises(ValueError, match="state.pt is damaged.*state-000001.pt is damaged.*start without") as error:
         manager.load(net.state_dict(), [], pytest.fail)
     assert "\n" not in str(error.value)

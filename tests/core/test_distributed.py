@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from core.distributed import LONGEST_WAIT, Distributed, OtherRank, detect_device, detect_dtype, store_of_attempt
-from tests.tiny import ROOT, TORCHRUN, model, run_script
+from tests.tiny import ROOT, TORCHRUN, run_script
 
 
 def test_devices_and_types(monkeypatch):
@@ -36,22 +36,6 @@ def test_autocast_computes_in_the_type_that_was_asked_for(dtype):
     with dist.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dist.dtype
     assert not torch.is_autocast_enabled("cpu")
-
-
-def test_a_single_process_is_the_whole_world():
-    dist, net, x = Distributed("cpu"), model(), torch.tensor([1.0, 2.0])
-    assert dist.agree(15) == 15 and dist.agree(False) == 0
-    assert dist.is_main and (dist.rank, dist.world) == (0, 1)
-    assert torch.equal(dist.total(x), x) and torch.equal(dist.largest(x), x) and dist.gather({"a": 1}) == [{"a": 1}]
-    weights = [p.clone() for p in net.parameters()]
-    net.head.weight.grad = torch.ones_like(net.head.weight)
-    dist.sum_gradients(net.parameters())
-    dist.broadcast(net.parameters())
-    dist.barrier()
-    for p, before in zip(net.parameters(), weights, strict=True):
-        assert torch.equal(p, before)
-        assert p.grad.sum() == (p.numel() if p is net.head.weight else 0), "a missing gradient counts as zero"
-    dist.close()
 
 
 GLOO = "[enforce fail at gloo/transport/tcp/pair.cc:538] "

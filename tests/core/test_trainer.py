@@ -2,13 +2,11 @@
 
 import itertools
 import os
-import signal
 import time
 
 import pytest
 import torch
 
-from core import trainer as trainer_module
 from core.files.json_lines import read_records
 from core.logger import Logger
 from core.models import load_model
@@ -145,33 +143,3 @@ def test_the_batch_of_a_bad_step_is_kept_and_the_run_goes_on(dataset, tmp_path, 
     for i, name in enumerate(("input", "target", "mask")):
         assert all(torch.equal(x, batch[i]) for x, batch in zip(found[name], batches[4:6], strict=True))
     assert "step 3 is skipped, because these are not finite: loss, grad_norm; its batch is in" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("number, when, step, evaluations", [
-    (signal.SIGINT, "step 3", 3, 0), (signal.SIGTERM, "evaluation", 3, 1)])
-def test_after_a_signal_a_run_is_saved_at_once_and_the_resumed_one_has_the_same_bits(
-        dataset, tmp_path, monkeypatch, capsys, number, when, step, evaluations):
-    """The evaluation of step 3 is the resumed run's if a signal came in that step, and not in the evaluation."""
-    whole, real, done = train(dataset, tmp_path / "whole"), trainer_module.training_step, []
-    cut = new_trainer(dataset, tmp_path / "cut", export=str(tmp_path / "shipped.safetensors"))
-    evaluate = cut.evaluate
-
-    def stepping(*arguments):
-        if when == f"step {cut.step + 1}":
-            os.kill(os.getpid(), number)
-        return real(*arguments)
-
-    def evaluating(net):
-        done.append(cut.step)
-        if when == "evaluation":
-            os.kill(os.getpid(), number)
-        return evaluate(net)
-
-    cut.evaluate = evaluating
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer_module, "training_step", stepping)
-        cut.run()
-    assert cut.step == step and len(done) == evaluations and not (tmp_path / "shipped.safetensors").exists()
-    name = signal.Signals(number).name
-    assert f"stopped by {name} after step {step}; go on with --resume=True" in capsys.readouterr().out
-    expect_whole(whole, train(dataset, tmp_path / "cut", resume=True), tmp_path)

@@ -23,7 +23,7 @@ from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.rewards import Rewards
 from grpo.scoring import with_reference
-from tests.families import adapter_folder, folder_maker, write_prose, write_sums
+from tests.families import folder_maker, write_prose, write_sums
 from tests.grpo.trainers import assembled
 from tests.tiny import (
     CAUSAL,
@@ -251,17 +251,10 @@ def sums(tmp_path):
 
 
 REFUSED_MODELS = {
-    "an adapter of ours": ({"generator_checkpoint": "causal", "lora_rank": 4},
-                           "lora_rank=4 is for Hugging Face models, which generator_checkpoint=.*causal is not"),
     "no template": ({"generator_checkpoint": "causal", "template": "model"},
                     "template='model' is the chat template of a Hugging Face model, which this model is not"),
-    "no chat template": ({"generator_checkpoint": "llama", "template": "model"}, "has no chat template"),
-    "4 bits": ({"generator_checkpoint": "llama", "lora_rank": 4, "load_in_4bit": True},
-               "load_in_4bit=True needs a CUDA GPU, but the device is cpu"),
     "an unused reward model": ({"generator_checkpoint": "causal", "reward_model_checkpoint": "bert_reward"},
                                "reward_model_checkpoint=.* is not used: add 'reward_model' to reward_functions"),
-    "a generator as reward model": ({"generator_checkpoint": "causal", "reward_model_checkpoint": "bert",
-                                     "reward_functions": ("reward_model",)}, "reward_model_checkpoint=.*has 2 labels"),
     "a reward model as generator": ({"generator_checkpoint": "llama_reward"},
                                     "is a reward model or classifier .*name it in reward_model_checkpoint"),
     "a judge of another vocabulary": ({"generator_checkpoint": "bert", "judge_checkpoint": "judge"},
@@ -274,10 +267,7 @@ REFUSED_MODELS = {
 @pytest.mark.parametrize("name", REFUSED_MODELS)
 def test_hugging_face_models_and_settings_that_do_not_fit_are_one_line(checkpoints, folder, sums, tmp_path, name):
     settings, message = REFUSED_MODELS[name]
-    if settings.keys() & {"lora_rank", "lora_init_from"}:
-        pytest.importorskip("peft")
-    ours = ("causal", "judge")
-    settings = {key: (str(checkpoints / x) if x in ours else folder(x)) if key.endswith("checkpoint") else x
+    settings = {key: (str(checkpoints / x) if x in ("causal", "judge") else folder(x)) if key.endswith("checkpoint") else x
                 for key, x in settings.items()}
     fills = "bert" == REFUSED_MODELS[name][0]["generator_checkpoint"]
     data_of = write_prose(tmp_path / "prose", load_tokenizer(folder("bert"))) if fills else sums
@@ -299,22 +289,6 @@ def test_the_evaluation_of_a_fill_in_model_reads_the_dataset_with_the_tokenizer_
     data, models, scoring = assembled(c)
     metrics, samples = build_evaluation(c, models, scoring, data)(models.policy, 1.0)
     assert 0 < metrics["judge"] < 1 and metrics["kl"] == 0.0 and samples
-
-
-def test_an_adapter_is_a_generator_merged_into_its_base(folder, sums, tmp_path):
-    """Without lora settings all weights of the merged model are trained; the reference is a copy of it."""
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    adapter = adapter_folder(tmp_path / "adapter", folder("llama"))
-    c = prompt_config(dataset=sums, generator_checkpoint=adapter)
-    data, models, _ = assembled(c)
-    base = transformers.AutoModelForCausalLM.from_pretrained(folder("llama")).eval()
-    tokens = torch.tensor([data.records["train"][0]["tokens"]])
-    with torch.no_grad():
-        plain = base(tokens).logits
-        theirs = peft.PeftModel.from_pretrained(base, adapter).eval()(tokens).logits
-        torch.testing.assert_close(models.policy.model(tokens), theirs, rtol=1e-4, atol=1e-4)
-        assert not torch.allclose(plain, theirs, atol=0.1)
-    assert same(models.policy, models.reference) and models.policy.model.adapter is None
 
 
 @pytest.mark.parametrize("generator, dtype", [("fill", "auto"), ("fill", "float32"), ("other causal", "auto")])

@@ -33,7 +33,6 @@ from tests.grpo.trainers import (
 )
 from tests.tiny import (
     collect,
-    config,
     consumer,
     count_rows,
     fill_policy,
@@ -348,8 +347,8 @@ def test_a_run_of_an_adapter_is_not_resumed_with_another_one_or_another_referenc
     run(adapted(llama, tmp_path, max_iters=1))
     for settings, words in (({"reference_mode": "periodic"}, "has another reference than this run"),
                             ({"reference_checkpoint": llama[0]}, "has another reference than this run"),
-                            ({"lora_alpha": 128.0}, "is of a run with other lora_alpha"),
-                            ({"lora_rank": 8}, "is of a run with other .*lora_rank")):
+                            ({"lora_alpha": 128.0}, "is of a run that differs in lora_alpha"),
+                            ({"lora_rank": 8}, "is of a run that differs in .*lora_rank")):
         with pytest.raises(ValueError, match=f"state.pt {words}.*config.json") as error:
             adapted(llama, tmp_path, max_iters=2, resume=True, **settings)
         assert "\n" not in str(error.value)

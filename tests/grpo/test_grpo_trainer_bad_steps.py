@@ -103,38 +103,12 @@ def test_a_reward_that_is_not_finite_makes_a_bad_step(prompts, settings, bad):
     assert metrics["nonfinite_rewards"] >= 1 and metrics["bad_rollouts"] == 1
 
 
-def test_a_bad_reward_that_another_cancels_is_still_seen(prompts):
-    """Infinity minus infinity, and infinity with weight 0, would count as skipped completions."""
-    @reward
-    def one(completions):
-        return [INF] * 2 + [0.5] * (len(completions) - 2)
-
-    @reward
-    def other(completions):
-        return [INF] * 2 + [0.25] * (len(completions) - 2)
-
-    for weights in ((1.0, -1.0), (0.0, 0.0)):
-        c = prompt_config(reward_functions=("one", "other"), reward_weights=weights, kl_beta=0.0)
-        assert skipped(causal_policy(), None, Rewards(c), prompt_consumer(prompts, c), c)["nonfinite_rewards"] == 2
-
-
 def test_a_group_of_equally_infinite_rewards_is_not_taken_for_one_of_equal_rewards(dataset):
     value = torch.rand(4, 4)
     value[1] = INF
     for zero_std in ("keep", "drop"):
         c = config(kl_beta=0.0, zero_std=zero_std)
         assert skipped(fill_policy(), None, lambda r: Scored(value), consumer(dataset, c), c)["nonfinite_rewards"] == 4
-
-
-def test_credit_on_padding_may_be_anything(prompts):
-    c = prompt_config(kl_beta=0.0)
-
-    def scored(rollouts):
-        credit = torch.rand(rollouts.mask.shape).masked_fill(rollouts.mask == 0, NAN)
-        return Scored(torch.rand(4, 4), rollouts.by_problem(credit))
-
-    metrics = grpo_step(causal_policy(scale=1.0), None, scored, prompt_consumer(prompts, c), c)
-    assert metrics["skipped_steps"] == metrics["nonfinite_rewards"] == 0 and metrics["grad_norm"] > 0
 
 
 # Whole runs
@@ -184,7 +158,6 @@ def test_a_bad_step_moves_nothing_is_counted_named_and_kept(dataset, tmp_path, c
     assert (found["step"], found["rank"], found["iteration"]) == (3, 0, 2)
     assert found["config"] == dataclasses.asdict(t.config) and found["kl_beta"] == 0.1
     rollouts, (sampled,) = found["rollouts"], found["sampled"]
-    assert rollouts["advantage"].shape == (16, 1) and rollouts["reading"]["texts"].shape == (4, 1, 32)
     assert rollouts["ref_distributions"] is None, "large, and the models give them again"
     assert sampled["reward"].isinf().sum() == 1 and sampled["values"]["judge"].isinf().tolist() == [True] + [False] * 15
     text, n = rollouts["reading"]["texts"][0, 0].clone(), int(rollouts["mask"][0].sum())

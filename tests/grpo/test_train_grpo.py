@@ -6,7 +6,6 @@ import re
 import shutil
 
 import pytest
-import torch
 
 from core.files.json_lines import read_records
 from core.models import load_model, save_model
@@ -165,28 +164,6 @@ def test_the_shipped_config_and_models_belong_together(world):
     assert done.stdout.count("frozen") == 3 and "gold_judge" in done.stdout
     pretrained = os.path.join(ROOT, "data", "char_diffusion", "pretrained")
     assert sum(os.path.getsize(os.path.join(pretrained, name)) for name in os.listdir(pretrained)) < 16e6
-
-
-def test_a_reward_model_scores_the_completions_of_a_run(causal_world, tmp_path):
-    """The score that is shown beside a completion is that of transformers for prompt and completion as one text."""
-    transformers = pytest.importorskip("transformers")
-    judging = model_folder(tmp_path / "judging", "llama_reward")
-    done = train(causal_world[1], reward_functions="('reward_model',)", reward_model_checkpoint=judging,
-                 out_dir=tmp_path / "out", max_iters=2, sample_interval=1, learning_rate=1e-3, kl_beta=0.0)
-    assert done.returncode == 0 and "1 x reward_model [-inf, inf]" in done.stdout, done.stderr
-    net = transformers.AutoModelForSequenceClassification.from_pretrained(judging).eval()
-    tokenizer, seen = transformers.AutoTokenizer.from_pretrained(judging), set()
-    for sample in read_records(tmp_path / "out" / "samples.jsonl"):
-        for which in ("best", "worst"):
-            ids = torch.tensor([tokenizer(sample["problem"] + sample[which]).input_ids])
-            with torch.no_grad():
-                score = float(net(input_ids=ids).logits)
-            assert sample[f"{which}_score"] == pytest.approx(score, rel=1e-3, abs=1e-3)
-            seen.add(round(score, 3))
-        assert sample["best_score"] >= sample["worst_score"]
-    assert len(seen) > 2
-    steps = [r for r in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in r]
-    assert all(r["mean_reward"] == r["reward/reward_model"] != 0 and r["grad_norm"] > 0 for r in steps)
 
 
 @pytest.mark.slow

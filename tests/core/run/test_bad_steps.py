@@ -4,12 +4,10 @@ import os
 import re
 
 import pytest
-import torch
 
 from core.checkpoint_manager import CheckpointManager
 from core.logger import Logger
 from core.run.bad_steps import BadSteps, not_finite
-from core.run.folder import set_aside
 
 BAD = {"skipped_steps": 1, "loss": float("nan"), "entropy": 1.0}
 GOOD = {"skipped_steps": 0, "loss": 0.5}
@@ -39,22 +37,6 @@ def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_state(tmp_pat
     (tmp_path / "state.pt").write_bytes(b"")
     with pytest.raises(ValueError, match=f"resume=True from {re.escape(str(tmp_path))}/state.pt"):
         bad.check(6, BAD, dict)
-
-
-def test_the_batch_of_a_bad_step_is_made_and_written_and_set_aside_with_its_run(tmp_path, capsys):
-    made, x = [], torch.arange(3.0)
-    bad = bad_steps(tmp_path, rank=1)
-    for step, metrics in ((11, GOOD), (12, BAD), (13, GOOD)):
-        bad.check(step, metrics, lambda step=step: made.append(step) or {"x": x, "texts": ["a\ud800"], "none": None})
-    assert made == [12] and os.listdir(tmp_path / "bad_steps") == names(12, rank=1)
-    found = torch.load(tmp_path / "bad_steps" / names(12, rank=1)[0], weights_only=True)
-    assert torch.equal(found.pop("x"), x) and found == {"step": 12, "rank": 1, "not_finite": ["loss"],
-                                                        "texts": ["a\ud800"], "none": None}
-    assert capsys.readouterr().out == "", "rank 0 alone tells"
-    bad_steps(tmp_path).check(12, BAD, dict)
-    assert "step 12 is skipped, because these are not finite: loss; its batch is in" in capsys.readouterr().out
-    assert sorted(os.listdir(os.path.join(set_aside(str(tmp_path)), "bad_steps"))) == [*names(12), *names(12, rank=1)]
-    assert not (tmp_path / "bad_steps").exists()
 
 
 @pytest.mark.parametrize("limit, steps, kept", [

@@ -2,16 +2,12 @@
 
 import importlib.metadata
 import os
-import shutil
 import socket
-import subprocess
 import sys
 from types import SimpleNamespace
 
-import pytest
 
 from core.files.json_lines import read_records
-from core.run import start as run_start
 from core.run.start import Recorded, record_start, without_home
 from tests.tiny import config, one_process
 
@@ -69,23 +65,6 @@ def test_machine_and_versions_are_those_of_this_process(tmp_path, monkeypatch):
     assert record["torch"] == importlib.metadata.version("torch")
     assert record["python"] == ".".join(map(str, sys.version_info[:3]))
     assert (record["device"], record["precision"], record["ranks"]) == ("cpu", "float32", 1)
-
-
-@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
-def test_the_commit_is_that_of_the_code_and_says_whether_files_were_changed(tmp_path, monkeypatch):
-    git = lambda *command: subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c",
-                                           *command], capture_output=True, text=True, check=True).stdout.strip()
-    monkeypatch.setattr(run_start, "ROOT", str(tmp_path))
-    assert run_start.commit() is None
-    git("init")
-    (tmp_path / "code.py").write_text("1")
-    git("add", "code.py")
-    git("commit", "-m", "one")
-    head = git("rev-parse", "HEAD")
-    assert head.startswith(run_start.commit())
-    git("tag", "-a", "v1", "-m", "v1")
-    (tmp_path / "code.py").write_text("2")
-    assert run_start.commit() == head[: len(run_start.commit()) - 6] + "-dirty"
 
 
 def test_an_earlier_run_is_not_moved_before_every_rank_has_read_its_checkpoints(tmp_path):
