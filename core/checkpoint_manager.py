@@ -176,11 +176,9 @@ class CheckpointManager:
             raise ValueError(f"{path} is of a run that differs in {', '.join(differing)}; resume with the settings of "
                              f"{self.path(CONFIG)} or choose another out_dir")
         for optimizer, saved in zip(optimizers, state.pop("optimizers"), strict=True):
-            own = [{key: x for key, x in group.items() if key != "params"} for group in optimizer.param_groups]
+            saved["param_groups"] = optimizer.state_dict()["param_groups"]  # the settings of this run
             cut_state(saved, optimizer)
             optimizer.load_state_dict(saved)
-            for group, options in zip(optimizer.param_groups, own, strict=True):
-                group.update(options)  # those of this run's settings, whatever the file has
 
 
 def read_state(path, mapped=False):

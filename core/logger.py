@@ -22,7 +22,6 @@ def create_logger(config, dist, total_steps, columns):
     """
     if not dist.is_main:
         return Logger(config.out_dir, total_steps, columns, silent=True)
-    os.makedirs(config.out_dir, exist_ok=True)
     logger = Logger(config.out_dir, total_steps, columns)
     logger.trackers = Trackers(config, logger.say)
     return logger

@@ -134,37 +134,31 @@ def become(main, log):
         os._exit(code)
 
 
-def flat(value, name=""):
-    """{name: tensor or plain value} of what is nested in dicts, lists and tuples."""
-    if isinstance(value, dict):
-        value = value.items()
-    elif isinstance(value, (list, tuple)):
-        value = enumerate(value)
-    else:
-        return {name: value}
-    return {key: x for k, v in value for key, x in flat(v, f"{name}/{k}").items()}
+def same(a, b):
+    """True for equal tensors and plain values, nested in dicts, lists and tuples."""
+    if torch.is_tensor(a):
+        return torch.is_tensor(b) and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
 
 
-def state_difference(a, b):
-    """The first thing in which the states of two out_dirs differ, or nothing."""
-    one, two = (flat(read_state(os.path.join(x, "state.pt"))) for x in (a, b))
-    for name in one.keys() | two.keys():
-        x, y = one.get(name), two.get(name)
-        if type(x) is not type(y) or not (torch.equal(x, y) if torch.is_tensor(x) else x == y):
-            return f"state.pt: {name}"
-    return ""
+def same_states(a, b):
+    return same(*(read_state(os.path.join(x, "state.pt")) for x in (a, b)))
 
 
 def difference(a, b):
     """The first thing in which two out_dirs differ, or nothing."""
-    if found := state_difference(a, b):
-        return found
+    if not same_states(a, b):
+        return "state.pt differs"
     if without_clock(read_records(f"{a}/metrics.jsonl")) != without_clock(read_records(f"{b}/metrics.jsonl")):
-        return "metrics.jsonl"
+        return "metrics.jsonl differs"
     for name in ("model.safetensors", "samples.jsonl"):
         one, two = (pathlib.Path(x, name) for x in (a, b))
-        if one.exists() != two.exists() or one.exists() and one.read_bytes() != two.read_bytes():
-            return name
+        if one.exists() != two.exists() or (one.exists() and one.read_bytes() != two.read_bytes()):
+            return f"{name} differs"
     return ""
 
 

@@ -10,21 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from core.logger import Logger
 from core.models import load_model
 from core.training_step import build_optimizers
-from grpo.build import build_data, build_models
-from grpo.grpo_config import GRPOConfig
-from grpo.grpo_trainer import GRPOTrainer
 from grpo.objectives import OBJECTIVES
 from grpo.report import plots
 from grpo.reward_functions.trl import TrainerState
 from grpo.rewards import Scored
 from tests.grpo.trainers import (
-    RARELY,
     evaluated_trainer,
     logged_keys,
-    no_evaluation,
     prompt_trainer,
     records,
     run,
@@ -37,7 +31,6 @@ from tests.tiny import (
     count_rows,
     fill_policy,
     judge,
-    one_process,
     rewards,
     same,
     same_momentum,
@@ -294,64 +287,6 @@ def test_a_state_of_another_version_or_run_is_refused_in_one_line(dataset, tmp_p
     with pytest.raises(ValueError, match=f"state.pt {words}") as error:
         trainer(dataset, tmp_path, max_iters=2, resume=True, **settings)
     assert "\n" not in str(error.value)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    """(folder of a Hugging Face model, file of prompts)."""
-    pytest.importorskip("transformers"), pytest.importorskip("peft")
-    from tests.families import model_folder, write_sums
-    folder = tmp_path_factory.mktemp("llama")
-    return model_folder(folder / "model", "llama", n_layer=1), write_sums(folder / "sums.jsonl")
-
-
-def share_of_low_ids(rollouts):
-    """A rewards object: the share of a completion's tokens whose id is below 150."""
-    low = ((rollouts.target < 150) * rollouts.mask).sum(1) / rollouts.mask.sum(1)
-    return Scored(low.view(rollouts.problems, rollouts.group_size))
-
-
-def adapted(llama, out_dir, resume=False, **settings):
-    """A trainer of a Hugging Face model with an adapter, without an evaluation."""
-    c = GRPOConfig(**{"generator_checkpoint": llama[0], "dataset": llama[1], "out_dir": str(out_dir), "device": "cpu",
-                      "batch_size": 2, "group_size": 4, "max_new_tokens": 4, "lora_rank": 4, "learning_rate": 1e-2,
-                      "lr_decay_iters": 4, "warmup_iters": 0, "task_type": "general"} | RARELY | settings)
-    dist = one_process()
-    data = build_data(c, dist)
-    models = build_models(c, data, dist)
-    t = GRPOTrainer(models.policy, models.reference, share_of_low_ids, data, no_evaluation, c,
-                    Logger(c.out_dir, c.max_iters, ("loss",)), dist)
-    if resume:
-        t.resume()
-    return t
-
-
-@pytest.mark.parametrize("settings", [
-    {"lora_targets": ("embed_tokens", "q_proj"), "reference_mode": "periodic", "reference_update_freq": 1},
-    {"lora_targets": "lm_head,q_proj"}], ids=str)
-def test_a_resumed_run_of_an_adapter_equals_the_uninterrupted_one(llama, tmp_path, settings):
-    settings = settings | {"ppo_epochs": 2}
-    whole = adapted(llama, tmp_path / "whole", max_iters=4, **settings)
-    start = {name: p.detach().clone() for name, p in whole.policy.model.net.named_parameters()}
-    whole.run()
-    assert run(adapted(llama, tmp_path / "cut", max_iters=3, **settings)).buffer.queue, "cut within an iteration"
-    resumed = run(adapted(llama, tmp_path / "cut", max_iters=4, resume=True, **settings))
-    there = dict(resumed.policy.model.net.named_parameters())
-    for name, p in whole.policy.model.net.named_parameters():  # the reference's adapter as well
-        assert torch.equal(p, there[name]), name
-        assert torch.equal(p, start[name]) == ("lora_" not in name), name
-    assert all(r["grad_norm"] > 0 for r in training_records(tmp_path / "cut"))
-
-
-def test_a_run_of_an_adapter_is_not_resumed_with_another_one_or_another_reference(llama, tmp_path):
-    run(adapted(llama, tmp_path, max_iters=1))
-    for settings, words in (({"reference_mode": "periodic"}, "has another reference than this run"),
-                            ({"reference_checkpoint": llama[0]}, "has another reference than this run"),
-                            ({"lora_alpha": 128.0}, "is of a run that differs in lora_alpha"),
-                            ({"lora_rank": 8}, "is of a run that differs in .*lora_rank")):
-        with pytest.raises(ValueError, match=f"state.pt {words}.*config.json") as error:
-            adapted(llama, tmp_path, max_iters=2, resume=True, **settings)
-        assert "\n" not in str(error.value)
 
 
 @pytest.mark.slow

@@ -25,9 +25,7 @@ from tests.tiny import (
     prompt_config,
     prompt_consumer,
     rewards,
-    same,
     undocumented,
-    without_clock,
 )
 
 NAN, INF = float("nan"), float("inf")
@@ -214,18 +212,6 @@ def test_rollouts_with_a_bad_reward_cost_one_step(dataset, tmp_path):
     t = run(bad_at((8,), dataset, tmp_path, ppo_epochs=4, minibatches=2, max_iters=11, max_bad_steps=2))
     steps = [r["step"] for r in training_records(tmp_path) if "time/collect" in r]
     assert steps == [1, 9, 10] and t.skipped_steps == 1
-
-
-def test_a_resumed_run_repeats_a_bad_step_bit_for_bit(dataset, tmp_path):
-    settings = {"ppo_epochs": 2, "minibatches": 2, "max_iters": 7}
-    whole = run(bad_at((4,), dataset, tmp_path / "whole", **settings))
-    run(bad_at((4,), dataset, tmp_path / "cut", **settings | {"max_iters": 4}))
-    resumed = run(bad_at((4,), dataset, tmp_path / "cut", **settings), resume=True)
-    assert same(whole.policy, resumed.policy) and whole.skipped_steps == resumed.skipped_steps == 1
-    one, two = (without_clock(training_records(tmp_path / name)) for name in ("whole", "cut"))
-    assert one == two
-    one, two = (kept(tmp_path / name, 5)["rollouts"] for name in ("whole", "cut"))
-    assert all(torch.equal(one[key], two[key]) for key in ("target", "old_logp"))
 
 
 def test_too_many_bad_steps_end_the_run_at_its_last_good_state(dataset, tmp_path):

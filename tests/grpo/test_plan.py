@@ -94,11 +94,3 @@ def test_the_plan_says_what_is_trained_and_counts_weights_once(folder, sums, tmp
     assert f"{(count + adapter) / 1e6:.2f} M parameters" in generator and f"{adapter / 1e6:.3g} M" in generator
     assert "trained" in generator and "trained" not in next(x for x in numbers["full"] if x.startswith("generator"))
     assert all("frozen" in next(x for x in numbers[name] if x.startswith("reference")) for name in ("full", "lora"))
-
-
-def test_more_memory_is_planned_for_what_needs_more(folder, tmp_path, sums):
-    wide = model_folder(tmp_path / "wide", "gpt2", n_layer=4, n_embd=256)
-    total = lambda **settings: sum(megabytes(planned(prompt_config(
-        dataset=sums, generator_checkpoint=wide, **{"batch_size": 16, "group_size": 8, "max_new_tokens": 64} | settings)
-        )[0]).values())
-    assert total(grad_checkpoint=True) < total() < total(batch_size=64) and total(max_new_tokens=16) < total()
