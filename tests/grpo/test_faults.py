@@ -12,12 +12,10 @@ import torch
 
 from core.files.json_lines import read_records
 from core.models import save_model
-from tests.tiny import CAUSAL, ROOT, causal_model, run_here, run_script, write_prompt_dataset
+from tests.tiny import CAUSAL, ROOT, TORCHRUN, causal_model, run_here, run_script, write_prompt_dataset
 
 pytestmark = pytest.mark.slow
 TRAIN = "grpo/train_grpo.py"
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d",
-            "--rdzv_endpoint=localhost:0"]
 FAULT = """
 import os, pathlib, signal, time
 from grpo.rewards import reward
