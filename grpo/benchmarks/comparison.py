@@ -1,18 +1,21 @@
-"""A training step compared with the usual way to take it: sizes, timing, the gradient, the table."""
+"""A training step compared with the usual way to take it: sizes, both sides in turns, the gradient, the table."""
 
-import dataclasses
+import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from core.distributed import Distributed
 from core.run.memory import memory_in_use
 from core.tokenizer import CharTokenizer
+from grpo.benchmarks.side import Side, in_turns
 from grpo.grpo_training_step import rollout_loss
 from grpo.objectives import token_weights
 
 TOKENIZER = CharTokenizer(stop=True)
+ROWS = {"seconds": "time_ratio", "seconds, no judge": "time_ratio_without_judge", "peak MB": "memory_ratio"}
 
 
 @dataclass(frozen=True)
@@ -24,28 +27,24 @@ class BenchConfig:
     n_head: int = 6              # attention heads
     n_embd: int = 384            # width of the hidden states
     # the batch
-    block_size: int = 256        # fill: tokens of a text
+    block_size: int = 256        # fill, checkpoint: tokens of a text, 30% of them masked
     batch_size: int = 16         # problems
     group_size: int = 8          # completions of each problem
-    masked: float = 0.3          # fill: masked share of a text
     prompt_length: int = 256     # causal: tokens of a prompt
     completion_length: int = 64  # causal: largest number of tokens of a completion
-    vocab_size: int = 151936     # vocabulary: number of tokens
     # measuring
-    repeats: int = 3             # timed steps of each side; the fastest is reported
+    repeats: int = 1             # steps of each side, in turns; the fastest is reported
     device: str = "auto"         # auto (cuda, else mps, else cpu), cpu, cuda, mps
     dtype: str = "float32"       # float32 or bfloat16
-    side: str = "both"           # both, or one step of naive or shared alone, to measure its peak memory
 
 
 class Comparison:
     """The step of this project, shared(), and another way to the same gradient, naive().
 
-    A subclass sets policy, config, advantage and rollouts, and defines both sides.
+    A subclass sets policy, config and advantage, and defines both sides, which return more rows of the table, or {}.
     """
 
     columns = ("naive", "shared")
-    rows = {"time_ratio": ("seconds", {})}  # {entry of the JSON object: (row of the table, arguments of both sides)}
 
     def __init__(self, c):
         self.c = c
@@ -54,39 +53,50 @@ class Comparison:
 
     def learn(self, rollouts):
         """Forward and backward pass of the policy on rollouts."""
-        self.policy.model.zero_grad()
         weight = token_weights(rollouts.mask, "sequence", self.config.max_new_tokens)
-        rollouts = dataclasses.replace(rollouts, advantage=self.advantage)
-        loss, *_ = rollout_loss(self.policy, rollouts, weight, self.config)
+        loss, *_ = rollout_loss(self.policy, replace(rollouts, advantage=self.advantage), weight, self.config)
         loss.backward()
 
+    def step(self, side):
+        """Takes a step of one side. Returns the rows that it fills of the table."""
+        self.policy.model.zero_grad()
+        start = time.perf_counter()
+        rows = self.shared() if side == "shared" else self.naive()
+        wait_for_device(self.dist.device)
+        seconds = time.perf_counter() - start
+        if "judge" in rows:
+            rows = {"seconds, no judge": seconds - rows["judge"]}
+        return {"seconds": seconds, **rows, "peak MB": peak_megabytes(self.dist.device)}
+
     def gradient(self):
-        return torch.cat([p.grad.flatten() for p in self.policy.parameters()])
-
-    def seconds(self, step, **arguments):
-        """Time of the fastest step."""
-        times = []
-        for _ in range(self.c.repeats + 1):
-            start = time.perf_counter()
-            step(**arguments)
-            wait_for_device(self.dist.device)
-            times.append(time.perf_counter() - start)
-        return min(times[1:])  # the first one is a warmup
-
-    def report(self):
-        """Prints rows of the table. Returns entries of the JSON object."""
-        result = {}
-        for key, (name, arguments) in self.rows.items():
-            naive = self.seconds(self.naive, **arguments)
-            shared = self.seconds(self.shared, **arguments)
-            row(name, naive, shared, 3)
-            result[key] = round(naive / shared, 2)
-        return result
+        return torch.cat([p.grad.flatten() for p in self.policy.parameters()]).float().cpu().numpy()
 
 
-def row(name, naive, shared, digits):
-    ratio = max(naive, shared) / min(naive, shared)
-    print(f"{name:<24}{naive:>12.{digits}f}{shared:>12.{digits}f}{ratio:>8.2f}")
+def take_steps(kind, c, side, turn):
+    """One side in turns (grpo/benchmarks/side.py), after a step on one problem, which loads kernels."""
+    kind(replace(c, batch_size=1)).step(side)
+    comparison = kind(c)
+    go_on = turn(None)
+    while go_on:
+        go_on = turn(comparison.step(side) | {"gradient": comparison.gradient()})
+
+
+def compare(kind, c):
+    """Prints the time and the peak memory of both sides, each in a process of its own, their ratios, and the difference
+    of the gradients."""
+    measured = in_turns({side: [Side(take_steps, kind, c, side)] for side in ("naive", "shared")}, 0, c.repeats)
+    naive, shared = ([record for record, in found] for found in measured.values())
+    print(f"{c.n_layer} layers x {c.n_embd}, {kind.describe(c)}, {c.batch_size} x {c.group_size}, {c.dtype}")
+    print(f"{'':<24}{kind.columns[0]:>12}{kind.columns[1]:>12}{'ratio':>8}")
+    result = {}
+    for row, key in ROWS.items():
+        if row in naive[0]:
+            a, b = (min(record[row] for record in records) for records in (naive, shared))
+            print(f"{row:<24}{a:>12.5g}{b:>12.5g}{a / b:>8.2f}")
+            result[key] = round(a / b, 2)
+    wanted = naive[0]["gradient"]
+    result["gradient_difference"] = float(np.linalg.norm(shared[0]["gradient"] - wanted) / np.linalg.norm(wanted))
+    print(f"relative difference of the gradients {result['gradient_difference']:.1e}\n{json.dumps(result)}")
 
 
 def wait_for_device(device):

@@ -1,22 +1,23 @@
 """The fill-in step, compared with one that reads every completion separately."""
 
+import time
+
 import numpy as np
 import torch
 
 from core.judge import calculate_judge_scores
 from core.model import GPT, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
 from grpo.advantages import compute_advantages
-from grpo.benchmarks.comparison import TOKENIZER, Comparison
+from grpo.benchmarks.comparison import TOKENIZER, Comparison, wait_for_device
 from grpo.build import make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.scoring import with_reference
 
+MASKED = 0.3  # share of a text
+
 
 class Fill(Comparison):
     """Fill-in: one forward for the completions of a group (shared), or one for each completion (naive)."""
-
-    rows = {"time_ratio": ("seconds, judge", {"judged": True}),
-            "time_ratio_without_judge": ("seconds, no judge", {"judged": False})}
 
     def __init__(self, c):
         super().__init__(c)
@@ -29,32 +30,34 @@ class Fill(Comparison):
         self.reference = self.policy.frozen()
         rng = np.random.default_rng(0)
         target = rng.integers(TOKENIZER.base_vocab_size, size=(c.batch_size, c.block_size))
-        mask = rng.random((c.batch_size, c.block_size)).argsort(1) < round(c.masked * c.block_size)
+        mask = rng.random((c.batch_size, c.block_size)).argsort(1) < round(MASKED * c.block_size)
         self.batch = {"input": np.where(mask, TOKENIZER.mask_token_id, target), "target": target, "mask": mask,
                       "number": np.arange(c.batch_size)}
         self.rollouts = self.collect()
         reward = torch.rand(c.batch_size, c.group_size, device=self.dist.device)
         self.advantage = compute_advantages(reward, "group_std").view(-1, 1)
 
-    def describe(self):
-        return f"sequence {self.c.block_size}, {self.c.masked:.0%} masked"
+    @staticmethod
+    def describe(c):
+        return f"sequence {c.block_size}, {MASKED:.0%} masked"
 
     def collect(self):
         rollouts = self.policy.sample(self.batch, 0, self.config)
         return with_reference(rollouts, self.reference, "exact", self.config)
 
-    def shared(self, judged=True):
+    def shared(self):
         """This project's step, up to the gradient: each model reads an input once."""
         rollouts = self.collect()
-        if judged:
-            with self.dist.autocast():
-                calculate_judge_scores(self.judge, torch.stack(rollouts.texts.tokens), TOKENIZER.cls_token_id)
+        start = self.now()
+        with self.dist.autocast():
+            calculate_judge_scores(self.judge, torch.stack(rollouts.texts.tokens), TOKENIZER.cls_token_id)
+        judge = self.now() - start
         self.learn(rollouts)
+        return {"judge": judge}
 
-    def naive(self, judged=True):
+    def naive(self):
         """The usual step: every completion is a row of its own in every model, with logits at every position."""
         policy, reference = self.policy.model, self.reference.model
-        policy.zero_grad()
         texts = torch.stack(self.rollouts.texts.tokens)                              # (N, T)
         inputs = self.rollouts.reading.texts[:, 0].repeat_interleave(self.c.group_size, 0)  # (N, T)
         masked = inputs == TOKENIZER.mask_token_id                                   # (N, T)
@@ -62,25 +65,30 @@ class Fill(Comparison):
             with torch.no_grad():
                 torch.multinomial(policy(inputs).softmax(-1).flatten(0, 1), 1)       # sampling
                 ref_logp = reference(inputs).log_softmax(-1)                         # (N, T, V)
-                if judged:
-                    self.judge(texts).sigmoid().mean(1)
+                start = self.now()
+                self.judge(texts).sigmoid().mean(1)
+                judge = self.now() - start
             logp = policy(inputs).log_softmax(-1)                                    # (N, T, V)
         sampled = logp.gather(-1, texts[..., None]).squeeze(-1)                      # (N, T)
         term = -torch.exp(sampled - sampled.detach()) * self.advantage               # (N, T)
         term = term + self.config.kl_beta * (logp.exp() * (logp - ref_logp)).sum(-1)
         ((term * masked).sum(1) / masked.sum(1)).mean().backward()
+        return {"judge": judge}
+
+    def now(self):
+        wait_for_device(self.dist.device)
+        return time.perf_counter()
 
 
 class Checkpointed(Fill):
-    """The fill-in step without a judge: activations stored for the backward pass (naive) or computed again (shared)."""
+    """The fill-in step: activations stored for the backward pass (naive) or computed again (shared)."""
 
     columns = ("stored", "again")
-    rows = Comparison.rows
 
     def naive(self):
         self.policy.model.grad_checkpoint = False
-        Fill.shared(self, judged=False)
+        return super().shared()
 
     def shared(self):
         self.policy.model.grad_checkpoint = True
-        Fill.shared(self, judged=False)
+        return super().shared()

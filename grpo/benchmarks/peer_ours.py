@@ -12,7 +12,7 @@ from core.model import GPT, LANGUAGE_MODEL, GPTConfig
 from core.settings.optional import quiet_transformers
 from core.training_step import build_optimizers
 from grpo.benchmarks.comparison import wait_for_device
-from grpo.benchmarks.work import gpt2, record_of
+from grpo.benchmarks.work import check_lengths, gpt2, record_of, share_of_letter
 from grpo.build import build_reference, make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import grpo_training_step
@@ -33,24 +33,24 @@ def our_steps(work, huggingface, settings, turn):
     policy = make_policy(model, tokenizer, config, dist)
     reference = build_reference(config, policy, dist)
     optimizers = build_optimizers(policy, config, dist.device.type)
-    clock = OptimizerClock(optimizers)
-    rewards = LetterCounter()
     if work.mixed:
         causal.draw_uniforms = ending_noise(work, causal.draw_uniforms)
+
+    def rewards(rollouts):
+        check_lengths(rollouts.mask.sum(1).int().tolist(), work, step, batch["number"])
+        share = torch.tensor(share_of_letter(rollouts.texts.completions), device=rollouts.mask.device)
+        return Scored(share.view(-1, rollouts.group_size))
+
     step = 0
     go_on = turn(None)
     while go_on:
         batch = problems(work, step, config, dist)
-        clock.seconds = 0.0
         start = time.perf_counter()
         metrics = grpo_training_step(policy, reference, rewards, lambda _: batch, optimizers, step, config, dist)
         wait_for_device(dist.device)
-        whole = time.perf_counter() - start
-        drawn = work.lengths(step)[batch["number"]].flatten()
-        assert list(rewards.lengths) == list(drawn), f"lengths {rewards.lengths} are not those that were drawn, {drawn}"
-        phases = {"generation": metrics["time/collect"], "reference": metrics.get("time/reference", 0.0),
-                  "policy": metrics["time/train"] - clock.seconds, "optimizer": clock.seconds}
-        go_on = turn(record_of(phases, whole, dist.device))
+        phases = {"generation": metrics["time/collect"], "reference": metrics["time/reference"],
+                  "policy": metrics["time/train"]}
+        go_on = turn(record_of(phases, time.perf_counter() - start, dist.device))
         step += 1
     dist.close()
 
@@ -88,28 +88,3 @@ def problems(work, step, config, dist):
     records[:] = [{"text": "a", "prompt": "a"} for _ in numbers]
     return {"input": work.prompts(step)[numbers], "padding": np.zeros(len(numbers), dtype=np.int64), "number": numbers,
             "record": records}
-
-
-class LetterCounter:
-    """Rewards: the share of the letter a in a completion. Keeps the lengths of the completions."""
-
-    def __call__(self, rollouts):
-        self.lengths = rollouts.mask.sum(1).long().cpu().numpy()                     # (N,)
-        share = [text.count("a") / max(1, len(text)) for text in rollouts.texts.completions]
-        return Scored(torch.tensor(share, device=rollouts.mask.device).view(-1, rollouts.group_size))
-
-
-class OptimizerClock:
-    """Adds up the seconds of optimizer steps."""
-
-    def __init__(self, optimizers):
-        self.seconds = 0.0
-        for optimizer in optimizers:
-            optimizer.register_step_pre_hook(self.before)
-            optimizer.register_step_post_hook(self.after)
-
-    def before(self, *_):
-        self.start = time.perf_counter()
-
-    def after(self, *_):
-        self.seconds += time.perf_counter() - self.start

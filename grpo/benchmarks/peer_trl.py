@@ -3,12 +3,11 @@
 import tempfile
 import time
 
-import numpy as np
 import torch
 
 from core.settings.optional import quiet_transformers, require
 from grpo.benchmarks.comparison import wait_for_device
-from grpo.benchmarks.work import gpt2, record_of
+from grpo.benchmarks.work import check_lengths, gpt2, record_of, share_of_letter
 
 INSTALL = "-r requirements-peer.txt -r requirements-hf.txt"
 ROWS = 16          # TRL's fastest number of completions in a forward pass on two cores
@@ -78,12 +77,11 @@ class EndAtDrawnLength:
     def __init__(self, lengths, stop_id):
         self.lengths = torch.from_numpy(lengths.flatten())                           # (N,)
         self.stop_id = stop_id
-        self.written = 0
+        self.sampled = 0
 
     def __call__(self, ids, scores):
-        assert len(scores) == len(self.lengths), f"{len(scores)} rows at once, not {len(self.lengths)}"
-        self.written += 1
-        end = (self.lengths <= self.written).to(scores.device)                       # (N,)
+        self.sampled += 1
+        end = (self.lengths <= self.sampled).to(scores.device)                       # (N,)
         scores = scores.clone()                                                      # (N, V)
         scores[:, self.stop_id] = -torch.inf
         scores[end] = -torch.inf
@@ -131,14 +129,11 @@ class Clock:
             trainer.model.generate = generate_drawn_lengths
 
     def reward(self, completions, completion_ids, **_):
-        """The share of the letter a in each completion."""
-        lengths = np.array([len(ids) for ids in completion_ids])
-        drawn = self.work.lengths(self.step).flatten()
-        assert (lengths == drawn).all(), f"lengths {lengths} are not those that were drawn, {drawn}"
-        return [text.count("a") / max(1, len(text)) for text in completions]
+        check_lengths(map(len, completion_ids), self.work, self.step)
+        return share_of_letter(completions)
 
     def callback(self):
-        """A callback that waits for the turn, and takes the time of the optimizer."""
+        """A callback that waits for the turn between two steps."""
         clock = self
 
         class Turns(self.transformers.TrainerCallback):
@@ -146,16 +141,9 @@ class Clock:
                 control.should_training_stop = not clock.turn(None)
                 clock.start = time.perf_counter()
 
-            def on_pre_optimizer_step(self, *_, **__):
-                clock.optimizer = time.perf_counter()
-
-            def on_optimizer_step(self, *_, **__):
-                clock.phases["optimizer"] = time.perf_counter() - clock.optimizer
-
             def on_step_end(self, args, state, control, **_):
                 wait_for_device(args.device)
-                whole = time.perf_counter() - clock.start
-                record = record_of(clock.phases, whole, args.device)
+                record = record_of(clock.phases, time.perf_counter() - clock.start, args.device)
                 clock.phases = {}
                 clock.step += 1
                 control.should_training_stop = not clock.turn(record)

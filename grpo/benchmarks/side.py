@@ -12,7 +12,7 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_":
 
 
 class Side:
-    """A child process that takes a step when it is told to."""
+    """A child process that takes a step when it is asked to."""
 
     def __init__(self, run, *arguments, **variables):
         """Calls run(*arguments, turn) in a child with these environment variables; for turn see `work_in_turns`."""
@@ -26,10 +26,10 @@ class Side:
         os.environ.update(before)
         end.close()  # only the child holds it now, so that its end is noticed
 
-    def begin(self):
-        """Lets the child take a step."""
+    def send(self, go_on):
+        """Lets the child take a step, or end."""
         with contextlib.suppress(BrokenPipeError):  # `wait` says why the child has ended
-            self.pipe.send(True)
+            self.pipe.send(go_on)
 
     def wait(self):
         """The record of a step, or None once the child is ready for the first. Raises ValueError if it ended."""
@@ -39,12 +39,6 @@ class Side:
             self.process.join()
             raise ValueError(f"a side of the benchmark ended with exit code {self.process.exitcode}; its error is "
                              "above; a negative code is a signal, -9 often the lack of memory") from None
-
-    def close(self):
-        with contextlib.suppress(BrokenPipeError):
-            self.pipe.send(False)
-        self.process.join()
-        self.pipe.close()
 
 
 def work_in_turns(pipe, run, arguments):
@@ -76,8 +70,9 @@ def in_turns(teams, warmup, steps):
     for _ in range(warmup + steps):
         for name, team in teams.items():
             for side in team:
-                side.begin()
+                side.send(True)
             records[name].append([side.wait() for side in team])
     for side in sides:
-        side.close()
+        side.send(False)
+        side.process.join()
     return {name: found[warmup:] for name, found in records.items()}

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from core.settings.ranges import check_ranges
 from grpo.benchmarks.comparison import peak_megabytes, wait_for_device
 
 MEAN_LENGTH = 24  # of completions that end by themselves
@@ -27,13 +26,6 @@ class Work:
     prompt_length: int = 32
     completion_length: int = 64  # tokens of a completion, at most
     mixed: bool = False          # completions end at lengths drawn from a geometric distribution of mean MEAN_LENGTH
-
-    def __post_init__(self):
-        sizes = ("n_layer", "n_head", "n_embd", "batch_size", "prompt_length", "completion_length")
-        check_ranges(self, dict.fromkeys(sizes, "[1, inf)"))
-        check_ranges(self, {"group_size": "[2, inf)", "vocab_size": "[4, inf)"})  # TRL has three special ids
-        if self.n_embd % (2 * self.n_head):
-            raise ValueError(f"n_embd={self.n_embd} must be a multiple of 2 * n_head={2 * self.n_head}")
 
     @property
     def rows(self):
@@ -62,9 +54,7 @@ class Work:
 
     def describe(self):
         """The work in words."""
-        ends = str(self.completion_length)
-        if self.mixed:
-            ends = f"up to {ends}, mean {MEAN_LENGTH}"
+        ends = f"up to {self.completion_length}, mean {MEAN_LENGTH}" if self.mixed else self.completion_length
         return (f"{self.n_layer} layers x {self.n_embd}, vocabulary {self.vocab_size}, {self.batch_size} prompts of "
                 f"{self.prompt_length} tokens x {self.group_size} completions of {ends} tokens")
 
@@ -99,9 +89,27 @@ def counted_operations(work, lengths):
 
 
 def record_of(phases, whole, device):
-    """What is kept of a step. phases: {name: seconds}; whole: seconds of the step"""
+    """The record of a step. phases: {name: seconds}; whole: seconds of the step"""
     rest = whole - sum(phases.values())
     return phases | {"rest": rest, "step": whole, "megabytes": peak_megabytes(device)}
+
+
+def share_of_letter(completions):
+    """The reward of the work: the share of the letter a in each completion."""
+    return [text.count("a") / max(1, len(text)) for text in completions]
+
+
+def check_lengths(lengths, work, step, numbers=slice(None)):
+    """Raises AssertionError unless completions ended at the lengths that were drawn for these problems."""
+    lengths, drawn = list(lengths), work.lengths(step)[numbers].flatten().tolist()
+    assert lengths == drawn, f"lengths {lengths} are not those that were drawn, {drawn}"
+
+
+def check_names(key, names, known):
+    """Raises ValueError if one of the names, separated by commas, is not known."""
+    for name in names.split(","):
+        if name not in known:
+            raise ValueError(f"{key}: {name!r} is not one of {', '.join(known)}")
 
 
 def matmul_peak(device="cpu", dtype=torch.float32, size=2048, repeats=20):

@@ -2,25 +2,17 @@
 
 import textwrap
 
-from grpo.doctor.checks import (
-    duration,
-    ends_of_completions,
-    first_kl,
-    first_ratio,
-    gradient,
-    left_out_prompts,
-    memory,
-    prompt,
-    stop_token,
-)
-from grpo.doctor.rewards import OF_EACH, expected_equal_groups, groups_differ, judge_on_true_texts
+from grpo.doctor import checks
+from grpo.doctor import rewards as reward_checks
 from grpo.doctor.step import examine
 
-CHECKS = {"prompt": prompt, "long prompts": left_out_prompts, "end": ends_of_completions, "stop token": stop_token,
-          "sampler and scorer": first_ratio, "KL": first_kl, "gradient": gradient, "groups": groups_differ,
-          "expected groups": expected_equal_groups, "judge": judge_on_true_texts, "memory": memory, "time": duration}
+CHECKS = {"prompt": checks.lost_characters, "end": checks.ends_of_completions, "cut": checks.cut_completions,
+          "sampler and scorer": checks.first_ratio, "KL": checks.first_kl, "gradient": checks.gradient,
+          "groups": reward_checks.groups_differ, "judge": reward_checks.judge_on_true_texts,
+          "memory": checks.memory, "time": checks.duration}
+OF_EACH_REWARD = {"reward": reward_checks.values_seen, "right answers": reward_checks.own_answers,
+                  "empty completion": reward_checks.empty_completions}
 VERDICTS = {True: "fine", False: "WRONG", None: "look"}
-WIDTH = 120
 
 
 def check_up(config, models, rewards, data, dist):
@@ -30,39 +22,34 @@ def check_up(config, models, rewards, data, dist):
         found = results(x)
     finally:
         rewards.close()
-    return all(verdict is not False for _, (verdict, *_) in found), page(x, found)
+    wrong = sum(verdict is False for _, (verdict, *_) in found)
+    end = "nothing is wrong: start the run without doctor=True"
+    if wrong:
+        end = f"{wrong} of {len(found)} checks found something wrong: change what the arrows say, and ask again"
+    size = f"{x.rollouts.problems} problems x {x.rollouts.group_size} completions"
+    start = f"doctor: one step of this run on {size}, in memory alone; out_dir stays as it is"
+    return not wrong, ["", start, "", *page(found), "", end]
 
 
 def results(x):
     """[(title, (verdict, sentence, remedy))] of all checks that apply to this run."""
     found = [(title, check(x)) for title, check in CHECKS.items()]
-    found += [(title, check(x, name)) for name in x.rewards.names for title, check in OF_EACH.items()]
+    for name in x.rewards.names:
+        found += [(title, check(x, name)) for title, check in OF_EACH_REWARD.items()]
     return [(title, result) for title, result in found if result is not None]
 
 
-def page(x, found):
+def page(found):
     """The lines of the page: a sentence for each check and, where it is not fine, what to do."""
-    rollouts = x.sampled[0][0]
-    size = f"{rollouts.problems} problems x {rollouts.group_size} completions"
-    lines = ["", f"doctor: one step of this run on {size}, in memory alone; out_dir stays as it is", ""]
-    wide = max(len(title) for title, _ in found)
-    shown = set()  # a remedy is told once
+    lines = []
     for title, (verdict, sentence, remedy) in found:
-        start = f"  {VERDICTS[verdict]:<6} {title:<{wide}}  "
+        start = f"  {VERDICTS[verdict]:<6} {title:<18}  "
         lines += wrapped(sentence, start, len(start))
         if verdict is not True:
-            arrow = f"-> {'as above' if remedy in shown else remedy}"
-            lines += wrapped(arrow, " " * len(start), len(start) + 3)
-            shown.add(remedy)
-    wrong = sum(verdict is False for _, (verdict, *_) in found)
-    if wrong:
-        end = f"{wrong} of {len(found)} checks found something wrong: change what the arrows say, and ask again"
-    else:
-        end = "nothing is wrong: start the run without doctor=True"
-    return [*lines, "", end]
+            lines += wrapped(f"-> {remedy}", " " * len(start), len(start) + 3)
+    return lines
 
 
 def wrapped(text, start, indent):
-    """A text in lines of WIDTH; the first one has `start` before it."""
-    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * indent, break_long_words=False,
-                         break_on_hyphens=False)
+    """The text in lines of 120 characters at most."""
+    return textwrap.wrap(text, 120, initial_indent=start, subsequent_indent=" " * indent, break_long_words=False)

@@ -2,32 +2,29 @@
 
 import math
 from html import escape
-from itertools import accumulate
 
 from core.run.terminal import Visible
-from grpo.report.run_files import smooth, thin, widened
 
 LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a picture of 320 x 154
-DOTS, COLORS = 30, 8                        # a curve of at most DOTS points shows them; COLORS of report.css
-LEAST, MOST = 1e-300, 1e300                 # magnitudes that are drawn; beyond them differences are 0 or infinite
+COLORS = 8                                  # of report.css
+MEANS = 60                                  # points of a line beside others
+LEAST = 1e-6                                # height of an axis; what is smaller is rounding, as is
+SHARE = 1e-3                                # this share of the numbers
 VISIBLE = Visible({ord(c): c for c in "\t\n"})
 
 
-def chart(title, last, lines, stacked=False):
+def chart(title, last, lines):
     """A figure with a curve for each of `lines`, over the steps 0 to last.
 
-    lines: [(number of its color, label, [(step, number, or None where it was not finite)])]
-    stacked: areas on top of each other, of lines with the same steps
+    lines: [(number of its color, [(step, number, or None where it was not finite)])]
     """
     last = max(last, 1)
-    if not stacked:
-        shorten = smooth if len(lines) > 1 else thin  # the noise of one line would hide the others
-        lines = [(color, label, shorten(points)) for color, label, points in lines]
-    heights = [[None if y is None else drawn(y) for y in ys] for ys in heights_of(lines, stacked)]
-    finite = [y for ys in heights for y in ys if y is not None]
-    if stacked or not finite:
-        finite.append(0.0)
-    low, high = widened(min(finite), max(finite))
+    if len(lines) > 1:  # the noise of one line would hide the others
+        lines = [(color, smooth(points)) for color, points in lines]
+    finite = [y for _, points in lines for _, y in points if y is not None] or [0.0]
+    low, high = min(finite), max(finite)
+    missing = max(0.0, LEAST - (high - low), SHARE * max(-low, high) - (high - low))
+    low, high = low - missing / 2, high + missing / 2
 
     def across(step):
         return f"{LEFT + (RIGHT - LEFT) * step / last:.1f}"
@@ -35,55 +32,45 @@ def chart(title, last, lines, stacked=False):
     def down(y):
         return f"{BOTTOM - (BOTTOM - TOP) * (y - low) / (high - low):.1f}"
 
-    shapes, values = [], []
-    for (color, label, points), ys in zip(lines, heights, strict=True):
-        color = f"c{color % COLORS}"
-        places = [(across(step), None if y is None else down(y)) for (step, _), y in zip(points, ys, strict=True)]
-        shapes.append(f'<g class="{color}">{area(places) if stacked else curve(places)}</g>')
+    marks, curves, values = "", "", ""
+    for y in ticks(low, high):
+        marks += f'<path class="grid" d="M{LEFT} {down(y)}H{RIGHT}"/>'
+        marks += f'<text class="y" x="{LEFT - 5}" y="{down(y)}">{y:.9g}</text>'
+    for step in ticks(0, last):
+        marks += f'<text x="{across(step)}" y="{BOTTOM + 9}">{step:g}</text>'
+    for color, points in lines:
+        places = [(across(step), None if y is None else down(y)) for step, y in points]
+        curves += f'<g class="c{color % COLORS}">{curve(places)}</g>'
         shown = ["not finite" if y is None else short(y) for _, y in points]
         steps = ",".join(str(step) for step, _ in points)
-        values.append(f'<span class="{color}">{text(label)} <b data-steps="{steps}" '
-                      f'data-values="{",".join(shown)}">{shown[-1]}</b></span>')
-    marks = [f'<path class="grid" d="M{LEFT} {down(y)}H{RIGHT}"/><text class="y" x="{LEFT - 5}" y="{down(y)}">{y:.9g}'
-             "</text>" for y in ticks(low, high)]
-    marks += [f'<text x="{across(step)}" y="{BOTTOM + 9}">{step:g}</text>' for step in ticks(0, last)]
-    return (f'<figure><figcaption>{text(title)} {" ".join(values)}</figcaption><svg viewBox="0 0 320 154" role="img" '
-            f'aria-label="{text(title)}" data-plot="{LEFT} {RIGHT} {BOTTOM} {last}">'
-            + "".join(marks + shapes[::-1]) + "</svg></figure>\n")
+        values += (f' <b class="c{color % COLORS}" data-steps="{steps}" data-values="{",".join(shown)}">{shown[-1]}'
+                   "</b>")
+    return (f'<figure><figcaption>{text(title)}{values}</figcaption><svg viewBox="0 0 320 154" role="img" '
+            f'aria-label="{text(title)}" data-plot="{LEFT} {RIGHT} {BOTTOM} {last}">{marks}{curves}</svg></figure>\n')
 
 
-def heights_of(lines, stacked):
-    """The numbers of each line; stacked, with those of the lines below added."""
-    numbers = [[y for _, y in points] for _, _, points in lines]
-    if stacked:
-        numbers = zip(*map(accumulate, zip(*numbers, strict=True)), strict=True)
-    return numbers
-
-
-def area(places):
-    """A filled area down to the axis. places: [(x, y)] as texts"""
-    line = "L".join(f"{x} {y}" for x, y in places)
-    return f'<path class="area" d="M{line}V{BOTTOM}H{places[0][0]}Z"/>'
+def smooth(points):
+    """At most MEANS points: the last step of each stretch, and the mean of its finite numbers or None."""
+    size = math.ceil(len(points) / MEANS)
+    means = []
+    for first in range(0, len(points), size):
+        part = points[first : first + size]
+        finite = [y for _, y in part if y is not None]
+        means.append((part[-1][0], sum(finite) / len(finite) if finite else None))
+    return means
 
 
 def curve(places):
-    """A line with a gap and a mark on the axis where y is None, and dots if its points are few."""
-    path, dots, pen = "", "", "M"
+    """A line with a gap and a mark on the axis where y is None. places: [(x, y)] as texts"""
+    path, dots, pen = "", "", "M{} {}h0"  # h0: a point alone is shown too
     for x, y in places:
         if y is None:
             dots += f'<circle class="missing" cx="{x}" cy="{BOTTOM}" r="2.2"/>'
-            pen = "M"
-            continue
-        path += f"{pen}{x} {y}"
-        pen = "L"
-        if len(places) <= DOTS:
-            dots += f'<circle class="dot" cx="{x}" cy="{y}" r="2.2"/>'
+            pen = "M{} {}h0"
+        else:
+            path += pen.format(x, y)
+            pen = "L{} {}"
     return f'<path class="line" d="{path}"/>{dots}'
-
-
-def drawn(y):
-    """The height at which a number is drawn."""
-    return 0.0 if abs(y) < LEAST else max(-MOST, min(y, MOST))
 
 
 def ticks(low, high):

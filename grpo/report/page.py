@@ -4,7 +4,6 @@ allows no script but its own, which it names by its hash."""
 import base64
 import hashlib
 import os
-from itertools import groupby
 from pathlib import Path
 
 from core.files.whole_files import replacing
@@ -18,14 +17,13 @@ from grpo.report.run_files import Run, names_of
 LONGEST = 4000  # characters of a sample's text at most
 ABOUT = ("_score", "_right")  # end the names of what is known about a text
 JUDGED = 'filled in, by the reward: <mark class="right">right</mark> <mark class="wrong">wrong</mark>'
-COMPARED = 'filled in: <mark class="same">as in the text</mark> <mark class="other">differs from the text</mark>'
-AXES = "<p>The axis of a curve spans its values: it begins at 0 only where they do.</p>\n"
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src '{hash}'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>{style}</style></head><body><h1>{heading}</h1>
-{status}{body}<script>{script}</script></body></html>
+{status}<p>The axis of a curve spans its values: it begins at 0 only where they do.</p>
+{body}<script>{script}</script></body></html>
 """
 
 
@@ -59,58 +57,44 @@ def status(runs):
 
 def sections(runs, titles):
     """(heading, HTML) of each part of the page; "" for what the runs do not have."""
-    parts = {part: [] for part in ("Held out", "Rewards", "Training")}
+    parts = {"Held out": [], "Rewards": [], "Training": [], "Seconds of a step by phase": []}
     held_out, constant = [], []
-    for metric in metrics_of(runs):
-        values = {y for run in runs for _, y in run.curves.get(metric, ())}
+    for metric in dict.fromkeys(name for run in runs for name in run.curves if name != "step"):
         if metric.startswith("eval/"):
             held_out.append(metric)
-        if metric in ("mean_reward", "std_reward") or metric.startswith("reward/"):
-            parts["Rewards"].append(metric)
-        elif len(values) == 1 and None not in values:
+        values = {y for run in runs for _, y in run.curves.get(metric, ())}
+        if len(values) == 1 and None not in values:
             constant.append(f"{text(metric)} {short(*values)}")
         else:
-            parts["Held out" if metric.startswith("eval/") else "Training"].append(metric)
-    html = {part: curves(runs, metrics) for part, metrics in parts.items()}
-    if html["Held out"]:
-        html["Held out"] = AXES + html["Held out"]
+            parts[part_of(metric)].append(metric)
     yield "Held out, before and after", before_and_after(runs, titles, held_out)
-    yield "Held out", html["Held out"]
+    yield "Held out", curves(runs, parts.pop("Held out"))
     yield "Samples", samples(runs[0].samples) if len(runs) == 1 else ""
-    yield "Rewards", html["Rewards"]
-    yield "Training", html["Training"]
+    for part, metrics in parts.items():
+        yield part, curves(runs, metrics)
     yield "Never changed", f"<p>{', '.join(constant)}</p>" if constant else ""
-    yield "Seconds of a step by phase", phases(runs)
     yield "Settings", settings(runs, titles)
     yield "Machine, versions, command", machine(runs, titles)
 
 
-def metrics_of(runs):
-    """The names of what the runs logged, without steps and times."""
-    names = dict.fromkeys(name for run in runs for name in run.curves)
-    return [name for name in names if name != "step" and not name.startswith("time/")]
-
-
-def last_step(runs):
-    return max(run.last for run in runs)
+def part_of(metric):
+    """The part of the page that shows the curve of a metric."""
+    if metric.startswith("eval/"):
+        return "Held out"
+    if metric.startswith("time/"):
+        return "Seconds of a step by phase"
+    if metric.startswith("reward/") or metric in ("mean_reward", "std_reward"):
+        return "Rewards"
+    return "Training"
 
 
 def curves(runs, metrics):
     """A chart for each metric, with a line for each run that has it."""
+    last = max(run.last for run in runs)
     charts = []
     for metric in metrics:
-        lines = [(i, "", run.curves[metric]) for i, run in enumerate(runs) if metric in run.curves]
-        charts.append(chart(metric, last_step(runs), lines))
-    return "".join(charts)
-
-
-def phases(runs):
-    """A chart of the time of each phase of a step for each run."""
-    charts = []
-    for run in runs:
-        lines = [(i, phase, points) for i, (phase, points) in enumerate(run.times().items())]
-        if lines:
-            charts.append(chart(run.name, last_step(runs), lines, stacked=True))
+        lines = [(i, run.curves[metric]) for i, run in enumerate(runs) if metric in run.curves]
+        charts.append(chart(metric, last, lines))
     return "".join(charts)
 
 
@@ -135,14 +119,13 @@ def table_row(cells, tag):
 def before_and_after(runs, titles, metrics):
     """A table of the first and the last evaluation of each run."""
     head = titles
-    if len(runs) == 1:
-        last = runs[0].evaluations[-1]["step"] if runs[0].evaluations else 0
-        head = ("before", f"step {last}", "change")
+    if len(runs) == 1 and metrics:
+        head = ("before", f"step {runs[0].evaluations[-1]['step']}", "change")
     rows = []
     for metric in metrics:
         row = [text(metric.removeprefix("eval/"))]
         for run in runs:
-            before, after = run.ends(metric)
+            before, after = (run.evaluations[i].get(metric) if run.evaluations else None for i in (0, -1))
             cells = (format_number(before), format_number(after), change(before, after))
             row += cells if len(runs) == 1 else [f"{cells[0]} → {cells[1]}<br>{cells[2]}"]
         rows.append(row)
@@ -169,16 +152,14 @@ def sample_table(record):
         if key in ("step", "filled") or key.endswith(ABOUT) or value in (None, {}):
             continue
         rows.append((label(key, record), marked(key, record)))
-    legend = "text"
-    if "filled" in record:
-        legend = JUDGED if any(f"{name}_right" in record for name in TEXTS) else COMPARED
+    legend = JUDGED if "filled" in record and "best_right" in record else "text"
     board = is_board([str(record.get(name, "")) for name in TEXTS])
     return table(("", legend), rows, "samples board" if board else "samples")
 
 
 def label(key, record):
-    """What a row of a sample shows, with its reward and what the reward says."""
-    score, right = (record.get(f"{key}_{about}") for about in ("score", "right"))
+    """The name of a row of a sample, with its reward and the reward's verdict."""
+    score, right = (record.get(f"{key}{about}") for about in ABOUT)
     words = [key]
     if score is not None:
         words.append(short(score))
@@ -188,26 +169,13 @@ def label(key, record):
 
 
 def marked(key, record):
-    """A text of a sample in which what was filled in is marked: by what the reward says, or else by whether it is as in
-    the true text, or (lengths differ) as filled."""
-    value, truth = str(record[key]), str(record.get("truth", ""))
-    inside = {i for first, end in record.get("filled", {}).get(key, ()) for i in range(first, end)}
-    right = record.get(f"{key}_right")
-    compared = key in ("best", "worst") and len(truth) == len(value)
-
-    def kind(i):
-        if i not in inside:
-            return None
-        if right is not None:
-            return "right" if right else "wrong"
-        if compared:
-            return "same" if value[i] == truth[i] else "other"
-        return "filled"
-
-    html = ""
-    for mark, places in groupby(range(min(len(value), LONGEST)), key=kind):
-        part = text("".join(value[i] for i in places))
-        html += f'<mark class="{mark}">{part}</mark>' if mark else part
+    """A text of a sample in which what was filled in is marked, in the color of the reward's verdict if it has one."""
+    value, kind = str(record[key]), {True: "right", False: "wrong", None: "filled"}[record.get(f"{key}_right")]
+    html, start = "", 0
+    for first, end in record.get("filled", {}).get(key, ()):
+        html += f'{text(value[start:first])}<mark class="{kind}">{text(value[first:end])}</mark>'
+        start = end
+    html += text(value[start:LONGEST])
     if len(value) > LONGEST:
         html += f" <em>and {len(value) - LONGEST} characters</em>"
     return html

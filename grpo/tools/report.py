@@ -3,7 +3,6 @@
 python grpo/tools/report.py html out-grpo
 python grpo/tools/report.py compare out-a out-b out-c --page=compare.html
 python grpo/tools/report.py seeds out-seed-1 out-seed-2 out-seed-3 out-seed-4 out-seed-5 --picture=docs/curves.png
-python grpo/tools/report.py seeds out-a out-b --over=seconds --picture=wall_clock.png
 python grpo/tools/report.py temperatures config/grpo_example.py --picture=docs/temperatures.png
 """
 
@@ -28,32 +27,28 @@ from grpo.report.run_files import names_of
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 
-def held_out(folder):
-    """Returns (records, first evaluation, last evaluation) of the run in a folder."""
-    records = read_records(os.path.join(folder, "metrics.jsonl"))
-    evaluations = [r for r in records if any(name.startswith("eval/") for name in r)]
-    if len(evaluations) < 2:
-        raise ValueError(f"{folder}/metrics.jsonl does not hold a finished run of grpo/train_grpo.py")
-    return records, evaluations[0], evaluations[-1]
-
-
-def report_seeds(folders, picture, over):
-    """Prints a table over the runs with a row for each held-out metric, and draws their curves. over: step, seconds"""
-    runs = {name: held_out(folder) for name, folder in zip(names_of(folders), folders, strict=True)}
+def report_seeds(folders, picture):
+    """Prints a table over the runs with a row for each held-out metric, and draws their curves."""
+    runs = {}
+    for name, folder in zip(names_of(folders), folders, strict=True):
+        records = read_records(os.path.join(folder, "metrics.jsonl"))
+        runs[name] = [r for r in records if any(key.startswith("eval/") for key in r)]
+        if len(runs[name]) < 2:
+            raise ValueError(f"{folder}/metrics.jsonl does not hold a finished run of grpo/train_grpo.py")
     print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
     print("|---|---|---|---|---|---|")
-    _, first_evaluation, _ = next(iter(runs.values()))
-    for metric in first_evaluation:
+    first_run = next(iter(runs.values()))
+    for metric in first_run[0]:
         if metric.startswith("eval/"):
             print(f"| {metric.removeprefix('eval/')} | {seeds_row(metric, runs.values())} |")
     if picture:
-        draw_curves({name: records for name, (records, _, _) in runs.items()}, picture, over)
+        draw_curves(runs, picture)
 
 
 def seeds_row(metric, runs):
     """A metric before and after training, and its change over runs; dashes if one of them did not measure it."""
-    before = [first.get(metric) for _, first, _ in runs]
-    after = [last.get(metric) for _, _, last in runs]
+    before = [evaluations[0].get(metric) for evaluations in runs]
+    after = [evaluations[-1].get(metric) for evaluations in runs]
     if None in before + after:
         return "- | - | - | - | -"
     change = [b - a for a, b in zip(before, after, strict=True)]
@@ -89,28 +84,26 @@ def report_temperatures(argv, trained, picture):
 
 def main(argv):
     """Reads the command line and writes one of the four reports."""
-    options = {"picture": None, "page": "compare.html", "trained": None, "over": "step"}
+    options = {"--picture": None, "--page": "compare.html", "--trained": None}
     rest = []
     for argument in argv:
-        key, equals, value = argument.removeprefix("--").partition("=")
-        if argument.startswith("--") and equals and key in options:
+        key, equals, value = argument.partition("=")
+        if key in options and equals:
             options[key] = value
         else:
             rest.append(argument)
     kind, *rest = rest or [None]
-    unknown = [a for a in rest if a.startswith("-")]
-    if options["over"] in ("step", "seconds") and rest:
-        if kind == "temperatures":
-            return report_temperatures(rest, options["trained"], options["picture"])
-        if kind == "seeds" and not unknown:
-            return report_seeds(rest, options["picture"], options["over"])
-        if kind == "compare" and not unknown:
-            return print(write_report(*rest, path=options["page"]))
-        if kind == "html" and len(rest) == 1 and not unknown:
-            return print(write_report(*rest))
+    if kind == "temperatures" and rest:
+        return report_temperatures(rest, options["--trained"], options["--picture"])
+    folders = rest and not any(argument.startswith("-") for argument in rest)
+    if kind == "seeds" and folders:
+        return report_seeds(rest, options["--picture"])
+    if kind == "compare" and folders:
+        return print(write_report(*rest, path=options["--page"]))
+    if kind == "html" and folders and len(rest) == 1:
+        return print(write_report(*rest))
     raise UsageError("python grpo/tools/report.py html FOLDER, compare FOLDER... [--page=FILE], "
-                     "seeds FOLDER... [--over=seconds] [--picture=FILE], "
-                     "or temperatures CONFIG [--trained=FILE] [--picture=FILE]")
+                     "seeds FOLDER... [--picture=FILE], or temperatures CONFIG [--trained=FILE] [--picture=FILE]")
 
 
 if __name__ == "__main__":

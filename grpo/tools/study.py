@@ -20,6 +20,8 @@ from dataclasses import dataclass, fields
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+import numpy as np
+
 from core.config import UsageError, load_config
 from core.files.json_lines import read_records
 from core.settings.script import run_script
@@ -29,6 +31,7 @@ from grpo.objectives import OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
 
 TRAIN = os.path.join(ROOT, "grpo", "train_grpo.py")
+ARGUMENTS = "arguments.json"  # in the folder of a finished run
 
 
 @dataclass(frozen=True)
@@ -82,14 +85,15 @@ STUDIES = {
 
 def finished(folder, arguments):
     """The records of the run in a folder if it is finished and had these arguments, else None."""
-    path = os.path.join(folder, "arguments.json")
+    path = os.path.join(folder, ARGUMENTS)
     if not os.path.exists(path):
         return None
     with open(path) as f:
-        return read_records(os.path.join(folder, "metrics.jsonl")) if json.load(f) == arguments else None
+        same = json.load(f) == arguments
+    return read_records(os.path.join(folder, "metrics.jsonl")) if same else None
 
 
-def run(study, choice, seed, out, threads, settings):
+def run(study, choice, seed, out, env, settings):
     """Trains one run, unless it is already finished, and returns its records."""
     folder = os.path.join(out, f"{choice.replace(', ', '-')}-{seed}")
     arguments = [study.config, *study.settings, *study.choices[choice], f"--seed={seed}",
@@ -98,12 +102,11 @@ def run(study, choice, seed, out, threads, settings):
     if finished(folder, arguments) is None:
         command = [sys.executable, TRAIN, *arguments]
         with contextlib.suppress(FileNotFoundError):  # of another run, whose records this one sets aside
-            os.remove(os.path.join(folder, "arguments.json"))
-        env = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+            os.remove(os.path.join(folder, ARGUMENTS))
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         if done.returncode:
             raise ValueError(f"{' '.join(command)} failed:\n{done.stderr}")
-        with open(os.path.join(folder, "arguments.json"), "w") as f:
+        with open(os.path.join(folder, ARGUMENTS), "w") as f:
             json.dump(arguments, f)
         sys.stderr.write(f"{folder}: done\n")  # one write: the lines of two jobs do not mix
     return finished(folder, arguments)
@@ -114,31 +117,23 @@ def seconds(records, until):
     return sum(value for r in records if r["step"] <= until for name, value in r.items() if name.startswith("time/"))
 
 
-def at(evaluations, records, metric, time):
-    """The metric after `time` seconds of training, interpolated linearly between two evaluations."""
-    points = [(seconds(records, r["step"]), r[metric]) for r in evaluations]
-    for (t0, y0), (t1, y1) in zip(points, points[1:]):
-        if t1 >= time:
-            return y0 + (y1 - y0) * (time - t0) / (t1 - t0)
-    return points[-1][1]
-
-
 def summary(study, runs, equal_time):
     """One row of the table. runs: the records of each seed; equal_time: seconds for the column "... after"."""
     metric = f"eval/{study.metric}"
     first, last, then, steps, kl, spent = [], [], [], [], [], []
     for records in runs:
         evaluations = [r for r in records if metric in r]
-        first.append(evaluations[0][metric])
-        last.append(evaluations[-1][metric])
-        then.append(at(evaluations, records, metric, equal_time))
+        times = [seconds(records, r["step"]) for r in evaluations]
+        values = [r[metric] for r in evaluations]
+        first.append(values[0])
+        last.append(values[-1])
+        then.append(np.interp(equal_time, times, values))
         steps += [r["step"] for r in evaluations if r[metric] >= study.threshold][:1]
         kl.append(evaluations[-1].get("eval/kl", 0.0))
-        spent.append(seconds(records, evaluations[-1]["step"]))
-    mean = f"{statistics.mean(steps):.0f}" if steps else "-"
-    cells = (f"{statistics.mean(first):.3f}", mean_and_deviation(last), mean_and_deviation(then),
-             f"{mean} ({len(steps)}/{len(runs)})", f"{statistics.mean(kl):.3f}", f"{statistics.mean(spent):.0f}")
-    return " | ".join(cells)
+        spent.append(times[-1])
+    reached = f"{statistics.mean(steps):.0f}" if steps else "-"
+    return (f"{statistics.mean(first):.3f} | {mean_and_deviation(last)} | {mean_and_deviation(then)} | "
+            f"{reached} ({len(steps)}/{len(runs)}) | {statistics.mean(kl):.3f} | {statistics.mean(spent):.0f}")
 
 
 def mean_and_deviation(x):
@@ -156,18 +151,19 @@ def main(argv):
     settings = [a for a in argv[1:] if not a.startswith(ours)]
     load_config(GRPOConfig, [study.config, *study.settings, *settings])  # a mistake shows now, not after the first run
     out = os.path.join(c.out, argv[0])
-    threads = 1 if c.jobs > 1 else None
-    jobs = {}
+    env = dict(os.environ)
+    if c.jobs > 1:
+        env["OMP_NUM_THREADS"] = "1"
+    jobs = {choice: [] for choice in study.choices}
     with ThreadPoolExecutor(c.jobs) as pool:
         for seed in range(1, c.seeds + 1):
             for choice in study.choices:
-                jobs[choice, seed] = pool.submit(run, study, choice, seed, out, threads, settings)
-        runs = {key: job.result() for key, job in jobs.items()}
-    equal_time = min(seconds(records, records[-1]["step"]) for records in runs.values())
+                jobs[choice].append(pool.submit(run, study, choice, seed, out, env, settings))
+    runs = {choice: [job.result() for job in of_choice] for choice, of_choice in jobs.items()}
+    equal_time = min(seconds(records, records[-1]["step"]) for of_choice in runs.values() for records in of_choice)
     print(f"| {study.heading} | before | {study.metric} after | ... after {equal_time:.0f} s | "
           f"steps to {study.threshold:g} | KL | seconds |\n|---|---|---|---|---|---|---|")
-    for choice in study.choices:
-        of_choice = [records for (name, _), records in runs.items() if name == choice]
+    for choice, of_choice in runs.items():
         print(f"| {choice} | {summary(study, of_choice, equal_time)} |")
 
 

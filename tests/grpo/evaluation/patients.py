@@ -62,11 +62,6 @@ def examined(run):
     return examine(run.config, run.models, run.rewards, run.data, run.dist)
 
 
-def unexamined(run):
-    """The parts of a run for checks that need no step."""
-    return SimpleNamespace(**vars(run), sampled=[(None, None)])
-
-
 def expect(result, verdict, sentence, remedy=""):
     """Checks the verdict of a check, and texts that its sentence and its remedy contain."""
     assert result[0] is verdict, result
