@@ -10,6 +10,7 @@ import torch
 from core.distributed import Distributed
 from core.run.memory import memory_in_use
 from core.tokenizer import CharTokenizer
+from grpo.advantages import compute_advantages
 from grpo.benchmarks.side import Side, in_turns
 from grpo.grpo_training_step import rollout_loss
 from grpo.objectives import token_weights
@@ -41,7 +42,7 @@ class BenchConfig:
 class Comparison:
     """The step of this project, shared(), and another way to the same gradient, naive().
 
-    A subclass sets policy, config and advantage, and defines both sides, which return more rows of the table, or {}.
+    A subclass sets policy and config and defines both sides, which return the seconds of a judge, or None.
     """
 
     columns = ("naive", "shared")
@@ -50,6 +51,8 @@ class Comparison:
         self.c = c
         self.dist = Distributed(c.device, c.dtype)
         torch.manual_seed(0)
+        reward = torch.rand(c.batch_size, c.group_size, device=self.dist.device)
+        self.advantage = compute_advantages(reward, "group_std").view(-1, 1)         # (N, 1)
 
     def learn(self, rollouts):
         """Forward and backward pass of the policy on rollouts."""
@@ -61,12 +64,12 @@ class Comparison:
         """Takes a step of one side. Returns the rows that it fills of the table."""
         self.policy.model.zero_grad()
         start = time.perf_counter()
-        rows = self.shared() if side == "shared" else self.naive()
+        judge = self.shared() if side == "shared" else self.naive()
         wait_for_device(self.dist.device)
-        seconds = time.perf_counter() - start
-        if "judge" in rows:
-            rows = {"seconds, no judge": seconds - rows["judge"]}
-        return {"seconds": seconds, **rows, "peak MB": peak_megabytes(self.dist.device)}
+        rows = {"seconds": time.perf_counter() - start, "peak MB": peak_megabytes(self.dist.device)}
+        if judge is not None:
+            rows["seconds, no judge"] = rows["seconds"] - judge
+        return rows
 
     def gradient(self):
         return torch.cat([p.grad.flatten() for p in self.policy.parameters()]).float().cpu().numpy()
@@ -86,7 +89,7 @@ def compare(kind, c):
     of the gradients."""
     measured = in_turns({side: [Side(take_steps, kind, c, side)] for side in ("naive", "shared")}, 0, c.repeats)
     naive, shared = ([record for record, in found] for found in measured.values())
-    print(f"{c.n_layer} layers x {c.n_embd}, {kind.describe(c)}, {c.batch_size} x {c.group_size}, {c.dtype}")
+    print(f"{kind.__doc__}\n{c}")
     print(f"{'':<24}{kind.columns[0]:>12}{kind.columns[1]:>12}{'ratio':>8}")
     result = {}
     for row, key in ROWS.items():

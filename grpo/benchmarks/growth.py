@@ -142,23 +142,21 @@ def rank_side(rank, world, port):
 
 
 def draw(measured, path):
-    """Draws seconds in the upper row and memory in the lower one, with a panel for each axis; a row has one scale."""
+    """Draws seconds in the upper row and memory in the lower one, with a panel for each axis; a row has one scale, and
+    the dotted lines are growth in proportion to the size."""
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
     figure, panels = plt.subplots(2, len(measured), figsize=(3.5 * len(measured), 7), sharey="row", squeeze=False)
-    rows = {"seconds": "seconds of a step", "megabytes": "peak MB of the process"}
-    for row, (name, label) in zip(panels, rows.items(), strict=True):
+    for row, name, label in zip(panels, ("seconds", "megabytes"), ("seconds of a step", "peak MB"), strict=True):
         row[0].set_ylabel(label)
         for panel, growth in zip(row, measured, strict=True):
             heights = [point[name] for point in growth.points]
             linear = [heights[0] * size / growth.sizes[0] for size in growth.sizes]
             panel.loglog(growth.sizes, heights, marker=".")
-            panel.loglog(growth.sizes, linear, ":", color="grey", label="in proportion")
-            panel.set_title(f"exponent {growth.exponent(name)}", fontsize=10)
-            panel.set_xlabel(growth.title)
+            panel.loglog(growth.sizes, linear, ":", color="grey")
+            panel.set(title=f"exponent {growth.exponent(name)}", xlabel=growth.title)
             panel.grid(alpha=0.3)
-    panels[0, 0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)

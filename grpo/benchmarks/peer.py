@@ -15,11 +15,10 @@ from grpo.benchmarks.side import KEEP_MEMORY, Side, in_turns
 from grpo.benchmarks.work import CASES, check_names, counted_operations, matmul_peak
 
 SIDES = {"trl": "TRL, best", "ours": "ours", "ours_hf": "ours, same GPT-2"}
-PHASES = ("generation", "reference", "policy", "rest", "step")
+PHASES = ("generation", "reference", "training", "step")
 WARMUP = 1  # steps of each side that are not counted
 ABOUT = """Medians of steps in turns. TRL's best: no gradient checkpointing, up to 16 completions in a forward pass,
-no logging, fused AdamW. All sides keep freed memory (MALLOC_* in the environment). The optimizer is in TRL's rest, and
-in our policy phase."""
+no logging, fused AdamW. All sides keep freed memory (MALLOC_* in the environment)."""
 
 
 @dataclass(frozen=True)

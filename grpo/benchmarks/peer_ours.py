@@ -11,7 +11,6 @@ from core.huggingface.model import HuggingFaceModel
 from core.model import GPT, LANGUAGE_MODEL, GPTConfig
 from core.settings.optional import quiet_transformers
 from core.training_step import build_optimizers
-from grpo.benchmarks.comparison import wait_for_device
 from grpo.benchmarks.work import check_lengths, gpt2, record_of, share_of_letter
 from grpo.build import build_reference, make_policy
 from grpo.grpo_config import GRPOConfig
@@ -47,10 +46,7 @@ def our_steps(work, huggingface, settings, turn):
         batch = problems(work, step, config, dist)
         start = time.perf_counter()
         metrics = grpo_training_step(policy, reference, rewards, lambda _: batch, optimizers, step, config, dist)
-        wait_for_device(dist.device)
-        phases = {"generation": metrics["time/collect"], "reference": metrics["time/reference"],
-                  "policy": metrics["time/train"]}
-        go_on = turn(record_of(phases, time.perf_counter() - start, dist.device))
+        go_on = turn(record_of(metrics["time/collect"], metrics["time/reference"], start, dist.device))
         step += 1
     dist.close()
 

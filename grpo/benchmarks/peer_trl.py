@@ -6,7 +6,6 @@ import time
 import torch
 
 from core.settings.optional import quiet_transformers, require
-from grpo.benchmarks.comparison import wait_for_device
 from grpo.benchmarks.work import check_lengths, gpt2, record_of, share_of_letter
 
 INSTALL = "-r requirements-peer.txt -r requirements-hf.txt"
@@ -95,7 +94,7 @@ class Clock:
     def __init__(self, transformers, work, turn):
         self.transformers, self.work = transformers, work
         self.turn = turn
-        self.phases = {}
+        self.seconds = {"generation": 0.0, "reference": 0.0}
         self.step = 0
 
     def timed(self, phase, function):
@@ -103,7 +102,7 @@ class Clock:
         def run(*arguments, **named):
             start = time.perf_counter()
             result = function(*arguments, **named)
-            self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - start
+            self.seconds[phase] += time.perf_counter() - start
             return result
         return run
 
@@ -118,13 +117,10 @@ class Clock:
 
         def generate_drawn_lengths(*arguments, **named):
             end = EndAtDrawnLength(self.work.lengths(self.step), self.work.stop_id)
-            processors = self.transformers.LogitsProcessorList([end])
-            return generate(*arguments, **named, logits_processor=processors)
+            return generate(*arguments, **named, logits_processor=self.transformers.LogitsProcessorList([end]))
 
         trainer._get_per_token_logps_and_entropies = timed_score
         trainer._generate = self.timed("generation", trainer._generate)
-        trainer.compute_loss = self.timed("policy", trainer.compute_loss)
-        trainer.accelerator.backward = self.timed("policy", trainer.accelerator.backward)
         if self.work.mixed:
             trainer.model.generate = generate_drawn_lengths
 
@@ -142,9 +138,8 @@ class Clock:
                 clock.start = time.perf_counter()
 
             def on_step_end(self, args, state, control, **_):
-                wait_for_device(args.device)
-                record = record_of(clock.phases, time.perf_counter() - clock.start, args.device)
-                clock.phases = {}
+                record = record_of(**clock.seconds, start=clock.start, device=args.device)
+                clock.seconds = dict.fromkeys(clock.seconds, 0.0)
                 clock.step += 1
                 control.should_training_stop = not clock.turn(record)
                 clock.start = time.perf_counter()

@@ -54,7 +54,7 @@ class Work:
 
     def describe(self):
         """The work in words."""
-        ends = f"up to {self.completion_length}, mean {MEAN_LENGTH}" if self.mixed else self.completion_length
+        ends = f"at most {self.completion_length}" if self.mixed else self.completion_length
         return (f"{self.n_layer} layers x {self.n_embd}, vocabulary {self.vocab_size}, {self.batch_size} prompts of "
                 f"{self.prompt_length} tokens x {self.group_size} completions of {ends} tokens")
 
@@ -88,10 +88,12 @@ def counted_operations(work, lengths):
     return 5 * (products + 4 * work.n_layer * work.n_embd * pairs)
 
 
-def record_of(phases, whole, device):
-    """The record of a step. phases: {name: seconds}; whole: seconds of the step"""
-    rest = whole - sum(phases.values())
-    return phases | {"rest": rest, "step": whole, "megabytes": peak_megabytes(device)}
+def record_of(generation, reference, start, device):
+    """The record of a step that began at `start`: seconds of its phases; the rest is training."""
+    wait_for_device(device)
+    step = time.perf_counter() - start
+    return {"generation": generation, "reference": reference, "training": step - generation - reference, "step": step,
+            "megabytes": peak_megabytes(device)}
 
 
 def share_of_letter(completions):

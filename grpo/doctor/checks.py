@@ -70,18 +70,16 @@ def lost_characters(x):
     """The tokenizer can write the prompts."""
     if not isinstance(x.data, PromptConsumer):
         return None
-    tokenizer, lost, total = x.data.tokenizer, Counter(), 0
-    for record in x.data.records["train"][:100]:
-        text = plain(as_messages(record["prompt"]))
-        written = characters(text)
-        lost += written - characters(tokenizer.decode(tokenizer.encode(text)))
-        total += written.total()
-    if lost.total() <= total / 1000:
+    tokenizer = x.data.tokenizer
+    text = "\n".join(plain(as_messages(record["prompt"])) for record in x.data.records["train"][:100])
+    written = characters(text)
+    lost = written - characters(tokenizer.decode(tokenizer.encode(text)))
+    share = lost.total() / max(1, written.total())
+    if share <= 1e-3:
         return True, "The tokenizer can write the prompts.", ""
     examples = ", ".join(repr(character) for character, _ in lost.most_common(5))
-    return False, (f"{lost.total() / total:.0%} of the characters in the prompts are lost, such as {examples}: the "
-                   "tokenizer has no tokens for them."), (
-        "use a model whose tokenizer knows them, or write the prompts without them")
+    return False, (f"{share:.0%} of the characters in the prompts are lost, such as {examples}: the tokenizer has no "
+                   "tokens for them."), "use a model whose tokenizer knows them, or write the prompts without them"
 
 
 def characters(text):

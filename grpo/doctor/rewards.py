@@ -4,7 +4,6 @@ A check takes an Examination, one of a single reward also its name; it returns w
 """
 
 import re
-from dataclasses import dataclass, replace
 from math import inf, isfinite, isnan
 from types import SimpleNamespace
 
@@ -67,116 +66,72 @@ def values_seen(x, name):
 
 def own_answers(x, name):
     """A verifier finds the records' own completions, or their answers, right."""
-    examples = right_examples(x)
-    if not is_verifier(x, name, examples):
-        return None
     tried = 0
-    for example in examples:
-        found = [example.value(x, name, text) for text in example.right]
+    for record in verified_records(x, name):
+        texts = right_completions(x, record)
+        found = [value_or_error(x, name, record, text) for text in texts]
         values = [value for value, _ in found if value is not None]
         errors = [error for _, error in found if error is not None]
         if errors and not values:
-            return False, f"{name} fails on the right answer of {example.where} ({errors[0]}).", (
+            return False, f"{name} fails on the right answer of {record['where']} ({errors[0]}).", (
                 "correct the function or the records: the run would stop there")
         if not values:
             continue  # no answer is known, or the function skips it
         tried += 1
-        if max(values) < lowest_right(x, name, example):
-            sentence = (f"{name} does not find the answer of {example.where} right: it gives {max(values):g} for "
-                        f"{one_line(example.right[0], 50, repr)}.")
-            built_in = REWARDS[name].fn.__module__.startswith("grpo.")
-            if example.own or built_in:
-                return False, sentence, ("correct the records or the reward: now no completion of this problem can be "
-                                         "right")
-            return None, sentence, ("give the records a completion that is right, in the form that your function "
-                                    "expects, and this is checked")
-    if not tried:
+        if max(values) >= lowest_right(x, name, record):
+            continue
+        sentence = (f"{name} does not find the answer of {record['where']} right: it gives {max(values):g} for "
+                    f"{one_line(texts[0], 50, repr)}.")
+        built_in = REWARDS[name].fn.__module__.startswith("grpo.")
+        if built_in or record.get("completion") is not None:
+            return False, sentence, "correct the records or the reward: now no completion of this problem can be right"
+        return None, sentence, ("give the records a completion that is right, in the form that your function expects, "
+                                "and this is checked")
+    if tried:
+        return True, f"{name} finds the records' own answers right: {tried} were tried.", ""
+    if verified_records(x, name):
         return None, f"{name} was not tried on right completions: the records have neither completion nor answer.", (
             "give the records a completion that is right, and this is checked")
-    return True, f"{name} finds the records' own answers right: {tried} were tried.", ""
+    return None
 
 
-def lowest_right(x, name, example):
+def lowest_right(x, name, record):
     """The lowest value of a right completion: a reward's highest or, where it has none, more than that of an empty
     completion."""
     if isfinite(REWARDS[name].high):
         return REWARDS[name].high - 1e-6
-    empty, _ = example.value(x, name, "")
+    empty, _ = value_or_error(x, name, record, "")
     return -inf if empty is None else empty + 1e-6
 
 
 def empty_completions(x, name):
     """A verifier does not find an empty completion right."""
-    examples = right_examples(x)
-    if not isinstance(x.data, PromptConsumer) or not is_verifier(x, name, examples):
+    found = [value_or_error(x, name, record, x.data.format.response_prefix) for record in verified_records(x, name)]
+    if not found:
         return None
-    most = -inf
-    for example in examples:
-        value, error = example.value(x, name, x.data.format.response_prefix)
-        if error is not None:
-            return False, f"{name} fails on an empty completion ({error}).", (
-                "return 0 or None there: a model samples such completions, and the run would stop")
-        if value is not None:
-            most = max(most, value)
+    errors = [error for _, error in found if error is not None]
+    if errors:
+        return False, f"{name} fails on an empty completion ({errors[0]}).", (
+            "return 0 or None there: a model samples such completions, and the run would stop")
+    most = max((value for value, _ in found if value is not None), default=-inf)
     if most >= REWARDS[name].high - 1e-6:
         return False, f"{name} gives its highest value, {most:g}, for an empty completion.", (
             "correct the reward or the records: the model would learn to write nothing")
     return True, f"{name} gives {most:.3g} at most for an empty completion.", ""
 
 
-def judge_on_true_texts(x):
-    """A judge of fill-in prefers true texts to those that the generator filled in."""
-    if isinstance(x.data, PromptConsumer) or x.models.judge is None:
-        return None
-    target = torch.from_numpy(x.problems["target"])
-    true = float(x.models.judge.scores(SimpleNamespace(tokens=list(target))).mean())
-    filled = float(x.models.judge.scores(x.rollouts.texts).mean())
-    return true > filled, f"The judge gives {true:.3f} for the true texts and {filled:.3f} for filled ones.", (
-        "take a judge that was trained on texts of this kind: its score does not tell true from filled text")
-
-
-@dataclass
-class Example:
-    """A problem with completions that should be right."""
-    where: str
-    prompt: str
-    columns: dict            # {field of the record: value}
-    right: list              # the record's own completion, or its answer in all FORMS; empty if it has neither
-    own: bool                # whether it is the record's own
-    ids: list | None = None  # of a filled-in text
-
-    def value(self, x, name, text):
-        """(what a reward gives to a completion, or None if it skips it or fails; the error in words, or None)"""
-        ids, tokens = self.ids, self.ids
-        if ids is None:
-            ids = x.data.tokenizer.encode(text)
-            tokens = x.data.tokenizer.encode(self.prompt) + ids
-        texts = SimpleNamespace(prompts=[self.prompt], completions=[text], tokens=[torch.tensor(tokens)],
-                                completion_ids=[ids], columns={key: [value] for key, value in self.columns.items()})
-        try:
-            value = x.rewards.score(texts, 1, [name])[0][name].item()
-        except ValueError as error:  # of a user's function too (core/settings/user_code.py)
-            return None, str(error)
-        return (None if isnan(value) else value), None
-
-
-def right_examples(x):
-    """An Example for each of the first records, or texts of the step."""
-    examples = []
-    if isinstance(x.data, PromptConsumer):
-        records = x.data.records["train"][:RECORDS]
-        prompts, columns = as_columns(records)
-        for i, record in enumerate(records):
-            own = record.get("completion") is not None
-            fields = {key: values[i] for key, values in columns.items()}
-            examples.append(Example(record["where"], prompts[i], fields, right_completions(x, record), own))
-        return examples
-    texts, G = x.rollouts.texts, x.config.group_size
-    for i, target in enumerate(x.problems["target"][:RECORDS].tolist()):
-        columns = {key: values[i * G] for key, values in texts.columns.items()}
-        examples.append(Example(f"text {i + 1} of the step", texts.prompts[i * G], columns, [columns["answer"]], True,
-                                target))
-    return examples
+def verified_records(x, name):
+    """The first training records, if the reward is a verifier: its value depends on fields of the record. None of text
+    to fill in."""
+    if not isinstance(x.data, PromptConsumer) or {"texts", "judge_model", "reward_scorer"} & set(parameters(name)):
+        return []
+    records = x.data.records["train"][:RECORDS]
+    text = (right_completions(x, records[0]) or ["1"])[0]
+    without = {key: records[0][key] for key in ("prompt", "text")}
+    if REWARDS[name].check is None and (value_or_error(x, name, records[0], text) ==
+                                        value_or_error(x, name, without, text)):
+        return []
+    return records
 
 
 def right_completions(x, record):
@@ -191,13 +146,24 @@ def right_completions(x, record):
     return [x.data.format.response_prefix + re.split(stops, text, maxsplit=1)[0] for text in texts]
 
 
-def is_verifier(x, name, examples):
-    """Whether the value of a reward depends on fields of the record; without them it may also fail."""
-    if not examples or {"texts", "judge_model", "reward_scorer"} & set(parameters(name)):
-        return False
-    if REWARDS[name].check is not None:
-        return True
-    example = examples[0]
-    without = replace(example, columns={"prompt": example.columns.get("prompt")})
-    text = example.right[0] if example.right else "1"
-    return example.value(x, name, text) != without.value(x, name, text)
+def value_or_error(x, name, record, text):
+    """(what a reward gives to a completion, or None if it skips it or fails; the error in words, or None)"""
+    prompts, columns = as_columns([record])
+    texts = SimpleNamespace(prompts=prompts, completions=[text], columns=columns,
+                            completion_ids=[x.data.tokenizer.encode(text)])
+    try:
+        value = x.rewards.score(texts, 1, [name])[0][name].item()
+    except ValueError as error:  # of a user's function too (core/settings/user_code.py)
+        return None, str(error)
+    return (None if isnan(value) else value), None
+
+
+def judge_on_true_texts(x):
+    """A judge of fill-in prefers true texts to those that the generator filled in."""
+    if isinstance(x.data, PromptConsumer) or x.models.judge is None:
+        return None
+    target = torch.from_numpy(x.problems["target"])
+    true = float(x.models.judge.scores(SimpleNamespace(tokens=list(target))).mean())
+    filled = float(x.models.judge.scores(x.rollouts.texts).mean())
+    return true > filled, f"The judge gives {true:.3f} for the true texts and {filled:.3f} for filled ones.", (
+        "take a judge that was trained on texts of this kind: its score does not tell true from filled text")

@@ -8,8 +8,7 @@ from core.run.terminal import Visible
 LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a picture of 320 x 154
 COLORS = 8                                  # of report.css
 MEANS = 60                                  # points of a line beside others
-LEAST = 1e-6                                # height of an axis; what is smaller is rounding, as is
-SHARE = 1e-3                                # this share of the numbers
+LEAST_HEIGHT, LEAST_SHARE = 1e-6, 1e-3      # of an axis, and as a share of its numbers; what is smaller is rounding
 VISIBLE = Visible({ord(c): c for c in "\t\n"})
 
 
@@ -23,7 +22,8 @@ def chart(title, last, lines):
         lines = [(color, smooth(points)) for color, points in lines]
     finite = [y for _, points in lines for _, y in points if y is not None] or [0.0]
     low, high = min(finite), max(finite)
-    missing = max(0.0, LEAST - (high - low), SHARE * max(-low, high) - (high - low))
+    least = max(LEAST_HEIGHT, LEAST_SHARE * max(-low, high))
+    missing = max(0.0, least - (high - low))
     low, high = low - missing / 2, high + missing / 2
 
     def across(step):

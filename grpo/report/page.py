@@ -18,9 +18,10 @@ LONGEST = 4000  # characters of a sample's text at most
 ABOUT = ("_score", "_right")  # end the names of what is known about a text
 JUDGED = 'filled in, by the reward: <mark class="right">right</mark> <mark class="wrong">wrong</mark>'
 PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src '{hash}'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
+<html lang="en"><head><meta charset="utf-8"/><title>{title}</title>
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; style-src 'unsafe-inline'; script-src '{hash}'"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
 <style>{style}</style></head><body><h1>{heading}</h1>
 {status}<p>The axis of a curve spans its values: it begins at 0 only where they do.</p>
 {body}<script>{script}</script></body></html>
@@ -52,7 +53,7 @@ def status(runs):
         elif run.start:
             lines.append(f"{name}running, or not ended properly: at step {run.last} when this page was written, "
                          f"{now()}")
-    return f'<p class="status">{"<br>".join(map(text, lines))}</p>\n' if lines else ""
+    return f'<p class="status">{"<br/>".join(map(text, lines))}</p>\n' if lines else ""
 
 
 def sections(runs, titles):
@@ -127,7 +128,7 @@ def before_and_after(runs, titles, metrics):
         for run in runs:
             before, after = (run.evaluations[i].get(metric) if run.evaluations else None for i in (0, -1))
             cells = (format_number(before), format_number(after), change(before, after))
-            row += cells if len(runs) == 1 else [f"{cells[0]} → {cells[1]}<br>{cells[2]}"]
+            row += cells if len(runs) == 1 else [f"{cells[0]} → {cells[1]}<br/>{cells[2]}"]
         rows.append(row)
     return table(("metric", *head), rows, "numbers")
 
@@ -137,10 +138,10 @@ def samples(by_step):
     if not by_step:
         return ""
     last = list(by_step)[-1]
-    parts = ['<p class="slider"><button type="button">previous</button><input type="range" aria-label="step">'
+    parts = ['<p class="slider"><button type="button">previous</button><input type="range" aria-label="step"/>'
              f'<button type="button">next</button> step <output>{last}</output></p>\n']
     for step, records in by_step.items():
-        hidden = "" if step == last else " hidden"
+        hidden = "" if step == last else ' hidden=""'
         parts.append(f'<div class="set" data-step="{step}"{hidden}>\n{"".join(map(sample_table, records))}</div>\n')
     return "".join(parts)
 
@@ -187,15 +188,14 @@ def private(value):
 
 
 def settings(runs, titles):
-    """One run's settings that differ from the defaults, or those in which several runs differ; on a click, all."""
-    keys = dict.fromkeys(key for run in runs for key in run.config)
-    rows = [(text(key), *(private(run.config.get(key)) for run in runs)) for key in keys]
-    if len(runs) > 1:
-        shown = table(("setting", *titles), [row for row in rows if len(set(row[1:])) > 1])
-    else:
+    """One run's settings that differ from the defaults, or those in which several runs differ."""
+    if len(runs) == 1:
         changed = runs[0].start.get("settings", {})
-        shown = table(("setting", "value", "default", "set in"), [
+        return table(("setting", "value", "default", "set in"), [
             (text(key), *map(private, about.values())) for key, about in changed.items()])
-    if rows:
-        shown += f"<details><summary>all settings</summary>{table(('setting', *titles), rows)}</details>"
-    return shown
+    rows = []
+    for key in dict.fromkeys(key for run in runs for key in run.config):
+        values = [private(run.config.get(key)) for run in runs]
+        if len(set(values)) > 1:
+            rows.append((text(key), *values))
+    return table(("setting", *titles), rows)

@@ -47,8 +47,7 @@ def draw_temperatures(curves, path):
     curves: {label: [(temperature, metrics)]}; path: the picture file
     """
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.2))
-    first_curve = next(iter(curves.values()))
-    _, metrics = first_curve[0]
+    _, metrics = next(iter(curves.values()))[0]
     rewards = [name for name in metrics if name.startswith("reward/")]
     good = rewards[0] if rewards and "word_validity" not in metrics else "word_validity"
     pairs = (("token_accuracy", good), ("entropy", good), ("entropy", "token_accuracy"))
@@ -56,14 +55,11 @@ def draw_temperatures(curves, path):
         for label, points in curves.items():
             axis.plot([m[x] for _, m in points], [m[y] for _, m in points], marker=".", label=label)
             for temperature, m in (points[0], points[-1]):  # labels between them would cover each other
-                axis.annotate(f"{temperature:g}", (m[x], m[y]), fontsize=8, xytext=(4, 4), textcoords="offset points")
-        axis.margins(0.1)
-        axis.set_xlabel(x.replace("_", " "))
-        axis.set_ylabel(y.replace("_", " "))
+                axis.annotate(f"{temperature:g}", (m[x], m[y]))
+        axis.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "))
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
-    temperatures = ", ".join(f"{temperature:g}" for temperature, _ in first_curve)
-    figure.suptitle(f"A point for each sampling temperature ({temperatures}). The axes do not begin at 0.", fontsize=10)
+    figure.suptitle("A point for each sampling temperature. The axes do not begin at 0.", fontsize=10)
     save(figure, path)
 
 

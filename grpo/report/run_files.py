@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from core.files.json_lines import each_record, record_of
+from core.files.json_lines import each_record
 from core.run.names import CONFIG, METRICS, SAMPLES, STARTS
 from core.run.start import without_home
 
@@ -27,7 +27,7 @@ class Run:
         self.name = name
         records = read_metrics(Path(folder, METRICS))
         self.last = records[-1]["step"]
-        self.evaluations = [r for r in records if any(metric.startswith("eval/") for metric in r)]
+        self.evaluations = [record for record in records if is_evaluation(record)]
         self.curves = {}
         for record in records:
             for metric, x in record.items():
@@ -48,23 +48,20 @@ class Run:
 
 
 def read_metrics(path):
-    """The records of a metrics.jsonl: all evaluations, and of more than STEPS steps every second, third, ... one.
+    """The records of a metrics.jsonl: all evaluations, and of more than STEPS records every second, third, ... one.
 
-    Raises FileNotFoundError if there are none. The last line may have been cut short, and is then left out.
+    Raises FileNotFoundError if there are none.
     """
-    lines = 0
-    if path.exists():
-        with open(path, "rb") as f:
-            lines = sum(line.endswith(b"\n") for line in f)
-    if not lines:
+    count = sum(1 for _ in each_record(path))
+    if not count:
         raise FileNotFoundError(f"{path} holds no metrics; name the out_dir of a run")
-    every = 1 + lines // STEPS
-    records = []
-    with open(path, "rb") as f:
-        for i, line in enumerate(f, 1):
-            if i <= lines and ((lines - i) % every == 0 or b'"eval/' in line):
-                records.append(record_of(line, f"{path}, line {i}"))
-    return records
+    every = 1 + count // STEPS
+    return [r for i, r in enumerate(each_record(path), 1) if (count - i) % every == 0 or is_evaluation(r)]
+
+
+def is_evaluation(record):
+    """Whether a record has held-out metrics."""
+    return any(metric.startswith("eval/") for metric in record)
 
 
 def names_of(folders):

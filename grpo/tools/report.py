@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 from core.config import UsageError, load_config
 from core.distributed import Distributed
-from core.files.json_lines import read_records
+from core.files.json_lines import each_record
 from core.model import MASKED_FILL
 from core.models import load_model
 from core.settings.script import run_script
@@ -22,7 +22,7 @@ from grpo.build import build_data, build_models, build_rewards, fill_in_evaluati
 from grpo.grpo_config import GRPOConfig
 from grpo.report.page import write_report
 from grpo.report.plots import draw_curves, draw_temperatures
-from grpo.report.run_files import names_of
+from grpo.report.run_files import is_evaluation, names_of
 
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -31,8 +31,7 @@ def report_seeds(folders, picture):
     """Prints a table over the runs with a row for each held-out metric, and draws their curves."""
     runs = {}
     for name, folder in zip(names_of(folders), folders, strict=True):
-        records = read_records(os.path.join(folder, "metrics.jsonl"))
-        runs[name] = [r for r in records if any(key.startswith("eval/") for key in r)]
+        runs[name] = [r for r in each_record(os.path.join(folder, "metrics.jsonl")) if is_evaluation(r)]
         if len(runs[name]) < 2:
             raise ValueError(f"{folder}/metrics.jsonl does not hold a finished run of grpo/train_grpo.py")
     print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")

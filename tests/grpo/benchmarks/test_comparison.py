@@ -1,11 +1,18 @@
-"""The rows of the comparisons with the usual step."""
+"""A step of this project and the usual one compute the same."""
 
 import pytest
+import torch
 
-from grpo.benchmarks.comparison import row
+from grpo.benchmarks.comparison_causal import Causal
+from grpo.benchmarks.comparison import BenchConfig
+from grpo.benchmarks.comparison_fill import Checkpointed, Fill
 
 
-@pytest.mark.parametrize("naive, shared", [(6.0, 1.5), (1.5, 6.0)])
-def test_a_row_has_both_sides_and_how_many_times_one_is_the_other(capsys, naive, shared):
-    row("seconds", naive, shared, 2)
-    assert capsys.readouterr().out.split() == ["seconds", f"{naive:.2f}", f"{shared:.2f}", "4.00"]
+@pytest.mark.parametrize("kind", [Fill, Causal, Checkpointed])
+def test_both_sides_have_the_same_gradient(kind):
+    both = kind(BenchConfig(n_layer=1, n_head=2, n_embd=16, block_size=32, batch_size=2, group_size=3, device="cpu",
+                            prompt_length=20, completion_length=4))
+    rows = both.step("shared")
+    ours = torch.from_numpy(both.gradient())
+    assert set(both.step("naive")) == set(rows) >= {"seconds", "peak MB"} and ours.norm() > 0
+    torch.testing.assert_close(ours, torch.from_numpy(both.gradient()), rtol=1e-4, atol=1e-6)

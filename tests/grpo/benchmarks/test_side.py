@@ -23,24 +23,19 @@ def failing_steps(turn):
 
 
 @pytest.mark.slow
-def test_teams_take_their_steps_one_after_another():
+def test_teams_take_their_steps_one_after_another_and_a_child_that_ends_early_is_noticed():
     teams = {"a": [Side(clocked_steps, "a", SIDE_TEST="1")], "b": [Side(clocked_steps, "b"), Side(clocked_steps, "c")]}
+    failing = Side(failing_steps)
     assert "SIDE_TEST" not in os.environ
     records = in_turns(teams, warmup=1, steps=3)
     rounds = [turns for pair in zip(*records.values(), strict=True) for turns in pair]
     assert [[r["name"] for r in turns] for turns in rounds] == [["a"], ["b", "c"]] * 3
     for one, two in zip(rounds, rounds[1:]):
         assert max(r["end"] for r in one) <= min(r["start"] for r in two)
-    assert {r["variable"] for turns in rounds for r in turns if r["name"] == "a"} == {"1"}
-    assert {r["variable"] for turns in rounds for r in turns if r["name"] != "a"} == {None}
+    assert {(r["name"], r["variable"]) for turns in rounds for r in turns} == {("a", "1"), ("b", None), ("c", None)}
     assert not any(side.process.is_alive() for team in teams.values() for side in team)
-
-
-@pytest.mark.slow
-def test_a_child_that_ends_early_is_noticed():
-    side = Side(failing_steps)
-    assert side.wait() is None
+    assert failing.wait() is None
     for _ in range(2):  # the second time the pipe is closed
-        side.begin()
+        failing.send(True)
         with pytest.raises(ValueError, match="exit code 3"):
-            side.wait()
+            failing.wait()

@@ -1,31 +1,26 @@
 """The work that trainers are compared on: lengths that are drawn beforehand, operations that are counted."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from core.model import GPT, LANGUAGE_MODEL, GPTConfig
-from grpo.benchmarks.work import MEAN_LENGTH, Work, counted_operations
+from grpo.benchmarks.work import MEAN_LENGTH, Work, check_lengths, counted_operations
 
 TINY = Work(n_layer=2, n_head=2, n_embd=16, vocab_size=20, batch_size=2, group_size=3, prompt_length=5,
             completion_length=4)
 
 
-def test_lengths_depend_on_the_step_alone():
+def test_mixed_lengths_depend_on_the_step_alone_and_have_the_mean_of_a_geometric_distribution_that_is_cut():
     work = Work(mixed=True)
     assert (work.lengths(3) == work.lengths(3)).all() and (work.lengths(3) != work.lengths(4)).any()
-    assert (TINY.lengths(0) == np.full((2, 3), 4)).all(), "without mixed lengths all are as long as they can be"
-
-
-def test_mixed_lengths_have_the_mean_of_a_geometric_distribution_that_is_cut():
-    work = Work(mixed=True)
     drawn = np.concatenate([work.lengths(step).flatten() for step in range(200)])
     assert drawn.min() >= 1 and drawn.max() == work.completion_length
     expected = MEAN_LENGTH * (1 - (1 - 1 / MEAN_LENGTH) ** work.completion_length)  # sum of P(length >= j), j = 1 .. 64
     assert abs(drawn.mean() - expected) < 4 * drawn.std() / len(drawn) ** 0.5
+    with pytest.raises(AssertionError, match="are not those that were drawn"):
+        check_lengths(work.lengths(3).flatten().tolist(), work, 4)
 
 
 def test_prompts_hold_no_stop_token():
@@ -47,11 +42,3 @@ def test_five_forward_passes_read_a_prompt_once_for_its_group():
     products = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
     attention = TINY.n_layer * pairs * 2 * 2 * TINY.n_embd  # a multiplication and an addition for each of q k and p v
     assert products > attention and counted_operations(TINY, lengths) == 5 * (products + attention)
-
-
-@pytest.mark.parametrize("sizes, message", [
-    ({"n_embd": 18}, "n_embd=18 must be a multiple of 2 \\* n_head=4"), ({"n_head": 0}, "n_head=0 must be at least 1"),
-    ({"group_size": 1}, "group_size=1 must be at least 2"), ({"vocab_size": 3}, "vocab_size=3 must be at least 4")])
-def test_sizes_that_cannot_be_are_refused(sizes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(TINY, **sizes)

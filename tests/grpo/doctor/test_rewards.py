@@ -11,11 +11,11 @@ from grpo.doctor.rewards import (
     groups_differ,
     judge_on_true_texts,
     own_answers,
-    right_examples,
+    right_completions,
     values_seen,
 )
 from grpo.rewards import Scored, reward
-from tests.grpo.evaluation.patients import completing, examined, expect, filling, sums
+from tests.grpo.evaluation.patients import completing, expect, sums
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
 ALL, NONE, HALF = [3.5] * 8, [-1.5] * 8, [3.5, -1.5] * 4
@@ -94,7 +94,7 @@ def bad(completions, answer, **kwargs):
     ("good", True, own_answers, True, "8 were tried", ""),
     ("bad", True, own_answers, False, "does not find the answer of", "correct the records"),
     ("fails", True, own_answers, False, "fails on the right answer of", "correct the function"),
-    ("never_empty", True, empty_completions, False, "gives its highest value, 1, for an empty", "learn to write nothing"),
+    ("never_empty", True, empty_completions, False, "gives its highest value, 1, for an empty", "learn to write"),
     ("fails_on_empty", True, empty_completions, False, "fails on an empty completion", "return 0 or None")])
 def test_functions_of_the_user_are_tried_as_trl_and_this_project_call_them(tmp_path, name, own, check, verdict,
                                                                            sentence, remedy):
@@ -121,24 +121,10 @@ def test_a_judge_that_prefers_filled_text_is_found(healthy_fill, monkeypatch):
     expect(judge_on_true_texts(healthy_fill), False, "for the true texts and", "was trained on texts of this kind")
 
 
-def test_a_verifier_of_fill_in_gets_the_true_text(tmp_path):
-    @reward(0, 1)
-    def share_right(prompts, completions, answer):
-        return [sum(map(str.__eq__, text, a)) / len(a) for text, a in zip(completions, answer, strict=True)]
-
-    @reward(0, 1)
-    def never(prompts, completions, answer):
-        return [0.5 * float(text == a) for text, a in zip(completions, answer, strict=True)]
-
-    x = examined(filling(tmp_path, reward_functions=("share_right", "never")))
-    expect(own_answers(x, "share_right"), True, "4 were tried")
-    expect(own_answers(x, "never"), False, "of text 1 of the step")
-    assert empty_completions(x, "share_right") is None
-
-
 def test_verifiers_read_the_records_completions_as_those_of_the_model_cut_before_a_stop_sequence(tmp_path):
     run = completing(tmp_path, stop_sequences=("</SOLUTION>", "<end_working_out>"), response_prefix="=")
     stop = Stop(run.data.tokenizer, run.config.stop_sequences, "=")
-    for record, example in zip(run.data.records["train"], right_examples(run)):
-        assert example.right == [stop.text(run.data.tokenizer.encode(record["completion"]))]
-        assert example.right[0].startswith("=<start_working") and "SOLUTION" not in example.right[0]
+    for record in run.data.records["train"]:
+        right, = right_completions(run, record)
+        assert right == stop.text(run.data.tokenizer.encode(record["completion"]))
+        assert right.startswith("=<start_working") and "SOLUTION" not in right

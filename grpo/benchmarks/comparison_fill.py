@@ -7,7 +7,6 @@ import torch
 
 from core.judge import calculate_judge_scores
 from core.model import GPT, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
-from grpo.advantages import compute_advantages
 from grpo.benchmarks.comparison import TOKENIZER, Comparison, wait_for_device
 from grpo.build import make_policy
 from grpo.grpo_config import GRPOConfig
@@ -34,12 +33,6 @@ class Fill(Comparison):
         self.batch = {"input": np.where(mask, TOKENIZER.mask_token_id, target), "target": target, "mask": mask,
                       "number": np.arange(c.batch_size)}
         self.rollouts = self.collect()
-        reward = torch.rand(c.batch_size, c.group_size, device=self.dist.device)
-        self.advantage = compute_advantages(reward, "group_std").view(-1, 1)
-
-    @staticmethod
-    def describe(c):
-        return f"sequence {c.block_size}, {MASKED:.0%} masked"
 
     def collect(self):
         rollouts = self.policy.sample(self.batch, 0, self.config)
@@ -53,7 +46,7 @@ class Fill(Comparison):
             calculate_judge_scores(self.judge, torch.stack(rollouts.texts.tokens), TOKENIZER.cls_token_id)
         judge = self.now() - start
         self.learn(rollouts)
-        return {"judge": judge}
+        return judge
 
     def naive(self):
         """The usual step: every completion is a row of its own in every model, with logits at every position."""
@@ -73,7 +66,7 @@ class Fill(Comparison):
         term = -torch.exp(sampled - sampled.detach()) * self.advantage               # (N, T)
         term = term + self.config.kl_beta * (logp.exp() * (logp - ref_logp)).sum(-1)
         ((term * masked).sum(1) / masked.sum(1)).mean().backward()
-        return {"judge": judge}
+        return judge
 
     def now(self):
         wait_for_device(self.dist.device)

@@ -4,7 +4,6 @@ import numpy as np
 import torch
 
 from core.model import GPT, LANGUAGE_MODEL, GPTConfig
-from grpo.advantages import compute_advantages
 from grpo.benchmarks.comparison import TOKENIZER, Comparison
 from grpo.build import make_policy
 from grpo.grpo_config import GRPOConfig
@@ -25,17 +24,10 @@ class Causal(Comparison):
         batch = {"input": self.prompts, "padding": np.zeros(c.batch_size, dtype=np.int64),
                  "number": np.arange(c.batch_size), "record": np.array([{"text": ""}] * c.batch_size)}
         self.rollouts = self.policy.sample(batch, 0, self.config)
-        reward = torch.rand(c.batch_size, c.group_size, 1, device=self.dist.device)
-        self.advantage = compute_advantages(reward, "group_std").view(-1, 1)
-
-    @staticmethod
-    def describe(c):
-        return f"prompt {c.prompt_length}, completion {c.completion_length}"
 
     def shared(self):
         """This project's forward and backward pass."""
         self.learn(self.rollouts)
-        return {}
 
     def naive(self):
         """The usual pass: every completion is a row of its own, behind its prompt."""
@@ -50,4 +42,3 @@ class Causal(Comparison):
         sampled = logp.gather(-1, target[..., None]).squeeze(-1)                     # (N, M)
         term = -torch.exp(sampled - sampled.detach()) * self.advantage               # (N, M)
         ((term * mask).sum(1) / mask.sum(1)).mean().backward()
-        return {}
