@@ -4,6 +4,7 @@ A check takes an Examination, one of a single reward also its name; it returns w
 """
 
 import re
+from inspect import signature
 from math import inf, isfinite, isnan
 from types import SimpleNamespace
 
@@ -12,7 +13,6 @@ import torch
 from core.prompts import PromptConsumer, as_columns
 from core.settings.user_code import one_line
 from grpo.grpo_training_step import differ
-from grpo.reward_functions.registry import parameters
 from grpo.rewards import REWARDS
 
 RECORDS = 8  # the number of training records that each verifier is given
@@ -123,7 +123,8 @@ def empty_completions(x, name):
 def verified_records(x, name):
     """The first training records, if the reward is a verifier: its value depends on fields of the record. None of text
     to fill in."""
-    if not isinstance(x.data, PromptConsumer) or {"texts", "judge_model", "reward_scorer"} & set(parameters(name)):
+    takes = set(signature(REWARDS[name].fn).parameters)
+    if not isinstance(x.data, PromptConsumer) or {"texts", "judge_model", "reward_scorer"} & takes:
         return []
     records = x.data.records["train"][:RECORDS]
     text = (right_completions(x, records[0]) or ["1"])[0]
