@@ -143,14 +143,14 @@ class GRPOTrainer:
                 self.kl_beta = adapted(self.kl_beta, metrics.get("mean_kl", math.nan), c)
 
     def sample(self, again, count=None):
-        """Completions of this iteration's problems, or of the first `count` of another round: a SamplerOutput."""
+        """Completions of this iteration's problems, or of the first `count` of another round, and sums for metrics."""
         c = self.config
         problems = {key: x[:count] for key, x in self.problems_of(self.iteration, again).items()}
         self.logger.doing(f"generating {len(problems['number']) * c.group_size} completions")
         iterations_left = math.ceil((c.max_iters - self.step) / (c.ppo_epochs * c.minibatches))
-        output = self.prefetcher.get(problems, self.iteration, again, self.iteration + iterations_left - 1)
+        sampled = self.prefetcher.get(problems, self.iteration, again, self.iteration + iterations_left - 1)
         self.logger.doing("scoring")
-        return output
+        return sampled
 
     def problems_of(self, iteration, again=0):
         """This rank's problems of an iteration; again: the round of other problems for zero_std='resample'."""

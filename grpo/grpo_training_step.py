@@ -13,7 +13,6 @@ from grpo.kl import choose_estimator, kl_as_reward, kl_penalty, kl_per_token
 from grpo.objectives import OBJECTIVES, policy_loss, token_weights
 from grpo.rollout import Rollouts, Scored, join_rollouts, plain
 from grpo.samplers.mismatch import MISMATCH, check_mismatch, mismatch, with_importance
-from grpo.samplers.sampler import SamplerOutput
 from grpo.scoring import check_rollouts, score, score_in_batches, with_reference
 from grpo.step_metrics import DECIDING, LARGEST, add_up, finish_metrics, logged_sums, nonfinite_rewards, rollout_sums
 
@@ -79,22 +78,23 @@ def sampler_of(policy, problems, iteration, config):
     """The function `sample` of collect_experience for a policy that samples by itself; problems: again -> problems."""
     def sample(again, count=None):
         batch = {key: x[:count] for key, x in problems(again).items()}
-        return SamplerOutput(policy.sample(batch, iteration, config), iteration)
+        return policy.sample(batch, iteration, config), {}
     return sample
 
 
 def collect_experience(policy, reference, rewards, sample, config, dist, timer):
     """Phases 1 to 3 for this rank's share of an iteration: an Experience.
 
-    sample: (again, count) -> SamplerOutput: completions of the iteration's own problems (again=0), or of the first
+    sample: (again, count) -> (Rollouts, sums for metrics) of the iteration's own problems (again=0), or of the first
         `count` of other problems (again=1, 2, ...)
     """
     sampled, sums = [], {}
 
     def collect_round(again, count=None):
-        rollouts, scored, more = collect_rollouts(policy, reference, rewards, sample(again, count), config, timer)
+        found, sampler_sums = sample(again, count)
+        rollouts, scored, more = collect_rollouts(policy, reference, rewards, found, config, timer)
         sampled.append((rollouts.texts, scored))
-        for name, x in more.items():
+        for name, x in (sampler_sums | more).items():
             sums[name] = sums.get(name, 0.0) + x
         return rollouts, scored
 
@@ -120,18 +120,17 @@ def collect_experience(policy, reference, rewards, sample, config, dist, timer):
     return Experience(rollouts, sums, sampled)
 
 
-def collect_rollouts(policy, reference, rewards, output, config, timer):
-    """Phases 1 and 2 for what a sampler returned: rollouts with the reference's log-probabilities, a Scored, and sums
-    of metrics."""
+def collect_rollouts(policy, reference, rewards, rollouts, config, timer):
+    """Phases 1 and 2 for sampled rollouts: these with the reference's log-probabilities, a Scored, and sums of
+    metrics."""
     timer.end("collect")
-    rollouts = output.rollouts
     if reference is not None:
         rollouts = with_reference(rollouts, reference, choose_estimator(config, policy), config)
         timer.end("reference")
-    scored = compute_rewards(rewards, rollouts, config, output.scored)
+    scored = compute_rewards(rewards, rollouts, config)
     bad = nonfinite_rewards(scored, rollouts.mask)
     timer.end("reward")
-    return rollouts, scored, output.sums | {f"{NONFINITE}rewards": bad}
+    return rollouts, scored, {f"{NONFINITE}rewards": bad}
 
 
 def rescores(config):
@@ -153,12 +152,9 @@ def with_old_logp(policy, rollouts, config):
     return replace(rollouts, old_logp=logp), sums
 
 
-def compute_rewards(rewards, rollouts, config, scored=None):
-    """Phase 2: a Scored whose credit and values contain the penalties that the config adds.
-
-    scored: the rewards, if the sampler has computed them
-    """
-    scored = rewards(rollouts) if scored is None else scored
+def compute_rewards(rewards, rollouts, config):
+    """Phase 2: a Scored whose credit and values contain the penalties that the config adds."""
+    scored = rewards(rollouts)
     credit = scored.credit                                                           # (P, G, 1 or M)
     penalties = {}
     if config.overlong_buffer:

@@ -7,7 +7,6 @@ from grpo.samplers.mismatch import EXTREMES, mismatch_metrics
 
 LOGGED = "logged by "          # begins the name of a sum of what rewards logged
 OF_THE_TRAINER = ("step", "lr", "kl_beta", "bad_rollouts", "tokens_per_second")  # added to a record later; and time/...
-COUNTS = ("dropped_rollouts", "sampler/replaced_workers")  # added up and logged as they are
 DECIDING = ("loss", "log_prob", "advantage")  # a step in which one of these sums is not finite is skipped
 MEANS = {  # name of a metric: (name of a sum, name of the sum that it is divided by)
     "mean_kl": ("kl", "trained_tokens"), "mean_reward": ("reward", "scored"),
@@ -109,7 +108,8 @@ def logged_sums(metrics, names):
 def finish_metrics(totals):
     """The metrics of docs/metrics.md from the sums of a step over all micro-batches and ranks. A mean of nothing is
     left out."""
-    metrics = {name: totals[name] for name in ("loss", "pg_loss", "kl_penalty", *COUNTS) if name in totals}
+    as_they_are = ("loss", "pg_loss", "kl_penalty", "sampler/replaced_workers")
+    metrics = {name: totals[name] for name in as_they_are if name in totals}
     for name, (key, count) in MEANS.items():
         if key in totals and totals[count]:
             metrics[name] = totals[key] / totals[count]

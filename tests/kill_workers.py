@@ -72,7 +72,7 @@ def process(pid):
 
 def workers():
     """{number: title} of the processes of workers of the Ray that this process started. The title tells what a worker
-    is called for: ray::RayWorker.build, while it starts."""
+    is called for: ray::RayWorker.__init__, while it starts."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     found = {pid: x for pid in pids if (x := process(pid))}
     mine = {pid for pid, (_, parent) in found.items() if parent == os.getpid()}

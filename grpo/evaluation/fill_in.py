@@ -11,7 +11,7 @@ from core.dataset_consumer import unpack_batch
 from core.tokenizer import by_character, character_ends
 from grpo.evaluation.means import add_up, means_of, reward_sums
 from grpo.evaluation.ngram import NGramModel
-from grpo.evaluation.samples import SHOWN, best_and_worst, facts_of
+from grpo.evaluation.samples import SHOWN, best_and_worst
 from grpo.scoring import score, with_reference
 from grpo.step_metrics import unique_completions
 
@@ -25,34 +25,33 @@ def lexicon(text):
     return {word.lower() for word in WORD.findall(text)}
 
 
-def touched_words(truth, mask):
-    """[(start, end)] of the words of the true text with at least one masked character. A word at the edge of the window
-    is left out, because it may be cut.
+def touched_words(tokenizer, truth, masked):
+    """[(tokens, before, word, after)] of the words of a true text with at least one masked token. A word at the edge of
+    the window is left out, because it may be cut.
 
-    truth: str; mask: for each of its characters, whether it was masked
+    truth: token ids; masked: for each of them, whether it was masked
+    tokens: the slice of truth that the word is made of; before, after: texts that these tokens hold besides the word,
+    such as the space that a word piece begins with
     """
-    spans = [match.span() for match in WORD.finditer(truth)]
-    return [(a, b) for a, b in spans if a > 0 and b < len(truth) and any(mask[a:b])]
+    text, ends = tokenizer.decode(truth), character_ends(tokenizer, truth)
+    found = []
+    for match in WORD.finditer(text):
+        start, end = match.span()
+        first, last = bisect_right(ends, start), bisect_left(ends, end)
+        tokens = slice(first, last + 1)
+        whole = start > 0 and end < len(text)
+        if whole and any(masked[tokens]):
+            begin = ends[first - 1] if first else 0
+            found.append((tokens, text[begin:start], match[0], text[end : ends[last]]))
+    return found
 
 
-def words_instead(spans, truth, ends, filled, filled_ends):
-    """The words that the same tokens of a completion have in the place of words of the true text; "" where these tokens
-    are not a word alone.
-
-    spans: [(start, end)] of the words in truth; ends, filled_ends: character_ends of the true and of the filled text
-    """
-    words = []
-    for a, b in spans:
-        first, last = bisect_right(ends, a), bisect_left(ends, b)  # the tokens that the word is made of
-        start = ends[first - 1] if first else 0
-        filled_start = filled_ends[first - 1] if first else 0
-        before, after = truth[start:a], truth[b : ends[last]]  # such as the space that a word piece begins with
-        found = filled[filled_start : filled_ends[last]]
-        if found.startswith(before) and found.endswith(after) and len(found) > len(before) + len(after):
-            words.append(found[len(before) : len(found) - len(after)])
-        else:
-            words.append("")
-    return words
+def word_between(text, before, after):
+    """What a text has between its beginning `before` and its end `after`; "" if it does not begin and end so."""
+    length = len(text) - len(before) - len(after)
+    if length > 0 and text.startswith(before) and text.endswith(after):
+        return text[len(before) : len(before) + length]
+    return ""
 
 
 class FillInEvaluation:
@@ -78,19 +77,19 @@ class FillInEvaluation:
 
     def __init__(self, data, reference, judges, rewards, config):
         """data: a DatasetConsumer with batches of PROBLEMS_PER_STEP; judges: {"judge", "gold_judge": a Judge or None}
-        rewards: a Rewards or None; config: the run's, with eval_problems and eval_completions"""
-        self.data, self.reference, self.rewards = data, reference, rewards
+        rewards: a Rewards or None; config: the run's"""
+        self.data, self.reference = data, reference
+        self.rewards = rewards
         self.judges = {name: judge for name, judge in judges.items() if judge is not None}
         self.config = replace(config, group_size=config.eval_completions, seed=data.seed + NOISE_SEED, train_pass_k=1,
                               fill_estimator="trajectory",
                               stored_megabytes=10**9)  # a batch is small, and the KL here is always exact
         self.batches = []  # (number of the drawn batch, part of it)
-        for first in range(0, config.eval_problems, PROBLEMS_PER_STEP):
-            step = first // PROBLEMS_PER_STEP
-            size = min(PROBLEMS_PER_STEP, config.eval_problems - first)
+        for step, first in enumerate(range(0, config.eval_problems, PROBLEMS_PER_STEP)):
             batch = data.batch("val", step)
-            for cut in range(0, size, config.batch_size):
-                part = slice(cut, min(size, cut + config.batch_size))
+            size = min(PROBLEMS_PER_STEP, config.eval_problems - first)
+            for start in range(0, size, config.batch_size):
+                part = slice(start, min(size, start + config.batch_size))
                 self.batches.append((step, {key: x[part] for key, x in batch.items()}))
 
     @cached_property
@@ -106,7 +105,8 @@ class FillInEvaluation:
     @torch.no_grad()
     def __call__(self, policy, temperature):
         config = replace(self.config, temperature=temperature)
-        sums, logged, shown = {}, {}, []
+        sums, logged = {}, {}
+        shown = []
         for step, batch in self.batches:
             rollouts = policy.sample(batch, step, config)
             values, total, log = self._rewards(rollouts, sums)
@@ -122,11 +122,13 @@ class FillInEvaluation:
     def _rewards(self, rollouts, sums):
         """Adds the judges' scores to the sums. Returns the other rewards {name: (N,)}, the reward (P, G) by which
         samples are chosen, and the Log of the rewards or None."""
-        scores = {name: judge.scores(rollouts.texts) for name, judge in self.judges.items()}
+        scores = {name: judge.scores(rollouts.texts) for name, judge in self.judges.items()}  # (N,) each
         add_up(sums, {name: (x.sum(), len(x)) for name, x in scores.items()})
-        values, log = {}, None
         total = scores.get("judge", torch.zeros(len(rollouts.mask), device=rollouts.mask.device))
-        names = [] if self.rewards is None else [name for name in self.rewards.names if name != "judge"]
+        names = []
+        if self.rewards is not None:
+            names = [name for name in self.rewards.names if name != "judge"]
+        values, log = {}, None
         if names:
             values, _, log = self.rewards.score(rollouts.texts, rollouts.group_size, names)
             if "judge" not in scores:
@@ -135,50 +137,49 @@ class FillInEvaluation:
 
     def _add_tokens(self, policy, step, batch, rollouts, config, sums):
         """Adds the metrics of tokens to the sums. KL and entropy are measured in one pass over the problem."""
-        G, mask = rollouts.group_size, rollouts.mask
+        G, mask = rollouts.group_size, rollouts.mask                                 # (N, M)
         first_pass = rollouts
         if config.unmask_steps > 1:
             first_pass = policy.sample(batch, step, replace(config, unmask_steps=1))
         first_pass = with_reference(first_pass, self.reference, "exact", config)
         scores = score(policy, first_pass, config.temperature)
-        masked = mask[::G]                                                           # (P, M) the masked places
+        masked = mask[::G]                                                           # (P, M) all of a group are equal
         accuracy, _ = rollouts.texts.metrics["mean_token_accuracy"]
-        add_up(sums, {"token_accuracy": (accuracy, mask.sum())})
+        found = {"token_accuracy": (accuracy, mask.sum())}
         if scores.kl is not None:
-            add_up(sums, {"kl": ((scores.kl[::G] * masked).sum(), masked.sum())})
+            found["kl"] = (scores.kl[::G] * masked).sum(), masked.sum()
         ids = torch.stack(rollouts.texts.tokens).cpu().numpy()                       # (N, T)
         unique = unique_completions(rollouts.target, mask, G)                        # (P,)
-        add_up(sums, {"entropy": ((scores.entropy[::G] * masked).sum(), masked.sum()),
-                      "ngram_bits": self.ngrams.bits_near(ids, batch["mask"].repeat(G, 0)),
-                      "unique_completions": (unique.sum(), len(unique))})
+        found["entropy"] = (scores.entropy[::G] * masked).sum(), masked.sum()
+        found["ngram_bits"] = self.ngrams.bits_near(ids, batch["mask"].repeat(G, 0))
+        found["unique_completions"] = unique.sum(), len(unique)
+        add_up(sums, found)
 
     def _add_words(self, batch, rollouts, sums):
         """Adds the metrics of words to the sums."""
-        tokenizer = self.data.tokenizer
+        tokenizer, G = self.data.tokenizer, rollouts.group_size
         _, target, mask = unpack_batch(batch, "cpu")                                 # (P, T) each
-        text = torch.stack(rollouts.texts.tokens).unflatten(0, (len(target), -1))    # (P, G, T)
         words = valid = recovered = 0
-        for truth, masked, completions in zip(target.tolist(), mask.tolist(), text.tolist(), strict=True):
-            true_text, ends = tokenizer.decode(truth), character_ends(tokenizer, truth)
-            spans = touched_words(true_text, by_character(tokenizer, truth, masked))
-            true_words = [true_text[a:b] for a, b in spans]
-            words += len(spans) * len(completions)
-            for ids in completions:
-                found = words_instead(spans, true_text, ends, tokenizer.decode(ids), character_ends(tokenizer, ids))
-                valid += sum(word.lower() in self.words for word in found)
-                recovered += sum(word == true for word, true in zip(found, true_words, strict=True))
+        for i, (truth, masked) in enumerate(zip(target.tolist(), mask.tolist(), strict=True)):
+            completions = [ids.tolist() for ids in rollouts.texts.tokens[i * G : i * G + G]]
+            for tokens, before, word, after in touched_words(tokenizer, truth, masked):
+                for ids in completions:
+                    found = word_between(tokenizer.decode(ids[tokens]), before, after)
+                    words += 1
+                    valid += found.lower() in self.words
+                    recovered += found == word
         add_up(sums, {"word_validity": (valid, words), "words_recovered": (recovered, words)})
 
     def _samples(self, batch, rollouts, total, values, log):
         """Records of the first problems with their best and worst completions."""
-        records = []
-        for i, numbers in enumerate(best_and_worst(total)):
+        tokenizer, records = self.data.tokenizer, []
+        for i, (numbers, facts) in enumerate(best_and_worst(total, self.rewards, values, log)):
             texts = {"problem": batch["input"][i], "truth": batch["target"][i]}
-            texts |= {name: rollouts.texts.tokens[n] for name, n in numbers.items()}
+            for name, n in numbers.items():
+                texts[name] = rollouts.texts.tokens[n]
             shown, masks = {}, {}
             for name, ids in texts.items():
-                shown[name] = self.data.tokenizer.decode(ids.tolist())
-                masks[name] = by_character(self.data.tokenizer, ids.tolist(), batch["mask"][i].tolist())
-            facts = facts_of(numbers, total, self.rewards, values, log)
+                shown[name] = tokenizer.decode(ids.tolist())
+                masks[name] = by_character(tokenizer, ids.tolist(), batch["mask"][i].tolist())
             records.append(shown | facts | {"mask": masks})
         return records

@@ -6,7 +6,12 @@ def reward_sums(values):
 
     values: {name: (N,)}, NaN where a reward skipped the completion
     """
-    return {f"reward/{name}": (x.nansum(), (~x.isnan()).sum()) for name, x in values.items()}
+    return {f"reward/{name}": sum_and_count(x) for name, x in values.items()}
+
+
+def sum_and_count(x):
+    """(sum, count) of the values that are not NaN."""
+    return x.nansum(), (~x.isnan()).sum()
 
 
 def add_up(sums, more):

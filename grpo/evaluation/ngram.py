@@ -17,30 +17,35 @@ class NGramModel:
     """
 
     def __init__(self, tokens, vocabulary, order=ORDER):
-        self.vocabulary, self.order, self.levels = vocabulary, order, []
+        self.vocabulary, self.order = vocabulary, order
+        self.levels = []
         here = np.asarray(tokens[:MOST_TOKENS], dtype=np.int64)  # (n,) the last token of each n-gram
-        context = np.zeros_like(here)                                                # (n,) which tokens precede it
+        context = np.zeros_like(here)                            # (n,) the number of the context before it
         contexts = 1
         for _ in range(min(order, len(here))):
-            grams, which, count = np.unique(context * vocabulary + here, return_inverse=True, return_counts=True)
-            before = grams // vocabulary                                             # the context of each n-gram
-            total, kinds = np.bincount(before, count, contexts), np.bincount(before, minlength=contexts)
-            self.levels.append((grams, count, total, kinds))
-            context, here, contexts = which[:-1], here[1:], len(grams)
+            grams, number, count = np.unique(context * vocabulary + here, return_inverse=True, return_counts=True)
+            before = grams // vocabulary                         # the context of each different n-gram
+            total = np.bincount(before, count, contexts)
+            different = np.bincount(before, minlength=contexts)
+            self.levels.append((grams, count, total, different))
+            context, here = number[:-1], here[1:]                # an n-gram is a context of the next level
+            contexts = len(grams)
 
     def bits(self, text):
         """-log2 of the probability of each token. text: (N, T) ids below the vocabulary. Returns (N, T) float64; a
         token near the start of its row has as much context as there is."""
         p = np.full(text.shape, 1 / self.vocabulary)                                 # (N, T)
         context = np.zeros(text.shape, dtype=np.int64)                               # (N, T) -1: never seen
-        for grams, count, total, kinds in self.levels:
+        for grams, count, total, different in self.levels:
             code = context * self.vocabulary + text
             at = np.searchsorted(grams, code).clip(max=len(grams) - 1)
             found = (context >= 0) & (grams[at] == code)                             # (N, T)
-            seen, different = (np.where(context >= 0, x[context], 0) for x in (total, kinds))
-            mixed = (np.where(found, count[at], 0) + different * p) / np.maximum(1, seen + different)
+            seen = np.where(context >= 0, total[context], 0)
+            kinds = np.where(context >= 0, different[context], 0)
+            mixed = (np.where(found, count[at], 0) + kinds * p) / np.maximum(1, seen + kinds)
             p = np.where(seen > 0, mixed, p)
-            context = np.concatenate((np.full((len(text), 1), -1), np.where(found, at, -1)[:, :-1]), axis=1)
+            context = np.where(found, at, -1)
+            context = np.pad(context[:, :-1], ((0, 0), (1, 0)), constant_values=-1)  # of the token behind
         return -np.log2(p)
 
     def bits_near(self, text, mask):

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from core.prompts import as_columns
-from grpo.evaluation.means import add_up, means_of, reward_sums
-from grpo.evaluation.samples import SHOWN, best_and_worst, facts_of
+from grpo.evaluation.means import add_up, means_of, reward_sums, sum_and_count
+from grpo.evaluation.samples import SHOWN, best_and_worst
 from grpo.kl import choose_estimator, kl_per_token
 from grpo.scoring import score, with_reference
 
@@ -46,7 +46,8 @@ class PromptEvaluation:
         eval_completions times each."""
         if config.pass_k > config.eval_completions:
             raise ValueError(f"pass_k={config.pass_k} must be at most eval_completions={config.eval_completions}")
-        self.data, self.reference, self.rewards = data, reference, rewards
+        self.data, self.reference = data, reference
+        self.rewards = rewards
         self.config = replace(config, group_size=config.eval_completions, seed=NOISE_SEED, train_pass_k=1)
         self.records = data.records["val"][: config.eval_problems]
         # Prompts at a time: as many completions as in training, and at least those of one prompt
@@ -55,18 +56,20 @@ class PromptEvaluation:
     @torch.no_grad()
     def __call__(self, policy, temperature):
         config = replace(self.config, temperature=temperature)
-        sums, logged, shown = {}, {}, []
+        sums, logged = {}, {}
+        shown = []
         for start in range(0, len(self.records), self.at_once):
             records = self.records[start : start + self.at_once]
             batch = self.data.pack(records, np.arange(start, start + len(records)))
             rollouts = policy.sample(batch, 0, config)
             values, _, log = self.rewards.score(rollouts.texts, config.group_size)
-            found = reward_sums(values) | self._token_sums(policy, rollouts, config)
+            found = {}
             if self.rewards.success:
                 right = self.rewards.right(values).view(-1, config.group_size)       # (P, G) NaN where not scored
-                found = {"greedy_accuracy": accuracy_sum(self._greedy(policy, batch, records)),
-                         "sampled_accuracy": accuracy_sum(right),
-                         "pass_at_k": pass_at_k_sum(right, config.pass_k)} | found
+                found["greedy_accuracy"] = sum_and_count(self._greedy(policy, batch, records))
+                found["sampled_accuracy"] = sum_and_count(right)
+                found["pass_at_k"] = pass_at_k_sum(right, config.pass_k)
+            found |= reward_sums(values) | self._token_sums(policy, rollouts, config)
             add_up(sums, {name: (float(total), float(count)) for name, (total, count) in found.items()})
             add_up(logged, log.metrics)
             if len(shown) < SHOWN:
@@ -86,13 +89,15 @@ class PromptEvaluation:
 
     def _samples(self, texts, values, log):
         """Records of the first problems with their best and worst completions."""
-        records, G = [], self.config.group_size
+        G = self.config.group_size
         total = self.rewards.total(values).nan_to_num(0.0).view(-1, G)               # (P, G)
         answers = texts.columns.get("answer", [None] * len(texts.prompts))
-        for i, numbers in enumerate(best_and_worst(total)):
+        records = []
+        for i, (numbers, facts) in enumerate(best_and_worst(total, self.rewards, values, log)):
             record = {"problem": texts.prompts[i * G], "answer": answers[i * G]}
-            record |= {name: texts.completions[n] for name, n in numbers.items()}
-            records.append(record | facts_of(numbers, total, self.rewards, values, log))
+            for name, n in numbers.items():
+                record[name] = texts.completions[n]
+            records.append(record | facts)
         return records
 
     def _greedy(self, policy, batch, records):
@@ -104,13 +109,11 @@ class PromptEvaluation:
         return self.rewards.right(values)
 
 
-def accuracy_sum(right):
-    """(sum, count) of an accuracy. right: 1.0, 0.0, or NaN where not scored, which does not count."""
-    return right.nansum(), (~right.isnan()).sum()
-
-
 def pass_at_k_sum(right, k):
-    """(sum, count) of pass@k over the prompts with at least k scored completions. right: (P, G) as in accuracy_sum"""
-    scored, correct = (~right.isnan()).sum(1).tolist(), right.nansum(1).int().tolist()
-    chances = [pass_at_k(c, n, k) for c, n in zip(correct, scored, strict=True) if n >= k]
+    """(sum, count) of pass@k over the prompts with at least k scored completions. right: (P, G) NaN where not scored"""
+    chances = []
+    for row in right.tolist():
+        scored = [x for x in row if x == x]
+        if len(scored) >= k:
+            chances.append(pass_at_k(int(sum(scored)), len(scored), k))
     return sum(chances), len(chances)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 from core.files.whole_files import writing
 from core.logger import format_number
@@ -13,32 +14,28 @@ TEXTS = ("problem", "best", "worst")
 BOARD = 24             # characters of a line at most for texts of several lines to be shown side by side
 
 
-def best_and_worst(total):
-    """The numbers {"best": n, "worst": n} of the completions with the highest and the lowest reward, for each of the
-    first SHOWN problems. total: (P, G)"""
-    G = total.shape[1]
-    return [{"best": i * G + int(rewards.argmax()), "worst": i * G + int(rewards.argmin())}
-            for i, rewards in enumerate(total[:SHOWN])]
+def best_and_worst(total, rewards, values, log):
+    """For each of the first SHOWN problems, the numbers {"best": n, "worst": n} of the completions with the highest and
+    the lowest reward, and what a sample says about them: reward, whether it is correct, what rewards logged.
 
-
-def facts_of(numbers, total, rewards, values, log):
-    """What a sample says about its best and worst completion: reward, whether it is correct, what rewards logged.
-
-    numbers: {"best": n, "worst": n}; values: {name of a reward: (N,)}; rewards: a Rewards, log: its Log, or None
+    total: (P, G); values: {name of a reward: (N,)}; rewards: a Rewards, log: its Log, or None
     A completion that the success reward skipped is neither correct nor wrong.
     """
-    facts = {}
-    for name, n in numbers.items():
-        facts[f"{name}_score"] = round(float(total.flatten()[n]), 4)
+    G, found = total.shape[1], []
+    right = None
     if rewards is not None and rewards.success in values:
         right = rewards.right(values)
+    for i, of_group in enumerate(total[:SHOWN]):
+        numbers = {"best": i * G + int(of_group.argmax()), "worst": i * G + int(of_group.argmin())}
+        facts = {}
         for name, n in numbers.items():
-            if not right[n].isnan():
+            facts[f"{name}_score"] = round(float(total.flatten()[n]), 4)
+            if right is not None and not right[n].isnan():
                 facts[f"{name}_right"] = bool(right[n])
-    if log is not None and log.columns:
-        for name, n in numbers.items():
-            facts[f"{name}_extra"] = log.extra(n)
-    return facts
+            if log is not None and log.columns:
+                facts[f"{name}_extra"] = log.extra(n)
+        found.append((numbers, facts))
+    return found
 
 
 def format_samples(records, color, completions):
@@ -46,43 +43,36 @@ def format_samples(records, color, completions):
 
     records: [{"problem", "best", "worst", "best_score", "worst_score"}], and in fill-in "mask": for each
     text, which of its characters were filled in
-    color: whether filled-in characters are coloured
+    color: whether filled-in characters are coloured, except in the problem itself
     completions: of each problem
     """
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
-        texts = [Text(name, record, color) for name in TEXTS]
-        if is_board([text.text for text in texts]):
-            lines += side_by_side(texts)
-        else:
-            lines += [f"  {text.name:<8}{text.score:>7} | {text.highlighted()}" for text in texts]
-    return "\n".join(lines)
+        board = is_board([record[name] for name in TEXTS])
+        columns = []
+        for name in TEXTS:
+            mask = record["mask"][name] if "mask" in record else [0] * len(record[name])
+            score = format_number(record[f"{name}_score"]) if f"{name}_score" in record else ""
+            green = color and name != "problem"
+            if board:
+                columns.append(column(f"{name} {score}".rstrip(), record[name], mask, green))
+            else:
+                lines.append(f"  {name:<8}{score:>7} | {highlight(record[name], mask, green)}")
+        for row in zip(*columns, strict=True):
+            lines.append("  " + "   ".join(row).rstrip())
+    return "\n".join(line for line in lines if line.strip())
 
 
-class Text:
-    """A text of a sample with its reward; what was filled in is coloured, except in the problem itself."""
-
-    def __init__(self, name, record, color):
-        self.name, self.text = name, record[name]
-        self.mask = record["mask"][name] if "mask" in record else [0] * len(self.text)
-        self.score = format_number(record[f"{name}_score"]) if f"{name}_score" in record else ""
-        self.color = color and name != "problem"
-
-    def highlighted(self):
-        return highlight(self.text, self.mask, self.color)
-
-    def column(self):
-        """Its title and its lines, all of the same width."""
-        title = f"{self.name} {self.score}".rstrip()
-        lines = self.text.split("\n")
-        width = max(len(title), *map(len, lines))
-        column = [title.ljust(width)]
-        start = 0
-        for line in lines:
-            shown = highlight(line, self.mask[start : start + len(line)], self.color)
-            column.append(shown + " " * (width - len(line)))
-            start += len(line) + 1
-        return column
+def column(title, text, mask, color):
+    """A title and the lines of a text, all of the same width. mask: which of its characters are coloured"""
+    lines = text.split("\n")
+    width = max(len(title), *map(len, lines))
+    shown = [title.ljust(width)]
+    start = 0
+    for line in lines:
+        shown.append(highlight(line, mask[start : start + len(line)], color) + " " * (width - len(line)))
+        start += len(line) + 1
+    return shown
 
 
 def is_board(texts):
@@ -90,12 +80,6 @@ def is_board(texts):
     lines = [text.split("\n") for text in texts]
     longest = max(len(line) for text in lines for line in text)
     return len({len(text) for text in lines}) == 1 and len(lines[0]) > 1 and longest <= BOARD
-
-
-def side_by_side(texts):
-    """Lines of texts in columns."""
-    rows = ["   ".join(row).rstrip() for row in zip(*(text.column() for text in texts), strict=True)]
-    return [f"  {row}" for row in rows if row]
 
 
 def append_samples(out_dir, step, records):
@@ -112,15 +96,8 @@ def append_samples(out_dir, step, records):
 
 def spans(mask):
     """[[first, end]] of the stretches of a list in which it is true."""
-    found = []
-    for i, inside in enumerate(mask):
-        if not inside:
-            continue
-        if found and found[-1][1] == i:
-            found[-1][1] = i + 1
-        else:
-            found.append([i, i + 1])
-    return found
+    text = "".join("1" if inside else "0" for inside in mask)
+    return [list(match.span()) for match in re.finditer("1+", text)]
 
 
 def comparison_table(before, after):

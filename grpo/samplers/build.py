@@ -1,4 +1,4 @@
-"""The sampler of a config, and what its workers load."""
+"""The sampler of a config, and the policy of its workers."""
 
 import os
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 
 from core.distributed import Distributed
 from core.settings.optional import require
-from grpo.build import load_judge, load_policy, make_rewards
+from grpo.build import load_policy
 from grpo.samplers.local import LocalSampler
 
 ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # a worker is no rank of the trainer's
@@ -31,7 +31,7 @@ def build_sampler(config, policy, dist):
         from grpo.samplers.ray import RaySampler
         from grpo.samplers.ray_cluster import threads_of_worker
         config = replace(config, parallel="ddp", device=dist.device.type)  # a worker is one process on one GPU
-        make = partial(models_of_worker, policy.tokenizer, threads_of_worker(config))
+        make = partial(policy_of_worker, policy.tokenizer, threads_of_worker(config))
         return RaySampler(make, policy, config, dist)
     if config.sampler == "vllm":
         from grpo.samplers.vllm import VllmSampler
@@ -39,12 +39,9 @@ def build_sampler(config, policy, dist):
     return LocalSampler(policy, config)
 
 
-def models_of_worker(tokenizer, threads, config):
-    """The policy with the weights that the run started from, and the Rewards of the run with ray_rewards, else None."""
+def policy_of_worker(tokenizer, threads, config):
+    """The policy with the weights that the run started from."""
     os.environ.update(ONE_PROCESS)
     torch.set_num_threads(threads)
     dist = Distributed(config.device, config.dtype)
-    policy = load_policy("generator_checkpoint", config, tokenizer, dist, adapter=config)
-    if not config.ray_rewards:
-        return policy, None
-    return policy, make_rewards(config, load_judge("judge_checkpoint", config, policy, dist), dist)
+    return load_policy("generator_checkpoint", config, tokenizer, dist, adapter=config)

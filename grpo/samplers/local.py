@@ -2,8 +2,6 @@
 
 from collections import deque
 
-from grpo.samplers.sampler import SamplerOutput
-
 
 class LocalSampler:
     """Samples as soon as it is asked to start. With max_staleness above 0 its rollouts are as old as those of a sampler
@@ -13,20 +11,16 @@ class LocalSampler:
 
     def __init__(self, policy, config):
         self.policy, self.config = policy, config
-        self.outputs = deque()
+        self.rollouts = deque()
 
-    def start(self, problems, iteration, version):
-        self.outputs.append(SamplerOutput(self.policy.sample(problems, iteration, self.config), version))
+    def start(self, problems, iteration):
+        self.rollouts.append(self.policy.sample(problems, iteration, self.config))
 
     def finish(self):
-        return self.outputs.popleft()
+        return self.rollouts.popleft(), {}
 
     def sync(self, weights, version):
         """The policy has its weights already."""
 
-    def score(self, problems, written):
-        """There are no other weights than the policy's."""
-        return lambda: []
-
     def close(self):
-        self.outputs.clear()
+        self.rollouts.clear()

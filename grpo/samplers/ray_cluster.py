@@ -4,7 +4,6 @@ import contextlib
 import logging
 import math
 import os
-import re
 import secrets
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from core.settings.user_code import ROOT, one_line
 from grpo.samplers.sampler import SamplerError
 
 LEAST_STORE = 2**27  # bytes of the object store; Ray refuses less than 75 MB
+MOST_TRIES = 5       # of the same problems, by a worker that dies each time
 # A Ray listens on all interfaces of the machine and runs what it is sent: only processes of this run know the token.
 # Ray's own niceness is 15: workers would wait for every other process of the machine
 OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
@@ -35,17 +35,19 @@ def joined_ray(config, dist, weights_bytes):
     if ray.is_initialized():  # the caller's own: it also ends it
         return ray, lambda: None
     code = {"PYTHONPATH": os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))}
-    if config.ray_address is None:
-        store = LEAST_STORE + int(1.1 * weights_bytes * (config.max_staleness + 2))
-        gpus = gpus_beside(dist)
-        seen = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-        try:
-            start_ray(ray, code | seen, num_cpus=config.ray_workers, num_gpus=len(gpus), object_store_memory=store)
-        except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-            raise SamplerError(f"sampler='ray': Ray cannot start on this machine ({last_line(error)})") from None
+    if config.ray_address is not None:
+        check_cluster(config.ray_address)
+        ray.init(config.ray_address, runtime_env={"env_vars": code}, **QUIET)
         return ray, ray.shutdown
-    check_cluster(config.ray_address)
-    ray.init(config.ray_address, runtime_env={"env_vars": code}, **QUIET)
+    store = LEAST_STORE + int(1.1 * weights_bytes * (config.max_staleness + 2))
+    gpus = gpus_beside(dist)
+    if gpus:
+        code["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    cpus = config.ray_workers * threads_of_worker(config)
+    try:
+        start_ray(ray, code, num_cpus=cpus, num_gpus=len(gpus), object_store_memory=store)
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise SamplerError(f"sampler='ray': Ray cannot start on this machine ({last_line(error)})") from None
     return ray, ray.shutdown
 
 
@@ -56,22 +58,32 @@ def start_ray(ray, variables, **settings):
         ray.init("local", include_dashboard=False, **settings, **QUIET)
 
 
+@contextlib.contextmanager
+def environment(variables):
+    """Within, what is started sees these variables {name: text}."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def check_cluster(address):
     """Raises SamplerError if no cluster answers there. It is tried in a process that can be ended: Ray itself waits for
     minutes, or without end, and nothing interrupts it."""
-    port = re.fullmatch(r"[\w.:\[\]-]+:(\d{1,5})", address)
-    if address != "auto" and not (port and 0 < int(port[1]) < 2**16):
-        raise SamplerError(f"ray_address={address!r} is neither host:port nor auto; ray start --head prints host:port")
     try:
         done = subprocess.run([sys.executable, "-c", JOIN, address], capture_output=True, text=True,
                               timeout=JOIN_SECONDS)
-        fault = last_line(done.stderr) if done.returncode else ""
+        if done.returncode == 0:
+            return
+        fault = last_line(done.stderr)
     except subprocess.TimeoutExpired:
         fault = f"nothing within {JOIN_SECONDS} seconds"
-    if fault:
-        raise SamplerError(f"ray_address={address}: no Ray cluster answers there ({fault}); start one with ray start "
-                           "--head, with RAY_AUTH_MODE=token in the environment of both if it asks for a token, or "
-                           "leave ray_address out")
+    raise SamplerError(f"ray_address={address}: no Ray cluster answers there ({fault}); start one with ray start "
+                       "--head, which prints its host:port, with RAY_AUTH_MODE=token in the environment of both if it "
+                       "asks for a token, or leave ray_address out")
 
 
 def gpus_beside(dist):
@@ -86,32 +98,26 @@ def gpus_beside(dist):
     return free[rank::ranks] or [names[dist.device.index]]
 
 
-@contextlib.contextmanager
-def environment(variables):
-    """Within, what is started sees these variables {name: text}."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            os.environ.pop(name)
-        os.environ.update({name: before[name] for name in variables.keys() & before.keys()})
-
-
 def worker_options(ray, config, dist):
     """What Ray must know of a worker. One with its own environment could not be a process that Ray has ready."""
-    workers = config.ray_workers * (1 if config.ray_address is None else dist.world)  # who share what this Ray has
-    gpus = ray.cluster_resources().get("GPU", 0) if dist.device.type == "cuda" else 0
-    share = 1 / math.ceil(workers / gpus) if gpus else 0  # a worker cannot have halves of two GPUs
-    own_cpus = config.ray_address is None or dist.device.type == "cuda"  # the Ray of a rank has a CPU for each worker
-    return {"num_cpus": 1 if own_cpus else threads_of_worker(config), "num_gpus": share, "max_restarts": 0}
+    workers = config.ray_workers
+    if config.ray_address is not None:
+        workers *= dist.world  # the ranks share a cluster
+    cpus, share = threads_of_worker(config), 0
+    gpus = 0
+    if dist.device.type == "cuda":
+        gpus = ray.cluster_resources().get("GPU", 0)
+    if gpus:
+        cpus, share = 1, 1 / math.ceil(workers / gpus)  # a worker cannot have halves of two GPUs
+    return {"num_cpus": cpus, "num_gpus": share, "max_restarts": -1, "max_task_retries": MOST_TRIES - 1}
 
 
 def threads_of_worker(config):
     """Threads that a worker computes with: on this machine its share, because the workers compute at the same time and,
     ahead of training, with the trainer, which keeps all of its own; in a cluster as many as the trainer."""
-    busy = config.ray_workers + (config.max_staleness > 0) if config.ray_address is None else 1
+    busy = 1
+    if config.ray_address is None:
+        busy = config.ray_workers + (config.max_staleness > 0)
     return max(1, torch.get_num_threads() // busy)
 
 

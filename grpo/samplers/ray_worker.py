@@ -1,34 +1,33 @@
-"""What runs in a worker process of Ray: a policy that samples completions, and rewards if they are computed there."""
+"""What runs in a worker process of Ray: a policy that samples completions."""
 
+import secrets
 from dataclasses import replace
 
 import torch
 
 from grpo.rollout import moved
-from grpo.samplers.packed_weights import unpack
 from grpo.scoring import score_in_batches
 
 
 class RayWorker:
-    """Calls run one after another, in their order. Each brings the weights that it needs, so that a new worker in the
-    place of a lost one knows as much."""
+    """Calls run one after another. Each brings the weights that it needs, so that a worker that Ray has started again
+    knows as much as the one before.
 
-    def build(self, make, config):
-        """make: config -> (policy, a Rewards or None). Returns True."""
-        self.config, self.version = config, None
-        self.policy, self.rewards = make(config)
-        return True
+    make: config -> policy
+    """
+
+    def __init__(self, make, config):
+        self.policy, self.config = make(config), config
+        self.name = secrets.token_hex(8)  # of this process
+        self.version = None               # of the weights
+
+    def ready(self):
+        return self.name
 
     def write(self, problems, iteration, version, packed):
-        """Returns what policy.write returns, on the CPU; the version of the weights; and a Scored or None."""
+        """Returns what policy.write returns, on the CPU, and the name of the process."""
         self.load(version, packed)
-        written = self.policy.write(problems, iteration, self.config)
-        scored = None
-        if self.rewards is not None:
-            if hasattr(self.rewards, "state"):
-                self.rewards.state.global_step = iteration * self.config.ppo_epochs * self.config.minibatches
-            scored = on_cpu(self.rewards(self.policy.rollouts(problems, written, self.config)))
-        return moved(written, "cpu"), self.version, scored
+        return moved(self.policy.write(problems, iteration, self.config), "cpu"), self.name
 
     @torch.no_grad()
     def score(self, problems, written, version, packed):
@@ -39,14 +38,19 @@ class RayWorker:
 
     def load(self, version, packed):
         """Takes over weights as `pack` gave them, unless it has this version."""
-        if version != self.version:
-            self.version = None  # an interrupted copy is of no version
-            self.policy.load_weights(unpack(packed))
-            self.version = version
+        if version == self.version:
+            return
+        weights = {}
+        for name, x in self.policy.weights().items():
+            weights[name] = torch.from_numpy(packed[name].copy()).view(x.dtype).view(x.shape)
+        self.policy.load_weights(weights)
+        self.version = version
 
 
-def on_cpu(scored):
-    """A Scored with its tensors on the CPU."""
-    scored = moved(scored, "cpu")
-    scored.values = {name: x.cpu() for name, x in scored.values.items()}
-    return scored
+def pack(weights):
+    """{name: bytes as numpy} of {name: tensor}, which Ray's object store shares between processes without a copy."""
+    packed = {}
+    for name, x in weights.items():
+        x = x.detach().to("cpu", copy=True)  # FSDP could not free a storage that numpy has seen
+        packed[name] = x.reshape(-1).view(torch.uint8).numpy()
+    return packed

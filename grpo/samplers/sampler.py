@@ -1,22 +1,10 @@
 """The interface of samplers: where completions are sampled, and what a sampler returns."""
 
-from dataclasses import dataclass, field
 from typing import Protocol
-
-from grpo.rollout import Rollouts, Scored
 
 
 class SamplerError(ValueError):
     """A sampler did not do its part in time, or cannot do it. One line that names the setting or the address."""
-
-
-@dataclass
-class SamplerOutput:
-    """The completions of a batch of problems."""
-    rollouts: Rollouts
-    version: int                              # of the weights that sampled them; the oldest, if workers differ
-    scored: Scored | None = None              # their rewards, if the sampler computed them
-    sums: dict = field(default_factory=dict)  # for metrics, as in grpo/step_metrics.py
 
 
 class Sampler(Protocol):
@@ -24,26 +12,25 @@ class Sampler(Protocol):
 
     The version of weights is the number of iterations that they were trained on. The noise depends on (config.seed,
     iteration, number of the problem, member of the group) alone: samplers that hold the policy sample the same
-    completions with the same weights. A call ends within config.sampler_timeout seconds, or raises SamplerError; with
-    workers the time begins anew when a worker replaces a lost one.
+    completions with the same weights. A call ends within config.sampler_timeout seconds, or raises SamplerError.
     `outside` is True if another process samples, whose log-probabilities can differ from the policy's.
     """
     outside: bool
 
-    def start(self, problems, iteration, version):
-        """Begins to sample completions of a batch of problems with the weights of a version that `sync` has brought.
-        May be called again before `finish`: first in, first out."""
+    def start(self, problems, iteration):
+        """Begins to sample completions of a batch of problems with the weights of the last sync. May be called again
+        before `finish`: first in, first out."""
 
     def finish(self):
-        """Waits for the oldest start. Returns its SamplerOutput."""
+        """Waits for the oldest start. Returns its Rollouts, and sums for metrics as in grpo/step_metrics.py."""
 
     def sync(self, weights, version):
-        """Takes over weights {name: tensor}, which may change as soon as this returns, for the starts that follow.
-        Earlier starts are sampled with the weights of their own version."""
+        """Takes over weights {name: tensor}, which may change as soon as this returns, for the starts that follow."""
 
     def score(self, problems, written):
         """Begins to score known completions with the weights of the last sync. Returns a function without arguments
-        that waits for the answers: a list with (N, M) log-probabilities at temperature 1, or None, from each worker.
+        that waits for the answers: a list with (N, M) log-probabilities at temperature 1 from each worker. Only
+        samplers of other processes have it.
 
         written: completions as policy.write returned them, on the CPU
         """

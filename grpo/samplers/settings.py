@@ -1,7 +1,7 @@
 """The settings of samplers, and which of them go together."""
 
+import re
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from core.settings.ranges import check_choices, check_ranges
 from grpo.samplers.mismatch import IMPORTANCE
@@ -10,9 +10,10 @@ CHOICES = {"sampler": ("local", "ray", "vllm"), "importance": IMPORTANCE}
 RANGES = {"sampler_timeout": "(0, 1e6]", "max_staleness": "[0, 100]", "ray_workers": "[1, 1e4]",
           "importance_cap": "[1, 1e6]"}
 ONLY_FOR = {  # {samplers: {setting that has an effect with these alone: its default}}
-    ("ray",): {"ray_address": None, "ray_workers": 1, "ray_rewards": False}, ("vllm",): {"vllm_url": None},
+    ("ray",): {"ray_address": None, "ray_workers": 1}, ("vllm",): {"vllm_url": None},
     ("ray", "vllm"): {"sampler_timeout": 600.0}}
-VLLM_TEMPERATURES = (0.01, 2.0)  # a server raises what is below, and refuses what is above
+# http://host:port/path, without a name or password, which config.json would keep
+ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d{1,5})?(/[\w./-]*)?")
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,11 @@ class SamplerConfig:
     # where completions are sampled: docs/scaling.md
     sampler: str = "local"                    # local: in this process; ray: in Ray's worker processes, here or in a
                                               # cluster; vllm: by a vLLM server
-    sampler_timeout: float = 600.0            # seconds that a call of a sampler may take; a worker that takes longer
-                                              # is replaced, and its time begins anew
+    sampler_timeout: float = 600.0            # seconds that a call of a sampler may take
     max_staleness: int = 0                    # iterations that are sampled ahead while the policy is trained; their
                                               # completions are at most this much older than it; 0: none
     ray_address: str | None = None            # the cluster to join: auto, or host:port; None: a Ray of its own, here
     ray_workers: int = 1                      # worker processes of each rank, which share its problems
-    ray_rewards: bool = False                 # rewards and judges run in the workers
     vllm_url: str | None = None               # the address of the server, such as http://localhost:8000
     importance: str = "none"                  # weights for rollouts of another process or of older weights: none,
                                               # token, sequence_mask (docs/algorithm.md)
@@ -63,27 +62,13 @@ def check_vllm(c):
     """Raises ValueError if a vLLM server cannot do what the settings ask for, or vllm_url is no address."""
     if c.vllm_url is None:
         raise ValueError("sampler='vllm' needs the address of the server: set vllm_url, such as http://localhost:8000")
-    if not is_address(c.vllm_url):
+    if not ADDRESS.fullmatch(c.vllm_url):
         raise ValueError(f"vllm_url={c.vllm_url!r} must be an address that begins with http:// or https://, such as "
                          "http://localhost:8000, without a password; a server's key is read from VLLM_API_KEY in the "
                          "environment")
-    low, high = VLLM_TEMPERATURES
-    if not low <= c.temperature <= high:
-        raise ValueError(f"temperature={c.temperature:g} with sampler='vllm': a server draws at {low:g} to {high:g}")
-    truncation = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    for key, whole in truncation.items():
-        if getattr(c, key) != whole:
-            raise ValueError(f"{key}={getattr(c, key)} with sampler='vllm': completions come back without the tokens "
-                             "that could have been drawn, so training cannot score the distribution that they were "
-                             "drawn from; set " + ", ".join(f"{name}={x}" for name, x in truncation.items()))
-
-
-def is_address(url):
-    """Whether a text is the address of a server, without a name or password, which config.json would keep."""
-    if not url.isprintable() or " " in url:
-        return False
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in url
-    except ValueError:  # brackets that do not match, or a port that is none
-        return False
+    if not 0.01 <= c.temperature <= 2:
+        raise ValueError(f"temperature={c.temperature:g} with sampler='vllm': a server draws at 0.01 to 2")
+    if (c.top_p, c.top_k, c.min_p) != (1.0, 0, 0.0):
+        raise ValueError(f"top_p={c.top_p}, top_k={c.top_k}, min_p={c.min_p} with sampler='vllm': completions come "
+                         "back without the tokens that could have been drawn, so training cannot score the "
+                         "distribution that they were drawn from; set top_p=1.0, top_k=0, min_p=0.0")

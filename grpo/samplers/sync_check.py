@@ -1,6 +1,7 @@
 """A check that new weights arrived in a sampler: after every sync the policy and the sampler score the same known
 tokens. Weights that did not arrive, or not all of them, end the run instead of spoiling it."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -28,7 +29,8 @@ class SyncCheck:
         self.problems = {key: x[:few] for key, x in problems.items()}
         # A server that is asked for the scores of a text writes one more token, for which there must be room
         shorter = {"max_new_tokens": max(1, config.max_new_tokens - 1), "overlong_buffer": 0}
-        self.sampler, self.policy, self.config = sampler, policy, replace(config, temperature=1.0, **shorter)
+        self.sampler, self.policy = sampler, policy
+        self.config = replace(config, temperature=1.0, **shorter)
         self.written, self.answers = None, None
         self.now, self.earlier = None, None  # (version, its scores (N, M)), by the policy
 
@@ -47,16 +49,21 @@ class SyncCheck:
         if self.answers is None:
             return
         answers, self.answers = self.answers(), None
-        arrived = [self._arrived(theirs) for theirs in answers if theirs is not None]
-        if arrived and all(arrived):
+        arrived = [self._arrived(theirs) for theirs in answers]
+        if all(arrived):
             self.earlier = self.now
+
+    def _away(self, theirs, known):
+        """The mean difference of scores (N, M) from those of a version."""
+        return float((theirs.cpu() - known[1])[self.mask].abs().mean())
 
     def _arrived(self, theirs):
         """Whether scores (N, M) are surely of the version now. Raises SamplerError if they are surely not."""
-        away = lambda known: float((theirs.cpu() - known[1])[self.mask].abs().mean())
-        version, of_now = self.now[0], away(self.now)
-        of_earlier = None if self.earlier is None else away(self.earlier)
-        if of_earlier is not None and of_now > max(2 * of_earlier, ROUNDING):
+        version, _ = self.now
+        of_now, of_earlier = self._away(theirs, self.now), math.inf
+        if self.earlier is not None:
+            of_earlier = self._away(theirs, self.earlier)
+        if of_now > max(2 * of_earlier, ROUNDING):
             raise SamplerError(
                 f"sampler={self.config.sampler!r}: the weights of iteration {version} did not arrive: known tokens get "
                 f"the log-probabilities of iteration {self.earlier[0]} (mean difference {of_earlier:.2g} nats, "
@@ -66,4 +73,4 @@ class SyncCheck:
                 f"sampler={self.config.sampler!r}: after the sync of iteration {version} known tokens get "
                 f"log-probabilities that differ from the policy's by {of_now:.2g} nats on average, more than "
                 f"{TOLERANCE:g}: it holds other weights, another model, or rounds far more")
-        return of_earlier is None or of_earlier > max(2 * of_now, ROUNDING)
+        return of_earlier > max(2 * of_now, ROUNDING)

@@ -149,7 +149,7 @@ class Layout:
             if step == 0:
                 self.result["ahead/first"] = weights(policy)
         self.result["ahead/last"] = weights(policy)
-        self.note("ahead", metrics, ("staleness", "dropped_rollouts", "mean_reward"))
+        self.note("ahead", metrics, ("staleness", "mean_reward"))
 
     def groups_on_one_rank(self):
         """Groups that are replaced on one rank more than on the other; groups that differ on rank 1 alone, or on none."""

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from core.distributions import sampling_logp
-from core.files.records import write_prompts
-from grpo.evaluation.prompts import NOISE_SEED, PromptEvaluation, accuracy_sum, pass_at_k, pass_at_k_sum
+from grpo.evaluation.prompts import NOISE_SEED, PromptEvaluation, pass_at_k, pass_at_k_sum
 from grpo.rewards import REWARDS, Rewards, reward
 from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer
 
@@ -42,24 +41,17 @@ def evaluated_rollouts(policy, evaluation, temperature=1.0):
     return policy.sample(batch, 0, replace(c, batch_size=len(records), temperature=temperature))
 
 
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_one():
-    for n, right, k in ((5, 2, 3), (6, 1, 2), (4, 0, 2), (4, 4, 1), (6, 5, 6)):
-        subsets = list(combinations([i < right for i in range(n)], k))
-        assert pass_at_k(right, n, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+@pytest.mark.parametrize("n, right, k", [(5, 2, 3), (6, 1, 2), (4, 0, 2), (4, 4, 1), (6, 5, 6)])
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n, right, k):
+    subsets = list(combinations([i < right for i in range(n)], k))
+    assert pass_at_k(right, n, k) == pytest.approx(np.mean([any(subset) for subset in subsets]))
 
 
-def test_completions_that_were_not_scored_count_neither_right_nor_wrong():
-    rng = np.random.default_rng(0)
-    for k in (1, 2, 4):
-        right = rng.choice([0.0, 1.0, math.nan], size=(30, 6), p=[0.4, 0.3, 0.3])
-        right[0] = math.nan
-        seen = [[x for x in row if not math.isnan(x)] for row in right]
-        total, count = accuracy_sum(torch.tensor(right))
-        assert (float(total), int(count)) == (sum(map(sum, seen)), sum(map(len, seen)))
-        enough = [row for row in seen if len(row) >= k]
-        chances = [np.mean([any(subset) for subset in combinations(row, k)]) for row in enough]
-        total, count = pass_at_k_sum(torch.tensor(right), k)
-        assert total == pytest.approx(sum(chances)) and count == len(enough) < 30
+def test_prompts_with_fewer_scored_completions_than_k_do_not_count():
+    none = math.nan
+    right = torch.tensor([[1.0, 0.0, none, 0.0], [none, none, none, 1.0], [0.0, none, 0.0, none]])
+    total, count = pass_at_k_sum(right, 2)
+    assert (total, count) == (pytest.approx(2 / 3), 2)
 
 
 def test_evaluation_counts_what_a_loop_counts(prompts, early_reward):
@@ -104,36 +96,42 @@ def test_kl_and_entropy_are_means_over_tokens(prompts, early_reward, estimator):
 
 def test_no_forward_reads_more_rows_than_training_does(prompts, early_reward):
     """One problem of four completions is trained on at once, so four rows are the most, whatever is evaluated."""
-    metrics, samples = [], []
+    found = []
     for batch_size in (1, 64):
         policy, reference = causal_policy(scale=3.0), causal_policy(seed=2, scale=3.0).frozen()
         read, reference_read = count_rows(policy.model), count_rows(reference.model)
         evaluation = evaluation_of(prompts, settings(batch_size=batch_size, group_size=4), reference)
-        figures, shown = evaluation(policy, 1.0)
-        metrics.append(figures)
-        samples.append([(record["best"], record["worst"]) for record in shown])
-        if batch_size == 1:
-            assert max(read) == max(reference_read) == 4 and len(evaluation.records) == 6
-        else:
-            assert max(read) == 24, "a large batch_size is used"
-    assert metrics[0] == pytest.approx(metrics[1], rel=1e-4), "the cut changes nothing"
-    assert samples[0] == samples[1] and len(samples[0]) == 3
+        found.append(evaluation(policy, 1.0))
+        assert max(read) == (4 if batch_size == 1 else 24) and max(reference_read) == max(read)
+    (metrics, shown), (whole_metrics, whole_shown) = found
+    assert metrics == pytest.approx(whole_metrics, rel=1e-4), "the cut changes nothing"
+    for record, other in zip(shown, whole_shown, strict=True):
+        assert (record["best"], record["worst"]) == (other["best"], other["worst"])
+
+
+def is_late(text):
+    return sum(map(ord, text)) % 2 == 0
+
+
+class WithDeadline(Rewards):
+    """As if a worker did not finish some completions before reward_timeout, or none of them."""
+
+    def __init__(self, config, late=is_late):
+        super().__init__(config)
+        self.late, self.asked = late, set()
+
+    def score(self, texts, group_size, names=None):
+        values, _, log = super().score(texts, group_size, names)
+        self.asked |= {(name, group_size) for name in values}
+        late = torch.tensor([self.late(text) for text in texts.completions])
+        return {name: x.masked_fill(late, math.nan) for name, x in values.items()}, late, log
 
 
 def test_late_completions_count_neither_right_nor_wrong(prompts, early_reward):
-    c, asked = settings(reward_functions=("early", "length_penalty"), length_min=1, length_max=6), []
+    c = settings(reward_functions=("early", "length_penalty"), length_min=1, length_max=6)
     policy = causal_policy(scale=4.0)
-
-    class WithDeadline(Rewards):
-        """As if a worker did not finish some completions before reward_timeout."""
-
-        def score(self, texts, group_size, names=None):
-            values, _, log = super().score(texts, group_size, names)
-            asked.extend((name, group_size) for name in values)
-            late = torch.tensor([is_late(text) for text in texts.completions])
-            return {name: x.masked_fill(late, math.nan) for name, x in values.items()}, late, log
-
-    evaluation = evaluation_of(prompts, c, rewards=WithDeadline(c))
+    rewards = WithDeadline(c)
+    evaluation = evaluation_of(prompts, c, rewards=rewards)
     metrics, _ = evaluation(policy, 1.0)
     written = evaluated_rollouts(policy, evaluation).texts.completions
     groups = [[float(text[:1] < "P") for text in written[4 * i : 4 * i + 4] if not is_late(text)] for i in range(6)]
@@ -145,32 +143,17 @@ def test_late_completions_count_neither_right_nor_wrong(prompts, early_reward):
     greedy = policy.greedy(evaluation.data.pack(evaluation.records, range(6)), evaluation.config)
     on_time = [float(text[:1] < "P") for text in greedy if not is_late(text)]
     assert 0 < len(on_time) < 6 and metrics["greedy_accuracy"] == np.mean(on_time)
-    assert ("early", 1) in asked and ("length_penalty", 1) not in asked, "greedy needs the success reward alone"
+    assert ("early", 1) in rewards.asked and ("length_penalty", 1) not in rewards.asked, "greedy needs no other"
 
 
-def is_late(text):
-    return sum(map(ord, text)) % 2 == 0
-
-
-def test_figures_without_a_scored_completion_are_left_out(prompts, early_reward):
-    class Late(Rewards):
-        def score(self, texts, group_size, names=None):
-            values, late, log = super().score(texts, group_size, names)
-            return {name: torch.full_like(x, math.nan) for name, x in values.items()}, ~late, log
-
-    metrics, _ = evaluation_of(prompts, settings(), rewards=Late(settings()))(causal_policy(), 1.0)
-    assert {"completion_length", "entropy"} <= set(metrics)
-    assert not {"greedy_accuracy", "sampled_accuracy", "pass_at_k", "reward/early"} & set(metrics)
-    assert all(map(math.isfinite, metrics.values()))
-
-
-def test_without_a_success_reward_there_is_no_accuracy(prompts):
-    c = settings(task_type="general", reward_functions=("length_penalty",), length_min=1, length_max=6)
-    rewards = Rewards(c)
-    rewards.success = None
-    metrics, _ = evaluation_of(prompts, c, rewards=rewards)(causal_policy(), 1.0)
-    assert "reward/length_penalty" in metrics
+@pytest.mark.parametrize("success, late", [("early", lambda text: True), (None, lambda text: False)])
+def test_without_a_success_reward_or_a_scored_completion_there_is_no_accuracy(prompts, early_reward, success, late):
+    rewards = WithDeadline(settings(), late)
+    rewards.success = success
+    metrics, _ = evaluation_of(prompts, settings(), rewards=rewards)(causal_policy(), 1.0)
+    assert {"completion_length", "entropy"} <= set(metrics) and ("reward/early" in metrics) == (success is None)
     assert not {"greedy_accuracy", "sampled_accuracy", "pass_at_k"} & set(metrics)
+    assert all(map(math.isfinite, metrics.values()))
 
 
 def test_the_seed_of_the_run_changes_no_figure(prompts, early_reward):
@@ -189,27 +172,17 @@ def test_samples_are_the_best_and_the_worst_completion_by_the_weighted_rewards(p
     for i, record in enumerate(shown):
         group = slice(4 * i, 4 * i + 4)
         by_text = dict(zip(texts.completions[group], total[group], strict=True))
-        assert record["best_score"] == pytest.approx(max(total[group]), abs=1e-4)
-        assert by_text[record["best"]] == max(total[group]) and by_text[record["worst"]] == min(total[group])
-        assert record["worst_score"] == pytest.approx(min(total[group]), abs=1e-4)
-        assert record["problem"] == evaluation.records[i]["text"]
-        assert record["answer"] == evaluation.records[i]["answer"]
-        for name in ("best", "worst"):
-            assert record[f"{name}_right"] == (early(None, [record[name]])[0] == REWARDS["early"].high)
+        assert (record["problem"], record["answer"]) == (evaluation.records[i]["text"], evaluation.records[i]["answer"])
+        for name, score in (("best", max(total[group])), ("worst", min(total[group]))):
+            assert by_text[record[name]] == score == pytest.approx(record[f"{name}_score"], abs=1e-4)
+            assert record[f"{name}_right"] == (early(None, [record[name]])[0] == 1.0)
 
 
 def test_rewards_see_the_response_prefix_as_part_of_the_completion(prompts, early_reward):
-    seen, c = [], settings(response_prefix="so ")
-
-    class Watched(Rewards):
-        def score(self, texts, group_size, names=None):
-            seen.append((group_size, list(texts.prompts), list(texts.completions)))
-            return super().score(texts, group_size, names)
-
-    evaluation_of(prompts, c, rewards=Watched(c))(causal_policy(), 1.0)
-    assert {group_size for group_size, *_ in seen} == {4, 1}, "sampled and greedy"
-    for _, texts, completions in seen:
-        assert all(text.endswith("=") for text in texts) and all(text.startswith("so ") for text in completions)
+    """Of those that are sampled and of the greedy ones: none begins early in the alphabet any more."""
+    metrics, shown = evaluation_of(prompts, settings(response_prefix="so "))(causal_policy(), 1.0)
+    assert metrics["greedy_accuracy"] == metrics["sampled_accuracy"] == 0.0
+    assert all(record["problem"].endswith("=") and record["best"].startswith("so ") for record in shown)
 
 
 def test_pass_at_k_of_more_completions_than_are_sampled_is_refused(prompts, early_reward):
@@ -217,49 +190,19 @@ def test_pass_at_k_of_more_completions_than_are_sampled_is_refused(prompts, earl
         evaluation_of(prompts, settings(pass_k=5))
 
 
-PLAIN = """
-def of_ids(prompts, completions, completion_ids, answer, log_metric, log_extra, **kwargs):
-    log_metric("mean_ids", sum(map(len, completion_ids)) / len(completion_ids))
-    if "5+5=" in prompts:
-        log_metric("seldom", 1.0)
-    log_extra("all_of_it", [f"{p}{c}|{a}|{len(ids)}" for p, c, ids, a in
-                            zip(prompts, completions, completion_ids, answer, strict=True)])
-    return [float(len(ids)) for ids in completion_ids]
-"""
-
-
 def test_what_plain_functions_log_is_evaluated_and_shown(prompts, tmp_path):
     """Their token ids are those that were sampled, one problem after another."""
-    (tmp_path / "plain.py").write_text(PLAIN)
+    (tmp_path / "plain.py").write_text('''
+def of_ids(prompts, completions, completion_ids, answer, log_metric, log_extra, **kwargs):
+    log_metric("mean_ids", sum(map(len, completion_ids)) / len(completion_ids))
+    log_extra("all_of_it", [f"{p}{c}|{a}" for p, c, a in zip(prompts, completions, answer, strict=True)])
+    return [float(len(ids)) for ids in completion_ids]
+''')
     c = settings(reward_functions=("of_ids",), reward_file=str(tmp_path / "plain.py"), batch_size=1, group_size=2)
-    policy, evaluation = causal_policy(seed=4, scale=4.0), evaluation_of(prompts, c)
-    metrics, shown = evaluation(policy, 1.0)
+    metrics, shown = evaluation_of(prompts, c)(causal_policy(seed=4, scale=4.0), 1.0)
     assert metrics["mean_ids"] == pytest.approx(metrics["completion_length"]) == pytest.approx(metrics["reward/of_ids"])
-    assert ("seldom" in metrics) == any(r["prompt"] == "5+5=" for r in evaluation.records)
     assert len(shown) == 3 and "greedy_accuracy" not in metrics
     for record in shown:
         for which in ("best", "worst"):
-            begin = f"{record['problem']}{record[which]}|{record['answer']}|"
-            assert record[f"{which}_extra"]["all_of_it"].startswith(begin)
-            assert float(record[f"{which}_extra"]["all_of_it"].removeprefix(begin)) == record[f"{which}_score"]
-
-
-def test_a_plain_function_gets_the_messages_of_the_records(tmp_path):
-    """Whatever the template made of them; and the answer under the name that TRL's own rewards read."""
-    records = [{"prompt": [{"role": "user", "content": f"{a}+{b}="}], "answer": str(a + b)}
-               for a in range(5, 13) for b in range(5, 13)]
-    write_prompts(str(tmp_path / "chats"), records, CAUSAL)
-    (tmp_path / "plain.py").write_text(
-        "SEEN = []\n\ndef of_chats(prompts, completions, solution, **kwargs):\n"
-        "    SEEN.extend(zip(prompts, completions, solution))\n    return [0.0] * len(prompts)\n")
-    c = settings(reward_functions=("of_chats",), reward_file=str(tmp_path / "plain.py"), template="chat")
-    data = prompt_consumer(str(tmp_path / "chats"), c)
-    evaluation = PromptEvaluation(data, None, Rewards(c), c)
-    seen = REWARDS["of_chats"].fn.__globals__["SEEN"]
-    evaluation.rewards.check(data.records["train"] + data.records["val"])
-    assert not seen, "not called with empty completions"
-    evaluation(causal_policy(), 1.0)
-    written = evaluated_rollouts(causal_policy(), evaluation).texts.completions
-    records = [r for r in evaluation.records for _ in range(4)]
-    assert seen == [(r["prompt"], [{"role": "assistant", "content": text}], r["answer"])
-                    for r, text in zip(records, written, strict=True)]
+            logged = f"{record['problem']}{record[which]}|{record['answer']}"
+            assert record[f"{which}_extra"] == {"all_of_it": logged}

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from grpo.evaluation.samples import (append_samples, best_and_worst, change, comparison_table, facts_of,
-                                     format_samples, spans)
+from grpo.evaluation.samples import (append_samples, best_and_worst, change, comparison_table, format_samples,
+                                     spans)
 from grpo.reward_functions.registry import Log
 
 FILLED = {"problem": "a_c", "truth": "abc", "best": "abc", "worst": "axc", "best_score": 0.9, "worst_score": 0.125,
@@ -16,55 +16,37 @@ COMPLETED = {"problem": "1+1=", "answer": "2", "best": "2", "worst": "11\n", "be
 
 
 class Rewards:
-    """Completion 0 is correct, 1 is wrong, 2 was skipped."""
+    """Completion 1 is correct, 2 was skipped, all others are wrong."""
     success = "a"
 
     def right(self, values):
-        return torch.tensor([1.0, 0.0, math.nan])
+        return torch.tensor([0.0, 1.0, math.nan, *[0.0] * 5])
 
 
-TOTAL = torch.tensor([[2.0, 1.0, 0.5]])                                              # (P, G)
+def test_a_sample_is_the_best_and_the_worst_completion_of_a_problem_with_what_is_known_about_them(tmp_path):
+    total = torch.tensor([[0.0, 2.0], [1.0, -1.0], [0.0, 0.0], [5.0, 6.0]])           # (P, G)
+    log = Log({}, {"answer": list("01234567")})
+    found = best_and_worst(total, Rewards(), {"a": total.flatten()}, log)
+    assert [numbers for numbers, _ in found] == [
+        {"best": 1, "worst": 0}, {"best": 2, "worst": 3}, {"best": 4, "worst": 4}], "of the first problems"
+    assert found[0][1] == {"best_score": 2.0, "worst_score": 0.0, "best_right": True, "worst_right": False,
+                           "best_extra": {"answer": "1"}, "worst_extra": {"answer": "0"}}
+    assert "best_right" not in found[1][1] and found[1][1]["worst_right"] is False
+    for rewards, log in ((None, None), (Rewards(), Log())):
+        assert best_and_worst(total, rewards, {}, log)[1][1] == {"best_score": 1.0, "worst_score": -1.0}
 
 
-def test_the_best_and_the_worst_completion_of_each_of_the_first_problems_are_shown():
-    total = torch.tensor([[0.0, 2.0], [1.0, -1.0], [0.0, 0.0], [5.0, 6.0]])
-    assert best_and_worst(total) == [{"best": 1, "worst": 0}, {"best": 2, "worst": 3}, {"best": 4, "worst": 4}]
-
-
-@pytest.mark.parametrize("worst, known", [(1, {"worst_right": False}), (2, {})])
-def test_a_sample_says_what_is_known_about_its_best_and_worst_completion(worst, known):
-    log = Log({}, {"answer": ["1", "2", "3"]})
-    facts = facts_of({"best": 0, "worst": worst}, TOTAL, Rewards(), {"a": TOTAL[0]}, log)
-    assert facts == {"best_score": 2.0, "worst_score": float(TOTAL[0, worst]), "best_right": True, **known,
-                     "best_extra": {"answer": "1"}, "worst_extra": {"answer": str(worst + 1)}}
-
-
-@pytest.mark.parametrize("rewards, log", [(None, None), (Rewards(), Log())])
-def test_without_a_success_reward_or_extra_columns_a_sample_has_its_rewards_alone(rewards, log):
-    assert facts_of({"best": 0, "worst": 1}, TOTAL, rewards, {}, log) == {"best_score": 2.0, "worst_score": 1.0}
-
-
-def test_a_column_of_anything_can_be_kept(tmp_path):
-    append_samples(str(tmp_path), 3, [COMPLETED | {"best_extra": {"x": torch.tensor(2)}, "worst_extra": {"x": (1, 2)}}])
-    found = json.loads((tmp_path / "samples.jsonl").read_text())
-    assert found["best_extra"] == {"x": "tensor(2)"} and found["worst_extra"] == {"x": [1, 2]}
-
-
-def test_filled_characters_are_coloured_on_a_terminal_only():
-    assert "\033[" in format_samples([FILLED], True, 4) and "\033[" not in format_samples([FILLED], False, 4)
-    _, problem, best, worst = format_samples([FILLED], True, 4).split("\n")
-    assert "\033[" not in problem and problem.endswith("| a_c")
-    assert best.endswith("a\033[1;32mb\033[0mc") and worst.endswith("a\033[1;32mx\033[0mc")
-
-
-def test_a_sample_is_three_aligned_lines_with_scores_under_a_line_that_says_of_what():
-    for record in (FILLED, COMPLETED):
+def test_a_sample_is_three_aligned_lines_with_scores_and_on_a_terminal_coloured_characters():
+    for record, score in ((FILLED, "0.9000"), (COMPLETED, "-1.0000")):
         head, *lines = format_samples([record, record], False, 4).split("\n")
         assert head == "  best and worst of 4 completions, by reward"
         assert len(lines) == 6 and len({line.index("|") for line in lines}) == 1
         assert [line.split()[0] for line in lines] == ["problem", "best", "worst"] * 2
-    assert "0.9000" in format_samples([FILLED], False, 4) and "-1.0000" in format_samples([COMPLETED], False, 4)
-    assert "11\u21b5" in format_samples([COMPLETED], False, 4), "a text is one line"
+        assert any(score in line for line in lines) and not any("\033[" in line for line in lines)
+    assert lines[-1].endswith("11\u21b5"), "a text is one line"
+    _, problem, best, worst = format_samples([FILLED], True, 4).split("\n")
+    assert problem.endswith("| a_c")
+    assert best.endswith("a\033[1;32mb\033[0mc") and worst.endswith("a\033[1;32mx\033[0mc")
 
 
 BOARD = {"problem": "1_\n_4\n", "best": "12\n34\n", "worst": "12\n\x1b4\n", "best_score": 1.0, "worst_score": 0.0,
@@ -88,22 +70,18 @@ def test_texts_of_other_shapes_are_one_line_each(other):
 
 
 def test_samples_are_added_to_a_file_with_the_places_that_were_filled_in(tmp_path):
+    extra = {"best_extra": {"x": torch.tensor(2)}, "worst_extra": {"x": (1, 2)}}  # a column of anything can be kept
     append_samples(str(tmp_path), 3, [FILLED])
-    append_samples(str(tmp_path), 6, [COMPLETED, COMPLETED])
+    append_samples(str(tmp_path), 6, [COMPLETED, COMPLETED | extra])
     found = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in found] == [3, 6, 6]
     kept = {key: x for key, x in FILLED.items() if key != "mask"}
-    assert found[0] == {"step": 3, "filled": dict.fromkeys(FILLED["mask"], [[1, 2]])} | kept
-    assert found[1] == {"step": 6} | COMPLETED
+    assert found == [{"step": 3, "filled": dict.fromkeys(FILLED["mask"], [[1, 2]])} | kept, {"step": 6} | COMPLETED,
+                     {"step": 6} | COMPLETED | {"best_extra": {"x": "tensor(2)"}, "worst_extra": {"x": [1, 2]}}]
 
 
 def test_spans_are_the_stretches_of_a_mask():
-    assert spans([]) == spans([0, 0]) == [] and spans([1]) == [[0, 1]] and spans([True] * 3) == [[0, 3]]
-    for number in range(2**8):
-        mask = [int(digit) for digit in f"{number:08b}"]
-        found = spans(mask)
-        assert [int(any(a <= i < b for a, b in found)) for i in range(8)] == mask
-        assert all(a < b for a, b in found) and all(b < c for (_, b), (c, _) in zip(found, found[1:]))
+    assert spans([]) == spans([0, 0]) == [] and spans([True] * 3) == [[0, 3]]
+    assert spans([1, 0, 0, 1, 1, 0, 1]) == [[0, 1], [3, 5], [6, 7]]
 
 
 def test_the_comparison_has_a_line_for_each_metric_and_a_dash_for_what_was_not_measured():

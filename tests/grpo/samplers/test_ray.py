@@ -1,205 +1,181 @@
-"""Workers share the problems, and what they write does not depend on their number, deaths or delays.
+"""Workers share the problems, and what they write does not depend on their number.
 
-Here Ray is a stand-in that runs in this process, so that a test decides who dies when (fake_ray.py). Real workers are
-in test_build.py.
+Here Ray is a stand-in that runs in this process. Real workers, and their deaths, are in test_build.py.
 """
+
+import copy
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from grpo.rewards import Scored
 from grpo.samplers import ray as module
-from grpo.samplers.ray import MOST_TRIES, RaySampler, joined_scores
+from grpo.samplers.ray import RaySampler
 from grpo.samplers.sampler import SamplerError
-from tests.grpo.samplers.fake_ray import FakeRay
-from tests.tiny import (causal_policy, config, consumer, fill_policy, length_reward, one_process, prompt_config,
-                        prompt_consumer)
+from tests.tiny import causal_policy, config, consumer, fill_policy, one_process, prompt_config, prompt_consumer
+
+
+class RayError(Exception):
+    pass
+
+
+class GetTimeoutError(RayError):
+    pass
+
+
+class Actor:
+    """A worker in this process, which does what it is asked for when the answer is asked for."""
+
+    def __init__(self, make):
+        self.make, self.worker = make, None
+
+    def __getattr__(self, name):
+        return SimpleNamespace(remote=partial(partial, self.call, name))
+
+    def call(self, name, *arguments):
+        try:
+            self.worker = self.worker or self.make()
+            return getattr(self.worker, name)(*arguments)
+        except ValueError as error:
+            raise RayError(f"traceback\nValueError: {error}") from None
+
+
+class FakeRay:
+    """In the place of the package ray. late: no answer comes in time"""
+
+    exceptions = SimpleNamespace(RayError=RayError, GetTimeoutError=GetTimeoutError)
+    put = staticmethod(copy.deepcopy)
+
+    def __init__(self):
+        self.killed, self.late, self.left = [], False, False
+
+    def remote(self, **options):
+        return lambda cls: SimpleNamespace(remote=lambda *arguments: Actor(partial(cls, *arguments)))
+
+    def wait(self, promises, num_returns, timeout):
+        return ([], promises) if self.late else (promises, [])
+
+    def get(self, promises, timeout):
+        if self.late:
+            raise GetTimeoutError
+        return [promise() for promise in promises]
+
+    def available_resources(self):
+        return {"CPU": 0.0, "memory": 1.0}
+
+    def kill(self, actor):
+        self.killed.append(actor)
+        raise RayError("no cluster")
+
+    def leave(self):
+        self.left = True
 
 
 @pytest.fixture
-def causal(monkeypatch, prompts):
-    """plans, settings -> (RaySampler of two workers, FakeRay, policy, problems of an iteration)."""
-    def made(*plans, reward=None, **settings):
-        fake, policy = FakeRay(plans), causal_policy()
-        monkeypatch.setattr(module, "joined_ray", lambda *_: (fake, fake.leave))
-        c = prompt_config(sampler="ray", **{"ray_workers": 2} | settings)
-        sampler = RaySampler(lambda config: (causal_policy(seed=9), reward), policy, c, one_process())
+def fake(monkeypatch):
+    ray = FakeRay()
+    monkeypatch.setattr(module, "joined_ray", lambda *_: (ray, ray.leave))
+    return ray
+
+
+@pytest.fixture
+def world(fake, dataset, prompts):
+    """(kind, settings) -> (RaySampler of two workers, policy, iteration -> problems)."""
+    def made(kind="causal", **settings):
+        policy_of, c_of, data_of = causal_policy, prompt_config, partial(prompt_consumer, prompts)
+        if kind == "fill":
+            policy_of, c_of, data_of = fill_policy, config, partial(consumer, dataset)
+        c = c_of(sampler="ray", **{"ray_workers": 2} | settings)
+        policy = policy_of()
+        sampler = RaySampler(lambda config: policy_of(seed=9), policy, c, one_process())
         sampler.sync(policy.weights(), 0)
-        return sampler, fake, policy, lambda i: prompt_consumer(prompts, c).problems("train", i)
+        return sampler, policy, lambda i: data_of(c).problems("train", i)
     return made
 
 
-def expect_same(found, policy, problems, iteration, c, tolerance=1e-5):
+def expect_same(found, policy, problems, iteration, c):
     expected = policy.sample(problems, iteration, c)
-    assert torch.equal(found.rollouts.target, expected.target) and torch.equal(found.rollouts.mask, expected.mask)
-    torch.testing.assert_close(found.rollouts.old_logp, expected.old_logp, rtol=0, atol=tolerance)
-    assert found.rollouts.texts.completions == expected.texts.completions
-    assert torch.equal(found.rollouts.reading.chosen, expected.reading.chosen)
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3, 7])  # with 7 there are more workers than problems
-@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8, "top_k": 9}])
-def test_workers_write_what_the_policy_writes(causal, workers, truncation):
-    sampler, _, policy, problems = causal(ray_workers=workers, **truncation)
-    sampler.start(problems(0), 0, 0)
-    found = sampler.finish()
-    expect_same(found, policy, problems(0), 0, sampler.config)
-    assert (found.rollouts.reading.kept is None) == (not truncation)
-    assert (found.version, found.sums) == (0, {"sampler/replaced_workers": 0.0})
-
-
-@pytest.mark.parametrize("settings", [{}, {"top_p": 0.8}, {"unmask_steps": 3}, {"unmask_steps": 3, "top_p": 0.8},
-                                      {"unmask_steps": 3, "fill_estimator": "coupled"},
-                                      {"fill_estimator": "prompt_mask"}], ids=str)
-def test_workers_fill_in_what_the_policy_fills_in(monkeypatch, dataset, settings):
-    fake, policy = FakeRay(), fill_policy()
-    monkeypatch.setattr(module, "joined_ray", lambda *_: (fake, fake.leave))
-    c = config(sampler="ray", ray_workers=3, **settings)
-    problems = consumer(dataset, c).problems("train", 0)
-    sampler = RaySampler(lambda config: (fill_policy(seed=9), None), policy, c, one_process())
-    sampler.sync(policy.weights(), 0)
-    sampler.start(problems, 0, 0)
-    found, expected = sampler.finish().rollouts, policy.sample(problems, 0, c)
-    hidden = expected.mask > 0
-    assert torch.equal(found.target[hidden], expected.target[hidden]) and torch.equal(found.mask, expected.mask)
-    torch.testing.assert_close(found.old_logp[hidden], expected.old_logp[hidden], rtol=0, atol=1e-5)
+    M = expected.mask > 0
+    assert torch.equal(found.mask, expected.mask) and torch.equal(found.target[M], expected.target[M])
+    torch.testing.assert_close(found.old_logp[M], expected.old_logp[M], rtol=0, atol=1e-5)
     assert found.texts.completions == expected.texts.completions
-    for name in ("texts", "position", "places"):
-        assert torch.equal(getattr(found.reading, name), getattr(expected.reading, name)), name
-    if expected.reading.kept is not None:
+    for field in found.reading.fields_by_problem():
+        assert torch.equal(getattr(found.reading, field.name), getattr(expected.reading, field.name)), field.name
+    assert (found.reading.kept is None) == (expected.reading.kept is None)
+    if found.reading.kept is not None:
         assert torch.equal(found.reading.kept.ids, expected.reading.kept.ids)
 
 
-def test_a_start_is_written_with_the_weights_of_its_version(causal):
-    sampler, fake, policy, problems = causal(max_staleness=1)
-    sampler.start(problems(0), 0, 0)
-    sampler.start(problems(1), 1, 0)
-    before = causal_policy()
+@pytest.mark.parametrize("kind, workers, settings", [
+    ("causal", 1, {}), ("causal", 3, {"top_p": 0.8, "top_k": 9}), ("causal", 7, {}),  # more workers than problems
+    ("fill", 3, {"top_p": 0.8}), ("fill", 3, {"unmask_steps": 3, "top_p": 0.8}),
+    ("fill", 2, {"unmask_steps": 3, "fill_estimator": "coupled"}), ("fill", 2, {"fill_estimator": "prompt_mask"})])
+def test_workers_write_what_the_policy_writes(world, kind, workers, settings):
+    sampler, policy, problems = world(kind, ray_workers=workers, **settings)
+    sampler.start(problems(0), 0)
+    found, sums = sampler.finish()
+    expect_same(found, policy, problems(0), 0, sampler.config)
+    assert sums == {"sampler/replaced_workers": 0.0}
+
+
+def test_a_start_is_written_with_the_weights_of_the_last_sync_before_it(world):
+    sampler, policy, problems = world(max_staleness=1)
+    sampler.start(problems(0), 0)
+    sampler.start(problems(1), 1)
+    before = copy.deepcopy(policy)
     with torch.no_grad():
         for x in policy.parameters():
             x.mul_(1.2)
     sampler.sync(policy.weights(), 1)
-    sampler.start(problems(2), 2, 1)
-    for i, (writer, version) in enumerate(((before, 0), (before, 0), (policy, 1))):
-        found = sampler.finish()
-        assert found.version == version
-        expect_same(found, writer, problems(i), i, sampler.config)
-    assert len(fake.stored) == 2 and list(sampler.weights) == [0, 1]
-    sampler.sync(policy.weights(), 2)
-    assert list(sampler.weights) == [2], "weights that nobody needs stay in the object store"
+    sampler.start(problems(2), 2)
+    known = policy.write(problems(4), 4, sampler.config)
+    scores = sampler.score(problems(4), known)
+    for i, writer in enumerate((before, before, policy)):
+        expect_same(sampler.finish()[0], writer, problems(i), i, sampler.config)
+    assert len(scores()) == 2, "of each worker"
+    for logp in scores():
+        torch.testing.assert_close(logp * known.mask, known.logp, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("plans", [(["dies"],), (["hangs"],), (["ok", "dies"], ["dies"]), (["dies"], ["dies"]),
-                                   (["dies"], ["ok"], ["dies", "dies"])], ids=str)
-def test_a_lost_worker_is_replaced_and_nothing_is_lost(causal, plans):
-    sampler, fake, policy, problems = causal(*plans)
-    lost = 0
+def test_a_worker_that_ray_has_started_again_is_counted_once(world):
+    sampler, policy, problems = world()
+    replaced = []
     for i in range(3):
-        sampler.start(problems(i), i, 0)
-        found = sampler.finish()
+        if i == 1:
+            sampler.workers[0].worker = None
+        sampler.start(problems(i), i)
+        found, sums = sampler.finish()
         expect_same(found, policy, problems(i), i, sampler.config)
-        lost += found.sums["sampler/replaced_workers"]
-    assert lost == sum(not set(plan) <= {"ok"} for plan in plans)
-    assert len(sampler.workers) == 2 and all(worker.alive for worker in sampler.workers)
-    assert len(fake.actors) == 2 + lost
+        replaced.append(sums["sampler/replaced_workers"])
+    assert replaced == [0.0, 1.0, 0.0]
 
 
-def test_the_problems_of_a_lost_worker_go_to_another_one_at_once(causal):
-    sampler, fake, _, problems = causal(["dies"])
-    batch = problems(0)
-    sampler.start(batch, 0, 0)
-    sampler.finish()
-    first, second = list(batch["number"][:2]), list(batch["number"][2:])
-    assert fake.written == [(0, first, 0), (1, second, 0), (1, first, 0)]
-    assert fake.killed == [0]
-
-
-def test_what_a_lost_worker_was_to_write_later_is_written_too(causal):
-    sampler, _, policy, problems = causal(["dies"], ray_workers=1, max_staleness=2)
-    for i in range(3):
-        sampler.start(problems(i), i, 0)
-    for i in range(3):
-        expect_same(sampler.finish(), policy, problems(i), i, sampler.config)
-
-
-def test_a_late_worker_is_named_with_the_setting_if_all_are_late(causal):
-    sampler, _, _, problems = causal(*[["hangs"] * 9] * 20, sampler_timeout=0.01)
-    sampler.start(problems(0), 0, 0)
-    with pytest.raises(SamplerError, match=f"{MOST_TRIES} workers were lost .* more than sampler_timeout=0.01 seconds"):
-        sampler.finish()
-
-
-def test_an_error_of_the_workers_code_ends_the_run_with_its_last_line(causal, monkeypatch):
-    sampler, _, _, problems = causal()
+def test_a_late_worker_and_an_error_of_its_code_end_the_run_with_a_line(world, fake, monkeypatch):
+    sampler, _, problems = world(sampler_timeout=7.0)
 
     def broken(*_):
         raise ValueError("top_k=7 is not for this model")
+
     monkeypatch.setattr(module.RayWorker, "write", broken)
-    sampler.start(problems(0), 0, 0)
+    sampler.start(problems(0), 0)
     with pytest.raises(SamplerError, match="^a worker of sampler='ray' failed: ValueError: top_k=7 is not for this"):
         sampler.finish()
+    sampler.start(problems(0), 0)
+    fake.late = True
+    with pytest.raises(SamplerError, match="needed more than sampler_timeout=7 seconds; raise it"):
+        sampler.finish()
+    sampler.close()
+    assert fake.left and len(fake.killed) == 1, "a Ray that is gone does not hide why the run ends"
 
 
-def test_workers_that_cannot_be_built_end_the_run_and_leave_nothing_open(monkeypatch):
-    fake = FakeRay()
-    monkeypatch.setattr(module, "joined_ray", lambda *_: (fake, fake.leave))
-
+@pytest.mark.parametrize("late, line", [(False, "generator_checkpoint=x is no file"),
+                                        (True, "ray_workers=1: 1 of them did not start .*Ray has free: {'CPU': 0.0}")])
+def test_workers_that_cannot_be_built_end_the_run_and_leave_nothing_open(fake, late, line):
     def make(config):
         raise ValueError("generator_checkpoint=x is no file")
-    with pytest.raises(SamplerError, match="generator_checkpoint=x is no file"):
+
+    fake.late = late
+    with pytest.raises(SamplerError, match=line):
         RaySampler(make, causal_policy(), prompt_config(sampler="ray"), one_process())
-    assert fake.left
-
-
-def test_rewards_of_workers_are_those_of_the_whole_batch(causal):
-    sampler, _, policy, problems = causal(reward=length_reward, ray_workers=3, ray_rewards=True)
-    sampler.start(problems(0), 0, 0)
-    found = sampler.finish()
-    assert torch.equal(found.scored.reward, length_reward(policy.sample(problems(0), 0, sampler.config)).reward)
-
-
-def test_joined_scores_keep_values_and_add_up_what_rewards_logged():
-    parts = [Scored(torch.rand(P, 2), torch.rand(P, 2, M), {"judge": torch.rand(2 * P)}, metrics=metrics)
-             for P, M, metrics in ((2, 3, {"seen": (1.0, 2)}), (1, 4, {"seen": (2.0, 1), "rare": (5.0, 1)}))]
-    joined = joined_scores(parts, "cpu")
-    assert joined.reward.shape == (3, 2) and joined.credit.shape == (3, 2, 4)
-    assert torch.equal(joined.values["judge"], torch.cat([part.values["judge"] for part in parts]))
-    assert joined.metrics == {"seen": (3.0, 3), "rare": (5.0, 1)}
-    assert joined_scores([None, None], "cpu") is None
-
-
-def test_known_completions_are_scored_by_every_worker_with_the_last_weights(causal):
-    sampler, _, policy, problems = causal()
-    written = policy.write(problems(4), 4, sampler.config)
-    assert len(scores := sampler.score(problems(4), written)()) == 2
-    for logp in scores:
-        torch.testing.assert_close(logp * written.mask, written.logp, rtol=0, atol=1e-5)
-    with torch.no_grad():
-        for x in policy.parameters():
-            x.mul_(1.2)
-    sampler.sync(policy.weights(), 1)
-    assert not torch.allclose(sampler.score(problems(4), written)()[0] * written.mask, written.logp, atol=1e-3)
-
-
-def test_a_dead_worker_has_no_scores(causal):
-    sampler, _, policy, problems = causal()
-    sampler.workers[0].alive = False
-    first, second = sampler.score(problems(0), policy.write(problems(0), 0, sampler.config))()
-    assert first is None and second is not None
-
-
-def test_closing_ends_the_workers_and_leaves_ray(causal):
-    sampler, fake, _, _ = causal()
-    sampler.close()
-    assert fake.left and fake.asked == fake.killed == [0, 1] and not sampler.workers
-
-
-def test_a_ray_that_is_gone_does_not_hide_why_the_run_ends(causal, monkeypatch):
-    sampler, fake, _, _ = causal()
-
-    def gone(worker):
-        raise fake.exceptions.RayError("no cluster")
-
-    monkeypatch.setattr(fake, "kill", gone)
-    sampler.close()
     assert fake.left

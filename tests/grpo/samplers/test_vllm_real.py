@@ -64,8 +64,8 @@ def test_a_real_server_writes_with_the_weights_of_each_sync_and_reports_what_it_
             sampler.sync(policy.weights(), version)
             sync_check.begin(version)
             sync_check.check()
-            sampler.start(problems, 0, version)
-            rollouts = sampler.finish().rollouts
+            sampler.start(problems, 0)
+            rollouts, _ = sampler.finish()
             logp = score_in_batches(policy, rollouts, c)
             metrics = mismatch_metrics({key: float(x) for key, x in mismatch(logp, rollouts).items()})
             theirs, = sampler.score(problems, sync_check.written)()

@@ -22,7 +22,7 @@ KINDS = ("ours", "qwen3", "adapter")  # a model of ours; one with several ends a
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """{kind: the folder that the server is started with}."""
+    """{kind: the folder that the server is started with}, and the sums that models in Hugging Face format complete."""
     root = tmp_path_factory.mktemp("vllm")
     write_causal(causal_model(scale=3.0), CAUSAL, str(root / "ours"))
     qwen3 = model_folder(root / "qwen3", "qwen3", longest=64)
@@ -39,12 +39,15 @@ class World:
         if kind == "ours":
             self.policy, data = CausalPolicy(causal_model(scale=3.0), CAUSAL), prompts
         else:
-            adapter = LoraConfig(**lora)
-            model, _ = load_model(folders[kind], adapter=adapter)
+            model, _ = load_model(folders[kind], adapter=LoraConfig(**lora))
             self.policy, data = CausalPolicy(model, load_tokenizer(folders[kind])), folders["sums"]
         tokenizer = None if kind == "ours" else self.policy.tokenizer
         self.data = PromptConsumer(data, self.config.batch_size, self.config.seed, tokenizer=tokenizer)
         self.problems = self.data.problems("train", 0)
+        self.connect()
+
+    def connect(self):
+        """A new sampler, as that of a run that begins."""
         self.sampler = VllmSampler(self.policy, self.config, one_process())
         self.sync_check = SyncCheck(self.sampler, self.policy, self.problems, self.config)
 
@@ -53,9 +56,9 @@ class World:
         self.sync_check.begin(version)
         self.sync_check.check()
 
-    def write(self, version, problems=None, iteration=0):
-        self.sampler.start(self.problems if problems is None else problems, iteration, version)
-        return self.sampler.finish().rollouts
+    def write(self, problems=None, iteration=0):
+        self.sampler.start(self.problems if problems is None else problems, iteration)
+        return self.sampler.finish()[0]
 
     def move(self, size=0.05, seed=0):
         g = torch.Generator().manual_seed(seed)
@@ -66,10 +69,10 @@ class World:
     def life(self):
         """The first batch, a step of training, and the next batch."""
         self.sync(0)
-        self.write(0)
+        self.write()
         self.move()
         self.sync(1)
-        return self.write(1, iteration=1)
+        return self.write(iteration=1)
 
 
 @pytest.fixture
