@@ -53,7 +53,7 @@ class GRPOTrainer:
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.prefetcher = Prefetcher(LocalSampler(policy, config), policy, self.problems_of, config)
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger, dist.rank)
-        self.experience, self.sampled = None, []  # of the step, and what was sampled in its iteration
+        self.sampled = []  # [(Texts, Scored)] of all that was sampled in the iteration
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
         self.step, self.skipped_steps, self.empty_steps, self.before, self.after = 0, 0, 0, {}, {}
         self.stopped_by = None  # the signal that ended the run early
@@ -110,22 +110,22 @@ class GRPOTrainer:
             id = self.buffer.store_rollout_data(collected.rollouts, collected.sums)
             self.buffer.prepare_training_batch(id, c.ppo_epochs, c.minibatches)
         self.logger.doing("training")
-        self.experience = Experience(*self.buffer.next_minibatch(), self.sampled, on_policy)
-        metrics = train_on_experience(self.policy, self.experience, self.optimizers, c, self.dist)
+        experience = Experience(*self.buffer.next_minibatch(), self.sampled, on_policy)
+        metrics = train_on_experience(self.policy, experience, self.optimizers, c, self.dist)
         timer.end("train")
         self.step += 1
         self.spent += sum(timer.times.values())
         metrics |= timer.metrics() | {"lr": lr, "kl_beta": self.kl_beta}
         metrics["tokens_per_second"] = metrics.pop("text_tokens") / self.spent
-        self.end_step(metrics)
+        self.end_step(metrics, experience)
         return metrics
 
-    def end_step(self, metrics):
+    def end_step(self, metrics, experience):
         """Counts a step that was skipped or empty; the last step of an iteration moves the reference and kl_beta."""
         c = self.config
         bad_rollouts = metrics.pop("bad_rollouts")
-        self.bad.check(self.step, metrics, self.plain_step)
-        self.experience = None  # its memory is for the next one
+        self.bad.check(self.step, metrics, lambda: {
+            "iteration": self.iteration, "kl_beta": self.kl_beta, "config": asdict(c), **experience.plain()})
         if "mean_reward" not in metrics:
             self.logger.say(f"step {self.step}: no reward scored a completion: all of them returned None or were late "
                             "(reward_timeout), so nothing is learned")
@@ -157,11 +157,6 @@ class GRPOTrainer:
         n = self.config.gradient_accumulation_steps
         batches = [self.data.problems("train", iteration, again * n + i) for i in range(n)]
         return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
-
-    def plain_step(self):
-        """What the step was made of, as plain tensors and values."""
-        return {"iteration": self.iteration, "kl_beta": self.kl_beta, "config": asdict(self.config),
-                **self.experience.plain()}
 
     def save(self):
         state = {name: getattr(self, name) for name in SAVED}

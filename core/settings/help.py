@@ -1,14 +1,11 @@
 """The text of --help: settings with their defaults, types and the comments beside them."""
 
-import ast
 import dataclasses
 import functools
 import inspect
-import io
 import pathlib
 import re
 import textwrap
-import tokenize
 import types
 import typing
 
@@ -40,27 +37,19 @@ def class_comments(cls):
     A comment on a line of its own starts a section. The comment after a field is its reason; comments further right on
     the next lines continue it.
     """
-    source = textwrap.dedent(inspect.getsource(cls))
-    texts, columns = {}, {}  # of the comments, by line; columns: of those alone on their lines
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            line, column = token.start
-            texts[line] = token.string.lstrip("# ")
-            if token.line.lstrip().startswith("#"):
-                columns[line] = column
-    comments = {}
-    for node in ast.parse(source).body[0].body:
-        if not isinstance(node, ast.AnnAssign):
-            continue
-        section = ""
-        for line, column in columns.items():
-            if column == node.col_offset and line < node.lineno:
-                section = texts[line]
-        end = node.end_lineno + 1
-        while columns.get(end, 0) > node.col_offset:
-            end += 1
-        reason = " ".join(texts.get(line, "") for line in range(node.end_lineno, end))
-        comments[node.target.id] = section, reason
+    comments, section, name = {}, "", None
+    for line in textwrap.dedent(inspect.getsource(cls)).split("\n"):
+        code, _, text = line.partition("# ")
+        field = re.match(r"    (\w+): ", code)
+        if re.match("    (def|@)", code):  # the fields end
+            break
+        if field and field[1] in cls.__annotations__:
+            name = field[1]
+            comments[name] = section, text
+        elif code == "    ":
+            section = text
+        elif text and name:
+            comments[name] = comments[name][0], f"{comments[name][1]} {text}"
     return comments
 
 

@@ -123,7 +123,8 @@ def test_if_a_rank_cannot_load_its_models_the_other_ends_with_a_line(base, tmp_p
 
 
 def test_torchrun_starts_a_killed_rank_again_and_the_run_goes_on(base, tmp_path):
-    fault = settings_of(base, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", "0", resume="auto", eval_interval=9)
+    fault = settings_of(base, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", "0", call=7, resume="auto",
+                        eval_interval=9)
     done = run_script(*TORCHRUN, "--max-restarts=3", TRAIN, *fault)
     assert done.returncode == 0 and (tmp_path / "done").exists(), done.stderr
     steps = [r["step"] for r in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in r]

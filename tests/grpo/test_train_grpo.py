@@ -15,6 +15,7 @@ from tests.tiny import (
     CAUSAL,
     ROOT,
     TEXT,
+    WORDS,
     causal_model,
     judge,
     model,
@@ -171,7 +172,8 @@ def test_the_electra_config_runs_on_small_models_of_that_shape(tmp_path):
     """Folders in the place of the names of the hub, and its two commands: the text is prepared as word pieces."""
     pytest.importorskip("transformers")
     generator, detector = (model_folder(tmp_path / name, name) for name in ("electra", "electra_judge"))
-    (tmp_path / "text.txt").write_text(TEXT * 4)
+    lines = [" ".join(WORDS[(i * j + i // 17) % len(WORDS)] for j in range(12)) for i in range(1500)]
+    (tmp_path / "text.txt").write_text("\n".join(lines))
     done = run_here("data/char_diffusion/prepare.py", f"--input={tmp_path}/text.txt", f"--tokenizer={generator}",
                     f"--out={tmp_path}/pieces")
     assert done.returncode == 0, done.stderr

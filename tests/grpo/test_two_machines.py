@@ -16,6 +16,15 @@ from tests.tiny import CAUSAL, ROOT, causal_model, run_here, write_prompt_datase
 pytestmark = pytest.mark.slow
 TRAIN = "grpo/train_grpo.py"
 ADDRESSES = "10.77.0.1", "10.77.0.2"
+REWARD = """
+from grpo.rewards import reward
+
+@reward(0, 1)
+def mine(prompts, completions, **columns):
+    return [sum(map(ord, text)) % 7 / 6 for text in completions]
+"""
+
+
 def ip(*arguments):
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
     if done.returncode:
@@ -73,8 +82,9 @@ def run_on(machines, *arguments):
 def test_a_sharded_run_on_two_machines_equals_one_process(machines, tmp_path):
     write_prompt_dataset(tmp_path / "sums")
     save_model(str(tmp_path / "g.safetensors"), causal_model(scale=3.0), CAUSAL)
+    (tmp_path / "reward.py").write_text(REWARD)
     settings = {"dataset": tmp_path / "sums", "generator_checkpoint": tmp_path / "g.safetensors", "max_new_tokens": 5,
-                "task_type": "general", "length_min": 1, "length_max": 6, "group_size": 3,
+                "reward_file": tmp_path / "reward.py", "reward_functions": "('mine',)", "group_size": 3,
                 "learning_rate": 1e-2, "eval_problems": 4,
                 "eval_completions": 2, "pass_k": 2, "device": "cpu", "optimizer": "adamw", "max_iters": 3}
     as_arguments = lambda **more: [f"--{key}={value}" for key, value in (settings | more).items()]
