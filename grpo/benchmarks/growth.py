@@ -85,15 +85,15 @@ class Growth:
     process: float    # megabytes of a process with a tiny model
 
     def values(self, name):
-        """Seconds, or megabytes beyond those of a process with a tiny model."""
+        """Seconds, or megabytes beyond those of a process with a tiny model; memory may not grow at all."""
         before = self.process if name == "megabytes" else 0.0
-        return [point[name] - before for point in self.points]
+        return [max(1e-3, point[name] - before) for point in self.points]
 
     def exponent(self, name):
         """p of value = constant * size^p, over the upper half of the sizes."""
-        half = len(self.sizes) // 2
-        values = np.maximum(self.values(name), 1e-3)  # memory may not grow at all
-        return round(float(np.polyfit(np.log(self.sizes[-half - 1 :]), np.log(values[-half - 1 :]), 1)[0]), 2)
+        upper = slice(-(len(self.sizes) // 2) - 1, None)
+        slope, _ = np.polyfit(np.log(self.sizes[upper]), np.log(self.values(name)[upper]), 1)
+        return round(float(slope), 2)
 
     def fits(self, megabytes):
         """The largest size whose step fits, in words, and the smallest measured one that does not."""

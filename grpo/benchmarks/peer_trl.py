@@ -38,7 +38,7 @@ def trl_steps(work, device, dtype, turn):
 
 def settings(work, device, dtype):
     """Arguments of TRL's GRPOConfig, the fastest on two cores."""
-    rows = max(n for n in range(1, ROWS + 1) if work.rows % n == 0)
+    rows = min(ROWS, work.rows)
     return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": work.rows // rows,
             "num_generations": work.group_size, "max_completion_length": work.completion_length, "beta": 0.04,
             "temperature": 1.0, "top_p": 1.0, "num_iterations": 1, "learning_rate": 1e-4, "max_steps": 10**6,

@@ -23,10 +23,6 @@ def test_mixed_lengths_depend_on_the_step_alone_and_have_the_mean_of_a_geometric
         check_lengths(work.lengths(3).flatten().tolist(), work, 4)
 
 
-def test_prompts_hold_no_stop_token():
-    assert TINY.prompts(0).shape == (2, 5) and (TINY.prompts(0) < TINY.stop_id).all()
-
-
 def test_five_forward_passes_read_a_prompt_once_for_its_group():
     T, lengths, pairs = TINY.prompt_length, np.array([[1, 4, 2], [3, 4, 4]]), 0
     net = GPT(GPTConfig(LANGUAGE_MODEL, TINY.vocab_size, TINY.vocab_size, T + TINY.completion_length, TINY.n_layer,

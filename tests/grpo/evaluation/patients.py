@@ -14,15 +14,9 @@ SHIPPED = {name: os.path.join(ROOT, "data", name, "pretrained") for name in ("ar
 
 
 def solved(a, b):
-    """A sum of the arithmetic task with its working-out and its answer."""
-    steps, carry = [], 0
-    for place in range(max(len(str(a)), len(str(b)))):
-        x, y = (n // 10**place % 10 for n in (a, b))
-        steps.append(f"{x}+{y}{f'+{carry}' if carry else ''}={x + y + carry}")
-        carry = (x + y + carry) // 10
-    working = ",".join(steps)
-    return {"prompt": f"{a}+{b}=", "answer": str(a + b), "completion":
-            f"<start_working_out>{working}<end_working_out><SOLUTION>{a + b}</SOLUTION>"}
+    """A sum of the arithmetic task with its answer and a completion that gives it."""
+    return {"prompt": f"{a}+{b}=", "answer": str(a + b),
+            "completion": f"<start_working_out>{a}+{b}<end_working_out><SOLUTION>{a + b}</SOLUTION>"}
 
 
 def sums(**changes):

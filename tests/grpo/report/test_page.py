@@ -173,8 +173,8 @@ def test_several_runs_are_side_by_side_with_the_settings_in_which_they_differ(tm
     assert "Samples" not in page.headings
     assert page.tables[0][:2] == [["metric", "a", "b"],
                                   ["judge", "0.5000 → 0.5400+0.0400", "0.5000 → 0.6600+0.1600"]]
-    assert page.tables[1] == [["setting", "a", "b"], ["seed", "1", "2"], ["only", "2", "None"]]
-    assert page.tables[-1] == [["", "a", "b"], ["step", "0", "0"], ["torch", "1", "1"], ["python", "", "3"]]
+    assert page.tables[1:] == [[["setting", "a", "b"], ["seed", "1", "2"], ["only", "2", "None"]],
+                               [["", "a", "b"], ["step", "0", "0"], ["torch", "1", "1"], ["python", "", "3"]]]
     colors = lambda name: re.findall('class="(c.)"', re.search(f"<figcaption>{name} .*?</figcaption>", page.html)[0])
     assert colors("loss") == ["c0", "c1"] and colors("mine") == ["c1"], "a run has one color in all charts"
     assert '<b class="c0">a</b> <b class="c1">b</b></h1>' in page.html and page.html.count("<title>a, b</title>") == 1
@@ -287,16 +287,13 @@ def test_in_a_browser_the_page_is_readable_light_and_dark_narrow_and_wide(tmp_pa
     const color = (e, key) => sum(getComputedStyle(e)[key].match(/[0-9]+/g));
     const texts = [...document.querySelectorAll("h2, th, td, b, figcaption, mark")].filter(e => e.offsetHeight);
     const under = e => e.tagName === "MARK" ? color(e, "backgroundColor") : color(document.body, "backgroundColor");
-    const figures = [...document.querySelectorAll("figure")].map(f => f.getBoundingClientRect());
     top.document.title = JSON.stringify({inner: innerWidth, scroll: document.documentElement.scrollWidth,
       background: color(document.body, "backgroundColor"),
-      contrast: Math.min(...texts.map(e => Math.abs(color(e, "color") - under(e)))),
-      columns: new Set(figures.map(f => f.left)).size, figure: Math.min(...figures.map(f => f.width))});
+      contrast: Math.min(...texts.map(e => Math.abs(color(e, "color") - under(e))))});
     """
     page = without_policy(Page(write_report(folder)).html)
     title, console = browse(page, script, width, *["--force-dark-mode"] * dark)
     found = json.loads(title)
     assert not console and found["inner"] == width and found["scroll"] <= width
     assert found["background"] < 120 if dark else found["background"] == 3 * 255
-    assert found["contrast"] > 200 and found["figure"] > 280
-    assert found["columns"] == 1 if width == 360 else found["columns"] > 1
+    assert found["contrast"] > 200
