@@ -16,8 +16,8 @@ def attend(q, k, v, mask=None, causal=False, dropout=0.0):
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, dropout_p=dropout)
 
 
-def attention_mask(before, T, padding, causal, device):
-    """Masks the columns that each of T new positions does not read, of the before + T columns that there are.
+def attention_mask(before, T, padding, device):
+    """The columns that each of T new positions of a causal model reads, of the before + T columns that there are.
 
     padding: (B,) number of leading columns without a token, or None
     Returns (1 or B, 1, T, before + T) bool, or None where the kernel's own causal mask, or none, is right. Every
@@ -27,8 +27,7 @@ def attention_mask(before, T, padding, causal, device):
         return None
     column = torch.arange(before + T, device=device)                                 # (before + T,)
     own = column[before:, None]                                                      # (T, 1)
-    seen = column <= (own if causal else before + T)                                 # (T or none, before + T)
-    seen = seen.expand(1, T, -1)
+    seen = (column <= own)[None]                                                     # (1, T, before + T)
     if padding is not None:
         seen = (seen & (column >= padding[:, None, None])) | (column == own)         # (B, T, before + T)
     return seen[:, None]
@@ -47,7 +46,7 @@ class Cache:
 
     def mask(self, T, padding, device):
         """The mask of the next T tokens, for the functions of `layer`. padding: (B,) or None."""
-        return attention_mask(self.length, T, padding, True, device)
+        return attention_mask(self.length, T, padding, device)
 
     def layer(self, i):
         """The attention of layer i: a function of queries, keys and values (B, H, T, D) of new tokens, which read them
@@ -63,13 +62,14 @@ class Cache:
         if before is None:
             self.layers[i:] = [(k, v)]
             return k, v
+        keys, values = before
         if not self.room:
-            self.layers[i] = tuple(torch.cat(pair, dim=2) for pair in zip(before, (k, v), strict=True))
+            self.layers[i] = torch.cat((keys, k), dim=2), torch.cat((values, v), dim=2)
             return self.layers[i]
         end = self.length + k.shape[2]
-        for whole, new in zip(before, (k, v), strict=True):
-            whole[:, :, self.length : end] = new
-        return tuple(x[:, :, :end] for x in before)
+        keys[:, :, self.length : end] = k
+        values[:, :, self.length : end] = v
+        return keys[:, :, :end], values[:, :, :end]
 
     def expand(self, rows, room=0):
         """A new cache whose row i continues row rows[i] of this one, which stays as it is. Gradients flow back to it.
@@ -79,11 +79,16 @@ class Cache:
         k = self.layers[0][0]                                                        # (B, H, length, D)
         large = len(rows) * k[0].numel() >= SHARE_FROM
         if room and large and k.device.type == "cpu" and k.dtype == torch.float32:  # its attention has no fused kernel
-            own = [[x.new_empty(len(rows), x.shape[1], room, x.shape[3]) for x in pair] for pair in self.layers]
+            own = []
+            for pair in self.layers:
+                own.append([x.new_empty(len(rows), x.shape[1], room, x.shape[3]) for x in pair])
             return SharedCache(self, rows, Cache(own, room=room))
-        layers = [[x.index_select(0, rows) for x in pair] for pair in self.layers]   # (n, H, length, D) each
-        if room:
-            layers = [[F.pad(x, (0, 0, 0, room)) for x in pair] for pair in layers]
+        layers = []
+        for pair in self.layers:
+            pair = [x.index_select(0, rows) for x in pair]                           # (n, H, length, D) each
+            if room:
+                pair = [F.pad(x, (0, 0, 0, room)) for x in pair]
+            layers.append(pair)
         return Cache(layers, self.length, room)
 
     def keep(self, rows):

@@ -6,7 +6,7 @@ import torch
 from core.files.datasets import SPLITS, check_meta, dataset_folder, open_tokens
 from core.masking import draw_mask
 from core.model import LANGUAGE_MODEL
-from core.tokenizer import load_meta, read_meta
+from core.tokenizer import load_meta
 
 PROBLEMS = 0  # the first number of the seeds of problems, so that sampling draws other noise (core/distributions.py)
 
@@ -39,14 +39,13 @@ class DatasetConsumer:
     def __init__(self, dataset, mode, block_size, batch_size, seed=1337, rank=0, world=1, masks=None, mask_low=0.2,
                  mask_high=0.5, tokenizer=None):
         self.folder = dataset_folder(dataset)
-        if tokenizer is None:
-            self.meta, self.tokenizer = load_meta(self.folder)
-        else:
-            self.meta, self.tokenizer = read_meta(self.folder), tokenizer
+        self.meta, self.tokenizer = load_meta(self.folder, tokenizer)
         self.mode, self.block_size = mode, block_size
         self.batch_size, self.seed = batch_size, seed
         self.rank, self.world = rank, world
-        self.masks = None if mode == LANGUAGE_MODEL else masks or {"random": 1.0}
+        self.masks = None
+        if mode != LANGUAGE_MODEL:
+            self.masks = masks or {"random": 1.0}
         self.mask_low, self.mask_high = mask_low, mask_high
         check_meta(self.folder, self.meta, self.tokenizer, self.masks)
         self.stride = self.meta.get("stride", 1)
@@ -72,7 +71,8 @@ class DatasetConsumer:
             raise ValueError(f"{self.folder}/{split}.bin has the token id {window.max()}, but its vocabulary has "
                              f"{self.tokenizer.vocab_size} tokens; prepare the dataset again")
         if self.mode == LANGUAGE_MODEL:
-            input, target = window[:-1], window[1:]                                  # (T,) each
+            input = window[:-1]                                                      # (T,)
+            target = window[1:]                                                      # (T,)
             mask = np.ones(self.block_size, dtype=bool)
         else:
             target = window[:-1]                                                     # (T,)

@@ -1,5 +1,6 @@
 """Distributions over tokens: truncation, drawing, log-probabilities and entropy. In float32 and nats."""
 
+import itertools
 import math
 
 import numpy as np
@@ -41,47 +42,47 @@ def restrict(logp, kept):
 
 def kept_tokens(logp, top_p=1.0, top_k=0, min_p=0.0):
     """Marks the tokens that may be drawn: the top_k likeliest (0: all), of them the nucleus, of it those at least min_p
-    times as likely as the likeliest (arXiv 2407.01082). logp: (..., V). Returns (..., V) bool."""
+    times as likely as the likeliest (arXiv 2407.01082). logp: (K, V). Returns (K, V) bool."""
     kept = torch.ones_like(logp, dtype=torch.bool)
-    limited = 0 < top_k < logp.shape[-1]
-    if limited:
-        kept = torch.zeros_like(kept).scatter(-1, logp.topk(top_k, dim=-1).indices, True)
+    of_top_k = logp
+    if 0 < top_k < logp.shape[-1]:
+        kept = torch.zeros_like(kept).scatter(-1, logp.topk(top_k).indices, True)
+        of_top_k = restrict(logp, kept)
     if top_p < 1:
-        kept = kept & nucleus(restrict(logp, kept) if limited else logp, top_p)
+        kept = kept & nucleus(of_top_k, top_p)
     if min_p > 0:
         kept = kept & (logp >= logp.amax(-1, keepdim=True) + math.log(min_p))
-    kept[..., :1] |= ~kept.any(-1, keepdim=True)  # where logp is NaN, no token passes all three
     return kept
 
 
 def nucleus(logp, top_p):
     """The smallest set of most likely tokens whose probability reaches top_p (arXiv 1904.09751); of equally likely ones
-    it takes the first. (..., V) bool."""
-    if logp.shape[-1] < LARGE_VOCABULARY:
-        return nucleus_of_all(logp.exp(), top_p)
-    p = logp.reshape(-1, logp.shape[-1]).exp()                                       # (R, V)
+    it takes the first. logp: (K, V). Returns (K, V) bool."""
+    p = logp.exp()
+    if p.shape[-1] < LARGE_VOCABULARY:
+        return nucleus_of_all(p, top_p)
     kept, is_open = nucleus_of_top_part(p, top_p)
     if is_open.any():
         kept[is_open] = nucleus_of_all(p[is_open], top_p)
-    return kept.view_as(logp)
+    return kept
 
 
 def nucleus_of_all(p, top_p):
-    """The nucleus of probabilities (..., V), by sorting all of them."""
-    ordered, order = p.sort(dim=-1, descending=True, stable=True)                    # (..., V)
-    kept = ordered.cumsum(-1) - ordered < top_p                                      # (..., V) mass before it < top_p
+    """The nucleus of probabilities (K, V), by sorting all of them."""
+    ordered, order = p.sort(dim=-1, descending=True, stable=True)                    # (K, V)
+    kept = ordered.cumsum(-1) - ordered < top_p                                      # (K, V) mass before it < top_p
     kept[..., 0] = True
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
 def nucleus_of_top_part(p, top_p):
-    """The nucleus of probabilities (R, V) among their TOP_PART largest, and (R,) bool: whether it may reach beyond."""
-    top, ids = p.topk(TOP_PART, dim=-1)                                              # (R, TOP_PART)
+    """The nucleus of probabilities (K, V) among their TOP_PART largest, and (K,) bool: whether it may reach beyond."""
+    top, ids = p.topk(TOP_PART)                                                      # (K, TOP_PART)
     ids, by_id = ids.sort(-1)  # the order in which topk lists equally likely tokens depends on the device
     top = top.gather(-1, by_id)
-    kept = nucleus_of_all(top, top_p)                                                # (R, TOP_PART)
+    kept = nucleus_of_all(top, top_p)                                                # (K, TOP_PART)
     # Tokens that are as likely as the last of the top part may lie outside of it
-    is_open = top.masked_fill(~kept, torch.inf).amin(-1) <= top.amin(-1)             # (R,)
+    is_open = top.masked_fill(~kept, torch.inf).amin(-1) <= top.amin(-1)             # (K,)
     return torch.zeros_like(p, dtype=torch.bool).scatter(-1, ids, kept), is_open
 
 
@@ -123,22 +124,19 @@ def sample_from(logp, uniform):
 
 
 def sample_tokens(logits, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0):
-    """Draws G tokens from each of K distributions; temperature=0 takes the likeliest.
+    """Draws G tokens from each of K distributions; top_k=1 takes the likeliest.
 
     logits: (K, V); uniform: (K, G) in [0, 1); temperature: as in sampling_logp
     Returns ids (K, G), their log-probabilities (K, G) under the distribution drawn from, and the K KeptTokens, or None
     for all tokens
     """
-    greedy = not torch.is_tensor(temperature) and temperature == 0
-    logp = sampling_logp(logits, 1.0 if greedy else temperature)                     # (K, V)
+    logp = sampling_logp(logits, temperature)                                        # (K, V)
     kept = None
     if truncates(top_p, top_k, min_p):
         mask = kept_tokens(logp, top_p, top_k, min_p)                                # (K, V)
-        kept, logp = KeptTokens.of(mask), restrict(logp, mask)
-    if greedy:
-        target = logp.argmax(1, keepdim=True).expand(uniform.shape)
-    else:
-        target = sample_from(logp, uniform)
+        kept = KeptTokens.of(mask)
+        logp = restrict(logp, mask)
+    target = sample_from(logp, uniform)                                              # (K, G)
     return target, logp.gather(1, target), kept
 
 
@@ -164,10 +162,9 @@ def in_parts(function, vocabulary, *tensors):
     function: tensors of K rows (or KeptTokens of K distributions, or None) -> a tuple of tensors of K rows. Where it is
     cut, the backward pass computes each part again instead of keeping it, so that memory is bounded in both directions.
     """
-    K, size = len(tensors[0]), max(1, LOGITS_AT_ONCE // vocabulary)
-    if K <= size:
+    size = max(1, LOGITS_AT_ONCE // vocabulary)
+    if len(tensors[0]) <= size:
         return function(*tensors)
-    count = math.ceil(K / size)
-    parts = zip(*([None] * count if x is None else x.split(size) for x in tensors), strict=True)
+    parts = zip(*(itertools.repeat(None) if x is None else x.split(size) for x in tensors))
     results = [checkpoint(function, *part, use_reentrant=False) for part in parts]
     return tuple(torch.cat(column) for column in zip(*results, strict=True))

@@ -17,17 +17,19 @@ def predict_and_sample_tokens(model, input, position, uniform, temperature=1.0, 
     Returns target (P, G, M) ids and their logp (P, G, M) under the distribution drawn from, both 0 where nothing is
     drawn, and the KeptTokens of the K positions where a token is, in order, or None for all tokens
     """
-    (P, M), G = position.shape, uniform.shape[1]
+    P, M = position.shape
     if hidden is None:
         hidden = torch.ones(P, M, dtype=torch.bool)
     row, number = (x.to(input.device) for x in hidden.nonzero(as_tuple=True))        # (K,) each
     h = model.states(input, position)[row, number]                                   # (K, C)
-    noise, column = noise_on(input.device, uniform), position[row, number]           # (P, G, T), (K,)
+    column = position[row, number]                                                   # (K,)
+    noise = noise_on(input.device, uniform)                                          # (P, G, T)
     noise = noise[row.to(noise.device), :, column.to(noise.device)]                  # (K, G)
     if torch.is_tensor(temperature):
         temperature = temperature[row]                                               # (K, 1)
     ids, ids_logp, kept = draw_tokens(model, h, noise, temperature, top_p, top_k, min_p)
-    target, logp = ids.new_zeros(P, M, G), ids_logp.new_zeros(P, M, G)
+    target = ids.new_zeros(P, M, uniform.shape[1])
+    logp = ids_logp.new_zeros(target.shape)
     target[row, number] = ids
     logp[row, number] = ids_logp
     return target.transpose(1, 2), logp.transpose(1, 2), kept

@@ -28,13 +28,16 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, tempe
     Returns target (N, M), their logp (N, M) and the pass (N, M) that drew each, the texts read (N, passes, T), and the
     KeptTokens of the hidden tokens in order, or None for all. Target and logp are 0 on padding
     """
-    G, settings = uniform.shape[1], (temperature, top_p, top_k, min_p)
+    G = uniform.shape[1]
+    settings = (temperature, top_p, top_k, min_p)
     text = input.repeat_interleave(G, 0)                                             # (N, T)
-    column, hidden = position.repeat_interleave(G, 0), hidden.repeat_interleave(G, 0)  # (N, M) each
+    column = position.repeat_interleave(G, 0)                                        # (N, M)
     order = order.cpu().flatten(0, 1).gather(1, column.cpu())                        # (N, M)
-    turn = draw_passes(order, hidden, passes)                                        # (N, M)
-    target, logp = torch.zeros_like(column), torch.zeros(column.shape, device=input.device)
-    read, collector = [], KeptCollector(budget)
+    turn = draw_passes(order, hidden.repeat_interleave(G, 0), passes)                # (N, M)
+    target = torch.zeros_like(column)
+    logp = torch.zeros(column.shape, device=input.device)
+    collector = KeptCollector(budget)
+    read = []
     for i in range(passes):
         read.append(text)
         now = turn == i                                                              # (N, M)

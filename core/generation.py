@@ -22,76 +22,58 @@ class Generation:
     truncated: torch.Tensor    # (N,) bool, on the CPU: ran out of room before its end
 
 
-@dataclass
-class Rows:
-    """The n completions that are in the batch; it shrinks as they end."""
-    number: torch.Tensor          # (n,) which of the N completions each is
-    padding: torch.Tensor | None  # (n,) number of columns without a token before its prompt; None: there are none
-    past: object                  # the model's cache of what they have read
-    token: torch.Tensor | None = None  # (n,) the newest token of each
-
-    def drop_ended(self, live):
-        """Takes the rows that are not live, (n,) bool, out of the batch, once there are enough of them. Returns the
-        number of those that are."""
-        left = int(live.sum())
-        if 0 < left <= LEAVE_SHARE * len(live):
-            keep = torch.arange(left, device=live.device)  # rows that stay in their place cost nothing ...
-            keep[~live[:left]] = live[left:].nonzero().squeeze(1) + left             # ... the others fill the gaps
-            self.past.keep(keep)
-            self.number, self.token = self.number[keep], self.token[keep]
-            self.padding = None if self.padding is None else self.padding[keep]
-        return left
-
-
 @torch.no_grad()
 def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, budget=None):
     """Samples G completions of every prompt: each prompt is read once, all rows are decoded together, and rows that
     have ended leave the batch. Returns a Generation.
 
     prompt: (P, T) tokens, padded on the left; padding: (P,) number of padded columns, or None for none
-    uniform: (P, G, L) noise in [0, 1) of each completion's tokens, at most L of them; temperature=0 takes the likeliest
+    uniform: (P, G, L) noise in [0, 1) of each completion's tokens, at most L of them; top_k=1 takes the likeliest
     stop: (tokens so far (n, t), f) -> (n, t - f) bool, whether a row ends at each of the columns from f on; as Stop
     budget: a KeptBudget, which raises ValueError for too many kept tokens, or None
     """
     device, (P, G, L) = prompt.device, uniform.shape
-    settings = (temperature, top_p, top_k, min_p)
     noise = noise_on(device, uniform).flatten(0, 1)                                  # (N, L)
     target = torch.zeros(P * G, L, dtype=torch.long, device=device)
     logp = torch.zeros(P * G, L, device=device)
     length = torch.full((P * G,), L + 1, device=device)                              # L + 1: it has not ended
-    rows, h = read_prompts(model, prompt, padding, G, L)                             # h: (P, C), then (n, C)
+    past = model.new_cache()
+    last = torch.full((P, 1), prompt.shape[1] - 1, device=device)
+    h = model.states(prompt, last, past, padding)[:, 0]                              # (P, C), later (n, C)
+    number = torch.arange(P * G, device=device)                                      # (n,) completions in the batch
+    past = past.expand(number // G, L)
+    if padding is not None:
+        padding = padding[number // G]                                               # (n,)
     collector = KeptCollector(budget)
     with prepacked(model.layers):
         for t in range(L):
             if t > 0:
-                h = model.states(rows.token[:, None], None, rows.past, rows.padding)[:, 0]
-            u = noise[rows.number.to(noise.device), t].view(len(h), -1)              # (P, G), then (n, 1)
-            token, token_logp, kept = draw_tokens(model, h, u, *settings)
-            rows.token = token.flatten()
-            target[rows.number, t] = rows.token
-            logp[rows.number, t] = token_logp.flatten()
-            live = length[rows.number] > t                                           # (n,)
+                h = model.states(token[:, None], None, past, padding)[:, 0]
+            u = noise[number.to(noise.device), t].view(len(h), -1)                   # (P, G), later (n, 1)
+            token, token_logp, kept = draw_tokens(model, h, u, temperature, top_p, top_k, min_p)
+            token = token.flatten()                                                  # (n,)
+            target[number, t] = token
+            logp[number, t] = token_logp.flatten()
+            live = length[number] > t                                                # (n,)
             if kept is not None:
                 state = torch.arange(len(h)).repeat_interleave(u.shape[1])           # (n,) that each row was drawn from
-                collector.add((rows.number[live] * L + t).cpu(), kept[state[live.cpu()]])
-            ends = stop(target[rows.number, : t + 1], t)[:, 0]                       # (n,)
-            length[rows.number[ends & live]] = t + 1
-            if rows.drop_ended(live & ~ends) == 0:
+                collector.add((number[live] * L + t).cpu(), kept[state[live.cpu()]])
+            ends = stop(target[number, : t + 1], t)[:, 0]                            # (n,)
+            length[number[ends & live]] = t + 1
+            live = live & ~ends
+            left = int(live.sum())
+            if left == 0:
                 break
+            if left <= LEAVE_SHARE * len(live):
+                keep = torch.arange(left, device=device)  # rows that stay in their place cost nothing ...
+                keep[~live[:left]] = live[left:].nonzero().squeeze(1) + left         # ... the others fill the gaps
+                past.keep(keep)
+                number, token = number[keep], token[keep]
+                if padding is not None:
+                    padding = padding[keep]
     M = int(length.clamp(max=L).max())
     mask = torch.arange(M, device=device) < length[:, None]                          # (N, M)
     return Generation(target[:, :M] * mask, mask.float(), logp[:, :M] * mask, collector.joined(), (length > L).cpu())
-
-
-def read_prompts(model, prompt, padding, G, room):
-    """Reads each prompt once. Returns the Rows of G completions of each, with room for their tokens in the cache, and
-    the hidden states (P, C) that predict the first token of each prompt's completions."""
-    past, P = model.new_cache(), len(prompt)
-    last = torch.full((P, 1), prompt.shape[1] - 1, device=prompt.device)
-    h = model.states(prompt, last, past, padding)[:, 0]                              # (P, C)
-    number = torch.arange(P * G, device=prompt.device)                               # (N,)
-    padding = None if padding is None else padding[number // G]
-    return Rows(number, padding, past.expand(number // G, room=room)), h
 
 
 def join_generations(parts):
@@ -124,23 +106,15 @@ class Stop:
 
         Returns (n, t - first) bool; the first end of a row counts, and what is marked after it means nothing.
         """
-        new = tokens[:, first:]
-        ended = torch.zeros_like(new, dtype=torch.bool)                              # (n, t - first)
-        for stop in self.tokenizer.stop_token_ids:
-            ended |= new == stop
+        ended = torch.isin(tokens[:, first:], tokens.new_tensor(self.tokenizer.stop_token_ids))  # (n, t - first)
         if self.sequences:
-            self._mark_sequences(tokens, first, ended)
+            begin = max(0, first + 1 - self.window)
+            for i, ids in enumerate(tokens[:, begin:].tolist()):
+                for j in range(first - begin, len(ids)):
+                    tail = self.tokenizer.decode(ids[max(0, j + 1 - self.window) : j + 1])
+                    if any(s in tail for s in self.sequences):
+                        ended[i, j + begin - first] = True
         return ended
-
-    def _mark_sequences(self, tokens, first, ended):
-        """Marks in `ended` where the text of the last tokens contains a sequence."""
-        begin = max(0, first + 1 - self.window)
-        for i, ids in enumerate(tokens[:, begin:].tolist()):
-            for j in range(ended.shape[1]):
-                end = first - begin + j + 1
-                tail = self.tokenizer.decode(ids[max(0, end - self.window) : end])
-                if any(s in tail for s in self.sequences):
-                    ended[i, j] = True
 
     def text(self, ids):
         """A completion as its reader sees it: without stop tokens, cut before the first stop sequence."""

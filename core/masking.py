@@ -84,10 +84,12 @@ def draw_mask(rng, tokens, weights, low, high, newline):
     Returns (T,) bool, True where masked, with at least one True
     """
     p = np.array(list(weights.values()), dtype=float)
-    name = list(weights)[int(rng.choice(len(p), p=p / p.sum()))]
+    name = rng.choice(list(weights), p=p / p.sum())
     count = max(1, round(float(rng.uniform(low, high)) * len(tokens)))
     mask = MASKS[name](rng, tokens, count, newline)
-    return mask if mask.any() else random_mask(rng, tokens, count, newline)  # newlines alone: no line to mask
+    if not mask.any():  # newlines alone: no line to mask
+        return random_mask(rng, tokens, count, newline)
+    return mask
 
 
 def masked_positions(mask, device):

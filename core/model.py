@@ -12,7 +12,7 @@ from core.cache import Cache, attend, attention_mask
 from core.distributions import at_least_float32
 from core.performance.quick_layers import SquaredReLU, compile_blocks
 from core.performance.sharding import weights_of
-from core.settings.ranges import check_ranges, shown
+from core.settings.ranges import check_choices, check_ranges, shown
 
 LANGUAGE_MODEL = "language_model"    # causal: the state at position t predicts token t + 1
 MASKED_FILL = "masked_fill"          # bidirectional: the state at position t predicts token t
@@ -39,15 +39,11 @@ class GPTConfig:
     judge_head: str = "realness"  # SEQUENCE_SCORER only: "realness" per position, or "cls" read at position 0
 
     def __post_init__(self):
-        for field in fields(self):
+        for field in fields(self):  # a file may hold anything
             value = getattr(self, field.name)
-            whole_float = field.type is float and type(value) is int
-            if type(value) is not field.type and not whole_float:
-                raise ValueError(f"{field.name}={shown(value)} must be {field.type.__name__}, not "
-                                 f"{type(value).__name__}")
-        for key, known in (("mode", MODES), ("judge_head", JUDGE_HEADS)):
-            if getattr(self, key) not in known:
-                raise ValueError(f"{key}={shown(getattr(self, key))} is not one of {', '.join(known)}")
+            if type(value) is not field.type:
+                raise ValueError(f"{field.name}={shown(value)} must be {field.type.__name__}")
+        check_choices(self, {"mode": MODES, "judge_head": JUDGE_HEADS})
         check_ranges(self, RANGES)
         if self.n_embd % (2 * self.n_head):
             raise ValueError(f"n_embd={self.n_embd} must be a multiple of 2 * n_head={2 * self.n_head} (rotary pairs)")
@@ -93,8 +89,7 @@ class Attention(nn.Module):
             return [at_least_float32(z) for z in qkv]
         return [z.to(v.dtype) for z in qkv]
 
-    def forward(self, q, k, v, mask=None, past=None):
-        read = attend if past is None else past
+    def forward(self, q, k, v, mask, read):
         return read(q, k, v, mask, self.causal, self.dropout * self.training)        # (B, H, T, D)
 
 
@@ -118,9 +113,9 @@ class Block(nn.Module):
         h = SquaredReLU.apply(self.up(self.norm_2(x)))                               # (B, T, 4C)
         return x + self.drop(self.down(h))
 
-    def forward(self, x, cos, sin, mask=None, past=None):
+    def forward(self, x, cos, sin, mask=None, read=attend):
         q, k, v = self.before(x, cos, sin)                                           # (B, H, T, D) each
-        return self.after(x, self.attention(q, k, v, mask, past))
+        return self.after(x, self.attention(q, k, v, mask, read))
 
 
 class GPT(nn.Module):
@@ -165,27 +160,24 @@ class GPT(nn.Module):
         tokens: (B, T) ids below vocab_size
         position: (B, M) columns of tokens whose states are wanted, or None for all
         past: a Cache of the tokens that these rows read before; these are added to it (LANGUAGE_MODEL)
-        padding: (B,) number of leading columns of past and tokens that hold no token, or None for none
+        padding: (B,) number of leading columns of past and tokens that hold no token, or None (LANGUAGE_MODEL)
         Returns (B, M or T, C)
         """
         T = tokens.shape[1]
-        before = 0 if past is None else past.length
+        before = past.length if past else 0
         if before + T > self.longest_input:
             raise ValueError(f"an input of {before + T} tokens does not fit a model with "
                              f"block_size={self.longest_input}")
-        if past is None:
-            mask = attention_mask(0, T, padding, self.mode == LANGUAGE_MODEL, tokens.device)
-        else:
-            mask = past.mask(T, padding, tokens.device)
+        mask = past.mask(T, padding, tokens.device) if past else attention_mask(0, T, padding, tokens.device)
         x = self.drop(self.embed(tokens))                                            # (B, T, C)
         cos, sin = self.cos[before : before + T], self.sin[before : before + T]      # (T, D) each
         for i, block in enumerate(self.blocks):
-            inputs = (x, cos, sin, mask, past and past.layer(i))
+            inputs = (x, cos, sin, mask, past.layer(i) if past else attend)
             if self.grad_checkpoint and torch.is_grad_enabled():
                 x = checkpoint(block, *inputs, use_reentrant=False)
             else:
                 x = block(*inputs)
-        if past is not None:
+        if past:
             past.length += T
         if position is not None:
             x = x.gather(1, position[..., None].expand(-1, -1, x.shape[-1]))         # (B, M, C)
@@ -206,9 +198,10 @@ class GPT(nn.Module):
     def forward(self, tokens, position=None, past=None, padding=None):
         """The arguments of `states`; returns float32 logits (B, M or T, base_vocab_size); of a scorer (B, M or T) for
         realness and (B,) for cls."""
+        h = self.states(tokens, position, past, padding)
         if self.scores and self.judge_head == "cls":
-            return self.project(self.states(tokens)[:, 0])
-        return self.project(self.states(tokens, position, past, padding))
+            h = h[:, 0]
+        return self.project(h)
 
     new_cache = staticmethod(Cache)  # an empty one, for `states` to fill
 
@@ -225,12 +218,8 @@ class GPT(nn.Module):
         """{"matrices": those of the blocks, "embeddings": and output layers, "vectors": norms}, for the optimizers."""
         kinds = {"matrices": [], "embeddings": [], "vectors": []}
         for name, p in self.named_parameters():
-            if p.dim() < 2:
-                kinds["vectors"].append(p)
-            elif name.startswith("blocks."):
-                kinds["matrices"].append(p)
-            else:
-                kinds["embeddings"].append(p)
+            kind = "matrices" if name.startswith("blocks.") else "embeddings"
+            kinds[kind if p.dim() > 1 else "vectors"].append(p)
         return kinds
 
     def num_parameters(self):

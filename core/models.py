@@ -14,7 +14,7 @@ from core.settings.optional import on_hub
 
 
 def is_huggingface(path, key="checkpoint"):
-    """Whether the path names a Hugging Face model: hf:owner/name, or a folder that holds one. Raises ValueError for
+    """Tells whether the path names a Hugging Face model: hf:owner/name, or a folder that holds one. Raises ValueError for
     another folder."""
     if on_hub(path):
         return True

@@ -17,7 +17,7 @@ from core.files.records import (
     side,
     unique_prompts,
 )
-from core.tokenizer import load_meta, read_meta
+from core.tokenizer import load_meta
 
 
 def plain(messages):
@@ -44,7 +44,6 @@ def code(messages):
 
 TEMPLATES = {"plain": plain, "chat": chat, "math": math, "code": code}
 MODEL = "model"     # the template that comes with a Hugging Face model
-CHARACTERS = 100    # most characters of a token, on average over a prompt
 
 
 def as_messages(prompt, system_prompt=None):
@@ -76,14 +75,13 @@ class PromptFormat:
     def encode(self, prompt, tokenizer):
         """(text, token ids) of a prompt; the ids include response_prefix, the text does not.
 
-        prompt: a text or a list of {"role", "content"}. Of a text that is certainly too long only the beginning is read
+        prompt: a text or a list of {"role", "content"}
         """
         messages = as_messages(prompt, self.system_prompt)
-        most = CHARACTERS * self.max_prompt_length
         if self.template == MODEL:  # it has the start token in its text
-            text = tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))[:most]
+            text = tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))
             return text, tokenizer.encode(text + self.response_prefix)
-        text = TEMPLATES[self.template](messages)[:most]
+        text = TEMPLATES[self.template](messages)
         return text, tokenizer.encode_prompt(text + self.response_prefix)
 
 
@@ -116,41 +114,42 @@ class PromptConsumer:
         self.rank, self.world = rank, world
         self.format, self.block_size = format or PromptFormat(), block_size
         self.prepared = not is_file_of_records(dataset)
-        self.folder = dataset_folder(dataset) if self.prepared else dataset
-        self.source = os.path.join(self.folder, PROMPTS) if self.prepared else dataset
-        self.tokenizer = self._tokenizer(dataset, tokenizer)
-        self.format.check(self.tokenizer)
-        records = read_records(self.source) if self.prepared else load_records(dataset)
+        self.folder = dataset
+        if self.prepared:
+            self.folder = dataset_folder(dataset)
+            tokenizer = load_meta(self.folder, tokenizer)[1]
+            records = read_records(os.path.join(self.folder, PROMPTS))
+        else:
+            records = load_records(dataset)
+        self.tokenizer = tokenizer
+        self._check_tokenizer()
         unique = unique_prompts(records)
         self.repeated = len(records) - len(unique)
         for record in unique:
             self._encode(record)
         self.records = {split: [r for r in unique if r["split"] == split] for split in SPLITS}
+        self._leave_out_long(self.format.max_prompt_length)
         for split, found in self.records.items():
             if not found:
-                raise ValueError(f"{self.source}: none of its {len(unique)} prompts is in the split {split}; give more "
-                                 f"records (a hash puts a tenth into val), or set \"split\": \"{split}\" in some")
-        self._leave_out_long(self.format.max_prompt_length)
+                raise ValueError(f"dataset={dataset}: none of its {len(unique)} prompts is in the split {split}, or "
+                                 "all are longer than max_prompt_length; give more records (a hash puts a tenth into "
+                                 f"val), or set \"split\": \"{split}\" in some")
         self.longest = max(len(record["tokens"]) for split in SPLITS for record in self.records[split])
         if self.block_size and self.longest >= self.block_size:
             raise ValueError(f"prompts of up to {self.longest} tokens leave no room for a completion in block_size="
                              f"{self.block_size}: raise block_size or lower max_prompt_length")
 
-    def _tokenizer(self, dataset, tokenizer):
-        """The tokenizer that is given or, of a prepared folder, its own. Raises ValueError if it cannot end a
-        completion."""
-        if self.prepared and tokenizer is None:
-            tokenizer = load_meta(self.folder)[1]
-        elif self.prepared:
-            read_meta(self.folder)  # it was prepared; its text serves every tokenizer
-        elif tokenizer is None:
-            raise ValueError(f"dataset={dataset} has prompts but no tokenizer, which a model brings with it; to train "
-                             "a new model: data/custom/prepare.py --input=FILE --tokenizer=NAME --out=FOLDER")
-        if tokenizer.stop_token_id is None:
-            raise ValueError(f"dataset={dataset} has prompts, but the tokenizer has no token that ends a completion: "
-                             "use a causal model, of Hugging Face one with its eos_token_id in generation_config.json, "
-                             "or, for a model that fills in text, running text (data/char_diffusion/prepare.py)")
-        return tokenizer
+    def _check_tokenizer(self):
+        """Raises ValueError unless the tokenizer can end a completion and renders the format."""
+        if self.tokenizer is None:
+            raise ValueError(f"dataset={self.folder} has prompts but no tokenizer, which a model brings with it; to "
+                             "train a new model, prepare them: data/custom/prepare.py --input=FILE --out=FOLDER")
+        if self.tokenizer.stop_token_id is None:
+            raise ValueError(f"dataset={self.folder} has prompts, but the tokenizer has no token that ends a "
+                             "completion: use a causal model, of Hugging Face one with its eos_token_id in "
+                             "generation_config.json, or, for a model that fills in text, running text "
+                             "(data/char_diffusion/prepare.py)")
+        self.format.check(self.tokenizer)
 
     def _encode(self, record):
         """Adds the text and the tokens that a model reads, and the split, to a record."""
@@ -166,17 +165,14 @@ class PromptConsumer:
     def _leave_out_long(self, limit):
         """Leaves out training prompts of more than `limit` tokens. Such a validation prompt is an error: figures over
         the short prompts alone would pass for figures over all."""
-        for record in self.records["val"]:
-            if len(record["tokens"]) > limit:
-                lengths = [len(r["tokens"]) for r in self.records["val"] if len(r["tokens"]) > limit]
-                raise ValueError(f"{record['where']}: a validation prompt of {lengths[0]} tokens is longer than "
-                                 f"max_prompt_length={limit}; set max_prompt_length={max(lengths)} or more to keep "
-                                 f"all, or remove the {len(lengths)} validation records that are longer")
+        long = [record for record in self.records["val"] if len(record["tokens"]) > limit]
+        if long:
+            longest = max(len(record["tokens"]) for record in long)
+            raise ValueError(f"{long[0]['where']}: this validation prompt and {len(long) - 1} others are longer than "
+                             f"max_prompt_length={limit}; set max_prompt_length={longest} or more, or remove them")
         short = [record for record in self.records["train"] if len(record["tokens"]) <= limit]
         self.dropped = len(self.records["train"]) - len(short)
         self.records["train"] = short
-        if not short:
-            raise ValueError(f"{self.source}: all training prompts are longer than max_prompt_length={limit}; raise it")
 
     def require(self, field, why):
         """Raises ValueError, naming file and line, unless every record has the field."""

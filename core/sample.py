@@ -8,7 +8,6 @@ python core/sample.py --checkpoint=hf:Qwen/Qwen3-0.6B --template=model --text='W
 import os
 import sys
 from dataclasses import dataclass
-from itertools import zip_longest
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -24,6 +23,7 @@ from core.huggingface.tokenizer import HuggingFaceTokenizer
 from core.masking import masked_positions
 from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.models import load_model, load_tokenizer
+from core.prompts import MODEL, TEMPLATES, PromptFormat
 from core.run.terminal import highlight
 from core.settings.ranges import check_choices, check_ranges
 from core.settings.script import run_script
@@ -40,10 +40,10 @@ class SampleConfig:
     checkpoint: str = "out-grpo/model.safetensors"  # a model file of this project, a folder in Hugging Face format, or
                                #   hf:owner/name
     text: str = ""             # the text to fill in or to complete
-    template: str = "plain"    # plain: a causal model completes the text; model: it answers it, by its chat template
+    template: str = "plain"    # plain: a causal model completes the text; model: it answers it, by its chat template;
+                               #   chat, math and code: by these of core/prompts.py
     mask_character: str = "_"  # one for each hidden token
     unmask_steps: int = 1      # passes in which a masked-fill model fills in
-    show_passes: bool = False  # print the text after each of these passes
     max_new_tokens: int = 128  # most tokens of a completion
     num_samples: int = 5       # number of samples to print
     temperature: float = 0.8   # below 1 prefers likely tokens, above 1 flattens
@@ -52,7 +52,7 @@ class SampleConfig:
     device: str = "auto"       # auto takes cuda, then mps, then cpu
 
     def __post_init__(self):
-        check_choices(self, {"template": ("plain", "model")})
+        check_choices(self, {"template": (*TEMPLATES, MODEL)})
         if len(self.mask_character) != 1:
             raise ValueError(f"mask_character={self.mask_character!r} must be one character")
         check_ranges(self, RANGES)
@@ -63,10 +63,10 @@ def encode_with_masks(text, mask_character, tokenizer):
     if isinstance(tokenizer, HuggingFaceTokenizer):  # its mask token has a name in texts, and may take the space before
         ids = tokenizer.encode(text.replace(mask_character, tokenizer.backend.mask_token))
     else:
-        first, *others = text.split(mask_character)
-        ids = tokenizer.encode(first)
-        for part in others:
-            ids += [tokenizer.mask_token_id, *tokenizer.encode(part)]
+        ids = []
+        for part in text.split(mask_character):
+            ids += [*tokenizer.encode(part), tokenizer.mask_token_id]
+        ids.pop()
     ids = torch.tensor([ids])
     mask = ids == tokenizer.mask_token_id
     if mask.all():
@@ -76,18 +76,11 @@ def encode_with_masks(text, mask_character, tokenizer):
     return ids, mask
 
 
-def encode_prompt(tokenizer, config):
-    """The ids of the prompt that a causal model completes."""
-    if config.template == "plain":
-        return tokenizer.encode_prompt(config.text)
-    if not isinstance(tokenizer, HuggingFaceTokenizer):
-        raise ValueError(f"template={config.template!r}: {config.checkpoint} has no chat template; use template=plain")
-    return tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": config.text}]))
-
-
 def complete(model, tokenizer, config, device):
     """Prints completions of the text by a causal model, each up to its stop token."""
-    ids = encode_prompt(tokenizer, config)
+    prompt_format = PromptFormat(config.template)
+    prompt_format.check(tokenizer)
+    _, ids = prompt_format.encode(config.text, tokenizer)
     room = min(config.max_new_tokens, model.longest_input - len(ids))
     if not ids or room < 1:
         raise ValueError(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens of the model's "
@@ -106,26 +99,11 @@ def fill(model, tokenizer, config, device):
     ids, mask = encode_with_masks(config.text, config.mask_character, tokenizer)
     noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, ids.shape[1]))
     ids, (position, hidden) = ids.to(device), masked_positions(mask, device)
-    target, _, _, read, _ = fill_in_passes(model, ids, position, hidden, noise[:, 0], noise[:, 1],
-                                           config.unmask_steps, config.temperature, config.top_p)
-    filled = fill_in(ids, position, hidden.to(device), target[None])[0]
-    if config.show_passes:
-        for row in torch.cat((read, filled[:, None]), 1).tolist():                   # passes + 1 texts
-            print(arranged([tokenizer.decode(text) for text in row]))
-        return
-    for row in filled.tolist():
+    target, *_ = fill_in_passes(model, ids, position, hidden, noise[:, 0], noise[:, 1], config.unmask_steps,
+                                config.temperature, config.top_p)
+    for row in fill_in(ids, position, hidden.to(device), target[None])[0].tolist():
         by_model = by_character(tokenizer, row, mask[0].tolist())
         print(highlight(tokenizer.decode(row), by_model, sys.stdout.isatty()))
-
-
-def arranged(texts):
-    """Arranges a text after each pass: side by side if it has lines, otherwise one below the other."""
-    columns = [text.removesuffix("\n").split("\n") for text in texts]
-    if len(columns[0]) == 1:  # a line end that is filled in later does not count
-        return "\n".join(texts)
-    width = max(len(line) for column in columns for line in column)
-    rows = ["   ".join(line.ljust(width) for line in row).rstrip() for row in zip_longest(*columns, fillvalue="")]
-    return "\n".join(rows) + "\n"
 
 
 def main(argv):
@@ -135,14 +113,12 @@ def main(argv):
     model, _ = load_model(config.checkpoint, device)
     tokenizer = load_tokenizer(config.checkpoint)
     if model.mode == LANGUAGE_MODEL:
-        if config.show_passes:
-            raise ValueError(f"show_passes=True: {config.checkpoint} completes texts token by token; leave it out")
         complete(model, tokenizer, config, device)
     elif model.mode == MASKED_FILL:
         fill(model, tokenizer, config, device)
     else:
-        raise ValueError(f"checkpoint={config.checkpoint} has mode {model.mode}, but {MASKED_FILL} or "
-                         f"{LANGUAGE_MODEL} is needed here")
+        raise ValueError(f"checkpoint={config.checkpoint} has mode {model.mode}: it scores texts and samples none; "
+                         "name a generator")
 
 
 if __name__ == "__main__":

@@ -5,15 +5,15 @@ import re
 import unicodedata
 
 from core.files.json_text import read_object
-from core.settings.optional import on_hub
 from core.settings.ranges import shown
+from core.settings.user_code import guarded
 
-SPECIALS = ("mask", "pad", "cls")  # they follow the base vocabulary, in this order
+SPECIALS = ("mask_token_id", "pad_token_id", "cls_token_id")
 BPE_ENCODINGS = ("gpt2", "cl100k_base")
 ASCII = "\n" + "".join(map(chr, range(32, 127)))
 PLAIN = {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-", "\u2026": "...",
          "\t": " "}
-AGAIN = "prepare it again"
+AGAIN = "prepare it again with its prepare.py"
 
 
 def fold_to_ascii(text):
@@ -32,22 +32,30 @@ def fold_to_ascii(text):
     return "".join(out), folded, dropped
 
 
-def number_specials(tokenizer, base_vocab_size, stop_name):
-    """Gives MASK, PAD and CLS the ids after the base vocabulary: a model reads them and never samples them."""
-    tokenizer.base_vocab_size, tokenizer.vocab_size = base_vocab_size, base_vocab_size + len(SPECIALS)
-    tokenizer.stop_token_ids = () if tokenizer.stop_token_id is None else (tokenizer.stop_token_id,)
-    tokenizer.stop_token_names = (stop_name,) * len(tokenizer.stop_token_ids)
-    tokenizer.banned_token_ids = ()
-    for i, name in enumerate(SPECIALS):
-        setattr(tokenizer, f"{name}_token_id", base_vocab_size + i)
+class OwnTokenizer:
+    """The special tokens of this project's tokenizers: MASK, PAD and CLS have the ids after the base vocabulary, so
+    that a model reads them and never samples them."""
+
+    banned_token_ids = ()
+
+    def number_specials(self, base_vocab_size, stop_token_id, stop_name):
+        self.base_vocab_size = base_vocab_size
+        self.vocab_size = base_vocab_size + len(SPECIALS)
+        self.mask_token_id, self.pad_token_id, self.cls_token_id = range(base_vocab_size, self.vocab_size)
+        self.stop_token_id = stop_token_id
+        self.stop_token_ids = () if stop_token_id is None else (stop_token_id,)
+        self.stop_token_names = (stop_name,) * len(self.stop_token_ids)
+
+    def special_ids(self):
+        """{name: id} of the special tokens and the sizes of the vocabulary, for a description."""
+        return {name: getattr(self, name) for name in ("base_vocab_size", "vocab_size", *SPECIALS)}
+
+    def encode_prompt(self, text):
+        """Ids of a whole prompt: there is no token that begins one."""
+        return self.encode(text)
 
 
-def special_ids(tokenizer):
-    return {"base_vocab_size": tokenizer.base_vocab_size, "vocab_size": tokenizer.vocab_size,
-            **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in SPECIALS}}
-
-
-class CharTokenizer:
+class CharTokenizer(OwnTokenizer):
     """One id per character: printable ASCII and newline, then tags and STOP if asked for, then MASK, PAD, CLS.
 
     The vocabulary is fixed, not collected from a corpus, so one checkpoint fits every text. tags: strings that are one
@@ -58,10 +66,9 @@ class CharTokenizer:
         self.characters, self.tags = characters, tuple(tags)
         self.pieces = [*characters, *tags]
         self.ids = {piece: i for i, piece in enumerate(self.pieces)}
-        self.stop_token_id = len(self.pieces) if stop else None
         self.at_tags = re.compile(f"({'|'.join(map(re.escape, self.tags)) or '(?!)'})")
         self.newline_token_id = self.ids.get("\n", -1)
-        number_specials(self, len(self.pieces) + stop, "STOP")
+        self.number_specials(len(self.pieces) + stop, len(self.pieces) if stop else None, "STOP")
 
     def encode(self, text):
         """Ids of tags and characters; a character outside the vocabulary is folded to ASCII or left out."""
@@ -70,10 +77,6 @@ class CharTokenizer:
             pieces = [part] if part in self.tags else fold_to_ascii(part)[0]
             ids += [self.ids[piece] for piece in pieces if piece in self.ids]
         return ids
-
-    def encode_prompt(self, text):
-        """Ids of a whole prompt: there is no token that begins one."""
-        return self.encode(text)
 
     def decode(self, ids, special="_"):
         """Text of the ids; every special token is shown as `special`, the stop token not at all."""
@@ -85,10 +88,10 @@ class CharTokenizer:
         out = {"kind": "char", "characters": self.characters}
         if self.tags or self.stop_token_id is not None:  # fill-in checkpoints have neither key
             out |= {"tags": list(self.tags), "stop_token_id": self.stop_token_id}
-        return out | special_ids(self)
+        return out | self.special_ids()
 
 
-class BPETokenizer:
+class BPETokenizer(OwnTokenizer):
     """tiktoken's byte pairs: 'gpt2' or 'cl100k_base', downloaded once and kept by tiktoken (TIKTOKEN_CACHE_DIR).
 
     The base vocabulary ends with the special tokens, of which <|endoftext|> is the stop token.
@@ -103,17 +106,13 @@ class BPETokenizer:
         except RequestException as error:
             raise ValueError(f"tokenizer {encoding} could not be downloaded ({type(error).__name__}); set "
                              "TIKTOKEN_CACHE_DIR to a folder that has it") from None
-        self.stop_token_id, self.words = self.bpe.eot_token, len(self.bpe.token_byte_values())
+        self.words = len(self.bpe.token_byte_values())
         self.newline_token_id = self.encode("\n")[0]
-        number_specials(self, self.bpe.n_vocab, "<|endoftext|>")
+        self.number_specials(self.bpe.n_vocab, self.bpe.eot_token, "<|endoftext|>")
 
     def encode(self, text):
         """Ids of the text; the name of a special token in it is read as plain characters."""
         return self.bpe.encode_ordinary(text)
-
-    def encode_prompt(self, text):
-        """Ids of a whole prompt: there is no token that begins one."""
-        return self.encode(text)
 
     def decode(self, ids, special="_"):
         """Text of the ids; every special token is shown as `special`, the stop token not at all."""
@@ -123,109 +122,70 @@ class BPETokenizer:
 
     def description(self):
         """Plain values that from_description turns back into this tokenizer."""
-        return {"kind": "bpe", "encoding": self.encoding, "stop_token_id": self.stop_token_id, **special_ids(self)}
+        return {"kind": "bpe", "encoding": self.encoding, "stop_token_id": self.stop_token_id, **self.special_ids()}
 
 
 def named_tokenizer(name, tags=()):
-    """For causal models: 'char' (with tags and a stop token), 'gpt2', 'cl100k_base', or a folder or hf:owner/name in
-    Hugging Face format."""
+    """The tokenizer of a causal model by its name: 'char' (with tags and a stop token), 'gpt2', 'cl100k_base', or a
+    folder or hf:owner/name in Hugging Face format."""
     if name == "char":
         return CharTokenizer(tags=tags, stop=True)
     if name in BPE_ENCODINGS:
         return BPETokenizer(name)
-    if on_hub(name) or os.path.isdir(name):
-        from core.huggingface.tokenizer import load_huggingface_tokenizer
-        return load_huggingface_tokenizer(name, "tokenizer")
-    raise FileNotFoundError(f"tokenizer {name}: neither char, {', '.join(BPE_ENCODINGS)} nor a folder in Hugging Face "
-                            "format; correct the name")
+    from core.huggingface.tokenizer import load_huggingface_tokenizer
+    return load_huggingface_tokenizer(name, "tokenizer")
 
 
 def from_description(description, where):
     """The tokenizer that wrote `description`; `where` names its file, for the error."""
     kind = description.get("kind")
-    if kind == "huggingface":
-        return described_huggingface(description, where)
-    if kind == "char":
-        tokenizer = described_characters(description, where)
-    elif kind == "bpe" and description.get("encoding") in BPE_ENCODINGS:
-        tokenizer = BPETokenizer(description["encoding"])
-    else:
-        raise ValueError(f"{where}: a tokenizer of kind={shown(kind)}, encoding={shown(description.get('encoding'))} "
-                         f"is not known (known: char, bpe of {' or '.join(BPE_ENCODINGS)}, huggingface); {AGAIN}")
-    expected = tokenizer.description()
-    for key in expected | description:
-        if key not in description:
-            raise ValueError(f"{where} has no {key}: {AGAIN} with its prepare.py")
-        if expected.get(key) != description[key]:
-            raise ValueError(f"{where}: {key}={shown(description[key])} of its tokenizer does not agree with its "
-                             f"vocabulary; {AGAIN} with its prepare.py")
-    return tokenizer
-
-
-def described_characters(description, where):
-    """A tokenizer of the characters and tags of a description."""
-    characters, tags = description.get("characters"), description.get("tags", [])
-    if not isinstance(characters, str) or not isinstance(tags, list) or not all(isinstance(x, str) for x in tags):
-        raise ValueError(f"{where}: its tokenizer has no characters, or tags that are no texts; {AGAIN}")
-    pieces = [*characters, *tags]
-    if not characters or "" in pieces or len(set(pieces)) < len(pieces):
-        raise ValueError(f"{where}: its tokenizer has no character, an empty tag, or one of them twice; {AGAIN}")
-    return CharTokenizer(characters, tags, description.get("stop_token_id") is not None)
-
-
-def described_huggingface(description, where):
-    """The tokenizer in Hugging Face format of a description, which names its folder or its name on the hub."""
-    from core.huggingface.tokenizer import load_huggingface_tokenizer
-    name = description.get("name")
-    if not isinstance(name, str):
-        raise ValueError(f"{where}: its tokenizer has no name; {AGAIN}")
-    tokenizer = load_huggingface_tokenizer(name, f"{where}: tokenizer")
+    with guarded(f"{where}: its tokenizer of kind={shown(kind)} cannot be read", AGAIN):
+        if kind == "char":
+            stop = description.get("stop_token_id") is not None
+            tokenizer = CharTokenizer(description["characters"], description.get("tags", ()), stop)
+        elif kind == "bpe":
+            tokenizer = BPETokenizer(description["encoding"])
+        else:
+            from core.huggingface.tokenizer import load_huggingface_tokenizer
+            tokenizer = load_huggingface_tokenizer(description["name"], f"{where}: tokenizer")
     if not same_vocabulary(description, tokenizer):
-        raise ValueError(f"{where}: the vocabulary of its tokenizer {name} has changed since; put the old one there "
-                         f"again, or {AGAIN}")
+        raise ValueError(f"{where}: the vocabulary of its tokenizer is not, or no longer, the one that it describes; "
+                         f"{AGAIN}")
     return tokenizer
 
 
 def same_vocabulary(description, tokenizer):
-    """Whether a description is that of the tokenizer."""
+    """Tells whether a description is that of the tokenizer."""
     other = tokenizer.description()
     if description.get("kind") == other["kind"] == "huggingface":  # known by its words, wherever its folder is
         return description.get("vocabulary") == other["vocabulary"]
     return description == other
 
 
-def read_meta(folder):
-    """meta.json of a prepared dataset."""
+def load_meta(folder, tokenizer=None):
+    """(meta.json of a prepared dataset, its tokenizer). tokenizer: one that is used in place of the dataset's own"""
     path = os.path.join(folder, "meta.json")
     if not os.path.exists(path):
-        own, ending = os.path.join(folder, "prepare.py"), f"prepare.py --input=FILE --out={folder}"
-        command = own if os.path.exists(own) else f"data/char_diffusion/{ending}, or for prompts data/custom/{ending}"
-        if os.path.splitext(folder)[1]:  # data/my.txt, for a file that is not there
-            raise FileNotFoundError(f"dataset={os.path.basename(folder)} is no file here, nor {folder} a folder; "
-                                    "correct the path, then: python data/char_diffusion/prepare.py --input=FILE "
-                                    "--out=data/mine")
-        raise FileNotFoundError(f"dataset not prepared: {path} is missing; run python {command}")
-    meta = read_object(path, path, "prepare the dataset again")
+        command = os.path.join(folder, "prepare.py")
+        if not os.path.exists(command):
+            command = (f"data/char_diffusion/prepare.py --input=FILE --out={folder}, or for prompts "
+                       "data/custom/prepare.py; a folder of .jsonl or .parquet files is dataset=hf:FOLDER")
+        raise FileNotFoundError(f"dataset not prepared: {path} is missing; correct the path, or run python {command}")
+    meta = read_object(path, path, AGAIN)
     if not isinstance(meta.get("tokenizer"), dict):
-        raise ValueError(f"{path} has no tokenizer: prepare the dataset again with its prepare.py")
-    return meta
-
-
-def load_meta(folder):
-    """meta.json of a prepared dataset, checked, and its tokenizer."""
-    meta = read_meta(folder)
-    return meta, from_description(meta["tokenizer"], os.path.join(folder, "meta.json"))
+        raise ValueError(f"{path} has no tokenizer: {AGAIN}")
+    return meta, tokenizer or from_description(meta["tokenizer"], path)
 
 
 def character_ends(tokenizer, ids):
-    """For each token, the number of characters of the text up to and with it. ids: a list"""
+    """The number of characters of the text up to and with each token. ids: a list"""
     if len(tokenizer.decode(ids)) == len(ids):  # a character each
         return list(range(1, len(ids) + 1))
     return [len(tokenizer.decode(ids[: i + 1])) for i in range(len(ids))]
 
 
 def by_character(tokenizer, ids, mask):
-    """For each character of the text of `ids`, the value of `mask`, which has one for each token."""
+    """The value of `mask`, which has one for each token, for each character of the text of `ids`."""
     out = []
     for value, end in zip(mask, character_ends(tokenizer, ids), strict=True):
         out = out[:end] + [value] * (end - len(out))

@@ -25,9 +25,9 @@ def write_dataset(folder, tokens, tokenizer, **facts):
     An id takes 16 bits or, of a vocabulary above 65,536, 32, which meta.json then has as its dtype.
     """
     facts |= {f"{split}_tokens": len(tokens[split]) for split in SPLITS}
-    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
-    if dtype != "uint16":
-        facts["dtype"] = dtype
+    dtype = "uint16"
+    if tokenizer.vocab_size > 2**16:
+        dtype = facts["dtype"] = "uint32"
     files = {f"{split}.bin": np.array(tokens[split], dtype=dtype).tobytes() for split in SPLITS}
     files["meta.json"] = json.dumps({"tokenizer": tokenizer.description(), **facts}, indent=1).encode()
     for name, content in files.items():
@@ -56,7 +56,6 @@ def check_meta(folder, meta, tokenizer, masks):
 
     masks: {key of MASKS: weight}, or None where nothing is masked
     """
-    path = os.path.join(folder, "meta.json")
     if not same_vocabulary(meta["tokenizer"], tokenizer):
         raise ValueError(f"dataset={folder} was prepared with another vocabulary "
                          f"({meta['tokenizer'].get('vocab_size')} tokens) than the model's ({tokenizer.vocab_size}); "
@@ -69,7 +68,6 @@ def check_meta(folder, meta, tokenizer, masks):
         raise ValueError("mask_line is above 0, but the tokenizer has no token for the end of a line; set "
                          "mask_line=0.0")
     dtype, stride = meta.get("dtype", "uint16"), meta.get("stride", 1)
-    if dtype not in DTYPES:
-        raise ValueError(f"{path}: dtype={shown(dtype)} is not one of {', '.join(DTYPES)}; prepare the dataset again")
-    if type(stride) is not int or stride < 1:
-        raise ValueError(f"{path}: stride={shown(stride)} must be a whole number above 0; prepare the dataset again")
+    if dtype not in DTYPES or type(stride) is not int or stride < 1:
+        raise ValueError(f"{folder}/meta.json: dtype={shown(dtype)} with stride={shown(stride)} cannot be; prepare the "
+                         "dataset again")

@@ -12,7 +12,7 @@ def read_records(path):
 
 
 def each_record(path):
-    """The same, one at a time, because the file of a long run may be larger than the memory. A last line that a crash
+    """Yields the records one at a time, because the file of a long run may be larger than the memory. A last line that a crash
     cut short is left out. Raises ValueError for a line that is no record."""
     if not os.path.exists(path):
         return

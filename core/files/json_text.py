@@ -2,8 +2,6 @@
 
 import json
 
-DEEPEST = 100  # levels of lists and objects; far below the depth at which Python itself gives up
-
 
 def from_json(text, where, remedy):
     """The value of a JSON text. Raises ValueError for what is not JSON, and for numbers and depths that Python refuses.
@@ -21,7 +19,7 @@ def from_json(text, where, remedy):
 
 
 def object_from_json(text, where, remedy):
-    """The same for a text that must be an object {...}."""
+    """The value of a JSON text that must be an object {...}; arguments as in from_json."""
     value = from_json(text, where, remedy)
     if not isinstance(value, dict):
         raise ValueError(f"{where} must be an object {{...}}, not {type(value).__name__}; {remedy}")
@@ -36,18 +34,10 @@ def read_object(path, where, remedy):
 
 def fault_of_json(value):
     """Why a value of lists and objects cannot be copied, compared and printed, in words; nothing if it can."""
-    parts = [(value, 0)]
-    while parts:
-        part, depth = parts.pop()
-        if depth > DEEPEST:
-            return f"nested more than {DEEPEST} levels deep"
-        if isinstance(part, str) and not part.isascii():
-            try:
-                part.encode()
-            except UnicodeEncodeError:
-                return "a text has half of a surrogate pair, which is no character"
-        if isinstance(part, (list, tuple)):
-            parts += [(x, depth + 1) for x in part]
-        if isinstance(part, dict):
-            parts += [(x, depth + 1) for pair in part.items() for x in pair]
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except RecursionError:
+        return "nested too deeply"
+    except UnicodeEncodeError:
+        return "a text has half of a surrogate pair, which is no character"
     return ""

@@ -12,7 +12,6 @@ from core.settings.user_code import guarded
 
 PROMPTS = "prompts.jsonl"
 FILES = (".jsonl", ".json", ".parquet")  # a dataset with such an ending is a file of records
-PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
 FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
           "answer": ("answer", "solution", "response", "output")}  # their names in other data sets; the first one wins
 RAW = "answer as it was"                 # holds an answer that was a number, which "answer" holds as a text
@@ -23,28 +22,21 @@ VALIDATION_NAMES = ("validation", "val", "dev", "test")            # of the spli
 
 
 def fault_of_messages(value):
-    """What is wrong with a list of {"role", "content"} messages, in words; nothing if it is one."""
-    if not isinstance(value, list):
-        return f"it is a {type(value).__name__}"
-    if not value:
-        return "it is empty"
+    """The fault of a list of {"role", "content"} messages, in words; nothing if it has none."""
+    if not isinstance(value, list) or not value:
+        return "it is no list, or empty"
     for number, message in enumerate(value, 1):
         for key in ("role", "content"):
-            x = message.get(key) if isinstance(message, dict) else None
-            if x is None:
-                return f"{key} of message {number} is missing"
-            if not isinstance(x, str):
-                return f"{key} of message {number} is a {type(x).__name__}, not a text"
+            if not isinstance(message, dict) or not isinstance(message.get(key), str):
+                return f"{key} of message {number} is missing or no text"
     return ""
 
 
-def split_messages(record, where):
+def split_messages(record):
     """The record with its "messages", a whole conversation, as prompt and completion: the completion is the content of
     the last turn if that is the assistant's."""
     messages = record.pop("messages")
-    if fault := fault_of_messages(messages):
-        raise ValueError(f"{where}: messages must be a list of {{\"role\", \"content\"}} messages; {fault}")
-    if messages[-1]["role"] != "assistant":
+    if fault_of_messages(messages) or messages[-1]["role"] != "assistant":
         return record | {"prompt": messages}
     return {"completion": messages[-1]["content"]} | record | {"prompt": messages[:-1]}
 
@@ -64,13 +56,12 @@ def check_record(record, where):
         if found is not None:
             record[field] = record.pop(found)
     if "prompt" not in record and "messages" in record:
-        record = split_messages(record, where)
+        record = split_messages(record)
     if "prompt" not in record:
         raise ValueError(f"{where}: no prompt; it needs one of the fields {', '.join(FIELDS['prompt'])}, messages")
-    if not isinstance(record["prompt"], str) or not record["prompt"]:
-        if fault := fault_of_messages(record["prompt"]):
-            raise ValueError(f"{where}: prompt must be a text, or a list of {{\"role\", \"content\"}} messages; "
-                             f"{fault}")
+    is_text = isinstance(record["prompt"], str) and record["prompt"]
+    if not is_text and (fault := fault_of_messages(record["prompt"])):
+        raise ValueError(f"{where}: prompt must be a text, or a list of {{\"role\", \"content\"}} messages; {fault}")
     if record.get("split") not in (None, *SPLITS):
         raise ValueError(f"{where}: split={record['split']!r} must be {' or '.join(SPLITS)}")
     completion = record.get("completion")
@@ -82,53 +73,51 @@ def check_record(record, where):
 
 
 def read_records(path):
-    """The records of a JSONL file, or of a JSON file {"prompts": [...]} or [...]; errors name the file and the line.
+    """The records of a JSONL file, of a JSON file {"prompts": [...]} or [...], or of a Parquet file; errors name the
+    file and the line.
 
     A record has a prompt, a text or a list of {"role", "content"} messages, or it has "messages", a conversation: the
     assistant's turn at its end is the completion, what comes before it the prompt.
     """
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"{path} does not exist")
-    with open(path, "rb") as f:
-        raw = f.read()
+        raise FileNotFoundError(f"dataset={path} does not exist; correct the path")
+    if path.endswith(".parquet"):
+        parquet = require("pyarrow.parquet", f"dataset={path}")
+        with guarded(f"{path} is not a parquet file", "copy it again"):
+            rows = parquet.read_table(path).to_pylist()
+        return check_rows(rows, path)
     try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        number = raw.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}, line {number}: not UTF-8 text") from None
+        with open(path, encoding="utf-8-sig", newline="\n") as f:
+            text = f.read()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not UTF-8 text; save it as such") from None
     try:
         whole = json.loads(text)
-    except (ValueError, RecursionError):  # a record in each line, then, or what from_json refuses
-        lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-        places, whole = [place for place, _ in lines], [from_json(line, place, CORRECT) for place, line in lines]
+    except (ValueError, RecursionError):  # a record on each line, then, or what from_json refuses
+        lines = {f"{path}, line {n}": line for n, line in enumerate(text.split("\n"), 1) if line.strip()}
+        found = {where: from_json(line, where, CORRECT) for where, line in lines.items()}
     else:
-        whole = whole.get("prompts", [whole]) if isinstance(whole, dict) else whole
+        if isinstance(whole, dict):
+            whole = whole.get("prompts", [whole])
         if not isinstance(whole, list):
             raise ValueError(f"{path} must be a record per line, a list of records, or {{\"prompts\": [...]}}")
-        places = [f"{path}, record {i}" for i in range(1, len(whole) + 1)]
-    if not whole:
+        found = {f"{path}, record {n}": record for n, record in enumerate(whole, 1)}
+    if not found:
         raise ValueError(f"{path} has no records")
-    return [check_record(record, where) for record, where in zip(whole, places, strict=True)]
+    return [check_record(record, where) for where, record in found.items()]
 
 
-def read_parquet(path):
-    """The records of a parquet file; errors name the file and the row. An empty cell counts as a missing field."""
-    parquet = require("pyarrow.parquet", f"dataset={path}")
-    with guarded(f"{path} is not a parquet file", "copy it again"):
-        rows = parquet.read_table(path).to_pylist()
-    return check_rows(rows, path)
-
-
-def check_rows(rows, name):
-    """The records of rows {column: value}. A column with a reserved name is left out, since it is not the user's to
-    rename."""
+def check_rows(rows, name, reserved=RESERVED):
+    """The records of the rows {column: value} of a table. An empty cell counts as a missing field. Columns with a
+    reserved name are left out, since they are not the user's to rename."""
     if not rows:
         raise ValueError(f"{name} has no records")
-    if taken := [key for key in RESERVED if any(key in row for row in rows)]:
+    taken = [key for key in reserved if any(key in row for row in rows)]
+    if taken:
         print(f"{name}: left out the columns {', '.join(taken)}, whose names are reserved")
     records = []
     for number, row in enumerate(rows, 1):
-        filled = {key: value for key, value in row.items() if value is not None and key not in RESERVED}
+        filled = {key: value for key, value in row.items() if value is not None and key not in taken}
         records.append(check_record(filled, f"{name}, row {number}"))
     return records
 
@@ -155,45 +144,36 @@ def read_hub(dataset):
     if len(found) > 1 and "train" not in found:
         raise ValueError(f"dataset={dataset} has the splits {', '.join(found)} but none named train; save the rows "
                          "that you want as a .jsonl or .parquet file and name that")
-    rows = {split: [{key: x for key, x in row.items() if key != "split"} for row in part.to_list()]
-            for split, part in found.items() if len(found) == 1 or split in ("train", *VALIDATION_NAMES)}
-    validation = [split for split in VALIDATION_NAMES if split in rows]
-    if not validation or len(found) == 1:
-        return check_rows(next(iter(rows.values())), dataset)
-    return [record | {"split": ours} for ours, split in (("train", "train"), ("val", validation[0]))
-            for record in check_rows(rows[split], f"{dataset}, {split}")]
+    sides = {"train": "train", "val": next((split for split in VALIDATION_NAMES if split in found), None)}
+    if len(found) == 1 or sides["val"] is None:
+        sides = {None: "train" if "train" in found else next(iter(found))}
+    records = []
+    for split, theirs in sides.items():
+        rows = check_rows(found[theirs].to_list(), f"{dataset}, {theirs}", (*RESERVED, "split"))
+        records += [record | {"split": split} for record in rows]
+    return records
 
 
 def is_file_of_records(dataset):
-    """Whether a dataset is a file of records, or one of the hub, that needs no preparation."""
+    """Tells whether a dataset is a file of records, or one of the hub, that needs no preparation."""
     return on_hub(dataset) or dataset.endswith(FILES)
 
 
 def has_prompts(dataset):
-    """Whether a dataset consists of prompts, not of running text. Raises ValueError for a file that is neither."""
+    """Tells whether a dataset consists of prompts, not of running text. Raises ValueError for a file that is
+    neither."""
     if is_file_of_records(dataset):
         return True
     if os.path.isfile(dataset):
-        remedy = ("save a table of prompts as one of these, or make running text a folder: python "
-                  f"data/char_diffusion/prepare.py --input={dataset} --out=data/mine")
-        if dataset.endswith(PACKED):
-            remedy = "unpack it first"
-        raise ValueError(f"dataset={dataset} is a file, but not of prompts ({', '.join(FILES)}); {remedy}")
-    files = os.listdir(dataset) if os.path.isdir(dataset) else ()
-    if "meta.json" not in files and any(name.endswith(FILES) for name in files):
-        raise ValueError(f"dataset={dataset} is a folder with files of records: name one of them, or set dataset={HUB}"
-                         f"{dataset}, which the package datasets reads")
+        raise ValueError(f"dataset={dataset} is a file, but not of prompts ({', '.join(FILES)}); unpack it, save a "
+                         "table of prompts as one of these, or make running text a folder: python "
+                         f"data/char_diffusion/prepare.py --input={dataset} --out=data/mine")
     return os.path.exists(os.path.join(dataset_folder(dataset), PROMPTS))
 
 
 def load_records(dataset):
     """The records of a file or of hf:owner/name."""
-    if on_hub(dataset):
-        return read_hub(dataset)
-    if not os.path.isfile(dataset):
-        remedy = f"name their folder: {HUB}{os.path.dirname(dataset)}" if "*" in dataset else "correct the path"
-        raise FileNotFoundError(f"dataset={dataset} does not exist; {remedy}")
-    return read_parquet(dataset) if dataset.endswith(".parquet") else read_records(dataset)
+    return read_hub(dataset) if on_hub(dataset) else read_records(dataset)
 
 
 def unique_prompts(records):

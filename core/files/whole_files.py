@@ -22,7 +22,7 @@ class CannotWrite(ValueError):
 
 @contextlib.contextmanager
 def writing(path):
-    """What keeps the block from writing to `path` is raised as CannotWrite, with a reason in one line."""
+    """Raises CannotWrite, with a reason in one line, for whatever keeps the block from writing to `path`."""
     try:
         yield
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:

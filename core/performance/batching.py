@@ -13,15 +13,19 @@ def parts_of_like_length(length, overhead):
     Returns a list of index tensors, the longest rows first; each is in ascending order
     """
     values, kind, count = np.unique(-np.asarray(length), return_inverse=True, return_counts=True)
-    longest, before = -values, np.concatenate(([0], count.cumsum()))                 # (D,), (D + 1,)
-    cost, start = np.zeros(len(longest) + 1), np.zeros(len(longest) + 1, dtype=int)  # (D + 1,) of the best cut up to j
+    longest = -values                                                                # (D,)
+    before = np.concatenate(([0], count.cumsum()))                                   # (D + 1,)
+    cost = np.zeros(len(longest) + 1)                                                # (D + 1,) of the best cut up to j
+    start = np.zeros(len(longest) + 1, dtype=int)                                    # (D + 1,) of its last part
     for j in range(1, len(cost)):
         each = cost[:j] + longest[:j] * (before[j] - before[:j]) + overhead          # (j,) if the last part begins at i
         start[j] = each.argmin()
         cost[j] = each[start[j]]
-    parts, end = [], len(longest)
+    parts = []
+    end = len(longest)
     while end:
-        parts.append(torch.from_numpy(((kind >= start[end]) & (kind < end)).nonzero()[0]))
+        in_part = (kind >= start[end]) & (kind < end)                                # (n,)
+        parts.append(torch.from_numpy(in_part.nonzero()[0]))
         end = start[end]
     return parts[::-1]
 

@@ -16,7 +16,7 @@ class KeptTokens:
 
     @classmethod
     def of(cls, mask):
-        """From a mask (K, V) bool, True for a token that is kept. Waits for the device."""
+        """The kept tokens of a mask (K, V) bool. Waits for the device."""
         row, ids = mask.nonzero(as_tuple=True)                                       # (E,) each
         return cls(ids.int(), row.bincount(minlength=len(mask)).cpu())
 
@@ -86,17 +86,15 @@ class KeptBudget:
     too many are refused then, before memory runs out."""
 
     def __init__(self, megabytes):
-        self.megabytes, self.draws = megabytes, 0
-        self.ids, self.bytes = 0, 0
+        self.megabytes, self.tokens = megabytes, 0
+        self.bytes = 0
 
     def add(self, kept):
         """Raises ValueError if the kept tokens so far need more than stored_megabytes."""
-        self.draws += len(kept)
-        self.ids += len(kept.ids)
+        self.tokens += len(kept)
         self.bytes += kept.bytes
         if self.bytes > self.megabytes * 2**20:
             raise ValueError(
-                f"stored_megabytes={self.megabytes} is not enough: the first {self.draws} sampled tokens "
-                f"could be any of {self.ids / self.draws:.0f} on average, and the ids of these take "
-                f"{self.bytes / 2**20:.1f} MB; set top_p=1.0, top_k=0 and min_p=0.0, which store nothing, or top_k=50, "
-                "lower batch_size, group_size or the length, or raise stored_megabytes")
+                f"stored_megabytes={self.megabytes} is not enough: the ids of the tokens that the first {self.tokens} "
+                f"sampled ones could be take {self.bytes / 2**20:.1f} MB; set top_p=1.0, top_k=0 and min_p=0.0, which "
+                "store nothing, or top_k=50, lower batch_size, group_size or the length, or raise stored_megabytes")

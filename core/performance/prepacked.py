@@ -17,11 +17,7 @@ def prepacked(module):
     precision of autocast. That is faster for few rows, as in generation. No gradients flow, and the weights must not
     change."""
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
-    layers = []
-    for layer in module.modules():
-        linear = type(layer) is nn.Linear or type(layer).__name__ == CONV1D
-        if linear and "forward" not in vars(layer) and can_pack(layer.weight, dtype):
-            layers.append(layer)
+    layers = [layer for layer in module.modules() if can_pack(layer, dtype)]
     try:
         for layer in layers:
             layer.forward = packed(layer, dtype)
@@ -31,14 +27,17 @@ def prepacked(module):
             vars(layer).pop("forward", None)
 
 
-def can_pack(weight, dtype):
-    """Whether packing a weight for products in this precision is possible and pays."""
-    if torch.is_grad_enabled() or not torch.backends.mkldnn.is_available():
+def can_pack(layer, dtype):
+    """Tells whether packing the weights of a layer for products in this precision is possible and pays."""
+    is_linear = type(layer) is nn.Linear or type(layer).__name__ == CONV1D
+    if not is_linear or "forward" in vars(layer) or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype not in (torch.float32, torch.bfloat16):
         return False
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
-    return (weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= PACK_FROM
-            and dtype in (torch.float32, torch.bfloat16))
+    weight = layer.weight
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= PACK_FROM
 
 
 def packed(layer, dtype):
@@ -52,13 +51,14 @@ def packed(layer, dtype):
 
 
 def has_fast_bfloat16(model):
-    """Whether `pack_in_bfloat16` makes a model faster: a GPT on a CPU with instructions for bfloat16."""
-    return (isinstance(model, GPT) and next(model.parameters()).device.type == "cpu"
-            and torch.backends.mkldnn.is_available() and torch.cpu.get_capabilities().get("avx512_bf16", False))
+    """Tells whether `pack_in_bfloat16` makes a model faster: a GPT on a CPU with instructions for bfloat16."""
+    if not isinstance(model, GPT) or next(model.parameters()).device.type != "cpu":
+        return False
+    return torch.backends.mkldnn.is_available() and torch.cpu.get_capabilities().get("avx512_bf16", False)
 
 
 def pack_in_bfloat16(model):
-    """From now on the blocks of a frozen GPT multiply in bfloat16, with packed copies of their weights."""
+    """Makes the blocks of a frozen GPT multiply in bfloat16 from now on, with packed copies of their weights."""
     for layer in model.blocks.modules():
         if isinstance(layer, nn.Linear):
             layer.forward = packed(layer, torch.bfloat16)

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 import torch
 
 PARALLEL = ("ddp", "fsdp")
-FSDP_ALLOWS = {  # setting: (what it may be, why nothing else)
-    "optimizer": (("adamw",), "Muon needs whole matrices, of which a rank has a part"),
-    "ref_offload": ((False,), "it shards the reference instead"),
-    "compile": ((False,), "layers that are put together at each call are not compiled"),
-    "load_in_4bit": ((False,), "weights in 4 bits cannot be cut"),
+FSDP_NEEDS = {  # setting: (what it must be, why nothing else)
+    "optimizer": ("adamw", "Muon needs whole matrices, of which a rank has a part"),
+    "ref_offload": (False, "it shards the reference instead"),
+    "compile": (False, "layers that are put together at each call are not compiled"),
+    "load_in_4bit": (False, "weights in 4 bits cannot be cut"),
 }
 
 
@@ -25,25 +25,24 @@ def check_parallel(c):
         raise ValueError(f"parallel={c.parallel!r} is not one of {', '.join(PARALLEL)}")
     if c.parallel != "fsdp":
         return
-    for key, (allowed, reason) in FSDP_ALLOWS.items():
-        value = getattr(c, key)
-        if value not in allowed:
-            raise ValueError(f"parallel='fsdp' does not go with {key}={value!r}: {reason}; set {key}={allowed[0]!r} or "
-                             "parallel='ddp'")
+    for key, (needed, reason) in FSDP_NEEDS.items():
+        if getattr(c, key) != needed:
+            raise ValueError(f"parallel='fsdp' does not go with {key}={getattr(c, key)!r}: {reason}; set "
+                             f"{key}={needed!r} or parallel='ddp'")
 
 
 def is_sharded(x):
-    """Whether a tensor, or whatever it is, is this rank's part of a tensor."""
+    """Tells whether a tensor, or whatever it is, is this rank's part of a tensor."""
     return hasattr(x, "full_tensor")
 
 
 def has_parts(model):
-    """Whether `shard` has cut this model, or this layer of one."""
+    """Tells whether `shard` has cut this model, or this layer of one."""
     return hasattr(model, "unshard")
 
 
 def is_asked_for(config, dist):
-    """Whether models are sharded in this run. One rank has nothing to share."""
+    """Tells whether models are sharded in this run. One rank has nothing to share."""
     return config.parallel == "fsdp" and dist.world > 1
 
 
@@ -151,7 +150,7 @@ def whole(x, wanted=True):
         storage = x.to_local().untyped_storage()
         if id(storage) not in known:
             full = x.detach().full_tensor()
-            known[id(storage)] = (full.cpu() if wanted else None), storage
+            known[id(storage)] = full.cpu() if wanted else None, storage
         return known[id(storage)][0]
 
     found = visit(x)

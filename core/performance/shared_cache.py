@@ -32,7 +32,8 @@ class SharedCache:
         if len(used) < len(self.prompts[0][0]):
             self.prompts = [[x.index_select(0, used) for x in pair] for pair in self.prompts]
         rows = torch.arange(len(prompt), device=prompt.device)
-        order, S = self.prompt.argsort(stable=True), int(size.max())
+        order = self.prompt.argsort(stable=True)
+        S = int(size.max())
         first = size.cumsum(0) - size                                                # (P,) of each group, in this order
         self.slot_of_row = torch.empty_like(prompt)                                  # (n,) in 0 .. P S - 1
         self.slot_of_row[order] = self.prompt[order] * S + rows - first[self.prompt[order]]

@@ -6,7 +6,7 @@ from core.dataset_consumer import DatasetConsumer, unpack_batch
 from core.files.records import has_prompts, is_file_of_records, with_completion
 from core.huggingface.files import check_target
 from core.huggingface.load import model_mode
-from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
+from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
 from core.supervised.judge_training import FilledText, judge_report
@@ -26,20 +26,20 @@ def build_data(config, dist):
         return DatasetConsumer(config.dataset, mode, config.block_size, config.batch_size, config.seed, dist.rank,
                                dist.world, config.masks, config.mask_low, config.mask_high, tokenizer)
     if mode != LANGUAGE_MODEL:
-        remedy = "use a causal model" if starts_from_huggingface(config) else "set mode='language_model'"
-        raise ValueError(f"dataset={config.dataset} has prompts to complete: {remedy}")
+        raise ValueError(f"dataset={config.dataset} has prompts to complete: set mode='language_model', or init_from "
+                         "to a causal model of Hugging Face")
     prompt_format = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
                                  config.chat_template_kwargs)
     data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
                           prompt_format, config.block_size)
     if not data.prepared:  # data/custom/prepare.py does this for a prepared one
-        data.records = {split: [with_completion(r) for r in records] for split, records in data.records.items()}
+        data.records = {split: list(map(with_completion, records)) for split, records in data.records.items()}
     data.require("completion", "supervised training")
     return data
 
 
 def starts_from_huggingface(config):
-    """Whether the run fine-tunes a Hugging Face model."""
+    """Tells whether the run fine-tunes a Hugging Face model."""
     return config.init_from is not None and is_huggingface(config.init_from, "init_from")
 
 
@@ -50,22 +50,19 @@ def mode_of(config):
 
 def build_model(config, data, dist):
     """The Hugging Face model that init_from names, or a new model of the config's shape."""
-    pretrained = starts_from_huggingface(config)
-    if config.judge_head != "realness" and (config.mode != SEQUENCE_SCORER or pretrained):
-        raise ValueError(f"judge_head={config.judge_head!r} is for new judges of this project: set "
-                         "mode='sequence_scorer' and no Hugging Face init_from, or judge_head='realness'")
-    if pretrained:
+    if starts_from_huggingface(config):
         return build_pretrained_model(config, data, dist)
     if config.has_adapter:
         raise ValueError(f"{config.asked_for} is for Hugging Face models: set init_from to a folder or hf:owner/name")
-    return build_new_model(config, data).to(dist.device)
+    return build_new_model(config, data.tokenizer).to(dist.device)
 
 
 def build_pretrained_model(config, data, dist):
     """The Hugging Face model that init_from names, with the adapter that the config asks for."""
-    if config.dropout > 0:
-        raise ValueError(f"dropout={config.dropout} is for new models; set dropout=0.0 with init_from="
-                         f"{config.init_from}")
+    for key in ("dropout", "judge_head"):
+        if getattr(config, key) != getattr(type(config), key):
+            raise ValueError(f"{key}={getattr(config, key)!r} is for new models; leave it out with init_from="
+                             f"{config.init_from}")
     if config.export:
         check_target(config.export, config.has_adapter, "export")
     model, _ = load_model(config.init_from, dist.device, None, data.tokenizer, "init_from", config, dist.dtype)
@@ -78,26 +75,23 @@ def build_pretrained_model(config, data, dist):
     return model
 
 
-def build_new_model(config, data):
+def build_new_model(config, tokenizer):
     """A model of the config's shape. If init_from is set, it has the weights of that model, except those of the output
     layer if the two have different modes or heads."""
-    tokenizer = data.tokenizer
-    longest = config.block_size + (config.mode == SEQUENCE_SCORER)  # a judge may read CLS before the text
-    shape = GPTConfig(config.mode, tokenizer.vocab_size, tokenizer.base_vocab_size, longest, config.n_layer,
-                      config.n_head, config.n_embd, config.dropout, config.tied, config.judge_head)
     torch.manual_seed(config.seed)
-    model = GPT(shape)
-    if config.init_from:
-        start, _ = load_model(config.init_from, tokenizer=tokenizer, key="init_from")
-        same_output = (start.mode, start.judge_head) == (config.mode, config.judge_head)
-        for key in ("n_layer", "n_head", "n_embd", "tied"):
-            has, wanted = getattr(start.config, key), getattr(config, key)
-            if has != wanted and (key != "tied" or same_output):
-                raise ValueError(f"init_from={config.init_from} has {key}={has}, the config {wanted}; make them equal")
-        weights = start.state_dict()
-        if not same_output:
-            weights.pop("head.weight", None)
-        model.load_state_dict(weights, strict=False)
+    model = GPT(config.shape(tokenizer.vocab_size, tokenizer.base_vocab_size))
+    if not config.init_from:
+        return model
+    start, _ = load_model(config.init_from, tokenizer=tokenizer, key="init_from")
+    same_output = (start.mode, start.judge_head) == (config.mode, config.judge_head)
+    for key in ("n_layer", "n_head", "n_embd", "tied"):
+        has, wanted = getattr(start.config, key), getattr(config, key)
+        if has != wanted and (same_output or key != "tied"):
+            raise ValueError(f"init_from={config.init_from} has {key}={has}, the config {wanted}; make them equal")
+    weights = start.state_dict()
+    if not same_output:
+        weights.pop("head.weight", None)
+    model.load_state_dict(weights, strict=False)
     return model
 
 
@@ -119,7 +113,7 @@ def build_batches(config, data, dist):
 
 
 def build_judge_batches(config, data, dist):
-    """The same for a judge: texts that the generators of fill_checkpoints fill in."""
+    """(batches, evaluate) for a judge, which learns from texts that the generators of fill_checkpoints fill in."""
     if not config.fill_checkpoints:
         raise ValueError("fill_checkpoints is empty: name the generators whose fills the judge learns from")
     fillers = [freeze(load_model(path, dist.device, MASKED_FILL, data.tokenizer, "fill_checkpoints")[0])

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from core.config import RunConfig
 from core.huggingface.settings import LoraConfig
 from core.masking import MaskConfig
-from core.model import JUDGE_HEADS, MASKED_FILL, MODES
-from core.settings.ranges import check_choices, check_ranges
+from core.model import MASKED_FILL, SEQUENCE_SCORER, GPTConfig
+from core.settings.ranges import check_ranges
 
-RANGES = {"n_layer": "[1, 1e3]", "n_head": "[1, 1e3]", "n_embd": "[2, 65536]", "dropout": "[0, 1)",
-          "fill_temperature_low": "[1e-6, 1e3]", "fill_temperature_high": "[1e-6, 1e3]", "clean_share": "[0, 1]",
+RANGES = {"fill_temperature_low": "[1e-6, 1e3]", "fill_temperature_high": "[1e-6, 1e3]", "clean_share": "[0, 1]",
           "eval_batches": "[1, 1e6]"}  # of PretrainConfig, besides those of its bases
 
 
@@ -44,12 +43,21 @@ class PretrainConfig(RunConfig, MaskConfig, LoraConfig):
     export: str | None = None              # where the final model is also written, in float16, to be shipped or used
 
     def __post_init__(self):
-        check_choices(self, {"mode": MODES, "judge_head": JUDGE_HEADS})
         MaskConfig.__post_init__(self)
         RunConfig.__post_init__(self)
         LoraConfig.__post_init__(self)
         self.check_base("init_from")
         check_ranges(self, RANGES)
+        self.shape()  # raises ValueError for one that cannot be
+        if self.judge_head != "realness" and self.mode != SEQUENCE_SCORER:
+            raise ValueError(f"judge_head={self.judge_head!r} is for new judges: set mode='sequence_scorer', or leave "
+                             "it out")
         if self.fill_temperature_low > self.fill_temperature_high:
             raise ValueError(f"fill_temperature_low={self.fill_temperature_low} must be at most fill_temperature_high="
                              f"{self.fill_temperature_high}")
+
+    def shape(self, vocab_size=100, base_vocab_size=97):
+        """The GPTConfig of a new model."""
+        longest = self.block_size + (self.mode == SEQUENCE_SCORER)  # a judge may read CLS before the text
+        return GPTConfig(self.mode, vocab_size, base_vocab_size, longest, self.n_layer, self.n_head, self.n_embd,
+                         self.dropout, self.tied, self.judge_head)

@@ -1,6 +1,8 @@
-"""What a judge learns from, texts filled in by frozen generators, and how well it tells them from true texts."""
+"""The texts that a judge learns from, filled in by frozen generators, and a report of how well it tells them from true
+ones."""
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,13 +43,13 @@ class FilledText:
         which = (noise[:, 0, -1] * len(self.fillers)).long()                         # (B,) the generator of each row
         clean = (noise[:, 0, -2] < self.clean_share).to(self.device)                 # (B,)
         span = self.temperature_high - self.temperature_low
-        temperature = (self.temperature_low + span * noise[:, 0, -3]).float()        # (B,)
+        temperature = (self.temperature_low + span * noise[:, :1, -3]).float().to(self.device)  # (B, 1)
         filled = target.clone()
-        for i, filler in enumerate(self.fillers):
-            rows = (which == i).nonzero().squeeze(1)
-            if len(rows):
-                filled[rows] = fill_once(filler, input[rows.to(self.device)], mask[rows], noise[rows, :, :-3],
-                                         temperature[rows, None].to(self.device))[:, 0]
+        for i in which.unique():
+            rows = which == i                                                        # (B,)
+            own = rows.to(self.device)
+            texts = fill_once(self.fillers[i], input[own], mask[rows], noise[rows, :, :-3], temperature[own])
+            filled[own] = texts[:, 0]
         filled = torch.where(clean[:, None], target, filled)
         if self.judge_head == "cls":
             cls = torch.full_like(filled[:, :1], self.data.tokenizer.cls_token_id)
@@ -74,15 +76,14 @@ def auc(positive, negative):
 
 @torch.no_grad()
 def judge_report(judge, data, filler, device, batches=8, temperature=0.8):
-    """How well the judge tells validation text from the same text filled in by one generator.
+    """Measures how well the judge tells validation text from the same text filled in by one generator.
 
     data: a DatasetConsumer whose masks cover from little to much of a text
     Returns {"pearson", "spearman": correlations of 1 - score with the replaced share of a text, "auc": of true texts
     against texts with 30% filled in, "token_auc", not for a cls judge: of true against false tokens among those that
     were filled in, "mean_score": of the filled texts}
     """
-    cls = data.tokenizer.cls_token_id
-    found = {name: [] for name in ("share", "filled", "filled_30", "clean", "true_tokens", "false_tokens")}
+    found = defaultdict(list)
     for step in range(batches):
         batch = data.batch("val", step)
         input, target, mask = unpack_batch(batch, device)
@@ -92,17 +93,23 @@ def judge_report(judge, data, filler, device, batches=8, temperature=0.8):
         masked = target.masked_fill(thirty.to(device), data.tokenizer.mask_token_id)
         filled_30 = fill_once(filler, masked, thirty, noise[:, :1], temperature)[:, 0]
         for name, text in (("filled", filled), ("filled_30", filled_30), ("clean", target)):
-            found[name].append(calculate_judge_scores(judge, text, cls))             # (B,)
+            found[name].append(calculate_judge_scores(judge, text, data.tokenizer.cls_token_id))  # (B,)
         found["share"].append((filled != target).float().mean(1))                    # (B,)
         if judge.judge_head != "cls":
+            is_true, mask = (filled == target), mask.to(device)                      # (B, T) each
             realness = calculate_realness(judge, filled)                             # (B, T)
-            found["true_tokens"].append(realness[mask.to(device) & (filled == target)])
-            found["false_tokens"].append(realness[mask.to(device) & (filled != target)])
-    found = {name: torch.cat(parts).cpu().double().numpy() for name, parts in found.items() if parts}
+            found["true_tokens"].append(realness[mask & is_true])
+            found["false_tokens"].append(realness[mask & ~is_true])
+    found = {name: torch.cat(parts).cpu().double().numpy() for name, parts in found.items()}
     shares, scores = found["share"], found["filled"]
-    report = {"pearson": float(np.corrcoef(shares, 1 - scores)[0, 1]),
-              "spearman": float(np.corrcoef(average_ranks(shares), average_ranks(1 - scores))[0, 1]),
-              "auc": auc(found["clean"], found["filled_30"]), "mean_score": float(scores.mean())}
+    report = {"pearson": correlation(shares, 1 - scores),
+              "spearman": correlation(average_ranks(shares), average_ranks(1 - scores)),
+              "auc": auc(found["clean"], found["filled_30"]),
+              "mean_score": float(scores.mean())}
     if judge.judge_head != "cls":
         report["token_auc"] = auc(found["true_tokens"], found["false_tokens"])
     return report
+
+
+def correlation(x, y):
+    return float(np.corrcoef(x, y)[0, 1])

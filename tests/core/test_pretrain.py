@@ -27,10 +27,9 @@ def pretrain(dataset, out_dir, *arguments, **settings):
     return read_records(out_dir / "metrics.jsonl"), load_model(str(out_dir / "model.safetensors"))[0]
 
 
-@pytest.mark.parametrize("optimizer, start", [("muon", run_script), ("adamw", run_here)])
-def test_pretraining_learns_and_resumes_bit_for_bit(dataset, tmp_path, optimizer, start):
-    settings = (f"--optimizer={optimizer}", "--learning_rate=1e-2")
-    whole, net = pretrain(dataset, tmp_path / "whole", *settings, "--max_iters=20", start=start)
+def test_pretraining_learns_and_resumes_bit_for_bit(dataset, tmp_path):
+    settings = ("--optimizer=muon", "--learning_rate=1e-2")
+    whole, net = pretrain(dataset, tmp_path / "whole", *settings, "--max_iters=20", start=run_script)
     pretrain(dataset, tmp_path / "cut", *settings, "--max_iters=10")
     resumed, other = pretrain(dataset, tmp_path / "cut", *settings, "--max_iters=20", "--resume=True")
     assert without_clock(whole) == without_clock(resumed) and same(net, other)
@@ -60,7 +59,7 @@ def test_an_earlier_run_is_set_aside_even_if_the_new_one_starts_from_its_model(d
 
 @pytest.mark.parametrize("setting, message", [
     ("--mode=sequence_scorer", "fill_checkpoints is empty"), ("--dataset=nowhere", "dataset not prepared"),
-    ("--resume=True", "resume=True, but"), ("--n_layers=2", "did you mean n_layer")])
+    ("--n_layers=2", "did you mean n_layer")])
 def test_a_mistake_is_one_clear_line(dataset, tmp_path, setting, message):
     done = launch(dataset, tmp_path / "out", setting)
     errors = done.stderr.strip().split("\n")

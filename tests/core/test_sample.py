@@ -1,12 +1,11 @@
 """core/sample.py: fills or completes a text of the user's."""
 
 import pytest
-import torch
 
 from core import sample
 from core.models import load_tokenizer, save_model
 from tests.families import model_folder
-from tests.tiny import CAUSAL, TOKENIZER, causal_model, judge, model, run_script, save
+from tests.tiny import CAUSAL, causal_model, judge, model, run_script, save
 
 
 @pytest.fixture(scope="module")
@@ -26,33 +25,24 @@ def printed(capsys, path, text, *arguments):
 
 @pytest.mark.slow
 def test_the_script_fills_your_text(paths):
-    done = run_script("core/sample.py", f"--checkpoint={paths['generator']}", "--text=the qu__k = fox",
-                      "--num_samples=3")
+    done = run_script("core/sample.py", f"--checkpoint={paths['generator']}", "--text=the qu__k = fox", "--num_samples=3")
     lines = done.stdout.split("\n")[:-1]
-    assert done.returncode == 0 and len(lines) == 3, done.stderr
-    assert all(len(x) == 15 and x.startswith("the qu") and x.endswith("k = fox") for x in lines)
+    assert done.returncode == 0 and [x[:6] + x[8:] for x in lines] == ["the quk = fox"] * 3, done.stderr
 
 
 @pytest.mark.parametrize("name, text, more, words", [
     ("generator", "no gaps", (), "nothing to fill in"), ("generator", "____", (), "no usable characters"),
     ("generator", "", (), "no usable characters"), ("generator", "a" * 40 + "_", (), "does not fit"),
-    ("judge", "a_b", (), "masked_fill or language_model is needed"),
+    ("judge", "a_b", (), "has mode sequence_scorer: it scores texts and samples none; name a generator"),
     ("causal", "", (), "must have 1 to 63 tokens"), ("causal", "a" * 64, (), "must have 1 to 63 tokens"),
-    ("causal", "7+8=", ("--show_passes=True",), "show_passes=True: .* leave it out"),
-    ("causal", "7+8=", ("--template=model",), "template='model': .* has no chat template")])
+    ("causal", "7+8=", ("--template=model",), "template='model' is the chat template of a Hugging Face model"),
+    ("causal", "7+8=", ("--mask_character=__",), "mask_character='__' must be one character"),
+    ("causal", "7+8=", ("--top_p=1.5",), "top_p=1.5 must be at most 1"),
+    ("causal", "7+8=", ("--template=poem",), "template='poem' is not one of plain, chat, math, code, model")])
 def test_a_text_or_a_model_that_does_not_fit_is_refused(paths, capsys, name, text, more, words):
     with pytest.raises(ValueError, match=words) as error:
         printed(capsys, paths[name], text, *more)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("setting", [
-    {"mask_character": "__"}, {"mask_character": ""}, {"max_new_tokens": 0}, {"unmask_steps": 0}, {"num_samples": 0},
-    {"temperature": 0.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"template": "chat"}])
-def test_settings_that_cannot_work_are_refused(setting):
-    ((key, value),) = setting.items()
-    with pytest.raises(ValueError, match=f"{key}={value!r}( |,)"):
-        sample.SampleConfig(**setting)
 
 
 @pytest.mark.parametrize("unmask_steps", [1, 3])
@@ -67,32 +57,13 @@ def test_the_hidden_characters_alone_change(paths, capsys, unmask_steps):
     assert lines != printed(capsys, *arguments, "--seed=2")
 
 
-def test_each_pass_fills_some_of_what_the_one_before_left(paths, capsys):
-    lines = printed(capsys, paths["generator"], "the qu__k = f__", "--num_samples=2", "--unmask_steps=4",
-                    "--show_passes=True")
-    assert len(lines) == 10
-    for first in (0, 5):
-        assert [line.count("_") for line in lines[first : first + 5]] == [4, 3, 2, 1, 0]
-        for before, after in zip(lines[first : first + 4], lines[first + 1 : first + 5], strict=True):
-            assert all(a in ("_", b) for a, b in zip(before, after, strict=True)), "what is filled in stays"
-    assert sample.arranged(["1_\n_2\n", "12\n_2\n"]) == "1_   12\n_2   _2\n"
-    assert sample.arranged(["1_\n_2", "1\n\n_2"]) == "1_   1\n_2\n     _2\n", "a line end may be filled in"
-
-
-def test_the_mask_is_where_the_mask_character_is():
-    ids, mask = sample.encode_with_masks("_ab__c", "_", TOKENIZER)
-    assert mask.tolist() == [[True, False, False, True, True, False]]
-    assert torch.equal(ids[mask], torch.full((3,), TOKENIZER.mask_token_id))
-    assert TOKENIZER.decode(ids[~mask].tolist()) == "abc"
-
-
 def test_a_text_is_completed(paths, capsys):
     lines = printed(capsys, paths["causal"], "7+8=", "--num_samples=3", "--max_new_tokens=20")
     lines = "\n".join(lines).strip("\n").split("\n")
     assert len(lines) == 3 and all(x.startswith("7+8=") and 4 < len(x) <= 24 for x in lines)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_mask_of_word_pieces_is_one_hidden_token(tmp_path, capsys, family):
     transformers = pytest.importorskip("transformers")
     path = model_folder(tmp_path, family)

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import os
+import re
 import sys
 import urllib.error
 
@@ -29,7 +30,7 @@ def prepare(name):
 
 
 def run(name, *arguments):
-    """What the script prints."""
+    """The output of the script."""
     done = run_here(os.path.join("data", name, "prepare.py"), *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -121,11 +122,9 @@ def test_gsm8k_becomes_prompts_with_working_out(tmp_path):
                           "<start_working_out>3+4=$7.\nSo 1,400.<end_working_out><SOLUTION>1400</SOLUTION>"}
     assert [r["split"] for r in records] == ["train"] * 31 + ["val"] and records[-1]["answer"] == "-5"
     assert verify_math.math_format(None, [r["completion"] for r in records]) == [3.0] * 32
-    assert prepare("gsm8k").TAGS == prepare("arithmetic").TAGS and list(prepare("gsm8k").TAGS[1:]) == verify_math.TAGS
     for answer in ("It is 2.", "#### two", "####"):
         jsonl(tmp_path / "test.jsonl", {"question": "a", "answer": "b #### 1"}, {"question": "b", "answer": answer})
-        message = error("gsm8k", *files)
-        assert "test.jsonl, line 2: " in message and "'#### ' and a number" in message
+        assert re.search("test.jsonl, line 2: .*'#### ' and a number", error("gsm8k", *files))
     assert "--test" in error("gsm8k", "--train=a.jsonl")
 
 
@@ -193,23 +192,11 @@ def test_a_paragraph_has_one_side_however_it_is_wrapped():
 def test_prepare_splits_your_text_without_leaking(tmp_path):
     paragraphs = [f"Verse {i * 7919 % 1000},\nsaid voice {i}.\n" for i in range(400)]
     (tmp_path / "my.txt").write_text("\n".join(paragraphs + paragraphs[:50]))
-    arguments = [f"--input={tmp_path}/my.txt", f"--out={tmp_path}/mine"]
-    assert "paragraphs kept 400" in run("char_diffusion", *arguments)
+    assert "paragraphs kept 400" in run("char_diffusion", f"--input={tmp_path}/my.txt", f"--out={tmp_path}/mine")
     (meta, tokenizer), ids = load_meta(tmp_path / "mine"), ids_in(tmp_path / "mine")
     train, val = (tokenizer.decode(ids[split]) for split in ("train", "val"))
     assert (meta["train_tokens"], meta["val_tokens"]) == (len(train), len(val)) and val
     assert all((p in train) != (p in val) for p in paragraphs)
-    run("char_diffusion", *arguments)
-    assert ids_in(tmp_path / "mine") == ids and not list((tmp_path / "mine").glob("*.tmp"))
-
-
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["--input=nowhere.txt"], "nowhere.txt does not exist"), (["--source=wikipedia"], "python, shakespeare"),
-    (["--input=EMPTY"], "3 of 5 characters are not in"), (["--colour=red"], "--input=")])
-def test_prepare_says_what_is_wrong(tmp_path, arguments, message):
-    (tmp_path / "empty.txt").write_text("\u4e2d\u6587\n\u4e2d\n")
-    arguments = [x.replace("EMPTY", str(tmp_path / "empty.txt")) for x in arguments]
-    assert message in error("char_diffusion", *arguments, f"--out={tmp_path}/x") and not (tmp_path / "x").exists()
 
 
 def test_prose_in_the_word_pieces_of_a_model(tmp_path):
@@ -230,4 +217,3 @@ def test_prose_in_the_word_pieces_of_a_model(tmp_path):
     assert meta["unknown_pieces"] == (ids["train"] + ids["val"]).count(t.backend.unk_token_id)
     message = error("char_diffusion", *arguments, f"--tokenizer={tmp_path}/bytes")
     assert "bytes has no mask token, which filling in needs; " in message and "BERT's" in message
-    assert "needs --out=FOLDER: the folder of this file is for char" in error("char_diffusion", f"--tokenizer={tmp_path}/words")

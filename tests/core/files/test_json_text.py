@@ -1,10 +1,8 @@
 """JSON of others: every fault is one line."""
 
-import json
-
 import pytest
 
-from core.files.json_text import DEEPEST, fault_of_json, from_json, object_from_json
+from core.files.json_text import fault_of_json, from_json, object_from_json
 
 
 @pytest.mark.parametrize(("text", "reason"), [
@@ -17,16 +15,13 @@ def test_what_is_not_json_is_one_line(text, reason):
         from_json(text, "the file", "copy it again")
 
 
-@pytest.mark.parametrize(("text", "kind"), [("[]", "list"), ("null", "NoneType"), ("3", "int"), ('"{}"', "str")])
-def test_what_must_be_an_object_is_refused_if_it_is_another_value(text, kind):
-    with pytest.raises(ValueError, match=f"^x must be an object {{...}}, not {kind}; copy it again$"):
-        object_from_json(text, "x", "copy it again")
-    assert object_from_json(b'{"a": [1]}', "x", "") == {"a": [1]} and from_json(text, "x", "") == json.loads(text)
+def test_what_must_be_an_object_is_refused_if_it_is_another_value():
+    with pytest.raises(ValueError, match="^x must be an object {...}, not list; copy it again$"):
+        object_from_json("[]", "x", "copy it again")
+    assert object_from_json(b'{"a": [1]}', "x", "") == {"a": [1]}
 
 
 def test_values_that_cannot_be_copied_or_printed_have_a_fault():
-    deep = json.loads("[" * DEEPEST + "1" + "]" * DEEPEST)
-    assert fault_of_json({"a": [1, "\u00e9\U0001f600", None], "b": {"c": ("x",)}}) == "" == fault_of_json(deep)
-    assert fault_of_json([deep]) == "nested more than 100 levels deep"
+    assert fault_of_json({"a": [1, "\u00e9\U0001f600", None], "b": {"c": ("x",)}}) == ""
     for value in ("\ud800", {"a": ["x", "\udfff"]}, {"\ud800": 1}):
         assert "surrogate" in fault_of_json(value)

@@ -1,4 +1,4 @@
-"""What a supervised run is built from, and the settings that do not fit together."""
+"""The parts that a supervised run is built from, and settings that do not fit together."""
 
 import pytest
 import torch
@@ -54,17 +54,9 @@ def sums(tmp_path_factory):
     return write_sums(tmp_path_factory.mktemp("sums") / "sums.jsonl")
 
 
-def test_a_dataset_of_prompts_trains_a_language_model(prompts):
-    _, data, net, batches, evaluate = built(prompts, mode=LANGUAGE_MODEL)
-    assert isinstance(data, PromptConsumer) and net.config.vocab_size == CAUSAL.vocab_size
-    input, target, mask = batches("train", 0)
-    assert mask.any(1).all() and not mask.all() and input.shape == target.shape == mask.shape
-    assert evaluate(net)["val_loss"] > 0
-
-
 @pytest.mark.parametrize("mode", [MASKED_FILL, LANGUAGE_MODEL, SEQUENCE_SCORER])
 def test_windows_are_those_of_the_mode(dataset, generator, mode):
-    _, data, net, *_ = built(dataset, mode=mode, fill_checkpoints=(generator,))
+    _, data, net, batches, evaluate = built(dataset, mode=mode, fill_checkpoints=(generator, generator))
     batch = data.batch("train", 0)
     if mode == LANGUAGE_MODEL:
         assert batch["mask"].all() and (batch["input"][:, 1:] == batch["target"][:, :-1]).all()
@@ -72,6 +64,10 @@ def test_windows_are_those_of_the_mode(dataset, generator, mode):
         assert (batch["input"][batch["mask"]] == TOKENIZER.mask_token_id).all()
         assert (batch["input"] == batch["target"])[~batch["mask"]].all()
     assert net.config.mode == mode and net.config.block_size == 32 + (mode == SEQUENCE_SCORER), "a judge may read CLS"
+    if mode == SEQUENCE_SCORER:
+        filled, target, mask = batches("train", 0)
+        assert torch.equal(filled[~mask], target[~mask]) and not torch.equal(filled, target)
+        assert set(evaluate(freeze(net))) == {f"{name}/{i}" for name in REPORT for i in (0, 1)}
 
 
 def test_a_new_model_depends_on_the_seed_alone(dataset):
@@ -102,22 +98,11 @@ def test_evaluation_is_the_mean_over_the_masked_tokens_of_validation(dataset):
     assert found["val_accuracy"] == pytest.approx(sum(right) / len(right))
 
 
-def test_a_judge_learns_from_generators_and_reports_on_each(dataset, tmp_path):
-    paths = tuple(save(tmp_path / f"{i}.safetensors", model(seed=i)) for i in (0, 1))
-    _, _, net, batches, evaluate = built(dataset, mode=SEQUENCE_SCORER, fill_checkpoints=paths)
-    filled, target, mask = batches("train", 0)
-    assert torch.equal(filled[~mask], target[~mask]) and not torch.equal(filled, target)
-    assert set(evaluate(freeze(net))) == {f"{name}/{i}" for name in REPORT for i in (0, 1)}
-
-
 @pytest.mark.parametrize("settings, words", [
     ({"init_from": "G", "n_layer": 2}, "init_from=.* has n_layer=1, the config 2; make them equal"),
-    ({"init_from": "G", "n_head": 1}, "init_from=.* has n_head=2, the config 1; make them equal"),
-    ({"init_from": "G", "n_embd": 32}, "init_from=.* has n_embd=16, the config 32; make them equal"),
     ({"init_from": "G", "tied": True}, "init_from=.* has tied=False, the config True; make them equal"),
     ({"init_from": "CAUSAL"}, "init_from=.* has another vocabulary"),
     ({"init_from": "G", "lora_rank": 4}, "lora_rank=4 is for Hugging Face models: set init_from to a folder"),
-    ({"judge_head": "cls"}, "judge_head='cls' is for new judges of this project: set mode='sequence_scorer'"),
     ({"mode": SEQUENCE_SCORER}, "fill_checkpoints is empty: name the generators"),
     ({"mode": SEQUENCE_SCORER, "fill_checkpoints": ("JUDGE",)},
      "fill_checkpoints=.* has mode sequence_scorer, but masked_fill is needed")], ids=str)
@@ -136,7 +121,7 @@ SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5, 13) for 
 @pytest.mark.parametrize("records, settings, words", [
     (SUMS, {}, "has prompts to complete: set mode='language_model'"),
     (SUMS, {"mode": LANGUAGE_MODEL}, "has prompts but no tokenizer"),
-    (SUMS, {"init_from": "bert"}, "has prompts to complete: use a causal model"),
+    (SUMS, {"init_from": "bert"}, "has prompts to complete: .*or init_from to a causal model"),
     ([*SUMS[:3], {"prompt": "1+1="}, *SUMS[3:]], {"init_from": "llama"},
      "sums.jsonl, line 4: no completion, which supervised training needs")])
 def test_records_that_cannot_be_learned_are_refused(folder, tmp_path, records, settings, words):
@@ -144,24 +129,19 @@ def test_records_that_cannot_be_learned_are_refused(folder, tmp_path, records, s
     refused(words, path, **{key: folder(x) if key == "init_from" else x for key, x in settings.items()})
 
 
-def test_an_answer_is_what_a_model_learns_to_complete_unless_there_is_a_completion(folder, tmp_path):
-    records = [*SUMS, {"prompt": "1+1=", "answer": "2", "completion": "two", "split": "train"},
-               {"prompt": "1+2=", "answer": 3, "split": "train"}]
-    data = build_data(config(jsonl(tmp_path / "sums.jsonl", *records), init_from=folder("llama")), DIST)
-    found = {r["prompt"]: r["completion"] for split in ("train", "val") for r in data.records[split]}
-    assert found == {r["prompt"]: r["answer"] for r in SUMS} | {"1+1=": "two", "1+2=": "3"}
-    batch = data.batch("train", 0)
-    for target, mask in zip(batch["target"], batch["mask"], strict=True):
-        *text, end = target[mask].tolist()
-        assert data.tokenizer.decode(text) in found.values() and end == data.tokenizer.stop_token_id
-
-
-def test_a_native_model_brings_its_tokenizer_to_a_file_of_records(tmp_path, sums):
+def test_a_native_model_brings_its_tokenizer_to_a_file_of_records(tmp_path):
+    """An answer is what it learns to complete, unless there is a completion."""
     path = str(tmp_path / "g.safetensors")
     save_model(path, causal_model(block_size=32), CAUSAL)
-    _, data, net, _, evaluate = built(sums, init_from=path, mode=LANGUAGE_MODEL, tied=False)
-    assert data.tokenizer.description() == CAUSAL.description() and same(net, load_model(path)[0])
-    assert evaluate(net)["val_loss"] > 0
+    records = [*SUMS, {"prompt": "1+1=", "answer": "2", "completion": "two", "split": "train"},
+               {"prompt": "1+2=", "answer": 3, "split": "train"}]
+    _, data, net, batches, evaluate = built(jsonl(tmp_path / "sums.jsonl", *records), init_from=path,
+                                            mode=LANGUAGE_MODEL, tied=False)
+    assert isinstance(data, PromptConsumer) and same(net, load_model(path)[0]) and evaluate(net)["val_loss"] > 0
+    found = {r["prompt"]: r["completion"] for split in ("train", "val") for r in data.records[split]}
+    assert found == {r["prompt"]: r["answer"] for r in SUMS} | {"1+1=": "two", "1+2=": "3"}
+    _, target, mask = batches("train", 0)
+    assert all(CAUSAL.decode(row[own].tolist()) in found.values() for row, own in zip(target, mask, strict=True))
 
 
 @pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])
@@ -204,34 +184,28 @@ def test_a_detector_of_replaced_tokens_learns_from_the_fills_of_generators(folde
     filled, target, mask = batches("train", 0)
     assert torch.equal(filled[~mask], target[~mask]) and not torch.equal(filled, target)
     assert not (filled == data.tokenizer.mask_token_id).any(), "it reads filled texts, not masks"
-    found = supervised_sums(net, filled, target, mask)
-    logits = net.net(torch.cat([filled.new_tensor(data.tokenizer.start_ids).expand(3, -1), filled,
-                                filled.new_tensor(data.tokenizer.end_ids).expand(3, -1)], 1)).logits[:, 1:-1]
-    replaced = (filled != target).float()
-    theirs = torch.nn.functional.binary_cross_entropy_with_logits(logits, replaced, reduction="sum")
-    torch.testing.assert_close(found["loss"], theirs, rtol=1e-5, atol=0)
+    theirs = torch.nn.functional.binary_cross_entropy_with_logits(-net(filled), (filled != target).float(), reduction="sum")
+    torch.testing.assert_close(supervised_sums(net, filled, target, mask)["loss"], theirs, rtol=1e-5, atol=0)
     assert set(evaluate(freeze(net))) == {f"{name}/0" for name in REPORT}
 
 
 @pytest.mark.parametrize("settings, words", [
-    ({"dropout": 0.1}, "dropout=0.1 is for new models; set dropout=0.0 with init_from="),
+    ({"dropout": 0.1}, "dropout=0.1 is for new models; leave it out with init_from="),
     ({"block_size": 129}, "block_size=129 is larger than the 128 of init_from="),
     ({"lora_rank": 4, "lora_targets": ("nothing",)}, "lora_targets=.*does not fit the model"),
     ({"init_from": "ADAPTER", "lora_rank": 4}, "is an adapter: to train it further, set init_from to the model"),
     ({"export": "ADAPTER"}, "export=.* holds an adapter .*name another"),
-    ({"export": "LLAMA", "lora_rank": 4}, "export=.* holds a model .*name another"),
-    ({"judge_head": "cls"}, "judge_head='cls' is for new judges of this project: .*no Hugging Face init_from")], ids=str)
+    ({"mode": SEQUENCE_SCORER, "judge_head": "cls"}, "judge_head='cls' is for new models; leave it out")], ids=str)
 def test_settings_that_do_not_suit_a_hugging_face_model_are_refused(folder, prompts, tmp_path, settings, words):
     pytest.importorskip("peft")
-    paths = {"LLAMA": folder("llama")}
+    paths = {"LLAMA": folder("llama"), "ADAPTER": str(tmp_path / "adapter")}
     if "ADAPTER" in settings.values():
-        paths["ADAPTER"] = adapter_folder(tmp_path / "adapter", folder("llama"))
+        adapter_folder(tmp_path / "adapter", folder("llama"))
     settings = {"init_from": "LLAMA"} | settings
     refused(words, prompts, **{key: paths.get(x, x) if isinstance(x, str) else x for key, x in settings.items()})
 
 
 def test_the_learning_rates_of_new_models_are_refused_for_large_pretrained_ones(folder, prompts, monkeypatch):
-    built(prompts, init_from=folder("llama"), learning_rate=3e-3)
     monkeypatch.setattr(build, "LARGE_MODEL", 1000)
     refused("learning_rate=0.003 .* set optimizer='adamw', learning_rate=1e-5", prompts, init_from=folder("llama"),
             learning_rate=3e-3)

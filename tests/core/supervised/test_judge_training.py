@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from core.dataset_consumer import unpack_batch
+from core.model import SEQUENCE_SCORER
 from core.supervised.judge_training import FilledText, auc, average_ranks, judge_report
 from tests.tiny import TOKENIZER, config, consumer, judge, model
 
@@ -58,15 +59,9 @@ def test_the_report_fills_as_the_generator_would(dataset):
     uniform = model()
     with torch.no_grad():
         uniform.head.weight.zero_()
-
-    class Witness:
-        judge_head = "realness"
-
-        def __call__(self, text):
-            seen.append(text)
-            return torch.rand(text.shape)
-
-    judge_report(Witness(), data, uniform, "cpu", batches=4)
+    witness = model(SEQUENCE_SCORER)
+    witness.register_forward_hook(lambda module, args, out: seen.append(args[0]))
+    judge_report(witness, data, uniform, "cpu", batches=4)
     for start in (0, 1):  # varied masks, then 30%; the true text, and the first again for single tokens
         changed = torch.cat([text[text != truth] for text, truth in zip(seen[start::4], seen[2::4], strict=True)])
         assert len(changed) > 500 and abs(changed.float().mean() - 47.5) < 4, "uniform over the 96 characters"
