@@ -14,8 +14,8 @@ from core.settings.optional import on_hub
 
 
 def is_huggingface(path, key="checkpoint"):
-    """Tells whether the path names a Hugging Face model: hf:owner/name, or a folder that holds one. Raises ValueError for
-    another folder."""
+    """Tells whether the path names a Hugging Face model: hf:owner/name, or a folder that holds one. Raises ValueError
+    for another folder."""
     if on_hub(path):
         return True
     if not os.path.isdir(path):

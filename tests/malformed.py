@@ -6,8 +6,8 @@ python tests/malformed.py --inputs=2000 --kinds=records,header
 
 Inputs are valid ones with parts replaced, cut or flipped, and texts that have broken parsers before. The valid one must
 be accepted; a documented error must come from this project's code, or a script would print a traceback. An input that
-takes longer than SECONDS, or more than GIGABYTES of memory, is a failure. Prints what the inputs of each kind ended in;
-a failing one is made smaller and printed, and the exit code is 1.
+takes longer than SECONDS, or more than GIGABYTES of memory, is a failure. Prints what the inputs of each kind ended in,
+and ends with the first failing one, made smaller.
 """
 
 import argparse
@@ -22,7 +22,6 @@ import resource
 import signal
 import sys
 import tempfile
-import time
 import traceback
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -263,24 +262,13 @@ def main():
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    if unknown := set(options.kinds.split(",")) - set(KINDS):
-        sys.exit(f"--kinds: {', '.join(sorted(unknown))} is not one of {', '.join(KINDS)}")
     resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30,) * 2)
-    kinds, total, failed, start = options.kinds.split(","), 0, 0, time.time()
+    kinds = options.kinds.split(",")
     for kind in kinds:
         with tempfile.TemporaryDirectory() as folder:
-            try:
-                ends = check(kind, folder, -(-options.inputs // len(kinds)), options.seed)
-            except Failed as error:
-                notes = "\n".join(getattr(error, "__notes__", ()))
-                print(f"{kind:<12} FAILED: {error}\n{notes:.2000}", flush=True)
-                failed += 1
-                continue
-        total += sum(ends.values())
+            ends = check(kind, folder, -(-options.inputs // len(kinds)), options.seed)
         print(f"{kind:<12}" + ", ".join(f"{count} {name}" for name, count in ends.most_common()), flush=True)
-    print(f"{total} inputs in {time.time() - start:.0f} s, {failed} kinds failed")
-    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

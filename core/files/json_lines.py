@@ -12,8 +12,8 @@ def read_records(path):
 
 
 def each_record(path):
-    """Yields the records one at a time, because the file of a long run may be larger than the memory. A last line that a crash
-    cut short is left out. Raises ValueError for a line that is no record."""
+    """Yields the records one at a time, because the file of a long run may be larger than the memory. A last line that
+    a crash cut short is left out. Raises ValueError for a line that is no record."""
     if not os.path.exists(path):
         return
     with open(path, encoding="utf-8", errors="replace") as f:

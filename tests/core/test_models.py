@@ -12,7 +12,6 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from core.huggingface.settings import LoraConfig
-from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import GPT
 from core.models import is_huggingface, load_model, load_tokenizer, save_model
 from tests.families import folder_maker, random_ids, tokenizer_of
@@ -44,23 +43,20 @@ def test_a_saved_model_is_a_folder_that_transformers_opens_with_equal_logits(fam
     tokenizer = load_tokenizer(folder(family))
     model, facts = load_model(folder(family), tokenizer=tokenizer)
     kind = "AutoModelForMaskedLM" if family == "bert" else "AutoModelForCausalLM"
-    theirs = getattr(transformers, kind).from_pretrained(folder(family)).eval()
-    assert facts == {}
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.1)
     path = str(tmp_path / "model")
     for step in (1, 2):  # also over an older one
         save_model(path, model, tokenizer, step=step)
-    assert json.load(open(os.path.join(path, "nano_grpo.json")))["step"] == 2
-    again, tokens = type(theirs).from_pretrained(path).eval(), random_ids(tokenizer, 2, 9)
+    assert facts == {} and json.load(open(os.path.join(path, "nano_grpo.json")))["step"] == 2
+    again, tokens = getattr(transformers, kind).from_pretrained(path).eval(), random_ids(tokenizer, 2, 9)
     with torch.no_grad():
         assert torch.equal(again(tokens).logits, model.net(tokens).logits)
-        assert not torch.equal(again(tokens).logits, theirs(tokens).logits)
         assert torch.equal(load_model(path, tokenizer=tokenizer)[0](tokens), model(tokens))
     back = transformers.AutoTokenizer.from_pretrained(path)
     assert back("7+8= the fox").input_ids == tokenizer.backend("7+8= the fox").input_ids
-    assert load_huggingface_tokenizer(path).stop_token_ids == tokenizer.stop_token_ids
+    assert load_tokenizer(path).stop_token_ids == tokenizer.stop_token_ids
     assert sorted(os.listdir(tmp_path)) == ["model"] and not any(name.endswith(".bin") for name in os.listdir(path))
 
 

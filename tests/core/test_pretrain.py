@@ -1,7 +1,5 @@
 """Supervised training as a user starts it."""
 
-import os
-
 import pytest
 import torch
 
@@ -85,39 +83,26 @@ def test_a_hugging_face_model_is_fine_tuned_on_answers(llama, tmp_path, capsys, 
     """It learns, resumes bit for bit, and its folder is one that transformers, or peft, opens. Its export is in
     float16."""
     transformers = pytest.importorskip("transformers")
-    auto, whole_folder = transformers.AutoModelForCausalLM, str(tmp_path / "whole" / "model")
+    auto, folder = transformers.AutoModelForCausalLM, str(tmp_path / "cut" / "model")
     records = [{"prompt": f"{a}+{b}=", "answer": "the fox"} for a in range(5, 13) for b in range(5, 13)]
-    data, more = jsonl(tmp_path / "my.jsonl", *records), (f"--export={tmp_path / 'shipped'}",)
-    if rank:
-        more = (f"--lora_rank={rank}",)
+    data = jsonl(tmp_path / "my.jsonl", *records)
+    more = (f"--lora_rank={rank}",) if rank else (f"--export={tmp_path / 'shipped'}",)
     whole = fine_tune(llama, data, tmp_path / "whole", "--max_iters=30", *more)
     out = capsys.readouterr().out
-    assert "language_model: " in out and "a completion ends with token" in out
-    assert "the first prompt ends in '" in out
+    assert "language_model: " in out and "the first prompt ends in '" in out
     fine_tune(llama, data, tmp_path / "cut", "--max_iters=20", *more)
     cut = fine_tune(llama, data, tmp_path / "cut", "--max_iters=30", "--resume=True", *more)
     assert without_clock(whole) == without_clock(cut)
     assert whole[-1]["val_accuracy"] == 1.0, "it learned what all records have in common"
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(whole_folder)
-    ids = tokenizer("7+8=", return_tensors="pt").input_ids
-
-    def completion(net):
-        out = net.eval().generate(input_ids=ids, max_new_tokens=12, do_sample=False, pad_token_id=0)
-        return out[0, ids.shape[1] :]
-
-    net = auto.from_pretrained(llama)
-    assert tokenizer.decode(completion(net), skip_special_tokens=True) != "the fox"
     if rank:
-        peft = pytest.importorskip("peft")
-        net = peft.PeftModel.from_pretrained(net, whole_folder)
-        assert "model.safetensors" not in os.listdir(whole_folder)
+        net = pytest.importorskip("peft").PeftModel.from_pretrained(auto.from_pretrained(llama), folder)
         state = torch.load(tmp_path / "cut" / "state.pt", weights_only=True)["model"]
         assert state and all("lora_" in name for name in state)
     else:
-        net = auto.from_pretrained(whole_folder)
+        net = auto.from_pretrained(folder)
         shipped = auto.from_pretrained(str(tmp_path / "shipped"), dtype="auto").state_dict()
-        own = net.state_dict()
-        assert all(p.dtype == torch.float16 and torch.equal(p, own[name].half()) for name, p in shipped.items())
-    *written, end = completion(net).tolist()
-    assert end == tokenizer.eos_token_id and tokenizer.decode(written) == "the fox"
+        assert all(torch.equal(p, net.state_dict()[name].half()) for name, p in shipped.items())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("7+8=", return_tensors="pt").input_ids
+    found = net.eval().generate(input_ids=ids, max_new_tokens=12, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+    assert tokenizer.decode(found) == "the fox" + tokenizer.eos_token

@@ -103,10 +103,9 @@ def test_a_training_example_is_its_completion_and_the_stop_token(folder):
     records = data.problems("train", 5)["record"]
     for input, target, mask, record in zip(*(batch[k] for k in ("input", "target", "mask")), records, strict=True):
         prompt, completion = t.encode(record["prompt"]), [*t.encode(record["completion"]), t.stop_token_id]
-        whole = prompt + completion
-        assert input[: len(whole)].tolist() == (whole + [t.pad_token_id] * len(input))[: len(input)][: len(whole)]
-        assert target[mask].tolist() == completion
-        assert mask.nonzero()[0].tolist() == list(range(len(prompt) - 1, len(whole) - 1)) and not target[~mask].any()
+        assert input[: len(prompt + completion) - 1].tolist() == (prompt + completion)[:-1]
+        assert target[mask].tolist() == completion and not target[~mask].any()
+        assert mask.argmax() == len(prompt) - 1
     width = batch["input"].shape[1] - 1
     cut = PromptConsumer(folder, 16, block_size=width)
     assert np.array_equal(cut.batch("train", 5)["input"], batch["input"][:, :width])
@@ -149,19 +148,14 @@ def test_a_prepared_folder_of_prompts_serves_every_tokenizer(folder, tmp_path):
 
 def test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answer_begins(tmp_path):
     t = huggingface_tokenizer(tmp_path / "chat", "chat")
-    path = jsonl(tmp_path / "a.jsonl", {"prompt": "1+1?", "split": "train"}, {"prompt": TURNS, "split": "val"})
-    data = PromptConsumer(path, 1, tokenizer=t, format=PromptFormat("model", "Add.", "It is", chat_template_kwargs={
-        "enable_thinking": False}))
-    turn = "<|im_start|>{role}\n{content}<|im_end|>\n".format
-    for record, turns in ((data.records["train"][0], [{"role": "user", "content": "1+1?"}]),
-                          (data.records["val"][0], TURNS)):
-        turns = [{"role": "system", "content": "Add."}, *turns]
-        assert record["text"] == "".join(turn(**m) for m in turns) + "<|im_start|>assistant\n<think></think>"
-        assert record["tokens"] == t.backend.encode(record["text"] + "It is", add_special_tokens=False)
+    text, ids = PromptFormat("model", "Add.", "It is", chat_template_kwargs={"enable_thinking": False}).encode(TURNS, t)
+    turns = [{"role": "system", "content": "Add."}, *TURNS]
+    expected = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in turns)
+    assert text == expected + "<|im_start|>assistant\n<think></think>"
+    assert ids == t.backend.encode(text + "It is", add_special_tokens=False)
     started = huggingface_tokenizer(tmp_path / "start", "start")
     started.backend.chat_template = "<s>{% for m in messages %}{{ m.content }}{% endfor %}"
-    data = PromptConsumer(path, 1, tokenizer=started, format=PromptFormat("model"))
-    assert data.records["train"][0]["tokens"] == started.backend("1+1?")["input_ids"], "one start token, not two"
+    assert PromptFormat("model").encode("1+1?", started)[1] == started.backend("1+1?")["input_ids"], "one start token"
 
 
 def test_the_start_of_a_run_shows_how_a_prompt_ends_and_what_ends_a_completion(folder, tmp_path):

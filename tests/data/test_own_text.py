@@ -70,28 +70,13 @@ def test_what_the_vocabulary_lacks_is_named(tmp_path):
 
 
 def test_of_a_short_text_the_block_size_that_fits_is_told(tmp_path):
-    text, out = prepared(tmp_path, "\n\n".join(PARAGRAPHS[:25]))
+    text, out = prepared(tmp_path, "\n\n".join(PARAGRAPHS[:25] * 2))
     count = len(text["val"])
+    assert "25 of 50 paragraphs repeat others and are left out" in out and "fewer than 20000" in out
     assert f"my.txt is short: {count} validation tokens; train with a block_size below {count - 1}" in out
     DatasetConsumer(str(tmp_path / "mine"), MASKED_FILL, count - 2, 4).batch("val", 0)
     with pytest.raises(ValueError, match="val.bin has .* use a longer text or a smaller block_size"):
         DatasetConsumer(str(tmp_path / "mine"), MASKED_FILL, count - 1, 4)
-
-
-def test_a_text_that_says_little_is_prepared_with_a_word_about_it(tmp_path):
-    _, out = prepared(tmp_path, "\n".join([TEXT] * 3))
-    assert "400 of 600 paragraphs repeat others and are left out" in out
-    assert re.search(r"my.txt has \d+ characters to train on .* fewer than 20000", out)
-    _, out = prepared(tmp_path, "\n\n".join(f"{paragraph} {i}" * 5 for i, paragraph in enumerate(PARAGRAPHS)))
-    assert "fewer than" not in out
-
-
-def test_of_few_paragraphs_one_is_for_validation_at_least(tmp_path, monkeypatch):
-    module = prepare("char_diffusion")
-    monkeypatch.setattr(module, "is_validation", lambda paragraph: False)
-    (tmp_path / "my.txt").write_text("\n\n".join(PARAGRAPHS[:22]))
-    module.main([f"--input={tmp_path}/my.txt", f"--out={tmp_path}/mine"])
-    assert load_meta(tmp_path / "mine")[1].decode(ids_in(tmp_path / "mine")["val"]).strip() == PARAGRAPHS[21].strip()
 
 
 RUSSIAN = "\u041e\u043d \u0448\u0451\u043b, \u043d\u0435 \u0433\u043b\u044f\u0434\u044f.\n" * 100

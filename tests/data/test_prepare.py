@@ -18,7 +18,7 @@ from grpo.reward_functions.asserts import cut
 from grpo.reward_functions.registry import REWARDS
 from grpo.sandbox.run import run_tests
 from tests.families import tokenizer_of
-from tests.tiny import ROOT, TOKENIZER, jsonl, run_here, small_bpe, without_place
+from tests.tiny import ROOT, TOKENIZER, jsonl, run_here, without_place
 
 
 def prepare(name):
@@ -139,7 +139,7 @@ def test_a_failed_download_names_the_way_out(tmp_path, monkeypatch, name, argume
     assert "could not download" in message and remedy in message and not (tmp_path / "d").exists()
 
 
-def test_your_own_prompts_become_a_dataset(tmp_path, monkeypatch):
+def test_your_own_prompts_become_a_dataset(tmp_path):
     path = jsonl(tmp_path / "mine.jsonl", {"question": "2+2?", "answer": 4, "level": 1, "split": "val"},
                  {"prompt": [{"role": "user", "content": "caf\u00e9 \u4e2d"}], "answer": "a", "completion": "b\u2026"},
                  {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]},
@@ -150,10 +150,6 @@ def test_your_own_prompts_become_a_dataset(tmp_path, monkeypatch):
     assert [r.get("completion") for r in records] == ["4", "b\u2026", "2", None]
     assert records[0] == {"prompt": "2+2?", "answer": "4", RAW: 4, "level": 1, "completion": "4", "split": "val"}
     assert records[2]["prompt"] == [{"role": "user", "content": "1+1?"}]
-    small_bpe(monkeypatch, "gpt2", b"th")
-    run("custom", f"--input={path}", f"--out={tmp_path}/d", "--tokenizer=gpt2")
-    assert "characters_folded" not in load_meta(tmp_path / "d")[0]
-    assert load_meta(tmp_path / "d")[1].encode("th") == [256]
     for arguments, message in (([], "--input=FILE"), (["--input=gone.jsonl"], "gone.jsonl does not exist")):
         assert message in error("custom", *arguments, f"--out={tmp_path}/x")
 
@@ -208,12 +204,8 @@ def test_prose_in_the_word_pieces_of_a_model(tmp_path):
     arguments = [f"--input={tmp_path}/text", f"--out={tmp_path}/d"]
     run("char_diffusion", *arguments, f"--tokenizer={tmp_path}/words")
     (meta, t), ids = load_meta(str(tmp_path / "d")), ids_in(tmp_path / "d")
-    assert meta["paragraphs_kept"] == 60 and "characters_folded" not in meta
-    expected = {"train": [], "val": []}
-    for text in paragraphs:
-        split = "val" if prepare("char_diffusion").is_validation(text) else "train"
-        expected[split] += t.backend(text, add_special_tokens=False)["input_ids"]
-    assert expected["val"] == ids["val"] and sorted(expected["train"]) == sorted(ids["train"])
-    assert meta["unknown_pieces"] == (ids["train"] + ids["val"]).count(t.backend.unk_token_id)
+    expected = [i for text in paragraphs for i in t.backend(text, add_special_tokens=False)["input_ids"]]
+    assert meta["paragraphs_kept"] == 60 and sorted(ids["train"] + ids["val"]) == sorted(expected)
+    assert meta["unknown_pieces"] == expected.count(t.backend.unk_token_id)
     message = error("char_diffusion", *arguments, f"--tokenizer={tmp_path}/bytes")
     assert "bytes has no mask token, which filling in needs; " in message and "BERT's" in message

@@ -12,7 +12,7 @@ from core.files import model_file
 from core.files.model_file import read_header, read_model_file, read_tokenizer, write_model_file
 from core.model import MASKED_FILL, SEQUENCE_SCORER
 from core.tokenizer import CharTokenizer
-from tests.tiny import ROOT, TOKENIZER, judge, model, same, save, small_bpe
+from tests.tiny import ROOT, TOKENIZER, judge, model, same, save
 
 
 def test_a_model_file_is_all_that_is_needed_to_use_the_model(tmp_path):
@@ -45,15 +45,6 @@ def test_a_write_that_was_interrupted_leaves_the_file_before_it(tmp_path, monkey
     with pytest.raises(KeyboardInterrupt):
         write_model_file(path, net, TOKENIZER)
     assert same(read_model_file(path)[0], model()) and os.listdir(tmp_path) == ["m.safetensors"]
-
-
-def test_a_tokenizer_of_byte_pairs_comes_back_with_its_model(tmp_path, monkeypatch):
-    tokenizer, path = small_bpe(monkeypatch, "gpt2", b"th", b"the"), str(tmp_path / "m.safetensors")
-    write_model_file(path, model(tokenizer=tokenizer), tokenizer)
-    assert read_tokenizer(path).encode("the other") == tokenizer.encode("the other")
-    read_model_file(path, tokenizer=tokenizer)
-    with pytest.raises(ValueError, match="has another vocabulary"):
-        read_model_file(path, tokenizer=TOKENIZER)
 
 
 def test_a_wrong_file_is_named_with_what_was_found(tmp_path):

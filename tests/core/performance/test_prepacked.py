@@ -43,12 +43,6 @@ def test_layers_with_a_bias_and_of_other_kinds_compute_what_they_did(monkeypatch
     assert torch.equal(net[0](x), plain)
 
 
-def test_small_layers_are_not_packed():
-    net = causal_model()
-    with torch.no_grad(), prepacked(net):
-        assert not any("forward" in vars(layer) for layer in net.modules())
-
-
 @pytest.mark.slow  # it imports transformers
 @needs_onednn
 @torch.no_grad()
