@@ -44,7 +44,7 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
     past = past.expand(number // G, L)
     if padding is not None:
         padding = padding[number // G]                                               # (n,)
-    collector = KeptCollector(budget)
+    collector, token = KeptCollector(budget), None
     with prepacked(model.layers):
         for t in range(L):
             if t > 0:

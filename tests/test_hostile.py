@@ -213,23 +213,11 @@ def test_two_system_messages_are_refused(tmp_path):
     assert text.startswith(f"{path}, line 2: the prompt has a system message")
 
 
-def test_a_text_far_too_long_is_not_read_whole(tmp_path, monkeypatch):
-    longest = []
-    monkeypatch.setattr(CAUSAL, "encode_prompt", lambda text: longest.append(len(text)) or [1] * len(text), raising=False)
-    records = [{"prompt": f"{i}", "split": "val" if i % 9 == 0 else "train"} for i in range(40)]
-    path = jsonl(tmp_path / "p.jsonl", {"prompt": "a" * 10_000_000, "split": "train"}, *records)
-    data = PromptConsumer(path, 2, tokenizer=CAUSAL, format=PromptFormat(max_prompt_length=16))
-    assert data.dropped == 1 and max(longest) == 1600
-
-
 @pytest.mark.parametrize("name, words", [
-    ("x.jsonl.gz", "unpack it first"), ("x.csv", "save a table of prompts as one of these"), ("shards", "set dataset=hf:"), ("x.txt", "prepare.py")])
+    ("x.jsonl.gz", "unpack it"), ("x.csv", "save a table of prompts as one of these"), ("x.txt", "prepare.py")])
 def test_what_is_no_data_set_has_the_remedy(name, words, tmp_path):
     from core.files.records import has_prompts
-    (tmp_path / "shards").mkdir()
-    (tmp_path / "shards" / "train-0.parquet").write_bytes(b"")
-    for file in ("x.jsonl.gz", "x.csv", "x.txt"):
-        (tmp_path / file).write_bytes(b"")
+    (tmp_path / name).write_bytes(b"")
     assert words in one_line(has_prompts, str(tmp_path / name))
 
 

@@ -44,16 +44,6 @@ def test_rows_that_continue_a_prompt_equal_the_whole_text_read_at_once(texts, pa
     assert rows.tolist() == [7, 8, 4] and past.length == 13
 
 
-@torch.no_grad()
-def test_rows_that_stay_in_their_place_are_not_copied(texts):
-    net = causal_model()
-    past = prefilled(net, texts[0]).expand(torch.arange(3), room=2)
-    before, memory = [x.clone() for x in past.layers[0]], [x.data_ptr() for x in past.layers[0]]
-    past.keep(torch.tensor([0, 2]))
-    for x, old, place in zip(past.layers[0], before, memory, strict=True):
-        assert x.data_ptr() == place and torch.equal(x[:, :, :7], old[[0, 2], :, :7])
-
-
 @pytest.mark.parametrize("again", [False, True])
 def test_one_prompt_is_expanded_several_times_and_its_gradient_is_that_of_the_whole_texts(texts, again):
     net, (prompt, rest) = causal_model(n_layer=2), texts

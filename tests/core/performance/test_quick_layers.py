@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from core.model import LANGUAGE_MODEL, MASKED_FILL
-from core.performance import quick_layers
 from core.performance.quick_layers import SquaredReLU
-from tests.tiny import causal_model, model
+from tests.tiny import model
 
 
 def test_the_squared_relu_passes_finite_differences():
@@ -43,17 +42,3 @@ def test_compiled_layers_compute_what_plain_ones_do_and_a_frozen_copy_exactly_th
             assert a.requires_grad and torch.equal(a, b)
             close = 1e-4 if dtype == torch.float32 else 0.1
             torch.testing.assert_close(b, c, rtol=close, atol=close)
-
-
-@torch.no_grad()
-def test_only_texts_are_read_by_compiled_layers_and_single_tokens_by_plain_ones(monkeypatch):
-    net, tokens = causal_model(n_layer=2), torch.randint(0, 90, (2, 6))
-    names = []
-    monkeypatch.setattr(quick_layers, "compiled", lambda function: names.append(function.__name__) or function)
-    net(tokens)
-    net.compile_layers()
-    past = net.new_cache()
-    net(tokens[:, :1], past=past)
-    assert names == []
-    net(tokens)
-    assert names == ["before", "after"] * 2

@@ -36,7 +36,7 @@ def test_the_first_setting_outside_is_named_and_none_passes():
 
 
 @pytest.mark.parametrize(("cls", "tables"), [
-    (pretrain_config.PretrainConfig, (*SHARED, pretrain_config.RANGES)),
+    (pretrain_config.PretrainConfig, (*SHARED, pretrain_config.RANGES, ("n_layer", "n_head", "n_embd", "dropout"))),
     (grpo_config.GRPOConfig, (*SHARED, samplers.RANGES, rewards.RANGES, sandbox.RANGES, grpo_config.RANGES)),
     (model.GPTConfig, (model.RANGES,)), (sample.SampleConfig, (sample.RANGES,))])
 def test_every_number_of_a_config_has_a_range(cls, tables):
