@@ -33,7 +33,9 @@ def token_sums(model, input, target, mask):
 
     logp, correct = in_parts(predicted, model.vocabulary, h.flatten(0, 1), target.flatten())
     hidden = hidden.flatten().float().to(input.device)                               # (B * M,)
-    return {"loss": -(logp * hidden).sum(), "correct": (correct * hidden).sum(), "count": hidden.sum()}
+    return {"loss": -(logp * hidden).sum(),
+            "correct": (correct * hidden).sum(),
+            "count": hidden.sum()}
 
 
 def realness_sums(model, input, target):
@@ -42,7 +44,9 @@ def realness_sums(model, input, target):
     real = input == target                                                           # (B, T)
     logits = model(input)                                                            # (B, T)
     loss = F.binary_cross_entropy_with_logits(logits, real.float(), reduction="sum")
-    return {"loss": loss, "correct": ((logits > 0) == real).sum(), "count": loss.new_full((), real.numel())}
+    return {"loss": loss,
+            "correct": ((logits > 0) == real).sum(),
+            "count": loss.new_full((), real.numel())}
 
 
 def replaced_share_sums(model, input, target):
@@ -50,11 +54,9 @@ def replaced_share_sums(model, input, target):
 
     input: (B, 1 + T), CLS and the filled text
     """
-    share = (input[:, 1:] != target).float().mean(1)                                 # (B,)
-    error = model(input).sigmoid() - replacement_target(share)                       # (B,)
-    correct = (error.abs() < 0.1).sum()
-    return {"loss": error.square().sum(), "correct": correct, "count": error.new_full((), len(input))}
-
-
-def replacement_target(share):
-    return share**4 - 2 * share**3 + 2 * share
+    x = (input[:, 1:] != target).float().mean(1)                                     # (B,)
+    y = x**4 - 2 * x**3 + 2 * x                                                      # (B,)
+    error = model(input).sigmoid() - y                                               # (B,)
+    return {"loss": error.square().sum(),
+            "correct": (error.abs() < 0.1).sum(),
+            "count": error.new_full((), len(input))}
