@@ -19,7 +19,7 @@ def dataset_folder(dataset):
 
 
 def write_dataset(folder, tokens, tokenizer, **facts):
-    """Writes train.bin, val.bin and, last, meta.json; each appears whole or not at all.
+    """Writes train.bin, val.bin and meta.json.
 
     tokens: {"train": ids, "val": ids}; facts: counts worth keeping, printed and written to meta.json.
     An id takes 16 bits or, of a vocabulary above 65,536, 32, which meta.json then has as its dtype.
@@ -29,8 +29,14 @@ def write_dataset(folder, tokens, tokenizer, **facts):
     if tokenizer.vocab_size > 2**16:
         dtype = facts["dtype"] = "uint32"
     files = {f"{split}.bin": np.array(tokens[split], dtype=dtype).tobytes() for split in SPLITS}
-    files["meta.json"] = json.dumps({"tokenizer": tokenizer.description(), **facts}, indent=1).encode()
-    for name, content in files.items():
+    write_folder(folder, files, tokenizer, facts)
+
+
+def write_folder(folder, files, tokenizer, facts):
+    """Writes the files {name: bytes} of a dataset and, last, meta.json with its tokenizer and facts, which are printed.
+    Each file appears whole or not at all."""
+    meta = json.dumps({"tokenizer": tokenizer.description(), **facts}, indent=1).encode()
+    for name, content in {**files, "meta.json": meta}.items():
         with replacing(os.path.join(folder, name)) as new, open(new, "wb") as f:
             f.write(content)
     print(f"{folder}: " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()))

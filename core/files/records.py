@@ -4,9 +4,8 @@ import hashlib
 import json
 import os
 
-from core.files.datasets import SPLITS, dataset_folder
+from core.files.datasets import SPLITS, dataset_folder, write_folder
 from core.files.json_text import fault_of_json, from_json
-from core.files.whole_files import replacing
 from core.settings.optional import HUB, on_hub, quiet_hub, require
 from core.settings.user_code import guarded
 
@@ -189,7 +188,7 @@ def side(prompt):
 
 
 def write_prompts(folder, records, tokenizer, **facts):
-    """Writes prompts.jsonl and, last, meta.json; each appears whole or not at all. Identical prompts are kept once.
+    """Writes prompts.jsonl and meta.json. Identical prompts are kept once.
 
     A record without a "split" gets the one that a hash of its prompt chooses.
     """
@@ -197,12 +196,8 @@ def write_prompts(folder, records, tokenizer, **facts):
     facts["records"] = len(unique)
     for split in SPLITS:
         facts[f"{split}_records"] = sum(record["split"] == split for record in unique)
-    files = {PROMPTS: "".join(json.dumps(record) + "\n" for record in unique),
-             "meta.json": json.dumps({"tokenizer": tokenizer.description(), **facts}, indent=1)}
-    for name, content in files.items():
-        with replacing(os.path.join(folder, name)) as path, open(path, "w") as f:
-            f.write(content)
-    print(f"{folder}: " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()))
+    lines = "".join(json.dumps(record) + "\n" for record in unique)
+    write_folder(folder, {PROMPTS: lines.encode()}, tokenizer, facts)
     for split in SPLITS:
         if not facts[f"{split}_records"]:
             print(f'no {split} records: give more, or mark one with "split": "{split}"')

@@ -52,7 +52,7 @@ class SharedCache:
         if padding is None:
             return None
         is_padding = torch.arange(self.start, device=device) < padding[self.row_of_slot[:, 0], None]  # (P, start)
-        return torch.zeros(is_padding.shape, device=device).masked_fill_(is_padding, -torch.inf)[:, None, None]
+        return torch.where(is_padding, -torch.inf, 0.0)[:, None, None]
 
     def layer(self, i):
         """The attention of layer i, as Cache.layer, for one new token of each row."""

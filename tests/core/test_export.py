@@ -13,7 +13,7 @@ from core import export
 from core.model import LANGUAGE_MODEL
 from core.models import save_model
 from tests.families import adapter_folder, model_folder
-from tests.tiny import CAUSAL, judge, model, run_here, run_script, save
+from tests.tiny import CAUSAL, judge, model, run_here, save
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +67,9 @@ def test_an_existing_target_stays_as_it_is(paths, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.slow
 def test_the_script_prints_one_line(paths, tmp_path):
-    done = run_script("core/export.py", f"--checkpoint={paths['causal']}", f"--out={tmp_path}/hf")
-    assert done.returncode == 0 and done.stdout == f"wrote {tmp_path}/hf (float32)\n" and not done.stderr, done.stderr
+    done = run_here("core/export.py", f"--checkpoint={paths['causal']}", f"--out={tmp_path}/hf")
+    assert done.returncode == 0 and done.stdout == f"wrote {tmp_path}/hf (float32)\n", done.stderr
     for arguments, words in (((), "name the folder to write, --out=FOLDER"), (("--out=x", "--dtype=int8"), "int8' is not")):
         done = run_here("core/export.py", *arguments)
         assert done.returncode == 1 and words in done.stderr and len(done.stderr.strip().split("\n")) == 1

@@ -5,7 +5,7 @@ import pytest
 from core import sample
 from core.models import load_tokenizer, save_model
 from tests.families import model_folder
-from tests.tiny import CAUSAL, causal_model, judge, model, run_script, save
+from tests.tiny import CAUSAL, causal_model, judge, model, run_here, save
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +23,8 @@ def printed(capsys, path, text, *arguments):
     return capsys.readouterr().out.split("\n")[:-1]
 
 
-@pytest.mark.slow
 def test_the_script_fills_your_text(paths):
-    done = run_script("core/sample.py", f"--checkpoint={paths['generator']}", "--text=the qu__k = fox", "--num_samples=3")
+    done = run_here("core/sample.py", f"--checkpoint={paths['generator']}", "--text=the qu__k = fox", "--num_samples=3")
     lines = done.stdout.split("\n")[:-1]
     assert done.returncode == 0 and [x[:6] + x[8:] for x in lines] == ["the quk = fox"] * 3, done.stderr
 
