@@ -15,8 +15,8 @@ BOARD = 24             # characters of a line at most for texts of several lines
 
 
 def best_and_worst(total, rewards, values, log):
-    """For each of the first SHOWN problems, the numbers {"best": n, "worst": n} of the completions with the highest and
-    the lowest reward, and what a sample says about them: reward, whether it is correct, what rewards logged.
+    """The numbers {"best": n, "worst": n} of the completions with the highest and the lowest reward, and what a sample
+    says about them (reward, whether it is correct, what rewards logged), for each of the first SHOWN problems.
 
     total: (P, G); values: {name of a reward: (N,)}; rewards: a Rewards, log: its Log, or None
     A completion that the success reward skipped is neither correct nor wrong.
@@ -76,7 +76,7 @@ def column(title, text, mask, color):
 
 
 def is_board(texts):
-    """Whether texts have the same number of lines, several, and all of them short."""
+    """True if texts have the same number of lines, several, and all of them short."""
     lines = [text.split("\n") for text in texts]
     longest = max(len(line) for text in lines for line in text)
     return len({len(text) for text in lines}) == 1 and len(lines[0]) > 1 and longest <= BOARD

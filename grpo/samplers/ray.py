@@ -12,6 +12,8 @@ from grpo.samplers.ray_worker import RayWorker, pack
 from grpo.samplers.sampler import SamplerError
 
 START_SECONDS = 300  # in which a worker must be ready: it imports, and loads its model
+FEWER = "lower ray_workers, or OMP_NUM_THREADS, of which each takes as many CPUs"
+LATER = "raise sampler_timeout, or go on with --resume=auto"
 
 
 class RaySampler:
@@ -36,7 +38,8 @@ class RaySampler:
             undo.callback(self.close)
             actor = self.ray.remote(**worker_options(self.ray, config, dist))(RayWorker)
             self.workers = [actor.remote(make, config) for _ in range(config.ray_workers)]
-            self.names = self._names_when_ready()  # of all processes that have been workers
+            ready = self._values([worker.ready.remote() for worker in self.workers], START_SECONDS, FEWER)
+            self.names = set(ready)  # of all processes that have been workers
             undo.pop_all()
 
     def sync(self, weights, version):
@@ -53,7 +56,8 @@ class RaySampler:
 
     def finish(self):
         problems, answers = self.starts.popleft()
-        completions, names = zip(*self._values(answers), strict=True)
+        values = self._values(answers, self.config.sampler_timeout, LATER)
+        completions, names = zip(*values, strict=True)
         replaced = set(names) - self.names
         self.names |= replaced
         written = moved(self.policy.join(completions), self.policy.device)
@@ -61,7 +65,8 @@ class RaySampler:
 
     def score(self, problems, written):
         written = moved(written, "cpu")
-        return partial(self._values, [worker.score.remote(problems, written, *self.weights) for worker in self.workers])
+        answers = [worker.score.remote(problems, written, *self.weights) for worker in self.workers]
+        return partial(self._values, answers, self.config.sampler_timeout, LATER)
 
     def close(self):
         with contextlib.suppress(self.ray.exceptions.RayError):  # of an end for which there is another reason
@@ -70,23 +75,12 @@ class RaySampler:
         self.workers = []
         self.leave()
 
-    def _names_when_ready(self):
-        ready = [worker.ready.remote() for worker in self.workers]
-        _, late = self.ray.wait(ready, num_returns=len(ready), timeout=START_SECONDS)
-        if late:
-            free = {name: x for name, x in self.ray.available_resources().items() if name in ("CPU", "GPU")}
-            raise SamplerError(f"ray_workers={self.config.ray_workers}: {len(late)} of them did not start within "
-                               f"{START_SECONDS} seconds; Ray has free: {free}; lower ray_workers, or "
-                               "OMP_NUM_THREADS, of which each takes as many CPUs")
-        return set(self._values(ready))
-
-    def _values(self, answers):
+    def _values(self, answers, seconds, remedy):
         """The values that workers return. Raises SamplerError if they are late, raise an error, or die too often."""
         try:
-            return self.ray.get(answers, timeout=self.config.sampler_timeout)
+            return self.ray.get(answers, timeout=seconds)
         except self.ray.exceptions.GetTimeoutError:
-            line = (f"needed more than sampler_timeout={self.config.sampler_timeout:g} seconds; raise it, or go on "
-                    "with --resume=auto")
+            line = f"needed more than {seconds:g} seconds; {remedy}"
         except self.ray.exceptions.RayError as error:
             line = f"failed: {last_line(error)}"
         raise SamplerError(f"a worker of sampler='ray' {line}")

@@ -60,7 +60,7 @@ def start_ray(ray, variables, **settings):
 
 @contextlib.contextmanager
 def environment(variables):
-    """Within, what is started sees these variables {name: text}."""
+    """Sets variables {name: text} for what is started within."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:
@@ -99,7 +99,7 @@ def gpus_beside(dist):
 
 
 def worker_options(ray, config, dist):
-    """What Ray must know of a worker. One with its own environment could not be a process that Ray has ready."""
+    """Ray's options for a worker. One with its own environment could not be a process that Ray has ready."""
     workers = config.ray_workers
     if config.ray_address is not None:
         workers *= dist.world  # the ranks share a cluster

@@ -1,4 +1,4 @@
-"""What runs in a worker process of Ray: a policy that samples completions."""
+"""The worker process of Ray: a policy that samples completions."""
 
 import secrets
 from dataclasses import replace

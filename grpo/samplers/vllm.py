@@ -60,7 +60,7 @@ class VllmSampler:
         self.model = self._served()  # what requests ask for: the model that is served, or an adapter
 
     def _expected(self):
-        """What the server's answers are checked for."""
+        """The facts that the server's answers are checked against."""
         c = self.config
         stop = Stop(self.policy.tokenizer, c.stop_sequences, c.response_prefix)
         ids = set(range(self.policy.vocabulary)).difference(self.never)
@@ -161,7 +161,7 @@ class VllmSampler:
                                "again, or another run brings it weights; go on with --resume=auto")
 
     def _request(self, prompt):
-        """What the server is asked for a prompt. Settings that its generation_config.json may bring are named too."""
+        """The body of the request for a prompt. Settings that its generation_config.json may bring are named too."""
         c = self.config
         return {"model": self.model, "prompt": prompt, "n": c.group_size, "max_tokens": c.max_new_tokens,
                 "temperature": c.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,

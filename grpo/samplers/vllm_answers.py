@@ -1,4 +1,4 @@
-"""What a vLLM server answers, checked: the completions that it drew for a prompt, and its scores of known tokens."""
+"""Checks of a vLLM server's answers: the completions that it drew for a prompt, and its scores of known tokens."""
 
 import contextlib
 import math
@@ -17,7 +17,7 @@ DIFFERENT = 0.3  # nats: mean difference in the first batch that no precision ex
 
 @dataclass
 class Expected:
-    """What every answer is checked for; `named` begins the error lines."""
+    """The facts that every answer is checked against; `named` begins the error lines."""
     named: str
     group_size: int
     longest: int  # max_new_tokens
@@ -30,7 +30,7 @@ class Expected:
 
 @contextlib.contextmanager
 def understanding(answer, named):
-    """Within, an answer of another shape than a vLLM server's becomes a SamplerError. named: begins the line"""
+    """Raises SamplerError for an answer that the code within does not understand. named: begins the line"""
     try:
         yield
     except SamplerError:

@@ -42,7 +42,7 @@ class Server:
         return self._begin("GET", path, None).result()
 
     def post(self, path, body):
-        """What the server answers: parsed JSON, or the text if it is none."""
+        """Returns what the server answers: parsed JSON, or the text if it is none."""
         return self._begin("POST", path, body).result()
 
     def begin(self, path, bodies):
@@ -103,7 +103,7 @@ class Server:
 
 
 def headers():
-    """Those of every request. The server's key comes from the environment, so that no file of a run holds it."""
+    """The headers of every request. The server's key comes from the environment, so that no file of a run holds it."""
     key = os.environ.get(KEY, "").strip()
     if not key:
         return {}

@@ -129,20 +129,21 @@ class WithDeadline(Rewards):
 
 def test_late_completions_count_neither_right_nor_wrong(prompts, early_reward):
     c = settings(reward_functions=("early", "length_penalty"), length_min=1, length_max=6)
-    policy = causal_policy(scale=4.0)
-    rewards = WithDeadline(c)
+    policy, rewards = causal_policy(scale=4.0), WithDeadline(c)
     evaluation = evaluation_of(prompts, c, rewards=rewards)
     metrics, _ = evaluation(policy, 1.0)
+
+    def on_time(texts):
+        return [float(text[:1] < "P") for text in texts if not is_late(text)]
+
     written = evaluated_rollouts(policy, evaluation).texts.completions
-    groups = [[float(text[:1] < "P") for text in written[4 * i : 4 * i + 4] if not is_late(text)] for i in range(6)]
-    seen = sum(groups, [])
-    assert 0 < len(seen) < 24 and 0 < sum(seen) < len(seen)
-    assert metrics["sampled_accuracy"] == pytest.approx(np.mean(seen)) != np.mean(early(None, written))
+    groups = [on_time(written[4 * i : 4 * i + 4]) for i in range(6)]
     chances = [np.mean([any(pair) for pair in combinations(group, 2)]) for group in groups if len(group) >= 2]
-    assert 0 < len(chances) < 6 and metrics["pass_at_k"] == pytest.approx(np.mean(chances))
-    greedy = policy.greedy(evaluation.data.pack(evaluation.records, range(6)), evaluation.config)
-    on_time = [float(text[:1] < "P") for text in greedy if not is_late(text)]
-    assert 0 < len(on_time) < 6 and metrics["greedy_accuracy"] == np.mean(on_time)
+    greedy = on_time(policy.greedy(evaluation.data.pack(evaluation.records, range(6)), evaluation.config))
+    assert 0 < len(chances) < 6 and 0 < len(greedy) < 6 and 0 < len(on_time(written)) < 24
+    assert metrics["sampled_accuracy"] == pytest.approx(np.mean(on_time(written))) != np.mean(early(None, written))
+    assert metrics["pass_at_k"] == pytest.approx(np.mean(chances))
+    assert metrics["greedy_accuracy"] == np.mean(greedy)
     assert ("early", 1) in rewards.asked and ("length_penalty", 1) not in rewards.asked, "greedy needs no other"
 
 

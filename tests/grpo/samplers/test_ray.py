@@ -53,16 +53,10 @@ class FakeRay:
     def remote(self, **options):
         return lambda cls: SimpleNamespace(remote=lambda *arguments: Actor(partial(cls, *arguments)))
 
-    def wait(self, promises, num_returns, timeout):
-        return ([], promises) if self.late else (promises, [])
-
     def get(self, promises, timeout):
         if self.late:
             raise GetTimeoutError
         return [promise() for promise in promises]
-
-    def available_resources(self):
-        return {"CPU": 0.0, "memory": 1.0}
 
     def kill(self, actor):
         self.killed.append(actor)
@@ -163,14 +157,14 @@ def test_a_late_worker_and_an_error_of_its_code_end_the_run_with_a_line(world, f
         sampler.finish()
     sampler.start(problems(0), 0)
     fake.late = True
-    with pytest.raises(SamplerError, match="needed more than sampler_timeout=7 seconds; raise it"):
+    with pytest.raises(SamplerError, match="needed more than 7 seconds; raise sampler_timeout"):
         sampler.finish()
     sampler.close()
     assert fake.left and len(fake.killed) == 1, "a Ray that is gone does not hide why the run ends"
 
 
 @pytest.mark.parametrize("late, line", [(False, "generator_checkpoint=x is no file"),
-                                        (True, "ray_workers=1: 1 of them did not start .*Ray has free: {'CPU': 0.0}")])
+                                        (True, "needed more than 300 seconds; lower ray_workers, or OMP_NUM")])
 def test_workers_that_cannot_be_built_end_the_run_and_leave_nothing_open(fake, late, line):
     def make(config):
         raise ValueError("generator_checkpoint=x is no file")

@@ -186,27 +186,25 @@ def test_the_key_of_a_server_comes_from_the_environment_alone(monkeypatch):
             server.get("/x")
     assert heads == [False, True]
     monkeypatch.setenv("VLLM_API_KEY", "s3\ncret")
-    with pytest.raises(SamplerError, match="VLLM_API_KEY in the environment has characters that no request") as error:
+    with pytest.raises(SamplerError, match="^VLLM_API_KEY in the environment has characters that no request can carry"):
         Server("http://127.0.0.1:1", 5)
-    assert "cret" not in str(error.value)
 
 
 @pytest.mark.parametrize("failure", [b"", answer(b"1", length=9), answer(b"", "500 x"), answer(b"", "503 x")])
-def test_what_failed_by_chance_is_asked_again_a_few_times(failure):
-    for failures, tries in ((2, 3), (9, 3)):
-        asked = []
+@pytest.mark.parametrize("failures", [2, 9])
+def test_what_failed_by_chance_is_asked_again_a_few_times(failure, failures):
+    asked = []
 
-        def act(*_):
-            asked.append(1)
-            return failure if len(asked) <= failures else answer(b"1")
+    def act(*_):
+        asked.append(1)
+        return failure if len(asked) <= failures else answer(b"1")
 
+    if failures == 9:
+        failure_of(act)
+    else:
         with raw(act) as server:
-            if failures == 2:
-                assert server.post("/x", {}) == 1
-            else:
-                with pytest.raises(SamplerError):
-                    server.post("/x", {})
-        assert len(asked) == tries
+            assert server.post("/x", {}) == 1
+    assert len(asked) == 3
 
 
 def test_all_tries_together_end_at_the_deadline(monkeypatch):

@@ -1,23 +1,34 @@
-"""A policy, its problems, and the vLLM sampler of a server in the test process; fixtures that make them."""
+"""A policy, its problems, and the vLLM sampler of a server in the test process; fixtures that make them.
+
+The kind "real" is a real server, which VLLM_URL names: docs/scaling.md has the commands to start one. VLLM_MODEL is the
+model that it serves, as generator_checkpoint names it. A model of this project, by default that of data/arithmetic, is
+brought whole; a folder in Hugging Face format gets an adapter.
+"""
+
+import contextlib
+import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from core.huggingface.export import write_causal
 from core.huggingface.settings import LoraConfig
-from core.models import load_model, load_tokenizer
+from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer
 from grpo.policies.causal import CausalPolicy
 from grpo.samplers import vllm_http
 from grpo.samplers.sync_check import SyncCheck
 from grpo.samplers.vllm import VllmSampler
 from tests.families import model_folder, write_sums
-from tests.tiny import CAUSAL, causal_model, one_process, prompt_config
+from tests.tiny import CAUSAL, ROOT, causal_model, one_process, prompt_config
 from tests.vllm_server import running
 
 vllm_http.WAITS = (0.0, 0.0, 0.0, 0.0)
 SMALL = {"batch_size": 2, "group_size": 2, "max_new_tokens": 6, "temperature": 0.8, "sampler_timeout": 20.0}
 KINDS = ("ours", "qwen3", "adapter")  # a model of ours; one with several ends and rows behind its vocabulary; LoRA
+URL = os.environ.get("VLLM_URL")
+MODEL = os.environ.get("VLLM_MODEL", os.path.join(ROOT, "data", "arithmetic", "pretrained", "generator.safetensors"))
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +37,17 @@ def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("vllm")
     write_causal(causal_model(scale=3.0), CAUSAL, str(root / "ours"))
     qwen3 = model_folder(root / "qwen3", "qwen3", longest=64)
-    return {"ours": str(root / "ours"), "qwen3": qwen3, "adapter": qwen3, "sums": write_sums(root / "sums.jsonl")}
+    return {"ours": str(root / "ours"), "qwen3": qwen3, "adapter": qwen3, "real": MODEL,
+            "sums": write_sums(root / "sums.jsonl")}
 
 
 class World:
     """A policy, its problems, a server of its first weights, and the sampler between them."""
 
     def __init__(self, kind, folders, prompts, out, server, **settings):
-        self.server, lora = server, {"lora_rank": 4} if kind == "adapter" else {}
+        self.server, lora = server, {}
+        if kind == "adapter" or (kind == "real" and is_huggingface(MODEL)):
+            lora = {"lora_rank": 4}
         self.config = prompt_config(sampler="vllm", vllm_url=server.url, out_dir=str(out), kl_beta=0.0, **lora,
                                     **SMALL | settings)
         if kind == "ours":
@@ -81,7 +95,10 @@ def world(folders, prompts, tmp_path):
     opened = []
 
     def make(kind="ours", started=None, **settings):
-        opened.append(running(folders[kind], **(started or {})))
+        if kind == "real":
+            opened.append(contextlib.nullcontext(SimpleNamespace(url=URL)))
+        else:
+            opened.append(running(folders[kind], **(started or {})))
         out = tmp_path / f"out{len(opened)}"
         return World(kind, folders, prompts, out, opened[-1].__enter__(), **settings)
 
