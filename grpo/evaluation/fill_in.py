@@ -47,7 +47,7 @@ def touched_words(tokenizer, truth, masked):
 
 
 def word_between(text, before, after):
-    """What a text has between its beginning `before` and its end `after`; "" if it does not begin and end so."""
+    """The part of a text between its beginning `before` and its end `after`; "" if it does not begin and end so."""
     length = len(text) - len(before) - len(after)
     if length > 0 and text.startswith(before) and text.endswith(after):
         return text[len(before) : len(before) + length]

@@ -58,7 +58,7 @@ class SyncCheck:
         return float((theirs.cpu() - known[1])[self.mask].abs().mean())
 
     def _arrived(self, theirs):
-        """Whether scores (N, M) are surely of the version now. Raises SamplerError if they are surely not."""
+        """True if scores (N, M) are surely of the version now. Raises SamplerError if they are surely not."""
         version, _ = self.now
         of_now, of_earlier = self._away(theirs, self.now), math.inf
         if self.earlier is not None:
