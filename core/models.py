@@ -25,11 +25,8 @@ def is_huggingface(path, key="checkpoint"):
     file = os.path.join(path, "config.json")  # the folder of a run has one too, with the run's settings
     if os.path.isfile(file) and "model_type" in read_object(file, f"{key}={path}: config.json", "copy it again"):
         return True
-    remedy = "correct the path"
-    for name in ("model", "model.safetensors"):
-        if os.path.exists(os.path.join(path, name)):
-            remedy = f"name the model in it, {os.path.join(path, name)}"
-    raise ValueError(f"{key}={path} is a folder without a Hugging Face config.json; {remedy}")
+    raise ValueError(f"{key}={path} is a folder without a Hugging Face config.json; correct the path or, of a run, "
+                     f"name the model in it: {path}/model or {path}/model.safetensors")
 
 
 def load_model(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", adapter=None, dtype=torch.float32):

@@ -78,10 +78,10 @@ class CharTokenizer(OwnTokenizer):
             ids += [self.ids[piece] for piece in pieces if piece in self.ids]
         return ids
 
-    def decode(self, ids, special="_"):
-        """Text of the ids; every special token is shown as `special`, the stop token not at all."""
+    def decode(self, ids):
+        """Text of the ids; every special token is shown as an underscore, the stop token not at all."""
         ids = [i for i in ids if i != self.stop_token_id]
-        return "".join(self.pieces[i] if i < len(self.pieces) else special for i in ids)
+        return "".join(self.pieces[i] if i < len(self.pieces) else "_" for i in ids)
 
     def description(self):
         """Plain values that from_description turns back into this tokenizer; equal for equal vocabularies."""
@@ -114,10 +114,10 @@ class BPETokenizer(OwnTokenizer):
         """Ids of the text; the name of a special token in it is read as plain characters."""
         return self.bpe.encode_ordinary(text)
 
-    def decode(self, ids, special="_"):
-        """Text of the ids; every special token is shown as `special`, the stop token not at all."""
+    def decode(self, ids):
+        """Text of the ids; every special token is shown as an underscore, the stop token not at all."""
         ids = [i for i in ids if i != self.stop_token_id]
-        pieces = [self.bpe.decode_single_token_bytes(i) if i < self.words else special.encode() for i in ids]
+        pieces = [self.bpe.decode_single_token_bytes(i) if i < self.words else b"_" for i in ids]
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def description(self):

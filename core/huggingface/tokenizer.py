@@ -54,13 +54,13 @@ class HuggingFaceTokenizer:
         """Ids of a whole prompt: after the start token, if the tokenizer has one, and without an end token."""
         return [*self.start_ids, *self.encode(text)]
 
-    def decode(self, ids, special="_"):
-        """Text of the ids; a masked token is shown as `special`, other special tokens and end tokens not at all."""
+    def decode(self, ids):
+        """Text of the ids; a masked token is shown as an underscore, other special tokens and end tokens not at all."""
         ids = [int(i) for i in ids if int(i) not in self.stop_token_ids]
         if self.mask_token_id not in ids:
             return self.backend.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         ids = [i for i in ids if i == self.mask_token_id or i not in self.special_ids]
-        pieces = [special if i == self.mask_token_id else piece
+        pieces = ["_" if i == self.mask_token_id else piece
                   for i, piece in zip(ids, self.backend.convert_ids_to_tokens(ids), strict=True)]
         return self.backend.convert_tokens_to_string([piece for piece in pieces if piece])
 
