@@ -27,7 +27,7 @@ def detect_device(name="auto", local_rank=0):
     if name == "auto":
         kind = kinds[0]
     if kind not in kinds or (index and not index.isdecimal()):
-        raise ValueError(f"device={name!r} is no device of this machine; set auto, or one of {', '.join(kinds)}")
+        raise ValueError(f"device={name!r} is no device of this machine; set auto or one of: {', '.join(kinds)}")
     if kind != "cuda":
         return torch.device(kind)
     index = int(index or local_rank)
