@@ -79,12 +79,12 @@ def test_every_shipped_config_is_asked_about():
     assert shipped - SMALL.keys() == {"electra"}, "its models are downloaded"
 
 
-def test_worker_processes_are_ended_also_after_an_error(tmp_path):
+def test_several_ranks_are_refused_and_worker_processes_are_ended(tmp_path):
     run = completing(tmp_path)
     closed = []
     run.rewards.close = lambda: closed.append(True)
     run.dist.world = 2
-    with pytest.raises(ValueError, match="one process"):
+    with pytest.raises(ValueError, match="in one process, not in 2: start it without torchrun"):
         check_up(*vars(run).values())
     assert closed == [True]
 

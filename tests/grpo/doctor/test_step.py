@@ -1,11 +1,9 @@
 """The step that the doctor examines."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from grpo.doctor import step as doctor_step
-from grpo.doctor.step import examine, part_of
+from grpo.doctor.step import part_of
 from tests.grpo.evaluation.patients import completing, examined
 from tests.tiny import grpo_step, same
 
@@ -30,11 +28,6 @@ def test_a_large_step_is_examined_in_part(tmp_path, monkeypatch):
     x = examined(completing(tmp_path, gradient_accumulation_steps=2, ppo_epochs=2, minibatches=2))
     assert x.rollouts.problems == len(x.problems["number"]) == 3
     assert x.step_seconds > 0 and x.evaluation_seconds > 0
-
-
-def test_several_ranks_are_refused():
-    with pytest.raises(ValueError, match="in one process, not in 2: start it without torchrun"):
-        examine(None, None, None, None, SimpleNamespace(world=2))
 
 
 @pytest.mark.parametrize(("name", "part"), [

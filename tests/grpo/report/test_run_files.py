@@ -31,16 +31,13 @@ def test_a_damaged_line_is_named(tmp_path):
         Run(tmp_path, "mine")
 
 
-def test_of_a_long_run_all_evaluations_the_last_step_and_the_latest_samples_are_read(tmp_path, monkeypatch):
+def test_of_a_long_run_all_evaluations_and_the_last_step_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(run_files, "STEPS", 10)
-    monkeypatch.setattr(run_files, "SETS", 4)
     jsonl(tmp_path / "metrics.jsonl", *({"step": i, "loss" if i % 9 else "eval/x": float(i)} for i in range(95)))
-    jsonl(tmp_path / "samples.jsonl", *({"step": step, "best": best} for step in range(0, 91, 10) for best in "ab"))
     run = Run(tmp_path, "mine")
     assert [step for step, _ in run.curves["eval/x"]] == list(range(0, 95, 9))
     steps = [step for step, _ in run.curves["loss"]]
     assert run.last == steps[-1] == 94 and len(steps) <= 10 and {b - a for a, b in zip(steps, steps[1:])} <= {10, 20}
-    assert {step: len(records) for step, records in run.samples.items()} == {0: 2, 70: 2, 80: 2, 90: 2}
 
 
 @pytest.mark.parametrize("folders, names", [
