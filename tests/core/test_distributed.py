@@ -18,7 +18,7 @@ def test_devices_and_types(monkeypatch):
     with pytest.raises(ValueError, match="dtype='float16' is not one of auto, float32, bfloat16"):
         detect_dtype("float16", torch.device("cpu"))
     for name in ("gpu", "cuda", "cpu:x"):
-        with pytest.raises(ValueError, match=f"device='{name}' is no device of this machine; set auto, or one of cpu"):
+        with pytest.raises(ValueError, match=f"device='{name}' is no device of this machine; set auto or one of: cpu"):
             detect_device(name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
