@@ -60,7 +60,8 @@ def locked(out_dir):
     path = os.path.join(out_dir, LOCK)
     with writing(path):
         os.makedirs(out_dir, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0))  # it is emptied: no link
+        no_link = getattr(os, "O_NOFOLLOW", 0)  # the file is emptied
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | no_link, 0o666)
     with open(descriptor, "r+", errors="replace") as file:
         holder = file.read()
         if not is_free(file, holder):

@@ -4,7 +4,6 @@ which a terminal sends that is closed."""
 import contextlib
 import os
 import signal
-import threading
 
 # Windows has no SIGHUP
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
@@ -18,10 +17,9 @@ class StopSignal:
         self.dist, self.number, self.before = dist, 0, {}
 
     def __enter__(self):
-        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
-            for number in SIGNALS:
-                if signal.getsignal(number) != signal.SIG_IGN:  # nohup and shells ask for that
-                    self.before[number] = signal.signal(number, self.note) or signal.SIG_DFL
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup and shells ask for that
+                self.before[number] = signal.signal(number, self.note) or signal.SIG_DFL
         return self
 
     def __exit__(self, kind, *_):

@@ -188,7 +188,7 @@ for name in layouts:
     torch.save(layout.result, f"{out}-{name}-{dist.rank}.pt")
 if dist.world > 1:
     from tests.grpo.bad_step_worker import bad_steps
-    torch.save(bad_steps(dataset, prompts, f"{out}-run", dist), f"{out}-bad-{dist.rank}.pt")
+    torch.save(bad_steps(dataset, f"{out}-run", dist), f"{out}-bad-{dist.rank}.pt")
 dist.close()
 threads = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]  # where there is such a folder
 assert not any("gloo" in name for name in threads), "a thread that outlives Python can abort the process as it ends"

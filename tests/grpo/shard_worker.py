@@ -13,7 +13,6 @@ from dataclasses import replace
 
 sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")))
 
-import peft  # noqa: F401: loaded once, for all ranks
 import torch
 import torch.distributed.fsdp  # noqa: F401
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -53,19 +52,6 @@ def test_a_rank_that_fails_is_not_ended_by_a_signal_before_it_has_told():
     finally:
         for number, handler in zip(ALL, before, strict=True):
             signal.signal(number, handler)
-
-
-def test_a_thread_that_may_not_set_handlers_runs_without_them():
-    found = []
-
-    def run():
-        with StopSignal(one_process()) as stop:
-            found.append(stop.came())
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert found == [None]
 
 
 TWO = """

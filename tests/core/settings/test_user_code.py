@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-from core.settings.user_code import ROOT, UserCodeError, definition, is_ours, is_users, run_user_code, shortest
+from core.settings.user_code import ROOT, UserCodeError, definition, run_user_code, shortest
 
 HERE = os.path.join("tests", "core", "settings", "test_user_code.py")
 
@@ -73,16 +73,3 @@ def test_an_exception_of_a_librarys_function_names_the_function():
 def test_the_error_survives_the_way_out_of_a_worker_process():
     error = pickle.loads(pickle.dumps(UserCodeError("f.py, line 1: x", "KeyError: 'a'")))
     assert str(error) == "f.py, line 1: x: KeyError: 'a'" and error.line == "f.py, line 1: x"
-
-
-def test_a_file_of_this_project_is_known_through_a_symbolic_link(tmp_path):
-    (tmp_path / "link").symlink_to(ROOT)
-    assert is_ours(str(tmp_path / "link/core/model.py")) and not is_users(str(tmp_path / "link/grpo/kl.py"))
-
-
-def test_which_files_are_the_users():
-    assert is_users(__file__) and is_users("/home/me/mine.py") and is_users(os.path.join(ROOT, "config", "mine.py"))
-    for path in (os.path.join(ROOT, "core", "model.py"), os.path.join(ROOT, "grpo", "kl.py"), json.__file__,
-                 pytest.__file__, "<frozen runpy>"):
-        assert not is_users(path), path
-    assert is_ours(__file__) and is_ours(os.path.join(ROOT, "core", "model.py")) and not is_ours(json.__file__)
