@@ -17,7 +17,7 @@ CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['cont
                  "{% if add_generation_prompt %}<|im_start|>assistant\n"
                  "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}")
 TOKENIZERS = {"gpt2": "bytes", "llama": "start", "qwen2": "padded", "qwen3": "chat", "gemma3": "start",
-              "mistral": "start", "roberta": "angle", "modernbert": "square", "llama_reward": "start"}  # else words
+              "mistral": "start", "roberta": "angle", "roberta_reward": "angle", "modernbert": "square", "llama_reward": "start"}  # else words
 
 
 def training_text():
@@ -94,6 +94,7 @@ def architecture(family, tokenizer, n_layer=2, n_embd=32, longest=128):
     causal = vocabulary | shared_heads | ids
     frame = vocabulary | modern | {"pad_token_id": ids["pad_token_id"], "type_vocab_size": 2}
     electra = frame | {"embedding_size": n_embd // 2}
+    roberta = frame | ids | {"type_vocab_size": 1, "max_position_embeddings": longest + 2}
     build = {
         "gpt2": lambda: (t.GPT2LMHeadModel, t.GPT2Config(**vocabulary, **ids, n_embd=n_embd, n_layer=n_layer,
                                                          n_head=heads, n_positions=longest)),
@@ -108,8 +109,8 @@ def architecture(family, tokenizer, n_layer=2, n_embd=32, longest=128):
         "distilbert": lambda: (t.DistilBertForMaskedLM, t.DistilBertConfig(
             **vocabulary, pad_token_id=ids["pad_token_id"], dim=n_embd, n_layers=n_layer, n_heads=heads,
             hidden_dim=2 * n_embd, max_position_embeddings=longest)),
-        "roberta": lambda: (t.RobertaForMaskedLM, t.RobertaConfig(
-            **frame | ids | {"type_vocab_size": 1, "max_position_embeddings": longest + 2})),
+        "roberta": lambda: (t.RobertaForMaskedLM, t.RobertaConfig(**roberta)),
+        "roberta_reward": lambda: (t.RobertaForSequenceClassification, t.RobertaConfig(**roberta, num_labels=1)),
         "modernbert": lambda: (t.ModernBertForMaskedLM, t.ModernBertConfig(
             **vocabulary, **modern, **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id")
                                        for name in ("pad", "cls", "sep")},

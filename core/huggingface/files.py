@@ -14,7 +14,7 @@ AGAIN = "copy its files again"
 
 
 def is_adapter(path):
-    """Whether a folder holds an adapter."""
+    """Tells whether a folder holds an adapter."""
     return os.path.exists(os.path.join(path, ADAPTER))
 
 

@@ -7,7 +7,6 @@ import shutil
 
 import torch
 
-from core.distributions import at_least_float32
 from core.files.whole_files import writing
 from core.huggingface.files import (
     base_of,
@@ -145,31 +144,29 @@ def check_vocabulary(net, tokenizer, named):
 @torch.no_grad()
 def check_outputs(model, named):
     """Raises ValueError if the model gives other logits than transformers where its output layers are computed apart
-    from the others, through a cache, or behind padding, as the model interface does.
+    from the others, and where a causal one reads in parts, through a cache and behind padding.
 
     named: the setting and the path, for the error
     """
-    T, S = min(6, model.longest_input), len(model.start_ids)
-    tokens = torch.arange(T, device=next(model.parameters()).device)[None] % model.vocabulary  # (1, T)
-    framed = tokens.new_tensor([[*model.start_ids, *tokens[0].tolist(), *model.end_ids]])
-    with model.adapting():
-        expected = at_least_float32(model.net(input_ids=framed).logits)[:, S : S + T]  # (1, T, V), of a judge (1, T)
-    found = [model(tokens)]
+    T, S = 6, len(model.start_ids)
+    tokens = torch.arange(T, device=next(model.parameters()).device)[None]           # (1, T)
+    framed = tokens.new_tensor([[*model.start_ids, *range(T), *model.end_ids]])
+    expected = model.net(input_ids=framed).logits[:, S : S + T].float()              # (1, T, V), of a judge (1, T)
     if model.mode == SEQUENCE_SCORER:
         expected = -expected
-    if model.mode == LANGUAGE_MODEL and T > 2:
+    if model.mode == LANGUAGE_MODEL:
+        padded, padding = torch.cat((tokens[:, :1], tokens), 1), tokens.new_ones(1)  # (1, 1 + T)
         past = model.new_cache()
-        parts = [model(tokens[:, :1], past=past), model(tokens[:, 1:-1], past=past)]
+        parts = [model(padded[:, :2], past=past, padding=padding), model(padded[:, 2:T], past=past, padding=padding)]
         past = past.expand(tokens.new_zeros(2))
         past.keep(tokens.new_tensor([1]))
-        found.append(torch.cat((*parts, model(tokens[:, -1:], past=past)), 1))
-        padded = torch.cat((tokens[:, :1], tokens), 1)
-        found.append(model(padded, padding=tokens.new_ones(1))[:, 1:])
-    expected = expected[..., : model.vocabulary]
-    sampled = found[0] > BANNED  # (1, T, V): other tokens are never sampled
+        found = torch.cat((*parts, model(padded[:, T:], past=past, padding=padding)), 1)[:, 1:]
+    else:
+        found = model(tokens)
+    sampled = found > BANNED  # other tokens are never sampled
+    expected, found = expected[..., : model.vocabulary][sampled], found[sampled]
     tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
-    tolerance *= expected[sampled].abs().max()
-    if any((logits - expected)[sampled].abs().max() > tolerance for logits in found):
+    if (found - expected).abs().max() > tolerance * expected.abs().max():
         raise ValueError(f"{named}: {type(model.net).__name__} gives other logits where its output layers are computed "
                          "apart, through a cache, or behind padding; use a model of a family that docs/huggingface.md "
                          "names")

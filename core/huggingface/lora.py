@@ -112,7 +112,8 @@ def copy_weights(source, target):
 
 
 def adapter_identity(net):
-    """What must be equal, besides the adapter's names and shapes, for saved weights of it to give the same model."""
+    """Plain values that must be equal for saved weights of an adapter to give the same model: besides its own names and
+    shapes, its scale and the base model."""
     base = net.get_base_model()
     return {"lora_alpha": float(net.peft_config[POLICY].lora_alpha), BASE: base_hash(base)}
 
@@ -134,7 +135,7 @@ def share_without_adapter(layers):
 
 @contextmanager
 def using(net, name):
-    """Within, the model computes with the adapter of that name, or with None without one."""
+    """A block in which the model computes with the adapter of that name, or with None without one."""
     if name == POLICY:
         yield
     elif name is None:

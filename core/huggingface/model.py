@@ -18,7 +18,7 @@ from core.distributions import at_least_float32
 from core.huggingface.lora import POLICY, REFERENCE, adapter_identity, adapter_weights, copy_weights, using
 from core.huggingface.settings import FULL
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, freeze
-from core.performance.sharding import weights_of
+from core.performance.sharding import layers_of, weights_of
 from core.settings.optional import require
 
 BANNED = -1e9         # logit of a token that is never sampled: its probability is 0, and products with 0 stay finite
@@ -26,7 +26,7 @@ UNLIMITED = 2**30     # longest input of a model whose config names none
 
 
 class GivenStates(nn.Module):
-    """In the place of a model's layers: returns hidden states that were computed before."""
+    """Takes the place of a model's layers: it returns hidden states that were computed before."""
 
     def forward(self, *args, **settings):
         from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
@@ -42,7 +42,7 @@ class HuggingFaceCache:
         self.content, self.length = content, length
 
     def expand(self, rows, room=0):
-        """As core.cache.Cache.expand. Layers of a kind that cannot be written in place grow as they need."""
+        """Does what core.cache.Cache.expand does. Layers that cannot be written in place grow as they need."""
         content = copy.copy(self.content)
         content.layers = [copy.copy(layer) for layer in self.content.layers]
         content.batch_select_indices(rows)
@@ -132,9 +132,8 @@ class HuggingFaceModel(nn.Module):
         body, given = bare.base_model, GivenStates()
         head = copy.copy(bare)  # the output layers: it shares their weights, and has no other layers
         head._modules = dict(bare._modules) | {bare.base_model_prefix: given}
-        lists = [part for part in body.modules() if isinstance(part, nn.ModuleList)]
         # Plain attributes, not registered: their weights are those of net
-        self.__dict__ |= {"body": body, "head": head, "given": given, "layers": max(lists, key=size_of)}
+        self.__dict__ |= {"body": body, "head": head, "given": given, "layers": layers_of(body)}
         self.start_ids = self.end_ids = ()
         if mode != LANGUAGE_MODEL:
             self.start_ids, self.end_ids = tokenizer.start_ids, tokenizer.end_ids
@@ -192,7 +191,7 @@ class HuggingFaceModel(nn.Module):
 
     @contextmanager
     def checkpointing(self, past):
-        """With grad_checkpoint, within it every layer keeps only its inputs."""
+        """A block in which, with grad_checkpoint, every layer keeps only its inputs."""
         if not self.grad_checkpoint or not torch.is_grad_enabled():
             yield
             return
@@ -225,7 +224,7 @@ class HuggingFaceModel(nn.Module):
         return kinds
 
     def num_parameters(self):
-        return size_of(self.net)
+        return sum(p.numel() for p in self.net.parameters())
 
     def weights(self):
         """{name: tensor} of what training changes: with an adapter, the adapter alone."""
@@ -239,7 +238,7 @@ class HuggingFaceModel(nn.Module):
             self.net.load_state_dict(weights)
 
     def identity(self):
-        """What must be equal, besides the names and shapes of `weights`, for saved weights to give the same model."""
+        """Plain values that must be equal, besides names and shapes, for saved weights to give the same model."""
         return adapter_identity(self.net) if self.has_adapter else {}
 
     def frozen(self):
@@ -253,7 +252,7 @@ class HuggingFaceModel(nn.Module):
 
     @property
     def dimensions(self):
-        """As core.model.GPT.dimensions."""
+        """The same sizes as core.model.GPT.dimensions."""
         c = self.config
         head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
@@ -268,7 +267,3 @@ def most_tokens(net):
         if getattr(table, "padding_idx", None) is not None:  # RoBERTa counts positions from padding_idx + 1
             return longest - table.padding_idx - 1
     return longest
-
-
-def size_of(module):
-    return sum(p.numel() for p in module.parameters())

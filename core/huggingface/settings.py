@@ -47,12 +47,12 @@ class LoraConfig:
 
     @property
     def has_adapter(self):
-        """Whether an adapter is trained in place of the weights."""
+        """Tells whether an adapter is trained in place of the weights."""
         return self.lora_rank > 0 or self.lora_init_from is not None
 
     @property
     def reference_adapter(self):
-        """Whether the run has a reference that needs an adapter of its own: it starts from one, or moves."""
+        """Tells whether the reference needs an adapter of its own: the run starts from one, or the reference moves."""
         mode = getattr(self, "reference_mode", "none")
         if mode == "none" or self.kl_beta == 0 or self.reference_checkpoint is not None:
             return False

@@ -94,7 +94,7 @@ class RewardModel:
         return self.tokenizer(chat, add_special_tokens=False)["input_ids"]
 
     def shares_tokens(self, tokenizer):
-        """Whether a generator with this tokenizer, None if it is not known, has the same tokens."""
+        """Tells whether a generator with this tokenizer, None if it is not known, has the same tokens."""
         backend = getattr(tokenizer, "backend", None)
         return backend is not None and backend.get_vocab() == self.tokenizer.get_vocab()
 

@@ -1,4 +1,4 @@
-"""Whether a generator computes the same in every way that training uses it: one row of a table for each model.
+"""Checks that a generator computes the same in every way that training uses it: one row of a table for each model.
 
 python grpo/tools/check_model.py FOLDER [FOLDER ...] [--key=value]
 python grpo/tools/check_model.py hf:owner/name --prompt_length=200 --completion_length=50

@@ -103,7 +103,7 @@ def flat(tensors):
 
 
 class Keep:
-    """Before the optimizers: keeps the gradient of the last step."""
+    """Stands before the optimizers and keeps the gradient of the last step."""
 
     def __init__(self, policy):
         self.policy, self.param_groups = policy, []
@@ -202,7 +202,7 @@ def train_alone(share, dist, found):
 
 
 def train_in_bfloat16(name, dist, found):
-    """In bfloat16 weights are put together and computed with in bfloat16; parts, gradients and means stay float32."""
+    """A step in bfloat16: weights are put together and computed with in bfloat16; parts, gradients and means stay float32."""
     dist.dtype = torch.bfloat16
     run = Run(*KINDS[name], dist)
     with run.policy.autocast():

@@ -69,8 +69,8 @@ def exported(path, tokenizer, tied=False, dtype=torch.float32):
 
 @torch.no_grad()
 def largest_difference(ours, theirs, vocabulary=CAUSAL.base_vocab_size):
-    """Of the logits of one of our models and one of transformers, relative to the largest logit, on rows of several
-    lengths, the longest that fits among them."""
+    """The largest difference of a logit between one of our models and one of transformers, relative to the largest
+    logit, on rows of several lengths, the longest that fits among them."""
     generator, found = torch.Generator().manual_seed(1), []
     for length in (1, 2, 17, 48):
         ids = torch.randint(vocabulary, (1, length), generator=generator)

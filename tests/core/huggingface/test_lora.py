@@ -269,8 +269,8 @@ def test_a_run_resumes_from_a_state_of_its_adapter_alone_and_of_no_other(folders
     assert os.path.getsize(out / "state.pt") < 4 * sum(p.numel() for p in saved.values()) + 40_000
     for changes in ({}, {"dtype": torch.bfloat16}, {"base": moved}):
         loop(**changes).resume()
-    for changes, words in (({"lora_alpha": 128.0}, "lora_alpha"),
-                           ({"lora_rank": 8, "lora_alpha": 8.0}, "weights"), ({"base": other}, "the base model's weights")):
+    for changes, words in (({"lora_alpha": 128.0}, "lora_alpha"), ({"lora_rank": 8, "lora_alpha": 8.0}, "weights"),
+                           ({"base": other}, "the base model's weights")):
         with pytest.raises(ValueError, match=f"state.pt is of a run that differs in {words}[^\n]*config.json"):
             loop(**changes).resume()
     assert load(other, lora_init_from=folders("llama")[1]), "an adapter as a start may be of another base model"

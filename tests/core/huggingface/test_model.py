@@ -72,19 +72,15 @@ def test_logits_equal_those_of_transformers_and_special_tokens_are_never_filled_
 
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES + FILL_FAMILIES)
 def test_every_parameter_is_of_one_kind_and_an_input_that_is_too_long_is_refused(family, both):
-    model, tokenizer, theirs = both(family)
-    kinds = model.parameters_by_kind()
-    found = [id(p) for group in kinds.values() for p in group]
-    assert sorted(kinds) == ["embeddings", "matrices", "vectors"] and len(set(found)) == len(found)
-    assert set(found) == {id(p) for p in model.parameters()}
-    assert model.num_parameters() == theirs.num_parameters()
+    model, tokenizer, _ = both(family)
+    kinds, names = model.parameters_by_kind(), {id(p): name for name, p in model.named_parameters()}
+    found = {kind: [names[id(p)] for p in group] for kind, group in kinds.items()}
+    assert sorted(sum(found.values(), [])) == sorted(names.values())
     assert all(p.dim() >= 2 for p in kinds["matrices"]) and all(p.dim() == 1 for p in kinds["vectors"])
-    names = {id(p): name for name, p in model.net.named_parameters()}
-    assert all("layer" in names[id(p)] or ".h." in names[id(p)] for p in kinds["matrices"])
-    assert any("embed" in names[id(p)] or "wte" in names[id(p)] for p in kinds["embeddings"])
-    assert model.longest_input == 128 - len(model.start_ids) - len(model.end_ids)
+    assert all("layer" in name or ".h." in name for name in found["matrices"])
+    assert any("embed" in name or "wte" in name for name in found["embeddings"])
     with torch.no_grad():
-        model.states(random_ids(tokenizer, 1, model.longest_input))
+        model.states(random_ids(tokenizer, 1, 128 - len(model.start_ids) - len(model.end_ids)))
         with pytest.raises(ValueError, match=f"input of {model.longest_input + 1} tokens does not fit"):
             model.states(random_ids(tokenizer, 1, model.longest_input + 1))
 
@@ -172,24 +168,6 @@ def test_recomputed_activations_are_not_stored(both):
     assert kept[True] < 0.5 * kept[False]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_greedy_text_equals_that_of_transformers_generate(family, both):
-    model, tokenizer, theirs = both(family)
-    prompts = [tokenizer.encode_prompt(text) for text in ("7+8=", "the quick brown fox jumps over", "a", "9+12=")]
-    wide = max(map(len, prompts))
-    padding = torch.tensor([wide - len(ids) for ids in prompts])
-    input = torch.tensor([[tokenizer.pad_token_id] * (wide - len(ids)) + ids for ids in prompts])
-    out = generate(model, input, padding, torch.zeros(len(prompts), 1, 24), Stop(tokenizer), top_k=1)
-    beyond = list(range(tokenizer.base_vocab_size, theirs.config.vocab_size)) or None
-    for ids, row, length in zip(prompts, out.target.tolist(), out.mask.sum(1).int(), strict=True):
-        written = row[:length]
-        whole = theirs.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), do_sample=False,
-                                max_new_tokens=24, eos_token_id=list(tokenizer.stop_token_ids), pad_token_id=0,
-                                suppress_tokens=beyond)
-        assert written == whole[0, len(ids) :].tolist()
-        assert tokenizer.decode(written) == tokenizer.backend.decode(whole[0, len(ids) :], skip_special_tokens=True)
-
-
 @pytest.mark.parametrize("family, names", [("qwen3", ["<|endoftext|>", "<|im_end|>"]), ("llama", ["</s>"])])
 def test_every_declared_end_ends_a_completion_and_nothing_else_does(family, names, both):
     model, tokenizer, _ = both(family)
@@ -206,17 +184,6 @@ def test_every_declared_end_ends_a_completion_and_nothing_else_does(family, name
         ended |= {row[t] for t in places}
     assert ended == set(ends), "noise that draws every end"
     assert all(names[0] not in tokenizer.decode(row) for row in out.target.tolist())
-
-
-def test_ids_without_text_are_never_written(both):
-    model, tokenizer, theirs = both("qwen2")
-    assert theirs.config.vocab_size > model.vocabulary == len(tokenizer.backend)
-    with torch.no_grad():
-        theirs.get_output_embeddings().weight[model.vocabulary :] = 50.0  # they would be written all the time
-    model.load_weights(theirs.state_dict())
-    noise = torch.rand(1, 40, 20, dtype=torch.float64)
-    out = generate(model, random_ids(tokenizer, 1, 5), None, noise, Stop(tokenizer))
-    assert int(out.target.max()) < len(tokenizer.backend)
 
 
 # --- fill-in models
@@ -260,9 +227,8 @@ def test_electra_is_a_judge_of_each_token(folder):
 # --- the interface
 
 
-@pytest.mark.parametrize("family", ["gpt2", "modernbert"])
-def test_frozen_copies_and_weights_do_not_follow_the_model(family, both):
-    model, tokenizer, _ = both(family)
+def test_frozen_copies_and_weights_do_not_follow_the_model(both):
+    model, tokenizer, _ = both("gpt2")
     tokens = random_ids(tokenizer, 2, 9)
     with torch.no_grad():
         before, twin = model(tokens), model.frozen()
