@@ -173,20 +173,6 @@ def test_a_run_from_nothing_but_a_folder_and_a_file(lora, start, world, tmp_path
     assert len(modes) == 1, "safetensors files are as readable as the others"
 
 
-def test_a_fill_in_run_against_a_detector_of_replaced_tokens(world, tmp_path):
-    out = tmp_path / "out"
-    printed = launch(settings_of(world, "bert", judge_checkpoint=world("electra_judge"), reward_functions=("judge",),
-                                 out_dir=out, max_iters=8, learning_rate=1e-2, group_size=8))
-    assert "sequence_scorer" in printed and "1 x judge [0, 1]" in printed
-    before, after = held_out(out, "eval/judge")
-    assert 0 < before < after < 1
-    net, start = base_model(out / "model"), base_model(world("bert"))
-    moved = [name for name, p in net.state_dict().items() if not torch.equal(p, start.state_dict()[name])]
-    assert len(moved) > 10
-    shown = read_records(str(out / "samples.jsonl"))
-    assert shown and all("_" in r["problem"] and "[" not in r["best"] + r["problem"] for r in shown)
-
-
 @pytest.mark.parametrize("family, more", [
     ("llama", {"lora_init_from": "llama adapter"}), ("bert", {}),
     ("llama", {"lora_rank": 4, "reference_mode": "periodic", "reference_update_freq": 1})], ids=str)

@@ -67,10 +67,8 @@ def test_a_rank_without_work_takes_part(layouts, ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fill", "lora"])
 def test_in_bfloat16_the_gradient_is_that_of_autocast_but_for_rounding(layouts, name):
-    one, several = (layouts[0][ranks][f"bfloat16/{name}/gradient"] for ranks in (1, 2))
+    one, several = (layouts[0][ranks][f"bfloat16/{name}"] for ranks in (1, 2))
     assert 0 < (several - one).norm() < 0.05 * one.norm()
-    (kl, _), (mean_kl, mismatch) = (layouts[0][ranks][f"bfloat16/{name}/metrics"].tolist() for ranks in (1, 2))
-    assert mean_kl == pytest.approx(kl, rel=0.5) and (mean_kl == 0) == (name == "fill") and mismatch < 0.1
 
 
 @pytest.mark.slow
