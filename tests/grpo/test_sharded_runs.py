@@ -26,7 +26,7 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     write_text_dataset(folder / "data", TEXT)
     return folder, {
-        "dataset": folder / "data", "block_size": 32, "group_size": 3, "eval_problems": 4,
+        "dataset": folder / "data", "block_size": 32, "dtype": "float32", "group_size": 3, "eval_problems": 4,
         "generator_checkpoint": save(folder / "generator.safetensors", model(scale=3.0, n_layer=2)),
         "judge_checkpoint": save(folder / "judge.safetensors", judge()),
         "gold_judge_checkpoint": save(folder / "gold.safetensors", judge(seed=6)),
