@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 
 from core.distributions import draw_tokens, noise_on
-from core.performance.batching import cat_padded
 from core.performance.kept_tokens import KeptCollector, KeptTokens
 from core.performance.prepacked import prepacked
 
@@ -74,13 +73,6 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
     M = int(length.clamp(max=L).max())
     mask = torch.arange(M, device=device) < length[:, None]                          # (N, M)
     return Generation(target[:, :M] * mask, mask.float(), logp[:, :M] * mask, collector.joined(), (length > L).cpu())
-
-
-def join_generations(parts):
-    """Generations of different prompts as one."""
-    by_token = {name: cat_padded([getattr(part, name) for part in parts]) for name in ("target", "mask", "logp")}
-    return Generation(**by_token, kept=KeptTokens.join([part.kept for part in parts]),
-                      truncated=torch.cat([part.truncated for part in parts]))
 
 
 class Stop:

@@ -129,7 +129,7 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask):
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
     surrogate = torch.min(ratio * advantages, clipped * advantages)                   # no gain from going further
     x = ref_logp - logp
-    kl = x.exp() - x - 1                         # equation 4: unbiased and never negative; its gradient reaches logp
+    kl = ratio * (x.exp() - x - 1)               # equation 4, never negative; with the ratio its gradient is the KL's
     term = surrogate - KL_BETA * kl                                                   # (N, L)
     per_completion = (term * mask).sum(1) / mask.sum(1)                               # 1/|o| sum over its tokens
     return -per_completion.mean()                                                     # 1/G sum, and mean over problems

@@ -11,16 +11,22 @@ def centred(reward, mask):
     """
     count = mask.sum(1, keepdim=True)
     mean = (reward * mask).sum(1, keepdim=True) / count.clamp(min=1)
-    most = reward.masked_fill(mask == 0, -torch.inf).amax(1, keepdim=True)           # (P, 1, 1 or M)
-    equal = most <= reward.masked_fill(mask == 0, torch.inf).amin(1, keepdim=True)
+    highest = reward.masked_fill(mask == 0, -torch.inf).amax(1, keepdim=True)        # (P, 1, 1 or M)
+    lowest = reward.masked_fill(mask == 0, torch.inf).amin(1, keepdim=True)
+    equal = highest <= lowest
     return (reward - mean).masked_fill(equal, 0.0) * mask, count
+
+
+def over_std(x, squares, count):
+    """x / (std + 1e-4), with the std of `count` numbers whose squares sum to `squares`; divided by count - 1."""
+    return x / ((squares / (count - 1).clamp(min=1)).sqrt() + 1e-4)
 
 
 def group_std(reward, mask, total):
     """(r - mean) / (std + 1e-4) within the group: GRPO, arXiv 2402.03300 section 4.1.2. The variance is divided by
     G - 1, as in TRL."""
     x, count = centred(reward, mask)
-    return x / ((x.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt() + 1e-4)
+    return over_std(x, x.square().sum(1, keepdim=True), count)
 
 
 def group_mean(reward, mask, total):
@@ -40,7 +46,7 @@ def batch_std(reward, mask, total):
     """(r - mean of the group) / (std + 1e-4); the std is that of these differences over the step and all ranks."""
     x, _ = centred(reward, mask)
     squares, count = total(torch.stack((x.square().sum(), mask.sum().to(x.dtype))))
-    return x / ((squares / (count - 1).clamp(min=1)).sqrt() + 1e-4)
+    return over_std(x, squares, count)
 
 
 def step(reward, mask, total):
@@ -54,7 +60,7 @@ def step(reward, mask, total):
     above, below = total(torch.stack(((x > 0).sum(), (x < 0).sum())).to(x.dtype))
     equal = (above == 0) | (below == 0)
     x = x.masked_fill(equal & x.isfinite(), 0.0)  # of equal rewards only rounding errors are left
-    return x / ((total(x.square().sum()) / (count - 1).clamp(min=1)).sqrt() + 1e-4)
+    return over_std(x, total(x.square().sum()), count)
 
 
 ADVANTAGES = {"group_std": group_std, "group_mean": group_mean, "leave_one_out": leave_one_out, "batch_std": batch_std,
@@ -69,5 +75,6 @@ def compute_advantages(reward, name, mask=None, total=lambda x: x):
     total:  sums a tensor over ranks
     Returns the same shape; exactly 0 where the rewards of a group are all equal (`step`: where those of the step are)
     """
-    mask = torch.ones_like(reward) if mask is None else mask.expand_as(reward)
+    if mask is None:
+        mask = torch.ones_like(reward)
     return ADVANTAGES[name](reward, mask, total) * mask

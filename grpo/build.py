@@ -10,6 +10,7 @@ from core.files.records import has_prompts, is_file_of_records
 from core.huggingface.settings import FULL
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
+from core.performance.kept_tokens import KeptTokens
 from core.performance.prepacked import has_fast_bfloat16
 from core.performance.sharding import is_asked_for, loads_on, shard_all
 from core.prompts import PromptConsumer, PromptFormat
@@ -24,7 +25,6 @@ from grpo.reference import needs_reference
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.reward_model import load_reward_model
 from grpo.rewards import Rewards
-from grpo.scoring import check_stored
 
 POLICIES = {MASKED_FILL: FillPolicy, LANGUAGE_MODEL: CausalPolicy}
 ONLY_FOR = {MASKED_FILL: {"unmask_steps": 1, "fill_estimator": "trajectory", "credit_window": None,
@@ -220,10 +220,24 @@ def build_evaluation(config, models, rewards, data):
 
 
 def check_memory(config, models):
-    """Raises ValueError if the distributions stored with an iteration's rollouts need more than stored_megabytes."""
+    """Raises ValueError if what is stored with an iteration's rollouts is certain not to fit into stored_megabytes. The
+    exact KL stores a number for each token of the vocabulary, truncation at least one token of each distribution."""
     states = config.batch_size * config.gradient_accumulation_steps * models.policy.stored_states(config)
-    exact = models.reference is not None and choose_estimator(config, models.policy) == "exact"
-    check_stored(states, models.policy.vocabulary, config, exact, truncates(config.top_p, config.top_k, config.min_p))
+    vocabulary = models.policy.vocabulary
+    stored, uses, ways = 0, [], []
+    if models.reference is not None and choose_estimator(config, models.policy) == "exact":
+        stored += 4 * states * vocabulary
+        uses.append(f"{vocabulary} numbers each for the exact KL")
+        ways.append("kl_estimator='k3'")
+    if truncates(config.top_p, config.top_k, config.min_p):
+        stored += KeptTokens.LEAST_BYTES * states
+        uses.append("the tokens that truncation kept")
+        ways.append("top_p=1.0, top_k=0 and min_p=0.0")
+    megabytes = stored / 2**20
+    if megabytes > config.stored_megabytes:
+        raise ValueError(f"stored_megabytes={config.stored_megabytes} is not enough: for up to {states} tokens, "
+                         f"{' and '.join(uses)} take {megabytes:.0f} MB; set {' and '.join(ways)}, lower batch_size, "
+                         "group_size or the length, or raise stored_megabytes")
 
 
 def fill_in_evaluation(config, models, rewards=None):

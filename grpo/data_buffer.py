@@ -2,13 +2,12 @@
 
 import math
 from collections import deque
-from dataclasses import replace
 
 import numpy as np
 import torch
 
 from core.performance.kept_tokens import KeptTokens
-from grpo.rollout import Rollouts, plain
+from grpo.rollout import Rollouts, moved, plain
 
 SHUFFLE = 3                # keeps this noise apart from that of problems and samples
 MOST_EVALUATIONS = 1000
@@ -27,32 +26,19 @@ class DataBuffer:
         self.evaluations = deque(maxlen=MOST_EVALUATIONS)
 
     def store_rollout_data(self, rollouts, sums):
-        """Takes rollouts with their advantage and the sums of their metrics. Returns their id.
-
-        Raises ValueError if they cannot be trained on, or if there is no room
-        """
+        """Takes rollouts with their advantage and the sums of their metrics. Returns their id."""
         if len(self.rollouts) >= self.capacity:
             raise ValueError(f"the buffer holds {self.capacity} rollouts already; train on them first")
-        N = len(rollouts.target)
         if rollouts.advantage is None:
             raise ValueError("rollouts have no advantage yet")
-        if N != rollouts.reading.problems * rollouts.group_size:
-            raise ValueError(f"{N} completions do not fit a reading of {rollouts.reading.problems} problems")
-        for name in ("mask", "train_mask", "old_logp", "advantage"):
-            x = getattr(rollouts, name)
-            if len(x) != N or (name != "advantage" and x.shape != rollouts.target.shape):
-                raise ValueError(f"{name} of shape {tuple(x.shape)} does not fit tokens of "
-                                 f"{tuple(rollouts.target.shape)}")
         self.stored += 1
-        self.rollouts[self.stored] = (replace(rollouts, texts=None), dict(sums))
+        self.rollouts[self.stored] = rollouts, sums
         return self.stored
 
     def prepare_training_batch(self, id, epochs=1, minibatches=1):
         """Queues `epochs` passes over a rollout, each in `minibatches` parts of its problems, shuffled anew."""
         if id not in self.rollouts:
             raise ValueError(f"no rollouts with id {id} in the buffer, which holds {sorted(self.rollouts)}")
-        if any(waiting == id for waiting, *_ in self.queue):
-            raise ValueError(f"the rollouts with id {id} are queued already; train on their minibatches first")
         if epochs < 1 or minibatches < 1:
             raise ValueError(f"epochs={epochs} and minibatches={minibatches} must be at least 1")
         self.queue += [(id, epoch, part, minibatches) for epoch in range(epochs) for part in range(minibatches)]
@@ -73,7 +59,7 @@ class DataBuffer:
         return rollouts, sums
 
     def skip_rest(self):
-        """Lets go of what is queued: its policy has moved too far from the one that wrote it."""
+        """Lets go of what is queued: its policy has moved too far from the one that sampled it."""
         self.rollouts, self.queue = {}, []
 
     def store_evaluation_data(self, step, metrics):
@@ -95,15 +81,15 @@ class DataBuffer:
 
     def load_state_dict(self, state, reading_class, device="cpu"):
         """reading_class: the policy's Reading"""
-        def whole(saved):
-            reading = reading_class(**saved["reading"] | {"kept": load_kept(saved["reading"]["kept"])})
-            return Rollouts(**saved | {"reading": reading}).to(device)
-
-        self.rollouts = {id: (whole(saved), sums) for id, (saved, sums) in state["rollouts"].items()}
+        self.rollouts = {id: (loaded(saved, reading_class, device), sums)
+                         for id, (saved, sums) in state["rollouts"].items()}
         self.queue, self.stored = [tuple(entry) for entry in state["queue"]], state["stored"]
         self.evaluations = deque(state["evaluations"], maxlen=MOST_EVALUATIONS)
 
 
-def load_kept(saved):
-    """KeptTokens as `plain` gave them. A state may also hold them as (K, V) bool."""
-    return KeptTokens.of(saved) if torch.is_tensor(saved) else None if saved is None else KeptTokens(**saved)
+def loaded(saved, reading_class, device):
+    """Rollouts from what `plain` made of them."""
+    reading = dict(saved["reading"])
+    if reading["kept"] is not None:
+        reading["kept"] = KeptTokens(**reading["kept"])
+    return moved(Rollouts(**saved | {"reading": reading_class(**reading)}), device)

@@ -24,7 +24,7 @@ RANGES = {
     "batch_size": "[1, 1e6]", "group_size": "[2, 1e5]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
     "top_k": "[0, 1e9]", "min_p": "[0, 1)", "unmask_steps": "[1, 1e6]", "stored_megabytes": "[1, 1e9]",
     "credit_window": "[0, 1e9]", "kl_beta": "[0, 1e6]", "kl_target": "(0, 1e6]",
-    "entropy_bonus": "[0, 1e6]", "overlong_buffer": "[0, 1e6]", "overlong_penalty": "[0, 1e6]",
+    "entropy_bonus": "[0, 1e6]", "overlong_buffer": "[0, 1e6]",
     "clip_low": "[0, 1e9]", "clip_high": "[0, 1e9]", "clip_cap": "(1, 1e9]",
     "ema_alpha": "[0, 1]", "reference_update_freq": "[1, 1e12]",
     "ppo_epochs": "[1, 1e6]", "minibatches": "[1, 1e6]", "micro_batch_tokens": "[1, 1e12]",
@@ -71,14 +71,12 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
                                               # positions away; None: of the whole text
     kl_beta: float = 0.1                      # weight of the KL penalty to the reference
     kl_estimator: str | None = None           # exact (over the vocabulary), k2, k3; None: exact for fill-in, else k3
-    kl_importance: bool = True                # weight k2 and k3 by the ratio to the policy that sampled: the gradient
-                                              # is then in expectation that of the KL; exact needs no weight
     kl_in_reward: bool = False                # KL as a part of the reward (k1) instead of the loss
     kl_target: float | None = None            # kl_beta is adapted to reach this mean_kl; None: kl_beta stays
     entropy_bonus: float = 0.0                # weight of the entropy, which the loss then raises
     mask_truncated: bool = False              # leave completions that ran out of max_new_tokens out of the loss
-    overlong_buffer: int = 0                  # tokens before max_new_tokens in which length costs reward; 0: none
-    overlong_penalty: float = 1.0             # reward lost at the end of overlong_buffer
+    overlong_buffer: int = 0                  # tokens before max_new_tokens in which length costs up to 1 of the
+                                              # reward; 0: none
     zero_std: str = "keep"                    # groups of equal rewards: keep, drop, or resample other problems
     clip_low: float | None = None             # the ratio is at least 1 - clip_low; None: the objective's own
     clip_high: float | None = None            # the ratio is at most 1 + clip_high; None: the objective's own

@@ -22,10 +22,11 @@ from core.scheduler import CosineLRScheduler
 from core.training_step import build_optimizers, set_learning_rate
 from grpo.data_buffer import DataBuffer
 from grpo.evaluation.samples import append_samples, comparison_table, format_samples
-from grpo.grpo_training_step import Experience, Timer, collect_experience, train_on_experience
+from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.kl import adapted
 from grpo.reference import REFERENCES
 from grpo.report.page import write_report
+from grpo.rollout import moved, plain
 from grpo.samplers.local import LocalSampler
 from grpo.samplers.prefetch import Prefetcher
 from grpo.samplers.sync_check import SyncCheck
@@ -53,7 +54,7 @@ class GRPOTrainer:
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.prefetcher = Prefetcher(LocalSampler(policy, config), policy, self.problems_of, config)
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger, dist.rank)
-        self.sampled = []  # [(Texts, Scored)] of all that was sampled in the iteration
+        self.sampled = []  # [(Rollouts, Scored)] of all that was sampled in the iteration
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
         self.step, self.skipped_steps, self.empty_steps, self.before, self.after = 0, 0, 0, {}, {}
         self.stopped_by = None  # the signal that ended the run early
@@ -105,27 +106,26 @@ class GRPOTrainer:
         timer = Timer()
         on_policy = not self.buffer.queue
         if on_policy:
-            collected = collect_experience(self.policy, self.reference, self.rewards, self.sample, c, self.dist, timer)
-            self.sampled = collected.sampled
-            id = self.buffer.store_rollout_data(collected.rollouts, collected.sums)
+            rollouts, sums, self.sampled = collect_rollouts(self.policy, self.reference, self.rewards, self.sample, c,
+                                                            self.dist, timer)
+            id = self.buffer.store_rollout_data(rollouts, sums)
             self.buffer.prepare_training_batch(id, c.ppo_epochs, c.minibatches)
         self.logger.doing("training")
-        experience = Experience(*self.buffer.next_minibatch(), self.sampled, on_policy)
-        metrics = train_on_experience(self.policy, experience, self.optimizers, c, self.dist)
+        rollouts, sums = self.buffer.next_minibatch()
+        metrics = train_on_rollouts(self.policy, rollouts, sums, self.optimizers, c, self.dist, on_policy)
         timer.end("train")
         self.step += 1
         self.spent += sum(timer.times.values())
         metrics |= timer.metrics() | {"lr": lr, "kl_beta": self.kl_beta}
         metrics["tokens_per_second"] = metrics.pop("text_tokens") / self.spent
-        self.end_step(metrics, experience)
+        self.end_step(metrics, rollouts)
         return metrics
 
-    def end_step(self, metrics, experience):
+    def end_step(self, metrics, rollouts):
         """Counts a step that was skipped or empty; the last step of an iteration moves the reference and kl_beta."""
         c = self.config
         bad_rollouts = metrics.pop("bad_rollouts")
-        self.bad.check(self.step, metrics, lambda: {
-            "iteration": self.iteration, "kl_beta": self.kl_beta, "config": asdict(c), **experience.plain()})
+        self.bad.check(self.step, metrics, lambda: self.plain_step(rollouts))
         if "mean_reward" not in metrics:
             self.logger.say(f"step {self.step}: no reward scored a completion: all of them returned None or were late "
                             "(reward_timeout), so nothing is learned")
@@ -141,6 +141,15 @@ class GRPOTrainer:
             if self.reference is not None:
                 REFERENCES[c.reference_mode](self.reference, self.policy, self.iteration, c)
                 self.kl_beta = adapted(self.kl_beta, metrics.get("mean_kl", math.nan), c)
+
+    def plain_step(self, rollouts):
+        """What the step was made of, as plain tensors and values. Distributions over the vocabulary are left out: they
+        are large, and the models give them again."""
+        rollouts = replace(rollouts, ref_distributions=None, reading=replace(rollouts.reading, kept=None))
+        sampled = [{"prompts": part.texts.prompts, "completions": part.texts.completions, "reward": scored.reward,
+                    "values": scored.values} for part, scored in self.sampled]
+        return {"iteration": self.iteration, "kl_beta": self.kl_beta, "config": asdict(self.config),
+                "rollouts": plain(moved(rollouts, "cpu")), "sampled": moved(sampled, "cpu")}
 
     def sample(self, again, count=None):
         """Completions of this iteration's problems, or of the first `count` of another round, and sums for metrics."""

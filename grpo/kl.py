@@ -39,9 +39,9 @@ def kl_per_token(scores, rollouts, estimator, ratio=None):
     """The KL of each token (N, M) by the run's estimator, or None without a reference.
 
     scores: a Scores of grpo/scoring.py, under the policy that is trained
-    ratio: (N, M) importance weights of kl_importance, or None. With k3 the gradient flows through them too: E[r k3] is
-        the KL, so the gradient of both factors is that of the KL. k2 has the KL's gradient, but not its value: there
-        the weights are constants (arXiv 2510.01555)
+    ratio: (N, M) to the policy that sampled, as importance weights, or None outside of training. With k3 the gradient
+        flows through them too: E[r k3] is the KL, so the gradient of both factors is that of the KL. k2 has the KL's
+        gradient, but not its value: there the weights are constants (arXiv 2510.01555)
     """
     if rollouts.ref_logp is None:
         return scores.kl

@@ -80,15 +80,14 @@ class Rewards:
             score = score.masked_fill(score.isnan(), torch.inf)  # not finite; NaN would mean that it was skipped
             return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
         values, _, log = self.score(rollouts.texts, G)
-        credit = compared = weight = None
+        credit = weight = None
         if self.config.reward_normalisation == "group":
-            compared = self.total(normalised(values, G)).round(decimals=6).float().to(device).view(-1, G)
-            credit = compared[..., None]
+            credit = self.total(normalised(values, G)).round(decimals=6).float().to(device).view(-1, G, 1)
         values = {name: x.to(device) for name, x in values.items()}                  # (N,) each
         if self.config.train_pass_k > 1:
             weight = pass_k_weight(self.right(values).view(-1, G), self.config.train_pass_k)
         metrics = log.metrics if self.can_log else None
-        return Scored(self.total(values).view(-1, G), credit, values, weight, compared, metrics)
+        return Scored(self.total(values).view(-1, G), credit, values, weight, metrics)
 
     def score(self, texts, group_size, names=None):
         """({name: (N,) float32 on the CPU}, (N,) bool: the completion was late, Log). A value is NaN where the function

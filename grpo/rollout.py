@@ -1,21 +1,20 @@
-"""The records of a rollout: what was sampled, what is read to score it, its texts and its rewards."""
+"""What a policy is for the algorithm, and the records of a rollout: completions, their texts, their rewards."""
 
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Protocol
 
 import torch
-from torch.nn import functional as F
 
-from core.performance.batching import parts_of_tokens
+from core.performance.batching import cat_padded, parts_of_tokens
 from core.performance.kept_tokens import KeptTokens
 
 
 class Policy(Protocol):
-    """A generator as the algorithm sees it: it writes completions, and it can be asked how likely they were.
+    """A generator as the algorithm sees it: it samples completions, and it can be asked how likely they were.
 
-    `device` is where it computes, `vocabulary` the number of tokens that it can write, `kl_estimator` ("exact" or "k3")
-    the one that suits it, `Reading` the class of what it reads, `suffix` the ending of the name of what `save` writes:
-    ".safetensors" of a file of ours, "" of a folder.
+    `device` is where it computes, `vocabulary` the number of tokens that it can sample, `kl_estimator` ("exact" or
+    "k3") the one that suits it, `Reading` the class of what it reads, `suffix` the ending of the name of what `save`
+    writes: ".safetensors" of a file of ours, "" of a folder.
     """
 
     def sample(self, problems, iteration, config):
@@ -26,7 +25,7 @@ class Policy(Protocol):
         """Hidden states (K, C) that predict the sampled tokens which reading.index() lists."""
 
     def project(self, states):
-        """(K, C) -> (K, V) float32 logits over the V tokens that it can write. One that it must not write has a very
+        """(K, C) -> (K, V) float32 logits over the V tokens that it can sample. One that it must not sample has a very
         negative logit; minus infinity would make the exact KL NaN."""
 
     def frozen(self):
@@ -50,8 +49,6 @@ class Policy(Protocol):
     def to(self, device):
         """Moves it to another device."""
 
-    # Only samplers in other processes need the parts of `sample`: write(problems, iteration, config) -> what was
-    # written, join([written, ...]) of different problems, and rollouts(problems, written, config).
     # Only a policy whose model is sharded needs calls(reading) -> number of times that `states` calls the model, and
     # idle_loss(times); its `save` also gets `weights`.
     # Only a run that grpo/build.py puts together also needs `model` and `tokenizer` (for checks between the models),
@@ -60,47 +57,27 @@ class Policy(Protocol):
 
 @dataclass
 class Reading:
-    """What a policy reads to score completions of P problems; the fields of a kind have a row for each problem.
+    """What a policy reads to score completions of P problems. A kind adds tensors with a row for each problem.
 
-    `chosen` (R, M) bool, on the CPU, marks the places of R rows, in the order of their problems, whose states predict
-    sampled tokens. With R < N rows, N / R completions of a group share the states of a row.
+    chosen[p, r, m] tells whether a hidden state predicts sampled token m in row r of problem p. There is a row for each
+    completion of a group, or one row whose states all of them share.
     """
     group_size: int
-    kept: KeptTokens | None       # the tokens that could be drawn at each of the K places; None: all
+    chosen: torch.Tensor          # (P, 1 or G, M) bool, on the CPU
+    kept: KeptTokens | None       # the tokens that could be drawn at each of the K True ones in order; None: all
 
-    ON_CPU = ()  # fields from which indices are made, without waiting for the device
-
-    @property
-    def problems(self):
-        return len(getattr(self, self.fields_by_problem()[0].name))
-
-    @staticmethod
-    def alike(parts):
-        """Readings of one kind, padded to the same shape for join. A kind that pads nothing keeps this one."""
-        return parts
-
-    @classmethod
-    def join(cls, parts):
-        """Readings of different problems as one."""
-        parts = cls.alike(parts)
-        rows = {f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in cls.fields_by_problem()}
-        return cls(parts[0].group_size, KeptTokens.join([part.kept for part in parts]), **rows)
-
-    @classmethod
-    def fields_by_problem(cls):
-        return [f for f in fields(cls) if f.name not in ("group_size", "kept")]
+    ON_CPU = ("chosen",)  # fields from which indices are made, without waiting for the device
 
     def index(self):
-        """(K, g) indices into the N x M sampled tokens, flattened: state k predicts the tokens of its row."""
-        R, M = self.chosen.shape
-        g = self.problems * self.group_size // max(1, R)
-        row, place = self.chosen.nonzero(as_tuple=True)                              # (K,) each
-        return (row[:, None] * g + torch.arange(g)) * M + place[:, None]             # (K, g)
+        """(K, g) indices into the N x M sampled tokens, flattened: state k predicts g of them."""
+        P, rows, M = self.chosen.shape
+        completion = torch.arange(P * self.group_size).view(P, rows, self.group_size // rows)
+        problem, row, place = self.chosen.nonzero(as_tuple=True)                     # (K,) each
+        return completion[problem, row] * M + place[:, None]
 
     def counts(self):
         """(P,) number of states of each problem."""
-        rows = self.chosen.sum(1)                                                    # (R,)
-        return rows.view(self.problems, len(rows) // max(1, self.problems)).sum(1)
+        return self.chosen.flatten(1).sum(1)
 
     def sizes(self):
         """(P,) number of tokens that are read for each problem, on the CPU; of a kind that has no own, its states."""
@@ -109,32 +86,32 @@ class Reading:
     def micro_batches(self, config, problems=None):
         """The problems, all or those given by their indices, in parts that are read together: config.batch_size of
         them, or with micro_batch_tokens as many of like size as have that many tokens. A list of index tensors."""
-        problems = torch.arange(self.problems) if problems is None else problems
+        if problems is None:
+            problems = torch.arange(len(self.chosen))
+        if not len(problems):
+            return []
         if config.micro_batch_tokens is None:
-            return list(problems.split(config.batch_size)) if len(problems) else []
+            return list(problems.split(config.batch_size))
         return [problems[part] for part in parts_of_tokens(self.sizes()[problems], config.micro_batch_tokens)]
 
     def select(self, problems):
         """The reading of these problems, given by their indices on the CPU."""
-        kept = None if self.kept is None else self.kept[places_of(problems, self.counts())]
-        rows = {f.name: getattr(self, f.name) for f in self.fields_by_problem()}
-        return replace(self, kept=kept, **{name: x[problems.to(x.device)] for name, x in rows.items()})
-
-    def to(self, device):
-        moved = {f.name: x.to(device) for f in fields(self)
-                 if torch.is_tensor(x := getattr(self, f.name)) and f.name not in self.ON_CPU}
-        return replace(self, kept=None if self.kept is None else self.kept.to(device), **moved)
+        kept = self.kept
+        if kept is not None:
+            kept = kept[places_of(problems, self.counts())]
+        rows = {name: x[problems.to(x.device)] for name, x in tensors(self).items()}
+        return replace(self, kept=kept, **rows)
 
 
 def places_of(problems, counts):
-    """Which of the K states belong to these problems, problem p having counts[p] of them, one after another."""
+    """The indices of the states of these problems among all K, problem p having counts[p] of them."""
     end = counts.cumsum(0)
     return torch.cat([torch.arange(0), *(torch.arange(end[p] - counts[p], end[p]) for p in problems)])
 
 
 @dataclass
 class Texts:
-    """N completions as rewards and people read them; dropped once rewards are known."""
+    """N completions as rewards and people read them."""
     prompts: list         # N texts
     completions: list     # N texts
     columns: dict         # {field of the records: list of N}
@@ -142,13 +119,20 @@ class Texts:
     completion_ids: list  # N lists of token ids: each completion as it was sampled, with the stop token that ended it
     place: torch.Tensor   # (N, M) where in its whole text each sampled token is
     metrics: dict         # {name: (sum, count)} of means that the policy wants logged
-    size: torch.Tensor    # number of tokens that tokens_per_second counts
+
+    @classmethod
+    def join(cls, parts):
+        """Texts of different problems as one. A field that the records of a part lack is None there."""
+        joined = {f.name: join([getattr(part, f.name) for part in parts]) for f in fields(cls)}
+        for name in joined["columns"]:
+            columns = [part.columns.get(name, [None] * len(part.prompts)) for part in parts]
+            joined["columns"][name] = join(columns)
+        return cls(**joined)
 
 
 @dataclass
 class Rollouts:
     """N = P * G completions of P problems (rows i*G .. i*G+G-1 answer problem i) of at most M sampled tokens."""
-    group_size: int
     target: torch.Tensor                           # (N, M) the sampled tokens
     mask: torch.Tensor                             # (N, M) 1.0 where the policy chose the token, 0.0 on padding and in
                                                    # completions that importance='sequence_mask' rejects
@@ -163,90 +147,89 @@ class Rollouts:
     advantage: torch.Tensor | None = None          # (N, 1 or M) how much better each completion, or token, is
 
     @property
+    def group_size(self):
+        return self.reading.group_size
+
+    @property
     def problems(self):
-        return len(self.target) // self.group_size
+        return len(self.reading.chosen)
 
     def by_problem(self, x):
         """(N, ...) -> (P, G, ...)."""
         return x.view(self.problems, self.group_size, *x.shape[1:])
 
-    def to(self, device):
-        return moved(self, device)
-
     def select(self, problems):
         """The rollouts of these problems, given by their indices on the CPU, and the indices of their completions."""
         completions = (problems[:, None] * self.group_size + torch.arange(self.group_size)).flatten()
         rows = completions.to(self.target.device)
-        ref_distributions = self.ref_distributions
-        if ref_distributions is not None:
+        selected = {name: x[rows] for name, x in tensors(self).items() if name != "ref_distributions"}
+        if self.ref_distributions is not None:
             places = places_of(problems, self.reading.counts())
-            ref_distributions = ref_distributions[places.to(ref_distributions.device)]
-        by_completion = {name: x[rows] for name in BY_COMPLETION if (x := getattr(self, name)) is not None}
-        return replace(self, **by_completion, ref_distributions=ref_distributions, texts=None,
-                       reading=self.reading.select(problems)), rows
+            selected["ref_distributions"] = self.ref_distributions[places.to(self.ref_distributions.device)]
+        return replace(self, **selected, texts=None, reading=self.reading.select(problems)), rows
 
 
 @dataclass
 class Scored:
-    """The rewards of N = P * G completions.
-
-    Scored(reward) is enough: the other fields have defaults.
-    """
+    """The rewards of N = P * G completions. Scored(reward) is enough: the other fields have defaults."""
     reward: torch.Tensor                         # (P, G) NaN where a completion is not scored
     credit: torch.Tensor | None = None           # (P, G, 1 or M) reward of each completion, or of each sampled token
     values: dict = field(default_factory=dict)   # {name of a reward: (N,)}
     weight: torch.Tensor | None = None           # (P, G) factor on the advantage of each completion
-    compared: torch.Tensor | None = None         # (P, G) a group teaches something if these differ; None: the reward
-    metrics: dict | None = None                  # {name: (sum, count)} that rewards logged; None: none of them can log
+    metrics: dict = field(default_factory=dict)  # {name: (sum, count)} that rewards logged
 
     def __post_init__(self):
-        self.credit = self.reward[..., None] if self.credit is None else self.credit
-        self.weight = torch.ones_like(self.reward) if self.weight is None else self.weight
-        self.compared = self.reward if self.compared is None else self.compared
+        if self.credit is None:
+            self.credit = self.reward[..., None]
+        if self.weight is None:
+            self.weight = torch.ones_like(self.reward)
 
     def select(self, useful):
         """The problems for which useful (P,) is True, without their values and metrics."""
-        return Scored(self.reward[useful], self.credit[useful], weight=self.weight[useful],
-                      compared=self.compared[useful])
+        return Scored(self.reward[useful], self.credit[useful], weight=self.weight[useful])
 
-    @classmethod
-    def join(cls, parts):
-        """Joins the rewards of different problems, without values and metrics. The credit of tokens is padded with
-        zeros on the right to the longest."""
-        parts = [part for part in parts if len(part.reward)] or parts[:1]
-        longest = max(part.credit.shape[2] for part in parts)
-        credit = torch.cat([F.pad(part.credit, (0, longest - part.credit.shape[2])) for part in parts])
-        return cls(torch.cat([part.reward for part in parts]), credit,
-                   weight=torch.cat([part.weight for part in parts]),
-                   compared=torch.cat([part.compared for part in parts]))
+
+def tensors(record):
+    """{name: tensor} of the fields of a record that are tensors."""
+    found = {f.name: getattr(record, f.name) for f in fields(record)}
+    return {name: x for name, x in found.items() if torch.is_tensor(x)}
+
+
+def join(parts):
+    """Records of different problems as one: rows one after another, padded on the right to the longest; sums added."""
+    first = parts[0]
+    if torch.is_tensor(first):
+        return cat_padded(parts)
+    if isinstance(first, (KeptTokens, Texts)):
+        return type(first).join(parts)
+    if isinstance(first, list):
+        return [x for part in parts for x in part]
+    if isinstance(first, tuple):  # (sum, count)
+        return tuple(sum(column) for column in zip(*parts, strict=True))
+    if isinstance(first, dict):
+        names = dict.fromkeys(name for part in parts for name in part)
+        return {name: join([part[name] for part in parts if name in part]) for name in names}
+    if is_dataclass(first):
+        return replace(first, **{f.name: join([getattr(part, f.name) for part in parts]) for f in fields(first)})
+    return first
 
 
 def moved(x, device):
-    """A dataclass of tensors, and of what else can be moved, on another device."""
-    return replace(x, **{f.name: value.to(device) for f in fields(x) if hasattr(value := getattr(x, f.name), "to")})
+    """A record, and all tensors in it, on another device."""
+    if hasattr(x, "to"):
+        return x.to(device)
+    if isinstance(x, list):
+        return [moved(part, device) for part in x]
+    if isinstance(x, dict):
+        return {name: moved(part, device) for name, part in x.items()}
+    if not is_dataclass(x):
+        return x
+    stays = getattr(x, "ON_CPU", ())
+    return replace(x, **{f.name: moved(getattr(x, f.name), device) for f in fields(x) if f.name not in stays})
 
 
 def plain(x):
     """The fields of a dataclass as plain tensors and values, and those of the dataclasses in it."""
-    return {f.name: plain(value) if is_dataclass(value := getattr(x, f.name)) else value for f in fields(x)}
-
-
-BY_TOKEN = ("target", "mask", "train_mask", "old_logp", "ref_logp")  # fields of (N, M)
-BY_COMPLETION = (*BY_TOKEN, "truncated", "advantage")                # fields with a row for each completion
-
-
-def join_rollouts(parts):
-    """Rollouts of different problems by one policy as one, padded to the longest completion, without their texts.
-
-    Raises AssertionError for rollouts with an advantage: a baseline may be that of the whole step
-    """
-    parts = [part for part in parts if part.problems] or parts[:1]
-    assert all(part.advantage is None for part in parts), "join before compute_rollout_advantages"
-    M = max(part.target.shape[1] for part in parts)
-    known = [name for name in BY_TOKEN if getattr(parts[0], name) is not None]
-    joined = {name: torch.cat([F.pad(x := getattr(part, name), (0, M - x.shape[1])) for part in parts])
-              for name in known}
-    distributions = [part.ref_distributions for part in parts]
-    return replace(parts[0], **joined, truncated=torch.cat([part.truncated for part in parts]), texts=None,
-                   ref_distributions=None if distributions[0] is None else torch.cat(distributions),
-                   reading=type(parts[0].reading).join([part.reading for part in parts]))
+    if not is_dataclass(x):
+        return x
+    return {f.name: plain(getattr(x, f.name)) for f in fields(x)}

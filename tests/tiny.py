@@ -27,7 +27,7 @@ from core.settings.script import exit_code
 from core.tokenizer import BPETokenizer, CharTokenizer
 from core.training_step import build_optimizers
 from grpo.grpo_config import GRPOConfig
-from grpo.grpo_training_step import Timer, collect_experience, grpo_training_step, sampler_of, train_on_experience
+from grpo.grpo_training_step import Timer, collect_rollouts, grpo_training_step, sampler_of, train_on_rollouts
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.reward_functions import workers
@@ -100,11 +100,9 @@ def fill_policy(seed=0, scale=8.0, tokenizer=TOKENIZER, dtype=torch.float32, **s
     return FillPolicy(model(MASKED_FILL, seed, scale, tokenizer, **settings), tokenizer, dtype=dtype)
 
 
-def causal_policy(seed=0, scale=8.0, shared_prompt=True, dtype=torch.float32, **settings):
+def causal_policy(seed=0, scale=8.0, dtype=torch.float32, **settings):
     """A causal policy with a tiny model of CAUSAL's vocabulary."""
-    policy = CausalPolicy(causal_model(seed, scale, **settings), CAUSAL, dtype=dtype)
-    policy.shared_prompt = shared_prompt
-    return policy
+    return CausalPolicy(causal_model(seed, scale, **settings), CAUSAL, dtype=dtype)
 
 
 def same(a, b):
@@ -327,14 +325,15 @@ def step_gradient(policy, reference, scorer, data, c):
 
 
 def collect(policy, scorer, data, c, reference=None, dist=None, number=0):
-    """The Experience of step `number`."""
+    """(rollouts, sums) of step `number`."""
     sample = sampler_of(policy, step_problems(data, c, number), number, c)
-    return collect_experience(policy, reference, scorer, sample, c, dist or one_process(), Timer())
+    return collect_rollouts(policy, reference, scorer, sample, c, dist or one_process(), Timer())[:2]
 
 
-def train(policy, experience, c, optimizers=None, dist=None):
-    """One optimizer step on an Experience. Returns its metrics."""
-    return train_on_experience(policy, experience, optimizers or build_optimizers(policy, c), c, dist or one_process())
+def train(policy, rollouts, sums, c, optimizers=None, dist=None, on_policy=True):
+    """One optimizer step on rollouts. Returns its metrics."""
+    optimizers = optimizers or build_optimizers(policy, c)
+    return train_on_rollouts(policy, rollouts, sums, optimizers, c, dist or one_process(), on_policy)
 
 
 def without_clock(records):

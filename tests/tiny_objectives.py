@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from grpo.grpo_training_step import compute_rewards, compute_rollout_advantages
+from grpo.grpo_training_step import compute_rollout_advantages, with_penalties
 from grpo.rewards import Scored
 from grpo.rollout import Reading, Rollouts
 from tests.tiny import config, one_process
@@ -36,11 +36,6 @@ def advantage_by_hand(name, reward):
 @dataclass
 class TableReading(Reading):
     completion: torch.Tensor  # (P, G) the row of the table that each completion has
-    length: torch.Tensor      # (P, G) its number of tokens
-
-    @property
-    def chosen(self):
-        return torch.arange(M) < self.length.flatten()[:, None]                      # (N, M)
 
 
 class Table(torch.nn.Module):
@@ -53,7 +48,7 @@ class Table(torch.nn.Module):
         self.logits = torch.nn.Parameter(logits)
 
     def states(self, reading):
-        return self.logits[reading.completion.flatten()][reading.chosen]             # (K, V)
+        return self.logits[reading.completion.flatten()][reading.chosen.flatten(0, 1)]             # (K, V)
 
     def project(self, states):
         return states
@@ -68,27 +63,26 @@ def table_rollouts():
     target = torch.randint(V, (N, M), generator=g)
     lengths = torch.randint(1, M + 1, (N,), generator=g)
     mask = (torch.arange(M) < lengths[:, None]).double()
-    reading = TableReading(G, None, torch.arange(N).view(P, G), lengths.view(P, G))
-    rollouts = Rollouts(group_size=G, target=target, mask=mask, train_mask=mask, max_tokens=MAX_TOKENS, reading=reading,
+    reading = TableReading(G, mask.view(P, G, M) > 0, None, torch.arange(N).view(P, G))
+    rollouts = Rollouts(target=target, mask=mask, train_mask=mask, max_tokens=MAX_TOKENS, reading=reading,
                         old_logp=old.gather(-1, target[..., None])[..., 0],
                         truncated=torch.zeros(N, dtype=torch.bool))
     return Table(logits), rollouts, ref.log_softmax(-1), torch.rand(P, G, dtype=torch.float64, generator=g)
 
 
 def objective_config(name, estimator, **more):
-    """A config for table_rollouts with this objective and this estimator of the KL: "none", "in reward", or its name,
-    which " importance" may follow."""
-    none, importance = estimator == "none", "importance" in estimator
-    return config(objective=name, kl_beta=0.0 if none else 0.3, kl_importance=importance,
-                  kl_in_reward=estimator == "in reward", batch_size=P, group_size=G, max_new_tokens=MAX_TOKENS,
-                  kl_estimator=None if none or estimator == "in reward" else estimator.split()[0], **more)
+    """A config for table_rollouts with this objective and this estimator of the KL: "none", "in reward", or its name."""
+    named = estimator not in ("none", "in reward")
+    return config(objective=name, kl_beta=0.0 if estimator == "none" else 0.3, kl_in_reward=estimator == "in reward",
+                  batch_size=P, group_size=G, max_new_tokens=MAX_TOKENS, kl_estimator=estimator if named else None,
+                  **more)
 
 
 def with_advantage(estimator, rollouts, reference, reward, c):
     """The rollouts after the phases of a step before the loss."""
     chosen = reference.gather(-1, rollouts.target[..., None])[..., 0]
     rollouts = dataclasses.replace(
-        rollouts, ref_distributions=reference[rollouts.reading.chosen] if estimator == "exact" else None,
+        rollouts, ref_distributions=reference[rollouts.reading.chosen.flatten(0, 1)] if estimator == "exact" else None,
         ref_logp=None if estimator in ("exact", "none") else chosen)
-    scored = compute_rewards(lambda _: Scored(reward), rollouts, c)
+    scored = with_penalties(Scored(reward), rollouts, c)
     return compute_rollout_advantages(rollouts, scored, c, one_process())

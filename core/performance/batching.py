@@ -45,7 +45,9 @@ def parts_of_tokens(size, most):
     return [torch.tensor(sorted(part)) for part in parts]
 
 
-def cat_padded(parts, value=0):
-    """Tensors of rows (n, m) as one, each padded on the right to the longest row."""
-    M = max(part.shape[1] for part in parts)
-    return torch.cat([F.pad(part, (0, M - part.shape[1]), value=value) for part in parts])
+def cat_padded(parts):
+    """Tensors of rows as one. In tensors of several dimensions the last is padded with zeros on the right."""
+    if parts[0].dim() == 1:
+        return torch.cat(parts)
+    longest = max(part.shape[-1] for part in parts)
+    return torch.cat([F.pad(part, (0, longest - part.shape[-1])) for part in parts])

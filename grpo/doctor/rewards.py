@@ -22,7 +22,7 @@ FORMS = ("%s", "...<end_working_out><SOLUTION>%s</SOLUTION>", "%s</SOLUTION>", "
 
 def groups_differ(x):
     """Most groups teach something: their completions get different rewards."""
-    equal = 1 - float(differ(x.scored.compared).float().mean())
+    equal = 1 - float(differ(x.scored).float().mean())
     sentence = (f"The reward is {float(x.scored.reward.nanmean()):.3g} on average. Of {x.rollouts.problems} groups "
                 f"{equal:.0%} have equal rewards and teach nothing.")
     remedy = "raise temperature or group_size, or add a reward that tells completions of a problem apart"

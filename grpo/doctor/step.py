@@ -8,7 +8,7 @@ import torch
 from core.prompts import PromptConsumer
 from core.run.memory import memory_in_use, memory_limit
 from grpo.evaluation.memory import memory_estimate
-from grpo.grpo_training_step import Timer, collect_experience, sampler_of, train_on_experience
+from grpo.grpo_training_step import Timer, collect_rollouts, sampler_of, train_on_rollouts
 
 MOST = 16  # problems of the step
 
@@ -37,30 +37,25 @@ def examine(config, models, rewards, data, dist):
     weight is changed."""
     if dist.world > 1:
         raise ValueError(f"doctor=True examines a step in one process, not in {dist.world}: start it without torchrun")
-    policy, seen = models.policy, []
+    policy = models.policy
     c = replace(config, batch_size=min(MOST, config.batch_size), gradient_accumulation_steps=1, ppo_epochs=1,
                 minibatches=1, grad_clip=0.0)
     before = memory_in_use(dist.device) or 0.0
-
-    def score(rollouts):
-        seen.append((rollouts, rewards(rollouts)))
-        return seen[-1][1]
 
     def collect(c, timer):
         def problems(again):
             return {key: x[: c.batch_size] for key, x in data.problems("train", 0, again).items()}
 
         sample = sampler_of(policy, problems, 0, c)
-        return problems(0), collect_experience(policy, models.reference, score, sample, c, dist, timer)
+        return problems(0), *collect_rollouts(policy, models.reference, rewards, sample, c, dist, timer)
 
     collect(replace(c, batch_size=1), Timer())  # loads kernels and starts workers
-    seen.clear()
     timer = Timer()
-    problems, experience = collect(c, timer)
+    problems, trained, sums, sampled = collect(c, timer)
     collecting = sum(timer.times.values())
-    metrics = train_on_experience(policy, experience, [], c, dist)  # without an optimizer the gradient stays
+    metrics = train_on_rollouts(policy, trained, sums, [], c, dist)  # without an optimizer the gradient stays
     timer.end("train")
-    rollouts, scored = seen[0]
+    rollouts, scored = sampled[0]
 
     estimate = memory_estimate(config, models, data, dist)
     needed = max(before + sum(estimate.values()) - estimate["weights"], memory_in_use(dist.device) or 0.0)

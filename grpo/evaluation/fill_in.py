@@ -149,7 +149,7 @@ class FillInEvaluation:
         if scores.kl is not None:
             found["kl"] = (scores.kl[::G] * masked).sum(), masked.sum()
         ids = torch.stack(rollouts.texts.tokens).cpu().numpy()                       # (N, T)
-        unique = unique_completions(rollouts.target, mask, G)                        # (P,)
+        unique = unique_completions(rollouts.by_problem(rollouts.target), rollouts.by_problem(mask))  # (P,)
         found["entropy"] = (scores.entropy[::G] * masked).sum(), masked.sum()
         found["ngram_bits"] = self.ngrams.bits_near(ids, batch["mask"].repeat(G, 0))
         found["unique_completions"] = unique.sum(), len(unique)

@@ -3,15 +3,14 @@
 A group's prompt is read once, in sampling and, with gradients, in training; its completions read it through a cache.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
 from core.distributions import draw_uniforms
-from core.generation import Stop, generate, join_generations
+from core.generation import Stop, generate
 from core.performance.batching import parts_of_like_length
-from core.performance.kept_tokens import KeptBudget
 from core.performance.sharding import anchor
 from core.prompts import as_columns
 from grpo.policies.model_policy import ModelPolicy
@@ -24,153 +23,127 @@ PART_TOKENS = 128  # what reading one more part of like length costs, in tokens
 class CausalReading(Reading):
     """Prompts with their completions. The last token of a prompt is read with the completions: it predicts the first
     token of each."""
-    prompt: torch.Tensor   # (P, T) all but the last token of each prompt, padded on the left
-    padding: torch.Tensor  # (P,) number of columns of prompt that hold no token, on the CPU
-    inputs: torch.Tensor   # (P, G, M) the prompt's last token, then all but the last token of the completion
-    length: torch.Tensor   # (P, G) number of tokens of each completion, on the CPU
+    prompt: torch.Tensor         # (P, T) all but the last token of each prompt, the last of these first: padding comes
+                                 # last, as everywhere
+    prompt_length: torch.Tensor  # (P,) number of them, on the CPU
+    inputs: torch.Tensor         # (P, G, M) the prompt's last token, then all but the last token of the completion
 
-    ON_CPU = ("padding", "length")
+    ON_CPU = ("chosen", "prompt_length")
 
-    @property
-    def chosen(self):
-        return torch.arange(self.inputs.shape[2]) < self.length.flatten()[:, None]   # (N, M)
+    def length(self):
+        """(N,) number of tokens of each completion."""
+        return self.chosen.sum(2).flatten()
 
     def sizes(self):
-        return self.prompt.shape[1] - self.padding + self.length.sum(1)
-
-    @staticmethod
-    def alike(parts):
-        T, M = max(part.prompt.shape[1] for part in parts), max(part.inputs.shape[2] for part in parts)
-        return [replace(part, prompt=F.pad(part.prompt, (T - part.prompt.shape[1], 0)),
-                        padding=part.padding + T - part.prompt.shape[1],
-                        inputs=F.pad(part.inputs, (0, M - part.inputs.shape[2]))) for part in parts]
+        return self.prompt_length + self.counts()
 
 
 class CausalPolicy(ModelPolicy):
     """Completes prompts (batches of PromptConsumer)."""
 
-    Reading, kl_estimator = CausalReading, "k3"
-    # Where the two are False, a prompt is read again with each completion, and all rows are padded to the longest. The
-    # gradient is the same: tools/check_model.py and tests compare it.
-    shared_prompt = True
-    like_lengths = True
+    Reading = CausalReading
+    kl_estimator = "k3"
 
-    @torch.no_grad()
-    def write(self, problems, iteration, config):
-        """A Generation. config: group_size, batch_size (problems at a time), seed, temperature, top_p, top_k, min_p,
-        max_new_tokens, stop_sequences, response_prefix, stored_megabytes"""
+    def sample_part(self, problems, iteration, config, budget):
+        """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, stop_sequences,
+        response_prefix"""
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
-        P, G = len(prompt), config.group_size
-        stop, parts = self._stop(config), []
-        noise = draw_uniforms(config.seed, iteration, problems["number"], (G, config.max_new_tokens))
-        shown = self._padding(padding)                                               # (P,) or None
-        truncation = (config.temperature, config.top_p, config.top_k, config.min_p)
-        budget = KeptBudget(config.stored_megabytes)
-        for part in torch.arange(P).split(config.batch_size):
-            with self.autocast():
-                parts.append(generate(self.model, prompt[part], None if shown is None else shown[part], noise[part],
-                                      stop, *truncation, budget=budget))
-        return join_generations(parts)
+        shape = (config.group_size, config.max_new_tokens)
+        noise = draw_uniforms(config.seed, iteration, problems["number"], shape)
+        with self.autocast():
+            generation = generate(self.model, prompt, self._padding(padding), noise, self._stop(config),
+                                  config.temperature, config.top_p, config.top_k, config.min_p, budget)
+        return self.rollouts(problems, generation, config)
 
-    join = staticmethod(join_generations)
-
-    def rollouts(self, problems, out, config):
+    def rollouts(self, problems, generation, config):
+        """Rollouts of completions (core/generation.py: Generation) of problems, whoever sampled them."""
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
-        P, G, stop = len(prompt), config.group_size, self._stop(config)
-        length = out.mask.sum(1).long().cpu()                                        # (N,)
-        repeated = prompt[:, -1:].repeat_interleave(G, 0)                            # (N, 1)
-        reading = CausalReading(G, out.kept, prompt[:, :-1], padding,
-                                torch.cat((repeated, out.target[:, :-1]), 1).unflatten(0, (P, G)), length.view(P, G))
-        truncated = out.truncated.to(self.device)
-        metrics = {"completion_length": (out.mask.sum(), P * G), "truncated": (truncated.sum(), P * G)}
-        start = (prompt.shape[1] - padding).repeat_interleave(G)[:, None]            # (N, 1) length of the prompt
-        place = (start + torch.arange(out.target.shape[1])).to(self.device)          # (N, M)
-        completion_ids = [ids[:n] for ids, n in zip(out.target.tolist(), length.tolist(), strict=True)]
-        prompts, columns = as_columns([record for record in problems["record"] for _ in range(G)])
-        texts = Texts(prompts, [stop.text(ids) for ids in completion_ids], columns,
-                      tokens=self._whole_texts(prompt, padding, out.target, length), completion_ids=completion_ids,
-                      place=place, metrics=metrics, size=out.mask.sum())
-        return Rollouts(group_size=G, target=out.target, mask=out.mask, train_mask=out.mask, old_logp=out.logp,
-                        truncated=truncated, max_tokens=config.max_new_tokens, texts=texts, reading=reading)
+        (P, T), G = prompt.shape, config.group_size
+        target, mask = generation.target, generation.mask                            # (N, M) each
+        M = target.shape[1]
+        length = mask.sum(1).long().cpu()                                            # (N,)
+        last = prompt[:, -1:].repeat_interleave(G, 0)                                # (N, 1)
+        reading = CausalReading(
+            G, (torch.arange(M) < length[:, None]).view(P, G, M), generation.kept, prompt[:, :-1].flip(1),
+            T - 1 - padding, torch.cat((last, target[:, :-1]), 1).view(P, G, M))
+        truncated = generation.truncated.to(self.device)
+        metrics = {"completion_length": (mask.sum(), P * G), "truncated": (truncated.sum(), P * G)}
+        return Rollouts(target, mask, train_mask=mask, old_logp=generation.logp, truncated=truncated,
+                        max_tokens=config.max_new_tokens, reading=reading,
+                        texts=self._texts(problems, prompt, padding, target, length, config, metrics))
+
+    def _texts(self, problems, prompt, padding, target, length, config, metrics):
+        """Texts of the completions target (N, M), of `length` (N,) tokens, of prompts (P, T)."""
+        G, stop = config.group_size, self._stop(config)
+        records = [record for record in problems["record"] for _ in range(G)]
+        prompts, columns = as_columns(records)
+        tokens, completion_ids = [], []
+        for n, (row, end) in enumerate(zip(target, length.tolist(), strict=True)):
+            ids = row[:end].tolist()
+            completion_ids.append(ids)
+            if ids and ids[-1] in self.tokenizer.stop_token_ids:
+                end -= 1
+            tokens.append(torch.cat((prompt[n // G, int(padding[n // G]) :], row[:end])))
+        begins = (prompt.shape[1] - padding).repeat_interleave(G)                    # (N,) length of the prompt
+        place = begins[:, None] + torch.arange(target.shape[1])                      # (N, M)
+        return Texts(prompts, [stop.text(ids) for ids in completion_ids], columns, tokens, completion_ids,
+                     place.to(self.device), metrics)
 
     def _stop(self, config):
         return Stop(self.tokenizer, config.stop_sequences, config.response_prefix)
 
     def _prompt(self, problems):
         """The prompts (P, T) without columns that are padding in every row, and how much of each is padding, (P,)."""
-        cut = max(0, min(int(problems["padding"].min()), problems["input"].shape[1] - 2))  # two columns share a prompt
-        prompt = torch.from_numpy(problems["input"][:, cut:].copy()).to(self.device, non_blocking=True)
-        return prompt, torch.from_numpy(problems["padding"] - cut)
+        prompt, padding = torch.from_numpy(problems["input"]), torch.from_numpy(problems["padding"])
+        cut = min(int(padding.min()), prompt.shape[1] - 2)  # two columns stay, so that there is something to share
+        prompt = F.pad(prompt, (-cut, 0))                   # cuts columns off, or adds one to prompts of one token
+        return prompt.to(self.device, non_blocking=True), padding - cut
 
     def _padding(self, padding):
         """The padding on the device, or None if there is none: attention is faster without."""
         return padding.to(self.device) if padding.any() else None
 
-    def _whole_texts(self, prompt, padding, target, length):
-        """N tensors of token ids, of prompt and completion, without padding and stop token."""
-        texts, G = [], len(target) // max(1, len(prompt))
-        for n, (row, end) in enumerate(zip(target, length.tolist(), strict=True)):
-            end -= bool(end and int(row[end - 1]) in self.tokenizer.stop_token_ids)
-            texts.append(torch.cat((prompt[n // G, int(padding[n // G]) :], row[:end])))
-        return texts
-
     def states(self, reading):
         """Reads prompts of like length together, and then their completions of like length."""
-        (P, G, M), T = reading.inputs.shape, reading.prompt.shape[1]
-        length, found, numbers = reading.length.flatten(), [], []                    # (N,)
         with self.autocast():
-            for problems, completions, parts in self._plan(reading):
-                cut = max(0, min(int(reading.padding[problems].min()), T - 1))
-                prompt = reading.prompt[problems.to(self.device), cut:]              # (p, T - cut)
-                past, padding, unused = self._read_prompt(prompt, reading.padding[problems] - cut)
-                for part in parts:
-                    rows, m = completions[part], int(length[completions[part]].max())
-                    inputs = reading.inputs.flatten(0, 1)[rows.to(self.device), :m]  # (n, m)
-                    h = self._read_completions(inputs, prompt, past, padding, part // G).flatten(0, 1)
-                    found.append(h if unused is None else anchor(h, unused, self.model))
-                    place = torch.arange(m)
-                    number = (rows[:, None] * M + place).masked_fill(place >= length[rows, None], P * G * M)
-                    numbers.append(number.flatten())                                 # (n m,)
-        h, K = torch.cat(found) if len(found) > 1 else found[0], int(length.sum())
-        if len(found) == 1 and len(h) == K:
-            return h
-        return h[torch.cat(numbers).argsort()[:K].to(h.device)]                      # (K, C) in the order of the index
+            found = [part for problems, parts in self._plan(reading) for part in self._read(reading, problems, parts)]
+        length, M = reading.length(), reading.inputs.shape[2]                        # (N,)
+        place, numbers = torch.arange(M), []
+        for completions, h in found:
+            number = completions[:, None] * M + place[: h.shape[1]]                  # (n, m)
+            is_padding = place[: h.shape[1]] >= length[completions, None]
+            numbers.append(number.masked_fill(is_padding, len(length) * M).flatten())  # behind all others
+        order = torch.cat(numbers).argsort()[: int(length.sum())]
+        h = torch.cat([h.flatten(0, 1) for _, h in found])
+        return h[order.to(h.device)]                                                 # (K, C) in the order of the index
+
+    def _read(self, reading, problems, parts):
+        """Yields (completions (n,), their states (n, m, C)) for each of the parts of `_plan`."""
+        T = max(1, int(reading.prompt_length[problems].max()))
+        prompt = reading.prompt[problems.to(self.device), :T].flip(1)                # (p, T)
+        padding = self._padding(T - reading.prompt_length[problems])                 # (p,) or None
+        past = self.model.new_cache()
+        of_prompt = self.model.states(prompt, past=past, padding=padding)            # (p, T, C)
+        length, inputs = reading.length(), reading.inputs.flatten(0, 1)              # (N,), (N, M)
+        for which, completions in parts:
+            which = which.to(self.device)
+            own_padding = None if padding is None else padding[which]                # (n,)
+            tokens = inputs[completions.to(self.device), : int(length[completions].max())]  # (n, m)
+            h = self.model.states(tokens, None, past.expand(which), own_padding)     # (n, m, C)
+            yield completions, anchor(h, of_prompt, self.model)
 
     def calls(self, reading):
-        """Number of times that `states` calls the model."""
-        with_prompt = bool(self.shared_prompt and reading.prompt.shape[1])
-        return sum(with_prompt + len(parts) for *_, parts in self._plan(reading))
+        return sum(1 + len(parts) for _, parts in self._plan(reading))
 
     def _plan(self, reading):
-        """Yields (problems whose prompts are read together, their completions (p G,), parts of these that are)."""
-        G, length = reading.inputs.shape[1], reading.length.flatten()                # (N,)
-        for problems in self._alike(reading.prompt.shape[1] - reading.padding):
-            completions = problems.repeat_interleave(G) * G + torch.arange(G).repeat(len(problems))  # (p G,)
-            yield problems, completions, self._alike(length[completions])
-
-    def _alike(self, length):
-        """The rows (n,) in parts of like length that are read together."""
-        if not self.like_lengths:
-            return [torch.arange(len(length))]
-        return parts_of_like_length(length, PART_TOKENS)
-
-    def _read_prompt(self, prompt, padding):
-        """(a cache of the prompts, or None if they are read again with each completion; their padding or None; the
-        prompts' states if there is a cache, or None)"""
-        padding = self._padding(padding)                                             # (p,) or None
-        if not self.shared_prompt or not prompt.shape[1]:
-            return None, padding, None
-        past = self.model.new_cache()
-        h = self.model.states(prompt, past=past, padding=padding)                    # (p, T - cut, C)
-        return past, padding, h
-
-    def _read_completions(self, inputs, prompt, past, padding, which):
-        """States (n, m, C) of completions (n, m); which: (n,) the index of each one's prompt, on the CPU."""
-        which = which.to(inputs.device)
-        padding = None if padding is None else padding[which]                        # (n,)
-        if past is not None:
-            return self.model.states(inputs, None, past.expand(which), padding)
-        return self.model.states(torch.cat((prompt[which], inputs), 1), padding=padding)[:, prompt.shape[1] :]
+        """Yields problems whose prompts are read together, and the parts of their completions that are: pairs of (n,)
+        indices, of the prompt among these and of the completion among all N."""
+        G, length = reading.group_size, reading.length()                             # (N,)
+        for problems in parts_of_like_length(reading.prompt_length, PART_TOKENS):
+            which = torch.arange(len(problems)).repeat_interleave(G)                 # (p G,)
+            completions = (problems[:, None] * G + torch.arange(G)).flatten()        # (p G,)
+            parts = parts_of_like_length(length[completions], PART_TOKENS)
+            yield problems, [(which[part], completions[part]) for part in parts]
 
     def stored_states(self, config):
         """The most states (K) of a problem that kept tokens or reference distributions are stored for."""

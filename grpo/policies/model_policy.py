@@ -6,17 +6,20 @@ import torch
 
 from core.distributed import autocast
 from core.models import save_model
+from core.performance.kept_tokens import KeptBudget
 from core.performance.sharding import cut_like
+from grpo.rollout import join
 
 
 class ModelPolicy:
-    """A policy that is one model of core's model interface and its tokenizer. Subclasses say how it writes.
+    """A policy that is one model of core's model interface and its tokenizer. A kind adds sample_part and `states`.
 
     The model is always in eval mode: dropout would make the first ratio differ from 1.
     """
 
     def __init__(self, model, tokenizer, dtype=torch.float32, grad_checkpoint=False):
-        self.model, self.tokenizer, self.dtype = model.eval(), tokenizer, dtype
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.dtype = dtype
         model.grad_checkpoint = grad_checkpoint
 
     @property
@@ -31,8 +34,14 @@ class ModelPolicy:
     def suffix(self):
         return self.model.suffix
 
+    @torch.no_grad()
     def sample(self, problems, iteration, config):
-        return self.rollouts(problems, self.write(problems, iteration, config), config)
+        """Rollouts, of config.batch_size problems at a time."""
+        budget, parts = KeptBudget(config.stored_megabytes), []
+        for first in range(0, len(problems["number"]), config.batch_size):
+            part = {key: x[first : first + config.batch_size] for key, x in problems.items()}
+            parts.append(self.sample_part(part, iteration, config, budget))
+        return join(parts)
 
     def autocast(self):
         return autocast(self.device, self.dtype)
@@ -71,7 +80,7 @@ class ModelPolicy:
             return sum(0 * self.model.states(token).flatten()[0] for _ in range(times))
 
     def identity(self):
-        """What must be equal for a saved state to fit, beside the names and shapes of the weights."""
+        """What must be equal for a saved state to fit, besides the names and shapes of the weights."""
         return getattr(self.model, "identity", dict)()
 
     def save(self, path, weights=None, **facts):

@@ -9,10 +9,13 @@ from dataclasses import replace
 
 import torch
 
-CLAMP = 20.0      # largest log ratio that is measured, so that sums of ratios stay finite
-MOST_KL = 0.2     # nats per token: a sampler of other processes that is further away than this is not the policy's
-MISMATCH = ("ratio_minus_one", "mismatch_kl", "mismatch_mean", "ratio_mean", "ratio_square", "ratio_tokens")
-EXTREMES = ("most_log_ratio", "most_minus_log_ratio")  # of these the largest counts; the others of `mismatch` are sums
+CLAMP = 20.0         # largest log ratio that is measured, so that sums of ratios stay finite
+MOST_KL = 0.2        # nats per token: a sampler of other processes that is further away than this is not the policy's
+TOKEN_CAP = 2.0      # largest weight of a token, as in Yao et al.: rounding and a few steps of training stay far below
+SEQUENCE_CAP = 1.01  # of a completion's mean ratio: it rejects about 5% at max_staleness=1 (docs/results.md), 2 none
+EXTREMES = ("most_log_ratio", "most_minus_log_ratio")  # of these the largest over micro-batches and ranks counts
+NO_MISMATCH = {"ratio_minus_one": (0.0, 0.0), "mismatch_kl": (0.0, 0.0), "mismatch_mean": (0.0, 0.0),
+               "ratio_mean": (0.0, 0.0), "ratio_square": (0.0, 0.0), **dict.fromkeys(EXTREMES, (-math.inf, None))}
 
 
 def log_ratio(logp, rollouts):
@@ -21,34 +24,37 @@ def log_ratio(logp, rollouts):
 
 
 def mismatch(logp, rollouts):
-    """What the metrics of the mismatch are made of, over the tokens of the loss, with d = log(p / q) clamped to +-20.
+    """The sums of NO_MISMATCH over the tokens of the loss, with d = log(p / q) clamped to +-20.
 
-    Sums of |exp(d) - 1|, of exp(d) - d - 1, the k3 estimate of the KL from sampler to policy, of |d|, of exp(d) and of
-    exp(2d), and the number of tokens; the largest d and -d, minus infinity without tokens. logp: (N, M)
+    Of |exp(d) - 1|, of exp(d) - d - 1, the k3 estimate of the KL from sampler to policy, of |d|, exp(d) and exp(2d);
+    the largest d and -d, minus infinity without tokens. logp: (N, M)
     """
-    d, counted = log_ratio(logp, rollouts).clamp(-CLAMP, CLAMP), rollouts.train_mask > 0  # (N, M) each
+    d = log_ratio(logp, rollouts).clamp(-CLAMP, CLAMP)                               # (N, M)
+    counted = rollouts.train_mask > 0                                                # (N, M)
+    tokens = counted.sum()
     away = d.expm1()                                                                 # (N, M) exact where d is small
     ratio = torch.where(counted, d.exp(), 0.0)                                       # (N, M)
-    sums = away.abs().sum(), (away - d).sum(), d.abs().sum(), ratio.sum(), ratio.square().sum(), counted.sum()
+    sums = {"ratio_minus_one": away.abs(), "mismatch_kl": away - d, "mismatch_mean": d.abs(), "ratio_mean": ratio,
+            "ratio_square": ratio.square()}
+    out = {name: (x.sum(), tokens) for name, x in sums.items()}
     none = d.new_full((1,), -torch.inf)
-    most = [torch.cat((x.masked_fill(~counted, -torch.inf).flatten(), none)).max() for x in (d, -d)]
-    return dict(zip((*MISMATCH, *EXTREMES), (*sums, *most), strict=True))
+    for name, x in zip(EXTREMES, (d, -d), strict=True):
+        out[name] = torch.cat((x.masked_fill(~counted, -torch.inf).flatten(), none)).max(), None
+    return out
 
 
-def mismatch_metrics(out):
-    """The metrics of docs/metrics.md from what `mismatch` gave, over all micro-batches and ranks; {} without a token.
+def mismatch_metrics(totals, tokens):
+    """The metrics of docs/metrics.md that are no means, from the sums of `mismatch` over all micro-batches and ranks.
 
     effective_sample_size is (sum ratio)^2 / (number sum ratio^2), Kish's formula as a share of the tokens: 1 if all
     ratios are equal.
     """
-    tokens = out.get("ratio_tokens", 0)
-    if not tokens:
-        return {}
-    high, low = (out[name] for name in EXTREMES)
-    means = {name: out[name] / tokens for name in ("ratio_minus_one", "mismatch_kl", "mismatch_mean")}
-    size = out["ratio_mean"] ** 2 / (tokens * out["ratio_square"]) if out["ratio_square"] else 0.0
-    return means | {"mismatch_max": max(high, low), "ratio_min": math.exp(-low), "ratio_max": math.exp(high),
-                    "ratio_mean": out["ratio_mean"] / tokens, "effective_sample_size": size}
+    high, low = (totals[name] for name in EXTREMES)
+    size = 0.0
+    if totals["ratio_square"]:
+        size = totals["ratio_mean"] ** 2 / (tokens * totals["ratio_square"])
+    return {"mismatch_max": max(high, low), "ratio_min": math.exp(-low), "ratio_max": math.exp(high),
+            "effective_sample_size": size}
 
 
 def check_mismatch(metrics, sampler):
@@ -61,20 +67,20 @@ def check_mismatch(metrics, sampler):
                          "above 0 lower learning_rate")
 
 
-def truncated_ratios(d, mask, cap):
-    """The weight min(p / q, cap) of every token.
+def truncated_ratios(d, mask):
+    """The weight min(p / q, TOKEN_CAP) of every token.
 
     Truncated importance sampling: per token as in Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
     Off-Policy RL Training" (fengyao.notion.site/off-policy-rl); the truncation from above is that of IMPALA, arXiv
-    1802.01561 section 4.1, and of Ionides 2008. 0 <= weight <= cap: small ratios keep their value.
+    1802.01561 section 4.1, and of Ionides 2008. Small ratios keep their value.
     d: (N, M) log(p / q); mask: (N, M). Returns weights (N, M), and (N,) which completions stay: all
     """
-    return d.clamp(max=math.log(cap)).exp(), torch.ones_like(mask[:, 0])
+    return d.clamp(max=math.log(TOKEN_CAP)).exp(), torch.ones_like(mask[:, 0])
 
 
-def kept_sequences(d, mask, cap):
-    """The weight 1 of every token of a completion whose geometric mean of p / q is within [1 / cap, cap], both ends
-    included, and 0 of all tokens of the others.
+def kept_sequences(d, mask):
+    """The weight 1 of every token of a completion whose geometric mean of p / q is within [1 / SEQUENCE_CAP,
+    SEQUENCE_CAP], and 0 of all tokens of the others.
 
     Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch"
     (richardli.xyz/rl-collapse), rollout_rs='seq_mean_k1' in verl, where caps of 1.0002 to 1.001 are usual: a mean over
@@ -82,14 +88,14 @@ def kept_sequences(d, mask, cap):
     d: (N, M) log(p / q); mask: (N, M). Returns weights (N, M), and (N,) which completions stay
     """
     mean = d.sum(1) / mask.sum(1).clamp(min=1)                                       # (N,)
-    kept = (mean.abs() <= math.log(cap)).to(mask.dtype)                              # (N,)
+    kept = (mean.abs() <= math.log(SEQUENCE_CAP)).to(mask.dtype)                     # (N,)
     return kept[:, None].expand_as(d), kept
 
 
 IMPORTANCE = {"none": None, "token": truncated_ratios, "sequence_mask": kept_sequences}
 
 
-def with_importance(rollouts, logp, config):
+def with_importance(rollouts, logp, importance):
     """The rollouts with importance weights, without a gradient, in their advantage, and the sums of their metrics.
 
     A loss is linear in a weight of its advantage that is not negative: min(r w A, clip(r) w A) = w min(r A, clip(r) A).
@@ -97,11 +103,14 @@ def with_importance(rollouts, logp, config):
     PPO (arXiv 2110.00641). The KL penalty is not weighted. A rejected completion leaves mask and train_mask, and with
     them every denominator.
     logp: (N, M) log-probabilities under the policy before its first step; rollouts: with advantage, and with old_logp
-    of the sampler; config: importance, importance_cap
+    of the sampler; importance: the setting
     """
-    d, mask = log_ratio(logp, rollouts), rollouts.train_mask                         # (N, M) each
-    weight, kept = IMPORTANCE[config.importance](d, mask, config.importance_cap)     # (N, M), (N,)
-    sums = {"importance_capped": ((d > math.log(config.importance_cap)) * mask).sum(), "importance_tokens": mask.sum(),
-            "importance_rejected": (kept == 0).sum(), "importance_completions": len(kept)}
-    return replace(rollouts, advantage=rollouts.advantage * weight, mask=rollouts.mask * kept[:, None],
-                   train_mask=mask * kept[:, None]), sums
+    d = log_ratio(logp, rollouts)                                                    # (N, M)
+    mask = rollouts.train_mask                                                       # (N, M)
+    weight, kept = IMPORTANCE[importance](d, mask)                                   # (N, M), (N,)
+    capped = (d > math.log(TOKEN_CAP)) * mask                                        # (N, M)
+    sums = {"importance_capped": (capped.sum(), mask.sum()),
+            "importance_rejected": ((kept == 0).sum(), float(len(kept)))}
+    rollouts = replace(rollouts, advantage=rollouts.advantage * weight, mask=rollouts.mask * kept[:, None],
+                       train_mask=mask * kept[:, None])
+    return rollouts, sums

@@ -45,7 +45,7 @@ class Prefetcher:
             self.sync_check.check()
         if self.sampler.outside or ahead:
             P = rollouts.problems
-            sums = sums | {"sum of staleness": staleness * P, "count of staleness": P}
+            sums = sums | {"staleness": (staleness * P, P)}
         return rollouts, sums
 
     def _sync(self, version):

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from grpo.rollout import moved
+from grpo.rollout import join, moved
 from grpo.samplers.ray_cluster import joined_ray, last_line, worker_options
 from grpo.samplers.ray_worker import RayWorker, pack
 from grpo.samplers.sampler import SamplerError
@@ -29,7 +29,7 @@ class RaySampler:
 
     def __init__(self, make, policy, config, dist):
         self.policy, self.config = policy, config
-        self.starts = deque()  # (problems, Ray's promises of what RayWorker.write returns)
+        self.starts = deque()  # Ray's promises of what RayWorker.sample returns, in a list for each start
         self.weights = None    # (version, Ray's promise of packed weights) of the last sync
         self.workers = []
         size = sum(x.nbytes for x in policy.weights().values())
@@ -51,21 +51,19 @@ class RaySampler:
         for worker, share in zip(self.workers, shares, strict=True):
             if len(share):
                 part = {key: x[share[0] : share[-1] + 1] for key, x in problems.items()}
-                answers.append(worker.write.remote(part, iteration, *self.weights))
-        self.starts.append((problems, answers))
+                answers.append(worker.sample.remote(part, iteration, *self.weights))
+        self.starts.append(answers)
 
     def finish(self):
-        problems, answers = self.starts.popleft()
-        values = self._values(answers, self.config.sampler_timeout, LATER)
-        completions, names = zip(*values, strict=True)
+        values = self._values(self.starts.popleft(), self.config.sampler_timeout, LATER)
+        parts, names = zip(*values, strict=True)
         replaced = set(names) - self.names
         self.names |= replaced
-        written = moved(self.policy.join(completions), self.policy.device)
-        return self.policy.rollouts(problems, written, self.config), {"sampler/replaced_workers": float(len(replaced))}
+        return moved(join(parts), self.policy.device), {"sampler/replaced_workers": (float(len(replaced)), None)}
 
-    def score(self, problems, written):
-        written = moved(written, "cpu")
-        answers = [worker.score.remote(problems, written, *self.weights) for worker in self.workers]
+    def score(self, problems, rollouts):
+        rollouts = moved(rollouts, "cpu")
+        answers = [worker.score.remote(rollouts, *self.weights) for worker in self.workers]
         return partial(self._values, answers, self.config.sampler_timeout, LATER)
 
     def close(self):

@@ -24,16 +24,16 @@ class RayWorker:
     def ready(self):
         return self.name
 
-    def write(self, problems, iteration, version, packed):
-        """Returns what policy.write returns, on the CPU, and the name of the process."""
+    def sample(self, problems, iteration, version, packed):
+        """Returns Rollouts, on the CPU, and the name of the process."""
         self.load(version, packed)
-        return moved(self.policy.write(problems, iteration, self.config), "cpu"), self.name
+        return moved(self.policy.sample(problems, iteration, self.config), "cpu"), self.name
 
     @torch.no_grad()
-    def score(self, problems, written, version, packed):
+    def score(self, rollouts, version, packed):
         """(N, M) log-probabilities of completions at temperature 1, on the CPU."""
         self.load(version, packed)
-        rollouts = self.policy.rollouts(problems, moved(written, self.policy.device), self.config)
+        rollouts = moved(rollouts, self.policy.device)
         return score_in_batches(self.policy, rollouts, replace(self.config, temperature=1.0)).cpu()
 
     def load(self, version, packed):

@@ -22,18 +22,15 @@ class Sampler(Protocol):
         before `finish`: first in, first out."""
 
     def finish(self):
-        """Waits for the oldest start. Returns its Rollouts, and sums for metrics as in grpo/step_metrics.py."""
+        """Waits for the oldest start. Returns its Rollouts, and {metric: (sum, count)} as in grpo/step_metrics.py."""
 
     def sync(self, weights, version):
         """Takes over weights {name: tensor}, which may change as soon as this returns, for the starts that follow."""
 
-    def score(self, problems, written):
+    def score(self, problems, rollouts):
         """Begins to score known completions with the weights of the last sync. Returns a function without arguments
         that waits for the answers: a list with (N, M) log-probabilities at temperature 1 from each worker. Only
-        samplers of other processes have it.
-
-        written: completions as policy.write returned them, on the CPU
-        """
+        samplers of other processes have it."""
 
     def close(self):
         """Ends whatever the sampler has opened, and starts that were not finished."""

@@ -7,8 +7,7 @@ from core.settings.ranges import check_choices, check_ranges
 from grpo.samplers.mismatch import IMPORTANCE
 
 CHOICES = {"sampler": ("local", "ray", "vllm"), "importance": IMPORTANCE}
-RANGES = {"sampler_timeout": "(0, 1e6]", "max_staleness": "[0, 100]", "ray_workers": "[1, 1e4]",
-          "importance_cap": "[1, 1e6]"}
+RANGES = {"sampler_timeout": "(0, 1e6]", "max_staleness": "[0, 100]", "ray_workers": "[1, 1e4]"}
 ONLY_FOR = {  # {samplers: {setting that has an effect with these alone: its default}}
     ("ray",): {"ray_address": None, "ray_workers": 1}, ("vllm",): {"vllm_url": None},
     ("ray", "vllm"): {"sampler_timeout": 600.0}}
@@ -31,7 +30,6 @@ class SamplerConfig:
     vllm_url: str | None = None               # the address of the server, such as http://localhost:8000
     importance: str = "none"                  # weights for rollouts of another process or of older weights: none,
                                               # token, sequence_mask (docs/algorithm.md)
-    importance_cap: float = 2.0               # the largest of these weights
 
     def __post_init__(self):
         check_ranges(self, RANGES)
@@ -45,9 +43,6 @@ def check_sampler(c):
             if c.sampler not in samplers and getattr(c, key) != default:
                 raise ValueError(f"{key}={getattr(c, key)!r} has no effect with sampler={c.sampler!r}; set sampler="
                                  f"{' or '.join(map(repr, samplers))}, or leave {key} out")
-    if c.importance == "none" and c.importance_cap != 2.0:
-        raise ValueError(f"importance_cap={c.importance_cap} has no effect with importance='none'; set importance="
-                         "'token' or leave importance_cap out")
     if c.sampler == "vllm":
         check_vllm(c)
     if c.importance != "none" and c.sampler == "local" and not c.max_staleness:

@@ -31,18 +31,17 @@ class SyncCheck:
         shorter = {"max_new_tokens": max(1, config.max_new_tokens - 1), "overlong_buffer": 0}
         self.sampler, self.policy = sampler, policy
         self.config = replace(config, temperature=1.0, **shorter)
-        self.written, self.answers = None, None
+        self.rollouts, self.answers = None, None
         self.now, self.earlier = None, None  # (version, its scores (N, M)), by the policy
 
     @torch.no_grad()
     def begin(self, version):
         """Lets both score, after a sync of this version; the policy at once, the sampler when it comes to it."""
-        if self.written is None:
-            self.written = self.policy.write(self.problems, 0, self.config)
-        rollouts = self.policy.rollouts(self.problems, self.written, self.config)
-        self.mask = rollouts.mask.cpu() > 0                                          # (N, M)
-        self.now = version, score_in_batches(self.policy, rollouts, self.config).cpu()
-        self.answers = self.sampler.score(self.problems, self.written)
+        if self.rollouts is None:
+            self.rollouts = replace(self.policy.sample(self.problems, 0, self.config), texts=None)
+            self.mask = self.rollouts.mask.cpu() > 0                                 # (N, M)
+        self.now = version, score_in_batches(self.policy, self.rollouts, self.config).cpu()
+        self.answers = self.sampler.score(self.problems, self.rollouts)
 
     def check(self):
         """Waits for the sampler's scores of the last sync. Raises SamplerError if it did not arrive."""

@@ -108,16 +108,16 @@ class VllmSampler:
         else:
             self.held = self._weights_held()
 
-    def score(self, problems, written):
+    def score(self, problems, rollouts):
         model, G = self.model, self.config.group_size
         prompts = prompts_of(problems)
-        length = written.mask.sum(1).long().tolist()
-        texts = [prompts[n // G] + ids[: length[n]] for n, ids in enumerate(written.target.tolist())]
+        length = rollouts.mask.sum(1).long().tolist()
+        texts = [prompts[n // G] + ids[: length[n]] for n, ids in enumerate(rollouts.target.tolist())]
         request = {"model": model, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 1}
         answers = self.server.begin("/v1/completions", [request | {"prompt": ids} for ids in texts])
 
         def wait():
-            scores = torch.zeros(written.mask.shape)
+            scores = torch.zeros(rollouts.mask.shape)
             for n, (answer, ids) in enumerate(zip(answers, texts, strict=True)):
                 found = read_scores(answer.result(), ids, length[n], model, self.expected)
                 scores[n, : length[n]] = torch.tensor(found)

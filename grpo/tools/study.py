@@ -67,7 +67,7 @@ STALE = {
     "0, none": ("--max_staleness=0", "--importance=none"),
     "1, none": ("--max_staleness=1", "--importance=none"),
     "1, token": ("--max_staleness=1", "--importance=token"),
-    "1, sequence_mask": ("--max_staleness=1", "--importance=sequence_mask", "--importance_cap=1.01")}  # 2 rejects none
+    "1, sequence_mask": ("--max_staleness=1", "--importance=sequence_mask")}
 STUDIES = {
     "arithmetic": Study("config/grpo_arithmetic.py", "objective", ZOO, "sampled_accuracy", 0.55, (
         "--advantage=None", "--kl_beta=0.001", "--kl_estimator=exact", "--batch_size=24", "--minibatches=4",

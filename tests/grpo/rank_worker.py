@@ -20,10 +20,11 @@ from core.supervised.config import PretrainConfig
 from core.trainer import training_step
 from core.training_step import build_optimizers
 from grpo.advantages import ADVANTAGES
-from grpo.grpo_training_step import Timer, collect_experience, train_on_experience
+from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.objectives import OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Rewards, Scored
+from grpo.samplers import mismatch
 from grpo.samplers.local import LocalSampler
 from grpo.samplers.prefetch import Prefetcher
 from tests.tiny import (
@@ -43,7 +44,7 @@ from tests.tiny import (
 )
 
 KL = [{"kl_estimator": "exact"}, {"kl_beta": 0.0}, {"kl_estimator": "k2"}, {"kl_estimator": "k3"}, {"kl_in_reward": True},
-      {"kl_importance": False, "kl_estimator": "k3"}, {"entropy_bonus": 0.1}]
+      {"entropy_bonus": 0.1}]
 CHOICES = [(name, None) for name in OBJECTIVES] + [("plain", name) for name in ADVANTAGES]
 PROMPTS = {"max_new_tokens": 6, "task_type": "general", "length_min": 1, "length_max": 6}
 MOVING = {"learning_rate": 1e-3, "min_lr": 1e-3, "grad_clip": 1.0}
@@ -94,13 +95,13 @@ class Layout:
 
     def later_gradient(self, policy, name, c, data, scorer, reference=None):
         """Collects rollouts and moves the policy, the same way on every rank; then the gradient of its step on them."""
-        experience = collect(policy, scorer, data, c, reference, dist)
+        rollouts, sums = collect(policy, scorer, data, c, reference, dist)
         torch.manual_seed(7)
         with torch.no_grad():
             for p in policy.parameters():
                 p.add_(0.3 * p.abs().mean() * torch.randn_like(p))
         catcher = Catcher(policy)
-        self.note(name, train(policy, dataclasses.replace(experience, on_policy=False), c, [catcher], dist), LATER)
+        self.note(name, train(policy, rollouts, sums, c, [catcher], dist, on_policy=False), LATER)
         self.result[name] = catcher.gradient
 
     def later_steps(self):
@@ -127,13 +128,13 @@ class Layout:
 
         policy.sample = sample_with_errors
         # Scored in training, and before it; then with importance weights, which a part of the step exceeds
-        weighted = {"importance_cap": 1.0045, "max_staleness": 1}
-        for i, settings in enumerate(({}, {"ppo_epochs": 2}, {"importance": "token"} | weighted,
-                                      {"importance": "sequence_mask"} | weighted)):
+        mismatch.TOKEN_CAP = mismatch.SEQUENCE_CAP = 1.0045
+        for i, settings in enumerate(({}, {"ppo_epochs": 2}, {"importance": "token", "max_staleness": 1},
+                                      {"importance": "sequence_mask", "max_staleness": 1})):
             c = self.config(kl_beta=0.0, **PROMPTS, **settings)
-            experience = collect(policy, Rewards(c), self.prompts(c), c, None, dist)
+            rollouts, sums = collect(policy, Rewards(c), self.prompts(c), c, None, dist)
             catcher = Catcher(policy)
-            self.note(f"mismatch/{i}", train(policy, experience, c, [catcher], dist), MISMATCH)
+            self.note(f"mismatch/{i}", train(policy, rollouts, sums, c, [catcher], dist), MISMATCH)
             self.result[f"mismatch/{i}"] = catcher.gradient
 
     def steps_ahead(self):
@@ -144,8 +145,8 @@ class Layout:
         optimizers = build_optimizers(policy, c)
         for step in range(6):
             sample = lambda again, count=None: prefetcher.get(step_problems(data, c, step)(), step, again, last=5)
-            experience = collect_experience(policy, None, rewards(c, judge()), sample, c, dist, Timer())
-            metrics = train_on_experience(policy, experience, optimizers, c, dist)
+            rollouts, sums, _ = collect_rollouts(policy, None, rewards(c, judge()), sample, c, dist, Timer())
+            metrics = train_on_rollouts(policy, rollouts, sums, optimizers, c, dist)
             if step == 0:
                 self.result["ahead/first"] = weights(policy)
         self.result["ahead/last"] = weights(policy)

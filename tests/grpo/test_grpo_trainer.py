@@ -79,14 +79,14 @@ def test_steps_that_share_rollouts_are_those_taken_by_hand(dataset, tmp_path):
     c, policy, found = t.config, fill_policy(seed=1, scale=3.0), []
     reference, optimizers, data = policy.frozen(), build_optimizers(policy, c), consumer(dataset, c)
     for number in (0, 1):
-        experience = collect(policy, rewards(c, judge()), data, c, reference, number=number)
+        rollouts, sums = collect(policy, rewards(c, judge()), data, c, reference, number=number)
         halves = []
         for epoch in (0, 1):
             order = np.random.default_rng([3, c.seed, 0, number + 1, epoch]).permutation(4)
             halves += [sorted(order[:2]), sorted(order[2:])]
         for i, half in enumerate(halves):
-            part, _ = experience.rollouts.select(torch.tensor(half))
-            found.append(train(policy, replace(experience, rollouts=part, on_policy=i == 0), c, optimizers))
+            part, _ = rollouts.select(torch.tensor(half))
+            found.append(train(policy, part, sums, c, optimizers, on_policy=i == 0))
     assert same(policy, t.policy)
     logged = without_clock(training_records(tmp_path))
     for step, by_hand in enumerate(found):

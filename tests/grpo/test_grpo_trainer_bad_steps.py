@@ -71,7 +71,7 @@ def test_a_policy_that_is_not_finite_samples_a_bad_step(dataset, prompts, kind, 
 
 
 @pytest.mark.parametrize("settings", [{"kl_estimator": "exact"}, {"kl_estimator": "k3"},
-                                      {"kl_importance": False, "kl_estimator": "k2"}, {"kl_in_reward": True}], ids=str)
+                                      {"kl_estimator": "k2"}, {"kl_in_reward": True}], ids=str)
 def test_a_reference_that_is_not_finite_makes_a_bad_step(dataset, settings):
     c, reference = config(**settings), fill_policy()
     damaged(reference.model)

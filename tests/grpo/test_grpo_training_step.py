@@ -46,7 +46,7 @@ def test_the_first_ratio_is_one_for_every_estimator_of_several_passes(dataset, S
     if estimator == "trajectory" or S == 1 and estimator == "one_step":
         assert metrics["ratio_minus_one"] < 1e-4
     epochs = dataclasses.replace(c, ppo_epochs=2, kl_beta=0.0)
-    rollouts = collect(policy, fixed_rewards(torch.rand(4, 4)), data, epochs).rollouts
+    rollouts = collect(policy, fixed_rewards(torch.rand(4, 4)), data, epochs)[0]
     assert torch.equal(score(policy, rollouts, 1.0).logp, rollouts.old_logp)
 
 
@@ -65,7 +65,7 @@ def test_each_distinct_input_is_read_once(dataset):
 def test_a_later_step_needs_no_settings_of_several_steps(dataset):
     c, policy = config(kl_beta=0.0), fill_policy()
     found = collect(policy, fixed_rewards(torch.rand(4, 4)), consumer(dataset, c), c)
-    metrics = train(policy, dataclasses.replace(found, on_policy=False), c)
+    metrics = train(policy, *found, c, on_policy=False)
     assert "ratio_minus_one" not in metrics and metrics["grad_norm"] > 0
 
 
@@ -74,9 +74,9 @@ def test_alone_a_step_trains_on_all_that_it_collects(dataset, settings):
     c, scorer = config(kl_beta=0.0, **settings), fixed_rewards(torch.rand(4, 4))
     policy, data = fill_policy(seed=1), consumer(dataset, c)
     found = step_gradient(policy, None, scorer, data, c)
-    catcher, whole = Catcher(policy), collect(policy, scorer, data, c)
-    train(policy, whole, c, [catcher])
-    assert whole.rollouts.problems == 4 and torch.equal(found, catcher.gradient) and found.norm() > 0
+    catcher, (rollouts, sums) = Catcher(policy), collect(policy, scorer, data, c)
+    train(policy, rollouts, sums, c, [catcher])
+    assert rollouts.problems == 4 and torch.equal(found, catcher.gradient) and found.norm() > 0
     ordinary = config(kl_beta=0.0)
     torch.testing.assert_close(found, step_gradient(policy, None, scorer, data, ordinary), rtol=1e-4, atol=1e-7)
 

@@ -130,11 +130,7 @@ def test_the_gradient_of_the_kl_depends_on_the_reference(dataset):
 
 @dataclass
 class OneToken(Reading):
-    problem: torch.Tensor  # (P,) its number
-
-    @property
-    def chosen(self):
-        return torch.ones(self.problems, 1, dtype=torch.bool)
+    """A problem without a text."""
 
 
 class Coin(torch.nn.Module):
@@ -149,12 +145,12 @@ class Coin(torch.nn.Module):
         target = torch.tensor(self.outcome)[:, None]                                 # (G, 1)
         p, mask = self.logit.detach().sigmoid(), torch.ones(target.shape, dtype=torch.float64)
         written = [str(int(token)) for token in target]
-        texts = Texts([""] * len(written), written, {"answer": ["1"] * len(written)}, [], [], None, {}, 1)
-        return Rollouts(len(target), target, mask, mask, torch.where(target == 1, p, 1 - p).log(), mask[:, 0] > 1, 1,
-                        OneToken(len(target), None, torch.zeros(1)), texts)
+        texts = Texts([""] * len(written), written, {"answer": ["1"] * len(written)}, [], [], None, {})
+        return Rollouts(target, mask, mask, torch.where(target == 1, p, 1 - p).log(), mask[:, 0] > 1, 1,
+                        OneToken(len(target), torch.ones(1, 1, 1) > 0, None), texts)
 
     def states(self, reading):
-        return torch.stack((torch.zeros_like(self.logit), self.logit)).expand(reading.problems, 2)
+        return torch.stack((torch.zeros_like(self.logit), self.logit)).expand(len(reading.chosen), 2)
 
     def project(self, states):
         return states

@@ -9,10 +9,10 @@ import torch
 from core.training_step import build_optimizers
 from grpo.grpo_training_step import (
     MOST_RESAMPLES,
-    compute_rewards,
     compute_rollout_advantages,
     grpo_training_step,
     overlong,
+    with_penalties,
 )
 from grpo.objectives import token_weights
 from grpo.rewards import Scored
@@ -58,23 +58,22 @@ def test_groups_of_equal_rewards_are_counted_and_cost_no_backward(dataset):
 def test_groups_of_equal_rewards_are_dropped_from_the_normaliser(dataset):
     keep, drop = (config(zero_std=name, kl_beta=0.0) for name in ("keep", "drop"))
     policy, data = fill_policy(seed=1, scale=3.0), consumer(dataset, keep)
-    kept, dropped = (collect(policy, equal_rewards_in([1, 2]), data, c) for c in (keep, drop))
-    sums, same_sums, kept, dropped = kept.sums, dropped.sums, kept.rollouts, dropped.rollouts
+    (kept, sums), (dropped, same_sums) = (collect(policy, equal_rewards_in([1, 2]), data, c) for c in (keep, drop))
     assert kept.problems == 4 and dropped.problems == 2
     assert torch.equal(dropped.target, kept.select(torch.tensor([0, 3]))[0].target)
     written = dropped.mask.sum(1, keepdim=True)
     for average, share in (("sequence", dropped.mask / written / 8), ("token", dropped.mask / written.sum()),
                            ("sum", dropped.mask / 8)):
         torch.testing.assert_close(token_weights(dropped.train_mask, average, 1), share)
-    assert sums["frac_reward_zero_std"] == same_sums["frac_reward_zero_std"] == 2
+    assert sums["frac_reward_zero_std"] == same_sums["frac_reward_zero_std"] == (2, 4)
 
 
 def test_groups_of_equal_rewards_are_replaced_by_other_problems(dataset):
     c, policy = config(zero_std="resample", kl_beta=0.0), fill_policy(seed=1, scale=3.0)
     data = consumer(dataset, c)
-    found = collect(policy, equal_rewards_in([0, 2]), data, c)
-    rollouts, texts = found.rollouts, found.rollouts.reading.texts[:, 0]
-    assert rollouts.problems == 4 and found.sums["resampled"] == 2
+    rollouts, sums = collect(policy, equal_rewards_in([0, 2]), data, c)
+    texts = rollouts.reading.texts[:, 0]
+    assert rollouts.problems == 4 and sums["resampled"] == (2, 4)
     first, spare = (torch.from_numpy(data.problems("train", 0, again)["input"]) for again in (0, 1))
     assert torch.equal(texts, torch.cat((first[[1, 3]], spare[:2])))
     assert (rollouts.advantage.view(4, 4).abs().sum(1) > 0).all()
@@ -86,9 +85,11 @@ def test_resampling_is_bounded_and_groups_that_are_left_are_dropped(dataset, pro
     calls, policy, data = [], fill_policy(), consumer(dataset, c)
     if kind == "prompts":
         policy, data = causal_policy(), prompt_consumer(prompts, c)
-    found = collect(policy, lambda r: calls.append(r.problems) or Scored(torch.full((r.problems, 4), 0.5)), data, c)
-    assert calls == [4] * (1 + MOST_RESAMPLES) and found.sums["resampled"] == 4 * MOST_RESAMPLES and found.rollouts.problems == 0
-    metrics = train(policy, found, c)
+    equal = lambda r: calls.append(r.problems) or Scored(torch.full((r.problems, 4), 0.5))
+    rollouts, sums = collect(policy, equal, data, c)
+    assert calls == [4] * (1 + MOST_RESAMPLES) and sums["resampled"] == (4 * MOST_RESAMPLES, 4)
+    assert rollouts.problems == 0
+    metrics = train(policy, rollouts, sums, c)
     assert metrics["grad_norm"] == 0 and metrics["frac_reward_zero_std"] == 1 and metrics["empty_steps"] == 1
 
 
@@ -197,11 +198,11 @@ def test_the_overlong_penalty_is_the_papers():
 
 
 def test_the_overlong_penalty_is_in_the_credit_and_not_in_the_reward(prompts):
-    c, reward = config(overlong_buffer=4, overlong_penalty=0.5, max_new_tokens=6, kl_beta=0.0), torch.rand(4, 4)
+    c, reward = config(overlong_buffer=4, max_new_tokens=6, kl_beta=0.0), torch.rand(4, 4)
     rollouts = sampled(causal_policy(), prompts, c)
-    scored = compute_rewards(fixed_rewards(reward), rollouts, c)
+    scored = with_penalties(Scored(reward), rollouts, c)
     lengths = rollouts.mask.sum(1).tolist()
-    penalty = torch.tensor([0.5 * min(0.0, (6 - 4 - n) / 4) for n in lengths])
+    penalty = torch.tensor([min(0.0, (6 - 4 - n) / 4) for n in lengths])
     assert torch.equal(scored.reward, reward) and len(set(lengths)) > 1
     torch.testing.assert_close(scored.credit.flatten(), reward.flatten() + penalty)
     torch.testing.assert_close(scored.values["overlong"], penalty)

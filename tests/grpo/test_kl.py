@@ -1,13 +1,12 @@
 """The KL divergence to the reference: estimators against enumeration, their choice, the penalty, the controller."""
 
-import dataclasses
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from grpo.grpo_training_step import Experience, compute_rewards, compute_rollout_advantages
+from grpo.grpo_training_step import compute_rollout_advantages, with_penalties
 from grpo.kl import ADAPT_RANGE, KL_ESTIMATORS, adapted, choose_estimator, exact_kl, k2, k3, kl_per_token, kl_penalty
 from grpo.rewards import Scored
 from grpo.scoring import Scores, with_reference
@@ -57,7 +56,7 @@ def test_the_expected_gradient_with_importance_weights_is_that_of_the_kl(estimat
     p = logits.log_softmax(-1)
     old = p.detach() if on_policy else torch.randn(6, dtype=torch.float64).log_softmax(-1)
     rollouts = SimpleNamespace(ref_logp=q)
-    kl = kl_per_token(Scores(p, None, None), rollouts, estimator, ratio=(p - old).exp())
+    kl = kl_per_token(Scores(p, None), rollouts, estimator, ratio=(p - old).exp())
     (old.exp() * kl).sum().backward()
     torch.testing.assert_close(logits.grad, expected)
 
@@ -98,7 +97,7 @@ def test_kl_in_the_reward_moves_the_advantage_and_not_the_loss(dataset):
     policy, reference = fill_policy(seed=1), fill_policy(seed=2).frozen()
     c = config(kl_in_reward=True, kl_beta=0.5)
     rollouts = with_reference(sampled(policy, dataset, c), reference, "k3", c)
-    scored = compute_rewards(lambda _: Scored(torch.zeros(4, 4)), rollouts, c)
+    scored = with_penalties(Scored(torch.zeros(4, 4)), rollouts, c)
     expected = [-0.5 * sum(float(rollouts.old_logp[n, m] - rollouts.ref_logp[n, m])
                            for m in range(rollouts.mask.shape[1]) if rollouts.mask[n, m]) for n in range(16)]
     assert (scored.reward == 0).all(), "metrics and zero_std see the reward of the task"
@@ -107,8 +106,8 @@ def test_kl_in_the_reward_moves_the_advantage_and_not_the_loss(dataset):
     sums = rollout_sums(rollouts, scored, torch.ones(4, dtype=torch.bool))
     rollouts = compute_rollout_advantages(rollouts, scored, c, one_process())
     assert rollouts.advantage.abs().max() > 0
-    sums |= {"advantage": rollouts.advantage.sum(), "advantage_tokens": rollouts.train_mask.sum()}
-    metrics = train(policy, Experience(rollouts, sums), c)
+    sums["mean_advantage"] = rollouts.advantage.sum(), rollouts.train_mask.sum()
+    metrics = train(policy, rollouts, sums, c)
     assert metrics["kl_penalty"] == 0 and metrics["loss"] == metrics["pg_loss"] and metrics["mean_kl"] > 0
 
 
@@ -116,12 +115,10 @@ def test_with_credit_for_tokens_each_token_has_the_kl_of_its_own(dataset):
     policy, reference, c = fill_policy(seed=1), fill_policy(seed=2).frozen(), config(kl_in_reward=True, kl_beta=0.5)
     rollouts = with_reference(sampled(policy, dataset, c), reference, "k3", c)
     credit = torch.rand(4, 4, rollouts.mask.shape[1])
-    scored = compute_rewards(lambda _: Scored(torch.zeros(4, 4), credit), rollouts, c)
+    scored = with_penalties(Scored(torch.zeros(4, 4), credit), rollouts, c)
     for n, m in rollouts.mask.nonzero().tolist():
         kl = float(rollouts.old_logp[n, m] - rollouts.ref_logp[n, m])
         assert float(scored.credit[n // 4, n % 4, m] - credit[n // 4, n % 4, m]) == pytest.approx(-0.5 * kl, abs=1e-5)
-    without = dataclasses.replace(rollouts, ref_logp=None)
-    assert torch.equal(compute_rewards(lambda _: Scored(credit[..., 0]), without, c).reward, credit[..., 0])
 
 
 def test_kl_beta_moves_towards_its_target_and_is_clamped():

@@ -25,10 +25,6 @@ PROMPTS, TOKENS, LENGTH = 6, 5, 3
 class TableReading(Reading):
     prompt: torch.Tensor  # (P,) the row of the table that was read
 
-    @property
-    def chosen(self):
-        return torch.ones(self.problems, LENGTH, dtype=torch.bool)
-
 
 class TablePolicy(torch.nn.Module):
     """A table of logits: for each prompt and place, the distribution of the token that is written there."""
@@ -44,8 +40,9 @@ class TablePolicy(torch.nn.Module):
         noise = torch.rand(logp.shape, generator=torch.Generator().manual_seed(iteration))
         target = (logp - (-noise.log()).log()).argmax(-1)                            # (N, L) Gumbel-max
         mask = torch.ones(target.shape)
-        return Rollouts(G, target, mask, mask, logp.gather(-1, target[..., None])[..., 0], mask[:, 0] > 1, LENGTH,
-                        TableReading(G, None, prompt), Texts([], [], {}, [], [], None, {}, target.numel()))
+        return Rollouts(target, mask, mask, logp.gather(-1, target[..., None])[..., 0], mask[:, 0] > 1, LENGTH,
+                        TableReading(G, torch.ones(len(prompt), 1, LENGTH) > 0, None, prompt),
+                        Texts([], [], {}, [], target.tolist(), None, {}))
 
     def states(self, reading):
         return self.table[reading.prompt].flatten(0, 1)                              # (P * L, V): a group shares them

@@ -9,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.huggingface.model import BANNED
-from core.training_step import apply_gradients, total_over_ranks
 from grpo.advantages import ADVANTAGES, compute_advantages
 from grpo.grpo_training_step import rollout_loss
 from grpo.kl import KL_ESTIMATORS, adapted, exact_kl
 from grpo.objectives import OBJECTIVES, token_weights
-from tests.tiny import config, one_process
+from tests.tiny import config
 from tests.tiny_objectives import MAX_TOKENS, G, M, N, P, Table, V, objective_config, table_rollouts, with_advantage
 
-ESTIMATORS = ["none", "exact", "k2", "k3", "k2 importance", "k3 importance", "in reward"]
+ESTIMATORS = ["none", "exact", "k2", "k3", "in reward"]
 FEW_EXAMPLES = settings(derandomize=True, max_examples=15, deadline=None, database=None)
 LOGITS = st.sampled_from(["equal", "one_hot", "far", "banned", "ordinary"])
 REWARDS = st.sampled_from(["equal", "far", "tiny", "one", "huge"])
@@ -64,11 +63,7 @@ def test_loss_gradient_and_metrics_are_finite(name, estimator):
         loss, sums = rollout_loss(policy, rollouts, weight, c, on_policy=False)
         loss.backward()
         assert torch.isfinite(policy.logits.grad).all()
-        assert all(torch.isfinite(torch.as_tensor(x)) for x in sums.values()), sums
-        if "importance" not in estimator:  # e^20 times e^20 is too much for the square in a norm
-            totals = total_over_ranks(sums, one_process())
-            out = apply_gradients([policy.logits], [], 1.0, totals, "trained_tokens", deciding=sums)
-            assert out["skipped_steps"] == 0, out
+        assert all(torch.isfinite(torch.as_tensor(x)) for x, _ in sums.values()), sums
 
     finite()
 

@@ -14,6 +14,7 @@ from core.judge import calculate_judge_scores
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.trl import TrainerState
 from grpo.rewards import PRESETS, REWARDS, Rewards, Scored, reward
+from grpo.rollout import join
 from tests.tiny import TOKENIZER, Undecoded, config, fork_workers, judge, run_here
 
 BUILT_IN = tuple(REWARDS)
@@ -127,7 +128,6 @@ def test_rewards_are_weighted_added_and_may_skip():
 
     found = scored(rewards, texts, 4)
     assert found.reward.tolist() == [[3.0, 2.0, 2.0, 1.0]] and found.credit[..., 0].equal(found.reward)
-    assert found.compared.equal(found.reward)
     assert found.weight.tolist() == [[1.0] * 4] and set(found.values) == set(rewards.names)
     assert scored(rewards, texts, 2).reward.tolist() == [[3.0, 2.0], [2.0, 1.0]], "a row for each problem"
     assert scored(made("half"), texts, 4).reward.isnan().tolist() == [[False, True, False, True]]
@@ -222,7 +222,6 @@ def test_rewards_may_be_normalised_before_they_are_added():
     mean, std = 1.3 / 3, float(torch.tensor([0.1, 0.3, 0.9]).std())
     expected = [(0.1 - mean) / std, (0.3 - mean) / std, 0.0, (0.9 - mean) / std]
     assert found.credit[0, :, 0].tolist() == pytest.approx(expected, abs=1e-3)
-    assert found.compared.equal(found.credit[..., 0])
     assert found.reward[0].tolist() == pytest.approx([14.1, 14.3, 14.0, 0.9]), "the metrics show raw rewards"
 
 
@@ -231,7 +230,7 @@ def test_rewards_that_cancel_when_normalised_teach_nothing():
     looked_up("down", [0.9, 0.7, 0.8, 0.1])
     for weights, differ in (((1.0, 3.0), True), ((1.0, 1.0), False)):
         found = scored(made("up", "down", reward_weights=weights, reward_normalisation="group"), texts_of([""] * 4), 4)
-        assert (found.compared.unique().numel() > 1) == differ, "equal to the last bit: the group can be dropped"
+        assert (found.credit.unique().numel() > 1) == differ, "equal to the last bit: the group can be dropped"
 
 
 def test_hard_problems_count_more_when_training_for_pass_at_k():
@@ -287,15 +286,15 @@ def test_selected_and_joined_results_keep_each_problem_with_its_own():
     a = Scored(torch.rand(3, 2), torch.rand(3, 2, 4), {"judge": torch.rand(6)}, torch.rand(3, 2))
     b = Scored(torch.rand(1, 2), torch.rand(1, 2, 6), weight=torch.rand(1, 2))
     part = a.select(torch.tensor([True, False, True]))
-    joined = Scored.join([part, a.select(none), b])
+    joined = join([part, a.select(none), b])
     for row, (source, i) in enumerate(((a, 0), (a, 2), (b, 0))):
         M = source.credit.shape[2]
         assert joined.reward[row].equal(source.reward[i]) and joined.weight[row].equal(source.weight[i])
-        assert joined.compared[row].equal(source.compared[i])
         assert joined.credit[row, :, :M].equal(source.credit[i]) and not joined.credit[row, :, M:].any()
     assert joined.credit.shape == (3, 2, 6) and joined.values == part.values == {}
-    assert Scored.join([Scored(a.reward), Scored(b.reward)]).credit.shape == (4, 2, 1)
-    assert len(Scored.join([a.select(none)] * 2).reward) == 0
+    assert join([a.select(none), a.select(none)]).reward.shape == (0, 2)
+    logged = join([Scored(a.reward, metrics={"seen": (1.0, 2)}), Scored(b.reward, metrics={"seen": (2.0, 1), "rare": (5.0, 1)})])
+    assert logged.metrics == {"seen": (3.0, 3), "rare": (5.0, 1)}
 
 
 # slow rewards

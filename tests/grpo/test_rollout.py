@@ -7,7 +7,7 @@ import torch
 
 from core.files.records import write_prompts
 from grpo.policies.fill_views import FILL_ESTIMATORS
-from grpo.rollout import BY_COMPLETION, BY_TOKEN, join_rollouts, places_of
+from grpo.rollout import Texts, join, moved, places_of, tensors
 from grpo.scoring import score, score_in_batches, with_reference
 from tests.tiny import CAUSAL, causal_policy, config, fill_policy, prompt_consumer, sampled
 
@@ -15,114 +15,86 @@ KINDS = {"causal": {"max_new_tokens": 6}, "one pass": {}, "passes": {"unmask_ste
          "coupled": {"unmask_steps": 3, "fill_estimator": "coupled"}}
 
 
-def example(kind, dataset, prompts, estimator=None, number=0, **settings):
-    """A policy and its rollouts of 4 problems; estimator: of the KL, for which the reference scores them, or None."""
+def example(kind, dataset, prompts, estimator, number=0, **settings):
+    """A policy and its rollouts of 4 problems, scored by a reference for this estimator of the KL."""
     c, build, folder = config(**KINDS[kind] | settings), fill_policy, dataset
     if kind == "causal":
         build, folder = causal_policy, prompts
     policy = build(seed=1)
-    rollouts = sampled(policy, folder, c, number)
-    return policy, with_reference(rollouts, build(seed=2).frozen(), estimator, c) if estimator else rollouts
+    return policy, with_reference(sampled(policy, folder, c, number), build(seed=2).frozen(), estimator, c)
 
 
 def test_places_of_is_the_places_of_a_loop():
     counts = torch.tensor([3, 0, 2, 4])
+    owned = {0: [0, 1, 2], 1: [], 2: [3, 4], 3: [5, 6, 7, 8]}
     for problems in ([], [1], [3, 0], [0, 1, 2, 3]):
-        place, owned = 0, {}
-        for p, n in enumerate(counts.tolist()):
-            owned[p], place = list(range(place, place + n)), place + n
-        assert places_of(torch.tensor(problems, dtype=torch.long), counts).tolist() == [
-            i for p in problems for i in owned[p]]
+        found = places_of(torch.tensor(problems, dtype=torch.long), counts)
+        assert found.tolist() == [i for p in problems for i in owned[p]]
 
 
-@pytest.mark.parametrize("estimator", ["exact", "k3"])
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind, top_p, estimator", [
+    ("causal", 0.8, "exact"), ("causal", 1.0, "k3"), ("one pass", 0.8, "exact"), ("one pass", 1.0, "k3"),
+    ("passes", 0.8, "exact"), ("coupled", 1.0, "exact")])
 def test_selected_problems_have_the_rows_and_scores_that_they_had(dataset, prompts, kind, top_p, estimator):
-    if kind == "coupled" and top_p < 1:
-        pytest.skip("this estimator scores the whole distribution")
     policy, rollouts = example(kind, dataset, prompts, estimator, top_p=top_p)
     rollouts = dataclasses.replace(rollouts, advantage=torch.randn(16, 1))
     whole, (part, rows) = score(policy, rollouts, 1.0), rollouts.select(torch.tensor([3, 1]))
     assert rows.tolist() == [12, 13, 14, 15, 4, 5, 6, 7] and part.problems == 2 and part.group_size == 4
-    for name in BY_COMPLETION:
-        if getattr(rollouts, name) is not None:
-            assert torch.equal(getattr(part, name), getattr(rollouts, name)[rows]), name
+    for name, x in tensors(rollouts).items():
+        assert name == "ref_distributions" or torch.equal(getattr(part, name), x[rows]), name
     assert part.texts is None and part.max_tokens == rollouts.max_tokens
     found, mask = score(policy, part, 1.0), part.mask
-    for name in ("logp", "entropy", "kl") if estimator == "exact" else ("logp", "entropy"):
+    for name in tensors(whole):
         torch.testing.assert_close(getattr(found, name) * mask, getattr(whole, name)[rows] * mask, rtol=1e-4, atol=1e-4)
     nothing, rows = rollouts.select(torch.arange(0))
-    assert nothing.problems == len(rows) == nothing.reading.problems == 0
+    assert nothing.problems == len(rows) == len(nothing.target) == 0
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("problems", [1, 4])
-def test_joined_prompts_score_as_they_did_apart(prompts, shared, problems):
-    c, policy = config(max_new_tokens=6, batch_size=problems), causal_policy(shared_prompt=shared)
-    reference, parts, widths = causal_policy(seed=4).frozen(), [], set()
-    for number in range(12 // problems):  # single prompts are of different widths, and none is padded
-        rollouts = sampled(policy, prompts, c, number)
-        parts.append(with_reference(rollouts, reference, "k3", c))
-        widths.add(rollouts.reading.prompt.shape[1])
-    joined = join_rollouts([parts[0].select(torch.arange(0))[0], *parts])
-    assert problems > 1 or len(widths) > 1
-    assert joined.problems == joined.reading.problems == 12
-    apart = torch.cat([score(policy, r, 1.0).logp.sum(1) for r in parts])
-    torch.testing.assert_close(score(policy, joined, 1.0).logp.sum(1), apart, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(joined.ref_logp.sum(1), torch.cat([r.ref_logp.sum(1) for r in parts]))
+@pytest.mark.parametrize("kind, estimator", [("causal", "exact"), ("causal", "k3"), ("one pass", "exact"),
+                                             *(("passes", name) for name in FILL_ESTIMATORS)])
+def test_joined_rollouts_score_as_they_did_apart_and_keep_every_row(dataset, prompts, kind, estimator):
+    settings = {"batch_size": 1, "top_k": 9}  # single prompts are of different widths
+    if kind == "passes" and estimator != "trajectory":
+        settings = {"batch_size": 3, "fill_estimator": estimator}
+    kl = "k3" if estimator == "k3" else "exact"
+    policy, parts = None, []
+    for number in range(6):
+        policy, part = example(kind, dataset, prompts, kl, number, **settings)
+        parts.append(part)
+    joined = join([parts[0].select(torch.arange(0))[0], *[dataclasses.replace(part, texts=None) for part in parts]])
+    assert joined.problems == 6 * settings["batch_size"] and joined.group_size == 4
+    for name, x in tensors(joined).items():
+        rows = [row for part in parts for row in getattr(part, name).tolist()]
+        assert x.tolist() == [row if x.dim() == 1 else row + [0] * (x.shape[1] - len(row)) for row in rows], name
+    assert kind != "causal" or len({part.reading.prompt.shape[1] for part in parts}) > 1
+    found = score(policy, joined, 1.0)
+    apart = [score(policy, part, 1.0) for part in parts]
+    for name in tensors(found):
+        expected = torch.cat([(getattr(scores, name) * part.mask).sum(1) for scores, part in zip(apart, parts, strict=True)])
+        torch.testing.assert_close((getattr(found, name) * joined.mask).sum(1), expected, rtol=1e-4, atol=1e-4)
+    assert (joined.reading.kept is None) == ("top_k" not in settings)
 
 
-def test_prompts_of_one_token_join_longer_ones(tmp_path):
+def test_prompts_of_one_token_are_read_and_join_longer_ones(tmp_path):
     records = [{"prompt": text, "split": split} for text, split in (("7", "train"), ("7+8=", "train"), ("9", "val"))]
     write_prompts(str(tmp_path), records, CAUSAL)
     c, policy = config(max_new_tokens=6, batch_size=1), causal_policy()
     data = prompt_consumer(str(tmp_path), c)
     ordered = sorted(data.records["train"], key=lambda r: len(r["tokens"]))
     parts = [policy.sample(data.pack([record], [0]), 0, c) for record in ordered]
-    assert [len(r.texts.prompts[0]) for r in parts] == [1, 4]
-    joined = join_rollouts(parts)
-    apart = torch.cat([score(policy, r, 1.0).logp.sum(1) for r in parts])
-    torch.testing.assert_close(score(policy, joined, 1.0).logp.sum(1), apart, rtol=1e-5, atol=1e-5)
+    joined = join(parts)
+    assert [len(text) for text in joined.texts.prompts] == [1] * 4 + [4] * 4
+    for rollouts in (*parts, joined):
+        logp = score_in_batches(policy, rollouts, c)
+        torch.testing.assert_close(logp * rollouts.mask, rollouts.old_logp, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("fill_estimator", FILL_ESTIMATORS)
-def test_joined_texts_score_as_they_did_apart(dataset, fill_estimator):
-    c = config(unmask_steps=3, fill_estimator=fill_estimator, batch_size=3)
-    policy, reference, parts = fill_policy(), fill_policy(seed=3).frozen(), []
-    for number in range(2):
-        r = with_reference(sampled(policy, dataset, c, number), reference, "exact", c)
-        parts.append(dataclasses.replace(r, old_logp=score_in_batches(policy, r, c)))
-    joined = join_rollouts(parts)
-    found = score(policy, joined, 1.0)
-    torch.testing.assert_close(found.logp * joined.mask, joined.old_logp * joined.mask, rtol=1e-5, atol=1e-5)
-    apart = torch.cat([(score(policy, r, 1.0).kl * r.mask).sum(1) for r in parts])
-    torch.testing.assert_close((found.kl * joined.mask).sum(1), apart, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("estimator", ["exact", "k3"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_join_pads_with_zeros_and_keeps_every_row(dataset, prompts, kind, estimator):
-    truncation = {} if kind == "coupled" else {"top_k": 9}
-    parts = [example(kind, dataset, prompts, estimator, number, **truncation)[1] for number in range(3)]
-    joined = join_rollouts(parts)
-    for name in BY_TOKEN:
-        if getattr(joined, name) is not None:
-            rows = [row for part in parts for row in getattr(part, name).tolist()]
-            width = getattr(joined, name).shape[1]
-            assert getattr(joined, name).tolist() == [row + [0] * (width - len(row)) for row in rows], name
-    assert joined.truncated.tolist() == [x for part in parts for x in part.truncated.tolist()]
-    stored = {"ref_distributions": lambda r: r.ref_distributions,
-              "kept": lambda r: None if r.reading.kept is None else r.reading.kept.dense(97)}
-    for name, of in stored.items():
-        if of(joined) is not None:
-            assert torch.equal(of(joined), torch.cat([of(part) for part in parts])), name
-    assert (joined.ref_distributions is None) == (estimator == "k3")
-    assert (joined.reading.kept is None) == (not truncation)
-
-
-def test_rollouts_with_an_advantage_are_not_joined(dataset, prompts):
-    _, rollouts = example("one pass", dataset, prompts)
-    done = dataclasses.replace(rollouts, advantage=torch.zeros(16, 1))
-    with pytest.raises(AssertionError, match="join before compute_rollout_advantages"):
-        join_rollouts([rollouts, done])
+def test_texts_are_joined_with_the_fields_of_all_records_and_moved_with_their_tokens():
+    a = Texts(["p"], ["c"], {"answer": [7]}, [torch.tensor([1, 2])], [[2]], torch.tensor([[1]]), {"length": (1.0, 1)})
+    b = Texts(["q"], ["d"], {"level": ["hard"]}, [torch.tensor([3])], [[3, 4]], torch.tensor([[1, 2]]), {"length": (2.0, 1)})
+    joined = join([a, b])
+    assert joined.columns == {"answer": [7, None], "level": [None, "hard"]} and joined.metrics == {"length": (3.0, 2)}
+    assert joined.prompts == ["p", "q"] and joined.completion_ids == [[2], [3, 4]]
+    assert joined.place.tolist() == [[1, 0], [1, 2]]
+    elsewhere = moved(joined, "meta")
+    assert {x.device.type for x in (*elsewhere.tokens, elsewhere.place)} == {"meta"} and elsewhere.prompts == ["p", "q"]

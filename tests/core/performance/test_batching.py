@@ -39,4 +39,4 @@ def test_parts_of_tokens_hold_at_most_so_many_and_every_row_once():
 
 def test_rows_of_different_lengths_are_padded_on_the_right():
     parts = [torch.tensor([[1, 2], [3, 4]]), torch.tensor([[5]]), torch.tensor([[6, 7, 8]])]
-    assert cat_padded(parts, -1).tolist() == [[1, 2, -1], [3, 4, -1], [5, -1, -1], [6, 7, 8]]
+    assert cat_padded(parts).tolist() == [[1, 2, 0], [3, 4, 0], [5, 0, 0], [6, 7, 8]]

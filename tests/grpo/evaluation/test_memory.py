@@ -23,7 +23,7 @@ from tests.tiny import collect, train
 run = parts(ast.literal_eval(sys.argv[2]))
 print(describe_memory(run.config, run.models, run.data, run.dist))
 policy = run.models.policy
-train(policy, collect(policy, run.rewards, run.data, run.config, run.models.reference), run.config)
+train(policy, *collect(policy, run.rewards, run.data, run.config, run.models.reference), run.config)
 with open("/proc/self/status") as f:
     print(f"measured {int(re.search('VmHWM:[^0-9]*([0-9]+)', f.read())[1]) * 1024 / 1e6:.0f} MB")
 """

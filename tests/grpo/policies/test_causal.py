@@ -1,4 +1,4 @@
-"""The causal policy: the shared prompt, the texts that it writes, and greedy completions."""
+"""The causal policy: prompts that are read once, the texts that it samples, and greedy completions."""
 
 from dataclasses import replace
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from core.files.records import write_prompts
 from core.tokenizer import CharTokenizer
 from grpo.policies import causal
 from grpo.policies.causal import CausalPolicy, CausalReading
@@ -24,59 +23,56 @@ from tests.tiny import (
 )
 
 
-@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8}])
-def test_a_prompt_that_is_shared_gives_the_gradient_of_repeating_it(prompts, truncation):
-    net, c = causal_model(seed=1).double(), prompt_config(temperature=0.7, **truncation)
-    rollouts = sampled(causal_policy(seed=1), prompts, c)
-    weight = torch.rand(rollouts.target.shape, dtype=torch.float64) * rollouts.mask
-    found, read = [], []
-    hook = net.embed.register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
-    for shared in (True, False):
-        policy = CausalPolicy(net, CAUSAL)
-        policy.shared_prompt = shared
-        clear_gradient(policy)
-        scores = score(policy, rollouts, 0.7, learn_entropy=True)
-        ((scores.logp + 0.1 * scores.entropy) * weight).sum().backward()
-        found.append((scores.logp.detach() * rollouts.mask, flat_gradient(policy)))
-    hook.remove()
-    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-9, atol=1e-9)
-    assert (found[0][1] - found[1][1]).norm() < 1e-9 * found[1][1].norm()
-    (P, S), (N, M) = rollouts.reading.prompt.shape, rollouts.target.shape
-    assert read == [P * S, N * M, N * (S + M)], "tokens of each forward: prompts once, then completions; all at once"
-
-
 def unequal_rollouts(seed=1):
-    """Rollouts of prompts of 1 to 9 tokens with completions of 1 to 7."""
+    """Rollouts of prompts of 2 to 10 tokens with completions of 1 to 7."""
     rng, (P, G, M, T) = np.random.default_rng(seed), (5, 4, 7, 9)
-    length, padding = torch.from_numpy(rng.integers(1, M + 1, (P, G))), torch.from_numpy(rng.integers(0, T, P))
-    padding[0] = 0
+    length, prompt_length = torch.from_numpy(rng.integers(1, M + 1, (P, G))), torch.from_numpy(rng.integers(1, T + 1, P))
+    prompt_length[0] = T
     ids = lambda *shape: torch.from_numpy(rng.integers(0, CAUSAL.base_vocab_size, shape))
-    reading = CausalReading(G, None, ids(P, T), padding, ids(P, G, M), length)
-    mask, target = reading.chosen.float(), ids(P * G, M)
-    return Rollouts(G, target, mask, mask, torch.zeros(P * G, M), torch.zeros(P * G, dtype=torch.bool), M, reading)
+    reading = CausalReading(G, torch.arange(M) < length[..., None], None, ids(P, T), prompt_length, ids(P, G, M))
+    mask, target = reading.chosen.flatten(0, 1).float(), ids(P * G, M)
+    return Rollouts(target, mask, mask, torch.zeros(P * G, M), torch.zeros(P * G, dtype=torch.bool), M, reading)
 
 
-@pytest.mark.parametrize("shared", [True, False])
+class WithoutCache(CausalPolicy):
+    """Reads the prompt again with each completion, all of them padded to the longest."""
+
+    def states(self, reading):
+        G, T = reading.group_size, reading.prompt.shape[1]
+        prompt, padding = reading.prompt.flip(1).repeat_interleave(G, 0), (T - reading.prompt_length).repeat_interleave(G)
+        h = self.model.states(torch.cat((prompt, reading.inputs.flatten(0, 1)), 1), padding=padding)[:, T:]
+        return h[reading.chosen.flatten(0, 1)]
+
+
 @pytest.mark.parametrize("overhead", [1, 8])
 @pytest.mark.parametrize("again", [False, True])
-def test_reading_like_lengths_together_gives_the_gradient_of_padding_them(monkeypatch, overhead, shared, again):
+def test_reading_prompts_once_and_like_lengths_together_gives_the_gradient_of_padded_rows(monkeypatch, overhead, again):
     monkeypatch.setattr(causal, "PART_TOKENS", overhead)
     net, rollouts, found, read = causal_model(seed=1).double(), unequal_rollouts(), [], []
     weight = torch.rand(rollouts.target.shape, dtype=torch.float64) * rollouts.mask
     net.embed.register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
-    for like in (True, False):
-        policy = CausalPolicy(net, CAUSAL, grad_checkpoint=again)
-        policy.shared_prompt, policy.like_lengths = shared, like
+    policy = CausalPolicy(net, CAUSAL, grad_checkpoint=again)
+    for each in (policy, WithoutCache(net, CAUSAL, grad_checkpoint=again)):
         clear_gradient(policy), read.append("forwards")
-        logp = score(policy, rollouts, 0.7).logp
-        (logp * weight).sum().backward()
-        found.append((logp.detach(), flat_gradient(policy)))
+        scores = score(each, rollouts, 0.7, learn_entropy=True)
+        ((scores.logp + 0.1 * scores.entropy) * weight).sum().backward()
+        found.append((scores.logp.detach(), flat_gradient(policy)))
     # Less padding moves a prompt to other positions, and the rotary table is in float32
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-6, atol=1e-6)
     assert (found[0][1] - found[1][1]).norm() < 1e-6 * found[1][1].norm()
     second = read.index("forwards", 1)
-    alike, padded = read[1:second], read[second + 1 :]
-    assert len(alike) > len(padded) and sum(alike) < 0.8 * sum(padded)
+    once, alone = read[1:second], read[second + 1 :]
+    assert len(once) == policy.calls(rollouts.reading) > len(alone) == 1 and sum(once) < 0.5 * sum(alone)
+
+
+def test_a_prompt_is_read_once_for_its_group(prompts):
+    policy, read = causal_policy(seed=1), []
+    rollouts = sampled(policy, prompts, prompt_config(temperature=0.7, top_p=0.8))
+    policy.model.embed.register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
+    logp = score(policy, rollouts, 0.7).logp
+    (P, T), (N, M) = rollouts.reading.prompt.shape, rollouts.target.shape
+    assert read == [P * T, N * M], "tokens of each forward: prompts once, then completions; all at once"
+    torch.testing.assert_close(logp * rollouts.mask, rollouts.old_logp, rtol=1e-4, atol=1e-4)
 
 
 def test_each_completion_alone_has_the_log_probabilities_of_those_read_together():
@@ -84,30 +80,14 @@ def test_each_completion_alone_has_the_log_probabilities_of_those_read_together(
     found, reading = score(CausalPolicy(net, CAUSAL), rollouts, 1.0).logp, rollouts.reading
     for n, row in enumerate(found):
         p, g = divmod(n, 4)
-        length = int(reading.length[p, g])
-        text = torch.cat((reading.prompt[p, reading.padding[p] :], reading.inputs[p, g, :length]))
-        logp = net(text[None])[0, -length:].log_softmax(-1)
+        length = int(rollouts.mask[n].sum())
+        prompt = reading.prompt[p, : reading.prompt_length[p]].flip(0)
+        logp = net(torch.cat((prompt, reading.inputs[p, g, :length]))[None])[0, -length:].log_softmax(-1)
         truth = logp.gather(1, rollouts.target[n, :length, None])[:, 0]
         torch.testing.assert_close(row[:length], truth, rtol=1e-6, atol=1e-6)
         assert not row[length:].any()
-
-
-def test_sizes_are_the_tokens_of_prompt_and_completions():
-    reading = unequal_rollouts().reading
-    for p, size in enumerate(reading.sizes().tolist()):
-        assert size == 9 - int(reading.padding[p]) + int(reading.length[p].sum())
-
-
-def test_prompts_of_one_token_are_read_with_their_completions(tmp_path):
-    records = [{"prompt": text, "split": split} for text, split in (("7", "train"), ("8", "train"), ("9", "val"))]
-    write_prompts(str(tmp_path), records, CAUSAL)
-    c, policy = prompt_config(batch_size=2), causal_policy()
-    rollouts = sampled(policy, str(tmp_path), c)
-    assert rollouts.reading.prompt.shape == (2, 0)
-    for shared in (True, False):
-        policy.shared_prompt = shared
-        logp = score(policy, rollouts, 1.0).logp
-        torch.testing.assert_close(logp * rollouts.mask, rollouts.old_logp, rtol=1e-4, atol=1e-4)
+    sizes = [int(reading.prompt_length[p]) + int(rollouts.mask.view(5, 4, -1)[p].sum()) for p in range(5)]
+    assert reading.sizes().tolist() == sizes, "the tokens of prompt and completions"
 
 
 def test_texts_are_prompt_and_completion_without_padding_and_stop_token(prompts):
@@ -130,17 +110,20 @@ def test_texts_are_prompt_and_completion_without_padding_and_stop_token(prompts)
     assert 0 < ended < len(rollouts.target) and len(lengths) > 1, "with and without a stop token, of several lengths"
     assert texts.metrics["truncated"][0] == len(rollouts.target) - ended
     assert [float(x) for x in texts.metrics["completion_length"]] == [float(rollouts.mask.sum()), 32.0]
-    assert texts.size == rollouts.mask.sum() and rollouts.max_tokens == 30
+    assert rollouts.max_tokens == 30
+    behind = rollouts.mask == 0
+    other = rollouts.reading.inputs.flatten(0, 1).masked_fill(behind, 7).view_as(rollouts.reading.inputs)
+    other = replace(rollouts, reading=replace(rollouts.reading, inputs=other))
+    assert behind.any() and torch.equal(score(policy, other, 1.0).logp, score(policy, rollouts, 1.0).logp)
 
 
 def test_padding_in_every_row_is_left_out(prompts):
     c = prompt_config(batch_size=1)
     for number in range(6):
-        rollouts = sampled(causal_policy(), prompts, c, number)
+        reading = sampled(causal_policy(), prompts, c, number).reading
         tokens = prompt_consumer(prompts, c).problems("train", number)["record"][0]["tokens"]
-        assert rollouts.reading.prompt.tolist() == [tokens[:-1]] and not rollouts.reading.padding.any()
-        assert rollouts.reading.inputs[0, :, 0].tolist() == [tokens[-1]] * 4
-        assert rollouts.reading.length.flatten().tolist() == rollouts.mask.sum(1).tolist()
+        assert reading.prompt.tolist() == [tokens[-2::-1]] and reading.prompt_length.tolist() == [len(tokens) - 1]
+        assert reading.inputs[0, :, 0].tolist() == [tokens[-1]] * 4
 
 
 @torch.no_grad()
@@ -168,12 +151,7 @@ def test_stop_sequences_and_the_response_prefix_are_the_configs(prompts):
     for whole, short in zip(free.texts.completions, cut.texts.completions, strict=True):
         assert short == "so " + whole[3:].split(letter)[0]
     assert any(letter in text[3:] for text in free.texts.completions)
-
-
-def test_no_problem_has_more_states_than_are_planned_for(prompts):
-    c, policy = prompt_config(), causal_policy()
-    rollouts = sampled(policy, prompts, c)
-    assert rollouts.reading.counts().max() <= policy.stored_states(c) == 4 * 6
+    assert cut.reading.counts().max() <= policy.stored_states(c) == 4 * 20
 
 
 class SeveralEnds(CharTokenizer):
@@ -186,24 +164,12 @@ class SeveralEnds(CharTokenizer):
 
 def test_a_completion_ends_at_any_stop_token_and_its_whole_text_leaves_it_out(prompts):
     tokenizer, c = SeveralEnds(), prompt_config(max_new_tokens=30, batch_size=8)
-    rollouts = CausalPolicy(causal_model(scale=2.0), tokenizer).sample(prompt_consumer(prompts, c).problems("train", 0),
-                                                                       0, c)
-    ends, M = set(), rollouts.target.shape[1]
+    policy = CausalPolicy(causal_model(scale=2.0), tokenizer)
+    rollouts, ends = policy.sample(prompt_consumer(prompts, c).problems("train", 0), 0, c), set()
     for n, ids in enumerate(rollouts.texts.completion_ids):
         ended = ids[-1] in tokenizer.stop_token_ids
         assert not set(ids[:-1]) & set(tokenizer.stop_token_ids) and ended == (not rollouts.truncated[n])
-        assert ids == rollouts.target[n, : int(rollouts.mask[n].sum())].tolist() and len(ids) <= M
         first = int(rollouts.texts.place[n, 0])
         assert rollouts.texts.tokens[n][first:].tolist() == ids[: len(ids) - ended]
         ends |= {ids[-1]} if ended else set()
     assert len(ends) > 2 and 0 < rollouts.truncated.sum()
-
-
-def test_what_fills_a_row_behind_its_end_can_be_embedded_and_changes_no_score(prompts):
-    c, policy = prompt_config(max_new_tokens=12, batch_size=8), causal_policy(scale=3.0)
-    rollouts = sampled(policy, prompts, c)
-    inputs, length = rollouts.reading.inputs, rollouts.reading.length
-    behind = torch.arange(inputs.shape[2]) >= length[..., None]
-    assert behind.any() and 0 <= inputs.min() and inputs.max() < CAUSAL.vocab_size
-    other = replace(rollouts, reading=replace(rollouts.reading, inputs=inputs.masked_fill(behind, 7)))
-    assert torch.equal(score(policy, other, 1.0).logp, score(policy, rollouts, 1.0).logp)

@@ -6,7 +6,6 @@ import torch
 from core.distributions import draw_uniforms, sampling_logp
 from core.fill_in_passes import fill_in_passes
 from grpo.policies.fill_views import FILL_ESTIMATORS
-from grpo.samplers.mismatch import mismatch
 from grpo.scoring import score
 from tests.tiny import TOKENIZER, config, consumer, fill_policy, judge, masked_problems, rewards, sampled
 
@@ -29,8 +28,6 @@ def test_the_trajectory_scores_the_probability_of_what_was_sampled(dataset, S, t
     rollouts = sampled(policy, dataset, c)
     logp = score(policy, rollouts, c.temperature).logp
     torch.testing.assert_close(logp * rollouts.mask, rollouts.old_logp * rollouts.mask, rtol=1e-4, atol=1e-4)
-    found = mismatch(logp, rollouts)
-    assert found["ratio_minus_one"] < 1e-3 and found["ratio_tokens"] == rollouts.mask.sum()
 
 
 @pytest.mark.parametrize("S", [1, 3])
@@ -70,7 +67,7 @@ def test_texts_are_those_of_the_window_with_the_sampled_tokens_in_it(dataset, S)
                 right += int(r.target[n, m] == batch["target"][n // 4, position[n // 4, m]])
                 count += 1
     assert [float(x) for x in r.texts.metrics["mean_token_accuracy"]] == [right, count]
-    assert len(r.texts.tokens) == len(r.texts.prompts) == 16 and r.texts.size == 16 * c.block_size
+    assert len(r.texts.tokens) == len(r.texts.prompts) == 16
 
 
 @pytest.mark.parametrize("estimator", FILL_ESTIMATORS)

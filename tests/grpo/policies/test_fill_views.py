@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from grpo.grpo_training_step import compute_rollout_advantages
-from grpo.policies.fill_views import FILL_ESTIMATORS, PROMPT_MASKED, Written
-from grpo.rewards import Scored
-from tests.tiny import TOKENIZER, config, consumer, count_rows, fill_policy, masked_problems, one_process, sampled
+from grpo.policies.fill_views import FILL_ESTIMATORS, PROMPT_MASKED, Filled
+from tests.tiny import TOKENIZER, config, consumer, count_rows, fill_policy, masked_problems, sampled
 
 MASK = TOKENIZER.mask_token_id
 
@@ -30,16 +28,14 @@ def test_trajectory_reads_the_text_of_each_pass(dataset):
     c, _, r, (input, position, chosen) = rollouts_of(dataset, "trajectory")
     T, texts = c.block_size, r.reading.texts
     assert torch.equal(texts[:, 0], input)
-    for n in range(len(r.target)):
+    for n, m in chosen.repeat_interleave(4, 0).nonzero().tolist():
         p, g = divmod(n, 4)
-        for m in range(r.target.shape[1]):
-            if chosen[p, m]:
-                view, place = divmod(int(r.reading.position[p, g, m]), T)
-                read, whole = texts[p, view], r.texts.tokens[n]
-                assert place == position[p, m] and read[place] == MASK
-                hidden = read == MASK
-                assert torch.equal(read[~hidden], whole[~hidden]), "what it does not hide is the completed text"
-                assert view == 0 or (view - 1) // 2 == g, "a later text is of the completion itself"
+        view, place = divmod(int(r.reading.position[p, g, m]), T)
+        read, whole = texts[p, view], r.texts.tokens[n]
+        assert place == position[p, m] and read[place] == MASK
+        hidden = read == MASK
+        assert torch.equal(read[~hidden], whole[~hidden]), "what it does not hide is the completed text"
+        assert view == 0 or (view - 1) // 2 == g, "a later text is of the completion itself"
 
 
 def test_coupled_reads_every_token_hidden_exactly_once(dataset):
@@ -47,13 +43,13 @@ def test_coupled_reads_every_token_hidden_exactly_once(dataset):
     T = c.block_size
     for n in range(len(r.target)):
         p, g = divmod(n, 4)
-        first, second = r.reading.texts[p, 2 * g], r.reading.texts[p, 2 * g + 1]
+        halves = r.reading.texts[p, 2 * g : 2 * g + 2]
         hidden = position[p][chosen[p] > 0]
-        assert ((first[hidden] == MASK) != (second[hidden] == MASK)).all()
+        assert ((halves[:, hidden] == MASK).sum(0) == 1).all()
         for m, place in enumerate(hidden):
             view, where = divmod(int(r.reading.position[p, g, m]), T)
-            assert where == place and (first, second)[view - 2 * g][place] == MASK
-            assert (second, first)[view - 2 * g][place] == r.texts.tokens[n][place]
+            assert where == place and halves[view - 2 * g][place] == MASK
+            assert halves[1 - (view - 2 * g)][place] == r.texts.tokens[n][place]
     assert torch.equal(r.mask, chosen.repeat_interleave(4, 0)) and torch.equal(r.train_mask, r.mask)
 
 
@@ -68,10 +64,6 @@ def test_random_mask_scores_the_tokens_that_it_hides_and_nothing_else(dataset):
         shares.append(len(hidden) / int(chosen[p].sum()))
     assert min(shares) < 0.4 and max(shares) > 0.6
     assert torch.equal(r.mask, chosen.repeat_interleave(4, 0)), "all sampled tokens are counted"
-    reward = torch.rand(3, 4)
-    advanced = compute_rollout_advantages(r, Scored(reward, reward[..., None]), c, one_process())
-    assert torch.equal(advanced.train_mask, r.train_mask) and torch.equal(advanced.mask, r.mask)
-    assert (r.train_mask <= r.mask).all() and r.train_mask.sum() < r.mask.sum()
 
 
 def test_prompt_mask_hides_a_part_of_the_visible_text_for_the_whole_group(dataset):
@@ -82,45 +74,35 @@ def test_prompt_mask_hides_a_part_of_the_visible_text_for_the_whole_group(datase
     assert torch.equal(texts[texts != MASK], input[texts != MASK]) and (texts[~visible] == MASK).all()
 
 
-def written(seed, chosen):
-    """A batch of completions over which noise is drawn again and again; chosen: (P, M)."""
-    P, M, G, T = *chosen.shape, 50, 12
-    generator = torch.Generator().manual_seed(seed)
-    place = torch.arange(M).expand(P * G, M)
-    text = torch.randint(0, 96, (P * G, T), generator=generator)
-    return Written(torch.full((P, T), MASK), text, place, chosen.repeat_interleave(G, 0), torch.zeros(P * G, M).long(),
-                   text[:, None], torch.rand(P, 2, G, T, generator=generator), MASK)
+def filled(P, hidden):
+    """50 completions of each of P texts, and noise; hidden: (M,) bool."""
+    M, G, T = len(hidden), 50, 12
+    g = torch.Generator().manual_seed(0)
+    text = torch.randint(0, 96, (P, G, T), generator=g)
+    return Filled(torch.full((P, T), MASK), text, torch.arange(M).expand(P, 1, M), hidden.expand(P, 1, M),
+                  torch.zeros(P, G, M).long(), text[:, :, None], torch.rand(P, 2, G, T, generator=g), MASK)
 
 
 def test_every_token_is_hidden_again_equally_often_and_padding_never():
-    chosen = torch.ones(40, 8)
-    chosen[:, 6:] = 0.0
-    w = written(0, chosen)
-    share = w.random_share()                                                         # (N, M)
-    assert not share[:, 6:].any() and share[:, :6].any(1).all(), "at least one token of each completion"
-    often = share[:, :6].float().mean(0)
+    x = filled(40, torch.arange(8) < 6)
+    share = x.random_share()                                                         # (P, G, M)
+    assert not share[..., 6:].any() and share[..., :6].any(2).all(), "at least one token of each completion"
+    often = share[..., :6].float().mean((0, 1))
     assert (often - often.mean()).abs().max() < 0.05
     # The chance t is uniform: the number of hidden tokens is nearly so (all or none: a seventh each, none becomes one)
-    counts = torch.bincount(share.sum(1), minlength=7)[1:7] / len(share)
-    expected = torch.tensor([2.0, 1, 1, 1, 1, 1]) / 7
-    assert (counts - expected).abs().max() < 0.05
-    hidden = w.masked_again(share)
-    for row, text, marks in zip(hidden[:50], w.text, share, strict=False):
-        assert [i for i in range(12) if row[i] == MASK] == marks.nonzero().flatten().tolist()
-        assert torch.equal(row[row != MASK], text[row != MASK])
+    counts = torch.bincount(share.sum(2).flatten(), minlength=7)[1:7] / share[..., 0].numel()
+    assert (counts - torch.tensor([2.0, 1, 1, 1, 1, 1]) / 7).abs().max() < 0.05
+    again = x.masked_again(share)
+    assert torch.equal((again == MASK)[..., :8], share) and not (again == MASK)[..., 8:].any()
+    assert torch.equal(again[again != MASK], x.text[again != MASK])
 
 
 @pytest.mark.parametrize("name", FILL_ESTIMATORS)
-def test_a_view_of_one_pass_reads_each_hidden_token_hidden(name):
-    chosen = torch.ones(3, 8)
-    w = written(1, chosen)
-    w.read = w.input.repeat_interleave(50, 0)[:, None]
-    view = FILL_ESTIMATORS[name](w)
-    T, rows = 12, view.position.shape[1]
-    for p in range(3):
-        for g in range(0, 50, 7):
-            for m in range(8):
-                text, place = divmod(int(view.position[p, g if rows > 1 else 0, m]), T)
-                assert place == w.place[50 * p + g, m]
-                if view.train_mask is None or view.train_mask[50 * p + g, m]:
-                    assert view.texts[p, text, place] == MASK
+def test_after_one_pass_each_scored_token_is_read_hidden(name):
+    x = filled(3, torch.ones(8) > 0)
+    x.read = x.input[:, None, None].expand(3, 50, 1, 12)
+    texts, position, scored = FILL_ESTIMATORS[name](x)
+    place = position % 12
+    assert torch.equal(place, x.position.expand_as(place))
+    read = texts.flatten(1)[:, None].expand(3, place.shape[1], -1).gather(2, position)
+    assert ((read == MASK) | (torch.zeros_like(read) > 0 if scored is None else ~scored)).all()

@@ -72,60 +72,6 @@ def test_each_state_predicts_the_tokens_that_the_index_names(sample, kind, trunc
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_problem_has_as_many_states_as_a_loop_counts(sample, kind):
-    rollouts = sample(build(kind), kind)
-    rows = 1 if kind == "fill" else 4  # a group that shares its text has one row
-    expected = [int(rollouts.mask[4 * p : 4 * p + rows].sum()) for p in range(3)]
-    assert len(set(expected)) > 1
-    assert rollouts.reading.counts().tolist() == expected and rollouts.reading.problems == rollouts.problems == 3
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chosen", [[1], [2, 0], [0, 1, 2], []])
-@torch.no_grad()
-def test_selected_problems_have_their_own_states_and_kept_tokens(sample, kind, chosen):
-    policy = build(kind)
-    whole = sample(policy, kind, top_k=5)
-    part, rows = whole.select(torch.tensor(chosen, dtype=torch.long))
-    assert rows.tolist() == [4 * p + g for p in chosen for g in range(4)] and part.problems == len(chosen)
-    states, counts, first = policy.states(whole.reading), whole.reading.counts().tolist(), [0]
-    for count in counts:
-        first.append(first[-1] + count)
-    places = [k for p in chosen for k in range(first[p], first[p + 1])]
-    kept = whole.reading.kept.dense(policy.vocabulary)
-    assert torch.equal(part.reading.kept.dense(policy.vocabulary), kept[places]) and (kept.sum(1) == 5).all()
-    if chosen:
-        torch.testing.assert_close(policy.states(part.reading), states[places], rtol=1e-4, atol=1e-4)
-        found, expected = part.target.flatten()[part.reading.index()], whole.target.flatten()[whole.reading.index()]
-        assert torch.equal(found, expected[places])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_joined_readings_have_the_states_and_kept_tokens_of_their_parts(sample, kind):
-    policy, parts, widths = build(kind), [], set()
-    for number in range(6):  # single problems, of different widths
-        parts.append(sample(policy, kind, number, batch_size=1, top_k=5, max_new_tokens=3 + number).reading)
-        widths.add(parts[-1].chosen.shape[1])
-    joined = policy.Reading.join(parts)
-    assert kind != "causal" or len({part.prompt.shape[1] for part in parts}) > 1
-    assert len(widths) > 1 and joined.problems == 6 and joined.group_size == 4
-    torch.testing.assert_close(policy.states(joined), torch.cat([policy.states(part) for part in parts]), rtol=1e-4,
-                               atol=1e-4)
-    dense = lambda reading: reading.kept.dense(policy.vocabulary)
-    assert torch.equal(dense(joined), torch.cat([dense(part) for part in parts]))
-    assert joined.counts().tolist() == [int(part.counts()) for part in parts]
-    M, before, expected = joined.chosen.shape[1], 0, []
-    for part in parts:
-        for row in part.index().tolist():
-            expected.append([(before + i // part.chosen.shape[1]) * M + i % part.chosen.shape[1] for i in row])
-        before += 4
-    assert joined.index().tolist() == expected
-    unrestricted = [sample(policy, kind, number, batch_size=1).reading for number in (0, 1)]
-    assert policy.Reading.join(unrestricted).kept is None
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_sampled_does_not_depend_on_how_many_problems_are_sampled_at_once(first_problems, kind):
     policy, c = build(kind), settings(kind, batch_size=6, top_k=8)
     problems, found = first_problems(kind, c), []
@@ -188,13 +134,6 @@ def test_the_kinds_of_parameters_cover_all_of_them_once(kind, tied):
     assert len(listed) == len(set(listed)) and set(listed) == {id(p) for p in policy.parameters()}
 
 
-@pytest.mark.parametrize("kind", ("fill", "causal"))
-def test_weights_share_memory_with_the_policy(kind):
-    policy = build(kind)
-    addresses = {p.data_ptr() for p in policy.parameters()}
-    assert {x.data_ptr() for x in policy.weights().values()} == addresses
-
-
 def test_a_policy_is_in_eval_mode_and_sets_up_its_model():
     net = model(dropout=0.5).train()
     policy = FillPolicy(net, TOKENIZER, dtype=torch.bfloat16, grad_checkpoint=True)
@@ -209,7 +148,7 @@ def test_a_policy_is_in_eval_mode_and_sets_up_its_model():
 
 def _one_text():
     position = torch.arange(8).view(1, 1, 8)
-    return FillPolicy.Reading(1, None, torch.arange(8).view(1, 1, 8), position, torch.ones(1, 1, 8, dtype=torch.bool))
+    return FillPolicy.Reading(1, position >= 0, None, torch.arange(8).view(1, 1, 8), position)
 
 
 @pytest.mark.parametrize("grad_checkpoint", [False, True])
@@ -241,18 +180,14 @@ def test_completions_come_as_the_ids_that_were_sampled(sample, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kept_tokens_that_do_not_fit_are_refused_while_they_are_sampled(first_problems, kind):
-    """Each micro-batch fits into a megabyte, all of them do not: the next ones are not sampled."""
+    """The first half of the micro-batches fits into a megabyte, all of them do not: the last ones are not sampled."""
     P = {"fill": 160, "passes": 20, "causal": 24}[kind]
     common = {"group_size": 8, "max_new_tokens": 30, "top_p": 0.99, "mask_low": 0.9, "mask_high": 0.9}
     policy, problems = build(kind, scale=0.1), first_problems(kind, settings(kind, **common, batch_size=P))
     c = settings(kind, **common, batch_size=P // 4, stored_megabytes=1)
-    for part in range(4):
-        few = {key: x[part * P // 4 : (part + 1) * P // 4] for key, x in problems.items()}
-        assert policy.sample(few, 0, c).reading.kept.bytes < 0.6 * 2**20
-    writes = count_rows(policy.model)
+    reads = count_rows(policy.model)
     with pytest.raises(ValueError, match="stored_megabytes=1 .*top_p=1.0.*batch_size"):
         policy.sample(problems, 0, c)
-    written = len(writes)
+    read = len(reads)
     assert policy.sample(problems, 0, replace(c, stored_megabytes=2)).reading.kept.bytes > 2**20
-    assert written < len(writes) - written
-    assert policy.sample(problems, 0, replace(c, top_p=1.0)).reading.kept is None
+    assert read < len(reads) - read

@@ -9,7 +9,7 @@ from core.files.json_lines import read_records
 from core.logger import Logger
 from core.training_step import build_optimizers
 from grpo.grpo_trainer import GRPOTrainer
-from grpo.grpo_training_step import Timer, collect_experience, sampler_of, train_on_experience
+from grpo.grpo_training_step import Timer, collect_rollouts, sampler_of, train_on_rollouts
 from grpo.report import plots
 from grpo.rewards import Scored
 from grpo.samplers.local import LocalSampler
@@ -64,8 +64,8 @@ def by_hand(c, policy, data, reward, writers, first=0, optimizers=None):
     optimizers, copies = optimizers or build_optimizers(policy, c), {first: copy.deepcopy(policy)}
     for i in range(first, c.max_iters):
         sample = sampler_of(writers(i, copies), step_problems(data, c, i), i, c)
-        experience = collect_experience(policy, None, reward, sample, c, one_process(), Timer())
-        train_on_experience(policy, experience, optimizers, c, one_process())
+        rollouts, sums, _ = collect_rollouts(policy, None, reward, sample, c, one_process(), Timer())
+        train_on_rollouts(policy, rollouts, sums, optimizers, c, one_process())
         copies[i + 1] = copy.deepcopy(policy)
 
 

@@ -37,8 +37,9 @@ def prefetcher_of(k):
 def get(prefetcher, iteration, again=0, last=100):
     """(name of the rollouts, their staleness)"""
     rollouts, sums = prefetcher.get(f"{iteration}{'+' * again}", iteration, again, last)
-    assert sums["count of staleness"] == 4
-    return rollouts.name, sums["sum of staleness"] / 4
+    total, count = sums["staleness"]
+    assert count == 4
+    return rollouts.name, total / 4
 
 
 @pytest.mark.parametrize("k, staleness, events", [

@@ -13,10 +13,10 @@ def test_known_completions_are_scored_at_temperature_one_with_the_weights_that_c
     c = prompt_config(temperature=0.6)
     worker, policy = RayWorker(lambda config: causal_policy(seed=9), c), causal_policy()
     problems = prompt_consumer(prompts, c).problems("train", 0)
-    written = policy.write(problems, 0, c)
-    found = worker.score(problems, written, 0, pack(policy.weights()))
-    torch.testing.assert_close(found, score(policy, policy.rollouts(problems, written, c), 1.0).logp.detach())
-    assert not torch.allclose(found * written.mask, written.logp, atol=1e-2)
+    rollouts = policy.sample(problems, 0, c)
+    found = worker.score(rollouts, 0, pack(policy.weights()))
+    torch.testing.assert_close(found, score(policy, rollouts, 1.0).logp.detach())
+    assert not torch.allclose(found * rollouts.mask, rollouts.old_logp, atol=1e-2)
 
 
 def test_weights_of_every_kind_are_copied_to_the_last_bit_once_for_each_version():

@@ -20,13 +20,11 @@ VLLM = {"sampler": "vllm", "vllm_url": "http://x", "top_p": 1.0}
         "localhost:8000", "ftp://x", "http://", "http://[::1", "http://127.0.0.1:1/\r\nX: y", "http://a b",
         "http://x:abc", "http://name:password@x", "http://x/\x1b[31m", "")),
     ({"importance": "token"}, "importance='token' has nothing to correct"),
-    ({"importance_cap": 3.0}, "importance_cap=3.0 has no effect with importance='none'"),
     ({"importance": "token", "max_staleness": 1, "fill_estimator": "one_step"}, "'one_step' only estimates"),
     ({"sampler": "rey"}, "sampler='rey' is not one of local, ray, vllm"),
     ({"importance": "some"}, "importance='some' is not one of none, token"),
     ({"max_staleness": -1}, "max_staleness=-1"), ({"sampler_timeout": 0.0}, "sampler_timeout=0.0"),
-    ({"sampler": "ray", "ray_workers": 0}, "ray_workers=0"),
-    ({"max_staleness": 1, "importance": "token", "importance_cap": 0.5}, "importance_cap=0.5")])
+    ({"sampler": "ray", "ray_workers": 0}, "ray_workers=0")])
 def test_a_setting_without_effect_or_against_another_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         config(**settings)

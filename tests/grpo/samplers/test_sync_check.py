@@ -27,10 +27,10 @@ class OtherSide:
         if not self.stale:
             self.twin.load_weights({name: x.clone() for name, x in policy.weights().items()})
 
-    def score(self, problems, written):
+    def score(self, problems, rollouts):
         answers = []
         for policy in (self.twin, *self.stale_twins):
-            logp = score_in_batches(policy, policy.rollouts(problems, written, self.c), self.c)
+            logp = score_in_batches(policy, rollouts, self.c)
             answers.append(logp + self.noise * torch.randn(logp.shape, generator=torch.Generator().manual_seed(1)))
         return lambda: answers
 

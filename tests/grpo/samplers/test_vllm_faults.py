@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("transformers")
 
 from core.files.whole_files import CannotWrite
-from grpo.grpo_training_step import Timer, collect_experience
+from grpo.grpo_training_step import Timer, collect_rollouts
 from grpo.samplers import vllm
 from grpo.samplers.sampler import SamplerError
 from grpo.samplers.vllm import VllmSampler
@@ -51,9 +51,9 @@ def test_what_goes_wrong_later_is_limited_by_the_mismatch(world):
 
     def step():
         w.sampler.start(w.problems, 2)
-        experience = collect_experience(w.policy, None, reward, lambda again, count=None: w.sampler.finish(), w.config,
-                                        one_process(), Timer())
-        return train(w.policy, experience, w.config, [Catcher(w.policy)])
+        rollouts, sums, _ = collect_rollouts(w.policy, None, reward, lambda again, count=None: w.sampler.finish(), w.config,
+                                             one_process(), Timer())
+        return train(w.policy, rollouts, sums, w.config, [Catcher(w.policy)])
 
     with pytest.raises(ValueError, match="sampler='vllm': mismatch_kl=.* nats per token is above 0.2"):
         step()
