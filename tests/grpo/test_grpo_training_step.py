@@ -62,13 +62,6 @@ def test_each_distinct_input_is_read_once(dataset):
 
 # Several steps on the rollouts of one iteration
 
-def test_a_later_step_needs_no_settings_of_several_steps(dataset):
-    c, policy = config(kl_beta=0.0), fill_policy()
-    found = collect(policy, fixed_rewards(torch.rand(4, 4)), consumer(dataset, c), c)
-    metrics = train(policy, *found, c, on_policy=False)
-    assert "ratio_minus_one" not in metrics and metrics["grad_norm"] > 0
-
-
 @pytest.mark.parametrize("settings", [{}, {"ppo_epochs": 3}, {"minibatches": 2}, {"zero_std": "resample"}])
 def test_alone_a_step_trains_on_all_that_it_collects(dataset, settings):
     c, scorer = config(kl_beta=0.0, **settings), fixed_rewards(torch.rand(4, 4))

@@ -28,12 +28,10 @@ from tests.tiny import (
     fill_policy,
     fixed_rewards,
     grpo_step,
-    judge,
     one_process,
     optimizer_state,
     prompt_config,
     prompt_consumer,
-    rewards,
     same,
     sampled,
     train,
@@ -206,18 +204,3 @@ def test_the_overlong_penalty_is_in_the_credit_and_not_in_the_reward(prompts):
     assert torch.equal(scored.reward, reward) and len(set(lengths)) > 1
     torch.testing.assert_close(scored.credit.flatten(), reward.flatten() + penalty)
     torch.testing.assert_close(scored.values["overlong"], penalty)
-
-
-def test_the_credit_of_a_token_is_the_log_odds_near_it(dataset):
-    c, scorer = config(credit_window=3), judge()
-    batch = consumer(dataset, c).problems("train", 0)
-    rollouts = fill_policy().sample(batch, 0, c)
-    scored = rewards(c, scorer)(rollouts)
-    odds = scorer(torch.stack(rollouts.texts.tokens)).clamp(-6.9, 6.9)
-    torch.testing.assert_close(scored.reward.flatten(), odds.sigmoid().mean(1), rtol=1e-4, atol=1e-4)
-    for n, m in rollouts.mask.nonzero().tolist():
-        t = int(batch["mask"][n // c.group_size].nonzero()[0][m])
-        near = odds[n, max(0, t - 3) : t + 4]
-        torch.testing.assert_close(scored.credit.flatten(0, 1)[n, m], near.mean(), rtol=1e-2, atol=1e-2)
-    everywhere = rewards(config(credit_window=c.block_size), scorer)(rollouts).credit
-    torch.testing.assert_close(everywhere, everywhere[..., :1].expand_as(everywhere))

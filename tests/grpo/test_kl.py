@@ -37,15 +37,6 @@ def test_the_expected_value_of_k3_is_the_kl():
     assert float((p.exp() * k3(p, q)).sum().detach()) == pytest.approx(true_kl(p, q))
 
 
-def test_the_expected_gradient_of_k2_is_that_of_the_kl():
-    logits, q = distributions()
-    exact_kl(logits.log_softmax(-1), q).backward()
-    expected, logits.grad = logits.grad, None
-    p = logits.log_softmax(-1)
-    (p.detach().exp() * k2(p, q)).sum().backward()
-    torch.testing.assert_close(logits.grad, expected)
-
-
 @pytest.mark.parametrize("on_policy", [True, False])
 @pytest.mark.parametrize("estimator", KL_ESTIMATORS)
 def test_the_expected_gradient_with_importance_weights_is_that_of_the_kl(estimator, on_policy):
