@@ -3,7 +3,7 @@ count is None, the sum itself is the metric."""
 
 import torch
 
-from core.training_step import NONFINITE, apply_gradients, total_over_ranks
+from core.training_step import apply_gradients, total_over_ranks
 from grpo.samplers.mismatch import EXTREMES, mismatch_metrics
 
 LOGGED = "logged by a reward: "  # begins the name of what rewards logged, which may not be that of another metric

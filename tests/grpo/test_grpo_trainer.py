@@ -4,7 +4,6 @@ import json
 import math
 import os
 import signal
-from dataclasses import replace
 
 import numpy as np
 import pytest

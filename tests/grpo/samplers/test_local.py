@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-import torch
 
 from core.files.json_lines import read_records
 from core.logger import Logger
