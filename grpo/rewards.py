@@ -1,7 +1,6 @@
 """The rewards of a run: named functions, each with a weight, whose values are added.
 
 python grpo/rewards.py                           lists them with their ranges, and the presets
-python grpo/rewards.py --reward_file=FILE        ... with those of a file of yours
 """
 
 import os
@@ -47,8 +46,8 @@ class Rewards:
     """The rewards of a run, called with rollouts. Returns Scored:
 
     reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
-    credit: the same, with config.reward_normalisation="group" of the normalised values; or with config.credit_window=W
-            the judge's log-odds within W positions of each token
+    credit: the same, with config.reward_normalisation="group" of the normalised values; or with config.credit_window
+            the judge's credit of each token
     weight: ones, or with config.train_pass_k=k the factors that turn the advantage into one of pass@k
     values: NaN where a function skipped a completion
 
@@ -57,29 +56,28 @@ class Rewards:
     """
 
     def __init__(self, config, judge=None, reward_scorer=None):
-        names = config.reward_functions or PRESETS[config.task_type]
-        register_functions(names, load_reward_file(config.reward_file), config.reward_file)
+        self.names = tuple(config.reward_functions or PRESETS[config.task_type])
+        register_functions(self.names, load_reward_file(config.reward_file), config.reward_file)
         self.models = {"judge_model": judge, "reward_scorer": reward_scorer}
-        check_settings(config, names, self.models)
+        check_settings(config, self.names, self.models)
         self.config, self.judge = config, judge
-        self.names = tuple(names)
-        self.weights = config.reward_weights or (1.0,) * len(names)
-        self.success = success(config, names)
+        self.weights = config.reward_weights or (1.0,) * len(self.names)
+        self.success = success(config, self.names)
         self.fields = ()  # of the records, once `check` has seen them
-        self.can_log = any(gets(name, key) for name in names for key in ("log_metric", "log_extra"))
+        self.can_log = any(gets(name, key) for name in self.names for key in ("log_metric", "log_extra"))
         self.state = TrainerState(0, config.max_iters, config.log_interval, config.eval_interval, config.save_interval)
+        slow = [name for name in self.names if REWARDS[name].slow and not IN_PROCESS & set(parameters(name))]
+        self.in_workers = slow if config.reward_workers > 0 else []
         path = config.reward_file and os.path.abspath(config.reward_file)  # a reward may change the working folder
-        sandbox = found_here() if any("sandbox" in parameters(name) for name in names) else None
+        sandbox = found_here() if any("sandbox" in parameters(name) for name in self.names) else None
         self.workers = Workers(config.reward_workers, config.reward_timeout, know_rewards, path, sandbox)
 
     @torch.no_grad()
     def __call__(self, rollouts):
         device, G = rollouts.target.device, rollouts.group_size
-        if self.config.credit_window is not None:
-            score, credit = self.judge.score_and_credit(rollouts.texts, self.config.credit_window)
-            score = score.masked_fill(score.isnan(), torch.inf)  # not finite; NaN would mean that it was skipped
-            return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
-        values, _, log = self.score(rollouts.texts, G)
+        if self.config.credit_window is not None:  # the judge is then the only reward
+            return self.judge.scored(rollouts, self.config.credit_window)
+        values, log = self.score(rollouts.texts, G)
         credit = weight = None
         if self.config.reward_normalisation == "group":
             credit = self.total(normalised(values, G)).round(decimals=6).float().to(device).view(-1, G, 1)
@@ -90,29 +88,28 @@ class Rewards:
         return Scored(self.total(values).view(-1, G), credit, values, weight, metrics)
 
     def score(self, texts, group_size, names=None):
-        """({name: (N,) float32 on the CPU}, (N,) bool: the completion was late, Log). A value is NaN where the function
-        skipped the completion, and infinity where it returned what is not finite.
+        """({name: (N,) float32 on the CPU}, Log). A value is NaN where the function skipped the completion, and
+        infinity where it returned no finite number. A completion that a worker did not finish before reward_timeout is
+        skipped by every function.
 
-        A completion is late if a worker did not finish it before reward_timeout. Every function then skips it.
         texts: has what the run's rewards ask for: prompts, completions (lists of N), columns, tokens, completion_ids;
         the group_size completions of a problem are consecutive
         names: the functions to call, at least one; None: all of the run
         """
         calls = [self.prepared(name, texts, group_size) for name in names or self.names]
-        here = [call for call in calls if not self.in_workers(call)]
-        found = dict(zip([call.name for call in here], run_together(here), strict=True))
-        late = torch.zeros(calls[0].N, dtype=torch.bool)
+        found = run_together([call for call in calls if call.name not in self.in_workers])
+        values, joined, late = {}, Log(), set()
         for call in calls:
-            if self.in_workers(call):
-                numbers, log, late_here = self.workers.call(*call)
-                found[call.name] = numbers, log
-                late[list(late_here)] = True
-        values, joined = {}, Log()
-        for call in calls:
-            numbers, log = found[call.name]
+            if call.name in self.in_workers:
+                numbers, log, missing = self.workers.call(*call)
+                late |= missing
+            else:
+                numbers, log = found[call.name]
+            values[call.name] = torch.tensor(numbers)
             joined.add(log, call.name)
-            values[call.name] = torch.tensor([nan_or_inf(x) for x in numbers]).masked_fill(late, math.nan)
-        return values, late, joined
+        for x in values.values():
+            x[list(late)] = math.nan
+        return values, joined
 
     def prepared(self, name, texts, group_size):
         """The Call of a function."""
@@ -122,12 +119,7 @@ class Rewards:
             fields, settings = plain_arguments(name, texts, known, self.fields)
         else:
             fields, settings = arguments(name, texts, known)
-        one_each = next(iter(fields.values())) if fields else texts.tokens or texts.completions
-        return Call(name, fields, settings, len(one_each))
-
-    def in_workers(self, call):
-        """Whether a call runs in the worker processes."""
-        return REWARDS[call.name].slow and self.config.reward_workers > 0 and not IN_PROCESS & set(call.settings)
+        return Call(name, fields, settings, len(texts.completions))
 
     def total(self, values):
         """(N,) the weighted sum of `values`, as score returns them; NaN where every function skipped."""
@@ -174,30 +166,14 @@ def check_settings(config, names, models):
             remedy = f"did you mean {near[0]}?" if near else "define your own in reward_file"
             raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; {remedy}")
         for parameter, key in MODELS.items():
-            if models[parameter] is not None or parameter not in parameters(name):
-                continue
-            if not config.reward_functions:
-                raise ValueError(f"{key} is not set, and neither is reward_functions: for prompts set those that "
-                                 f"python grpo/rewards.py lists; for fill-in name a judge with --{key}=PATH")
-            raise ValueError(f"{key} is not set, but reward {name} is asked for; name a model in the config or "
-                             f"with --{key}=PATH")
+            if parameter in parameters(name) and models[parameter] is None:
+                raise ValueError(f"{key} is not set, but reward {name} is asked for; name a model with --{key}=PATH, "
+                                 "or set reward_functions to others that python grpo/rewards.py lists")
     if config.reward_weights and len(config.reward_weights) != len(names):
         raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}")
-    if config.credit_window is not None and tuple(names) != ("judge",):
-        raise ValueError(f"credit_window={config.credit_window} divides the judge's score among tokens and works "
-                         "with that reward alone; use credit_window=None with other rewards")
-    for key, off in (("credit_window", None), ("train_pass_k", 1)):
-        if config.reward_normalisation != "none" and getattr(config, key) != off:
-            raise ValueError(f"reward_normalisation={config.reward_normalisation!r} changes the rewards that {key}="
-                             f"{getattr(config, key)} is made for; set reward_normalisation='none' or {key}={off}")
-
-
-def nan_or_inf(x):
-    """A value of a reward as a number: NaN for None, which skips the completion, and infinity for what is not finite,
-    so that the step is skipped and counted."""
-    if x is None:
-        return math.nan
-    return x if math.isfinite(x) else math.inf
+    if config.credit_window is not None and (names != ("judge",) or config.reward_normalisation != "none"):
+        raise ValueError(f"credit_window={config.credit_window} divides the judge's score among tokens: use it with "
+                         "that reward alone and reward_normalisation='none', or set credit_window=None")
 
 
 def know_rewards(path, sandbox=None):
@@ -210,39 +186,26 @@ def know_rewards(path, sandbox=None):
         take_over(*sandbox)
 
 
-def is_reward(fn):
-    """Whether a function of a reward_file looks like a reward and no helper: it reads completions."""
-    return inspect.isfunction(fn) and bool({"completions", "completion_ids"} & set(inspect.signature(fn).parameters))
-
-
 def success(config, names):
     """The reward whose highest value means that a completion is correct; None if there is none."""
     of_ids = {"completion_ids", *MODELS}  # evaluation has greedy completions as texts alone
     usable = [n for n in names if not of_ids & set(parameters(n)) and math.isfinite(REWARDS[n].high)]
-    if config.success_reward is not None:
-        if config.success_reward not in usable:
-            known = ", ".join(usable) or "this run has none; use success_reward=None or add one with @reward(low, high)"
-            raise ValueError(f"success_reward={config.success_reward!r} is not one of the rewards of texts that have a "
-                             f"highest value: {known}")
-        return config.success_reward
-    name = names[0] if config.reward_functions else PRESET_SUCCESS.get(config.task_type)
+    usual = names[0] if config.reward_functions else PRESET_SUCCESS.get(config.task_type)
+    name = config.success_reward or usual
     if name in usable:
         return name
-    if config.train_pass_k > 1:
-        raise ValueError(f"train_pass_k={config.train_pass_k} needs a success_reward that decides what is correct")
+    if config.success_reward is not None or config.train_pass_k > 1:
+        raise ValueError(f"success_reward={config.success_reward!r} must be a reward of texts with a highest value, which "
+                         f"says what is correct: {', '.join(usable) or 'this run has none'}")
     return None
 
 
 def main(argv):
     """Prints the table of rewards and the presets."""
-    for argument in argv:
-        path = argument.removeprefix("--reward_file=")
-        if path == argument:
-            raise UsageError(f"{argument}: the one option is --reward_file=FILE")
-        functions = load_reward_file(path)
-        register_functions([name for name, fn in functions.items() if is_reward(fn)], functions, path)
+    if argv:
+        raise UsageError(f"{argv[0]}: this script has no options")
     for name, r in REWARDS.items():
-        print(f"{name:<18}[{r.low:g}, {r.high:g}]".ljust(34) + (inspect.getdoc(r.fn) or "").split("\n")[0])
+        print(f"{name:<18}[{r.low:g}, {r.high:g}]".ljust(34) + inspect.getdoc(r.fn).split("\n")[0])
     print("\npresets (task_type)")
     for name, names in PRESETS.items():
         print(f"{name:<18}{', '.join(names)}")

@@ -130,7 +130,7 @@ class FillInEvaluation:
             names = [name for name in self.rewards.names if name != "judge"]
         values, log = {}, None
         if names:
-            values, _, log = self.rewards.score(rollouts.texts, rollouts.group_size, names)
+            values, log = self.rewards.score(rollouts.texts, rollouts.group_size, names)
             if "judge" not in scores:
                 total = self.rewards.total(values).nan_to_num(0.0)
         return values, total.view(-1, rollouts.group_size), log

@@ -62,7 +62,7 @@ class PromptEvaluation:
             records = self.records[start : start + self.at_once]
             batch = self.data.pack(records, np.arange(start, start + len(records)))
             rollouts = policy.sample(batch, 0, config)
-            values, _, log = self.rewards.score(rollouts.texts, config.group_size)
+            values, log = self.rewards.score(rollouts.texts, config.group_size)
             found = {}
             if self.rewards.success:
                 right = self.rewards.right(values).view(-1, config.group_size)       # (P, G) NaN where not scored
@@ -105,7 +105,7 @@ class PromptEvaluation:
         prompts, columns = as_columns(records)
         completions = policy.greedy(batch, self.config)
         texts = SimpleNamespace(prompts=prompts, completions=completions, columns=columns, tokens=None)
-        values, _, _ = self.rewards.score(texts, 1, [self.rewards.success])
+        values, _ = self.rewards.score(texts, 1, [self.rewards.success])
         return self.rewards.right(values)
 
 

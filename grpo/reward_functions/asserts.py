@@ -6,12 +6,12 @@ which tests can be cut.
 
 import ast
 import builtins
+import contextlib
 import copy
 import functools
 import math
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from grpo.reward_functions.verify_math import syntax_tree
 
@@ -24,15 +24,14 @@ FUNCTIONS = {"abs": abs, "bool": bool, "float": float, "list": list, "set": set,
 ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)  # of other forms, and answers
 
 
-@dataclass(frozen=True)
-class Claims:
+class Claims(NamedTuple):
     """Questions to the process that runs the code, and claims on its answers.
 
     questions: expressions that call the code; claims: for each a function from its value to whether the test holds;
     length: characters of the tests
     """
-    questions: tuple[str, ...]
-    claims: tuple[Callable, ...]
+    questions: tuple
+    claims: tuple
     length: int
 
     def hold(self, answers):
@@ -117,7 +116,7 @@ def reader(node, asked):
     if is_question(node):
         asked.append(ast.unparse(node))
         return lambda answer: answer
-    if is_literal(node):
+    with contextlib.suppress(*ERRORS):
         value = ast.literal_eval(node)
         return lambda answer: value
     function, parts = taken_apart(node)
@@ -130,21 +129,11 @@ def is_question(node):
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         return False
     for part in ast.walk(node):
-        if isinstance(part, (ast.Lambda, ast.comprehension, ast.NamedExpr)):  # variables of its own
-            return False
-        if isinstance(part, ast.Name) and part.id.startswith("<"):
+        has_variables = isinstance(part, (ast.Lambda, ast.comprehension, ast.NamedExpr))
+        if has_variables or (isinstance(part, ast.Name) and part.id.startswith("<")):
             return False
     if hasattr(builtins, node.func.id):
         return bool(node.args) and is_question(node.args[0])
-    return True
-
-
-def is_literal(node):
-    """Whether a node's value is known without running anything."""
-    try:
-        ast.literal_eval(node)
-    except ERRORS:
-        return False
     return True
 
 

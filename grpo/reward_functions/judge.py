@@ -6,6 +6,7 @@ from core.distributed import autocast
 from core.judge import calculate_judge_scores, calculate_realness, log_odds, windowed_mean
 from core.performance.prepacked import pack_in_bfloat16
 from grpo.reward_functions.registry import reward
+from grpo.rollout import Scored
 
 
 @reward(0, 1)
@@ -45,13 +46,19 @@ class Judge:
         texts: has `tokens`, a list of N 1-D tensors of token ids, or `prompts` and `completions`, lists of N texts
         Raises ValueError if a text is longer than the judge can read.
         """
-        scores = []
-        for rows, batch in self.batches(texts):
-            batch, same = distinct_rows(batch)                                       # (n, T), (N,)
-            with autocast(batch.device, self.dtype):
-                found = calculate_judge_scores(self.model, batch, self.tokenizer.cls_token_id)
-            scores.append((rows, found[same]))
-        return in_order(scores)
+        ids = self.token_ids(texts)
+        scores = torch.empty(len(ids), device=self.device)
+        for rows, batch, same in self.batches(ids):
+            with autocast(self.device, self.dtype):
+                scores[rows] = calculate_judge_scores(self.model, batch, self.tokenizer.cls_token_id)[same]
+        return scores
+
+    def scored(self, rollouts, window):
+        """The Scored of rollouts where each sampled token has a credit of its own."""
+        score, credit = self.score_and_credit(rollouts.texts, window)
+        score = score.masked_fill(score.isnan(), torch.inf)  # NaN would mean that the completion is skipped
+        G = rollouts.group_size
+        return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
 
     @torch.no_grad()
     def score_and_credit(self, texts, window):
@@ -61,28 +68,35 @@ class Judge:
         log-odds that the token there is the true one. texts.place: (N, M) where in its text each sampled token is.
         Needs a judge with reads_ids=True that scores every position.
         """
-        scores, credits = [], []
-        for rows, batch in self.batches(texts):
-            place = texts.place[rows].to(batch.device).clamp(max=batch.shape[1] - 1)  # padding may lie behind the text
-            batch, same = distinct_rows(batch)                                       # (n, T), (N,)
-            with autocast(batch.device, self.dtype):
+        scores = torch.empty(len(texts.place), device=self.device)                   # (N,)
+        credit = torch.empty(texts.place.shape, device=self.device)                  # (N, M)
+        for rows, batch, same in self.batches(self.token_ids(texts)):
+            with autocast(self.device, self.dtype):
                 realness = calculate_realness(self.model, batch)                     # (n, T)
             near = windowed_mean(log_odds(realness), window)                         # (n, T)
-            scores.append((rows, realness.mean(1)[same]))
-            credits.append((rows, near[same].gather(1, place)))                      # (N, M)
-        return in_order(scores), in_order(credits)
+            place = texts.place[rows].to(self.device).clamp(max=batch.shape[1] - 1)  # padding may lie behind the text
+            scores[rows] = realness.mean(1)[same]
+            credit[rows] = near[same].gather(1, place)
+        return scores, credit
 
     def batches(self, texts):
-        """Yields (rows, token ids (n, T)): the texts of each length and their indices."""
-        texts = self.token_ids(texts)
+        """Yields, for the texts of each length, their indices, the n that differ as (n, T), and which of these each is.
+
+        texts: a list of N 1-D tensors of token ids
+        """
         room, longest = self.room(), max(map(len, texts))
         if longest > room:
             raise ValueError(f"judge_checkpoint reads {room} tokens, but a prompt with its completion has {longest}: "
                              "lower max_new_tokens or max_prompt_length, or take a judge with a larger block_size")
-        device = next(self.model.parameters()).device
         for length in sorted({len(ids) for ids in texts}):
             rows = [i for i, ids in enumerate(texts) if len(ids) == length]
-            yield rows, torch.stack([texts[i] for i in rows]).to(device)
+            batch = torch.stack([texts[i] for i in rows])
+            different, same = distinct(map(tuple, batch.tolist()))
+            yield rows, torch.tensor(different, device=self.device), same
+
+    @property
+    def device(self):
+        return next(self.model.parameters()).device
 
     def room(self):
         """The most tokens that a text may have."""
@@ -94,12 +108,12 @@ class Judge:
 
     def token_ids(self, texts):
         """A list of N 1-D tensors: each text in the judge's vocabulary. An empty text is one pad token."""
-        empty = torch.tensor([self.tokenizer.pad_token_id])
         if self.reads_ids:
-            return [ids if len(ids) else empty.to(ids.device) for ids in texts.tokens]
-        encoded = [self.tokenizer.encode(prompt + completion)
-                   for prompt, completion in zip(texts.prompts, texts.completions, strict=True)]
-        return [torch.tensor(ids) if ids else empty for ids in encoded]
+            ids = texts.tokens
+        else:
+            pairs = zip(texts.prompts, texts.completions, strict=True)
+            ids = [torch.tensor(self.tokenizer.encode(prompt + completion)) for prompt, completion in pairs]
+        return [x if len(x) else torch.tensor([self.tokenizer.pad_token_id]) for x in ids]
 
 
 def distinct(items):
@@ -107,18 +121,3 @@ def distinct(items):
     number = {}
     same = [number.setdefault(item, len(number)) for item in items]
     return list(number), same
-
-
-def distinct_rows(rows):
-    """The same for the rows of a tensor (N, T): (n, T) and (N,)."""
-    found, same = distinct(map(tuple, rows.tolist()))
-    return rows.new_tensor(found), torch.tensor(same, device=rows.device)
-
-
-def in_order(parts):
-    """Joins [(rows, values of these rows)] to one tensor in the order of the rows."""
-    rows = [i for part in parts for i in part[0]]
-    values = torch.cat([part[1] for part in parts])
-    joined = torch.empty_like(values)
-    joined[torch.tensor(rows, device=values.device)] = values
-    return joined

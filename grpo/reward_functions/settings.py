@@ -36,6 +36,12 @@ class RewardConfig:
     def __post_init__(self):
         check_ranges(self, RANGES)
         check_choices(self, CHOICES)
+        if self.length_min >= self.length_max:
+            raise ValueError(f"length_min={self.length_min} must be below length_max={self.length_max}")
+        if self.train_pass_k > 1 and self.reward_normalisation != "none":
+            raise ValueError(f"reward_normalisation={self.reward_normalisation!r} changes the rewards that "
+                             f"train_pass_k={self.train_pass_k} is made for; set reward_normalisation='none' or "
+                             "train_pass_k=1")
         for weight in self.reward_weights:
             if not math.isfinite(weight):
                 raise ValueError(f"reward_weights={self.reward_weights} must be finite numbers")

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import regex as timed_re  # reads the syntax of re, and a search can have a timeout
 
-from grpo.reward_functions.registry import column, reward
+from grpo.reward_functions.registry import reward
 
 FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a block without its closing fence ends with the text
 SEARCH_SECONDS = 1.0  # of the processor's time: the longest that one search for a regular expression may take
@@ -17,41 +17,34 @@ CALL_SECONDS = 10.0   # the longest for all completions of a call
 @reward(-1, 1)
 def length_penalty(prompts, completions, *, length_min=20, length_max=500, **columns):
     """-1 outside [length_min, length_max] characters; inside, a triangle: 0 at the ends, 1 at the middle."""
-    if not 0 <= length_min < length_max:
-        raise ValueError(f"reward length_penalty needs 0 <= length_min={length_min} < length_max={length_max}")
     middle, half = (length_min + length_max) / 2, (length_max - length_min) / 2
     return [1 - abs(len(text) - middle) / half if length_min <= len(text) <= length_max else -1.0
             for text in completions]
 
 
 @reward(0, 1)
-def exact_match(prompts, completions, **columns):
+def exact_match(prompts, completions, answer, **columns):
     """1 if the completion is the record's `answer`, white space around both aside; else 0."""
-    answers = column(exact_match, columns, "answer")
-    return [float(text.strip() == str(answer).strip()) for text, answer in zip(completions, answers, strict=True)]
+    return [float(text.strip() == str(truth).strip()) for text, truth in zip(completions, answer, strict=True)]
 
 
 @reward(0, 1)
-def contains(prompts, completions, **columns):
+def contains(prompts, completions, answer, **columns):
     """1 if the record's `answer` is somewhere in the completion, else 0; nothing contains an empty answer."""
-    answers = [str(answer).strip() for answer in column(contains, columns, "answer")]
-    return [float(answer != "" and answer in text) for text, answer in zip(completions, answers, strict=True)]
+    truths = [str(truth).strip() for truth in answer]
+    return [float(truth != "" and truth in text) for text, truth in zip(completions, truths, strict=True)]
 
 
-def check_pattern(pattern=None, **columns):
+def check_pattern(pattern, **columns):
     """Raises ValueError unless a record's `pattern` is a valid regular expression."""
-    if pattern is None:
-        raise ValueError("reward regex needs the field 'pattern' in every record")
-    if not isinstance(pattern, str):
-        raise ValueError(f"reward regex: pattern {pattern!r} of a record must be a text")
     try:
         timed_re.compile(pattern)
-    except (timed_re.error, ValueError, RecursionError) as error:
+    except (timed_re.error, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"reward regex: pattern {pattern!r} of a record: {error}") from None
 
 
 @reward(0, 1, check=check_pattern)
-def regex(prompts, completions, **columns):
+def regex(prompts, completions, pattern, **columns):
     r"""1 if the record's `pattern` is found anywhere in the completion, else 0.
 
     The library `regex` searches, because its searches can have a time limit. It reads the syntax of `re` and more:
@@ -59,24 +52,16 @@ def regex(prompts, completions, **columns):
     up to one error, and [[:alpha:]] is a class.
     A normal search takes less than a millisecond, but a pattern such as ^(a|aa)+$ can take years. A completion whose
     search takes longer than SEARCH_SECONDS is skipped, and so are those that are not done after CALL_SECONDS.
-    Raises ValueError for a pattern that is not a valid regular expression.
     """
-    patterns = column(regex, columns, "pattern")
-    for pattern in patterns:
-        check_pattern(pattern)
     until = time.process_time() + CALL_SECONDS
-    return [found(pattern, text, min(SEARCH_SECONDS, until - time.process_time()))
-            for pattern, text in zip(patterns, completions, strict=True)]
-
-
-def found(pattern, text, seconds):
-    """1.0 if the pattern is found in the text, else 0.0; None if there was no time, or too little memory."""
-    if seconds <= 0:
-        return None
-    try:
-        return float(timed_re.search(pattern, text, timeout=seconds) is not None)
-    except (TimeoutError, MemoryError):
-        return None
+    scores = []
+    for expression, text in zip(pattern, completions, strict=True):
+        seconds = min(SEARCH_SECONDS, until - time.process_time())
+        try:
+            scores.append(float(timed_re.search(expression, text, timeout=max(seconds, 1e-6)) is not None))
+        except (TimeoutError, MemoryError):
+            scores.append(None)
+    return scores
 
 
 @reward(0, 1)
@@ -108,8 +93,6 @@ def diversity_bonus(prompts, completions, *, group_size, **columns):
     The 3-grams are of words, or of characters if a text has fewer than 3 words. A group of one gets 0.
     completions: group_size of them for the first problem, then group_size for the second, ...
     """
-    if group_size < 1 or len(completions) % group_size:
-        raise ValueError(f"reward diversity_bonus: {len(completions)} completions are no groups of {group_size}")
     scores = []
     for start in range(0, len(completions), group_size):
         group = [three_grams(text) for text in completions[start:start + group_size]]
@@ -132,8 +115,7 @@ def document(text):
 
 def is_json(text):
     try:
-        # numbers are kept as text, because Python refuses to convert a very long one, which is valid JSON
-        json.loads(text, parse_constant=refuse_constant, parse_int=str, parse_float=str)
+        json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return False
     return True

@@ -9,15 +9,7 @@ import math
 from dataclasses import dataclass
 
 from core.files.records import FIELDS, RAW
-from grpo.reward_functions.registry import (
-    OF_THE_RUN,
-    REWARDS,
-    Reward,
-    check_filled,
-    origin,
-    parameters,
-    takes_all,
-)
+from grpo.reward_functions.registry import OF_THE_RUN, REWARDS, Reward, check_filled, gets
 
 NOT_GIVEN = ("prompt", "completion", RAW, *OF_THE_RUN)  # fields that are not arguments
 
@@ -36,13 +28,13 @@ def register_functions(names, functions, path):
     """Puts the functions of reward_file that a run asks for by name, and that have no @reward, into the table.
 
     functions: {name: function} of the file; path: of the file, for the error
-    Raises ValueError if one has the name of a reward that is defined elsewhere.
+    Raises ValueError if one has the name of another reward.
     """
     for name in names:
         fn, taken = functions.get(name), REWARDS.get(name)
-        if fn is None or (taken and taken.fn is fn):
+        if fn is None or (taken and taken.fn is fn):  # it has @reward, here or where the file imports it from
             continue
-        if taken and not (taken.plain and origin(taken.fn) == origin(fn)):
+        if taken and not taken.plain:
             raise ValueError(f"reward_functions: {name!r} is a function of reward_file={path}, but also a reward that "
                              "is defined elsewhere; give the function another name")
         REWARDS[name] = Reward(fn, -math.inf, math.inf, slow=False, whole_group=True, check=None, plain=True)
@@ -68,24 +60,19 @@ def plain_arguments(name, texts, known, all_fields=()):
         columns["answer"] = texts.columns[RAW]
     aliases = {other: columns[field] for field, names in FIELDS.items() for other in names if field in columns}
     prompts = own_prompts(texts)
-    given = {key: x for key, x in (aliases | columns).items() if key not in NOT_GIVEN} | {"prompts": prompts}
-    # A list of a record is one object for all completions and steps
-    fields = {key: [copy.deepcopy(value) for value in x] for key, x in given.items() if names_it(name, key)}
-    if names_it(name, "completions"):
-        fields["completions"] = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-                                 for prompt, text in zip(prompts, texts.completions, strict=True)]
-    if names_it(name, "completion_ids"):
-        fields["completion_ids"] = texts.completion_ids
-    check_filled(name, fields)
+    given = {key: x for key, x in (aliases | columns).items() if key not in NOT_GIVEN}
+    given["prompts"] = prompts
+    given["completions"] = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+                            for prompt, text in zip(prompts, texts.completions, strict=True)]
+    # Copies, because a list of a record is one object for all completions and steps
+    fields = {key: [copy.deepcopy(value) for value in x] for key, x in given.items() if gets(name, key)}
     settings = {}
-    if names_it(name, "trainer_state"):
+    if gets(name, "completion_ids"):
+        fields["completion_ids"] = texts.completion_ids
+    if gets(name, "trainer_state"):
         settings["trainer_state"] = known["trainer_state"]
+    check_filled(name, REWARDS[name].fn, fields)
     return fields, settings
-
-
-def names_it(name, key):
-    """Whether a function gets an argument of this name."""
-    return takes_all(name) or key in parameters(name)
 
 
 def own_prompts(texts):

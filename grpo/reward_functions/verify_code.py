@@ -4,7 +4,7 @@ import ast
 import re
 
 from grpo.reward_functions.asserts import cut
-from grpo.reward_functions.registry import column, reward
+from grpo.reward_functions.registry import reward
 from grpo.reward_functions.text import fenced_blocks
 from grpo.reward_functions.verify_math import syntax_tree
 from grpo.sandbox.run import run_tests
@@ -22,7 +22,7 @@ def code_correctness(prompts, completions, **columns):
     return [score_code(extract_code(text)) for text in completions]
 
 
-def check_tests(tests=None, **columns):
+def check_tests(tests, **columns):
     """Raises ValueError unless a record's `tests` are Python code, a text that is not blank or a list of texts, or
     inputs and outputs, a list of {"input": text, "output": text}."""
     tests = read_tests(tests)
@@ -35,33 +35,28 @@ def check_tests(tests=None, **columns):
 
 
 def read_tests(tests):
-    """The tests of a record as one text, or as a list of inputs and outputs. Raises ValueError if they are missing,
-    blank or of a wrong type."""
-    if tests is None:
-        raise ValueError("reward code_execution needs the field 'tests' in every record")
+    """The tests of a record as one text, or as a list of inputs and outputs. Raises ValueError if they are blank or of
+    a wrong type."""
     tests = [tests] if isinstance(tests, str) else tests
-    if isinstance(tests, list) and tests and all(map(is_case, tests)):
-        text, outputs = tests, [case["output"] for case in tests]
-    elif isinstance(tests, list) and all(isinstance(part, str) for part in tests):
-        text, outputs = "\n".join(tests), tests
-    else:
+    if not isinstance(tests, list) or not (all(isinstance(x, str) for x in tests) or all(map(is_case, tests))):
         raise ValueError(f"reward code_execution: tests={tests!r:.200} of a record must be a text, a list of texts, or "
                          "a list of {'input': text, 'output': text}")
-    if not "".join(outputs).strip():
+    expected = [test["output"] if is_case(test) else test for test in tests]
+    if not "".join(expected).strip():
         raise ValueError(f"reward code_execution needs the field 'tests' in every record, not {tests!r:.200}: any code "
                          "would pass blank tests")
-    return text
+    return tests if is_case(tests[0]) else "\n".join(tests)
 
 
 def is_case(test):
     """Whether a test is an input and an output."""
-    return isinstance(test, dict) and set(test) == {"input", "output"} and all(
-        isinstance(text, str) for text in test.values())
+    return (isinstance(test, dict) and set(test) == {"input", "output"}
+            and all(isinstance(text, str) for text in test.values()))
 
 
 @reward(0, 1, slow=True, check=check_tests)
-def code_execution(prompts, completions, *, sandbox_seconds=5.0, sandbox_megabytes=256, sandbox="auto",
-                   log_metric=None, **columns):
+def code_execution(prompts, completions, tests, *, sandbox_seconds=5.0, sandbox_megabytes=256, sandbox="auto",
+                   log_metric, **columns):
     """1 if the code passes the record's `tests` in a limited child process, else 0; None if the machine is full.
 
     Logs the shares of completions that were killed, failed and skipped, for run_tests's reasons, and of those whose
@@ -70,19 +65,17 @@ def code_execution(prompts, completions, *, sandbox_seconds=5.0, sandbox_megabyt
     tests: Python code, a text or a list of texts: asserts, of which the calls alone run with the code if `cut` can cut
     them, and else the whole; or a list of {"input": text, "output": text}, for each of which the code runs as a program
     that must print that output.
-    Raises ValueError for a record whose tests are blank: any code would pass them.
     """
     scores = []
-    for text, tests in zip(completions, column(code_execution, columns, "tests"), strict=True):
-        code, tests = extract_code(text), read_tests(tests)
-        if isinstance(tests, str):
-            tests = cut(tests) or tests
-        verdict = run_tests(code, tests, sandbox_seconds, sandbox_megabytes, sandbox) if code.strip() else "failed"
+    for text, given in zip(completions, tests, strict=True):
+        code, judged = extract_code(text), read_tests(given)
+        if isinstance(judged, str):
+            judged = cut(judged) or judged
+        verdict = run_tests(code, judged, sandbox_seconds, sandbox_megabytes, sandbox) if code.strip() else "failed"
         scores.append(None if verdict == "skipped" else float(verdict == "passed"))
-        for name in ("killed", "failed", "skipped") if log_metric else ():
+        for name in ("killed", "failed", "skipped"):
             log_metric(f"code_{name}", verdict == name)
-        if log_metric:
-            log_metric("unsafe_tests", isinstance(tests, str))
+        log_metric("unsafe_tests", isinstance(judged, str))
     return scores
 
 

@@ -7,17 +7,15 @@ import re
 import warnings
 from fractions import Fraction
 
-from grpo.reward_functions.registry import column, reward
+from grpo.reward_functions.registry import reward
 
 END = "<end_working_out>"
 OPEN, CLOSE = "<SOLUTION>", "</SOLUTION>"
 TAGS = [END, OPEN, CLOSE]
 NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
-LONG_EXPONENT = re.compile(r"[eE][-+]?\d{4}")
 MAX_DIGITS = 100  # characters; a longer text does not count as a number, because exact arithmetic on it is slow
 EXPRESSION = re.compile(r"[0-9+\-*/() \t\n]+")
-MAX_EXPRESSION = 300           # characters of the text
-MAX_NODES, MAX_DEPTH = 200, 50  # of its syntax tree
+MAX_EXPRESSION = 300  # characters: its tree is then small enough to walk, and its numbers are small
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
@@ -31,28 +29,27 @@ def math_format(prompts, completions, **columns):
 
 
 @reward(-4.5, 5)
-def math_answer(prompts, completions, **columns):
+def math_answer(prompts, completions, answer, **columns):
     """Solution vs `answer`: 5 equal, 3.5 stripped, 2 in 10%, 1.5 in 20%, -2.5 further off, -4.5 no number, -2 no block.
 
     The solution is the text of the only <SOLUTION>..</SOLUTION> block. 5 and 3.5 compare texts: equal numbers in
     different notation (1,000 and 1000, 42.0 and 42) get 2. The distances are shares of |answer|, the limits included,
     so that only 0 is near an answer of 0. If the answer is not a number, only the texts are compared.
     """
-    answers = column(math_answer, columns, "answer")
-    return [score_answer(solution(text), str(answer)) for text, answer in zip(completions, answers, strict=True)]
+    return [score_answer(solution(text), str(truth)) for text, truth in zip(completions, answer, strict=True)]
 
 
 @reward(-2.5, 3.5)
-def math_number(prompts, completions, **columns):
+def math_number(prompts, completions, answer, **columns):
     """First number in the SOLUTION block against `answer`: 3.5 equal, -1.5 unequal, -2.5 no number or no block."""
     scores = []
-    for text, answer in zip(completions, column(math_number, columns, "answer"), strict=True):
+    for text, truth in zip(completions, answer, strict=True):
         found = NUMBER.search((solution(text) or "").replace(",", ""))
         guess = number(found.group()) if found else None
         if guess is None:
             scores.append(-2.5)
         else:
-            scores.append(3.5 if guess == number(str(answer)) else -1.5)
+            scores.append(3.5 if guess == number(str(truth)) else -1.5)
     return scores
 
 
@@ -67,54 +64,41 @@ def math_working(prompts, completions, **columns):
     return scores
 
 
-def exact_task(numbers=None, target=None, **columns):
-    """(sorted numbers, target) of a countdown record as Fractions. Raises ValueError if they are not numbers."""
-    for field, value in (("numbers", numbers), ("target", target)):
-        if value is None:
-            raise ValueError(f"reward countdown needs the field '{field}' in every record")
+def countdown_task(numbers, target, **columns):
+    """(sorted numbers, target) of a countdown record, exact. Raises ValueError if they are not numbers."""
     if not isinstance(numbers, (list, tuple)):
-        raise ValueError(f"reward countdown: numbers={numbers!r} of a record must be a list of numbers")
-    return sorted(exact(x, "numbers", numbers) for x in numbers), exact(target, "target", target)
+        raise ValueError(f"reward countdown: numbers={numbers!r:.100} of a record must be a list of numbers")
+    exact = [number(str(x)) for x in (*numbers, target)]
+    if None in exact:
+        raise ValueError(f"reward countdown: numbers={numbers!r:.100} and target={target!r:.100} of a record must be "
+                         f"numbers of at most {MAX_DIGITS} characters")
+    return sorted(exact[:-1]), exact[-1]
 
 
-def exact(x, field, value):
-    """A number, or a text that is one, as a Fraction. field, value: what a ValueError names."""
-    long = isinstance(x, str) and (len(x) > MAX_DIGITS or LONG_EXPONENT.search(x.replace("_", "")))
-    try:
-        if not isinstance(x, bool) and not long:  # true of JSON, which Fraction would read as 1
-            return Fraction(x)
-    except (ValueError, TypeError, ZeroDivisionError, OverflowError):
-        pass
-    raise ValueError(f"reward countdown: {field}={value!r:.100} of a record: {x!r:.100} is not a number, or has too "
-                     "many digits")
-
-
-@reward(0, 1, check=exact_task)
-def countdown(prompts, completions, **columns):
+@reward(0, 1, check=countdown_task)
+def countdown(prompts, completions, numbers, target, **columns):
     """1 if the expression uses each of `numbers` exactly once and its value is exactly `target`; else 0.
 
     The expression is the text of the single SOLUTION block, or else the whole completion, up to the first "=". It may
     have integers, + - * /, unary minus and parentheses.
-    Raises ValueError for a record whose `numbers` are not a list of numbers, or whose `target` is not a number.
     """
     scores = []
-    numbers, targets = column(countdown, columns, "numbers"), column(countdown, columns, "target")
-    for text, given, target in zip(completions, numbers, targets, strict=True):
+    for text, *task in zip(completions, numbers, target, strict=True):
         block = solution(text)
-        used, value = arithmetic((text if block is None else block).partition("=")[0])
-        scores.append(float((used, value) == exact_task(given, target)))
+        expression = (text if block is None else block).partition("=")[0]
+        scores.append(float(arithmetic(expression) == countdown_task(*task)))
     return scores
 
 
 @reward(0, 1)
-def equations(prompts, completions, **columns):
+def equations(prompts, completions, answer, **columns):
     """Fill-in: of the lines like 12+34=46 of the true text that a mask touches, the share that are true sums.
 
     Only lines with a line break at both ends count, and a masked line break touches its line. A text in which no line
     is masked is skipped.
     """
-    answers, scores = column(equations, columns, "answer"), []
-    for prompt, text, truth in zip(prompts, completions, answers, strict=True):
+    scores = []
+    for prompt, text, truth in zip(prompts, completions, answer, strict=True):
         spans = [(m.start() - 1, m.end() + 1) for m in re.finditer(r"(?<=\n)[^\n]*=[^\n]*(?=\n)", truth)]
         touched = [(a, b) for a, b in spans if prompt[a:b] != truth[a:b]]
         scores.append(sum(is_sum(text[a:b]) for a, b in touched) / len(touched) if touched else None)
@@ -123,11 +107,10 @@ def equations(prompts, completions, **columns):
 
 def score_format(text):
     """The value of math_format for one completion."""
-    pieces = re.split("(" + "|".join(TAGS) + ")", text)
-    if pieces[1::2] == TAGS:
-        filled = [bool(piece.strip()) for piece in pieces[::2]]
-        if filled == [True, False, True, False]:  # working-out, nothing, solution, nothing
-            return 3.0
+    pieces = [piece.strip() for piece in re.split("(" + "|".join(TAGS) + ")", text)]
+    filled = [piece != "" for piece in pieces[::2]]
+    if pieces[1::2] == TAGS and filled == [True, False, True, False]:  # working-out, nothing, solution, nothing
+        return 3.0
     return sum(0.5 if text.count(tag) == 1 else -1.0 for tag in TAGS)
 
 
@@ -176,45 +159,35 @@ def number(text):
 
 def is_true(equation):
     """Whether the left side of an equation, evaluated within bounds, is the number on its right."""
-    left, right = equation.split("=", 1)
+    left, _, right = equation.partition("=")
     value = arithmetic(left)[1]
     return value is not None and value == number(right)
 
 
 def arithmetic(text):
-    """The integers of an expression, sorted, and its exact value; (None, None) if it is not one or is too large."""
+    """The integers of an expression, sorted, and its exact value; (None, None) if it is not one or is too long."""
     if len(text) > MAX_EXPRESSION or not EXPRESSION.fullmatch(text):
         return None, None
-    tree = syntax_tree(text.strip(), "eval")
-    if tree is None or not is_small(tree.body):
-        return None, None
-    nodes = list(ast.walk(tree.body))
-    if not all(isinstance(node, (ast.Constant, ast.BinOp, ast.UnaryOp, ast.USub, *OPERATORS)) for node in nodes):
-        return None, None
+    tree, used = syntax_tree(text.strip(), "eval"), []
     try:
-        return sorted(node.value for node in nodes if isinstance(node, ast.Constant)), value_of(tree.body)
-    except ZeroDivisionError:
+        value = value_of(tree and tree.body, used)
+    except (ValueError, ZeroDivisionError):
         return None, None
+    return sorted(used), value
 
 
-def is_small(tree):
-    """Whether a syntax tree is within MAX_NODES and MAX_DEPTH. It reads no more of the tree than that."""
-    level, size = [tree], 0
-    for _ in range(MAX_DEPTH):
-        size += len(level)
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
-        if not level or size > MAX_NODES:
-            break
-    return not level and size <= MAX_NODES
-
-
-def value_of(node):
-    """The exact value of an expression's syntax tree. Raises ZeroDivisionError."""
-    if isinstance(node, ast.Constant):
-        return Fraction(node.value)
-    if isinstance(node, ast.UnaryOp):
-        return -value_of(node.operand)
-    return OPERATORS[type(node.op)](value_of(node.left), value_of(node.right))
+def value_of(node, used):
+    """The exact value of an expression's syntax tree; appends its integers to `used`. Raises ValueError for a tree of
+    another kind, and ZeroDivisionError."""
+    match node:
+        case ast.Constant(value=int() as x):
+            used.append(x)
+            return Fraction(x)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -value_of(operand, used)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+            return OPERATORS[type(op)](value_of(left, used), value_of(right, used))
+    raise ValueError("no arithmetic")
 
 
 def syntax_tree(text, mode):

@@ -1,6 +1,7 @@
 """Worker processes in which slow rewards run, with a deadline."""
 
 import contextlib
+import math
 import multiprocessing
 import os
 import sys
@@ -29,124 +30,109 @@ class Workers:
     def __init__(self, count, timeout, start, *arguments):
         self.count, self.timeout = count, timeout
         self.start, self.arguments = start, arguments
-        self.workers = []
+        self.processes = {}  # {pipe: the process at its other end}
 
     def call(self, name, fields, settings, N):
         """(values, Log, indices of the late completions) of a reward.
 
         Each completion (or with whole_group all of them) is one job. A job is late if it is not done after `timeout`
-        seconds, or if its process ends: its values are None, and the process is replaced. The time in which processes
+        seconds, or if its process ends: its values are NaN, and the process is replaced. The time in which processes
         start does not count. Raises ValueError if one cannot start, or if a job raises it.
         """
         size = N if REWARDS[name].whole_group else 1  # completions of a job
         jobs = [(name, {key: x[i : i + size] for key, x in fields.items()}, settings, size) for i in range(0, N, size)]
+        self.end([pipe for pipe, process in self.processes.items() if not process.is_alive()])
         self.start_missing()
-        try:
-            answers = self.answers(jobs)
-        finally:
-            self.end([worker for worker in self.workers if worker.job is not None])
-        values, logs = [], []
-        for i in range(len(jobs)):
-            found, log = answers.get(i, ([None] * size, Log()))
-            values += found
-            logs.append((size, log))
+        answers = self.answers(jobs)
         late = {i for i in range(N) if i // size not in answers}
         if late:
             empty_place()  # a process that is ended cannot remove the folder in which its code ran
-        return values, Log.join(logs), late
+        of_late = [math.nan] * size, Log()
+        found = [answers.get(number, of_late) for number in range(len(jobs))]
+        values = [x for numbers, _ in found for x in numbers]
+        return values, Log.join([(size, log) for _, log in found]), late
 
     def answers(self, jobs):
-        """{number of a job: what it returned}, without those that are late. Raises ValueError if a job does."""
-        waiting, answers = deque(range(len(jobs))), {}
+        """{number of a job: its values and Log}, without those that are late. Raises ValueError if a job does."""
+        waiting, busy, answers = deque(range(len(jobs))), {}, {}
         until = time.monotonic() + self.timeout
-        while time.monotonic() < until:
-            for worker in self.workers:
-                if waiting and worker.job is None:
-                    worker.give(waiting.popleft(), jobs)
-            if all(worker.job is None for worker in self.workers):
-                break
-            self.collect(answers, until - time.monotonic())
-            if waiting:
-                began = time.monotonic()
-                self.start_missing()
-                until += time.monotonic() - began
-        self.collect(answers, 0.0)  # what was done in time and not read yet
+        try:
+            while waiting or busy:
+                left = until - time.monotonic()
+                for pipe in self.processes:
+                    if waiting and left > 0 and pipe not in busy:
+                        busy[pipe] = waiting.popleft()
+                        with contextlib.suppress(*ENDED):  # `received` raises it again
+                            pipe.send(jobs[busy[pipe]])
+                ready = wait(list(busy), max(0.0, left))
+                if not ready:
+                    break
+                for pipe in ready:
+                    number = busy.pop(pipe)
+                    try:
+                        answers[number] = received(pipe)
+                    except ENDED:
+                        self.end([pipe])
+                        until += self.start_missing()
+        finally:
+            self.end(busy)
         return answers
 
-    def collect(self, answers, seconds):
-        """Adds the answers that are ready; if none is, waits for the first, for at most `seconds`. Removes workers
-        whose process has ended."""
-        busy = {worker.pipe: worker for worker in self.workers if worker.job is not None}
-        for pipe in wait(list(busy), max(0.0, seconds)):
-            number = busy[pipe].job
-            try:
-                answers[number] = busy[pipe].answer()
-            except ENDED:
-                self.end([busy[pipe]])
-
     def start_missing(self):
-        """Starts processes in the place of those that have ended. Raises ValueError if one cannot start."""
-        # One that ended after it had answered still has a job: `collect` reads the answer before it ends the worker
-        self.end([worker for worker in self.workers if worker.job is None and not worker.process.is_alive()])
-        new = [Worker(self.start, self.arguments) for _ in range(self.count - len(self.workers))]
-        self.workers += new
-        until = time.monotonic() + self.timeout + START_SECONDS
-        for worker in new:
-            fault = worker.fault(max(0.0, until - time.monotonic()))
+        """Starts processes in the place of those that have ended. Returns the seconds that it took. Raises ValueError
+        if one cannot start."""
+        began = time.monotonic()
+        new = [self.start_one() for _ in range(self.count - len(self.processes))]
+        until = began + self.timeout + START_SECONDS
+        for pipe in new:
+            fault = self.fault(pipe, max(0.0, until - time.monotonic()))
             if fault:
                 self.close()
                 raise ValueError(f"a worker process could not start: {fault}")
+        return time.monotonic() - began
 
-    def end(self, workers):
-        """Kills the processes of these workers."""
-        for worker in workers:
-            worker.process.kill()
-        for worker in workers:
-            worker.process.join(END_SECONDS)
-        self.workers = [worker for worker in self.workers if worker not in workers]
-
-    def close(self):
-        """Ends the processes; the next call starts new ones."""
-        self.end(self.workers)
-        empty_place()
-
-
-class Worker:
-    """A process that does one job after another. job: the number of the job that it does, or None."""
-
-    def __init__(self, start, arguments):
-        self.job = None
-        self.pipe, other_end = PROCESSES.Pipe()
-        self.process = PROCESSES.Process(target=work, args=(other_end, start, arguments), daemon=True)
-        self.process.start()
+    def start_one(self):
+        """Starts a process. Returns the pipe to it."""
+        pipe, other_end = PROCESSES.Pipe()
+        process = PROCESSES.Process(target=work, args=(other_end, self.start, self.arguments), daemon=True)
+        process.start()
         other_end.close()  # the process alone holds it, so that the pipe breaks when the process ends
+        self.processes[pipe] = process
+        return pipe
 
-    def fault(self, seconds):
-        """The reason why it did not start within so many seconds; "" if it did."""
-        if not self.pipe.poll(seconds):
+    def fault(self, pipe, seconds):
+        """The reason why a process did not start within these seconds; "" if it did."""
+        if not pipe.poll(seconds):
             return "it took too long; raise reward_timeout"
         try:
-            self.answer()
+            received(pipe)
         except ENDED:
-            self.process.join(END_SECONDS)
-            return f"it ended with exit code {self.process.exitcode}"
+            self.processes[pipe].join(END_SECONDS)
+            return f"it ended with exit code {self.processes[pipe].exitcode}"
         except ValueError as error:
             return str(error)
         return ""
 
-    def give(self, number, jobs):
-        """Starts a job."""
-        self.job = number
-        with contextlib.suppress(*ENDED):  # `answer` raises it again
-            self.pipe.send(jobs[number])
+    def end(self, pipes):
+        """Kills the processes at the other ends of these pipes."""
+        processes = [self.processes.pop(pipe) for pipe in pipes if pipe in self.processes]
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join(END_SECONDS)
 
-    def answer(self):
-        """The result of its job. Raises one of ENDED if the process has ended, ValueError if the job did."""
-        self.job = None
-        result, fault = self.pipe.recv()
-        if fault:
-            raise ValueError(fault)
-        return result
+    def close(self):
+        """Ends the processes; the next call starts new ones."""
+        self.end(list(self.processes))
+        empty_place()
+
+
+def received(pipe):
+    """The answer of a process. Raises one of ENDED if the process has ended, ValueError if its job did."""
+    result, fault = pipe.recv()
+    if fault:
+        raise ValueError(fault)
+    return result
 
 
 def work(pipe, start, arguments):

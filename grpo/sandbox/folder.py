@@ -17,14 +17,8 @@ def place():
     """The folder of this run, which is removed when the process ends that made it. Raises OSError without room."""
     if not PLACE:
         PLACE.append(tempfile.mkdtemp(prefix="sandbox-"))
-        atexit.register(remove_of, os.getpid(), PLACE[0])
+        atexit.register(remove, PLACE[0])
     return PLACE[0]
-
-
-def remove_of(process, folder):
-    """Removes a folder, unless this is a fork of the process that made it."""
-    if os.getpid() == process:
-        remove(folder)
 
 
 def empty_place():

@@ -5,7 +5,6 @@ What is promised, on which systems, and what is not: docs/security.md.
 
 import contextlib
 import errno
-import functools
 import math
 import os
 import pathlib
@@ -27,7 +26,7 @@ FILE_BYTES = 1 << 20       # the most that a file may hold
 OUTPUT_BYTES = 1 << 20     # the most that a program may write beyond the expected output
 ANSWER_BYTES = 1 << 17     # the most that other code may write beyond four times the tests
 LOOK_SECONDS = 0.1         # without namespaces, the folder is measured in intervals of this length
-HANDED = {}                # in a worker: what machine_parts returned in the main process
+FOUND = {}                 # {part of PARTS: "" if this machine's kernel offers it, else the reason why not}
 
 
 class Refused(OSError):
@@ -72,30 +71,33 @@ def run_once(code, test, seconds, megabytes, parts):
     """
     limits = {"RLIMIT_CPU": math.ceil(seconds) + 1, "RLIMIT_AS": megabytes << 20, "RLIMIT_FSIZE": FILE_BYTES,
               "RLIMIT_NOFILE": 32, "RLIMIT_NPROC": 0, "RLIMIT_CORE": 0}
-    kind = "program" if isinstance(test, dict) else "questions"
-    command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", CHILD, kind, str(os.getpid()), ",".join(parts),
-               str(FOLDER_BYTES), *(f"{name}={value}" for name, value in limits.items())]
     token = secrets.token_hex(16).encode()
     messages = [message(token, "exec", code)]
-    if kind == "program":
+    kind = "questions"
+    if isinstance(test, dict):
+        kind = "program"
         messages[0] += encoded(test["input"])
         size = len(encoded(test["output"])) + OUTPUT_BYTES
+    elif isinstance(test, str):
+        messages.append(message(token, "exec", test))
+        size = ANSWER_BYTES
     else:
-        if isinstance(test, str):
-            messages.append(message(token, "exec", test))
-            length = len(test)
-        else:
-            messages += [message(token, "eval", question) for question in test.questions]
-            length = test.length
-        size = 4 * length + ANSWER_BYTES
+        messages += [message(token, "eval", question) for question in test.questions]
+        size = 4 * test.length + ANSWER_BYTES
+    command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", CHILD, kind, str(os.getpid()), ",".join(parts),
+               str(FOLDER_BYTES), *(f"{name}={value}" for name, value in limits.items())]
     with new_folder() as folder:
         on_disk = None if "namespaces" in parts else folder
         output, ended, status = run_child(command, folder, messages, time.monotonic() + seconds, size, on_disk)
         full = on_disk is not None and shutil.disk_usage(folder).free < FOLDER_BYTES
     if ended and not output.startswith(READY) and status > 0:
-        raise_start_error(output.decode(errors="replace"), seconds, megabytes)
+        number, _, text = output.decode(errors="replace").partition(" ")
+        if number.isdecimal():  # the child reported what the kernel refused
+            raise Refused(int(number), text)
+        raise ValueError(f"the sandbox could not start with sandbox_seconds={seconds:g} sandbox_megabytes={megabytes}: "
+                         "raise them")
     if kind == "program":
-        right = status == 0 and same_text(output, READY + encoded(test["output"]))
+        right = status == 0 and lines_of(output) == lines_of(READY + encoded(test["output"]))
     else:
         right = right_answers(output, token, test)
     if ended and right:
@@ -114,15 +116,6 @@ def right_answers(output, token, test):
     return answers[1:] == ["None"] if isinstance(test, str) else test.hold(answers[1:])
 
 
-def raise_start_error(report, seconds, megabytes):
-    """Raises Refused with the number and the text that the child reported, or ValueError if it reported nothing."""
-    number, _, text = report.partition(" ")
-    if number.isdecimal():
-        raise Refused(int(number), text)
-    raise ValueError(f"the sandbox could not start with sandbox_seconds={seconds:g} sandbox_megabytes={megabytes}: "
-                     "raise them")
-
-
 def message(token, how, text):
     """A message as child.py reads it."""
     data = token + how.encode() + encoded(text)
@@ -134,12 +127,9 @@ def encoded(text):
     return text.encode(errors="surrogatepass")
 
 
-def same_text(output, expected):
-    """Whether two outputs are equal but for spaces at the ends of lines and empty lines at the end."""
-    def lines(text):
-        return [line.rstrip() for line in text.decode(errors="replace").rstrip().split("\n")]
-
-    return lines(output) == lines(expected)
+def lines_of(output):
+    """The lines of an output, without spaces at their ends and empty lines at the end."""
+    return [line.rstrip() for line in output.decode(errors="replace").rstrip().split("\n")]
 
 
 def run_child(command, folder, *exchanged):
@@ -201,35 +191,26 @@ def exchange(child_input, child_output, messages, deadline, size, folder):
 
 
 def written(stream, data):
-    """How many bytes of the data a pipe took; all of them if nobody reads it any more."""
+    """How many bytes of the data a pipe that has room took; all of them if nobody reads it any more."""
     try:
         return os.write(stream.fileno(), data[: 1 << 16])
     except BrokenPipeError:
         return len(data)
-    except BlockingIOError:
-        return 0
 
 
 def machine_parts():
-    """{part of PARTS: "" if this machine's kernel offers it, else the reason why not}. A worker has it from the main
-    process. Raises OSError if the machine is too full to try them."""
-    return HANDED or tried_parts()
-
-
-@functools.cache
-def tried_parts():
-    """What machine_parts returns, found with a child process for each part."""
+    """FOUND, after a trial with a child process for each part. Raises OSError if the machine is too full for it."""
+    if FOUND:
+        return FOUND
     if not hasattr(os, "killpg"):
         raise ValueError("code_execution needs Linux or macOS, since Windows cannot limit what a completion starts; "
                          "use WSL 2, or leave it out")
     if sys.platform != "linux":
         return dict.fromkeys(PARTS, "only Linux has it")
-    reasons = dict.fromkeys(PARTS, "")
+    reasons = {}
     for part in PARTS:
         try:
             verdict = run_once("", "", 60.0, 256, [part])
-            if verdict == "killed":  # once more: a busy machine may be the cause
-                verdict = run_once("", "", 60.0, 256, [part])
         except Refused as error:
             off = part == "namespaces" and namespaces_are_off()
             if error.errno in FULL and not off:
@@ -239,7 +220,8 @@ def tried_parts():
             if verdict == "skipped":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place())
             reasons[part] = "" if verdict == "passed" else f"a trial was {verdict}"
-    return reasons
+    FOUND.update(reasons)
+    return FOUND
 
 
 def namespaces_are_off():
@@ -260,7 +242,7 @@ def found_here():
 
 def take_over(parts, folder):
     """Called in a worker process: code then runs under the parts that the main process found, and in its folder."""
-    HANDED.update(parts)
+    FOUND.update(parts)
     PLACE[:] = [folder]
 
 
@@ -282,14 +264,9 @@ def describe_sandbox(sandbox, seconds, megabytes):
     """A line that tells the user under which parts and limits code runs. Raises ValueError as run_tests does, and if an
     empty program does not pass."""
     verdict = run_tests("", "", seconds, megabytes, sandbox)
-    if verdict == "skipped":
-        raise ValueError("the sandbox cannot start: the machine has no disk, memory or processes left; free some, or "
-                         "name another TMPDIR")
     if verdict != "passed":
         raise ValueError(f"an empty program was {verdict} with sandbox_seconds={seconds:g} sandbox_megabytes="
-                         f"{megabytes}: raise them")
+                         f"{megabytes}: raise them, or free memory, processes and the disk of TMPDIR")
     parts = ", ".join([*chosen_parts(sandbox), "limits"])
-    line = f"code runs under {parts}, for at most {seconds:g} s in {megabytes} MB"
-    if missing_parts():
-        line += f"; missing: {missing_parts()}: docs/security.md"
-    return line
+    missing = f"; missing: {missing_parts()}: docs/security.md" if missing_parts() else ""
+    return f"code runs under {parts}, for at most {seconds:g} s in {megabytes} MB{missing}"

@@ -121,10 +121,10 @@ class WithDeadline(Rewards):
         self.late, self.asked = late, set()
 
     def score(self, texts, group_size, names=None):
-        values, _, log = super().score(texts, group_size, names)
+        values, log = super().score(texts, group_size, names)
         self.asked |= {(name, group_size) for name in values}
         late = torch.tensor([self.late(text) for text in texts.completions])
-        return {name: x.masked_fill(late, math.nan) for name, x in values.items()}, late, log
+        return {name: x.masked_fill(late, math.nan) for name, x in values.items()}, log
 
 
 def test_late_completions_count_neither_right_nor_wrong(prompts, early_reward):

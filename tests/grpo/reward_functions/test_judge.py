@@ -5,15 +5,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from core.judge import CHUNK, calculate_judge_scores
+from core.judge import CHUNK
 from core.performance.prepacked import has_fast_bfloat16
 from grpo.reward_functions.judge import Judge
 from tests.tiny import TOKENIZER, judge
 
 
-def random_ids(*lengths, seed=0):
+def texts_of(*lengths, seed=0, places=1):
+    """Random texts of these lengths, with places of sampled tokens in each."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, TOKENIZER.base_vocab_size, (length,), generator=generator) for length in lengths]
+    tokens = [torch.randint(0, TOKENIZER.base_vocab_size, (length,), generator=generator) for length in lengths]
+    place = torch.stack([torch.randint(0, max(length, 1), (places,), generator=generator) for length in lengths])
+    return SimpleNamespace(tokens=tokens, place=place)
 
 
 def reader_of(dtype=torch.float32, **settings):
@@ -21,33 +24,25 @@ def reader_of(dtype=torch.float32, **settings):
     return Judge(judge(**settings), TOKENIZER, True, dtype)
 
 
-def test_the_judge_scores_texts_of_any_length_as_if_each_were_alone():
-    scorer, texts = judge(), ["the quick", "a", "the quick", "seven wise owls"]
-    written = SimpleNamespace(prompts=["so "] * 4, completions=texts)
-    scores = Judge(scorer, TOKENIZER, reads_ids=False).scores(written)
-    ids = [torch.tensor(TOKENIZER.encode("so " + text)) for text in texts]
+def test_texts_of_any_length_are_scored_as_if_each_were_alone_by_their_ids_or_their_text():
+    scorer, completions = judge(), ["the quick", "a", "the quick", "seven wise owls"]
+    scores = Judge(scorer, TOKENIZER, False).scores(SimpleNamespace(prompts=["so "] * 4, completions=completions))
+    ids = [torch.tensor(TOKENIZER.encode("so " + text)) for text in completions]
     for text, found in zip(ids, scores, strict=True):
         torch.testing.assert_close(found, scorer(text[None])[0].sigmoid().mean(), rtol=1e-4, atol=0)
-    assert torch.equal(Judge(scorer, TOKENIZER, reads_ids=True).scores(SimpleNamespace(tokens=ids)), scores)
-
-
-@pytest.mark.parametrize("head", ["realness", "cls"])
-def test_texts_of_one_length_are_scored_as_one_batch_to_the_last_bit(head):
-    reader, ids = reader_of(judge_head=head), random_ids(*[24] * (CHUNK + 5))
-    expected = calculate_judge_scores(reader.model, torch.stack(ids), TOKENIZER.cls_token_id)
-    assert torch.equal(reader.scores(SimpleNamespace(tokens=ids)), expected)
+    assert torch.equal(Judge(scorer, TOKENIZER, True).scores(SimpleNamespace(tokens=ids)), scores)
 
 
 def test_a_cls_judge_reads_each_text_after_cls():
-    reader, ids = reader_of(judge_head="cls"), random_ids(5, 9, 5)
-    for text, found in zip(ids, reader.scores(SimpleNamespace(tokens=ids)), strict=True):
+    reader, texts = reader_of(judge_head="cls"), texts_of(5, 9, 5)
+    for text, found in zip(texts.tokens, reader.scores(texts), strict=True):
         alone = 1 - reader.model(torch.cat((torch.tensor([TOKENIZER.cls_token_id]), text))[None]).sigmoid()
         torch.testing.assert_close(found, alone[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_judge_computes_in_its_own_type_and_scores_in_float32(dtype):
-    texts = SimpleNamespace(tokens=random_ids(*[24] * 5), place=torch.zeros(5, 1, dtype=torch.long))
+    texts = texts_of(*[24] * 5)
     reader, expected, seen = reader_of(dtype), reader_of().scores(texts), []
     reader.model.blocks[0].up.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
     scores, credit = reader.score_and_credit(texts, 2)
@@ -59,10 +54,9 @@ def test_a_judge_computes_in_its_own_type_and_scores_in_float32(dtype):
 
 
 @pytest.mark.skipif(not has_fast_bfloat16(judge()), reason="this CPU has no instructions for bfloat16")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_packed_judge_scores_and_credits_nearly_alike_whatever_the_type_of_the_run(dtype):
-    texts = SimpleNamespace(tokens=random_ids(20, 7, 20, 13), place=torch.zeros(4, 2, dtype=torch.long))
-    plain, fast = reader_of(scale=1.0), reader_of(dtype, scale=1.0)
+def test_a_packed_judge_scores_and_credits_nearly_alike():
+    texts = texts_of(20, 7, 20, 13, places=2)
+    plain, fast = reader_of(scale=1.0), reader_of(scale=1.0)
     fast.pack()
     assert fast.packed and not plain.packed
     torch.testing.assert_close(fast.scores(texts), plain.scores(texts), rtol=0, atol=2e-3)
@@ -73,57 +67,46 @@ def test_a_packed_judge_scores_and_credits_nearly_alike_whatever_the_type_of_the
 @pytest.mark.parametrize("head", ["realness", "cls"])
 def test_equal_texts_are_read_once_and_have_equal_scores_to_the_last_bit(head):
     """A text at other places of a batch may get other last bits, and a group of equal texts would seem to differ."""
-    reader, two, rows = reader_of(torch.bfloat16, judge_head=head), random_ids(24, 24), []
-    texts = SimpleNamespace(tokens=[two[i % 2] for i in range(CHUNK + 6)], place=torch.arange(5).repeat(CHUNK + 6, 1))
+    reader, two, times = reader_of(torch.bfloat16, judge_head=head), texts_of(24, 24), CHUNK // 2 + 3
+    texts, rows = SimpleNamespace(tokens=two.tokens * times, place=torch.arange(5).repeat(2 * times, 1)), []
     reader.model.register_forward_pre_hook(lambda model, args: rows.append(len(args[0])))
     scores = reader.scores(texts)
     assert sum(rows) == 2 and scores[0] != scores[1]
-    assert torch.equal(scores[:2], reader.scores(SimpleNamespace(tokens=two)))
-    assert torch.equal(scores, scores[:2].repeat(CHUNK // 2 + 3))
+    assert torch.equal(scores, reader.scores(two).repeat(times))
     if head == "realness":
-        rows.clear()
         again, credit = reader.score_and_credit(texts, 2)
-        assert sum(rows) == 2 and torch.equal(again, scores)
-        assert torch.equal(credit, credit[:2].repeat(CHUNK // 2 + 3, 1))
+        assert sum(rows) == 6 and torch.equal(again, scores)
+        assert torch.equal(credit, credit[:2].repeat(times, 1))
 
 
 def test_an_empty_text_is_one_pad_token():
     reader = reader_of()
     pad = reader.model(torch.tensor([[TOKENIZER.pad_token_id]])).sigmoid()[0, 0]
-    torch.testing.assert_close(reader.scores(SimpleNamespace(tokens=random_ids(4, 0)))[1], pad)
+    torch.testing.assert_close(reader.scores(texts_of(4, 0))[1], pad)
     reader.reads_ids = False
-    written = SimpleNamespace(prompts=["", "a"], completions=["", "b"])
-    torch.testing.assert_close(reader.scores(written)[0], pad)
+    torch.testing.assert_close(reader.scores(SimpleNamespace(prompts=["", "a"], completions=["", "b"]))[0], pad)
 
 
 @pytest.mark.parametrize(("head", "room"), [("realness", 33), ("cls", 32)])
 def test_a_text_that_is_too_long_is_a_clear_error(head, room):
     reader = reader_of(judge_head=head)
-    assert reader.scores(SimpleNamespace(tokens=random_ids(room))).shape == (1,)
+    assert reader.scores(texts_of(room)).shape == (1,)
     with pytest.raises(ValueError, match=f"judge_checkpoint reads {room} tokens, but a prompt with its completion has "
                                          f"{room + 1}: lower max_new_tokens"):
-        reader.scores(SimpleNamespace(tokens=random_ids(3, room + 1)))
+        reader.scores(texts_of(3, room + 1))
 
 
 @pytest.mark.parametrize("lengths", [(20,) * 6, (20, 7, 20, 13, 7, 20)])
 def test_credit_of_a_token_is_the_log_odds_near_it(lengths):
-    reader, ids, window = reader_of(), random_ids(*lengths), 3
-    generator = torch.Generator().manual_seed(1)
-    place = torch.stack([torch.randint(0, length, (5,), generator=generator) for length in lengths])
-    texts = SimpleNamespace(tokens=ids, place=place)
+    reader, texts, window = reader_of(), texts_of(*lengths, places=5), 3
+    texts.place[1, 4] = 30  # padding may lie behind a short text
     scores, credit = reader.score_and_credit(texts, window)
-    assert credit.shape == (len(lengths), 5)
-    for n, text in enumerate(ids):
+    assert credit.shape == (len(lengths), 5) and credit.isfinite().all()
+    for n, text in enumerate(texts.tokens):
         odds = reader.model(text[None])[0].clamp(-6.9, 6.9)
         torch.testing.assert_close(scores[n], odds.sigmoid().mean(), rtol=1e-4, atol=1e-4)
-        for m, t in enumerate(place[n].tolist()):
+        for m, t in enumerate(texts.place[n].clamp(max=len(text) - 1).tolist()):
             near = [float(odds[s]) for s in range(len(text)) if abs(s - t) <= window]
             assert float(credit[n, m]) == pytest.approx(sum(near) / len(near), rel=1e-2, abs=1e-2)
     everywhere = reader.score_and_credit(texts, max(lengths))[1]
     torch.testing.assert_close(everywhere, everywhere[:, :1].expand_as(everywhere))
-
-
-def test_the_place_of_padding_may_lie_behind_a_short_text():
-    texts = SimpleNamespace(tokens=random_ids(4, 9), place=torch.tensor([[1, 3, 8], [1, 3, 8]]))
-    credit = reader_of().score_and_credit(texts, 0)[1]
-    assert credit.shape == (2, 3) and credit.isfinite().all() and credit[0, 1] != credit[0, 0]

@@ -123,7 +123,7 @@ def test_prompt_and_completion_must_fit_a_reward_model_with_the_tokens_of_the_ge
     rewards_with(scorer, max_new_tokens=room).check([asked("the quick")], tokenizer)
     longer = rewards_with(scorer, max_new_tokens=room + 1)
     with pytest.raises(ValueError, match="f.jsonl, line 1: reward_model_checkpoint reads 30 tokens, but this prompt "
-                                         f"has {30 - room} and its completion up to {room + 1}: lower max_new_tokens"):
+                                         f"has {30 - room} and its completion needs {room + 1}: lower max_new_tokens"):
         longer.check([asked("the quick")], tokenizer)
     longer.check([asked("the quick")])                             # other tokens: the length is not known
 

@@ -1,7 +1,7 @@
 """Plain reward functions: they get what TRL gives them."""
 
 import functools
-import types
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from core.files.records import RAW
 from grpo.reward_functions import registry, trl
 from grpo.reward_functions.registry import Log, Reward, run_reward
-from grpo.reward_functions.trl import TrainerState, own_prompts, plain_arguments, register_functions
+from grpo.reward_functions.trl import TrainerState, plain_arguments, register_functions
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}]
 
@@ -48,19 +48,20 @@ def test_a_function_with_kwargs_gets_all_that_trl_gives():
 def test_a_number_as_an_answer_stays_a_number():
     found = given(everything, texts(answer=["5", "x"], **{RAW: [5, "x"]}), all_fields=("answer", RAW))
     assert found["answer"] == found["solution"] == [5, "x"] and RAW not in found
-    found = given(everything, texts(answer=["a", "b"]), all_fields=("answer", RAW))
-    assert found["answer"] == ["a", "b"] and RAW not in found
 
 
-def test_other_functions_get_what_they_name():
-    def by_name(completions, solution, level=None, log_metric=None, log_extra=None):
+def test_other_functions_get_what_they_name_and_a_field_that_a_record_lacks_as_none():
+    def by_name(completions, solution, level, log_metric=None, log_extra=None):
         log_metric("length", len(completions))
         log_extra("mine", solution)
         return [0.5, None]
 
-    found = given(by_name, texts(answer=["1", "2"], other=[3, 4]))
-    assert found == {"completions": ["a", "b"], "solution": ["1", "2"]}
-    assert run_reward("by_name", found, {}, 2) == ([0.5, None], Log({"length": (2.0, 1)}, {"mine": ["1", "2"]}))
+    found = given(by_name, texts(answer=["1", "2"], other=[3, 4]), all_fields=("answer", "level"))
+    assert found == {"completions": ["a", "b"], "solution": ["1", "2"], "level": [None, None]}
+    (half, skipped), log = run_reward("by_name", found, {}, 2)
+    assert half == 0.5 and math.isnan(skipped) and log == Log({"length": (2.0, 1)}, {"mine": ["1", "2"]})
+    with pytest.raises(ValueError, match="reward by_name needs the field 'level' in every record"):
+        given(by_name, texts(answer=["1", "2"]), all_fields=("answer",))
 
 
 def test_a_function_may_change_what_it_gets_from_the_records():
@@ -82,44 +83,23 @@ def test_completions_of_messages_are_messages_each_by_its_own_prompt():
     assert found["completions"] == [[{"role": "assistant", "content": "a"}], "b"]
 
 
-def test_texts_without_records_have_the_prompts_that_were_read():
-    bare = SimpleNamespace(prompts=["p"], completions=["a"], completion_ids=[[1]], columns={})
-    assert own_prompts(bare) == ["p"] and given(everything, bare)["prompts"] == ["p"]
+class Counts:
+    def __call__(self, completions, **kwargs):
+        return [float(len(text)) for text in completions]
 
 
-def test_a_field_that_only_other_records_have_is_none_and_one_that_none_has_is_an_error():
-    def near(completions, answer, level):
-        pass
-
-    assert given(near, texts(answer=["1", "2"]), all_fields=("answer", "level"))["level"] == [None, None]
-    with pytest.raises(ValueError, match="reward near needs the field 'level' in every record"):
-        given(near, texts(answer=["1", "2"]), all_fields=("answer",))
+class Waits:
+    async def __call__(self, completions, **kwargs):
+        return [2.0 for _ in completions]
 
 
-def test_a_record_may_not_replace_what_trl_itself_gives():
-    found = given(everything, texts(completion_ids=["x", "y"], trainer_state=["x", "y"], log_metric=["x", "y"]))
-    assert found["completion_ids"] == [[1, 0], [2]] and found["trainer_state"] == TrainerState(3, 9)
-    assert "log_metric" not in found
-    assert run_reward("everything", found, {}, 2)[0] == [0.0, 0.0]
-
-
-def test_anything_that_can_be_called_may_be_a_reward():
-    class Counts:
-        def __call__(self, completions, **kwargs):
-            return [float(len(text)) for text in completions]
-
-    class Waits:
-        async def __call__(self, completions, **kwargs):
-            return [2.0 for _ in completions]
-
-    def scaled(completions, factor, **kwargs):
-        return [factor * len(text) for text in completions]
-
-    functions = {"counts": Counts(), "waits": Waits(), "tripled": functools.partial(scaled, factor=3.0)}
-    register_functions(list(functions), functions, "mine.py")
-    for name, expected in (("counts", [1.0, 1.0]), ("waits", [2.0, 2.0]), ("tripled", [3.0, 3.0])):
-        fields, settings = plain_arguments(name, texts(), {"trainer_state": TrainerState()})
-        assert run_reward(name, fields, settings, 2)[0] == expected
+@pytest.mark.parametrize(("function", "expected"), [
+    (Counts(), 1.0), (Waits(), 2.0), (functools.partial(lambda completions, factor, **kwargs: [
+        factor * len(text) for text in completions], factor=3.0), 3.0)])
+def test_anything_that_can_be_called_may_be_a_reward(function, expected):
+    register_functions(["mine"], {"mine": function}, "mine.py")
+    fields, settings = plain_arguments("mine", texts(), {"trainer_state": TrainerState()})
+    assert run_reward("mine", fields, settings, 2)[0] == [expected] * 2
 
 
 def test_a_function_takes_no_name_of_another_reward_but_may_be_loaded_again():
@@ -128,12 +108,9 @@ def test_a_function_takes_no_name_of_another_reward_but_may_be_loaded_again():
         register_functions(["exact"], {"exact": everything}, "mine.py")
     register_functions(["exact"], {"exact": registry.REWARDS["exact"].fn}, "mine.py")  # imported from where it is
     assert not registry.REWARDS["exact"].plain
-    copy = types.FunctionType(everything.__code__, globals(), "everything")
-    register_functions(["everything"], {"everything": everything}, "mine.py")
-    register_functions(["everything"], {"everything": copy}, "mine.py")
-    assert registry.REWARDS["everything"].fn is copy and registry.REWARDS["everything"].plain
-    register_functions(["not there"], {"everything": everything}, "mine.py")
-    assert set(registry.REWARDS) == {"exact", "everything"}, "only what is asked for"
+    for function in (everything, Counts()):
+        register_functions(["mine", "not there"], {"mine": function, "more": print}, "mine.py")
+        assert registry.REWARDS["mine"].fn is function and set(registry.REWARDS) == {"exact", "mine"}
 
 
 @pytest.mark.slow
@@ -173,4 +150,4 @@ def test_a_function_gets_the_same_from_trl_itself(chat, is_async, monkeypatch):
     left_out = {"question", "instruction", "problem", "solution", "response", "output"}
     them, us = ({key: x for key, x in call.items() if key not in left_out and not callable(x)} for call in seen)
     assert us == them and set(seen[0]) - left_out == set(seen[1]) - left_out
-    assert values == [1.0, None] and theirs[0, 0] == 1 and theirs[1, 0].isnan()
+    assert values[0] == theirs[0, 0] == 1 and math.isnan(values[1]) and theirs[1, 0].isnan()

@@ -2,6 +2,7 @@
 
 import ctypes
 import faulthandler
+import math
 import multiprocessing
 import os
 import signal
@@ -60,51 +61,51 @@ def workers(monkeypatch):
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize(("name", "jobs"), [("alone", 3), ("whole", 1)])
+def called(workers, name, *completions, **settings):
+    """(the values of a reward, None where skipped, the indices of those that are late)"""
+    values, _, late = workers.call(name, {"completions": list(completions)}, settings, len(completions))
+    return [None if math.isnan(x) else x for x in values], late
+
+
+@pytest.mark.parametrize(("name", "jobs"), [("alone", 300), ("whole", 1)])
 def test_values_and_logs_are_in_the_order_of_the_completions(workers, name, jobs):
-    values, log, late = workers.call(name, {"completions": ["a", "bb", "ccc"]}, {"scale": 2}, 3)
-    assert values == [2, 4, 6] and late == set()
-    assert log.metrics == {"jobs": (jobs, jobs)} and log.columns == {"upper": ["A", "BB", "CCC"]}
-
-
-def test_more_jobs_than_a_pipe_can_hold_are_done(workers):
-    texts = [str(i) * 1000 for i in range(300)]
-    assert workers.call("alone", {"completions": texts}, {}, 300)[0] == [len(text) for text in texts]
-    assert workers.call("whole", {"completions": texts}, {}, 300)[0] == [len(text) for text in texts]
+    texts = [str(i) * 1000 for i in range(300)]  # more than a pipe can hold
+    values, log, late = workers.call(name, {"completions": texts}, {"scale": 2}, 300)
+    assert values == [2 * len(text) for text in texts] and late == set()
+    assert log.metrics == {"jobs": (jobs, jobs)} and log.columns == {"upper": texts}
 
 
 @pytest.mark.parametrize("way", ["exits", "is killed", "crashes"])
 def test_only_the_completion_with_which_a_process_ends_is_late(workers, way):
     for _ in range(2):
-        values, _, late = workers.call("ending", {"completions": ["a", way, "bb", way, "ccc"]}, {}, 5)
-        assert values == [1, None, 2, None, 3] and late == {1, 3}
-    assert workers.call("ending", {"completions": ["a", "bb"]}, {}, 2)[::2] == ([1, 2], set())
+        assert called(workers, "ending", "a", way, "bb", way, "ccc") == ([1, None, 2, None, 3], {1, 3})
+    assert called(workers, "ending", "a", "bb") == ([1, 2], set())
 
 
 def test_an_exit_of_the_reward_is_one_line_and_the_next_call_works(workers):
     with pytest.raises(ValueError, match="reward ending: SystemExit: 3$") as error:
-        workers.call("ending", {"completions": ["a", "SystemExit", "bb"]}, {}, 3)
+        called(workers, "ending", "a", "SystemExit", "bb")
     assert "\n" not in str(error.value)
-    assert workers.call("ending", {"completions": ["a", "bb"]}, {}, 2)[::2] == ([1, 2], set())
+    assert called(workers, "ending", "a", "bb") == ([1, 2], set())
 
 
 def test_processes_that_are_killed_while_they_wait_are_replaced(workers):
-    workers.call("alone", {"completions": ["a", "b"]}, {}, 2)
-    for number in (1, 1, 2):
+    called(workers, "alone", "a", "b")
+    for number in (1, 2):
         for process in multiprocessing.active_children()[:number]:
             process.kill()
             process.join()
-        assert workers.call("alone", {"completions": ["a", "bb", "ccc"]}, {}, 3)[::2] == ([1, 2, 3], set())
+        assert called(workers, "alone", "a", "bb", "ccc") == ([1, 2, 3], set())
         assert len(multiprocessing.active_children()) == 2
 
 
 def test_a_job_that_does_not_end_is_late_and_its_process_is_replaced(workers):
-    workers.call("endless", {"completions": ["a"]}, {}, 1)
-    before, workers.timeout = set(multiprocessing.active_children()), 0.5
-    assert workers.call("endless", {"completions": ["endless"] * 3}, {}, 3)[::2] == ([None] * 3, {0, 1, 2})
+    called(workers, "endless", "a")
+    before, workers.timeout = set(multiprocessing.active_children()), 0.2
+    assert called(workers, "endless", *["endless"] * 3) == ([None] * 3, {0, 1, 2})
     assert not before & set(multiprocessing.active_children())
     workers.timeout = 60.0
-    assert workers.call("endless", {"completions": ["a"]}, {}, 1)[::2] == ([1], set())
+    assert called(workers, "endless", "a") == ([1], set())
 
 
 @pytest.fixture
@@ -115,54 +116,44 @@ def clock(monkeypatch):
     return clock
 
 
-def test_the_time_in_which_a_process_is_replaced_does_not_count(workers, clock):
-    start_missing = workers.start_missing
+def test_the_time_in_which_a_process_is_replaced_does_not_count(workers, clock, monkeypatch):
+    start_one = workers.start_one
 
     def start_slowly():
-        start_missing()
         clock.now += 2 * workers.timeout
+        return start_one()
 
-    workers.start_missing = start_slowly
-    values, _, late = workers.call("ending", {"completions": ["exits", "is killed", "a", "bb", "ccc"]}, {}, 5)
-    assert values == [None, None, 1, 2, 3] and late == {0, 1}
+    workers.start_one = start_slowly
+    monkeypatch.setattr(module, "START_SECONDS", 1000)
+    assert called(workers, "ending", "exits", "is killed", "a", "bb", "ccc") == ([None, None, 1, 2, 3], {0, 1})
 
 
-def test_an_answer_that_lies_ready_at_the_deadline_is_not_late(workers, clock, monkeypatch):
+@pytest.mark.parametrize("ends", [False, True])
+def test_an_answer_that_lies_ready_is_read_after_the_deadline_and_after_its_worker_ended(workers, clock, monkeypatch,
+                                                                                         ends):
     def one_after_the_deadline(pipes, seconds):
         assert all(pipe.poll(60.0) for pipe in pipes)
         clock.now += 2 * workers.timeout
+        if ends:
+            list(workers.processes.values())[-1].kill()
         return pipes[:1]
 
     monkeypatch.setattr(module, "wait", one_after_the_deadline)
-    values, _, late = workers.call("alone", {"completions": ["a", "bb", "ccc"]}, {}, 3)
-    assert values == [1, 2, None] and late == {2}
-
-
-def test_the_answer_of_a_worker_that_then_ended_is_read(workers, monkeypatch):
-    def one_of_them_has_ended(pipes, seconds):
-        assert all(pipe.poll(60.0) for pipe in pipes)
-        workers.workers[-1].process.kill()
-        workers.workers[-1].process.join()
-        return pipes[:1]
-
-    monkeypatch.setattr(module, "wait", one_of_them_has_ended)
-    assert workers.call("alone", {"completions": ["a", "bb", "ccc"]}, {}, 3)[::2] == ([1, 2, 3], set())
+    assert called(workers, "alone", "a", "bb", "ccc") == ([1, 2, None], {2})
 
 
 def test_folders_of_processes_that_were_ended_are_removed(workers, monkeypatch, tmp_path):
     monkeypatch.setattr(sandbox_folder, "PLACE", [str(tmp_path)])
     (tmp_path / "left" / "below").mkdir(parents=True)
-    workers.call("ending", {"completions": ["a"]}, {}, 1)
+    called(workers, "ending", "a")
     assert (tmp_path / "left").exists()
-    workers.call("ending", {"completions": ["exits"]}, {}, 1)
+    called(workers, "ending", "exits")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("start", "argument", "message"), [
     (endless, ["endless"], "it took too long; raise reward_timeout"),
     (ending, ["exits"], "it ended with exit code 0"), (ending, ["is killed"], "it ended with exit code -9"),
-    (ending, ["crashes"], "it ended with exit code -11"), (sum, "a TypeError", "it ended with exit code 1"),
-    (load_reward_file, "gone.py", "reward_file=gone.py does not exist"),
     (os.listdir, "gone", "[^\n]*No such file or directory: 'gone'"),
     (load_reward_file, "mine.py", "mine.py, line 3: raise KeyError[^\n]*no key here'")])
 def test_a_worker_that_cannot_start_is_one_line(workers, monkeypatch, tmp_path, start, argument, message):
@@ -174,7 +165,7 @@ def test_a_worker_that_cannot_start_is_one_line(workers, monkeypatch, tmp_path, 
         monkeypatch.setattr(module, "START_SECONDS", 0.1)
         workers.timeout = 0.1
     with pytest.raises(ValueError, match=f"^a worker process could not start: {message}$"):
-        workers.call("alone", {"completions": ["a"]}, {}, 1)
+        called(workers, "alone", "a")
     assert not multiprocessing.active_children()
 
 

