@@ -73,12 +73,6 @@ def run_user_code(function, *arguments, **settings):
         return function(*arguments, **settings)
 
 
-async def await_user_code(function, awaitable):
-    """Awaits the awaitable that a function of the user's returned, whose exceptions become a UserCodeError."""
-    with naming_line_of(function):
-        return await awaitable
-
-
 @contextmanager
 def time_limit(seconds):
     """Raises TimeoutError within, after this many seconds of the processor's time. None is no limit; where signals do
