@@ -1,6 +1,7 @@
 """The rewards of a run: named functions, each with a weight, whose values are added.
 
 python grpo/rewards.py                           lists them with their ranges, and the presets
+python grpo/rewards.py --reward_file=FILE        ... with the @reward functions of a file of yours
 """
 
 import os
@@ -195,17 +196,20 @@ def success(config, names):
     if name in usable:
         return name
     if config.success_reward is not None or config.train_pass_k > 1:
-        raise ValueError(f"success_reward={config.success_reward!r} must be a reward of texts with a highest value, which "
-                         f"says what is correct: {', '.join(usable) or 'this run has none'}")
+        raise ValueError(f"success_reward={config.success_reward!r} must be a reward of texts with a highest value, "
+                         f"which says what is correct: {', '.join(usable) or 'this run has none'}")
     return None
 
 
 def main(argv):
     """Prints the table of rewards and the presets."""
-    if argv:
-        raise UsageError(f"{argv[0]}: this script has no options")
+    for argument in argv:
+        path = argument.removeprefix("--reward_file=")
+        if path == argument:
+            raise UsageError(f"{argument}: the one option is --reward_file=FILE")
+        load_reward_file(path)
     for name, r in REWARDS.items():
-        print(f"{name:<18}[{r.low:g}, {r.high:g}]".ljust(34) + inspect.getdoc(r.fn).split("\n")[0])
+        print(f"{name:<18}[{r.low:g}, {r.high:g}]".ljust(34) + (inspect.getdoc(r.fn) or "").split("\n")[0])
     print("\npresets (task_type)")
     for name, names in PRESETS.items():
         print(f"{name:<18}{', '.join(names)}")

@@ -76,12 +76,13 @@ def looked_up(name, values):
 
 # the table
 
-def test_the_list_has_rewards_and_presets():
-    done = run_here("grpo/rewards.py")
+def test_the_list_has_rewards_and_presets(mine):
+    path = mine("from grpo.rewards import reward\n\n@reward(0, 7)\ndef my_own(completions):\n    \'\'\'Mine.\'\'\'\n")
+    done = run_here("grpo/rewards.py", f"--reward_file={path}")
     assert done.returncode == 0, done.stderr
     lines = {line.split()[0]: line.split(maxsplit=3)[1:] for line in done.stdout.split("\n") if line}
     assert {*BUILT_IN, *PRESETS} <= set(lines) and lines["math_answer"][:2] == ["[-4.5,", "5]"]
-    assert run_here("grpo/rewards.py", "--all").returncode == 2
+    assert lines["my_own"] == ["[0,", "7]", "Mine."] and run_here("grpo/rewards.py", "--all").returncode == 2
 
 
 # sums
