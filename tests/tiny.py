@@ -203,19 +203,6 @@ def expect_frequencies(token, logp, logits, temperature, top_p):
     return kept
 
 
-class Undecoded:
-    """Texts of which only the token ids may be read."""
-
-    def __init__(self, tokens=None):
-        self.tokens = tokens
-
-    @property
-    def prompts(self):
-        raise AssertionError("the texts were decoded")
-
-    completions = columns = prompts
-
-
 def rewards_of(name, *texts, settings=None, **record):
     """The values that one reward gives to texts that all answer the same record."""
     columns = {field: [value] * len(texts) for field, value in record.items()}
