@@ -114,8 +114,8 @@ class Rewards:
 
     def prepared(self, name, texts, group_size):
         """The Call of a function."""
-        known = vars(self.config) | self.models | {"group_size": group_size, "texts": texts,
-                                                   "trainer_state": self.state}
+        of_the_run = {"group_size": group_size, "texts": texts, "trainer_state": self.state}
+        known = (self.config.reward_settings or {}) | vars(self.config) | self.models | of_the_run
         if REWARDS[name].plain:
             fields, settings = plain_arguments(name, texts, known, self.fields)
         else:
@@ -170,6 +170,12 @@ def check_settings(config, names, models):
             if parameter in parameters(name) and models[parameter] is None:
                 raise ValueError(f"{key} is not set, but reward {name} is asked for; name a model with --{key}=PATH, "
                                  "or set reward_functions to others that python grpo/rewards.py lists")
+    own = {key for name in names if not REWARDS[name].plain for key, p in parameters(name).items()
+           if p.kind is p.KEYWORD_ONLY and not hasattr(config, key)}
+    for key in config.reward_settings or {}:
+        if key not in own:
+            raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)}; write "
+                             f"the function with @reward and a *, as in def {names[0]}(completions, *, {key}=1)")
     if config.reward_weights and len(config.reward_weights) != len(names):
         raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}")
     if config.credit_window is not None and (names != ("judge",) or config.reward_normalisation != "none"):

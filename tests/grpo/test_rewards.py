@@ -304,6 +304,17 @@ def test_a_mistake_in_the_settings_is_refused(names, settings, message):
         made(*names, **settings)
 
 
+def test_a_reward_has_settings_of_its_own():
+    @reward(0, 1)
+    def short(completions, *, most=3):
+        return [float(len(text) < most) for text in completions]
+
+    for settings, value in ((None, 0.0), ({"most": 9}, 1.0)):
+        assert values_of(made("short", reward_settings=settings), texts_of(["12345"])) == [value]
+    with pytest.raises(ValueError, match="reward_settings: 'least' is not a keyword-only parameter of short; write .* least=1"):
+        made("short", reward_settings={"least": 1})
+
+
 @pytest.mark.parametrize(("settings", "message"), [
     ({"reward_normalisation": "group", "train_pass_k": 2, "advantage": "leave_one_out"},
      "reward_normalisation='group' changes the rewards that train_pass_k=2 is made for"),
