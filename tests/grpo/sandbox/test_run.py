@@ -307,6 +307,14 @@ def test_a_part_that_the_kernel_refuses_is_missing_with_its_reason(child, report
     assert set(machine_parts().values()) == {reason}
 
 
+def test_a_trial_that_is_killed_on_a_busy_machine_is_tried_again(monkeypatch):
+    verdicts = iter(["killed", "passed", "passed", "killed", "killed"])
+    monkeypatch.setattr(sandbox.sys, "platform", "linux")
+    monkeypatch.setattr(sandbox, "FOUND", {})
+    monkeypatch.setattr(sandbox, "run_once", lambda *given: next(verdicts))
+    assert list(machine_parts().values()) == ["", "", "a trial was killed"]
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EAGAIN, errno.ENOMEM])
 def test_a_machine_that_is_full_is_never_one_with_fewer_parts(child, number):
     child(f"{number} unshare: no room")
