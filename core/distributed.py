@@ -1,10 +1,12 @@
 """Device, precision and ranks: the only file that knows how many processes there are."""
 
 import contextlib
+import ctypes
 import importlib
 import io
 import os
 import re
+import signal
 import sys
 from datetime import timedelta
 from functools import cached_property
@@ -80,6 +82,13 @@ def store_of_attempt(rank, world):
     return dist.PrefixStore(f"attempt {attempt}", store)
 
 
+def end_with_torchrun():
+    """This rank gets SIGTERM when the torchrun that started it ends, even by kill -9, so that it saves and ends too."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        signal_with_parent = 1
+        ctypes.CDLL(None).prctl(signal_with_parent, signal.SIGTERM)
+
+
 class Distributed:
     """One process, or one of several under torchrun (nccl on CUDA, gloo elsewhere).
 
@@ -108,6 +117,7 @@ class Distributed:
         # An optimizer imports this module too. Imported after init_process_group, its default arguments would keep
         # the group and gloo's threads alive beyond `close`, and such a thread can abort Python as it ends.
         importlib.import_module("torch.distributed.nn")
+        end_with_torchrun()
         if self.is_main:
             sys.stderr.write(f"waiting for {self.world} ranks at {os.environ['MASTER_ADDR']}:"
                              f"{os.environ['MASTER_PORT']}, limit {START_WAIT}\n")

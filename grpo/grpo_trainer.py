@@ -32,6 +32,7 @@ from grpo.samplers.prefetch import Prefetcher
 from grpo.samplers.sync_check import SyncCheck
 
 SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated")  # attributes, in every state
+GROWTH = 1.02  # of a run between two pages about it: all pages together read in proportion to its length
 
 
 class GRPOTrainer:
@@ -58,6 +59,7 @@ class GRPOTrainer:
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
         self.step, self.skipped_steps, self.empty_steps, self.before, self.after = 0, 0, 0, {}, {}
         self.stopped_by = None  # the signal that ended the run early
+        self.reported = 0  # the step of the last page
         self.evaluated = False  # whether the evaluation of this step, if it has one, is done
 
     def run(self, sampler=None):
@@ -221,7 +223,10 @@ class GRPOTrainer:
         return metrics
 
     def report(self):
-        """Writes report.html, on rank 0."""
+        """Writes report.html, on rank 0, if the run has grown enough."""
+        if self.step < GROWTH * self.reported:
+            return
+        self.reported = self.step
         if self.dist.is_main:
             self.write_page()
         self.dist.barrier()  # so may this

@@ -45,6 +45,8 @@ def read_header(path, key="checkpoint"):
         raise FileNotFoundError(f"{key}={path} does not exist; correct the path, or train it with python "
                                 f"core/pretrain.py config/pretrain_{recipe}.py --export={path}")
     try:
+        if not os.path.isfile(path):  # a pipe would be waited for
+            raise OSError("it is no file")
         with safetensors.safe_open(path, "pt") as f:
             text = (f.metadata() or {}).get("nano_grpo")
     except (OSError, safetensors.SafetensorError) as error:

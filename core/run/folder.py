@@ -7,7 +7,7 @@ import time
 
 from core.checkpoint_manager import states
 from core.files.whole_files import writing
-from core.run.names import LOCK, PREVIOUS, STARTS, STAYING, is_set_aside, shows_a_run
+from core.run.names import HELD, LOCK, PREVIOUS, STARTS, STAYING, is_set_aside, shows_a_run
 from core.settings.user_code import one_line
 
 try:
@@ -17,10 +17,13 @@ except ImportError:  # Windows
 
 
 def check_run_folder(out_dir):
-    """Raises ValueError if a run may not have this folder: it cannot be written, or it holds other files and no run.
-    Nothing is changed."""
+    """Raises ValueError if a run may not have this folder: it cannot be written, it holds other files and no run, or
+    something that is no file has the name of a run's file. Nothing is changed."""
     check_out_dir(out_dir)
     names = folder_list(out_dir)
+    for path in (os.path.join(out_dir, name) for name in names if name == LOCK or is_set_aside(name)):
+        if not (os.path.isfile(path) or os.path.isdir(path)):  # to open a named pipe would take for ever
+            raise ValueError(f"{path} is no file that a run wrote; remove it or choose another out_dir")
     foreign = [name for name in names if name not in STAYING]
     if foreign and not any(map(shows_a_run, names)):
         raise ValueError(f"out_dir={out_dir} holds {foreign[0]}, which is of no run; name a new or an empty folder")
@@ -55,30 +58,33 @@ def locked(out_dir):
     """Raises ValueError if another run holds the folder; otherwise holds it until the end of the block, or of the
     process, however that ends.
 
-    The system frees a lock when its process ends. Where the file system has no locks, only the note in the file counts.
+    The system frees a lock when its process ends. Where the file system has no locks, the file HELD counts.
     """
-    path = os.path.join(out_dir, LOCK)
+    path, held = os.path.join(out_dir, LOCK), os.path.join(out_dir, HELD)
     with writing(path):
         os.makedirs(out_dir, exist_ok=True)
         no_link = getattr(os, "O_NOFOLLOW", 0)  # the file is emptied
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | no_link, 0o666)
     with open(descriptor, "r+", errors="replace") as file:
         holder = file.read()
-        if not is_free(file, holder):
+        if not is_free(file, held):
+            left = held if os.path.exists(held) else path
             raise ValueError(f"out_dir={out_dir} is in use by {one_line(holder) or 'another run'}; choose another "
-                             f"out_dir or wait, or if that run has ended, delete {path}")
+                             f"out_dir or wait, or if that run has ended, delete {left}")
         note = f"a run with pid {os.getpid()} on {socket.gethostname()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}"
-        with writing(path):
-            rewrite(file, note)
         try:
+            with writing(path):
+                rewrite(file, note)
             yield
         finally:
             with contextlib.suppress(OSError):  # a disk that is full or gone has ended the run already
                 rewrite(file, "")
+                os.remove(held)  # there is none where files can be locked
 
 
-def is_free(file, holder):
-    """Locks the open file. Returns whether no other run has it. holder: its text"""
+def is_free(file, held):
+    """Locks the open file or, where the file system has no locks, creates the file `held`, which only one process can.
+    Returns whether no other run has done so."""
     try:
         if fcntl is None:
             raise OSError("this system has no such locks")
@@ -86,7 +92,10 @@ def is_free(file, holder):
     except BlockingIOError:
         return False
     except OSError:
-        return not holder
+        try:
+            os.close(os.open(held, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
     return True
 
 

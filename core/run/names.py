@@ -14,6 +14,7 @@ TRACKER_IDS = "trackers.json"
 REPORT = "report.html"
 CURVES = "curves.png"
 LOCK = "lock"
+HELD = "lock.held"             # in place of a lock, where the file system has none
 PREVIOUS = "previous"          # the folder of earlier runs
 BAD_STEPS = "bad_steps"        # the folder of core/run/bad_steps.py
 WANDB = "wandb"                # folders of the programs that the run talks to
@@ -23,7 +24,7 @@ NAMES = (STATE, METRICS, SAMPLES, CONSOLE, STARTS, CONFIG, TRACKER_IDS, REPORT, 
 PATTERNS = [*map(re.escape, NAMES), OLDER.pattern, r"events\.out\.tfevents\..*"]  # the last: TensorBoard's
 FILES = re.compile(f"({'|'.join(PATTERNS)})(\\.tmp)?")
 MODELS = re.compile(r"model(-\d+)?(\.safetensors)?(\.tmp)?")  # the latest and the numbered ones: files, or folders
-STAYING = (LOCK, PREVIOUS, WANDB, VLLM_WEIGHTS)  # what a later run leaves where it is
+STAYING = (LOCK, HELD, PREVIOUS, WANDB, VLLM_WEIGHTS)  # what a later run leaves where it is
 
 
 def is_set_aside(name):

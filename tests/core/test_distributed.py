@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -143,6 +144,20 @@ def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_a_rank_gets_sigterm_when_torchrun_is_killed():
+    code = (f"import sys, time; sys.path.insert(0, {ROOT!r}); from core.distributed import end_with_torchrun; "
+            "end_with_torchrun(); print('here', flush=True); time.sleep(3600)")
+    parent = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]]).wait()"
+    torchrun = subprocess.Popen([sys.executable, "-c", parent, code], stdout=subprocess.PIPE, text=True,
+                                env=os.environ | {"TORCHELASTIC_RUN_ID": "1"})
+    assert torchrun.stdout.readline() == "here\n"
+    os.kill(torchrun.pid, signal.SIGKILL)
+    assert torchrun.stdout.read() == "", "the rank has closed its output: it has ended"
+    torchrun.wait()
 
 
 RESTARTED = """

@@ -11,6 +11,7 @@ import torch
 
 from core.models import load_model
 from core.training_step import build_optimizers
+from grpo import grpo_trainer
 from grpo.objectives import OBJECTIVES
 from grpo.report import plots
 from grpo.reward_functions.trl import TrainerState
@@ -28,6 +29,7 @@ from tests.tiny import (
     collect,
     consumer,
     count_rows,
+    expect_barriers,
     fill_policy,
     judge,
     rewards,
@@ -172,6 +174,20 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
     assert json.loads(open(tmp_path / "samples.jsonl").readline())["best_score"] > 0
     shown = capsys.readouterr().out
     assert "held-out" in shown and "before" in shown and "change" in shown and "best" in shown
+
+
+def test_the_pages_of_a_run_of_any_length_cost_time_in_proportion(dataset, tmp_path, monkeypatch):
+    """Each page reads the whole file. Here a page is due when the run has grown by a half, not by a fiftieth."""
+    t, steps = trainer(dataset, tmp_path, max_iters=9, eval_interval=1), []
+    monkeypatch.setattr(grpo_trainer, "GROWTH", 1.5)
+    monkeypatch.setattr(t, "write_page", lambda: steps.append(t.step))
+    t.run()
+    assert steps == [0, 1, 2, 3, 5, 8]
+
+
+def test_ranks_meet_after_what_may_take_longer_than_rank_timeout(dataset, tmp_path, monkeypatch):
+    t = trainer(dataset, tmp_path, max_iters=2, eval_interval=1, save_interval=1)
+    expect_barriers(monkeypatch, t, (t, "run_evaluation"), (t.checkpoints, "save"), (t, "write_page"))
 
 
 @pytest.mark.parametrize("name, line", [("metrics.jsonl", '{"step": 2, "loss": "a", "eval/kl": [2]}'),

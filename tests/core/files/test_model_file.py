@@ -58,6 +58,9 @@ def test_a_wrong_file_is_named_with_what_was_found(tmp_path):
         (tmp_path / "cut").write_bytes(whole[:cut])
         with pytest.raises(ValueError, match="cut is damaged or cut short"):
             read_model_file(str(tmp_path / "cut"))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe is damaged or cut short .it is no file.; copy or train it again"):
+        read_header(str(tmp_path / "pipe"))
     save_file({"x": torch.zeros(1)}, tmp_path / "foreign")
     with pytest.raises(ValueError, match="not one that this project wrote"):
         read_header(str(tmp_path / "foreign"))

@@ -225,6 +225,9 @@ def test_an_adapter_that_does_not_fit_its_model_is_one_line(folders, tmp_path):
     for name, kind in (("dora", {"use_dora": True}), ("modules", {"modules_to_save": ["lm_head"]}),
                        ("tokens", {"trainable_token_indices": [1]})):
         others[adapter_folder(tmp_path / name, path, **kind)] = "not an adapter of this model"
+    gpt2 = folders("gpt2")[0]  # has biases
+    refused(gpt2, "c_attn.base_layer.bias is in only one of the two", named="lora_init_from",
+            adapter=LoraConfig(lora_init_from=adapter_folder(tmp_path / "bias", gpt2, bias="all")))
     for other, words in others.items():
         refused(path, words, named=f"lora_init_from={other}", adapter=LoraConfig(lora_init_from=str(other)))
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from core.run import folder as run_folder
-from core.run.folder import check_run_folder, locked, set_aside
+from core.run.folder import check_run_folder, locked, rewrite, set_aside
 from tests.tiny import ROOT, Cut, contents, cut_after, one_process
 
 A = {"config.json": "A", "metrics.jsonl": "A", "model.safetensors": "A", "starts.jsonl": "A", "state.pt": "A"}
@@ -88,7 +88,18 @@ def test_a_folder_is_free_again_after_the_block_also_after_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("system", ["no locks on this system", "no locks on this file system"])
-def test_without_locks_the_note_of_a_run_counts_until_it_is_deleted(tmp_path, system, monkeypatch):
+def test_without_locks_one_of_two_runs_that_start_together_holds_the_folder(tmp_path, system, monkeypatch):
+    """The second starts when the first has not written its note yet."""
+    noted = []
+
+    def note(file, text):
+        if text:
+            with pytest.raises(ValueError, match="in use by another run; .* delete .*lock.held$"):
+                with locked(str(tmp_path)):
+                    pytest.fail("two runs hold the folder")
+        noted.append(text)
+        rewrite(file, text)
+
     def refuse(*arguments):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -96,11 +107,25 @@ def test_without_locks_the_note_of_a_run_counts_until_it_is_deleted(tmp_path, sy
         monkeypatch.setattr(run_folder, "fcntl", None)
     else:
         monkeypatch.setattr(run_folder.fcntl, "flock", refuse)
+    monkeypatch.setattr(run_folder, "rewrite", note)
     with locked(str(tmp_path)):
-        with pytest.raises(ValueError, match=f"in use by a run with pid {os.getpid()} on .*delete .*lock"):
+        with pytest.raises(ValueError, match=f"in use by a run with pid {os.getpid()} on .* delete .*lock.held$"):
             with locked(str(tmp_path)):
                 pytest.fail("two runs hold the folder")
-    assert (tmp_path / "lock").read_text() == ""
+    assert len(noted) == 2 and os.listdir(tmp_path) == ["lock"] and (tmp_path / "lock").read_text() == ""
+
+
+def test_a_lock_of_bytes_that_are_no_text_is_an_empty_note(tmp_path):
+    (tmp_path / "lock").write_bytes(b"\xff\xfe{\x80")
+    with locked(str(tmp_path)):
+        assert (tmp_path / "lock").read_text().startswith(f"a run with pid {os.getpid()} ")
+
+
+@pytest.mark.parametrize("name", ["state.pt", "metrics.jsonl", "starts.jsonl", "lock"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_before_it_is_opened(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{name} is no file that a run wrote; remove it or choose another out_dir"):
+        check_run_folder(str(tmp_path))
 
 
 def test_a_link_in_the_place_of_the_lock_is_refused(tmp_path):

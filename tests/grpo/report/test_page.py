@@ -88,6 +88,7 @@ def test_a_run_has_all_parts_and_its_numbers_and_settings_are_in_the_tables(tmp_
     assert page.tables[-1] == [["", "run"], ["step", "0"], ["time", "2030-01-02 03:04 UTC"],
                                ["command", "python grpo/train_grpo.py"]]
     html = page.html
+    assert "running, or not ended properly: at step 9 when this page was written" in html
     assert "<p>eval/reward/a 1, lr 0.001, time/collect 0.25</p>" in html
     parts = {part.split("</h2>")[0]: re.findall("<figcaption>([^ ]+) ", part) for part in html.split("<h2>")[1:]}
     assert parts["Held out"] == ["eval/judge", "eval/kl", "eval/reward/b"]
