@@ -172,6 +172,7 @@ def test_a_model_s_folder_ends_in_one_line(kind, llama, tmp_path):
     assert text.startswith(f"generator_checkpoint={folder}") and words in text, text
 
 
+@pytest.mark.slow
 def test_an_adapter_s_expression_that_never_ends_does(llama, tmp_path, monkeypatch):
     pytest.importorskip("peft")
     monkeypatch.setattr("core.huggingface.lora.ADAPTER_SECONDS", 0.5)

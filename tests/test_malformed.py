@@ -7,6 +7,7 @@ import pytest
 from tests.malformed import KINDS, Failed, Slow, check, ending
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_malformed_inputs_end_in_their_documented_error(kind, tmp_path):
     ends = check(kind, str(tmp_path), 15)

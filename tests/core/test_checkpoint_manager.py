@@ -119,6 +119,7 @@ def run_of_three_steps(folder):
         manager.save(step, net.state_dict(), [], {})
 
 
+@pytest.mark.slow
 def test_a_run_whose_save_was_cut_anywhere_ends_with_its_last_model(tmp_path, monkeypatch):
     """Eleven files are put in place and two are removed."""
     for count in range(14):

@@ -33,6 +33,7 @@ def test_the_tables_name_settings_and_values_that_exist():
             assert CODE.findall(remark) and set(CODE.findall(remark)) <= set(values[here]), remark
 
 
+@pytest.mark.slow
 def test_the_defaults_and_the_names_of_trl_are_those_of_trl():
     for _, name, keys, here, _ in DEFAULTS:
         assert [repr(getattr(GRPOConfig(), key)) for key in keys] == [here], name

@@ -52,6 +52,7 @@ def test_a_report_that_cannot_be_is_refused(argv, message, tmp_path, monkeypatch
         report.main(argv)
 
 
+@pytest.mark.slow
 def test_temperatures_compare_the_model_before_and_after(dataset, tmp_path, capsys):
     before, scorer = save(tmp_path / "before", model(scale=1.0)), save(tmp_path / "judge", judge())
     save(tmp_path / "model.safetensors", model())
