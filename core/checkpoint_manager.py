@@ -138,7 +138,7 @@ class CheckpointManager:
 
     @contextlib.contextmanager
     def keeping(self):
-        """Where the block cannot write a file, the error also names the last state."""
+        """Adds the name of the last state to the error of a block that cannot write a file."""
         try:
             yield
         except CannotWrite as error:

@@ -75,6 +75,6 @@ def apply_gradients(parameters, optimizers, grad_clip, totals, count, deciding=(
 
 
 def may_step(numbers, deciding):
-    """Whether the norm of the gradient and the deciding sums are finite, and no sum counts numbers that are not."""
+    """True if the norm of the gradient and the deciding sums are finite, and no sum counts numbers that are not."""
     counted = any(x for name, x in numbers.items() if name.startswith(NONFINITE))
     return not counted and all(math.isfinite(numbers[name]) for name in ("grad_norm", *deciding))

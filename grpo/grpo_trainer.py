@@ -145,7 +145,7 @@ class GRPOTrainer:
                 self.kl_beta = adapted(self.kl_beta, metrics.get("mean_kl", math.nan), c)
 
     def plain_step(self, rollouts):
-        """What the step was made of, as plain tensors and values. Distributions over the vocabulary are left out: they
+        """The parts of the step, as plain tensors and values. Distributions over the vocabulary are left out: they
         are large, and the models give them again."""
         rollouts = replace(rollouts, ref_distributions=None, reading=replace(rollouts.reading, kept=None))
         sampled = [{"prompts": part.texts.prompts, "completions": part.texts.completions, "reward": scored.reward,

@@ -111,7 +111,7 @@ def collect_rollouts(policy, reference, rewards, sample, config, dist, timer):
 
 
 def rescores(config):
-    """Whether the policy scores rollouts before the first step on them: for several steps, or importance weights."""
+    """True if the policy scores rollouts before the first step on them: for several steps, or importance weights."""
     return config.ppo_epochs * config.minibatches > 1 or config.importance != "none"
 
 
@@ -234,7 +234,7 @@ def train_on_rollouts(policy, rollouts, sums, optimizers, config, dist, on_polic
 
 
 def has_reference(rollouts):
-    """Whether a reference has scored the rollouts."""
+    """True if a reference has scored the rollouts."""
     return rollouts.ref_logp is not None or rollouts.ref_distributions is not None
 
 

@@ -93,7 +93,7 @@ SURROGATES = {"clip": clip, "detached_ratio": detached_ratio}
 
 
 def token_weights(mask, average, max_new_tokens, total=lambda x: x):
-    """How much each token counts in the loss of one optimizer step.
+    """The weight of each token in the loss of one optimizer step.
 
     mask:  (N, M) 1.0 where the token is in the loss
     total: sums a tensor over ranks; on one rank, the identity

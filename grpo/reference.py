@@ -25,5 +25,5 @@ REFERENCES = {"none": None, "static": static, "ema": ema, "periodic": periodic}
 
 
 def needs_reference(config):
-    """Whether a run has a reference: with kl_beta=0 there is nothing to keep near it."""
+    """True if a run has a reference: with kl_beta=0 there is nothing to keep near it."""
     return REFERENCES[config.reference_mode] is not None and config.kl_beta > 0

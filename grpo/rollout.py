@@ -1,4 +1,4 @@
-"""What a policy is for the algorithm, and the records of a rollout: completions, their texts, their rewards."""
+"""The interface of a policy, and the records of a rollout: completions, their texts, their rewards."""
 
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Protocol
@@ -32,7 +32,7 @@ class Policy(Protocol):
         """A policy that stays as this one is now: the reference."""
 
     def parameters(self):
-        """What is trained, in an order of its own."""
+        """The parameters that are trained, in an order of the policy's own."""
 
     def parameters_by_kind(self):
         """{"matrices", "embeddings", "vectors"}: the same, for the optimizers."""
@@ -57,7 +57,7 @@ class Policy(Protocol):
 
 @dataclass
 class Reading:
-    """What a policy reads to score completions of P problems. A kind adds tensors with a row for each problem.
+    """The tensors that a policy reads to score completions of P problems. A kind adds some with a row for each problem.
 
     chosen[p, r, m] tells whether a hidden state predicts sampled token m in row r of problem p. There is a row for each
     completion of a group, or one row whose states all of them share.

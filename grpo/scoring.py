@@ -12,7 +12,7 @@ from grpo.rollout import places_of
 
 @dataclass
 class Scores:
-    """Of N completions of M tokens under one policy; 0 where no state predicts the token."""
+    """Scores of N completions of M tokens under one policy; 0 where no state predicts the token."""
     logp: torch.Tensor              # (N, M) of each sampled token, under the distribution that it is drawn from
     entropy: torch.Tensor           # (N, M) of the whole distribution; with a gradient only if learn_entropy
     kl: torch.Tensor | None = None  # (N, M) exact KL to the reference, if rollouts.ref_distributions is known

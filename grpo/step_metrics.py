@@ -83,8 +83,8 @@ def rollout_sums(rollouts, scored, differ, discriminative=False):
 
 
 def nonfinite_rewards(scored, mask):
-    """How many completions have a reward, or a credit of a sampled token, that is not a finite number. NaN in a Scored
-    is none: there it means that the completion was skipped. mask: (N, M). Returns ()."""
+    """The number of completions with a reward, or a credit of a sampled token, that is not finite. NaN in a Scored is
+    not counted: it means that the completion was skipped. mask: (N, M). Returns ()."""
     seen, credit = ~scored.reward.isnan(), ~scored.credit.isfinite()                 # (P, G), (P, G, 1 or M)
     if credit.shape[2] > 1:
         credit = credit & (mask.view_as(credit) > 0)
@@ -95,7 +95,7 @@ def nonfinite_rewards(scored, mask):
 
 
 def logged_sums(metrics, names):
-    """What rewards logged, {name: (sum, count)}, and nothing under those of these names that only others have."""
+    """The metrics that rewards logged, {name: (sum, count)}; nothing under names that only other ranks have."""
     return {LOGGED + name: metrics.get(name, (0.0, 0)) for name in names}
 
 

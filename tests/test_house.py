@@ -20,7 +20,7 @@ TABLES = {"grpo/rewards.py"}  # a script that prints the table it holds
 ROOMS = ("policies", "reward_functions", "sandbox", "samplers", "evaluation", "doctor", "report", "benchmarks", "tools")
 FILES = sorted(p for folder in ("core", "grpo", "config", "data") for p in pathlib.Path(ROOT, folder).rglob("*.py"))
 SHOWS = {("report", "evaluation"), ("doctor", "evaluation")}  # rooms that show what another room measured
-TOKENS_TO_A_LINE = 10.5  # what is reached; it may only fall
+TOKENS_TO_A_LINE = 10.1  # what is reached; it may only fall
 CATCH_ALL = ("user_code.py", "trackers.py")  # nobody knows what other people's code raises
 # The files that must not ask for the kind of generator
 KINDLESS = ("advantages", "objectives", "kl", "reference", "scoring", "step_metrics", "data_buffer",
@@ -191,3 +191,15 @@ def test_every_public_function_says_what_it_does():
             if public and not ast.get_docstring(node) and node.end_lineno - node.lineno > 12:
                 silent.append(f"{name}:{node.name}")
     assert not silent
+
+
+def test_a_docstring_begins_with_a_statement():
+    """A docstring that begins with What, Whether or How has no main clause, and needs the code to be understood."""
+    fragments = []
+    for path in FILES:
+        for node in nodes_of(path):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = (ast.get_docstring(node) or "It").split()[0].rstrip(",:")
+                if first in ("What", "Whether", "How", "Of", "As", "Those", "Where", "Which", "Who"):
+                    fragments.append(f"{path}:{node.body[0].lineno}")
+    assert not fragments

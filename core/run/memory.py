@@ -1,4 +1,4 @@
-"""How much memory this process has needed, and how much it can have."""
+"""The memory that this process has needed, and that it can have."""
 
 import os
 import re

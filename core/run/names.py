@@ -28,10 +28,10 @@ STAYING = (LOCK, HELD, PREVIOUS, WANDB, VLLM_WEIGHTS)  # what a later run leaves
 
 
 def is_set_aside(name):
-    """Whether a later run sets what has this name aside."""
+    """True if a later run sets aside what has this name."""
     return name == BAD_STEPS or bool(FILES.fullmatch(name) or MODELS.fullmatch(name))
 
 
 def shows_a_run(name):
-    """Whether a folder with this name in it holds a run. starts.jsonl is what a run writes first."""
+    """True if a folder with this name in it holds a run. starts.jsonl is what a run writes first."""
     return name in (STATE, METRICS, STARTS, f"{STARTS}.tmp") or bool(OLDER.fullmatch(name))

@@ -25,12 +25,12 @@ def require(name, why, install=f"-r {REQUIREMENTS}"):
 
 
 def on_hub(path):
-    """Whether a path is a name of the Hugging Face hub, hf:owner/name."""
+    """True if a path is a name of the Hugging Face hub, hf:owner/name."""
     return path.startswith(HUB)
 
 
 def local_name(path):
-    """What Hugging Face's libraries call it: owner/name, or the folder, which is found from other folders too."""
+    """The name that Hugging Face's libraries use: owner/name, or the folder, which is found from other folders too."""
     return path.removeprefix(HUB) if on_hub(path) else os.path.abspath(path)
 
 
@@ -53,7 +53,7 @@ def opening(path, key, what=""):
 
 
 def remedy_of(path, error):
-    """What to do about an error of transformers or peft."""
+    """The remedy for an error of transformers or peft."""
     text = one_line(error, 10_000)
     if "trust_remote_code" in text:
         return "it needs code of its own, which is never run here; use a model that transformers knows"

@@ -39,7 +39,7 @@ def check_finite(weights, named):
 
 
 def fault_of(value, interval):
-    """What a number would have to be to lie in an interval; nothing if it does."""
+    """Words for the interval that a number does not lie in; nothing if it does."""
     low, high = interval[1:-1].split(", ")
     if value != value:
         return "a number"

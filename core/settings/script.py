@@ -1,4 +1,4 @@
-"""How a script ends: a mistake of the user's is one line on stderr and an exit code, never a traceback."""
+"""The end of a script: a mistake of the user's is one line on stderr and an exit code, never a traceback."""
 
 import errno
 import os
@@ -45,7 +45,7 @@ def exit_code(main):
 
 
 def stdout_is_closed():
-    """Whether nobody reads the output any more. (If somebody does, they get an empty line.)"""
+    """True if nobody reads the output any more. (If somebody does, they get an empty line.)"""
     try:
         print(flush=True)
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""How the time and the memory of a causal training step grow, what fits into a memory, and what a second rank gains."""
+"""Measures how time and memory of a causal training step grow, what fits into a memory, what a second rank gains."""
 
 import json
 import os
@@ -29,7 +29,7 @@ AXES = {  # {axis: (title, the attribute of a Work that is the size, the changed
 
 @dataclass(frozen=True)
 class GrowthConfig:
-    """What `bench.py growth` measures."""
+    """The settings of `bench.py growth`."""
 
     axes: str = ",".join((*AXES, "ranks"))  # what grows: completions of a prompt, their length, the model, its
                                             # vocabulary; ranks: two ranks of one core each against one

@@ -23,7 +23,7 @@ no logging, fused AdamW. All sides keep freed memory (MALLOC_* in the environmen
 
 @dataclass(frozen=True)
 class PeerConfig:
-    """What `bench.py peer` measures."""
+    """The settings of `bench.py peer`."""
 
     cases: str = ",".join(CASES)  # names of cases: T 4 layers x 128, S 6 x 384; mixed lengths; long prompts
     sides: str = ",".join(SIDES)  # TRL, ours with our model, ours with TRL's GPT-2

@@ -1,4 +1,4 @@
-"""What the doctor checks in a step: log-probabilities, KL, gradient, prompts, ends of completions, memory and time.
+"""The doctor's checks of a step: log-probabilities, KL, gradient, prompts, ends of completions, memory and time.
 
 A check takes an Examination and returns (verdict, sentence, remedy), or None where it does not apply. The verdict is
 True: as it should be; False: wrong, the remedy says what to change; None: it could not be checked, or is worth a look.
@@ -83,7 +83,7 @@ def lost_characters(x):
 
 
 def characters(text):
-    """How often each character is in a text, without spaces, accents and case, which tokenizers may leave out."""
+    """Counts the characters of a text, without spaces, accents and case, which tokenizers may leave out."""
     return Counter("".join(fold_to_ascii(c)[0] or c for c in text.lower() if not c.isspace()))
 
 

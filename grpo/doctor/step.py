@@ -15,7 +15,7 @@ MOST = 16  # problems of the step
 
 @dataclass
 class Examination:
-    """What the checks read. The seconds are those that the run's own steps and evaluations are expected to take."""
+    """The step that the checks read. The seconds are what the run's own steps and evaluations are expected to take."""
     config: object
     models: object             # policy, reference, judge, gold_judge (grpo/build.py: Models)
     rewards: object

@@ -1,4 +1,4 @@
-"""What the policies of both kinds do alike with their model: precision, weights, copies, files."""
+"""The part that the policies of both kinds share: precision, weights, copies, files."""
 
 import copy
 
@@ -80,7 +80,7 @@ class ModelPolicy:
             return sum(0 * self.model.states(token).flatten()[0] for _ in range(times))
 
     def identity(self):
-        """What must be equal for a saved state to fit, besides the names and shapes of the weights."""
+        """The facts that must be equal for a saved state to fit, besides the names and shapes of the weights."""
         return getattr(self.model, "identity", dict)()
 
     def save(self, path, weights=None, **facts):

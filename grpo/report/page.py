@@ -43,7 +43,7 @@ def write_report(*folders, path=None):
 
 
 def status(runs):
-    """How each run ended, when, and why, as a paragraph."""
+    """A paragraph on how each run ended, when, and why."""
     lines = []
     for run in runs:
         name = f"{run.name}: " if len(runs) > 1 else ""

@@ -60,7 +60,7 @@ def read_metrics(path):
 
 
 def is_evaluation(record):
-    """Whether a record has held-out metrics."""
+    """True if a record has held-out metrics."""
     return any(metric.startswith("eval/") for metric in record)
 
 

@@ -35,7 +35,7 @@ class Claims(NamedTuple):
     length: int
 
     def hold(self, answers):
-        """Whether all claims hold for answers that are Python literals, as texts. False if one cannot be read or
+        """True if all claims hold for answers that are Python literals, as texts. False if one cannot be read or
         compared."""
         try:
             return all(claim(ast.literal_eval(syntax_tree(text, "eval")))
@@ -125,7 +125,7 @@ def reader(node, asked):
 
 
 def is_question(node):
-    """Whether a node calls a function of the code, perhaps within one of Python, as list(f(2)) does."""
+    """True if a node calls a function of the code, perhaps within one of Python, as list(f(2)) does."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         return False
     for part in ast.walk(node):

@@ -35,7 +35,7 @@ class Judge:
         self.reads_ids, self.dtype = reads_ids, dtype
 
     def pack(self):
-        """From now on the judge multiplies in bfloat16 with packed weights, and does the rest in float32."""
+        """Makes the judge multiply in bfloat16 with packed weights from now on, and do the rest in float32."""
         pack_in_bfloat16(self.model)
         self.packed, self.dtype = True, torch.float32
 
@@ -103,7 +103,7 @@ class Judge:
         return self.model.longest_input - (self.model.judge_head == "cls")
 
     def shares_tokens(self, tokenizer):
-        """Whether the judge has the generator's tokens; the generator's tokenizer is not asked."""
+        """True if the judge has the generator's tokens; the generator's tokenizer is not asked."""
         return self.reads_ids
 
     def token_ids(self, texts):

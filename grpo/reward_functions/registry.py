@@ -99,7 +99,7 @@ def parameters(name):
 
 
 def gets(name, key):
-    """Whether a registered function gets an argument of this name, by a parameter of its own or by **columns. One of
+    """True if a registered function gets an argument of this name, by a parameter of its own or by **columns. One of
     OF_THE_RUN comes by **columns only to a function without @reward."""
     wanted = parameters(name)
     takes_all = any(p.kind is p.VAR_KEYWORD for p in wanted.values())

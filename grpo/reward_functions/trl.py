@@ -16,7 +16,7 @@ NOT_GIVEN = ("prompt", "completion", RAW, *OF_THE_RUN)  # fields that are not ar
 
 @dataclass
 class TrainerState:
-    """What a reward may know about the run, under the names of transformers' TrainerState."""
+    """The facts about the run that a reward may read, under the names of transformers' TrainerState."""
     global_step: int = 0   # optimizer steps that are done
     max_steps: int = 0
     logging_steps: int = 0

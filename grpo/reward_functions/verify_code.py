@@ -49,7 +49,7 @@ def read_tests(tests):
 
 
 def is_case(test):
-    """Whether a test is an input and an output."""
+    """True if a test is an input and an output."""
     return (isinstance(test, dict) and set(test) == {"input", "output"}
             and all(isinstance(text, str) for text in test.values()))
 

@@ -142,7 +142,7 @@ def score_answer(block, answer):
 
 
 def is_sum(line):
-    """Whether a line between its two line breaks is a+b=c, in plain digits, and true."""
+    """True if a line between its two line breaks is a+b=c, in plain digits, and true."""
     digits = "(0|[1-9][0-9]{0,17})"
     found = re.fullmatch(rf"\n{digits}\+{digits}={digits}\n", line)
     return found is not None and int(found[1]) + int(found[2]) == int(found[3])
@@ -158,7 +158,7 @@ def number(text):
 
 
 def is_true(equation):
-    """Whether the left side of an equation, evaluated within bounds, is the number on its right."""
+    """True if the left side of an equation, evaluated within bounds, is the number on its right."""
     left, _, right = equation.partition("=")
     value = arithmetic(left)[1]
     return value is not None and value == number(right)

@@ -1,4 +1,4 @@
-"""How far a sampler's log-probabilities are from the policy's: measured, limited, and corrected by importance weights.
+"""The distance of a sampler's log-probabilities from the policy's: measured, limited, corrected by importance weights.
 
 With q the probability of a sampled token in the sampler and p its probability under the policy, before the first step
 on it, the ratio of the token is p / q. It is 1 if the policy itself sampled with the weights that it has now.

@@ -50,7 +50,7 @@ def remove(folder):
 
 
 def holds_more(folder, size, files):
-    """Whether a folder holds more than `size` bytes on the disk, or more than `files` files and folders, or cannot be
+    """True if a folder holds more than `size` bytes on the disk, or more than `files` files and folders, or cannot be
     measured: its rights refuse it, or a path is too long. Raises OSError if the machine is full."""
     total, count = 0, 0
     folders = [folder]

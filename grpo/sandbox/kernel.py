@@ -1,4 +1,4 @@
-"""What the Linux kernel refuses to a process that runs untrusted code, even if that code takes over its interpreter.
+"""The walls of the Linux kernel around untrusted code, which hold even if that code takes over its interpreter.
 
 The child process of run.py applies this to itself before the code runs. Standard library only.
 """

@@ -108,7 +108,7 @@ def run_once(code, test, seconds, megabytes, parts):
 
 
 def right_answers(output, token, test):
-    """Whether the child answered every message, the code's first, and the answers to the tests are right."""
+    """True if the child answered every message, the code's first, and the answers to the tests are right."""
     lines = output.removeprefix(READY).split(b"\n")
     answers = [line.removeprefix(token).decode(errors="replace") for line in lines if line.startswith(token)]
     if len(answers) != len(lines) - 1 or not answers:  # something else was written there too
@@ -191,7 +191,7 @@ def exchange(child_input, child_output, messages, deadline, size, folder):
 
 
 def written(stream, data):
-    """How many bytes of the data a pipe that has room took; all of them if nobody reads it any more."""
+    """The number of bytes that a pipe with room took; all of them if nobody reads it any more."""
     try:
         return os.write(stream.fileno(), data[: 1 << 16])
     except BrokenPipeError:
@@ -227,14 +227,14 @@ def machine_parts():
 
 
 def namespaces_are_off():
-    """Whether this machine allows no namespaces of a kind that is needed, which the kernel reports as a full disk."""
+    """True if this machine allows no namespaces of a kind that is needed, which the kernel reports as a full disk."""
     limits = (pathlib.Path(f"/proc/sys/user/max_{kind}_namespaces") for kind in ("user", "mnt", "net", "ipc"))
     return any(path.exists() and path.read_text().strip() == "0" for path in limits)
 
 
 def found_here():
-    """What the main process finds at the start, as the arguments of take_over. Raises ValueError if it cannot be found
-    now."""
+    """The findings of the main process at the start, as the arguments of take_over. Raises ValueError if they cannot be
+    made now."""
     try:
         return machine_parts(), place()
     except OSError as error:

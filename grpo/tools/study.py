@@ -47,7 +47,7 @@ class Study:
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """How a study is run. All other arguments go to every run."""
+    """The settings of a study. All other arguments go to every run."""
     seeds: int = 5          # the seeds are 1 to this number
     jobs: int = 1           # number of runs at a time
     out: str = "out-study"  # the folder of the runs
