@@ -50,7 +50,7 @@ def chart(title, last, lines):
 
 
 def smooth(points):
-    """Reduces a curve to MEANS points at most: the last step of each stretch, the mean of its finite numbers or None."""
+    """Reduces a curve to MEANS points: the last step of each stretch, the mean of its finite numbers or None."""
     size = math.ceil(len(points) / MEANS)
     means = []
     for first in range(0, len(points), size):
