@@ -44,6 +44,7 @@ def code(messages):
 
 TEMPLATES = {"plain": plain, "chat": chat, "math": math, "code": code}
 MODEL = "model"     # the template that comes with a Hugging Face model
+CHARACTERS = 100    # most characters of a token, on average over a prompt
 
 
 def as_messages(prompt, system_prompt=None):
@@ -75,13 +76,13 @@ class PromptFormat:
     def encode(self, prompt, tokenizer):
         """(text, token ids) of a prompt; the ids include response_prefix, the text does not.
 
-        prompt: a text or a list of {"role", "content"}
+        prompt: a text or a list of {"role", "content"}. Of a text that is certainly too long only the beginning is read.
         """
-        messages = as_messages(prompt, self.system_prompt)
+        messages, most = as_messages(prompt, self.system_prompt), CHARACTERS * self.max_prompt_length
         if self.template == MODEL:  # it has the start token in its text
-            text = tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))
+            text = tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))[:most]
             return text, tokenizer.encode(text + self.response_prefix)
-        text = TEMPLATES[self.template](messages)
+        text = TEMPLATES[self.template](messages)[:most]
         return text, tokenizer.encode_prompt(text + self.response_prefix)
 
 

@@ -166,6 +166,9 @@ def load_meta(folder, tokenizer=None):
     """(meta.json of a prepared dataset, its tokenizer). tokenizer: one that is used in place of the dataset's own"""
     path = os.path.join(folder, "meta.json")
     if not os.path.exists(path):
+        if os.path.splitext(folder)[1]:  # data/my.txt, for a file that is not there
+            raise FileNotFoundError(f"dataset={os.path.basename(folder)} is no file here, nor {folder} a folder; correct "
+                                    "the path")
         command = os.path.join(folder, "prepare.py")
         if not os.path.exists(command):
             command = (f"data/char_diffusion/prepare.py --input=FILE --out={folder}, or for prompts "

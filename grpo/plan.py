@@ -37,6 +37,8 @@ def plan_without(missing, config, origin, dist):
         check_memory(config, models)
         yield from plan(config, origin, models, make_rewards(config, models.judge, dist), None, dist)
         return
+    if config.judge_checkpoint is None:  # the rewards need no model that is missing
+        make_rewards(config, None, dist)
     yield from describe(config, origin)
 
 

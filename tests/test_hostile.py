@@ -158,6 +158,8 @@ FOLDERS = {
     "config names another file": (config(transformers_weights="adapter_model.bin"), "adapter_model.bin"),
     "dtype": (config(dtype="save"), "could not be read"),
     "NaN in weights": (weights(with_nan), f"{NORM} holds numbers that are not finite"),
+    "1e5 layers": (config(num_hidden_layers=10**5), "num_hidden_layers=100000 in its config.json is more than any"),
+    "1e9 experts": (config(model_type="mixtral", num_local_experts=10**9), "num_local_experts=1000000000"),
     "other shape": (config(hidden_size=64), "shape"), "eps is a text": (config(rms_norm_eps="x"), "rms_norm_eps"),
     "unknown model": (config(model_type="\x1b[2J\n"), "could not be read"), "architectures": (config(architectures=5), "")}
 

@@ -254,14 +254,16 @@ class HuggingFaceModel(nn.Module):
     def dimensions(self):
         """The same sizes as core.model.GPT.dimensions."""
         c = self.config
-        head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-        heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
+        all_heads = getattr(c, "num_attention_heads", 1)  # FNet has no attention
+        head = getattr(c, "head_dim", None) or c.hidden_size // all_heads
+        heads = getattr(c, "num_key_value_heads", None) or all_heads
         return c.num_hidden_layers, c.hidden_size, 2 * c.num_hidden_layers * heads * head
 
 
 def most_tokens(net):
     """The most tokens in a row that a transformers model reads, special tokens included."""
-    longest = getattr(net.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED
+    config = net.config.get_text_config()
+    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or UNLIMITED
     for part in net.modules():
         table = getattr(part, "position_embeddings", None)
         if getattr(table, "padding_idx", None) is not None:  # RoBERTa counts positions from padding_idx + 1

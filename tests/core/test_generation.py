@@ -6,8 +6,9 @@ import torch
 from core import distributions
 from core.distributions import draw_uniforms, kept_tokens, restrict, sampling_logp
 from core.generation import Stop, generate
+from core.model import LANGUAGE_MODEL
 from core.tokenizer import CharTokenizer
-from tests.tiny import CAUSAL, causal_model, count_rows, counted
+from tests.tiny import CAUSAL, causal_model, count_rows, counted, expect_frequencies, model
 
 V = CAUSAL.base_vocab_size
 NOISE = draw_uniforms(3, 7, range(3), (16, 20))
@@ -60,6 +61,20 @@ def test_a_completion_does_not_depend_on_the_batch_that_it_is_in(truncation, mon
     together, *alone = (generate(net, ids[rows], padding[rows], NOISE[rows], Stop(CAUSAL), 1.3, **truncation)
                         for rows in ([0, 1, 2], [0], [1], [2]))
     assert rows_of(together) == [row for out in alone for row in rows_of(out)]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize("top_p", [0.5, 0.95, 1.0])
+@torch.no_grad()
+def test_frequencies_match_the_reported_log_probabilities(temperature, top_p):
+    net, prompts = model(LANGUAGE_MODEL, scale=4.0, tokenizer=CharTokenizer("abcd")), torch.tensor([[0, 1], [3, 2]])
+    out = generate(net, prompts, None, draw_uniforms(1, 0, [0, 1], (10_000, 2)), never, temperature, top_p)
+    token, logp = out.target.view(2, -1, 2), out.logp.view(2, -1, 2)
+    for prompt, drawn, reported in zip(prompts, token, logp, strict=True):
+        expect_frequencies(drawn[:, 0], reported[:, 0], net(prompt[None])[0, -1], temperature, top_p)
+        for first in drawn[:, 0].unique():
+            rows, text = drawn[:, 0] == first, torch.cat((prompt, first[None]))
+            expect_frequencies(drawn[rows, 1], reported[rows, 1], net(text[None])[0, -1], temperature, top_p)
 
 
 @TRUNCATED

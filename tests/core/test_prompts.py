@@ -170,9 +170,18 @@ def test_the_start_of_a_run_shows_how_a_prompt_ends_and_what_ends_a_completion(f
         "the tokenizer has a chat template, which template='plain' does not use"]
 
 
+def test_of_a_text_that_is_certainly_too_long_only_the_beginning_is_read(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", {"prompt": "a" * 5_000_000, "split": "train"}, {"prompt": "1", "split": "train"},
+                 {"prompt": "2", "split": "val"})
+    form = PromptFormat(max_prompt_length=16)
+    assert PromptConsumer(path, 1, tokenizer=CAUSAL, format=form).dropped == 1
+    assert len(form.encode("a" * 5_000_000, CAUSAL)[1]) == 1600
+
+
 REFUSED = {
     "no file": (lambda d: "gone.jsonl", {"tokenizer": CAUSAL}, "dataset=gone.jsonl does not exist"),
     "no folder": (lambda d: str(d / "gone"), {}, "dataset not prepared: .*gone/meta.json is missing; correct the path"),
+    "no text": (lambda d: "my.txt", {}, "dataset=my.txt is no file here, nor data/my.txt a folder; correct the path"),
     "no tokenizer": (lambda d: jsonl(d / "mine.jsonl", *RECORDS), {},
                      "dataset=.*mine.jsonl has prompts but no tokenizer.*data/custom/prepare.py"),
     "no end": (lambda d: prepared(d, tokenizer=CharTokenizer()), {}, "no token that ends a completion: use a causal"),

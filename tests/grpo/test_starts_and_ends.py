@@ -216,7 +216,9 @@ def test_a_dry_run_still_refuses_what_cannot_work_while_the_data_is_missing(laun
     (tmp_path / "data" / "prepare.py").touch()
     recipe = {"dataset": tmp_path / "data", "dry_run": True}
     assert f"it would be built by {tmp_path}/data/prepare.py" in launch(**recipe).stdout
-    assert "'exact' is not one of" in launch(1, **recipe, reward_functions="('exact',)").stderr
+    missing = {"generator_checkpoint": tmp_path / "none.safetensors", "generator_recipe": "config/pretrain_sudoku.py"}
+    for more in ({}, missing | {"judge_checkpoint": None}):
+        assert "'exact' is not one of" in launch(1, **recipe, **more, reward_functions="('exact',)").stderr
     save(tmp_path / "fill.safetensors", model())
     error = launch(1, **recipe, generator_checkpoint=tmp_path / "fill.safetensors", block_size=32, mask_truncated=True)
     assert "mask_truncated=True is for prompts" in error.stderr and not (tmp_path / "out").exists()

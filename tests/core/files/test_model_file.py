@@ -95,6 +95,7 @@ def config_with(**settings):
     (config_with(n_layer=90), "its tensors are not those that the config in its header asks for"),
     (config_with(n_embd=2**16), "its tensors are not those"),
     (config_with(n_layer="4"), "n_layer='4' must be int"),
+    (lambda header, weights: header["config"].__delitem__("n_head"), "damaged .it lacks n_head"),
     (config_with(width=3), "unexpected keyword argument 'width'"),
     (lambda header, weights: header.__delitem__("facts"), "its header has no object 'facts'"),
     (lambda header, weights: header.update(config=[1]), "its header has no object 'config'"),

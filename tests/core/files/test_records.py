@@ -1,6 +1,7 @@
 """Records of prompts: every way to write them is read, and a mistake is named with its place."""
 
 import json
+import sys
 
 import pytest
 
@@ -176,3 +177,13 @@ def test_a_data_set_of_the_hub_that_cannot_be_read_is_one_line(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: {"first": None, "second": None})
     with pytest.raises(ValueError, match="has the splits first, second but none named train"):
         load_records("hf:owner/name")
+
+
+@pytest.mark.parametrize("package, dataset", [("pyarrow.parquet", "{}/a.parquet"), ("datasets", "hf:owner/name")])
+def test_a_package_that_is_not_here_is_named_with_the_command(package, dataset, tmp_path, monkeypatch):
+    (tmp_path / "a.parquet").touch()
+    dataset = dataset.format(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=f"^dataset={dataset} needs the package {package.split('.')[0]}: pip install -r "
+                                         "requirements-hf.txt$"):
+        load_records(dataset)

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 transformers = pytest.importorskip("transformers")
 
@@ -12,7 +13,7 @@ from core.huggingface.load import four_bits, mode_of, model_mode
 from core.huggingface.settings import LoraConfig
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
-from core.models import load_model, load_tokenizer
+from core.models import load_model, load_tokenizer, save_model
 from tests.families import (
     CAUSAL_FAMILIES,
     FILL_FAMILIES,
@@ -66,6 +67,17 @@ def test_a_model_for_something_else_is_refused(kind, written_by, words):
     config = getattr(transformers, f"{kind}Config")(architectures=written_by and [written_by])
     with pytest.raises(ValueError, match=f"^key=path [^\n]*{words}[^\n]*$"):
         mode_of(config, "path", "key")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_model_is_saved_in_the_precision_asked_for_without_bars_and_stays_as_it_is(dtype, folder, tmp_path, capfd):
+    model, tokenizer = load_model(folder("llama"))[0], load_tokenizer(folder("llama"))
+    capfd.readouterr()
+    save_model(str(tmp_path / "saved"), model, tokenizer, dtype)
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert capfd.readouterr() == ("", "")
+    for name, p in model.net.named_parameters():
+        assert p.dtype == torch.float32 and torch.equal(saved[name], p.to(dtype)), name
 
 
 # --- what cannot be used: one line that names the setting and the path

@@ -6,6 +6,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from core.generation import Stop, generate
+from core.huggingface.model import HuggingFaceModel, most_tokens
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.models import load_model
@@ -250,3 +251,12 @@ def test_bfloat16_computes_in_bfloat16_and_scores_in_float32(both):
     assert rounded.dtype == torch.float32
     exact = (h.float() @ theirs.lm_head.weight.T)[..., : model.vocabulary]
     assert 1e-4 < float((rounded - exact).detach().abs().max()) < 0.2
+
+
+def test_lengths_and_sizes_are_known_of_models_that_name_them_otherwise(folder):
+    """MPT has a name of its own for its longest input; FNet has no attention."""
+    mpt = transformers.MptConfig(max_seq_len=64, d_model=32, n_heads=2, n_layers=1, vocab_size=130)
+    assert most_tokens(transformers.MptModel(mpt)) == 64
+    fnet = transformers.FNetConfig(hidden_size=32, num_hidden_layers=2, intermediate_size=32, vocab_size=290)
+    tokenizer = load_huggingface_tokenizer(folder("bert"))
+    assert HuggingFaceModel(transformers.FNetForMaskedLM(fnet), tokenizer, MASKED_FILL).dimensions[:2] == (2, 32)
