@@ -76,7 +76,7 @@ class PromptFormat:
     def encode(self, prompt, tokenizer):
         """(text, token ids) of a prompt; the ids include response_prefix, the text does not.
 
-        prompt: a text or a list of {"role", "content"}. Of a text that is certainly too long only the beginning is read.
+        prompt: a text or a list of {"role", "content"}; of one that is certainly too long only the beginning is read
         """
         messages, most = as_messages(prompt, self.system_prompt), CHARACTERS * self.max_prompt_length
         if self.template == MODEL:  # it has the start token in its text

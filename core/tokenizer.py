@@ -167,8 +167,8 @@ def load_meta(folder, tokenizer=None):
     path = os.path.join(folder, "meta.json")
     if not os.path.exists(path):
         if os.path.splitext(folder)[1]:  # data/my.txt, for a file that is not there
-            raise FileNotFoundError(f"dataset={os.path.basename(folder)} is no file here, nor {folder} a folder; correct "
-                                    "the path")
+            raise FileNotFoundError(f"dataset={os.path.basename(folder)} is no file here, nor {folder} a folder; "
+                                    "correct the path")
         command = os.path.join(folder, "prepare.py")
         if not os.path.exists(command):
             command = (f"data/char_diffusion/prepare.py --input=FILE --out={folder}, or for prompts "

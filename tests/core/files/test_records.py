@@ -184,6 +184,6 @@ def test_a_package_that_is_not_here_is_named_with_the_command(package, dataset, 
     (tmp_path / "a.parquet").touch()
     dataset = dataset.format(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ValueError, match=f"^dataset={dataset} needs the package {package.split('.')[0]}: pip install -r "
-                                         "requirements-hf.txt$"):
+    with pytest.raises(ValueError, match=f"^dataset={dataset} needs the package {package.split('.')[0]}: pip install "
+                                         "-r requirements-hf.txt$"):
         load_records(dataset)
