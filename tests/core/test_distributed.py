@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -149,15 +148,15 @@ def free_port():
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 def test_a_rank_gets_sigterm_when_torchrun_is_killed():
-    code = (f"import sys, time; sys.path.insert(0, {ROOT!r}); from core.distributed import end_with_torchrun; "
-            "end_with_torchrun(); print('here', flush=True); time.sleep(3600)")
+    rank = f"import sys; sys.path.insert(0, {ROOT!r}); from core.distributed import Distributed; Distributed('cpu')"
     parent = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]]).wait()"
-    torchrun = subprocess.Popen([sys.executable, "-c", parent, code], stdout=subprocess.PIPE, text=True,
-                                env=os.environ | {"TORCHELASTIC_RUN_ID": "1"})
-    assert torchrun.stdout.readline() == "here\n"
-    os.kill(torchrun.pid, signal.SIGKILL)
-    assert torchrun.stdout.read() == "", "the rank has closed its output: it has ended"
-    torchrun.wait()
+    environment = {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": str(free_port())}
+    with subprocess.Popen([sys.executable, "-c", parent, rank], stderr=subprocess.PIPE, text=True,
+                          env=os.environ | environment) as torchrun:
+        assert torchrun.stderr.readline().startswith("waiting for 2 ranks")
+        torchrun.kill()
+        assert torchrun.stderr.read() == "", "the rank has closed its output: it has ended"
 
 
 RESTARTED = """

@@ -226,6 +226,13 @@ def test_a_step_in_which_no_reward_scores_anything_is_told(dataset, tmp_path, ca
     assert [("mean_reward" in r, "entropy" in r) for r in training_records(tmp_path)] == [(True, True), (False, False)]
 
 
+def test_ranks_with_states_of_different_steps_are_not_resumed(dataset, tmp_path, monkeypatch):
+    t = run(trainer(dataset, tmp_path, max_iters=1))
+    monkeypatch.setattr(t.dist, "agree", lambda number: max(number, 8 if number > 0 else -8))  # another rank has 8
+    with pytest.raises(ValueError, match="rank 0 resumes from step 1, but the ranks have steps 1 to 8"):
+        t.resume()
+
+
 def test_rewards_know_how_many_steps_are_done(dataset, tmp_path):
     """Before each step, before each evaluation, with several steps in an iteration, and after a resume."""
     seen = []

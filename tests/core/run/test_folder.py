@@ -14,7 +14,8 @@ from core.run import folder as run_folder
 from core.run.folder import check_run_folder, locked, rewrite, set_aside
 from tests.tiny import ROOT, Cut, contents, cut_after, one_process
 
-A = {"config.json": "A", "metrics.jsonl": "A", "model.safetensors": "A", "starts.jsonl": "A", "state.pt": "A"}
+A = {"config.json": "A", "metrics.jsonl": "A", "model.safetensors": "A", "starts.jsonl": "A", "state.pt": "A",
+     "trackers.json": "A"}
 MINE = {"thesis.tex": "a", ".bashrc": "b", "data.parquet": "c"}
 
 
