@@ -11,13 +11,14 @@ import torch
 from core.huggingface.settings import ALL_LINEAR
 from core.performance.sharding import whole
 from core.settings.optional import local_name, require
-from core.settings.ranges import check_finite
+from core.settings.ranges import check_finite, shown
 from core.settings.user_code import guarded
 
 BASE = "the base model's weights (generator_checkpoint or init_from), as a hash"
 HASHED = 64  # numbers of each frozen weight that the hash is made of
 ADAPTER_SECONDS = 60  # of the processor, to put an adapter beside its model: its file can name regular expressions
 WEIGHTS = "adapter_model.safetensors"
+UNSUPPORTED = ("bias", "use_dora", "modules_to_save", "trainable_token_indices")  # options of adapters
 POLICY, REFERENCE = "default", "reference"  # names of the adapter that is trained and of the frozen copy beside it
 
 
@@ -66,17 +67,30 @@ def open_adapter(net, path, key, trainable=False):
     peft = require("peft", named)
     with guarded(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
                  f"{WEIGHTS} that was trained on it", ADAPTER_SECONDS):
+        check_kind(peft.PeftConfig.from_pretrained(name), named)
         file = require("transformers", named).utils.cached_file(name, WEIGHTS)
         net = peft.PeftModel.from_pretrained(net, name, POLICY, is_trainable=trainable)
         with safetensors.safe_open(file, "pt") as f:
             saved = set(f.keys())
     weights = adapter_weights(net, POLICY)
     if apart := sorted(weights.keys() ^ saved):
-        raise ValueError(f"{named} is not an adapter of this model: {apart[0]} is in only one of the two; name one "
-                         "that was trained on it, with LoRA's two matrices beside linear layers and nothing else")
+        raise ValueError(f"{named} is not an adapter of this model: {apart[0]} is in only one of the two; name a LoRA "
+                         "adapter that was trained on it")
     check_finite(weights.items(), named)
     check_tied(net, named)
     return net
+
+
+def check_kind(settings, named):
+    """Raises ValueError for an adapter that is more than LoRA's two matrices beside linear layers.
+
+    settings: its PeftConfig; named: the setting and the path, for the error
+    """
+    for option in UNSUPPORTED:
+        value = getattr(settings, option, None)
+        if value and value != "none":
+            raise ValueError(f"{named} is an adapter with {option}={shown(value)}, which is not supported; train one "
+                             "without it")
 
 
 def check_tied(net, named):
