@@ -9,6 +9,8 @@ from matplotlib import pyplot as plt
 
 from core.files.whole_files import writing
 
+SHARES = {"judge", "gold_judge", "word_validity", "words_recovered", "token_accuracy", "greedy_accuracy",
+          "sampled_accuracy", "pass_at_k", "truncated"}  # held-out metrics whose axis ends at 1 in every picture
 MOST_COLUMNS = 4
 LEAST_HEIGHT = 1e-6   # of an axis; what is smaller is rounding
 DOTS_PER_INCH = 150
@@ -30,9 +32,12 @@ def draw_curves(runs, path):
         for label, records in runs.items():
             measured = [record for record in records if name in record]
             axis.plot([r["step"] for r in measured], [r[name] for r in measured], marker=".", label=label)
+        short = name.removeprefix("eval/")
         low, high = axis.get_ylim()
+        if short in SHARES:
+            high = 1.05  # a curve at 1 is seen whole
         axis.set_ylim(min(low, 0), max(high, LEAST_HEIGHT))
-        axis.set_title(name.removeprefix("eval/").replace("_", " "))
+        axis.set_title(short.replace("_", " "))
         axis.set_xlabel("optimizer step")
         axis.grid(alpha=0.3)
     if len(runs) > 1:

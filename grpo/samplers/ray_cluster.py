@@ -21,8 +21,15 @@ MOST_TRIES = 5       # of the same problems, by a worker that dies each time
 OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
        "RAY_worker_niceness": "0"}
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
-JOIN = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
-JOIN_SECONDS = 300  # a cluster that is there answers within ten, on a busy machine within a hundred
+JOIN = """
+import socket, sys
+host, _, port = sys.argv[1].rpartition(":")
+if host:  # Ray asks for minutes where nobody listens
+    socket.create_connection((host.strip("[]"), port), timeout=30).close()
+import ray
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+"""
+JOIN_SECONDS = 120  # a cluster that is there answers within ten, on a busy machine within a hundred
 
 
 def joined_ray(config, dist, weights_bytes):

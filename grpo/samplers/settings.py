@@ -11,6 +11,7 @@ RANGES = {"sampler_timeout": "(0, 1e6]", "max_staleness": "[0, 100]", "ray_worke
 ONLY_FOR = {  # {samplers: {setting that has an effect with these alone: its default}}
     ("ray",): {"ray_address": None, "ray_workers": 1}, ("vllm",): {"vllm_url": None},
     ("ray", "vllm"): {"sampler_timeout": 600.0}}
+CLUSTER = re.compile(r"auto|[\w.:\[\]-]+:[1-9]\d{0,4}")
 # http://host:port/path, without a name or password, which config.json would keep
 ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d{1,5})?(/[\w./-]*)?")
 
@@ -43,6 +44,9 @@ def check_sampler(c):
             if c.sampler not in samplers and getattr(c, key) != default:
                 raise ValueError(f"{key}={getattr(c, key)!r} has no effect with sampler={c.sampler!r}; set sampler="
                                  f"{' or '.join(map(repr, samplers))}, or leave {key} out")
+    if c.ray_address is not None and not CLUSTER.fullmatch(c.ray_address):
+        raise ValueError(f"ray_address={c.ray_address!r} is neither host:port nor auto; ray start --head prints "
+                         "host:port")
     if c.sampler == "vllm":
         check_vllm(c)
     if c.importance != "none" and c.sampler == "local" and not c.max_staleness:

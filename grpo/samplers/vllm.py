@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,10 +18,12 @@ from core.generation import Generation, Stop
 from core.huggingface.export import new_folder, write_causal
 from core.model import GPT, LANGUAGE_MODEL
 from core.run.names import VLLM_WEIGHTS
+from core.settings.script import print_error
 from grpo.rollout import moved
 from grpo.samplers.sampler import SamplerError
 from grpo.samplers.vllm_answers import Expected, check_first_batch, read_completions, read_scores, understanding
 from grpo.samplers.vllm_http import Server, Unknown
+from grpo.scoring import score_in_batches
 
 SEEDS = 7            # keeps the servers' seeds apart from other noise of a problem
 NEVER = -100.0       # the bias of a token that the policy never samples
@@ -115,13 +118,14 @@ class VllmSampler:
         texts = [prompts[n // G] + ids[: length[n]] for n, ids in enumerate(rollouts.target.tolist())]
         request = {"model": model, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 1}
         answers = self.server.begin("/v1/completions", [request | {"prompt": ids} for ids in texts])
+        excluded = self._excluded(rollouts)
 
         def wait():
             scores = torch.zeros(rollouts.mask.shape)
             for n, (answer, ids) in enumerate(zip(answers, texts, strict=True)):
                 found = read_scores(answer.result(), ids, length[n], model, self.expected)
                 scores[n, : length[n]] = torch.tensor(found)
-            return [scores]
+            return [scores - excluded]
         return wait
 
     def close(self):
@@ -160,6 +164,19 @@ class VllmSampler:
             raise SamplerError(f"{self.server.named} holds the weights {found!r}, not {self.held!r}: it was started "
                                "again, or another run brings it weights; go on with --resume=auto")
 
+    def _excluded(self, rollouts):
+        """Log of the probability (N, M) that is left to the tokens that the policy samples, at temperature 1: a server
+        scores known tokens without the bias of those that it never samples."""
+        if not self.never:
+            return 0.0
+        model, c = self.policy.model, replace(self.config, temperature=1.0)
+        logp = score_in_batches(self.policy, rollouts, c)
+        before = model.vocabulary, model.banned_ids
+        model.vocabulary, model.banned_ids = model.config.vocab_size, ()
+        among_all = score_in_batches(self.policy, rollouts, c)
+        model.vocabulary, model.banned_ids = before
+        return (among_all - logp).cpu()
+
     def _request(self, prompt):
         """The body of the request for a prompt. Settings that its generation_config.json may bring are named too."""
         c = self.config
@@ -180,8 +197,10 @@ class VllmSampler:
     def _unload(self, version):
         """Some versions of vLLM refuse to unload an adapter that has already made room for others."""
         name = f"{self.prefix}{version}"
-        with contextlib.suppress(SamplerError):
+        try:
             self.server.post("/v1/unload_lora_adapter", {"lora_name": name})
+        except SamplerError as error:
+            print_error(f"warning: {error}")
         shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
 
     def _bring_weights(self, path):
@@ -190,6 +209,8 @@ class VllmSampler:
         try:
             self.server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
         except SamplerError as error:
+            with contextlib.suppress(SamplerError):  # a server that stays is not left paused
+                self.server.post("/resume", {})
             raise SamplerError(f"{error}; the server's own log says why: does it serve this run's model?") from None
         with contextlib.suppress(Unknown):  # an older vLLM has no name for its weights
             self.server.post("/update_weight_version", {"new_version": self.name})

@@ -11,6 +11,7 @@ from core.settings.user_code import one_line
 from grpo.samplers.sampler import SamplerError
 
 CONNECTIONS = 128             # requests under way at once
+LARGEST = 2**30               # bytes of an answer
 WAITS = (0.0, 0.5, 1.0, 2.0)  # seconds before each try of a request
 KEY = "VLLM_API_KEY"          # the environment variable that vLLM itself reads
 NEEDED = {                    # what a server must be started with that does not know a path
@@ -74,30 +75,41 @@ class Server:
                 for wait in WAITS:
                     await asyncio.sleep(wait)
                     try:
-                        response = await self.client.request(method, self.url + path, json=body)
+                        response, text = await self._answer(method, path, body)
                     except broken as error:
                         line = (f"{self.named} cannot be reached ({one_line(error)}); start the server, or correct "
                                 "vllm_url")
                         continue
                     if response.is_success:
-                        return parsed(response.text)
-                    line = self._refusal(path, response)
+                        return parsed(text)
+                    line = self._refusal(path, response.status_code, text)
                     if response.status_code == 404:
                         raise Unknown(line)
                     if not response.is_server_error:
                         break
         raise SamplerError(line)
 
-    def _refusal(self, path, response):
+    async def _answer(self, method, path, body):
+        """The response to a request, and its text. Raises SamplerError if it is too long."""
+        content = bytearray()
+        async with self.client.stream(method, self.url + path, json=body) as response:
+            async for part in response.aiter_bytes():
+                content += part
+                if len(content) > LARGEST:
+                    raise SamplerError(f"{self.named} answers {path} with more than {LARGEST} bytes; does vllm_url "
+                                       "name a vLLM server?")
+        return response, content.decode(errors="replace")
+
+    def _refusal(self, path, status, text):
         """The line about an answer with an error status."""
-        found = parsed(response.text)
+        found = parsed(text)
         needed = NEEDED.get(path.split("?")[0])
-        if response.status_code == 404 and needed:
+        if status == 404 and needed:
             return f"{self.named} does not know {path}; start the server with {needed}"
         while isinstance(found, dict):  # the message may be one level further down
-            found = found.get("error", found.get("message", response.text))
-        line = f"{self.named} refused {path} with status {response.status_code}: {one_line(found)}"
-        if response.status_code == 401:
+            found = found.get("error", found.get("message", text))
+        line = f"{self.named} refused {path} with status {status}: {one_line(found)}"
+        if status == 401:
             line += f"; put the key that the server was started with into the environment variable {KEY}"
         return line
 

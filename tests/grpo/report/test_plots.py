@@ -30,6 +30,7 @@ def test_curves_have_a_panel_for_each_metric_and_a_line_for_each_run_and_no_axis
         assert a == pytest.approx([nan if x is None else x for x in numbers], nan_ok=True) and len(b) == 1
         low, high = axis.get_ylim()
         assert low <= 0 < high and high >= 1e-6, "rounding does not fill a panel"
+    assert [axis.get_ylim()[1] == 1.05 for axis in figures[0].axes] == [True, False, False, False, True], "of shares"
 
 
 @pytest.mark.parametrize("good", ["word_validity", "reward/boards"])

@@ -79,12 +79,12 @@ def test_a_cluster_is_joined_at_its_address(ray, monkeypatch):
 
 @pytest.mark.parametrize("program, fault", [
     ("import time; time.sleep(3600)", "nothing within 0.1 seconds"),
-    ("raise ConnectionError('first\\nsecond ' + __import__('sys').argv[1])", "second 10.1.1.1:6379")])
+    (ray_cluster.JOIN, "ConnectionRefusedError: .*")])  # at once: Ray itself would try for minutes
 def test_a_cluster_that_does_not_answer_is_named_within_a_limit(ray, monkeypatch, program, fault):
     monkeypatch.setattr(ray_cluster, "JOIN", program)
     monkeypatch.setattr(ray_cluster, "JOIN_SECONDS", 0.1 if "sleep" in program else 60)
-    with pytest.raises(SamplerError, match=fr"=10.1.1.1:6379: no Ray cluster answers there \({fault}\); start one"):
-        join(ray_address="10.1.1.1:6379")
+    with pytest.raises(SamplerError, match=fr"=127.0.0.1:1: no Ray cluster answers there \({fault}\); start one"):
+        join(ray_address="127.0.0.1:1")
     assert not ray.calls
 
 

@@ -13,6 +13,8 @@ VLLM = {"sampler": "vllm", "vllm_url": "http://x", "top_p": 1.0}
     ({"vllm_url": "http://x"}, "vllm_url='http://x' has no effect with sampler='local'; set sampler='vllm'"),
     ({"sampler_timeout": 60.0}, "sampler_timeout=60.0 has no effect with sampler='local'; set sampler='ray' or 'vllm'"),
     ({"sampler": "vllm"}, "set vllm_url"),
+    *(({"sampler": "ray", "ray_address": address}, "^ray_address='.* is neither host:port nor auto; ray start --head")
+      for address in ("ray://127.0.0.1:1", "a b\nc", "localhost", "host:0", "host:", "")),
     (VLLM | {"top_p": 0.9}, "top_p=0.9, .*without the tokens that could have been drawn.* set top_p=1.0, top_k=0"),
     (VLLM | {"min_p": 0.1}, "min_p=0.1 with sampler='vllm'"),
     (VLLM | {"temperature": 3.0}, "temperature=3 .* 0.01 to 2"), (VLLM | {"temperature": 1e-3}, "temperature=0.001"),

@@ -66,7 +66,8 @@ def test_rewards_read_the_texts_of_the_ids_that_were_drawn_and_a_stop_sequence_e
     w = world(temperature=1.5, max_new_tokens=12, stop_sequences=(piece,))
     w.sync(0)
     shorter = w.write().texts
-    assert all(piece not in text for text in shorter.completions) and shorter.size < texts.size
+    assert all(piece not in text for text in shorter.completions)
+    assert sum(map(len, shorter.completion_ids)) < sum(map(len, texts.completion_ids))
 
 
 def test_completions_depend_on_seed_iteration_and_problem_alone(world):
@@ -98,19 +99,32 @@ def test_starts_are_finished_in_their_order_with_the_weights_that_they_were_star
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_adapters_have_names_of_their_own_and_go_when_they_are_old_or_the_run_ends(world, staleness):
+def test_adapters_have_names_of_their_own_and_go_when_they_are_old_or_the_run_ends(world, staleness, capsys):
     w = world("adapter", max_staleness=staleness)
     for version in range(5):
         w.sync(version)
         w.move(seed=version)
         if version == 2:
             w.server.adapters.pop(next(iter(w.server.adapters)))  # one that the server has lost ends no run
+            lost = f"{w.sampler.prefix}{2 - staleness}"
     names = [f"{w.sampler.prefix}{version}" for version in range(4 - staleness, 5)]
     assert list(w.server.adapters)[-len(names):] == names[-len(w.server.adapters):]
     assert sorted(os.listdir(w.sampler.folder)) == names
     assert not os.path.exists(os.path.join(w.sampler.folder, names[0], "model.safetensors")), "the adapter alone"
     w.sampler.close()
     assert not w.server.adapters and not os.path.exists(w.sampler.folder)
+    warning, = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: vllm_url=") and f"'{lost}' cannot be found" in warning
+
+
+def test_the_check_of_a_sync_leaves_ids_that_are_never_sampled_out(world):
+    """The server scores them too; in a random model they have some of the probability."""
+    w = world("qwen3", group_size=4)
+    w.sync(0)
+    check = w.sync_check
+    theirs, = w.sampler.score(w.problems, check.rollouts)()
+    torch.testing.assert_close(theirs * check.mask, check.now[1] * check.mask, rtol=0, atol=1e-4)
+    assert (w.sampler._excluded(check.rollouts)[check.mask] < -1e-3).any(), "it matters"
 
 
 @pytest.mark.parametrize("kind", ["adapter", "ours"])

@@ -39,7 +39,7 @@ def test_every_fault_ends_the_run_with_a_line_that_names_it(world, fault):
     text = str(error.value)
     assert "\n" not in text and text.startswith(("vllm_url=http://127.0.0.1:", "sampler='vllm': "))
     w.sampler.close()  # waits for nothing
-    assert not os.path.exists(w.sampler.folder)
+    assert not os.path.exists(w.sampler.folder) and not w.server.paused
 
 
 def test_what_goes_wrong_later_is_limited_by_the_mismatch(world):

@@ -155,6 +155,12 @@ def test_an_answer_that_never_ends_is_waited_for_no_longer_than_the_deadline(act
     assert "did not answer /x within sampler_timeout=0.4 seconds" in failure_of(act, timeout=0.4)
 
 
+def test_an_answer_of_any_size_is_not_taken(monkeypatch):
+    monkeypatch.setattr(vllm_http, "LARGEST", 1000)
+    line = failure_of(dripping(answer(b"", length=10**9), b"%1000d"))
+    assert "answers /x with more than 1000 bytes; does vllm_url name a vLLM server?" in line
+
+
 BROKEN = {
     "cut": answer(b"half", length=100), "cut error": answer(b"half", "500 x", length=100), "nothing": b"",
     "garbage": b"\x1b[31m \xff garbage\r\n\r\n",
