@@ -77,6 +77,12 @@ def test_a_library_s_reward_without_its_package_names_the_function(tmp_path):
     assert "math_verify" in error_of(tmp_path, "from trl.rewards import accuracy_reward\n", "accuracy_reward", **fields)
 
 
+def test_a_range_that_is_no_number_is_one_line(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("from grpo.rewards import reward\n@reward('a', 1)\ndef hostile(completions): pass\n")
+    assert "could not convert string to float: 'a'" in one_line(load_reward_file, str(path))
+
+
 @pytest.mark.parametrize("text", ["class X:\n    def __repr__(self): raise KeyError\nseed = X()",
                                   "raise BaseException(chr(27) * 9)", "seed = 10**5000", "raise GeneratorExit",
                                   "x = []\nfor _ in range(5000): x = [x]\nseed = x"])

@@ -65,6 +65,7 @@ def reward(low=-math.inf, high=math.inf, slow=False, whole_group=False, check=No
     """
     if callable(low):
         return reward()(low)
+    low, high = float(low), float(high)  # what is no number is refused in the user's line
 
     def register(fn):
         taken = REWARDS.get(fn.__name__)
