@@ -69,11 +69,15 @@ def rollout_sums(rollouts, scored, differ, discriminative=False):
     reward, mask = scored.reward, rollouts.mask                                      # (P, G), (N, M)
     seen, problems = ~reward.isnan(), float(len(reward))
     unique = unique_completions(rollouts.by_problem(rollouts.target), rollouts.by_problem(mask))
-    sums = {"mean_reward": (reward.nansum(), seen.sum()), "std_reward": (group_stds(reward).sum(), seen.any(1).sum()),
-            "mean_log_prob": ((rollouts.old_logp * mask).sum(), mask.sum()),
-            "frac_reward_zero_std": ((~differ).sum(), problems), "unique_completions": (unique.sum(), problems),
-            "skipped_samples": ((~seen).sum(), None),
-            "text_tokens": (float(sum(map(len, rollouts.texts.completion_ids))), None)}
+    sums = {
+        "mean_reward": (reward.nansum(), seen.sum()),
+        "std_reward": (group_stds(reward).sum(), seen.any(1).sum()),
+        "mean_log_prob": ((rollouts.old_logp * mask).sum(), mask.sum()),
+        "frac_reward_zero_std": ((~differ).sum(), problems),
+        "unique_completions": (unique.sum(), problems),
+        "skipped_samples": ((~seen).sum(), None),
+        "text_tokens": (float(sum(map(len, rollouts.texts.completion_ids))), None),
+    }
     for name, x in scored.values.items():
         sums[f"reward/{name}"] = x.nansum(), (~x.isnan()).sum()
     if discriminative:

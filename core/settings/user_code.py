@@ -40,10 +40,9 @@ def guarded(what, remedy, seconds=None):
         with warnings.catch_warnings(), time_limit(seconds):
             warnings.simplefilter("ignore")
             yield
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if isinstance(error, KeyboardInterrupt) and in_main_thread:  # elsewhere it does not come from the keyboard,
-            raise                                                    # and would end the event loop of the rewards
         of_a_library = type(error).__module__.split(".")[0] not in ("builtins", "core", "grpo")
         if is_own_error(error) and not of_a_library and not isinstance(error, UnicodeError):
             raise  # C code raises the others in a line of ours
@@ -58,9 +57,10 @@ def naming_line_of(function):
     try:
         yield
     except BaseException as error:
+        # In another thread it does not come from the keyboard, and would end the event loop of the rewards
         in_main_thread = threading.current_thread() is threading.main_thread()
-        if isinstance(error, KeyboardInterrupt) and in_main_thread:  # elsewhere it does not come from the keyboard,
-            raise                                                    # and would end the event loop of the rewards
+        if isinstance(error, KeyboardInterrupt) and in_main_thread:
+            raise
         found = as_user_error(error, function)
         if found is None:
             raise
