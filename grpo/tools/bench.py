@@ -4,7 +4,6 @@ python grpo/tools/bench.py fill         6 layers x 384, sequence 256, 16 inputs 
 python grpo/tools/bench.py causal       prompts of 256 tokens, read once or again with each completion of 64 tokens
 python grpo/tools/bench.py checkpoint   grad_checkpoint: activations stored, or computed again in the backward pass
 python grpo/tools/bench.py peer         TRL and this project in turns (pip install -r requirements-peer.txt)
-python grpo/tools/bench.py growth       over group size, length, model size, vocabulary; one rank and two
 python grpo/tools/bench.py fill --n_layer=4 --n_embd=128 --block_size=128 --batch_size=16
 python grpo/tools/bench.py peer --cases=T,S_mixed --steps=3
 
@@ -23,7 +22,6 @@ from core.settings.script import run_script
 from grpo.benchmarks.comparison_causal import Causal
 from grpo.benchmarks.comparison import BenchConfig, compare
 from grpo.benchmarks.comparison_fill import Checkpointed, Fill
-from grpo.benchmarks.growth import GrowthConfig, run_growth
 from grpo.benchmarks.peer import PeerConfig, run_peer
 
 BENCHMARKS = {
@@ -31,7 +29,6 @@ BENCHMARKS = {
     "causal": (BenchConfig, partial(compare, Causal)),
     "checkpoint": (BenchConfig, partial(compare, Checkpointed)),
     "peer": (PeerConfig, run_peer),
-    "growth": (GrowthConfig, run_growth),
 }
 
 
