@@ -2,7 +2,6 @@
 # Sums with working-out. Five minutes on 2 CPU cores; results over five seeds: docs/results.md
 dataset = "arithmetic"
 generator_checkpoint = "data/arithmetic/pretrained/generator.safetensors"
-generator_recipe = "config/pretrain_arithmetic.py"
 max_new_tokens = 48
 temperature = 1.0
 top_p = 1.0

@@ -3,7 +3,6 @@
 # cores; results: docs/results.md
 dataset = "code"
 generator_checkpoint = "data/code/pretrained/generator.safetensors"
-generator_recipe = "config/pretrain_code.py"
 max_new_tokens = 96
 temperature = 1.0
 top_p = 1.0

@@ -3,7 +3,6 @@
 # seeds: docs/results.md
 dataset = "countdown"
 generator_checkpoint = "data/countdown/pretrained/generator.safetensors"
-generator_recipe = "config/pretrain_countdown.py"
 max_new_tokens = 16
 temperature = 1.0
 top_p = 1.0

@@ -3,7 +3,6 @@
 # first run also trains the generator (two minutes on 2 CPU cores); GRPO takes two minutes. Results: docs/results.md
 dataset = "equations"
 generator_checkpoint = "out-equations/generator.safetensors"
-generator_recipe = "config/pretrain_equations.py"
 block_size = 32
 mask_random = 0.0
 mask_span = 0.0

@@ -2,11 +2,8 @@
 # Five to six minutes on 2 CPU cores, under 1 GB of memory; results over five seeds: docs/results.md
 dataset = "char_diffusion"  # built from Python's own documentation if it is missing
 generator_checkpoint = "data/char_diffusion/pretrained/generator.safetensors"
-generator_recipe = "config/pretrain_generator.py"
-judge_checkpoint = "data/char_diffusion/pretrained/judge.safetensors"
-judge_recipe = "config/pretrain_judge.py"          # without hardening rounds: data/char_diffusion/pretrained/README.md
+judge_checkpoint = "data/char_diffusion/pretrained/judge.safetensors"  # how: data/char_diffusion/pretrained/README.md
 gold_judge_checkpoint = "data/char_diffusion/pretrained/gold_judge.safetensors"
-gold_judge_recipe = "config/pretrain_gold_judge.py"
 temperature = 1.0         # at 1.0 the policy is the model's own distribution, and completions differ enough
 top_p = 1.0
 advantage = "batch_std"   # one scale for the whole step, so a group with nearly equal rewards changes little

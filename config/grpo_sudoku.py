@@ -3,7 +3,6 @@
 # of a CPU; the task: data/sudoku/README.md, what was tried: docs/log.md
 dataset = "sudoku"
 generator_checkpoint = "data/sudoku/pretrained/generator.safetensors"
-generator_recipe = "config/pretrain_sudoku.py"
 block_size = 20                   # a board: four lines of four digits
 mask_random = 0.0
 mask_in_lines = 1.0

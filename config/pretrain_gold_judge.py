@@ -8,7 +8,6 @@ n_layer = 6
 n_head = 6
 n_embd = 192
 init_from = "out-trunk/model.safetensors"
-init_recipe = "config/pretrain_trunk.py"
 fill_checkpoints = ("data/char_diffusion/pretrained/generator.safetensors",)
 fill_temperature_low = 0.5
 fill_temperature_high = 1.2

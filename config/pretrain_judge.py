@@ -8,7 +8,6 @@ n_layer = 6
 n_head = 6
 n_embd = 192
 init_from = "out-trunk/model.safetensors"
-init_recipe = "config/pretrain_trunk.py"
 fill_checkpoints = ("data/char_diffusion/pretrained/generator.safetensors",)
 mask_low = 0.05             # from nearly unchanged texts to mostly filled ones
 mask_high = 0.6

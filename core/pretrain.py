@@ -35,7 +35,7 @@ def main(argv):
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
         data = build_data(config, dist)
         if dist.is_main:
-            build_missing_checkpoint(config.init_from, config.init_recipe, "init_from", config.dataset, print)
+            build_missing_checkpoint(config.init_from, "init_from", config.dataset, print)
         dist.barrier()
         model = build_model(config, data, dist)
         batches, evaluate = build_batches(config, data, dist)

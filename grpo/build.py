@@ -42,11 +42,10 @@ class Models:
     gold_judge: Judge | None
 
 
-def build_what_is_missing(config, origin, dist):
+def build_what_is_missing(config, dist):
     """Runs the recipes of what is missing; in a dry run it says what would be built, and returns those settings.
 
-    A dataset under data/ has a prepare.py. The recipe of a checkpoint applies only to a path that was set in the same
-    file or argument: a mistyped path on the command line is not built.
+    A dataset under data/ has a prepare.py, a checkpoint that a shipped config names has another config.
     """
     def say(text):
         if dist.is_main:
@@ -56,10 +55,8 @@ def build_what_is_missing(config, origin, dist):
     if dist.is_main or config.dry_run:
         if build_missing_dataset(dataset_folder(config.dataset), say, config.dry_run):
             missing.append("dataset")
-        for model in ("generator", "judge", "gold_judge"):
-            key, recipe = f"{model}_checkpoint", getattr(config, f"{model}_recipe")
-            if origin.get(key) == origin.get(f"{model}_recipe") and build_missing_checkpoint(
-                    getattr(config, key), recipe, key, config.dataset, say, config.dry_run):
+        for key in ("generator_checkpoint", "judge_checkpoint", "gold_judge_checkpoint"):
+            if build_missing_checkpoint(getattr(config, key), key, config.dataset, say, config.dry_run):
                 missing.append(key)
     dist.barrier()
     return missing

@@ -43,12 +43,9 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
     # models
     generator_checkpoint: str | None = None   # the model that is trained: a file of this project, a
                                               # folder in Hugging Face format, or hf:owner/name
-    generator_recipe: str | None = None       # the config that builds it if it is missing
     reference_checkpoint: str | None = None   # the model that the KL penalty is to; None: the generator at step 0
     judge_checkpoint: str | None = None       # the model that gives the reward judge
-    judge_recipe: str | None = None           # the config that builds it if it is missing
     gold_judge_checkpoint: str | None = None  # a second judge: logged, never trained against
-    gold_judge_recipe: str | None = None      # the config that builds it if it is missing
     reward_model_checkpoint: str | None = None  # the Hugging Face classifier that gives the reward reward_model
     # sampling
     batch_size: int = 16                      # distinct problems per micro-batch and rank

@@ -39,7 +39,7 @@ def main(argv):
     check_trackers(config)
     check_sampler_is_there(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
-        missing = build_what_is_missing(config, origin, dist)
+        missing = build_what_is_missing(config, dist)
         if missing:
             lines = list(plan_without(missing, config, origin, dist))
             if dist.is_main:

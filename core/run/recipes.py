@@ -13,14 +13,23 @@ except ImportError:  # Windows
     fcntl = None
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+RECIPES = {"data/arithmetic/pretrained/generator.safetensors": "config/pretrain_arithmetic.py",
+           "data/char_diffusion/pretrained/generator.safetensors": "config/pretrain_generator.py",
+           "data/char_diffusion/pretrained/gold_judge.safetensors": "config/pretrain_gold_judge.py",
+           "data/char_diffusion/pretrained/judge.safetensors": "config/pretrain_judge.py",
+           "data/code/pretrained/generator.safetensors": "config/pretrain_code.py",
+           "data/countdown/pretrained/generator.safetensors": "config/pretrain_countdown.py",
+           "data/sudoku/pretrained/generator.safetensors": "config/pretrain_sudoku.py",
+           "out-equations/generator.safetensors": "config/pretrain_equations.py",
+           "out-trunk/model.safetensors": "config/pretrain_trunk.py"}  # of the checkpoints that shipped configs name
 
 
 def build_missing(path, recipe, key, command, say, dry=False):
-    """Runs `command` if the file `path` is missing and has a recipe. key: the setting that names the file.
+    """Runs `command`, which follows the file `recipe`, if the file `path` is missing. key: the setting that names it
 
-    dry: only say so. Returns True if the file is still missing, but has a recipe
+    dry: only say so. Returns whether the file is still missing
     """
-    if path is None or not recipe or os.path.exists(path):
+    if os.path.exists(path):
         return False
     if dry:
         say(f"{key}: {path} is missing; it would be built by {recipe}")
@@ -48,12 +57,12 @@ def build_missing_dataset(folder, say, dry=False):
     return build_missing(os.path.join(folder, "meta.json"), recipe, "dataset", [recipe, f"--out={folder}"], say, dry)
 
 
-def build_missing_checkpoint(path, recipe, key, dataset, say, dry=False):
-    """Trains the missing checkpoint `path` on `dataset` with the config `recipe`. The run has its own folder beside the
-    checkpoint; if it was interrupted, it is resumed there."""
-    if path is None:
+def build_missing_checkpoint(path, key, dataset, say, dry=False):
+    """Trains the missing checkpoint `path` on `dataset` if a shipped config does that (RECIPES). The run has its own
+    folder beside the checkpoint; if it was interrupted, it is resumed there."""
+    if path not in RECIPES:
         return False
     out_dir = os.path.splitext(path)[0] + "-run"
-    command = [os.path.join(ROOT, "core", "pretrain.py"), str(recipe), f"--dataset={dataset}", f"--out_dir={out_dir}",
+    command = [os.path.join(ROOT, "core", "pretrain.py"), RECIPES[path], f"--dataset={dataset}", f"--out_dir={out_dir}",
                f"--export={path}", "--resume=auto"]
-    return build_missing(path, recipe, key, command, say, dry)
+    return build_missing(path, RECIPES[path], key, command, say, dry)

@@ -29,7 +29,6 @@ class PretrainConfig(RunConfig, MaskConfig, LoraConfig):
     tied: bool = True                      # one matrix for reading and writing tokens
     init_from: str | None = None           # start from this checkpoint's weights; a judge takes any trunk of its size;
                                            # a folder in Hugging Face format, or hf:owner/name, is fine-tuned as it is
-    init_recipe: str | None = None         # the config that builds init_from if it is missing
     # judge (mode='sequence_scorer')
     judge_head: str = "realness"           # per position: is this the true token? "cls": regress the replaced share of
                                            # the text

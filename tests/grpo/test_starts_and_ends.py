@@ -211,12 +211,13 @@ def test_a_dry_run_in_a_fresh_clone_says_what_would_be_built_and_checks_the_rest
     assert ("would be built by config/pretrain" in done.stdout) != ("\nrewards: " in done.stdout)
 
 
-def test_a_dry_run_still_refuses_what_cannot_work_while_the_data_is_missing(launch, tmp_path):
+def test_a_dry_run_still_refuses_what_cannot_work_while_the_data_is_missing(launch, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "prepare.py").touch()
     recipe = {"dataset": tmp_path / "data", "dry_run": True}
     assert f"it would be built by {tmp_path}/data/prepare.py" in launch(**recipe).stdout
-    missing = {"generator_checkpoint": tmp_path / "none.safetensors", "generator_recipe": "config/pretrain_sudoku.py"}
+    missing = {"generator_checkpoint": "data/sudoku/pretrained/generator.safetensors"}
     for more in ({}, missing | {"judge_checkpoint": None}):
         assert "'exact' is not one of" in launch(1, **recipe, **more, reward_functions="('exact',)").stderr
     save(tmp_path / "fill.safetensors", model())

@@ -138,7 +138,7 @@ def test_a_mistake_is_one_clear_line_before_anything_is_written(world, causal_wo
 
 
 @pytest.mark.slow
-def test_what_is_missing_is_built_from_its_recipe(world):
+def test_what_is_missing_is_built_from_its_recipe(world, monkeypatch):
     folder, base = world
     built = folder / "built"
     built.mkdir()
@@ -146,12 +146,14 @@ def test_what_is_missing_is_built_from_its_recipe(world):
         "pathlib.Path(__file__).resolve().parents[2]", repr(ROOT)).replace(
         'options = {}', f'argv, options = [*argv, "--input={folder}/text.txt"], {{}}'))
     (folder / "text.txt").write_text(TEXT)
-    (folder / "recipe.py").write_text("block_size = 32\nn_layer = 1\nn_embd = 16\nn_head = 2\nmax_iters = 3\n"
-                                      "eval_batches = 1\n")
-    done = train(base, dataset=built, generator_checkpoint=folder / "made" / "g.safetensors", max_iters=1,
-                 generator_recipe=folder / "recipe.py", out_dir=folder / "out-built")
+    (folder / "config").mkdir()
+    (folder / "config" / "pretrain_equations.py").write_text("block_size = 32\nn_layer = 1\nn_embd = 16\nn_head = 2\nmax_iters = 3\n"
+                                                         "eval_batches = 1\n")
+    monkeypatch.chdir(folder)
+    made = "out-equations/generator.safetensors"
+    done = train(base, dataset=built, generator_checkpoint=made, max_iters=1, out_dir=folder / "out-built")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("building it with") == 2 and (folder / "made" / "g.safetensors").exists()
+    assert done.stdout.count("building it with") == 2 and (folder / made).exists()
     assert (built / "meta.json").exists()
 
 

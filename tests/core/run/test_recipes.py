@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from core.run.recipes import TORCHRUN_VARIABLES, build_missing, build_missing_checkpoint, build_missing_dataset
+from core.run.recipes import RECIPES, TORCHRUN_VARIABLES, build_missing, build_missing_checkpoint, build_missing_dataset
+from core.settings.user_code import ROOT
 
 
 def recipe(folder, body):
@@ -19,9 +21,9 @@ def recipe(folder, body):
 
 def test_nothing_is_built_without_a_recipe_or_a_path_or_again(tmp_path):
     (tmp_path / "there").touch()
-    for path, name in ((tmp_path / "made", None), (None, "recipe"), (tmp_path / "there", "recipe")):
-        assert not build_missing(path, name, "key", ["no command"], pytest.fail)
-    assert not build_missing_checkpoint(None, "recipe", "key", "dataset", pytest.fail)
+    assert not build_missing(tmp_path / "there", "recipe", "key", ["no command"], pytest.fail)
+    for path in (None, str(tmp_path / "mistyped.safetensors")):
+        assert not build_missing_checkpoint(path, "key", "dataset", pytest.fail)
     assert not build_missing_dataset(str(tmp_path / "none"), pytest.fail)
     assert os.listdir(tmp_path) == ["there"]
 
@@ -56,17 +58,23 @@ def test_a_dataset_is_built_by_its_prepare_even_if_this_process_is_a_rank(tmp_pa
 
 
 def test_a_checkpoint_is_trained_in_a_folder_beside_it_and_resumed_there(tmp_path, monkeypatch):
-    commands, path = [], tmp_path / "g.safetensors"
+    commands, path = [], "out-trunk/model.safetensors"
 
     def run(command, env):
         commands.append(command)
-        path.touch()
+        Path(path).touch()
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr("core.run.recipes.subprocess.run", run)
-    (tmp_path / "config.py").touch()
+    for folder in ("config", "out-trunk"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / RECIPES[path]).touch()
     monkeypatch.chdir(tmp_path)
-    build_missing_checkpoint(str(path), "config.py", "key", "mine", lambda text: None)
+    build_missing_checkpoint(path, "key", "mine", lambda text: None)
     assert commands[0][0] == sys.executable and commands[0][1].endswith(os.path.join("core", "pretrain.py"))
-    assert commands[0][2:] == ["config.py", "--dataset=mine", f"--out_dir={tmp_path}/g-run", f"--export={path}",
+    assert commands[0][2:] == ["config/pretrain_trunk.py", "--dataset=mine", "--out_dir=out-trunk/model-run", f"--export={path}",
                                "--resume=auto"]
+
+
+def test_recipes_are_shipped_configs():
+    assert all(os.path.exists(os.path.join(ROOT, recipe)) for recipe in RECIPES.values())
