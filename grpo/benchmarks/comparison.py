@@ -1,4 +1,4 @@
-"""A training step compared with the usual way to take it: sizes, both sides in turns, the gradient, the table."""
+"""The training step of this project compared with the usual way to the same gradient."""
 
 import json
 import time
@@ -8,14 +8,22 @@ import numpy as np
 import torch
 
 from core.distributed import Distributed
+from core.judge import calculate_judge_scores
+from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
 from core.run.memory import memory_in_use
 from core.tokenizer import CharTokenizer
 from grpo.advantages import compute_advantages
-from grpo.benchmarks.side import Side, in_turns
+from grpo.benchmarks.side import in_turns
+from grpo.benchmarks.work import problems, wait_for_device
+from grpo.build import make_policy
+from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import rollout_loss
 from grpo.objectives import token_weights
+from grpo.scoring import with_reference
 
 TOKENIZER = CharTokenizer(stop=True)
+MASKED = 0.3     # share of a text to fill in
+HEAD_WIDTH = 64
 ROWS = {"seconds": "time_ratio", "seconds, no judge": "time_ratio_without_judge", "peak MB": "memory_ratio"}
 
 
@@ -25,8 +33,7 @@ class BenchConfig:
 
     # models
     n_layer: int = 6             # layers
-    n_head: int = 6              # attention heads
-    n_embd: int = 384            # width of the hidden states
+    n_embd: int = 384            # width of the hidden states; an attention head has 64 of it
     # the batch
     block_size: int = 256        # fill, checkpoint: tokens of a text, 30% of them masked
     batch_size: int = 16         # problems
@@ -42,37 +49,147 @@ class BenchConfig:
 class Comparison:
     """The step of this project, shared(), and another way to the same gradient, naive().
 
-    A subclass sets policy and config and defines both sides, which return the seconds of a judge, or None.
+    A subclass defines both sides, which return the seconds of a judge, or None.
     """
 
     columns = ("naive", "shared")
 
-    def __init__(self, c):
-        self.c = c
+    def __init__(self, c, mode, length, **settings):
+        self.c, self.length = c, length
         self.dist = Distributed(c.device, c.dtype)
         torch.manual_seed(0)
         reward = torch.rand(c.batch_size, c.group_size, device=self.dist.device)
         self.advantage = compute_advantages(reward, "group_std").view(-1, 1)         # (N, 1)
+        self.config = GRPOConfig(batch_size=c.batch_size, group_size=c.group_size, temperature=1.0, top_p=1.0,
+                                 **settings)
+        self.policy = make_policy(self.model(mode), TOKENIZER, self.config, self.dist)
+
+    def model(self, mode):
+        """A random model."""
+        sizes = (self.length, self.c.n_layer, max(1, self.c.n_embd // HEAD_WIDTH), self.c.n_embd)
+        config = GPTConfig(mode, TOKENIZER.vocab_size, TOKENIZER.base_vocab_size, *sizes)
+        return GPT(config).to(self.dist.device)
 
     def learn(self, rollouts):
-        """Forward and backward pass of the policy on rollouts."""
+        """This project's forward and backward pass of the policy."""
         weight = token_weights(rollouts.mask, "sequence", self.config.max_new_tokens)
         loss, *_ = rollout_loss(self.policy, replace(rollouts, advantage=self.advantage), weight, self.config)
         loss.backward()
 
+    def learn_naively(self, logp, target, mask, penalty=0.0):
+        """The usual loss of completions (N, M) with log-probabilities logp (N, M, V), and its backward pass."""
+        sampled = logp.gather(-1, target[..., None]).squeeze(-1)                     # (N, M)
+        term = penalty - torch.exp(sampled - sampled.detach()) * self.advantage      # (N, M)
+        ((term * mask).sum(1) / mask.sum(1)).mean().backward()
+
     def step(self, side):
         """Takes a step of one side. Returns the rows that it fills of the table."""
         self.policy.model.zero_grad()
-        start = time.perf_counter()
+        start = self.now()
         judge = self.shared() if side == "shared" else self.naive()
-        wait_for_device(self.dist.device)
-        rows = {"seconds": time.perf_counter() - start, "peak MB": peak_megabytes(self.dist.device)}
+        seconds = self.now() - start
+        rows = {"seconds": seconds, "peak MB": memory_in_use(self.dist.device)}
         if judge is not None:
-            rows["seconds, no judge"] = rows["seconds"] - judge
+            rows["seconds, no judge"] = seconds - judge
         return rows
+
+    def now(self):
+        wait_for_device(self.dist.device)
+        return time.perf_counter()
 
     def gradient(self):
         return torch.cat([p.grad.flatten() for p in self.policy.parameters()]).float().cpu().numpy()
+
+
+class Causal(Comparison):
+    """Causal training: the prompt is read once for its completions (shared), or again with each of them (naive)."""
+
+    def __init__(self, c):
+        super().__init__(c, LANGUAGE_MODEL, c.prompt_length + c.completion_length, kl_beta=0.0,
+                         max_new_tokens=c.completion_length)
+        self.prompts = np.random.default_rng(0).integers(96, size=(c.batch_size, c.prompt_length))
+        self.rollouts = self.policy.sample(problems(self.prompts), 0, self.config)
+
+    def shared(self):
+        """This project's forward and backward pass."""
+        self.learn(self.rollouts)
+
+    def naive(self):
+        """The usual pass: every completion is a row of its own, behind its prompt."""
+        model, target = self.policy.model, self.rollouts.target                      # (N, M)
+        prompts = torch.from_numpy(self.prompts).to(target.device)
+        prompts = prompts.repeat_interleave(self.c.group_size, 0)                    # (N, T)
+        texts = torch.cat((prompts, target[:, :-1]), 1)                              # (N, T + M - 1)
+        first = prompts.shape[1] - 1                 # the last token of a prompt predicts the first of its completion
+        position = torch.arange(first, texts.shape[1], device=target.device).expand_as(target)
+        with self.dist.autocast():
+            logp = model(texts, position).log_softmax(-1)                            # (N, M, V)
+        self.learn_naively(logp, target, self.rollouts.mask)
+
+
+class Fill(Comparison):
+    """Fill-in: one forward for the completions of a group (shared), or one for each completion (naive)."""
+
+    def __init__(self, c):
+        super().__init__(c, MASKED_FILL, c.block_size, block_size=c.block_size)
+        self.judge = freeze(self.model(SEQUENCE_SCORER))
+        self.reference = self.policy.frozen()
+        rng = np.random.default_rng(0)
+        shape = (c.batch_size, c.block_size)
+        target = rng.integers(TOKENIZER.base_vocab_size, size=shape)
+        mask = rng.random(shape).argsort(1) < round(MASKED * c.block_size)
+        self.batch = {
+            "input": np.where(mask, TOKENIZER.mask_token_id, target),
+            "target": target,
+            "mask": mask,
+            "number": np.arange(c.batch_size)}
+        self.rollouts = self.collect()
+
+    def collect(self):
+        rollouts = self.policy.sample(self.batch, 0, self.config)
+        return with_reference(rollouts, self.reference, "exact", self.config)
+
+    def shared(self):
+        """This project's step, up to the gradient: each model reads an input once."""
+        rollouts = self.collect()
+        start = self.now()
+        with self.dist.autocast():
+            calculate_judge_scores(self.judge, torch.stack(rollouts.texts.tokens), TOKENIZER.cls_token_id)
+        judge = self.now() - start
+        self.learn(rollouts)
+        return judge
+
+    def naive(self):
+        """The usual step: every completion is a row of its own in every model, with logits at every position."""
+        policy, reference = self.policy.model, self.reference.model
+        texts = torch.stack(self.rollouts.texts.tokens)                              # (N, T)
+        inputs = self.rollouts.reading.texts[:, 0]                                   # (P, T)
+        inputs = inputs.repeat_interleave(self.c.group_size, 0)                      # (N, T)
+        with self.dist.autocast():
+            with torch.no_grad():
+                torch.multinomial(policy(inputs).softmax(-1).flatten(0, 1), 1)       # sampling
+                ref_logp = reference(inputs).log_softmax(-1)                         # (N, T, V)
+                start = self.now()
+                self.judge(texts).sigmoid().mean(1)
+                judge = self.now() - start
+            logp = policy(inputs).log_softmax(-1)                                    # (N, T, V)
+        kl = (logp.exp() * (logp - ref_logp)).sum(-1)                                # (N, T)
+        self.learn_naively(logp, texts, inputs == TOKENIZER.mask_token_id, self.config.kl_beta * kl)
+        return judge
+
+
+class Checkpointed(Fill):
+    """The fill-in step: activations stored for the backward pass (naive) or computed again (shared)."""
+
+    columns = ("stored", "again")
+
+    def naive(self):
+        self.policy.model.grad_checkpoint = False
+        return super().shared()
+
+    def shared(self):
+        self.policy.model.grad_checkpoint = True
+        return super().shared()
 
 
 def take_steps(kind, c, side, turn):
@@ -87,27 +204,16 @@ def take_steps(kind, c, side, turn):
 def compare(kind, c):
     """Prints the time and the peak memory of both sides, each in a process of its own, their ratios, and the difference
     of the gradients."""
-    measured = in_turns({side: [Side(take_steps, kind, c, side)] for side in ("naive", "shared")}, 0, c.repeats)
-    naive, shared = ([record for record, in found] for found in measured.values())
+    naive, shared = in_turns([(take_steps, kind, c, side) for side in ("naive", "shared")], c.repeats)
     print(f"{kind.__doc__}\n{c}")
     print(f"{'':<24}{kind.columns[0]:>12}{kind.columns[1]:>12}{'ratio':>8}")
     result = {}
     for row, key in ROWS.items():
         if row in naive[0]:
-            a, b = (min(record[row] for record in records) for records in (naive, shared))
+            a, b = (min(record[row] for record in found) for found in (naive, shared))
             print(f"{row:<24}{a:>12.5g}{b:>12.5g}{a / b:>8.2f}")
             result[key] = round(a / b, 2)
     wanted = naive[0]["gradient"]
-    result["gradient_difference"] = float(np.linalg.norm(shared[0]["gradient"] - wanted) / np.linalg.norm(wanted))
-    print(f"relative difference of the gradients {result['gradient_difference']:.1e}\n{json.dumps(result)}")
-
-
-def wait_for_device(device):
-    """Returns when a GPU has finished: it still computes when a function returns."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def peak_megabytes(device):
-    """Peak memory, on a GPU of what torch allocated, else of the whole process. A megabyte has 2**20 bytes."""
-    return memory_in_use(device) * 1e6 / 2**20
+    difference = float(np.linalg.norm(shared[0]["gradient"] - wanted) / np.linalg.norm(wanted))
+    result["gradient_difference"] = difference
+    print(f"relative difference of the gradients {difference:.1e}\n{json.dumps(result)}")

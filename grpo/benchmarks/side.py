@@ -1,44 +1,36 @@
 """Child processes that take their steps in turns: one works, the others wait at a pipe and use no processor."""
 
-import contextlib
 import logging
 import multiprocessing
 import os
 import warnings
 
-# Large blocks stay with the process. glibc reads these when a process starts
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184",
-               "MALLOC_TOP_PAD_": "268435456"}
-
 
 class Side:
     """A child process that takes a step when it is asked to."""
 
-    def __init__(self, run, *arguments, **variables):
-        """Calls run(*arguments, turn) in a child with these environment variables; for turn see `work_in_turns`."""
+    def __init__(self, run, *arguments):
+        """Calls run(*arguments, turn) in a child and waits until it is ready for its first step."""
         context = multiprocessing.get_context("spawn")
         self.pipe, end = context.Pipe()
         self.process = context.Process(target=work_in_turns, args=(end, run, arguments), daemon=True)
-        before = dict(os.environ)
-        os.environ.update(variables)
         self.process.start()
-        os.environ.clear()
-        os.environ.update(before)
         end.close()  # only the child holds it now, so that its end is noticed
+        self.step()
 
-    def send(self, go_on):
-        """Lets the child take a step, or end."""
-        with contextlib.suppress(BrokenPipeError):  # `wait` says why the child has ended
-            self.pipe.send(go_on)
-
-    def wait(self):
-        """The record of a step, or None once the child is ready for the first. Raises ValueError if it ended."""
+    def step(self):
+        """The record of a step that the child takes now. Raises ValueError if it has ended."""
         try:
+            self.pipe.send(True)
             return self.pipe.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, ConnectionError):
             self.process.join()
             raise ValueError(f"a side of the benchmark ended with exit code {self.process.exitcode}; its error is "
                              "above; a negative code is a signal, -9 often the lack of memory") from None
+
+    def end(self):
+        self.pipe.send(False)
+        self.process.join()
 
 
 def work_in_turns(pipe, run, arguments):
@@ -55,24 +47,14 @@ def work_in_turns(pipe, run, arguments):
         pipe.send(record)
         return pipe.recv()
 
+    pipe.recv()
     run(*arguments, turn)
 
 
-def in_turns(teams, warmup, steps):
-    """Lets teams take steps in turns, A B A B; the sides of a team work at the same time.
-
-    teams: {name: [Side]}. Returns {name: measured steps}, each a list with the record of every side
-    """
-    sides = [side for team in teams.values() for side in team]
+def in_turns(calls, steps):
+    """Lets sides take steps in turns, A B A B. calls: (run, *arguments) of each Side. Returns the records of each."""
+    sides = [Side(*call) for call in calls]
+    records = [[side.step() for side in sides] for _ in range(steps)]
     for side in sides:
-        side.wait()
-    records = {name: [] for name in teams}
-    for _ in range(warmup + steps):
-        for name, team in teams.items():
-            for side in team:
-                side.send(True)
-            records[name].append([side.wait() for side in team])
-    for side in sides:
-        side.send(False)
-        side.process.join()
-    return {name: found[warmup:] for name, found in records.items()}
+        side.end()
+    return list(zip(*records, strict=True))

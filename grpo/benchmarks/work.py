@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.utils.benchmark import Timer
 
-from grpo.benchmarks.comparison import peak_megabytes, wait_for_device
+from core.run.memory import memory_in_use
 
 MEAN_LENGTH = 24  # of completions that end by themselves
 LENGTHS = 11      # keeps the draw of lengths apart from that of prompts
+SIDE = 2048       # of the large matrices
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,8 @@ class Work:
     mixed: bool = False          # completions end at lengths drawn from a geometric distribution of mean MEAN_LENGTH
 
     @property
-    def rows(self):
-        return self.batch_size * self.group_size
-
-    @property
     def stop_id(self):
         return self.vocab_size - 1
-
-    @property
-    def parameters(self):
-        """Numbers in the matrices of the layers, which make up most of a model."""
-        return 12 * self.n_layer * self.n_embd**2
 
     def prompts(self, step):
         """(P, T) token ids of a step's prompts."""
@@ -52,17 +45,26 @@ class Work:
         drawn = np.random.default_rng([LENGTHS, step]).geometric(1 / MEAN_LENGTH, shape)
         return drawn.clip(max=self.completion_length)
 
-    def describe(self):
-        """The work in words."""
-        ends = f"at most {self.completion_length}" if self.mixed else self.completion_length
-        return (f"{self.n_layer} layers x {self.n_embd}, vocabulary {self.vocab_size}, {self.batch_size} prompts of "
-                f"{self.prompt_length} tokens x {self.group_size} completions of {ends} tokens")
-
 
 S = {"n_layer": 6, "n_head": 6, "n_embd": 384}
 LONG = {"prompt_length": 256, "mixed": True}
-CASES = {"T": Work(), "S": Work(**S), "T_mixed": Work(mixed=True), "S_mixed": Work(**S, mixed=True),
-         "T_long": Work(**LONG), "S_long": Work(**S, **LONG)}
+CASES = {
+    "T": Work(),
+    "S": Work(**S),
+    "T_mixed": Work(mixed=True),
+    "S_mixed": Work(**S, mixed=True),
+    "T_long": Work(**LONG),
+    "S_long": Work(**S, **LONG)}
+
+
+def problems(prompts):
+    """Prompts (P, T) of one length as problems of core/prompts.py: PromptConsumer."""
+    P = len(prompts)
+    return {
+        "input": prompts,
+        "padding": np.zeros(P, dtype=np.int64),
+        "number": np.arange(P),
+        "record": [{"text": "a", "prompt": "a"}] * P}
 
 
 def gpt2(transformers, work):
@@ -71,7 +73,7 @@ def gpt2(transformers, work):
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(
         vocab_size=work.vocab_size, n_positions=work.prompt_length + work.completion_length, n_layer=work.n_layer,
         n_head=work.n_head, n_embd=work.n_embd, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None,
-        eos_token_id=work.stop_id, pad_token_id=work.stop_id))
+        eos_token_id=None))
 
 
 def counted_operations(work, lengths):
@@ -84,16 +86,16 @@ def counted_operations(work, lengths):
     read = lengths - 1                                                               # (P, G)
     tokens = len(lengths) * T + read.sum()
     pairs = len(lengths) * T * (T + 1) / 2 + (read * T + read * (read + 1) / 2).sum()  # a token and one that it reads
-    products = 2 * (work.parameters * tokens + work.n_embd * work.vocab_size * lengths.sum())
-    return 5 * (products + 4 * work.n_layer * work.n_embd * pairs)
+    layers = 12 * work.n_layer * work.n_embd**2 * tokens
+    logits = work.n_embd * work.vocab_size * lengths.sum()
+    attention = 2 * work.n_layer * work.n_embd * pairs
+    return 5 * 2 * (layers + logits + attention)
 
 
-def record_of(generation, reference, start, device):
-    """The record of a step that began at `start`: seconds of its phases; the rest is training."""
+def record_of(start, device):
+    """The record of a step that began at `start`."""
     wait_for_device(device)
-    step = time.perf_counter() - start
-    return {"generation": generation, "reference": reference, "training": step - generation - reference, "step": step,
-            "megabytes": peak_megabytes(device)}
+    return {"seconds": time.perf_counter() - start, "megabytes": memory_in_use(device)}
 
 
 def share_of_letter(completions):
@@ -101,26 +103,20 @@ def share_of_letter(completions):
     return [text.count("a") / max(1, len(text)) for text in completions]
 
 
-def check_lengths(lengths, work, step, numbers=slice(None)):
-    """Raises AssertionError unless completions ended at the lengths that were drawn for these problems."""
-    lengths, drawn = list(lengths), work.lengths(step)[numbers].flatten().tolist()
+def check_lengths(lengths, work, step):
+    """Raises AssertionError unless completions ended at the lengths that were drawn for the step."""
+    lengths, drawn = list(lengths), work.lengths(step).flatten().tolist()
     assert lengths == drawn, f"lengths {lengths} are not those that were drawn, {drawn}"
 
 
-def check_names(key, names, known):
-    """Raises ValueError if one of the names, separated by commas, is not known."""
-    for name in names.split(","):
-        if name not in known:
-            raise ValueError(f"{key}: {name!r} is not one of {', '.join(known)}")
+def wait_for_device(device):
+    """Returns when a GPU has finished: it still computes when a function returns."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
-def matmul_peak(device="cpu", dtype=torch.float32, size=2048, repeats=20):
+def matmul_peak(device, dtype):
     """Operations per second of the fastest of several large matrix products."""
-    a = torch.ones(size, size, device=device, dtype=dtype)
-    seconds = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        a @ a
-        wait_for_device(a.device)
-        seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / min(seconds[1:])  # the first one is a warmup
+    a = torch.ones(SIDE, SIDE, device=device, dtype=dtype)
+    timer = Timer("a @ a", globals={"a": a}, num_threads=torch.get_num_threads())
+    return 2 * SIDE**3 / min(timer.timeit(1).mean for _ in range(20))

@@ -19,9 +19,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 from core.config import UsageError, load_config
 from core.settings.script import run_script
-from grpo.benchmarks.comparison_causal import Causal
-from grpo.benchmarks.comparison import BenchConfig, compare
-from grpo.benchmarks.comparison_fill import Checkpointed, Fill
+from grpo.benchmarks.comparison import BenchConfig, Causal, Checkpointed, Fill, compare
 from grpo.benchmarks.peer import PeerConfig, run_peer
 
 BENCHMARKS = {

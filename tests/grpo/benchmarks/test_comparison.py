@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from grpo.benchmarks.comparison_causal import Causal
-from grpo.benchmarks.comparison import BenchConfig
-from grpo.benchmarks.comparison_fill import Checkpointed, Fill
+from grpo.benchmarks.comparison import BenchConfig, Causal, Checkpointed, Fill
 
 
 @pytest.mark.parametrize("kind", [Fill, Causal, Checkpointed])
 def test_both_sides_have_the_same_gradient(kind):
-    both = kind(BenchConfig(n_layer=1, n_head=2, n_embd=16, block_size=32, batch_size=2, group_size=3, device="cpu",
+    both = kind(BenchConfig(n_layer=1, n_embd=16, block_size=32, batch_size=2, group_size=3, device="cpu",
                             prompt_length=20, completion_length=4))
     rows = both.step("shared")
     ours = torch.from_numpy(both.gradient())

@@ -3,76 +3,73 @@
 import dataclasses
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from core.distributions import draw_uniforms, sample_from
 from grpo.benchmarks import peer
-from grpo.benchmarks.peer import PHASES, PeerConfig, report
-from grpo.benchmarks.peer_ours import ending_noise, our_steps, problems
-from grpo.benchmarks.peer_trl import EndAtDrawnLength, trl_steps
-from grpo.benchmarks.work import CASES, Work, counted_operations
+from grpo.benchmarks.peer import PeerConfig, report
+from grpo.benchmarks.peer_ours import ending_noise, our_steps
+from grpo.benchmarks.peer_trl import ending
+from grpo.benchmarks.work import Work, counted_operations
 from grpo.policies import causal
 
 TINY = Work(n_layer=1, n_head=2, n_embd=16, batch_size=2, group_size=3, prompt_length=4, completion_length=8,
             mixed=True)
 
 
-def steps_of(steps):
-    """The records of two steps, taken in this process. steps: calls turn as a side of the benchmark does"""
+@pytest.fixture(autouse=True)
+def unchanged(monkeypatch):
+    """What a child process changes for itself is as before after a test."""
+    monkeypatch.setattr(causal, "draw_uniforms", draw_uniforms)
+    monkeypatch.setattr(peer, "ENVIRONMENT", {})
+
+
+def in_this_process(calls, steps):
+    """The records of sides that take their steps one after another, without child processes."""
+    return [steps_of(run, *arguments, steps=steps) for run, *arguments in calls]
+
+
+def steps_of(run, *arguments, steps=2):
     records = []
 
     def turn(record):
         records.append(record)
-        return len(records) <= 2
+        return len(records) <= steps
 
-    steps(turn)
+    run(*arguments, turn)
     return records[1:]
 
 
 def test_a_table_has_the_median_step_its_rate_and_its_share_of_the_peak(capsys):
-    def records(*steps):
-        """Records of steps of so many seconds, half of them in generation."""
-        return [dict.fromkeys(PHASES, 0.0) | {"generation": s / 2, "step": s, "megabytes": 100.0} for s in steps]
-
     work = Work(mixed=True)
-    found = report(work, {"trl": records(8.0, 2.0, 4.0), "ours": records(1.0, 2.0, 3.0)}, 1e9)
-    assert found == {"trl": 4.0, "ours": 2.0}
+    records = [[{"seconds": s, "megabytes": 100.0} for s in steps] for steps in ((8, 2, 4), (1, 2, 3), (9, 9, 9))]
+    assert report(work, records, 1e9) == [4, 2, 9]
     lines = {line[:22].strip(): line[22:].split() for line in capsys.readouterr().out.split("\n")}
-    assert lines["generation, seconds"] == ["2.000", "1.000"]
     drawn = [work.lengths(step) for step in (1, 2, 3)]
     tokens, operations = sorted((lengths.sum(), counted_operations(work, lengths)) for lengths in drawn)[1]
-    assert lines["tokens per second"] == [f"{tokens / 4:.0f}", f"{tokens / 2:.0f}"]
-    assert lines["% of matmul peak"] == [f"{100 * operations / 1e9 / s:.1f}" for s in (4, 2)]
+    assert lines["tokens per second"] == [f"{tokens / s:.0f}" for s in (4, 2, 9)]
+    assert lines["% of matmul peak"] == [f"{100 * operations / 1e9 / s:.1f}" for s in (4, 2, 9)]
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({"cases": "T,X"}, "cases: 'X' is not one of T, S"), ({"sides": "verl"}, "sides: 'verl' is not one of trl"),
-    ({"steps": 0}, "steps=0 must be at least 1"), ({"device": "auto"}, "device='auto' is not one of cpu")])
+    ({"cases": "T,X"}, "cases: 'X' is not one of T, S"), ({"steps": 0}, "steps=0 must be at least 1"),
+    ({"device": "auto"}, "device='auto' is not one of cpu")])
 def test_settings_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         PeerConfig(**changes)
 
 
-@pytest.mark.parametrize("package, side, message", [
-    ("trl", "trl", "bench.py peer needs the package trl: pip install -r requirements-peer.txt"),
-    ("transformers", "ours_hf", "sides=ours_hf needs the package transformers")])
-def test_a_package_that_is_missing_is_named_before_the_first_measurement(monkeypatch, package, side, message):
-    monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr(peer, "matmul_peak", lambda *_: pytest.fail("measured"))
-    with pytest.raises(ValueError, match=message):
-        peer.run_peer(PeerConfig(sides=f"ours,{side}"))
+def test_without_trl_the_command_names_it_before_the_first_measurement(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(ValueError, match="bench.py peer needs the package trl: pip install -r requirements-peer.txt"):
+        peer.run_peer(PeerConfig())
 
 
-@pytest.mark.parametrize("huggingface", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_every_phase_of_our_steps_is_measured(huggingface, monkeypatch):
-    if huggingface:
-        pytest.importorskip("transformers")
-    monkeypatch.setattr(causal, "draw_uniforms", draw_uniforms)  # our_steps replaces it
-    for record in steps_of(lambda turn: our_steps(TINY, huggingface, {"device": "cpu", "dtype": "float32"}, turn)):
-        assert set(record) == {*PHASES, "megabytes"} and all(x > 0 for x in record.values())
+def test_our_steps_are_measured():
+    for record in steps_of(our_steps, TINY, "cpu", "float32", False):
+        assert record.keys() == {"seconds", "megabytes"} and all(x > 0 for x in record.values())
 
 
 def test_on_both_sides_a_completion_ends_at_its_length_and_not_before():
@@ -82,33 +79,25 @@ def test_on_both_sides_a_completion_ends_at_its_length_and_not_before():
     ends = torch.stack(drawn) == TINY.stop_id                                        # (P, G, M)
     lengths = torch.from_numpy(TINY.lengths(5))
     assert (ends.sum(-1) == 1).all() and (ends.int().argmax(-1) + 1 == lengths).all()
-    end, flat = EndAtDrawnLength(TINY.lengths(5), TINY.stop_id), torch.zeros(TINY.rows, TINY.vocab_size)
-    first = torch.stack([end(None, flat).softmax(-1)[:, TINY.stop_id] for _ in range(8)], 1)  # (N, M)
-    assert set(first.unique().tolist()) == {0.0, 1.0}
-    assert ((first == 1).int().argmax(1) + 1 == lengths.flatten()).all()
-
-
-def test_two_ranks_divide_the_prompts_of_a_step():
-    ranks = [problems(TINY, 3, SimpleNamespace(batch_size=1), SimpleNamespace(rank=r)) for r in (0, 1)]
-    assert [list(part["number"]) for part in ranks] == [[0], [1]]
-    assert [list(part["input"][0]) for part in ranks] == TINY.prompts(3).tolist()
+    process, flat = ending(TINY, 5), torch.zeros(6, TINY.vocab_size)
+    certain = [process(torch.zeros(6, 4 + m), flat).softmax(-1)[:, TINY.stop_id] for m in range(8)]
+    certain = torch.stack(certain, 1)                                                # (N, M)
+    assert set(certain.unique().tolist()) == {0.0, 1.0}
+    assert (certain.argmax(1) + 1 == lengths.flatten()).all()
 
 
 @pytest.mark.slow
-def test_trl_takes_steps_whose_completions_all_have_the_same_length():
+def test_the_ratios_are_those_of_steps_with_the_lengths_of_the_work(capsys, monkeypatch):
+    """Every side checks the lengths of its completions itself."""
     pytest.importorskip("trl")
-    work = dataclasses.replace(TINY, mixed=False, group_size=2)
-    for record in steps_of(lambda turn: trl_steps(work, "cpu", "float32", turn)):  # it checks the lengths
-        assert set(record) == {*PHASES, "megabytes"} and all(x > 0 for x in record.values())
-
-
-@pytest.mark.slow
-def test_the_benchmark_prints_a_table_and_the_ratio_of_the_steps(capsys, monkeypatch):
-    pytest.importorskip("trl")
-    monkeypatch.setitem(CASES, "tiny", TINY)
-    monkeypatch.setattr(peer, "matmul_peak", lambda *_: 1e9)
-    peer.run_peer(PeerConfig(cases="tiny", sides="trl,ours", steps=1))
-    out = capsys.readouterr().out
-    lines = {line[:22].strip(): line[22:].split() for line in out.split("\n")}
-    trl, ours = map(float, lines["step, seconds"])
-    assert json.loads(out.strip().split("\n")[-1]) == {"ratio_tiny": pytest.approx(trl / ours, rel=0.1)}
+    monkeypatch.setattr(peer, "CASES", {"mixed": TINY, "even": dataclasses.replace(TINY, mixed=False)})
+    monkeypatch.setattr(peer, "in_turns", in_this_process)
+    peer.run_peer(PeerConfig(cases="even,mixed", steps=1))
+    out = capsys.readouterr().out.strip().split("\n")
+    expected = {}
+    rows = [line.split()[-3:] for line in out if line.startswith("seconds of a step")]
+    for case, row in zip(("even", "mixed"), rows, strict=True):
+        trl, ours, same_model = map(float, row)
+        expected[f"ratio_{case}"] = pytest.approx(trl / ours, rel=0.1)
+        expected[f"ratio_{case}_hf"] = pytest.approx(trl / same_model, rel=0.1)
+    assert json.loads(out[-1]) == expected

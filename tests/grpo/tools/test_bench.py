@@ -9,8 +9,8 @@ from grpo.tools import bench
 
 @pytest.mark.slow
 def test_a_comparison_measures_both_sides_in_processes_of_their_own_and_their_gradients_are_equal(capsys):
-    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "block_size": 32, "batch_size": 2, "group_size": 3}
-    bench.main(["fill", *(f"--{key}={value}" for key, value in sizes.items()), "--device=cpu"])
+    bench.main(["fill", "--n_layer=1", "--n_embd=16", "--block_size=32", "--batch_size=2", "--group_size=3",
+                "--device=cpu"])
     out = capsys.readouterr().out.strip().split("\n")
     rows = {line[:24].strip(): line[24:].split() for line in out}
     result = json.loads(out[-1])
