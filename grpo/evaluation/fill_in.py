@@ -7,9 +7,8 @@ from functools import cached_property
 
 import torch
 
-from core.dataset_consumer import unpack_batch
 from core.tokenizer import by_character, character_ends
-from grpo.evaluation.means import add_up, means_of, reward_sums
+from grpo.evaluation.means import masked_sum, means_of, reward_sums
 from grpo.evaluation.ngram import NGramModel
 from grpo.evaluation.samples import SHOWN, best_and_worst
 from grpo.scoring import score, with_reference
@@ -33,25 +32,23 @@ def touched_words(tokenizer, truth, masked):
     tokens: the slice of truth that the word is made of; before, after: texts that these tokens hold besides the word,
     such as the space that a word piece begins with
     """
-    text, ends = tokenizer.decode(truth), character_ends(tokenizer, truth)
+    text = tokenizer.decode(truth)
+    ends = [0, *character_ends(tokenizer, truth)]
     found = []
     for match in WORD.finditer(text):
         start, end = match.span()
-        first, last = bisect_right(ends, start), bisect_left(ends, end)
-        tokens = slice(first, last + 1)
-        whole = start > 0 and end < len(text)
-        if whole and any(masked[tokens]):
-            begin = ends[first - 1] if first else 0
-            found.append((tokens, text[begin:start], match[0], text[end : ends[last]]))
+        first = bisect_right(ends, start) - 1
+        last = bisect_left(ends, end)
+        if start > 0 and end < len(text) and any(masked[first:last]):
+            before, after = text[ends[first] : start], text[end : ends[last]]
+            found.append((slice(first, last), before, match[0], after))
     return found
 
 
 def word_between(text, before, after):
     """The part of a text between its beginning `before` and its end `after`; "" if it does not begin and end so."""
-    length = len(text) - len(before) - len(after)
-    if length > 0 and text.startswith(before) and text.endswith(after):
-        return text[len(before) : len(before) + length]
-    return ""
+    word = text.removeprefix(before).removesuffix(after)
+    return word if before + word + after == text else ""
 
 
 class FillInEvaluation:
@@ -81,16 +78,21 @@ class FillInEvaluation:
         self.data, self.reference = data, reference
         self.rewards = rewards
         self.judges = {name: judge for name, judge in judges.items() if judge is not None}
-        self.config = replace(config, group_size=config.eval_completions, seed=data.seed + NOISE_SEED, train_pass_k=1,
-                              fill_estimator="trajectory",
-                              stored_megabytes=10**9)  # a batch is small, and the KL here is always exact
+        self.config = replace(
+            config,
+            group_size=config.eval_completions,
+            seed=data.seed + NOISE_SEED,
+            train_pass_k=1,
+            fill_estimator="trajectory",
+            stored_megabytes=10**9)  # a batch is small, and the KL here is always exact
         self.batches = []  # (number of the drawn batch, part of it)
         for step, first in enumerate(range(0, config.eval_problems, PROBLEMS_PER_STEP)):
             batch = data.batch("val", step)
             size = min(PROBLEMS_PER_STEP, config.eval_problems - first)
             for start in range(0, size, config.batch_size):
                 part = slice(start, min(size, start + config.batch_size))
-                self.batches.append((step, {key: x[part] for key, x in batch.items()}))
+                cut = {key: x[part] for key, x in batch.items()}
+                self.batches.append((step, cut))
 
     @cached_property
     def words(self):
@@ -105,38 +107,39 @@ class FillInEvaluation:
     @torch.no_grad()
     def __call__(self, policy, temperature):
         config = replace(self.config, temperature=temperature)
-        sums, logged = {}, {}
+        sums, logged = [], [{}]
         shown = []
         for step, batch in self.batches:
             rollouts = policy.sample(batch, step, config)
-            values, total, log = self._rewards(rollouts, sums)
-            self._add_words(batch, rollouts, sums)
-            self._add_tokens(policy, step, batch, rollouts, config, sums)
-            add_up(sums, reward_sums(values))
+            values, log = self._other_rewards(rollouts)
+            total = torch.zeros(len(rollouts.mask))                                  # (N,) orders the samples
             if log is not None:
-                add_up(logged, log.metrics)
+                logged.append(log.metrics)
+            if values and "judge" not in self.judges:
+                total = self.rewards.total(values)
+            for name, judge in self.judges.items():
+                scores = judge.scores(rollouts.texts)                                # (N,)
+                sums.append({name: (scores.sum(), len(scores))})
+                if name == "judge":
+                    total = scores
+            sums.append(self._word_sums(batch, rollouts))
+            sums.append(self._token_sums(policy, step, batch, rollouts, config))
+            sums.append(reward_sums(values))
             if len(shown) < SHOWN:
                 shown += self._samples(batch, rollouts, total, values, log)
         return means_of(sums, logged), shown[:SHOWN]
 
-    def _rewards(self, rollouts, sums):
-        """Adds the judges' scores to the sums. Returns the other rewards {name: (N,)}, the reward (P, G) by which
-        samples are chosen, and the Log of the rewards or None."""
-        scores = {name: judge.scores(rollouts.texts) for name, judge in self.judges.items()}  # (N,) each
-        add_up(sums, {name: (x.sum(), len(x)) for name, x in scores.items()})
-        total = scores.get("judge", torch.zeros(len(rollouts.mask), device=rollouts.mask.device))
+    def _other_rewards(self, rollouts):
+        """The rewards {name: (N,)} of the run without that of the judge, and their Log; {}, None without any."""
         names = []
         if self.rewards is not None:
             names = [name for name in self.rewards.names if name != "judge"]
-        values, log = {}, None
-        if names:
-            values, log = self.rewards.score(rollouts.texts, rollouts.group_size, names)
-            if "judge" not in scores:
-                total = self.rewards.total(values).nan_to_num(0.0)
-        return values, total.view(-1, rollouts.group_size), log
+        if not names:
+            return {}, None
+        return self.rewards.score(rollouts.texts, rollouts.group_size, names)
 
-    def _add_tokens(self, policy, step, batch, rollouts, config, sums):
-        """Adds the metrics of tokens to the sums. KL and entropy are measured in one pass over the problem."""
+    def _token_sums(self, policy, step, batch, rollouts, config):
+        """{metric: (sum, count)} of tokens. KL and entropy are measured in one pass over the problem."""
         G, mask = rollouts.group_size, rollouts.mask                                 # (N, M)
         first_pass = rollouts
         if config.unmask_steps > 1:
@@ -144,42 +147,39 @@ class FillInEvaluation:
         first_pass = with_reference(first_pass, self.reference, "exact", config)
         scores = score(policy, first_pass, config.temperature)
         masked = mask[::G]                                                           # (P, M) all of a group are equal
-        accuracy, _ = rollouts.texts.metrics["mean_token_accuracy"]
-        found = {"token_accuracy": (accuracy, mask.sum())}
+        sums = {"token_accuracy": rollouts.texts.metrics["mean_token_accuracy"]}
         if scores.kl is not None:
-            found["kl"] = (scores.kl[::G] * masked).sum(), masked.sum()
+            sums["kl"] = masked_sum(scores.kl[::G], masked)
+        sums["entropy"] = masked_sum(scores.entropy[::G], masked)
         ids = torch.stack(rollouts.texts.tokens).cpu().numpy()                       # (N, T)
+        sums["ngram_bits"] = self.ngrams.bits_near(ids, batch["mask"].repeat(G, 0))
         unique = unique_completions(rollouts.by_problem(rollouts.target), rollouts.by_problem(mask))  # (P,)
-        found["entropy"] = (scores.entropy[::G] * masked).sum(), masked.sum()
-        found["ngram_bits"] = self.ngrams.bits_near(ids, batch["mask"].repeat(G, 0))
-        found["unique_completions"] = unique.sum(), len(unique)
-        add_up(sums, found)
+        sums["unique_completions"] = unique.sum(), len(unique)
+        return sums
 
-    def _add_words(self, batch, rollouts, sums):
-        """Adds the metrics of words to the sums."""
+    def _word_sums(self, batch, rollouts):
+        """{metric: (sum, count)} of words."""
         tokenizer, G = self.data.tokenizer, rollouts.group_size
-        _, target, mask = unpack_batch(batch, "cpu")                                 # (P, T) each
         words = valid = recovered = 0
-        for i, (truth, masked) in enumerate(zip(target.tolist(), mask.tolist(), strict=True)):
-            completions = [ids.tolist() for ids in rollouts.texts.tokens[i * G : i * G + G]]
-            for tokens, before, word, after in touched_words(tokenizer, truth, masked):
+        for i, (truth, masked) in enumerate(zip(batch["target"], batch["mask"], strict=True)):
+            completions = rollouts.texts.completion_ids[i * G : i * G + G]
+            for tokens, before, word, after in touched_words(tokenizer, truth.tolist(), masked):
                 for ids in completions:
                     found = word_between(tokenizer.decode(ids[tokens]), before, after)
                     words += 1
                     valid += found.lower() in self.words
                     recovered += found == word
-        add_up(sums, {"word_validity": (valid, words), "words_recovered": (recovered, words)})
+        return {"word_validity": (valid, words), "words_recovered": (recovered, words)}
 
     def _samples(self, batch, rollouts, total, values, log):
-        """Records of the first problems with their best and worst completions."""
+        """Samples, with the characters that were masked. total: (N,) the rewards that order them"""
         tokenizer, records = self.data.tokenizer, []
-        for i, (numbers, facts) in enumerate(best_and_worst(total, self.rewards, values, log)):
+        samples = best_and_worst(rollouts, total, self.rewards, values, log, "truth")
+        for i, (record, numbers) in enumerate(samples):
             texts = {"problem": batch["input"][i], "truth": batch["target"][i]}
             for name, n in numbers.items():
                 texts[name] = rollouts.texts.tokens[n]
-            shown, masks = {}, {}
-            for name, ids in texts.items():
-                shown[name] = tokenizer.decode(ids.tolist())
-                masks[name] = by_character(tokenizer, ids.tolist(), batch["mask"][i].tolist())
-            records.append(shown | facts | {"mask": masks})
+            masked = batch["mask"][i].tolist()
+            masks = {name: by_character(tokenizer, ids.tolist(), masked) for name, ids in texts.items()}
+            records.append(record | {"mask": masks})
         return records

@@ -1,5 +1,7 @@
 """Means over all completions of an evaluation, from the sums of its batches."""
 
+from grpo.rollout import join
+
 
 def reward_sums(values):
     """{metric: (sum, count)} of rewards, over the completions that each scored.
@@ -14,21 +16,19 @@ def sum_and_count(x):
     return x.nansum(), (~x.isnan()).sum()
 
 
-def add_up(sums, more):
-    """Adds {metric: (sum, count)} of another batch to `sums`."""
-    for name, (total, count) in more.items():
-        total_before, count_before = sums.get(name, (0.0, 0))
-        sums[name] = (total_before + total, count_before + count)
+def masked_sum(x, mask):
+    """(sum, count) of x where the mask is 1.0; x, mask: of the same shape."""
+    return (x * mask).sum(), mask.sum()
 
 
 def means_of(sums, logged):
     """{metric: mean} of what was counted, and of what rewards logged under their own names.
 
-    sums, logged: {metric: (sum, count)}. Raises ValueError if a reward logs under the name of a held-out metric
+    sums, logged: of each batch {metric: (sum, count)}. Raises ValueError if a reward logs under the name of a held-out
+    metric
     """
-    means = {name: float(total / count) for name, (total, count) in sums.items() if count}
-    for name, (total, count) in logged.items():
-        if name in means:
+    sums, logged = join(sums), join(logged)
+    for name in logged:
+        if name in sums:
             raise ValueError(f"log_metric({name!r}, ...): the held-out metrics have one of this name; give it another")
-        means[name] = total / count
-    return means
+    return {name: float(total / count) for name, (total, count) in (sums | logged).items() if count}

@@ -20,19 +20,21 @@ def memory_estimate(config, models, data, dist):
     Training and sampling follow one after the other, so only the larger of them is a part. An evaluation samples about
     as many completions at a time as a step, and at least those of a problem.
     """
-    policy, model = models.policy, models.policy.model
-    size = 2 if dist.dtype == torch.bfloat16 else 4
+    policy = models.policy
+    size = 2 if dist.dtype == torch.bfloat16 else 4                   # bytes of a number
     problems = config.batch_size * config.gradient_accumulation_steps
-    new = new_tokens(config, model)
-    stored = STORED * problems * config.group_size * new
-    of_step = reading(config, data, model, size, config.batch_size, config.group_size)
-    of_evaluation = reading(config, data, model, size, 1, config.eval_completions)
-    phases = {"training": stored + training(config, data, model, size),
-              "sampling": stored + max(of_step, of_evaluation)}
+    new = config.max_new_tokens                                       # the most sampled tokens of a completion
+    if policy.model.mode != LANGUAGE_MODEL:
+        new = max(1, round(config.mask_high * config.block_size))
+    of_step = sampling(config, policy.model, data, size, config.batch_size, config.group_size)
+    of_evaluation = sampling(config, policy.model, data, size, 1, config.eval_completions)
+    phases = {"training": training(config, policy.model, data, size), "sampling": max(of_step, of_evaluation)}
     phase = max(phases, key=phases.get)
     weights, optimizer = of_models(models, dist, size)
-    logits = min(LOGITS_AT_ONCE, config.batch_size * config.group_size * new * policy.vocabulary)
-    found = {"weights": weights, "gradients and optimizer": optimizer, phase: phases[phase], "logits": 4 * 4 * logits}
+    drawn = config.group_size * new
+    logits = min(LOGITS_AT_ONCE, config.batch_size * drawn * policy.vocabulary)
+    found = {"weights": weights, "gradients and optimizer": optimizer,
+             phase: STORED * problems * drawn + phases[phase], "logits": 4 * 4 * logits}
     if models.reference is not None and choose_estimator(config, policy) == "exact":
         found["stored distributions"] = 4 * problems * policy.stored_states(config) * policy.vocabulary
     return {part: bytes / 1e6 for part, bytes in found.items()}
@@ -40,50 +42,44 @@ def memory_estimate(config, models, data, dist):
 
 def of_models(models, dist, size):
     """(bytes of all weights, bytes of the gradients and moments of those that are trained). size: bytes of a number"""
-    weights = {id(p): p for part in vars(models).values() if part is not None for p in part.model.parameters()}
+    parts = [part.model for part in vars(models).values() if part is not None]
+    weights = {id(p): p for model in parts for p in model.parameters()}
     trained = sum(p.numel() for p in weights.values() if p.requires_grad)
     ranks = dist.world if dist.sharded else 1
     whole = size if ranks > 1 else 0  # sharded models are put together to sample completions
-    return sum(p.numel() * (p.element_size() / ranks + whole) for p in weights.values()), 12 * trained / ranks
+    stored = sum(p.numel() * (p.element_size() / ranks + whole) for p in weights.values())
+    return stored, 12 * trained / ranks
 
 
-def new_tokens(config, model):
-    """The most sampled tokens of a completion."""
-    if model.mode == LANGUAGE_MODEL:
-        return config.max_new_tokens
-    return max(1, round(config.mask_high * config.block_size))
-
-
-def training(config, data, model, size):
+def training(config, model, data, size):
     """Bytes that a micro-batch keeps for the backward pass."""
-    S, G = config.unmask_steps, config.group_size
+    G = config.group_size
     if model.mode == LANGUAGE_MODEL:
         of_problem = data.longest + G * config.max_new_tokens
     else:
-        texts = {"trajectory": 1 + (S - 1) * G, "random_mask": G, "coupled": 2 * G}
+        texts = {"trajectory": 1 + (config.unmask_steps - 1) * G, "random_mask": G, "coupled": 2 * G}
         of_problem = texts.get(config.fill_estimator, 1) * config.block_size
     tokens = config.batch_size * of_problem
     if config.micro_batch_tokens is not None:  # a problem is never cut
         of_iteration = tokens * config.gradient_accumulation_steps
         tokens = min(of_iteration, max(config.micro_batch_tokens, of_problem))
     layers, width, _ = model.dimensions
-    layer = KEPT * size * width
     if config.grad_checkpoint:
-        return tokens * (2 * layer + layers * size * width)
-    return tokens * (layers + 1) * layer
+        return tokens * (2 * KEPT + layers) * size * width
+    return tokens * (layers + 1) * KEPT * size * width
 
 
-def reading(config, data, model, size, problems, group):
+def sampling(config, model, data, size, problems, group):
     """Bytes of the model while it samples `group` completions of each problem, and of a judge while it scores."""
     _, width, cached = model.dimensions
     layer = KEPT * size * width
-    if model.mode == LANGUAGE_MODEL:
-        T = data.longest
-        cache = (T + group * (T + config.max_new_tokens)) * cached * size
-        attention = T**2 * (1 + size)  # which tokens of a prompt see which others, in bool and as numbers
-        return problems * (cache + T * layer + attention)
-    texts = problems if config.unmask_steps == 1 else problems * group
-    return texts * config.block_size * layer
+    if model.mode != LANGUAGE_MODEL:
+        texts = problems if config.unmask_steps == 1 else problems * group
+        return texts * config.block_size * layer
+    T = data.longest
+    cache = (T + group * (T + config.max_new_tokens)) * cached * size
+    attention = T**2 * (1 + size)  # which tokens of a prompt see which others, in bool and as numbers
+    return problems * (cache + T * layer + attention)
 
 
 def check_fits(config, models, data, dist):

@@ -18,17 +18,18 @@ class NGramModel:
 
     def __init__(self, tokens, vocabulary, order=ORDER):
         self.vocabulary, self.order = vocabulary, order
-        self.levels = []
+        self.levels = []  # tables of n-grams of one length; the last number of each is 0, for what was never seen
         here = np.asarray(tokens[:MOST_TOKENS], dtype=np.int64)  # (n,) the last token of each n-gram
         context = np.zeros_like(here)                            # (n,) the number of the context before it
         contexts = 1
         for _ in range(min(order, len(here))):
             grams, number, count = np.unique(context * vocabulary + here, return_inverse=True, return_counts=True)
             before = grams // vocabulary                         # the context of each different n-gram
-            total = np.bincount(before, count, contexts)
-            different = np.bincount(before, minlength=contexts)
-            self.levels.append((grams, count, total, different))
-            context, here = number[:-1], here[1:]                # an n-gram is a context of the next level
+            total = np.bincount(before, count, contexts + 1)
+            different = np.bincount(before, minlength=contexts + 1)
+            self.levels.append((grams, np.append(count, 0), total, different))
+            context = number[:-1]                                # an n-gram is a context of the next level
+            here = here[1:]
             contexts = len(grams)
 
     def bits(self, text):
@@ -39,18 +40,17 @@ class NGramModel:
         for grams, count, total, different in self.levels:
             code = context * self.vocabulary + text
             at = np.searchsorted(grams, code).clip(max=len(grams) - 1)
-            found = (context >= 0) & (grams[at] == code)                             # (N, T)
-            seen = np.where(context >= 0, total[context], 0)
-            kinds = np.where(context >= 0, different[context], 0)
-            mixed = (np.where(found, count[at], 0) + kinds * p) / np.maximum(1, seen + kinds)
+            at[grams[at] != code] = -1
+            seen = total[context]
+            kinds = different[context]
+            mixed = (count[at] + kinds * p) / np.maximum(1, seen + kinds)
             p = np.where(seen > 0, mixed, p)
-            context = np.where(found, at, -1)
-            context = np.pad(context[:, :-1], ((0, 0), (1, 0)), constant_values=-1)  # of the token behind
+            context = np.pad(at[:, :-1], ((0, 0), (1, 0)), constant_values=-1)       # of the token behind
         return -np.log2(p)
 
     def bits_near(self, text, mask):
         """(sum, count) of the bits of the tokens whose n-gram has a masked token. text, mask: (N, T)."""
-        near = np.zeros(mask.shape, dtype=bool)
-        for back in range(min(self.order, mask.shape[1])):
-            near[:, back:] |= mask[:, : mask.shape[1] - back]
+        near = mask.copy()
+        for back in range(1, min(self.order, mask.shape[1])):
+            near[:, back:] |= mask[:, :-back]
         return float(self.bits(text)[near].sum()), int(near.sum())

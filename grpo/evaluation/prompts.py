@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from core.prompts import as_columns
-from grpo.evaluation.means import add_up, means_of, reward_sums, sum_and_count
+from grpo.evaluation.means import masked_sum, means_of, reward_sums, sum_and_count
 from grpo.evaluation.samples import SHOWN, best_and_worst
 from grpo.kl import choose_estimator, kl_per_token
 from grpo.scoring import score, with_reference
@@ -56,57 +56,47 @@ class PromptEvaluation:
     @torch.no_grad()
     def __call__(self, policy, temperature):
         config = replace(self.config, temperature=temperature)
-        sums, logged = {}, {}
+        sums, logged = [], []
         shown = []
         for start in range(0, len(self.records), self.at_once):
             records = self.records[start : start + self.at_once]
             batch = self.data.pack(records, np.arange(start, start + len(records)))
             rollouts = policy.sample(batch, 0, config)
             values, log = self.rewards.score(rollouts.texts, config.group_size)
-            found = {}
-            if self.rewards.success:
-                right = self.rewards.right(values).view(-1, config.group_size)       # (P, G) NaN where not scored
-                found["greedy_accuracy"] = sum_and_count(self._greedy(policy, batch, records))
-                found["sampled_accuracy"] = sum_and_count(right)
-                found["pass_at_k"] = pass_at_k_sum(right, config.pass_k)
+            found = self._accuracy_sums(policy, batch, values)
             found |= reward_sums(values) | self._token_sums(policy, rollouts, config)
-            add_up(sums, {name: (float(total), float(count)) for name, (total, count) in found.items()})
-            add_up(logged, log.metrics)
+            sums.append({name: (float(total), float(count)) for name, (total, count) in found.items()})
+            logged.append(log.metrics)
             if len(shown) < SHOWN:
-                shown += self._samples(rollouts.texts, values, log)
+                total = self.rewards.total(values)
+                samples = best_and_worst(rollouts, total, self.rewards, values, log)
+                shown += [record for record, _ in samples]
         return means_of(sums, logged), shown[:SHOWN]
 
-    def _token_sums(self, policy, rollouts, config):
-        """Sums and counts of length, truncation, entropy and KL."""
-        estimator = choose_estimator(config, policy)
-        rollouts = with_reference(rollouts, self.reference, estimator, config)
-        scores, mask = score(policy, rollouts, config.temperature), rollouts.mask
-        sums = rollouts.texts.metrics | {"entropy": ((scores.entropy * mask).sum(), mask.sum())}
-        kl = kl_per_token(scores, rollouts, estimator)
-        if kl is not None:
-            sums["kl"] = ((kl * mask).sum(), mask.sum())
-        return sums
-
-    def _samples(self, texts, values, log):
-        """Records of the first problems with their best and worst completions."""
-        G = self.config.group_size
-        total = self.rewards.total(values).nan_to_num(0.0).view(-1, G)               # (P, G)
-        answers = texts.columns.get("answer", [None] * len(texts.prompts))
-        records = []
-        for i, (numbers, facts) in enumerate(best_and_worst(total, self.rewards, values, log)):
-            record = {"problem": texts.prompts[i * G], "answer": answers[i * G]}
-            for name, n in numbers.items():
-                record[name] = texts.completions[n]
-            records.append(record | facts)
-        return records
-
-    def _greedy(self, policy, batch, records):
-        """(P,) 1.0 where the greedy completion of a prompt is correct, 0.0 where it is wrong, NaN where not scored."""
-        prompts, columns = as_columns(records)
+    def _accuracy_sums(self, policy, batch, values):
+        """{metric: (sum, count)} of the success reward, of the sampled completions and of a greedy one each."""
+        if not self.rewards.success:
+            return {}
+        right = self.rewards.right(values).view(-1, self.config.group_size)          # (P, G) NaN where not scored
+        prompts, columns = as_columns(batch["record"])
         completions = policy.greedy(batch, self.config)
         texts = SimpleNamespace(prompts=prompts, completions=completions, columns=columns, tokens=None)
-        values, _ = self.rewards.score(texts, 1, [self.rewards.success])
-        return self.rewards.right(values)
+        greedy, _ = self.rewards.score(texts, 1, [self.rewards.success])
+        return {
+            "greedy_accuracy": sum_and_count(self.rewards.right(greedy)),
+            "sampled_accuracy": sum_and_count(right),
+            "pass_at_k": pass_at_k_sum(right, self.config.pass_k)}
+
+    def _token_sums(self, policy, rollouts, config):
+        """{metric: (sum, count)} of length, truncation, entropy and KL."""
+        estimator = choose_estimator(config, policy)
+        rollouts = with_reference(rollouts, self.reference, estimator, config)
+        scores = score(policy, rollouts, config.temperature)
+        sums = rollouts.texts.metrics | {"entropy": masked_sum(scores.entropy, rollouts.mask)}
+        kl = kl_per_token(scores, rollouts, estimator)
+        if kl is not None:
+            sums["kl"] = masked_sum(kl, rollouts.mask)
+        return sums
 
 
 def pass_at_k_sum(right, k):

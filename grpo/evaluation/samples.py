@@ -14,27 +14,35 @@ TEXTS = ("problem", "best", "worst")
 BOARD = 24             # characters of a line at most for texts of several lines to be shown side by side
 
 
-def best_and_worst(total, rewards, values, log):
-    """The numbers {"best": n, "worst": n} of the completions with the highest and the lowest reward, and what a sample
-    says about them (reward, whether it is correct, what rewards logged), for each of the first SHOWN problems.
+def best_and_worst(rollouts, total, rewards, values, log, answer="answer"):
+    """The first SHOWN problems with their best and worst completions, and what is known about these (reward, whether it
+    is correct, what rewards logged): [(record, {"best": n, "worst": n})] with the numbers of the completions.
 
-    total: (P, G); values: {name of a reward: (N,)}; rewards: a Rewards, log: its Log, or None
-    A completion that the success reward skipped is neither correct nor wrong.
+    total: (N,) the reward that orders completions; values: {name of a reward: (N,)}; rewards: a Rewards, log: its Log,
+    or None; answer: the record's name for the answer. A completion that the success reward skipped is neither correct
+    nor wrong.
     """
-    G, found = total.shape[1], []
+    texts, G = rollouts.texts, rollouts.group_size
+    total = total.nan_to_num(0.0).cpu()
     right = None
     if rewards is not None and rewards.success in values:
         right = rewards.right(values)
-    for i, of_group in enumerate(total[:SHOWN]):
-        numbers = {"best": i * G + int(of_group.argmax()), "worst": i * G + int(of_group.argmin())}
-        facts = {}
+    found = []
+    for first in range(0, len(total), G)[:SHOWN]:
+        of_group = total[first : first + G]
+        best, worst = of_group.argmax(), of_group.argmin()
+        numbers = {"best": first + int(best), "worst": first + int(worst)}
+        record = {"problem": texts.prompts[first]}
+        if "answer" in texts.columns:
+            record[answer] = texts.columns["answer"][first]
         for name, n in numbers.items():
-            facts[f"{name}_score"] = round(float(total.flatten()[n]), 4)
+            record[name] = texts.completions[n]
+            record[f"{name}_score"] = round(float(total[n]), 4)
             if right is not None and not right[n].isnan():
-                facts[f"{name}_right"] = bool(right[n])
+                record[f"{name}_right"] = bool(right[n])
             if log is not None and log.columns:
-                facts[f"{name}_extra"] = log.extra(n)
-        found.append((numbers, facts))
+                record[f"{name}_extra"] = log.extra(n)
+        found.append((record, numbers))
     return found
 
 
@@ -51,27 +59,32 @@ def format_samples(records, color, completions):
         board = is_board([record[name] for name in TEXTS])
         columns = []
         for name in TEXTS:
-            mask = record["mask"][name] if "mask" in record else [0] * len(record[name])
-            score = format_number(record[f"{name}_score"]) if f"{name}_score" in record else ""
-            green = color and name != "problem"
+            text, score = record[name], ""
+            if name != "problem":
+                score = format_number(record[f"{name}_score"])
+            mask = [0] * len(text)
+            if color and name != "problem" and "mask" in record:
+                mask = record["mask"][name]
             if board:
-                columns.append(column(f"{name} {score}".rstrip(), record[name], mask, green))
+                columns.append(column(f"{name} {score}".rstrip(), text, mask))
             else:
-                lines.append(f"  {name:<8}{score:>7} | {highlight(record[name], mask, green)}")
+                lines.append(f"  {name:<8}{score:>7} | {highlight(text, mask, True)}")
         for row in zip(*columns, strict=True):
             lines.append("  " + "   ".join(row).rstrip())
     return "\n".join(line for line in lines if line.strip())
 
 
-def column(title, text, mask, color):
+def column(title, text, mask):
     """A title and the lines of a text, all of the same width. mask: which of its characters are coloured"""
     lines = text.split("\n")
     width = max(len(title), *map(len, lines))
     shown = [title.ljust(width)]
     start = 0
     for line in lines:
-        shown.append(highlight(line, mask[start : start + len(line)], color) + " " * (width - len(line)))
-        start += len(line) + 1
+        end = start + len(line)
+        room = " " * (width - len(line))
+        shown.append(highlight(line, mask[start:end], True) + room)
+        start = end + 1
     return shown
 
 

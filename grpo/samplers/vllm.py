@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from core.files.whole_files import writing
 from core.generation import Generation, Stop
@@ -19,7 +20,7 @@ from core.huggingface.export import new_folder, write_causal
 from core.model import GPT, LANGUAGE_MODEL
 from core.run.names import VLLM_WEIGHTS
 from core.settings.script import print_error
-from grpo.rollout import moved
+from grpo.rollout import join, moved
 from grpo.samplers.sampler import SamplerError
 from grpo.samplers.vllm_answers import Expected, check_first_batch, read_completions, read_scores, understanding
 from grpo.samplers.vllm_http import Server, Unknown
@@ -51,7 +52,10 @@ class VllmSampler:
         self.dist = dist
         self.has_adapter = getattr(policy.model, "has_adapter", False)
         self.server = Server(config.vllm_url, config.sampler_timeout)
-        self.expected = self._expected()
+        self.expected = Expected(
+            self.server.named, config.group_size, config.max_new_tokens,
+            ids=set(range(policy.vocabulary)).difference(self.never),
+            stop=Stop(policy.tokenizer, config.stop_sequences, config.response_prefix))
         self.folder = os.path.join(os.path.abspath(config.out_dir), VLLM_WEIGHTS)
         nonce = dist.names_of_all([secrets.token_hex(4)])[0]
         self.prefix = f"nano-grpo-{nonce}-"  # of the names of weights: no two runs give one to different weights
@@ -62,26 +66,16 @@ class VllmSampler:
         self.held = None       # what the server called them then; None where it has no name for them
         self.model = self._served()  # what requests ask for: the model that is served, or an adapter
 
-    def _expected(self):
-        """The facts that the server's answers are checked against."""
-        c = self.config
-        stop = Stop(self.policy.tokenizer, c.stop_sequences, c.response_prefix)
-        ids = set(range(self.policy.vocabulary)).difference(self.never)
-        return Expected(self.server.named, c.group_size, c.max_new_tokens, ids, stop)
-
     def start(self, problems, iteration):
-        bodies = []
-        for prompt, number in zip(prompts_of(problems), problems["number"], strict=True):
-            bodies.append(self._request(prompt) | {"seed": seed_of(self.config.seed, iteration, number)})
+        seeds = [seed_of(self.config.seed, iteration, number) for number in problems["number"]]
+        bodies = [self._request(*asked) for asked in zip(prompts_of(problems), seeds, strict=True)]
         self.starts.append((problems, self.model, self.server.begin("/v1/completions", bodies)))
 
     def finish(self):
         problems, model, answers = self.starts.popleft()
-        completions = []
-        for answer in answers:
-            completions += read_completions(answer.result(), model, self.expected)
+        groups = [read_completions(answer.result(), model, self.expected) for answer in answers]
         self._check_held()
-        generation = moved(as_generation(completions), self.policy.device)
+        generation = moved(as_generation(join(groups)), self.policy.device)
         rollouts = self.policy.rollouts(problems, generation, self.config)
         if self.first:
             check_first_batch(self.policy, rollouts, self.config, self.server.named)
@@ -114,18 +108,17 @@ class VllmSampler:
     def score(self, problems, rollouts):
         model, G = self.model, self.config.group_size
         prompts = prompts_of(problems)
-        length = rollouts.mask.sum(1).long().tolist()
-        texts = [prompts[n // G] + ids[: length[n]] for n, ids in enumerate(rollouts.target.tolist())]
+        written = [ids[mask > 0].tolist() for ids, mask in zip(rollouts.target, rollouts.mask, strict=True)]
+        texts = [prompts[n // G] + ids for n, ids in enumerate(written)]
         request = {"model": model, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 1}
         answers = self.server.begin("/v1/completions", [request | {"prompt": ids} for ids in texts])
         excluded = self._excluded(rollouts)
 
         def wait():
-            scores = torch.zeros(rollouts.mask.shape)
-            for n, (answer, ids) in enumerate(zip(answers, texts, strict=True)):
-                found = read_scores(answer.result(), ids, length[n], model, self.expected)
-                scores[n, : length[n]] = torch.tensor(found)
-            return [scores - excluded]
+            scores = []
+            for answer, ids in zip(answers, written, strict=True):
+                scores.append(read_scores(answer.result(), ids, model, self.expected))
+            return [padded(scores) - excluded]
         return wait
 
     def close(self):
@@ -177,15 +170,20 @@ class VllmSampler:
         model.vocabulary, model.banned_ids = before
         return (among_all - logp).cpu()
 
-    def _request(self, prompt):
+    def _request(self, prompt, seed):
         """The body of the request for a prompt. Settings that its generation_config.json may bring are named too."""
         c = self.config
-        return {"model": self.model, "prompt": prompt, "n": c.group_size, "max_tokens": c.max_new_tokens,
-                "temperature": c.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
-                "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": {str(i): NEVER for i in self.never},
-                "stop_token_ids": list(self.policy.tokenizer.stop_token_ids), "ignore_eos": True,
-                "stop": list(c.stop_sequences), "include_stop_str_in_output": True, "skip_special_tokens": False,
-                "logprobs": 1, "return_token_ids": True, "cache_salt": self.name}
+        return {
+            "model": self.model, "prompt": prompt, "seed": seed,
+            "n": c.group_size, "max_tokens": c.max_new_tokens,
+            "temperature": c.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+            "logit_bias": {str(i): NEVER for i in self.never},
+            "stop_token_ids": list(self.policy.tokenizer.stop_token_ids), "ignore_eos": True,
+            "stop": list(c.stop_sequences), "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "logprobs": 1,
+            "return_token_ids": True,
+            "cache_salt": self.name}
 
     def _bring_adapter(self, path, version):
         """Loads the adapter, and unloads those that no start needs any more."""
@@ -251,11 +249,11 @@ def save_for_vllm(policy, path, weights):
 
 def as_generation(completions):
     """A Generation of N completions (ids, log-probabilities, whether it was cut)."""
-    shape = (len(completions), max(len(ids) for ids, _, _ in completions))
-    target = torch.zeros(shape, dtype=torch.long)
-    mask, logp = torch.zeros(shape), torch.zeros(shape)
-    for n, (ids, drawn, _) in enumerate(completions):
-        target[n, : len(ids)] = torch.tensor(ids)
-        logp[n, : len(ids)] = torch.tensor(drawn)
-        mask[n, : len(ids)] = 1.0
-    return Generation(target, mask, logp, None, torch.tensor([cut for _, _, cut in completions]))
+    ids, logp, cut = zip(*completions, strict=True)
+    mask = padded([[1.0] * len(row) for row in ids])                                 # (N, M)
+    return Generation(padded(ids), mask, padded(logp), None, torch.tensor(cut))
+
+
+def padded(rows):
+    """Lists of numbers as a tensor (N, M), 0 behind the end of each."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True)

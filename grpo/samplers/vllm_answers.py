@@ -84,12 +84,12 @@ def read_choice(choice, expected):
     return ids, logp, cut
 
 
-def read_scores(answer, ids, count, model, expected):
-    """The log-probabilities of the last `count` of the ids that were sent."""
+def read_scores(answer, ids, model, expected):
+    """The log-probabilities of ids with which the text that was sent ends."""
     with understanding(answer, expected.named):
         choice, = choices_of(answer, model, expected)
-        scores = choice["prompt_logprobs"][-count:]
-        return [float(score[str(i)]["logprob"]) for score, i in zip(scores, ids[-count:], strict=True)]
+        scores = choice["prompt_logprobs"][-len(ids) :]
+        return [float(score[str(i)]["logprob"]) for score, i in zip(scores, ids, strict=True)]
 
 
 @torch.no_grad()

@@ -34,10 +34,11 @@ class Server:
         self.url, self.timeout = url.rstrip("/"), timeout
         self.named = f"vllm_url={url}"
         self.httpx = require("httpx2", "sampler='vllm'")
-        self.headers = headers()
-        started = threading.Event()
-        threading.Thread(target=asyncio.run, args=(self._run(started),), daemon=True).start()
-        started.wait()
+        limits = self.httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=0)  # a kept one may be stale
+        self.client = self.httpx.AsyncClient(headers=headers(), timeout=None, limits=limits,
+                                             trust_env=False)  # the address is taken as it is, without a proxy
+        self.loop, self.over = asyncio.new_event_loop(), asyncio.Event()
+        threading.Thread(target=self._run, daemon=True).start()
 
     def get(self, path):
         return self._begin("GET", path, None).result()
@@ -55,14 +56,10 @@ class Server:
         with contextlib.suppress(RuntimeError):  # the loop is closed already
             self.loop.call_soon_threadsafe(self.over.set)
 
-    async def _run(self, started):
+    def _run(self):
         """Keeps the event loop alive until `close`, which cancels what is under way."""
-        self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
-        limits = self.httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=0)  # a kept one may be stale
-        self.client = self.httpx.AsyncClient(headers=self.headers, timeout=None, limits=limits,
-                                             trust_env=False)  # the address is taken as it is, without a proxy
-        started.set()
-        await self.over.wait()
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.run(self.over.wait())
 
     def _begin(self, *request):
         return asyncio.run_coroutine_threadsafe(self._ask(*request), self.loop)
@@ -77,8 +74,7 @@ class Server:
                     try:
                         response, text = await self._answer(method, path, body)
                     except broken as error:
-                        line = (f"{self.named} cannot be reached ({one_line(error)}); start the server, or correct "
-                                "vllm_url")
+                        line = f"{self.named} cannot be reached ({one_line(error)}); start the server, or correct it"
                         continue
                     if response.is_success:
                         return parsed(text)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,17 +24,21 @@ class Rewards:
         return torch.tensor([0.0, 1.0, math.nan, *[0.0] * 5])
 
 
-def test_a_sample_is_the_best_and_the_worst_completion_of_a_problem_with_what_is_known_about_them(tmp_path):
-    total = torch.tensor([[0.0, 2.0], [1.0, -1.0], [0.0, 0.0], [5.0, 6.0]])           # (P, G)
-    log = Log({}, {"answer": list("01234567")})
-    found = best_and_worst(total, Rewards(), {"a": total.flatten()}, log)
-    assert [numbers for numbers, _ in found] == [
+def test_a_sample_is_the_best_and_the_worst_completion_of_a_problem_with_what_is_known_about_them():
+    total = torch.tensor([0.0, 2.0, 1.0, -1.0, 0.0, math.nan, 5.0, 6.0])              # (N,)
+    texts = SimpleNamespace(prompts=list("ppqqrrss"), completions=list("abcdefgh"), columns={"answer": [7] * 8})
+    rollouts = SimpleNamespace(texts=texts, group_size=2)
+    found = best_and_worst(rollouts, total, Rewards(), {"a": total}, Log({}, {"x": list("01234567")}), "truth")
+    assert [numbers for _, numbers in found] == [
         {"best": 1, "worst": 0}, {"best": 2, "worst": 3}, {"best": 4, "worst": 4}], "of the first problems"
-    assert found[0][1] == {"best_score": 2.0, "worst_score": 0.0, "best_right": True, "worst_right": False,
-                           "best_extra": {"answer": "1"}, "worst_extra": {"answer": "0"}}
-    assert "best_right" not in found[1][1] and found[1][1]["worst_right"] is False
+    assert found[0][0] == {
+        "problem": "p", "truth": 7, "best": "b", "best_score": 2.0, "best_right": True, "best_extra": {"x": "1"},
+        "worst": "a", "worst_score": 0.0, "worst_right": False, "worst_extra": {"x": "0"}}
+    assert "best_right" not in found[1][0] and found[1][0]["worst_right"] is False
+    texts.columns = {}
     for rewards, log in ((None, None), (Rewards(), Log())):
-        assert best_and_worst(total, rewards, {}, log)[1][1] == {"best_score": 1.0, "worst_score": -1.0}
+        record, _ = best_and_worst(rollouts, total, rewards, {}, log)[1]
+        assert record == {"problem": "q", "best": "c", "best_score": 1.0, "worst": "d", "worst_score": -1.0}
 
 
 def test_a_sample_is_three_aligned_lines_with_scores_and_on_a_terminal_coloured_characters():
@@ -63,8 +68,7 @@ def test_boards_are_shown_side_by_side():
 
 @pytest.mark.parametrize("other", [{"best": "12\n3\n4\n"}, {"worst": "1" * 40 + "\n\n"}, {"problem": "1_34"}])
 def test_texts_of_other_shapes_are_one_line_each(other):
-    texts = {name: BOARD[name] for name in ("problem", "best", "worst")} | other
-    lines = format_samples([texts], False, 8).split("\n")[1:]
+    lines = format_samples([BOARD | other], False, 8).split("\n")[1:]
     assert len(lines) == 3 and all(" | " in line for line in lines)
 
 

@@ -65,7 +65,7 @@ def scores_of(*scores):
 
 def test_scores_are_those_of_the_tokens_that_were_sent():
     given = scores_of(None, {str(B): {"logprob": -0.1}, str(A): {"logprob": -2.0}}, {str(END): {"logprob": -3.0}})
-    assert read_scores(given, [A, A, END], 2, "m", expected()) == [-2.0, -3.0]
+    assert read_scores(given, [A, END], "m", expected()) == [-2.0, -3.0]
 
 
 @pytest.mark.parametrize("given", [
@@ -75,4 +75,4 @@ def test_scores_are_those_of_the_tokens_that_were_sent():
     answer({"prompt_logprobs": "abc"}), "<html>", None])
 def test_scores_of_another_shape_or_of_other_tokens_are_one_line(given):
     with pytest.raises(SamplerError, match=f"^vllm_url=X {SHAPE}"):
-        read_scores(given, [A, A, END], 2, "m", expected())
+        read_scores(given, [A, END], "m", expected())
