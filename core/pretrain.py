@@ -34,14 +34,21 @@ def main(argv):
     check_trackers(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
         data = build_data(config, dist)
-        if dist.is_main:
-            build_missing_checkpoint(config.init_from, "init_from", config.dataset, print)
+        missing = dist.is_main and build_missing_checkpoint(config.init_from, "init_from", config.dataset, print,
+                                                            config.dry_run)
         dist.barrier()
+        if dist.agree(missing):
+            return
         model = build_model(config, data, dist)
         batches, evaluate = build_batches(config, data, dist)
+        lines = "\n".join([*describe(config, origin), *plan(config, model, data, dist)])
+        if config.dry_run:
+            if dist.is_main:
+                print(lines)
+            return
         with run_folder(config, dist) as resume:
             logger = create_logger(config, dist, config.max_iters, COLUMNS)
-            logger.say("\n".join([*describe(config, origin), *plan(config, model, data, dist)]))
+            logger.say(lines)
             if config.compile:
                 model.states = torch.compile(model.states)
             trainer = Trainer(model, config, batches, evaluate, data.tokenizer, logger, dist)

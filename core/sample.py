@@ -1,4 +1,4 @@
-"""Fills in a text of yours, where each mask character is one hidden token, or completes it with a causal model.
+"""Fills in a text of yours, where each _ is one hidden token, or completes it with a causal model.
 
 python core/sample.py --checkpoint=data/char_diffusion/pretrained/generator.safetensors --text='The ____ of the ____'
 python core/sample.py --checkpoint=data/arithmetic/pretrained/generator.safetensors --text='347+85='
@@ -21,7 +21,7 @@ from core.fill_in_passes import fill_in_passes
 from core.generation import Stop, generate
 from core.huggingface.tokenizer import HuggingFaceTokenizer
 from core.masking import masked_positions
-from core.model import LANGUAGE_MODEL, MASKED_FILL
+from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER
 from core.models import load_model, load_tokenizer
 from core.prompts import MODEL, TEMPLATES, PromptFormat
 from core.run.terminal import highlight
@@ -29,6 +29,7 @@ from core.settings.ranges import check_choices, check_ranges
 from core.settings.script import run_script
 from core.tokenizer import by_character
 
+HIDDEN = "_"  # stands for a hidden token
 RANGES = {"unmask_steps": "[1, 1e6]", "max_new_tokens": "[1, 1e6]", "num_samples": "[1, 1e4]",
           "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]", "seed": "[0, 1e18]"}  # of SampleConfig
 
@@ -39,10 +40,9 @@ class SampleConfig:
 
     checkpoint: str = "out-grpo/model.safetensors"  # a model file of this project, a folder in Hugging Face format, or
                                #   hf:owner/name
-    text: str = ""             # the text to fill in or to complete
+    text: str = ""             # the text to complete, or to fill in, where each _ is one hidden token
     template: str = "plain"    # plain: a causal model completes the text; model: it answers it, by its chat template;
                                #   chat, math and code: by these of core/prompts.py
-    mask_character: str = "_"  # one for each hidden token
     unmask_steps: int = 1      # passes in which a masked-fill model fills in
     max_new_tokens: int = 128  # most tokens of a completion
     num_samples: int = 5       # number of samples to print
@@ -53,26 +53,24 @@ class SampleConfig:
 
     def __post_init__(self):
         check_choices(self, {"template": (*TEMPLATES, MODEL)})
-        if len(self.mask_character) != 1:
-            raise ValueError(f"mask_character={self.mask_character!r} must be one character")
         check_ranges(self, RANGES)
 
 
-def encode_with_masks(text, mask_character, tokenizer):
-    """Encodes a text with MASK for the mask character. Returns (ids, mask), each (1, T)."""
+def encode_with_masks(text, tokenizer):
+    """Encodes a text with the mask token for each HIDDEN. Returns (ids, mask), each (1, T)."""
     if isinstance(tokenizer, HuggingFaceTokenizer):  # its mask token has a name in texts, and may take the space before
-        ids = tokenizer.encode(text.replace(mask_character, tokenizer.backend.mask_token))
+        ids = tokenizer.encode(text.replace(HIDDEN, tokenizer.backend.mask_token))
     else:
         ids = []
-        for part in text.split(mask_character):
+        for part in text.split(HIDDEN):
             ids += [*tokenizer.encode(part), tokenizer.mask_token_id]
         ids.pop()
     ids = torch.tensor([ids])
     mask = ids == tokenizer.mask_token_id
     if mask.all():
-        raise ValueError(f"--text={text!r} has no usable characters besides {mask_character!r} to go by")
+        raise ValueError(f"--text={text!r} has no usable characters besides {HIDDEN!r} to go by")
     if not mask.any():
-        raise ValueError(f"--text={text!r} has nothing to fill in: write {mask_character!r} for every hidden token")
+        raise ValueError(f"--text={text!r} has nothing to fill in: write {HIDDEN!r} for every hidden token")
     return ids, mask
 
 
@@ -96,7 +94,7 @@ def complete(model, tokenizer, config, device):
 
 def fill(model, tokenizer, config, device):
     """Prints samples of the hidden characters in their text."""
-    ids, mask = encode_with_masks(config.text, config.mask_character, tokenizer)
+    ids, mask = encode_with_masks(config.text, tokenizer)
     noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, ids.shape[1]))
     ids, (position, hidden) = ids.to(device), masked_positions(mask, device)
     target, *_ = fill_in_passes(model, ids, position, hidden, noise[:, 0], noise[:, 1], config.unmask_steps,
@@ -112,13 +110,11 @@ def main(argv):
     device = detect_device(config.device)
     model, _ = load_model(config.checkpoint, device)
     tokenizer = load_tokenizer(config.checkpoint)
-    if model.mode == LANGUAGE_MODEL:
-        complete(model, tokenizer, config, device)
-    elif model.mode == MASKED_FILL:
-        fill(model, tokenizer, config, device)
-    else:
+    if model.mode == SEQUENCE_SCORER:
         raise ValueError(f"checkpoint={config.checkpoint} has mode {model.mode}: it scores texts and samples none; "
                          "name a generator")
+    sample = complete if model.mode == LANGUAGE_MODEL else fill
+    sample(model, tokenizer, config, device)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import shutil
 
 import torch
 
+from core.files.whole_files import writing
 from core.huggingface.load import open_transformer
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL
@@ -34,15 +35,13 @@ def new_folder(path, key="out"):
     if os.path.lexists(path):
         raise ValueError(f"{key}={path} exists, and nothing is overwritten; name another folder or remove it")
     partial = path + ".tmp"
-    try:
+    with writing(path):
         os.makedirs(partial)
-    except OSError as error:
-        raise ValueError(f"{key}={path} cannot be written ({partial}: {error.strerror}); name another folder") from None
-    try:
-        yield partial
-        os.rename(partial, path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            yield partial
+            os.rename(partial, path)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_causal(model, tokenizer, folder, dtype=torch.float32, where="the model"):

@@ -1,7 +1,7 @@
 """Folders in Hugging Face format and names of the hub: what they hold, and what is refused because it is not safe."""
 
 import os
-import shutil
+import pathlib
 
 from core.files.json_text import read_object
 from core.files.whole_files import as_usual, flush
@@ -22,13 +22,21 @@ def is_adapter(path):
 def base_of(path, key):
     """The folder or hub name of the model that the adapter in a folder was trained on, by its adapter_config.json."""
     name = "base_model_name_or_path"
-    base = str(read_object(os.path.join(path, ADAPTER), f"{key}={path}: {ADAPTER}", AGAIN).get(name))
+    base = str(declared_in(path, ADAPTER, key).get(name))
     if os.path.isdir(base) and not os.path.samefile(base, path):
         return base
     if os.path.isabs(base) or "/" not in base:
         raise ValueError(f"{key}={path} is an adapter whose base model {base!r} is not there; put it there again or "
                          f"correct {name} in {ADAPTER}")
     return f"{HUB}{base}"
+
+
+def declared_in(path, file, key):
+    """The values of a JSON file of the model at `path`, which the setting `key` names; none without the file."""
+    find = quiet_transformers(path, key).utils.cached_file
+    with opening(path, key):
+        found = find(local_name(path), file, _raise_exceptions_for_missing_entries=False)
+    return {} if found is None else read_object(found, f"{key}={path}: {file}", AGAIN)
 
 
 def calling(function, path, key, **settings):
@@ -53,10 +61,7 @@ def check_weights(path, key, config):
     """Raises ValueError unless the weights of a folder or hub name are safetensors files in it, which run no code."""
     named = [getattr(config, "transformers_weights", None) or "model.safetensors"]
     with opening(path, key):
-        find = quiet_transformers(path, key).utils.cached_file
-        index = find(local_name(path), INDEX, _raise_exceptions_for_missing_entries=False)
-        if index is not None:
-            named += read_object(index, f"{key}={path}: {INDEX}", AGAIN)["weight_map"].values()
+        named += declared_in(path, INDEX, key).get("weight_map", {}).values()
         for name in named:
             if name != os.path.basename(name) or not name.endswith(".safetensors"):
                 raise ValueError(f"{key}={path} takes weights from {shown(name)}, but only *.safetensors files of the "
@@ -72,15 +77,10 @@ def check_target(folder, adapter, key="out_dir"):
 
     adapter: whether the new one is an adapter; key: the setting that names the folder
     """
-    if not os.path.exists(folder):
-        return
-    own, other, begins = "a model", "an adapter", "adapter_"
-    if adapter:
-        own, other, begins = "an adapter", "a model", "model"
-    for name in os.listdir(folder):
-        if name.startswith(begins) and name.endswith(".safetensors"):
-            raise ValueError(f"{key}={folder} holds {other} ({name}), and {own} in the same folder could not be told "
-                             "apart from it; name another")
+    other = "model*.safetensors" if adapter else "adapter_*.safetensors"
+    for file in pathlib.Path(folder).glob(other):
+        raise ValueError(f"{key}={folder} holds a {file.name}; a model and an adapter in the same folder could not be "
+                         "told apart, so name another")
 
 
 def replace_files(new, folder):
@@ -92,4 +92,4 @@ def replace_files(new, folder):
         flush(file)
         os.replace(file, os.path.join(folder, name))
     flush(folder)
-    shutil.rmtree(new)
+    os.rmdir(new)

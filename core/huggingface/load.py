@@ -70,13 +70,13 @@ def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device=
         net, found = open_transformer(base_of(path, key), key, mode)
         return open_adapter(net, path, key).merge_and_unload().requires_grad_(True), found
     config = read_config(path, key)
+    found = mode_of(config, path, key)
+    if mode not in (None, found):
+        raise ValueError(f"{key}={path} has mode {found}, but {mode} is needed here")
     check_weights(path, key, config)
     if getattr(config, "quantization_config", None) and not adapter.has_adapter:
         raise ValueError(f"{key}={path} has quantised weights, which cannot be trained or merged; use the unquantised "
                          "model, or lora_rank=16")
-    found = mode_of(config, path, key)
-    if mode is not None and found != mode:
-        raise ValueError(f"{key}={path} has mode {found}, but {mode} is needed here")
     transformers = quiet_transformers(path, key)
     settings = {"dtype": dtype if adapter.has_adapter else torch.float32}
     if adapter.load_in_4bit:
@@ -103,11 +103,10 @@ def mode_of(config, path, key):
     if config.model_type == "electra" and name.endswith("ForPreTraining"):
         return SEQUENCE_SCORER
     if not config.is_encoder_decoder:
-        if name.endswith(("ForCausalLM", "LMHeadModel")):
-            return LANGUAGE_MODEL
-        if config.model_type in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        fills, writes = known.MODEL_FOR_MASKED_LM_MAPPING_NAMES, known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        if config.model_type in fills and not name.endswith(("ForCausalLM", "LMHeadModel")):
             return MASKED_FILL
-        if config.model_type in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        if config.model_type in (*fills, *writes):
             return LANGUAGE_MODEL
     raise ValueError(f"{key}={path} has model_type {config.model_type} ({name or 'no architecture'}), which is neither "
                      "a causal nor a masked language model nor a detector of replaced tokens; use one of these")

@@ -149,7 +149,7 @@ def share_without_adapter(layers):
 
 @contextmanager
 def using(net, name):
-    """A block in which the model computes with the adapter of that name, or with None without one."""
+    """A block in which the model computes with the adapter of that name, if it has adapters, or with None without one."""
     if name == POLICY:
         yield
     elif name is None:

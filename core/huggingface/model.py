@@ -126,7 +126,7 @@ class HuggingFaceModel(nn.Module):
         self.net, self.mode, self.vocabulary = net, mode, tokenizer.base_vocab_size
         self.banned_ids = tokenizer.banned_token_ids
         self.has_adapter, self.reference_adapter = adapter.has_adapter, adapter.reference_adapter
-        self.adapter = POLICY if adapter.has_adapter else None  # the one that it computes with
+        self.adapter = POLICY  # the one that it computes with, if there are any
         self.grad_checkpoint = False
         bare = net.get_base_model() if self.has_adapter else net
         body, given = bare.base_model, GivenStates()
@@ -155,7 +155,7 @@ class HuggingFaceModel(nn.Module):
             inputs["attention_mask"] = real.long()
             if self.takes_position:
                 inputs["position_ids"] = (real.cumsum(1) - 1).clamp(min=0)[:, before:]
-        with self.adapting(), self.checkpointing(past):
+        with using(self.net, self.adapter), self.checkpointing(past):
             h = self.body(**inputs).last_hidden_state
         h = h[:, len(self.start_ids) : len(self.start_ids) + T]                      # (B, T, C)
         if past is not None:
@@ -170,7 +170,7 @@ class HuggingFaceModel(nn.Module):
             casts = torch.autocast(kind, torch.get_autocast_dtype(kind), cache_enabled=False)
         self.given.states = h.reshape(1, -1, h.shape[-1])                            # (1, K, C)
         unread = torch.zeros(1, 1, dtype=torch.long, device=h.device)
-        with self.adapting(), casts:
+        with using(self.net, self.adapter), casts:
             logits = self.head(input_ids=unread).logits[0]
         self.given.states = None
         logits = at_least_float32(logits)                                            # (K, rows), of a judge (K,)
@@ -184,10 +184,6 @@ class HuggingFaceModel(nn.Module):
     def forward(self, tokens, position=None, past=None, padding=None):
         """Float32 logits; the arguments of `states`."""
         return self.project(self.states(tokens, position, past, padding))
-
-    def adapting(self):
-        """The context in which it computes with its own adapter, or without one."""
-        return using(self.net, self.adapter) if self.has_adapter else nullcontext()
 
     @contextmanager
     def checkpointing(self, past):

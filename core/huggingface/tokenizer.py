@@ -3,14 +3,14 @@
 import hashlib
 import json
 import os
+import re
 
-from core.files.json_text import read_object
-from core.huggingface.files import AGAIN, base_of, is_adapter
+from core.huggingface.files import AGAIN, base_of, declared_in, is_adapter
 from core.settings.optional import HUB, local_name, on_hub, opening, quiet_transformers
 from core.settings.user_code import guarded
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
-CAUSAL = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # in the class names of models that write text
+CAUSAL = "ForCausalLM|ForConditionalGeneration|LMHeadModel"  # in the class names of models that write text
 MOST_IDS = 2**22                                           # several times the largest vocabulary that is published
 TEMPLATE_SECONDS = 10                                      # that a chat template may take for one prompt
 
@@ -29,19 +29,19 @@ class HuggingFaceTokenizer:
         self.base_vocab_size = self.vocab_size = 1 + max(vocabulary.values())
         self.mask_token_id, self.cls_token_id = backend.mask_token_id, backend.cls_token_id
         self.pad_token_id = 0                              # attention never reads it: any id of the vocabulary will do
-        ends = [i for i in (backend.eos_token_id, *end_ids_of_model) if i is not None]
-        self.stop_token_ids = tuple(dict.fromkeys(ends))   # each once
-        self.stop_token_id = ends[0] if ends else None
+        ends = dict.fromkeys((backend.eos_token_id, *end_ids_of_model))  # each once
+        self.stop_token_ids = tuple(i for i in ends if i is not None)
+        self.stop_token_id = next(iter(self.stop_token_ids), None)
         self.stop_token_names = tuple(backend.convert_ids_to_tokens(list(self.stop_token_ids)))
         self.start_ids, self.end_ids = ids_around(backend)
-        added = backend.added_tokens_decoder.items()
-        self.special_ids = {*backend.all_special_ids, *(i for i, token in added if token.special)}
+        added = {i for i, token in backend.added_tokens_decoder.items() if token.special}
+        self.special_ids = added.union(backend.all_special_ids)
         banned = set(range(self.vocab_size)) - set(vocabulary.values())
         if fills:
             banned |= self.special_ids
         self.banned_token_ids = tuple(sorted(banned))
         newline = self.encode("\n")
-        known = len(newline) == 1 and newline[0] != backend.unk_token_id
+        known = len(newline) == 1 and newline != [backend.unk_token_id]
         self.newline_token_id = newline[0] if known else -1
         words = json.dumps([sorted(vocabulary.items()), self.mask_token_id, self.cls_token_id])
         self.sha256 = hashlib.sha256(words.encode()).hexdigest()
@@ -124,20 +124,11 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
         if size > MOST_IDS:
             raise ValueError(f"{key}={path}: its tokenizer has a token with the id {size - 1}, more than any "
                              f"vocabulary has; {AGAIN}")
-        for i in ends:
-            if not 0 <= i < size:
-                raise ValueError(f"{key}={path}: the model declares the end token {i}, but its tokenizer has {size} "
-                                 "tokens; copy the tokenizer files that belong to the model")
-        architectures = " ".join(config.get("architectures") or [])
-        writes = any(name in architectures for name in CAUSAL)
+        if not all(0 <= i < size for i in ends):
+            raise ValueError(f"{key}={path}: the model declares the end tokens {ends}, but its tokenizer has {size} "
+                             "tokens; copy the tokenizer files that belong to the model")
+        writes = re.search(CAUSAL, " ".join(config.get("architectures") or []))
         return HuggingFaceTokenizer(backend, path, ends, fills=backend.mask_token_id is not None and not writes)
-
-
-def declared_in(path, file, key):
-    """The values of a JSON file of the model at `path`, which the setting `key` names; none without the file."""
-    find = quiet_transformers(path, key).utils.cached_file
-    found = find(local_name(path), file, _raise_exceptions_for_missing_entries=False)
-    return {} if found is None else read_object(found, f"{key}={path}: {file}", AGAIN)
 
 
 def end_ids(values):

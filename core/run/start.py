@@ -1,7 +1,6 @@
 """The start and the end of a run: settings with their origin, machine, versions, command; how it ended and why. The
 names of the user and the machine are left out."""
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -19,6 +18,7 @@ import torch
 
 from core.config import changed_settings, save_config
 from core.files.json_lines import read_records
+from core.files.json_text import read_object
 from core.files.whole_files import CannotWrite, replacing
 from core.run.folder import set_aside
 from core.run.names import CONFIG, STARTS
@@ -47,8 +47,7 @@ class Recorded:
             return
         say, out_dir = self.trainer.logger.say, self.config.out_dir
         if self.resume:
-            for line in how_it_goes_on(self.config, self.trainer):
-                say(line)
+            say("\n".join(how_it_goes_on(self.config, self.trainer)))
         else:
             previous = set_aside(out_dir)
             if previous:
@@ -58,9 +57,11 @@ class Recorded:
 
     def __exit__(self, kind, error, trace):
         if self.dist.is_main:
-            # Of two files that cannot be written, the first one is the error
-            with contextlib.nullcontext() if error is None else contextlib.suppress(CannotWrite):
+            try:
                 self.end(error)
+            except CannotWrite:
+                if error is None:  # of two files that cannot be written, the first one is the error
+                    raise
 
     def end(self, error):
         """Records how the run ended. error: the exception that ended it, or None"""
@@ -69,7 +70,7 @@ class Recorded:
             ended, why = "failed", f"{type(error).__name__}: {one_line(error)}"
         elif step < self.config.max_iters:
             ended, why = "stopped", self.trainer.stopped_by
-        add_record(self.config.out_dir, {"time": now(), "step": step, "ended": ended, "why": why})
+        add_record(self.config.out_dir, step, ended=ended, why=why)
         if error is not None:
             text = without_home("".join(traceback.format_exception(error)))
             self.trainer.logger.write_console(f"failed at step {step}: {why}\n{text}")
@@ -97,8 +98,7 @@ def changes(config):
     path = os.path.join(config.out_dir, CONFIG)
     if not os.path.exists(path):
         return []
-    with open(path) as f:
-        before = json.load(f)
+    before = read_object(path, path, "delete it")
     after = json.loads(json.dumps(dataclasses.asdict(config)))  # tuples are lists in a file
     keys = [key for key in after if key != "resume" and before.get(key, after[key]) != after[key]]
     return [f"{key} {shown(before[key])} -> {shown(after[key])}" for key in keys]
@@ -112,15 +112,14 @@ def record_start(config, origin, dist, step):
     settings = {}
     for key, (value, default, where) in changed_settings(config, origin).items():
         settings[key] = {"value": value, "default": default, "set in": where}
-    add_record(config.out_dir, {
-        "time": now(), "step": step, "command": shlex.join(["python", *sys.argv]), "commit": commit(), **machine(dist),
-        "python": platform.python_version(), **versions(), "settings": settings})
+    add_record(config.out_dir, step, command=shlex.join(["python", *sys.argv]), commit=commit(), **machine(dist),
+               python=platform.python_version(), **versions(), settings=settings)
 
 
-def add_record(out_dir, record):
-    """Writes starts.jsonl anew, with one record more."""
+def add_record(out_dir, step, **facts):
+    """Writes starts.jsonl anew, with one record more: the time, the step, and those of the facts that are not None."""
     path = os.path.join(out_dir, STARTS)
-    known = {key: x for key, x in record.items() if x is not None}
+    known = {"time": now(), "step": step} | {key: x for key, x in facts.items() if x is not None}
     lines = [json.dumps(x, ensure_ascii=False) + "\n" for x in (*read_records(path), known)]
     with replacing(path) as new, open(new, "w", encoding="utf-8", errors="replace") as f:
         f.write(without_home("".join(lines)))

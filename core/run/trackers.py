@@ -6,6 +6,7 @@ import json
 import math
 import os
 
+from core.files.json_text import read_object
 from core.files.whole_files import replacing
 from core.run.names import TRACKER_IDS
 from core.settings.user_code import one_line
@@ -20,13 +21,10 @@ class Wandb:
 
     def __init__(self, config, step, id):
         import wandb
-        private = {}
-        if not config.log_text:
-            # By itself wandb also sends the console, which shows samples, the command line, which may hold a system
-            # prompt, and the changes in the repository, which may hold prompts.
-            private = {"console": "off", "x_disable_meta": True, "disable_git": True}
+        # By itself wandb also sends the console, which shows samples, the command line, which may hold a system prompt,
+        # and the changes in the repository, which may hold prompts.
         settings = wandb.Settings(finish_timeout=FINISH_SECONDS, x_transaction_log_flush_interval=FLUSH_SECONDS,
-                                  **private)
+                                  console="off", x_disable_meta=True, disable_git=True)
         self.library = wandb
         self.run = wandb.init(project=config.wandb_project, name=config.wandb_run_name, dir=config.out_dir, id=id,
                               config=settings_to_send(config), resume="allow" if id else None, settings=settings)
@@ -85,8 +83,10 @@ TRACKERS = {"wandb": Wandb, "tensorboard": TensorBoard, "trackio": Trackio}  # b
 
 def settings_to_send(config):
     """The settings that a tracker shows beside the metrics."""
-    return {key: value for key, value in dataclasses.asdict(config).items()
-            if key != "system_prompt" or config.log_text}
+    settings = dataclasses.asdict(config)
+    if not config.log_text:
+        del settings["system_prompt"]
+    return settings
 
 
 def tracker_names(config):
@@ -124,8 +124,7 @@ class Trackers:
             return
         path, ids = os.path.join(self.config.out_dir, TRACKER_IDS), {}
         if step and os.path.exists(path):
-            with open(path) as f:
-                ids = json.load(f)
+            ids = read_object(path, path, "delete it")
         last = max((record["step"] for record in records), default=-1)
         for name in self.names:
             self.known[name] = last if name in ids else -1

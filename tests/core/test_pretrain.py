@@ -46,6 +46,14 @@ def test_the_other_modes_train(dataset, tmp_path, head):
     assert records[-1].keys() >= keys and net.config.mode == mode
 
 
+def test_a_dry_run_prints_the_plan_and_writes_nothing(dataset, tmp_path, monkeypatch):
+    done = launch(dataset, tmp_path / "out", "--dry_run")
+    assert done.returncode == 0 and "masked_fill: " in done.stdout and not (tmp_path / "out").exists(), done.stderr
+    monkeypatch.chdir(tmp_path)
+    done = launch(dataset, tmp_path / "out", "--dry_run", "--init_from=out-trunk/model.safetensors")
+    assert done.stdout == "init_from: out-trunk/model.safetensors is missing; it would be built by config/pretrain_trunk.py\n"
+
+
 def test_an_earlier_run_is_set_aside_even_if_the_new_one_starts_from_its_model(dataset, tmp_path):
     pretrain(dataset, tmp_path / "out", "--max_iters=2")
     done = launch(dataset, tmp_path / "out", "--max_iters=1", f"--init_from={tmp_path}/out/model.safetensors")

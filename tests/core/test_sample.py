@@ -35,7 +35,6 @@ def test_the_script_fills_your_text(paths):
     ("judge", "a_b", (), "has mode sequence_scorer: it scores texts and samples none; name a generator"),
     ("causal", "", (), "must have 1 to 63 tokens"), ("causal", "a" * 64, (), "must have 1 to 63 tokens"),
     ("causal", "7+8=", ("--template=model",), "template='model' is the chat template of a Hugging Face model"),
-    ("causal", "7+8=", ("--mask_character=__",), "mask_character='__' must be one character"),
     ("causal", "7+8=", ("--top_p=1.5",), "top_p=1.5 must be at most 1"),
     ("causal", "7+8=", ("--template=poem",), "template='poem' is not one of plain, chat, math, code, model")])
 def test_a_text_or_a_model_that_does_not_fit_is_refused(paths, capsys, name, text, more, words):
@@ -46,7 +45,7 @@ def test_a_text_or_a_model_that_does_not_fit_is_refused(paths, capsys, name, tex
 
 @pytest.mark.parametrize("unmask_steps", [1, 3])
 def test_the_hidden_characters_alone_change(paths, capsys, unmask_steps):
-    arguments = (paths["generator"], "the qu**k = f*x", "--mask_character=*", "--num_samples=4",
+    arguments = (paths["generator"], "the qu__k = f_x", "--num_samples=4",
                  f"--unmask_steps={unmask_steps}", "--top_p=1.0", "--temperature=2.0")
     lines = printed(capsys, *arguments)
     assert len(lines) == 4 == len(set(lines))
@@ -66,14 +65,14 @@ def test_a_text_is_completed(paths, capsys):
 def test_a_mask_of_word_pieces_is_one_hidden_token(tmp_path, capsys, family):
     transformers = pytest.importorskip("transformers")
     path = model_folder(tmp_path, family)
-    ids, mask = sample.encode_with_masks("the * fox j*mps", "*", load_tokenizer(path))
+    ids, mask = sample.encode_with_masks("the _ fox j_mps", load_tokenizer(path))
     theirs = transformers.AutoTokenizer.from_pretrained(path)
     name = theirs.mask_token
     assert ids[0].tolist() == theirs(f"the {name} fox j{name}mps", add_special_tokens=False).input_ids
     assert mask.sum() == 2
-    lines = printed(capsys, path, "the quick * fox", "--mask_character=*", "--temperature=5.0", "--num_samples=4")
+    lines = printed(capsys, path, "the quick _ fox", "--temperature=5.0", "--num_samples=4")
     assert len(lines) == 4 and len(set(lines)) > 1
-    assert all(x.startswith("the quick") and x.endswith("fox") and "*" not in x and name not in x for x in lines)
+    assert all(x.startswith("the quick") and x.endswith("fox") and "_" not in x and name not in x for x in lines)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
