@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 import difflib
-import glob
 import inspect
 import json
 import os
@@ -135,10 +134,7 @@ def run_config_file(path):
     """The public names that a file assigns; it runs in a namespace of its own. Raises UsageError for a file that is not
     Python, and UserCodeError for what it raises."""
     if not os.path.isfile(path):
-        folder, name = os.path.split(path)
-        near = difflib.get_close_matches(name, glob.glob("*.py", root_dir=folder or "."), n=1)
-        remedy = f"did you mean {os.path.join(folder, near[0])}?" if near else "correct the path"
-        raise FileNotFoundError(f"config file {path} does not exist; {remedy}")
+        raise FileNotFoundError(f"config file {path} does not exist; correct the path")
     try:
         names = run_user_code(run_file, path)
     except UserCodeError as error:

@@ -111,7 +111,7 @@ def check_rows(rows, name, reserved=RESERVED):
     reserved name are left out, since they are not the user's to rename."""
     if not rows:
         raise ValueError(f"{name} has no records")
-    taken = [key for key in reserved if any(key in row for row in rows)]
+    taken = [key for key in reserved if key in rows[0]]
     if taken:
         print(f"{name}: left out the columns {', '.join(taken)}, whose names are reserved")
     records = []

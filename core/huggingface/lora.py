@@ -44,9 +44,9 @@ def new_adapter(net, adapter):
     """The model with a new adapter of the layers that lora_targets names."""
     peft, named = require("peft", adapter.asked_for), f"lora_targets={adapter.lora_targets!r}"
     names = () if adapter.targets == ALL_LINEAR else adapter.targets
-    layers = [f".{name}" for name, _ in net.named_modules()]
+    layers = "".join(f".{name}\n" for name, _ in net.named_modules())
     for name in names:  # peft would leave out one that is mistyped beside another
-        if not any(layer.endswith(f".{name}") for layer in layers):
+        if f".{name}\n" not in layers:
             known = sorted({name.split(".")[-2] for name, p in net.named_parameters() if p.dim() == 2})
             raise ValueError(f"{named} does not fit the model, which has no layer {name}; use 'all-linear' or names of "
                              f"its linear layers: {', '.join(known)}")
@@ -67,7 +67,12 @@ def open_adapter(net, path, key, trainable=False):
     peft = require("peft", named)
     with guarded(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
                  f"{WEIGHTS} that was trained on it", ADAPTER_SECONDS):
-        check_kind(peft.PeftConfig.from_pretrained(name), named)
+        settings = peft.PeftConfig.from_pretrained(name)
+        for option in UNSUPPORTED:
+            value = getattr(settings, option, None)
+            if value and value != "none":
+                raise ValueError(f"{named} is an adapter with {option}={shown(value)}, which is not supported; train "
+                                 "one without it")
         file = require("transformers", named).utils.cached_file(name, WEIGHTS)
         net = peft.PeftModel.from_pretrained(net, name, POLICY, is_trainable=trainable)
         with safetensors.safe_open(file, "pt") as f:
@@ -79,18 +84,6 @@ def open_adapter(net, path, key, trainable=False):
     check_finite(weights.items(), named)
     check_tied(net, named)
     return net
-
-
-def check_kind(settings, named):
-    """Raises ValueError for an adapter that is more than LoRA's two matrices beside linear layers.
-
-    settings: its PeftConfig; named: the setting and the path, for the error
-    """
-    for option in UNSUPPORTED:
-        value = getattr(settings, option, None)
-        if value and value != "none":
-            raise ValueError(f"{named} is an adapter with {option}={shown(value)}, which is not supported; train one "
-                             "without it")
 
 
 def check_tied(net, named):
@@ -149,7 +142,8 @@ def share_without_adapter(layers):
 
 @contextmanager
 def using(net, name):
-    """A block in which the model computes with the adapter of that name, if it has adapters, or with None without one."""
+    """A block in which a model computes with the adapter of that name, or with None without one; one that has none
+    computes as it always does."""
     if name == POLICY:
         yield
     elif name is None:

@@ -16,8 +16,8 @@ class LoraConfig:
     # Hugging Face models (docs/huggingface.md)
     lora_rank: int = 0                        # size of a LoRA adapter, which alone is trained; 0: no adapter
     lora_alpha: float | None = None           # the adapter's output counts lora_alpha / lora_rank times; None: twice
-    lora_targets: str | tuple[str, ...] = ALL_LINEAR  # layers with an adapter: all but the output layer, or names of
-                                              # layers, as in q_proj,v_proj
+    lora_targets: str = ALL_LINEAR            # layers with an adapter: all but the output layer, or names of layers,
+                                              # as in q_proj,v_proj
     lora_init_from: str | None = None         # the folder of an adapter to start from
     load_in_4bit: bool = False                # hold the weights that are not trained in 4 bits (CUDA only)
 
@@ -63,10 +63,7 @@ class LoraConfig:
         """'all-linear', or the names of the layers that get an adapter."""
         if self.lora_targets == ALL_LINEAR:
             return ALL_LINEAR
-        names = self.lora_targets
-        if isinstance(names, str):
-            names = names.split(",")
-        return [name.strip() for name in names]
+        return [name.strip() for name in self.lora_targets.split(",")]
 
     @property
     def alpha(self):

@@ -116,13 +116,16 @@ def build_judge_batches(config, data, dist):
     """(batches, evaluate) for a judge, which learns from texts that the generators of fill_checkpoints fill in."""
     if not config.fill_checkpoints:
         raise ValueError("fill_checkpoints is empty: name the generators whose fills the judge learns from")
-    fillers = [freeze(load_model(path, dist.device, MASKED_FILL, data.tokenizer, "fill_checkpoints")[0])
-               for path in config.fill_checkpoints]
-    filled = FilledText(data, fillers, dist.device, config.judge_head, config.clean_share, config.fill_temperature_low,
-                        config.fill_temperature_high)
+    fillers = []
+    for path in config.fill_checkpoints:
+        filler, _ = load_model(path, dist.device, MASKED_FILL, data.tokenizer, "fill_checkpoints")
+        fillers.append(freeze(filler))
 
     def evaluate(model):
-        reports = [judge_report(model, data, filler, dist.device, config.eval_batches) for filler in fillers]
-        return {f"{name}/{i}": value for i, report in enumerate(reports) for name, value in report.items()}
+        found = {}
+        for i, filler in enumerate(fillers):
+            report = judge_report(model, data, filler, dist.device, config.eval_batches)
+            found |= {f"{name}/{i}": value for name, value in report.items()}
+        return found
 
-    return filled.batch, evaluate
+    return FilledText(data, fillers, dist.device, config).batch, evaluate

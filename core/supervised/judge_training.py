@@ -23,27 +23,26 @@ class FilledText:
 
     batch(split, step, micro) returns (input, target, mask): the filled text (after CLS for a cls judge), the true text,
     and True where a token was masked. The generator of each row is drawn from `fillers`, its temperature from
-    [temperature_low, temperature_high]. About clean_share of the rows keep their true text. A batch depends only on
-    (seed, split, step) and the numbers of its problems, like those of the dataset.
+    [fill_temperature_low, fill_temperature_high]. About clean_share of the rows keep their true text. A batch depends
+    only on (seed, split, step) and the numbers of its problems, like those of the dataset.
+
+    config: a PretrainConfig, whose judge_head, fill_temperature_low, fill_temperature_high and clean_share count
     """
 
     data: DatasetConsumer
     fillers: list
     device: object
-    judge_head: str = "realness"
-    clean_share: float = 0.1
-    temperature_low: float = 0.7
-    temperature_high: float = 1.0
+    config: object
 
     @torch.no_grad()
     def batch(self, split, step, micro=0):
-        batch = self.data.batch(split, step, micro)
+        c, batch = self.config, self.data.batch(split, step, micro)
         input, target, mask = unpack_batch(batch, self.device)                       # (B, T)
         noise = draw_uniforms(self.data.seed + NOISE, step, batch["number"], (1, input.shape[1] + 3))
         which = (noise[:, 0, -1] * len(self.fillers)).long()                         # (B,) the generator of each row
-        clean = (noise[:, 0, -2] < self.clean_share).to(self.device)                 # (B,)
-        span = self.temperature_high - self.temperature_low
-        temperature = (self.temperature_low + span * noise[:, :1, -3]).float().to(self.device)  # (B, 1)
+        clean = (noise[:, 0, -2] < c.clean_share).to(self.device)                    # (B,)
+        span = c.fill_temperature_high - c.fill_temperature_low
+        temperature = (c.fill_temperature_low + span * noise[:, :1, -3]).float().to(self.device)  # (B, 1)
         filled = target.clone()
         for i in which.unique():
             rows = which == i                                                        # (B,)
@@ -51,7 +50,7 @@ class FilledText:
             texts = fill_once(self.fillers[i], input[own], mask[rows], noise[rows, :, :-3], temperature[own])
             filled[own] = texts[:, 0]
         filled = torch.where(clean[:, None], target, filled)
-        if self.judge_head == "cls":
+        if c.judge_head == "cls":
             cls = torch.full_like(filled[:, :1], self.data.tokenizer.cls_token_id)
             filled = torch.cat((cls, filled), dim=1)
         return filled, target, mask

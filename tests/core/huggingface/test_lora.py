@@ -191,7 +191,7 @@ def test_a_saved_adapter_opens_with_peft_is_a_model_by_itself_and_a_start_whose_
 
 
 @pytest.mark.parametrize("targets, count", [
-    ("all-linear", 28), ("q_proj, v_proj", 8), (("lm_head", "embed_tokens"), 4)])
+    ("all-linear", 28), ("q_proj, v_proj", 8), ("lm_head,embed_tokens", 4)])
 def test_weights_are_those_of_the_trained_adapter_and_a_reference_that_moves_has_its_own(
         targets, count, folders, tmp_path):
     path, _ = folders("llama")
@@ -233,7 +233,7 @@ def test_an_adapter_that_does_not_fit_its_model_is_one_line(folders, tmp_path):
 @pytest.mark.parametrize("family, layer", [("qwen3", "lm_head"), ("gpt2", "wte"), ("bert", "decoder")])
 def test_an_adapter_of_tied_embeddings_is_refused(family, layer, folders, tmp_path):
     path, _ = folders(family)
-    refused(path, "tied embeddings", named="lora_targets", adapter=LoraConfig(lora_rank=4, lora_targets=(layer,)))
+    refused(path, "tied embeddings", named="lora_targets", adapter=LoraConfig(lora_rank=4, lora_targets=layer))
     adapter = peft.get_peft_model(base_model(path), peft.LoraConfig(target_modules=[layer]))
     adapter.save_pretrained(str(tmp_path), save_embedding_layers=False)
     refused(path, "tied embeddings", named="lora_init_from", adapter=LoraConfig(lora_init_from=str(tmp_path)))

@@ -192,9 +192,9 @@ def test_a_detector_of_replaced_tokens_learns_from_the_fills_of_generators(folde
 @pytest.mark.parametrize("settings, words", [
     ({"dropout": 0.1}, "dropout=0.1 is for new models; leave it out with init_from="),
     ({"block_size": 129}, "block_size=129 is larger than the 128 of init_from="),
-    ({"lora_rank": 4, "lora_targets": ("nothing",)}, "lora_targets=.*does not fit the model"),
+    ({"lora_rank": 4, "lora_targets": "nothing"}, "lora_targets=.*does not fit the model"),
     ({"init_from": "ADAPTER", "lora_rank": 4}, "is an adapter: to train it further, set init_from to the model"),
-    ({"export": "ADAPTER"}, "export=.* holds an adapter .*name another"),
+    ({"export": "ADAPTER"}, "export=.* holds adapter_model.*name another"),
     ({"mode": SEQUENCE_SCORER, "judge_head": "cls"}, "judge_head='cls' is for new models; leave it out")], ids=str)
 def test_settings_that_do_not_suit_a_hugging_face_model_are_refused(folder, prompts, tmp_path, settings, words):
     pytest.importorskip("peft")

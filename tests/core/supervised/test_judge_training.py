@@ -6,6 +6,7 @@ import torch
 
 from core.dataset_consumer import unpack_batch
 from core.model import SEQUENCE_SCORER
+from core.supervised.config import PretrainConfig
 from core.supervised.judge_training import FilledText, auc, average_ranks, judge_report
 from tests.tiny import TOKENIZER, config, consumer, judge, model
 
@@ -21,10 +22,10 @@ def test_auc_and_ranks_against_loops():
 @pytest.mark.parametrize("head", ["realness", "cls"])
 def test_a_judge_learns_from_fills_of_every_generator_and_from_clean_text(dataset, head):
     fillers = [model(seed=1), model(seed=2)]
+    settings = PretrainConfig(mode=SEQUENCE_SCORER, judge_head=head, clean_share=0.3)
 
     def batch(fillers):
-        text = FilledText(consumer(dataset, config(batch_size=64)), fillers, "cpu", head, clean_share=0.3)
-        return text.batch("train", 0)
+        return FilledText(consumer(dataset, config(batch_size=64)), fillers, "cpu", settings).batch("train", 0)
 
     filled, target, mask = batch(fillers)
     if head == "cls":
