@@ -22,7 +22,6 @@ STOP_NAME = "<|endoftext|>"  # the stop token of a CharTokenizer has no text of 
 ROTARY_BASE = 10000.0        # of core.model.rotary_table
 SHARPNESS = 4096.0           # s of the gated network: a power of two, which changes no digit of the weights
 SHARPNESS_OF_FLOAT16 = 64.0  # which has no numbers above 65504, and few below 6e-5
-WHY = "the export to Hugging Face's format"
 
 
 @contextlib.contextmanager
@@ -49,7 +48,7 @@ def write_causal(model, tokenizer, folder, dtype=torch.float32, where="the model
 
     where: names the model for the error if it is not causal
     """
-    transformers = require("transformers", WHY)
+    transformers = require("transformers", "the export to Hugging Face's format")
     transformers.logging.disable_progress_bar()  # sampler='vllm' writes a folder at every sync
     if model.mode != LANGUAGE_MODEL:
         raise ValueError(f"{where} has mode {model.mode}, for which transformers has no architecture of this shape; "
@@ -69,8 +68,9 @@ def write_causal(model, tokenizer, folder, dtype=torch.float32, where="the model
 def qwen3_config(model, stop_token_id):
     """The shape of the model in transformers' words. The ids behind the base vocabulary, which a causal model neither
     reads nor samples, are left out."""
+    from transformers import Qwen3Config
     config = model.config
-    return require("transformers", WHY).Qwen3Config(
+    return Qwen3Config(
         vocab_size=config.base_vocab_size, hidden_size=config.n_embd, intermediate_size=4 * config.n_embd,
         num_hidden_layers=config.n_layer, num_attention_heads=config.n_head, num_key_value_heads=config.n_head,
         head_dim=config.n_embd // config.n_head, hidden_act="silu", max_position_embeddings=config.block_size,
@@ -114,18 +114,16 @@ def as_fast_tokenizer(tokenizer, longest):
     The name of the stop token in a text is read as plain characters, as ours does (split_special_tokens).
     longest: tokens that fit into the model
     """
-    t, end = require("tokenizers", WHY), None
-    names = list(tokenizer.pieces)
-    if tokenizer.stop_token_id is not None:
-        end = STOP_NAME
-        names.append(end)
+    import tokenizers as t
+    from transformers import PreTrainedTokenizerFast
+    end = None if tokenizer.stop_token_id is None else STOP_NAME
+    names = [*tokenizer.pieces, STOP_NAME][: tokenizer.base_vocab_size]
     fast = t.Tokenizer(t.models.BPE({name: i for i, name in enumerate(names)}, []))
     fast.normalizer = ascii_normalizer(tokenizer.characters)
     fast.decoder = t.decoders.Fuse()
     fast.add_tokens([t.AddedToken(tag, normalized=False) for tag in tokenizer.tags])
-    return require("transformers", WHY).PreTrainedTokenizerFast(
-        tokenizer_object=fast, eos_token=end, pad_token=end, model_max_length=longest, split_special_tokens=True,
-        clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token=end, pad_token=end, model_max_length=longest,
+                                   split_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def ascii_normalizer(characters):
@@ -133,11 +131,11 @@ def ascii_normalizer(characters):
 
     Its Unicode tables are its own: of characters that came into Unicode lately, a dozen are folded otherwise.
     """
-    t = require("tokenizers", WHY)
-    replace, regex = t.normalizers.Replace, t.Regex
+    from tokenizers import Regex
+    from tokenizers.normalizers import NFKD, Replace, Sequence
     unknown = f"[^{''.join(map(re.escape, characters))}]"
-    return t.normalizers.Sequence([*(replace(c, text) for c, text in PLAIN.items()), t.normalizers.NFKD(),
-                                   replace(regex(r"[^\n -~]"), ""), replace(regex(unknown), "")])
+    return Sequence([*(Replace(c, text) for c, text in PLAIN.items()), NFKD(), Replace(Regex(r"[^\n -~]"), ""),
+                     Replace(Regex(unknown), "")])
 
 
 def copy_merged(path, folder, dtype=torch.float32, key="checkpoint"):

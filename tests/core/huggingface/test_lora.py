@@ -241,7 +241,7 @@ def test_an_adapter_of_tied_embeddings_is_refused(family, layer, folders, tmp_pa
 
 @pytest.mark.parametrize("family, targets, words", [
     ("llama", "q_proj,v_prj", "no layer v_prj"), ("llama", ".*q_proj", "no layer .*q_proj"),
-    ("llama", ("q_proj", "roj"), "lm_head, o_proj, q_proj, up_proj, v_proj"),
+    ("llama", "q_proj,roj", "lm_head, o_proj, q_proj, up_proj, v_proj"),
     ("gpt2", "q_proj", "c_attn, c_fc, c_proj"), ("llama", "mlp,q_proj", "lora_targets='mlp,q_proj'")])
 def test_every_name_of_a_layer_must_be_one_of_the_models(family, targets, words, folders):
     refused(folders(family)[0], words, named="lora_targets", adapter=LoraConfig(lora_rank=4, lora_targets=targets))
