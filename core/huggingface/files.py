@@ -79,8 +79,8 @@ def check_target(folder, adapter, key="out_dir"):
     """
     other = "model*.safetensors" if adapter else "adapter_*.safetensors"
     for file in pathlib.Path(folder).glob(other):
-        raise ValueError(f"{key}={folder} holds {file.name}; a model and an adapter in the same folder could not be told "
-                         "apart, so name another")
+        raise ValueError(f"{key}={folder} holds {file.name}; a model and an adapter in the same folder could not be "
+                         "told apart, so name another")
 
 
 def replace_files(new, folder):
