@@ -21,28 +21,34 @@ def draw_curves(runs, path):
 
     runs: {label: records of metrics.jsonl}; path: the picture file
     """
-    logged = dict.fromkeys(name for records in runs.values() for record in records for name in record)
-    names = [name for name in logged if name.startswith("eval/")]
+    records = [record for found in runs.values() for record in found]
+    names = dict.fromkeys(name for record in records for name in record if name.startswith("eval/"))
     rows = math.ceil(len(names) / MOST_COLUMNS)
     columns = math.ceil(len(names) / rows)  # the rows are about equally full
     figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3 * rows), squeeze=False)
     for axis in axes.flat[len(names) :]:
         axis.remove()
     for axis, name in zip(axes.flat, names, strict=False):
-        for label, records in runs.items():
-            measured = [record for record in records if name in record]
-            axis.plot([r["step"] for r in measured], [r[name] for r in measured], marker=".", label=label)
-        short = name.removeprefix("eval/")
-        low, high = axis.get_ylim()
-        if short in SHARES:
-            high = 1.05  # a curve at 1 is seen whole
-        axis.set_ylim(min(low, 0), max(high, LEAST_HEIGHT))
-        axis.set_title(short.replace("_", " "))
-        axis.set_xlabel("optimizer step")
-        axis.grid(alpha=0.3)
+        draw_panel(axis, name, runs)
     if len(runs) > 1:
         axes[0, 0].legend(fontsize=8)
     save(figure, path)
+
+
+def draw_panel(axis, name, runs):
+    """Draws one held-out metric of each run."""
+    for label, records in runs.items():
+        measured = [record for record in records if name in record]
+        steps = [record["step"] for record in measured]
+        axis.plot(steps, [record[name] for record in measured], marker=".", label=label)
+    short = name.removeprefix("eval/")
+    low, high = axis.get_ylim()
+    if short in SHARES:
+        high = 1.05  # a curve at 1 is seen whole
+    axis.set_ylim(min(low, 0), max(high, LEAST_HEIGHT))
+    axis.set_title(short.replace("_", " "))
+    axis.set_xlabel("optimizer step")
+    axis.grid(alpha=0.3)
 
 
 def draw_temperatures(curves, path):
@@ -57,10 +63,11 @@ def draw_temperatures(curves, path):
     good = rewards[0] if rewards and "word_validity" not in metrics else "word_validity"
     pairs = (("token_accuracy", good), ("entropy", good), ("entropy", "token_accuracy"))
     for axis, (x, y) in zip(axes, pairs, strict=True):
-        for label, points in curves.items():
-            axis.plot([m[x] for _, m in points], [m[y] for _, m in points], marker=".", label=label)
-            for temperature, m in (points[0], points[-1]):  # labels between them would cover each other
-                axis.annotate(f"{temperature:g}", (m[x], m[y]))
+        for label, measured in curves.items():
+            points = [(metrics[x], metrics[y]) for _, metrics in measured]
+            axis.plot(*zip(*points, strict=True), marker=".", label=label)
+            for i in (0, -1):  # labels between them would cover each other
+                axis.annotate(f"{measured[i][0]:g}", points[i])
         axis.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "))
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)

@@ -20,17 +20,19 @@ from dataclasses import dataclass
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+import numpy as np
 import torch
 
 from core.config import UsageError, load_config
 from core.distributed import Distributed
-from core.distributions import draw_uniforms, token_logp
-from core.fill_in import predict_and_sample_tokens
-from core.generation import generate
-from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER
-from core.models import load_model, load_tokenizer
+from core.distributions import sampling_logp, token_logp
+from core.model import LANGUAGE_MODEL
+from core.models import load_tokenizer
 from core.settings.ranges import check_ranges
 from core.settings.script import run_script
+from grpo.build import load_policy
+from grpo.grpo_config import GRPOConfig
+from grpo.scoring import score
 
 COLUMNS = ("sampler", "shared", "recomputed")
 PROMPTS, GROUP, SEED = 4, 4, 1337  # random texts, completions of each
@@ -50,74 +52,57 @@ class CheckConfig:
         check_ranges(self, RANGES)
 
 
-def never(tokens, first):
-    """A rule for the end of completions, as core.generation.Stop: they do not end."""
-    return torch.zeros_like(tokens[:, first:], dtype=torch.bool)
+def random_problems(vocab_size, length):
+    """Problems for both kinds of generator: texts of which every third token is sampled, or prompts behind padding."""
+    tokens = np.random.default_rng(SEED).integers(vocab_size, size=(PROMPTS, length))
+    return {
+        "number": np.arange(PROMPTS),
+        "input": tokens,
+        "target": tokens,
+        "mask": np.broadcast_to(np.arange(length) % 3 == 0, tokens.shape),
+        "padding": np.arange(PROMPTS) % (length - 1),
+        "record": [{"text": ""}] * PROMPTS}
 
 
-def complete(model, prompt, noise):
-    """Completes prompts (P, T) of different lengths. Returns the sampled tokens and their log-probabilities, (N, M)
-    each, and two functions that read them again, for logits (N, M, V): every text alone, and the prompts once for their
-    groups."""
-    padding = torch.arange(PROMPTS, device=prompt.device) % (prompt.shape[1] - 1)    # (P,)
-    out = generate(model, prompt, padding, noise, never)
-    rows = torch.arange(PROMPTS, device=prompt.device).repeat_interleave(GROUP)      # (N,)
-    inputs = torch.cat((prompt[rows, -1:], out.target[:, :-1]), 1)                   # (N, M)
-
-    def alone():
-        texts = [torch.cat((prompt[row, padding[row] : -1], inputs[n])) for n, row in enumerate(rows.tolist())]
-        return torch.cat([model(text[None])[:, -inputs.shape[1] :] for text in texts])
-
-    def shared():
-        past = model.new_cache()
-        model.states(prompt[:, :-1], past=past, padding=padding)
-        return model(inputs, past=past.expand(rows), padding=padding[rows])
-
-    return out.target, out.logp, alone, shared
-
-
-def fill_in(model, text, noise):
-    """The same for texts (P, T), of which every third token is sampled."""
-    position = torch.arange(0, text.shape[1], 3, device=text.device).expand(PROMPTS, -1)  # (P, M)
-    with torch.no_grad():
-        target, logp, _ = predict_and_sample_tokens(model, text, position, noise)    # (P, G, M) each
-
-    def alone():
-        return model(text.repeat_interleave(GROUP, 0), position.repeat_interleave(GROUP, 0))
-
-    def shared():
-        return model(text, position).repeat_interleave(GROUP, 0)
-
-    return target.flatten(0, 1), logp.flatten(0, 1), alone, shared
+def read_alone(policy, problems, rollouts):
+    """The log-probabilities (N, M) of the sampled tokens, of which every text is read at once and alone."""
+    place = rollouts.texts.place                                                     # (N, M)
+    if policy.model.mode == LANGUAGE_MODEL:  # the token before predicts
+        texts, place = rollouts.texts.tokens, place - 1
+    else:
+        texts = torch.from_numpy(problems["input"]).to(place.device).repeat_interleave(GROUP, 0)  # (N, T)
+    with policy.autocast():
+        logits = [policy.model(text[None], at[None].clamp(max=len(text) - 1))
+                  for text, at in zip(texts, place, strict=True)]
+    return token_logp(sampling_logp(torch.cat(logits), 1.0), rollouts.target)
 
 
 def check(path, c, dist):
     """The numbers of the columns for the generator of this path, and its kind."""
+    config = GRPOConfig(generator_checkpoint=path, batch_size=PROMPTS, group_size=GROUP, block_size=c.prompt_length,
+                        max_new_tokens=c.completion_length, temperature=1.0, top_p=1.0, seed=SEED)
     tokenizer = load_tokenizer(path, "FOLDER")
-    model, _ = load_model(path, dist.device, tokenizer=tokenizer, key="FOLDER")
-    if model.mode == SEQUENCE_SCORER:
-        raise ValueError(f"{path} has mode {model.mode}; name a generator, which completes prompts or fills in texts")
-    kind, sample, length = "fill-in", fill_in, c.prompt_length
-    if model.mode == LANGUAGE_MODEL:
-        kind, sample, length = "causal", complete, c.completion_length
-    torch.manual_seed(SEED)
-    tokens = torch.randint(tokenizer.base_vocab_size, (PROMPTS, c.prompt_length)).to(dist.device)
-    with dist.autocast():
-        target, logp, alone, shared = sample(model, tokens, draw_uniforms(SEED, 0, range(PROMPTS), (GROUP, length)))
-        weight = torch.randn(target.shape).to(dist.device)                           # (N, M)
+    policy = load_policy("generator_checkpoint", config, tokenizer, dist)
+    model = policy.model
+    problems = random_problems(tokenizer.base_vocab_size, c.prompt_length)
+    rollouts = policy.sample(problems, 0, config)
+    generator = torch.Generator().manual_seed(SEED)
+    weight = torch.randn(rollouts.mask.shape, generator=generator).to(dist.device) * rollouts.mask  # (N, M)
 
-        def score(read):
-            """The log-probabilities (N, M), and the gradient of their weighted sum, flattened."""
-            model.zero_grad()
-            scored = token_logp(read().log_softmax(-1), target)
-            (scored * weight).sum().backward()
-            return scored.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    def gradient(logp):
+        """Of the weighted sum of log-probabilities (N, M), flattened."""
+        model.zero_grad()
+        (logp * weight).sum().backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
-        scored, expected = score(alone)
-        numbers = [(scored - logp).abs().max()]
-        for checkpointed in (False, True):
-            model.grad_checkpoint = checkpointed
-            numbers.append((score(shared)[1] - expected).norm() / expected.norm())
+    logp = read_alone(policy, problems, rollouts)
+    numbers = [((logp - rollouts.old_logp) * rollouts.mask).abs().max()]
+    expected = gradient(logp)
+    for checkpointed in (False, True):
+        model.grad_checkpoint = checkpointed
+        found = gradient(score(policy, rollouts, config.temperature).logp)
+        numbers.append((found - expected).norm() / expected.norm())
+    kind = "causal" if model.mode == LANGUAGE_MODEL else "fill-in"
     return [float(x) for x in numbers], kind
 
 
@@ -135,7 +120,6 @@ def main(argv):
     for path in paths:
         numbers, kind = check(path, c, dist)
         print(f"| {path} | {kind} | {' | '.join(f'{x:.1e}' for x in numbers)} |", flush=True)
-    dist.close()
 
 
 if __name__ == "__main__":

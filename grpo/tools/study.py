@@ -63,11 +63,8 @@ def values(key, names):
 
 
 ZOO = values("objective", (name for name in OBJECTIVES if name != "drgrpo"))  # the same row as dr_grpo
-STALE = {
-    "0, none": ("--max_staleness=0", "--importance=none"),
-    "1, none": ("--max_staleness=1", "--importance=none"),
-    "1, token": ("--max_staleness=1", "--importance=token"),
-    "1, sequence_mask": ("--max_staleness=1", "--importance=sequence_mask")}
+STALE = {f"{staleness}, {importance}": (f"--max_staleness={staleness}", f"--importance={importance}")
+         for staleness, importance in ((0, "none"), (1, "none"), (1, "token"), (1, "sequence_mask"))}
 STUDIES = {
     "arithmetic": Study("config/grpo_arithmetic.py", "objective", ZOO, "sampled_accuracy", 0.55, (
         "--advantage=None", "--kl_beta=0.001", "--kl_estimator=exact", "--batch_size=24", "--minibatches=4",
@@ -120,17 +117,15 @@ def seconds(records, until):
 def summary(study, runs, equal_time):
     """One row of the table. runs: the records of each seed; equal_time: seconds for the column "... after"."""
     metric = f"eval/{study.metric}"
-    first, last, then, steps, kl, spent = [], [], [], [], [], []
+    figures, steps = [], []
     for records in runs:
         evaluations = [r for r in records if metric in r]
         times = [seconds(records, r["step"]) for r in evaluations]
         values = [r[metric] for r in evaluations]
-        first.append(values[0])
-        last.append(values[-1])
-        then.append(np.interp(equal_time, times, values))
+        then = np.interp(equal_time, times, values)
+        figures.append((values[0], values[-1], then, evaluations[-1].get("eval/kl", 0.0), times[-1]))
         steps += [r["step"] for r in evaluations if r[metric] >= study.threshold][:1]
-        kl.append(evaluations[-1].get("eval/kl", 0.0))
-        spent.append(times[-1])
+    first, last, then, kl, spent = zip(*figures, strict=True)
     reached = f"{statistics.mean(steps):.0f}" if steps else "-"
     return (f"{statistics.mean(first):.3f} | {mean_and_deviation(last)} | {mean_and_deviation(then)} | "
             f"{reached} ({len(steps)}/{len(runs)}) | {statistics.mean(kl):.3f} | {statistics.mean(spent):.0f}")
@@ -154,11 +149,10 @@ def main(argv):
     env = dict(os.environ)
     if c.jobs > 1:
         env["OMP_NUM_THREADS"] = "1"
-    jobs = {choice: [] for choice in study.choices}
+    seeds = range(1, c.seeds + 1)
     with ThreadPoolExecutor(c.jobs) as pool:
-        for seed in range(1, c.seeds + 1):
-            for choice in study.choices:
-                jobs[choice].append(pool.submit(run, study, choice, seed, out, env, settings))
+        jobs = {choice: [pool.submit(run, study, choice, seed, out, env, settings) for seed in seeds]
+                for choice in study.choices}
     runs = {choice: [job.result() for job in of_choice] for choice, of_choice in jobs.items()}
     equal_time = min(seconds(records, records[-1]["step"]) for of_choice in runs.values() for records in of_choice)
     print(f"| {study.heading} | before | {study.metric} after | ... after {equal_time:.0f} s | "

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from core.models import save_model
+from grpo import build
 from grpo.tools import check_model
 from tests.families import CAUSAL_FAMILIES, FILL_FAMILIES, folder_maker
 from tests.tiny import CAUSAL, causal_model, model, one_process, run_here, run_script, save
@@ -38,7 +39,7 @@ def test_every_family_and_models_of_ours_compute_the_same_in_every_way(folder, t
 
 @pytest.mark.parametrize("wrong", ["padding", "cache", "recomputed"])
 def test_a_model_that_is_wrong_is_found_out(wrong, folder, monkeypatch):
-    load = check_model.load_model
+    load = build.load_model
 
     def load_wrong(*arguments, **settings):
         net, facts = load(*arguments, **settings)
@@ -56,7 +57,7 @@ def test_a_model_that_is_wrong_is_found_out(wrong, folder, monkeypatch):
         net.states = changed
         return net, facts
 
-    monkeypatch.setattr(check_model, "load_model", load_wrong)
+    monkeypatch.setattr(build, "load_model", load_wrong)
     numbers, _ = check_model.check(folder("llama"), check_model.CheckConfig(device="cpu"), one_process())
     assert numbers[["padding", "cache", "recomputed"].index(wrong)] > 1e-3, numbers
     assert (numbers[1] < 1e-5) == (wrong == "recomputed"), numbers
