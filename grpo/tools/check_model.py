@@ -92,7 +92,7 @@ def check(path, c, dist):
     weight = torch.randn(rollouts.mask.shape, generator=generator).to(dist.device) * rollouts.mask  # (N, M)
 
     def gradient(logp):
-        """Of the weighted sum of log-probabilities (N, M), flattened."""
+        """The gradient of the weighted sum of log-probabilities (N, M), flattened."""
         model.zero_grad()
         (logp * weight).sum().backward()
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
