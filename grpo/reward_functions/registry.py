@@ -1,6 +1,7 @@
 """The table of rewards. A reward is a function: texts in, one number for each completion out."""
 
 import asyncio
+import copy
 import functools
 import inspect
 import math
@@ -8,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -108,20 +110,22 @@ def gets(name, key):
 
 
 def arguments(name, texts, known):
-    """The arguments that the signature of a function with @reward names: ({parameter: list of N}, {other: value}).
+    """The arguments that the signature of a function names: ({parameter: list of N}, {other parameter: value}).
 
     texts: has prompts, completions, completion_ids and columns {field: list of N}
     known: {name: value} for keyword-only parameters, and trainer_state; it wins over a field of the same name
     Raises ValueError if a record lacks what a parameter without a default needs.
     """
-    wanted = parameters(name)
-    settings = {key: known[key] for key, p in wanted.items()
-                if key in known and (p.kind is p.KEYWORD_ONLY or key in OF_THE_RUN)}
-    fields = {key: x for key, x in texts.columns.items()
-              if gets(name, key) and key not in (*OF_PLAIN, *OF_THE_RUN, *settings)}
-    fields |= {key: getattr(texts, key) for key in ("prompts", "completions", "completion_ids") if key in wanted}
-    lacking = [key for key, x in fields.items() if any(value is None for value in x)]
-    check_filled(name, REWARDS[name].fn, settings.keys() | (fields.keys() - lacking))
+    wanted, plain = parameters(name), REWARDS[name].plain
+    own = {key for key, p in wanted.items() if p.kind is p.KEYWORD_ONLY}
+    settings = {key: x for key, x in known.items() if key in own or (key in OF_THE_RUN and gets(name, key))}
+    left_out = {*OF_PLAIN, *OF_THE_RUN, *settings}
+    fields = {key: x for key, x in texts.columns.items() if key not in left_out and gets(name, key)}
+    for key in ("prompts", "completions", "completion_ids"):
+        if key in wanted or (plain and gets(name, key)):
+            fields[key] = getattr(texts, key)
+    filled = {key for key, x in fields.items() if plain or all(value is not None for value in x)}
+    check_filled(name, REWARDS[name].fn, filled | settings.keys())
     return fields, settings
 
 
@@ -140,30 +144,30 @@ def run_reward(*call):
 
 def run_together(calls):
     """{name: (a list of N values, Log)} of several Calls. The functions are called one after another; those that are
-    `async def` then run at the same time, on one event loop."""
+    `async def` run meanwhile, at the same time."""
     logs = [Log() for _ in calls]
     returned = [start(call, log) for call, log in zip(calls, logs, strict=True)]
-    if any(map(inspect.isawaitable, returned)):
-        returned = asyncio.run_coroutine_threadsafe(awaited(calls, returned), event_loop()).result()
-    return {call.name: (checked(call, value, log), log)
-            for call, value, log in zip(calls, returned, logs, strict=True)}
+    values = [x.result() if isinstance(x, Future) else x for x in returned]
+    return {call.name: (checked(call, x, log), log) for call, x, log in zip(calls, values, logs, strict=True)}
 
 
 def start(call, log):
-    """The return value of a reward's function; of an `async def` function, the coroutine to await."""
-    fields = {key: list(x) for key, x in call.fields.items()}  # lists that it may change
+    """What a reward's function returns; a Future of it for an `async def` function, which then runs on the event
+    loop."""
+    # Copies that it may change: a value of a record is one object for all completions and steps
+    fields = {key: [copy.deepcopy(value) for value in x] for key, x in call.fields.items()}
     logging = {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(call.name, key)}
     with naming_reward(call.name):
-        return REWARDS[call.name].fn(**fields, **call.settings, **logging)
+        returned = REWARDS[call.name].fn(**fields, **call.settings, **logging)
+    if inspect.iscoroutine(returned):
+        return asyncio.run_coroutine_threadsafe(awaited(call.name, returned), event_loop())
+    return returned
 
 
-async def awaited(calls, returned):
-    """The return values of several functions, with those of coroutines in their place."""
-    async def result(call, value):
-        with naming_reward(call.name):
-            return await value if inspect.isawaitable(value) else value
-
-    return await asyncio.gather(*map(result, calls, returned))
+async def awaited(name, coroutine):
+    """The return value of a reward's coroutine. No exit may leave it, since that would end the event loop."""
+    with naming_reward(name):
+        return await coroutine
 
 
 @functools.cache
@@ -189,9 +193,7 @@ def checked(call, returned, log):
     """The return value of a reward as a list of N floats: NaN where it skips the completion, infinity where it is not
     a finite number. Raises ValueError if it did not return, or log, one for each completion."""
     name, N = call.name, call.N
-    place, remedy = definition(REWARDS[name].fn), f"return a list of {N} numbers or None"
-    if place:
-        remedy += f" ({place})"
+    remedy = f"return a list of {N} numbers or None ({definition(REWARDS[name].fn)})"
     with guarded(f"reward {name} returned something that is no list of numbers", remedy):
         if hasattr(returned, "tolist"):
             returned = returned.tolist()

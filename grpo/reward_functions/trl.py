@@ -4,14 +4,12 @@ def right(prompts, completions, completion_ids, answer, **kwargs):
     return [float(text.strip() == truth) for text, truth in zip(completions, answer)]
 """
 
-import copy
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from core.files.records import FIELDS, RAW
-from grpo.reward_functions.registry import OF_THE_RUN, REWARDS, Reward, check_filled, gets
-
-NOT_GIVEN = ("prompt", "completion", RAW, *OF_THE_RUN)  # fields that are not arguments
+from grpo.reward_functions.registry import REWARDS, Reward, arguments
 
 
 @dataclass
@@ -51,28 +49,23 @@ def plain_arguments(name, texts, known, all_fields=()):
                                Prompt and answer are also given under their other names (records.py: FIELDS); an
                                answer is a number where the record's is one
       trainer_state            known["trainer_state"]
-    The function may change the values of the records: each completion has a copy.
     all_fields: the fields that any record of the data has
     Raises ValueError if a parameter without a default is none of these.
     """
-    columns = {field: [None] * len(texts.completions) for field in all_fields} | dict(texts.columns)
+    columns = {field: [None] * len(texts.completions) for field in all_fields} | texts.columns
     if RAW in texts.columns:
         columns["answer"] = texts.columns[RAW]
-    aliases = {other: columns[field] for field, names in FIELDS.items() for other in names if field in columns}
-    prompts = own_prompts(texts)
-    given = {key: x for key, x in (aliases | columns).items() if key not in NOT_GIVEN}
-    given["prompts"] = prompts
-    given["completions"] = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-                            for prompt, text in zip(prompts, texts.completions, strict=True)]
-    # Copies, because a list of a record is one object for all completions and steps
-    fields = {key: [copy.deepcopy(value) for value in x] for key, x in given.items() if gets(name, key)}
-    settings = {}
-    if gets(name, "completion_ids"):
-        fields["completion_ids"] = texts.completion_ids
-    if gets(name, "trainer_state"):
-        settings["trainer_state"] = known["trainer_state"]
-    check_filled(name, REWARDS[name].fn, fields)
-    return fields, settings
+    columns.pop("completion", None)
+    for field, names in FIELDS.items():
+        if field in columns:
+            columns = dict.fromkeys(names, columns[field]) | columns
+    prompts, completions = own_prompts(texts), []
+    for prompt, text in zip(prompts, texts.completions, strict=True):
+        is_chat = not isinstance(prompt, str)
+        completions.append([{"role": "assistant", "content": text}] if is_chat else text)
+    as_trl = SimpleNamespace(prompts=prompts, completions=completions, completion_ids=texts.completion_ids,
+                             columns=columns)
+    return arguments(name, as_trl, {"trainer_state": known["trainer_state"]})
 
 
 def own_prompts(texts):

@@ -2,12 +2,12 @@
 
 It runs as a script in an isolated interpreter and imports nothing of this repository but its two neighbours.
 
-    child.py questions|program PARENT PARTS BYTES RLIMIT_NAME=VALUE...
+    child.py questions|program PARENT PARTS SECONDS MEGABYTES
 
 It reads messages: the length in 8 bytes, a token of 32 characters, "exec" or "eval", and a text in Python. The first
 message has the code. For questions, each message is answered with a line: the token, and the value of the text as a
 Python literal ("None" for "exec"). For a program there is one message; the rest of the input is the program's own, and
-so is its output after the line "ready".
+so is its output after the word "ready".
 """
 
 import _posixsubprocess
@@ -27,24 +27,23 @@ ALLOWED = frozenset(["socket.__new__"])  # event loops create a pair of sockets;
 CHANGES = frozenset(["os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate",
                      "os.chmod", "os.chown", "os.utime", "shutil.rmtree", "sqlite3.connect"])
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-FOLDERS = 100        # folders that a program can make: a very deep tree could not be deleted afterwards
+LIMITS = {"RLIMIT_FSIZE": 1 << 20, "RLIMIT_NOFILE": 32, "RLIMIT_NPROC": 0, "RLIMIT_CORE": 0}
 
 
-def main(kind, parent, parts, size, *limits):
+def main(kind, parent, parts, seconds, megabytes):
     """Reads the code, runs it and answers, as the head of this file says."""
-    job, report = 0, 1
+    job, report = os.dup(0), os.dup(1)
+    hidden = [2]
     if kind == "questions":  # the code must not read the questions as its input, nor print into the answers
-        job, report = os.dup(0), os.dup(1)
+        hidden = [0, 1, 2]
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 2)
-    if kind == "questions":
-        os.dup2(null, 0)
-        os.dup2(null, 1)
+    for stream in hidden:
+        os.dup2(null, stream)
     os.environ.clear()  # not empty even here: Python sets LC_CTYPE
     sys.argv[:] = sys.orig_argv[:] = ["solution.py"]
-    limit({name: int(value) for name, value in (text.split("=") for text in limits)})
+    limit(int(seconds), int(megabytes))
     if sys.platform == "linux":
-        protect(report, parts.split(","), int(parent), int(size))
+        protect(report, parts, int(parent))
     # Taken now, because the code can replace them where they are defined
     receive, run = receiver(job), runner()
     write, leave = os.write, os._exit
@@ -53,7 +52,7 @@ def main(kind, parent, parts, size, *limits):
     _posixsubprocess.fork_exec = refuse  # multiprocessing calls this, which has no audit event
     sys.addaudithook(guard(os.path.realpath(os.getcwd())))
     run(b"", "exec", new_module("solution"))  # fails here, before "ready", if the limits are too low for any code
-    write(report, b"ready\n")
+    write(report, b"ready")
     if kind == "program":
         run(code, how, new_module("__main__"))
         return
@@ -113,23 +112,24 @@ def new_module(name, names=()):
 def literal(x):
     """A value as a Python literal; "..." in the place of what has none. A value of a subclass becomes one of the class
     above it."""
-    for kind in (bool, int, complex, str, bytes):
+    for kind in (bool, int, complex, str, bytes, type(None)):
         if isinstance(x, kind):
             return kind.__repr__(x)
     if isinstance(x, float):
-        return "..." if x != x else float.__repr__(x).replace("inf", "1e999")
-    if isinstance(x, list):
-        return "[" + ", ".join(map(literal, x)) + "]"
-    if isinstance(x, tuple):
-        return "(" + "".join(literal(part) + ", " for part in x) + ")"
+        return float.__repr__(x).replace("inf", "1e999").replace("nan", "...")
     if isinstance(x, dict):
-        return "{" + ", ".join(f"{literal(key)}: {literal(value)}" for key, value in x.items()) + "}"
-    if isinstance(x, (set, frozenset, type({}.keys()))):
-        return "{" + ", ".join(map(literal, x)) + "}" if x else "set()"
-    return "None" if x is None else "..."
+        return "{" + "".join(f"{literal(key)}: {literal(value)}, " for key, value in x.items()) + "}"
+    if isinstance(x, (list, tuple, set, frozenset, type({}.keys()))):
+        parts = "".join(f"{literal(part)}, " for part in x)
+        if isinstance(x, list):
+            return f"[{parts}]"
+        if isinstance(x, tuple):
+            return f"({parts})"
+        return f"{{{parts}}}" if parts else "set()"
+    return "..."
 
 
-def protect(report, parts, parent, size):
+def protect(report, parts, parent):
     """Applies kernel.py. If the kernel refuses one of the parts, writes "errno text" to `report` and ends."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, here)
@@ -137,7 +137,7 @@ def protect(report, parts, parent, size):
     import syscalls
     sys.path.remove(here)
     try:
-        kernel.protect(parts, parent, size, syscalls.filter_program)
+        kernel.protect(parts.split(","), parent, syscalls.filter_program)
     except OSError as error:
         os.write(report, f"{error.errno} {error.filename}: {error.strerror}".encode())
         os._exit(1)
@@ -146,10 +146,10 @@ def protect(report, parts, parent, size):
             del sys.modules[name]  # the guard refuses to import it again
 
 
-def limit(limits):
-    """Sets the process's limits, given by name; a limit that is already lower stays."""
-    signal.alarm(limits["RLIMIT_CPU"])  # ends code that only sleeps, even if the parent process has ended
-    for name, value in limits.items():
+def limit(seconds, megabytes):
+    """Sets the process's limits; a limit that is already lower stays."""
+    signal.alarm(seconds)  # ends code that only sleeps, even if the parent process has ended
+    for name, value in (LIMITS | {"RLIMIT_CPU": seconds, "RLIMIT_AS": megabytes << 20}).items():
         kind = getattr(resource, name)
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -171,7 +171,6 @@ def guard(folder):
     fsdecode, devnull = os.fsdecode, os.devnull
     refused, allowed = REFUSED, ALLOWED
     changes, writes = CHANGES, WRITES
-    most, made = FOLDERS, [0]
     raise_error = refuse
 
     def inside(path):
@@ -183,18 +182,15 @@ def guard(folder):
             raise_error(event)
         if event == "import" and arguments[0].rpartition(".")[2] in ("ctypes", "_ctypes"):
             raise_error("import ctypes")
-        if event == "os.mkdir":
-            made[0] += 1
-            if made[0] > most:
-                raise_error(f"more than {most} folders")
         if event == "open":
-            paths = [x for x in arguments[:1] if isinstance(x, (str, bytes))]
-            is_change = arguments[2] & writes or (paths and isdir(paths[0]))  # through an open folder one can write
-        else:
-            paths = [x for x in arguments[:2] if isinstance(x, (str, bytes))]
-            is_change = event in changes
-        if is_change and not all(path in (":memory:", "") or inside(path) for path in paths):
-            raise_error(event)
+            path, _, flags = arguments
+            is_path = isinstance(path, (str, bytes))
+            if is_path and (flags & writes or isdir(path)) and not inside(path):  # into an open folder one can write
+                raise_error(event)
+        if event in changes:
+            for path in arguments[:2]:
+                if isinstance(path, (str, bytes)) and path not in (":memory:", "") and not inside(path):
+                    raise_error(event)
 
     return hook
 

@@ -20,7 +20,8 @@ HERE = -100
 MOUNT_SETATTR, CREATE_RULESET = 442, 444                            # numbers, the same on all architectures
 ADD_RULE, RESTRICT_SELF = 445, 446
 CAPABILITIES_3 = 0x20080522
-FILES = 1000          # files and folders that a program can have at a time
+FOLDER_BYTES = 16 << 20                                             # the most that the working folder may hold
+FILES = 1000                                                        # files and folders there
 # Landlock's rights by the version in which they came: of files 13, moves, truncating, none, ioctl of devices
 RIGHTS = (13, 14, 15, 15, 16)
 WRITE_FILE, READ_FILE = 1 << 1, 1 << 2
@@ -39,9 +40,9 @@ def end_with(parent):
         os._exit(1)
 
 
-def enter_namespaces(size):
+def enter_namespaces():
     """Gives the process a network without connections, and a view of all files that is read-only except for the working
-    folder, which is in memory and holds at most `size` bytes."""
+    folder, which is in memory and holds at most FOLDER_BYTES."""
     user, group = os.getuid(), os.getgid()
     call("unshare", NEW_USER | NEW_MOUNTS | NEW_NETWORK | NEW_IPC)
     for name, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
@@ -51,7 +52,7 @@ def enter_namespaces(size):
     attributes = struct.pack("=4Q", READ_ONLY, 0, 0, 0)
     call("syscall", MOUNT_SETATTR, HERE, b"/", RECURSIVE, attributes, len(attributes))
     folder = os.getcwd()
-    call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", RESTRICTED, f"size={size},nr_inodes={FILES}".encode())
+    call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", RESTRICTED, f"size={FOLDER_BYTES},nr_inodes={FILES}".encode())
     os.chdir(folder)
 
 
@@ -90,14 +91,13 @@ def restrict_calls(lines):
     call("prctl", FILTER, 2, struct.pack("@HP", len(lines) // 8, ctypes.addressof(kept)), 0, 0)
 
 
-def protect(parts, parent, size, filter_program):
+def protect(parts, parent, filter_program):
     """Applies what every Linux has, and the parts of PARTS that are named. Raises OSError if the kernel refuses one.
 
-    parent: the process that this one ends with; size: bytes that the working folder may hold, with namespaces;
-    filter_program: the function of syscalls.py
+    parent: the process that this one ends with; filter_program: the function of syscalls.py
     """
     if "namespaces" in parts:
-        enter_namespaces(size)
+        enter_namespaces()
     drop_privileges()
     end_with(parent)  # after what changes credentials: that could undo it
     if "Landlock" in parts:

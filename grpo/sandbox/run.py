@@ -17,16 +17,13 @@ import sys
 import time
 
 from grpo.sandbox.folder import FULL, PLACE, holds_more, new_folder, place
-from grpo.sandbox.kernel import FILES, PARTS
+from grpo.sandbox.kernel import FILES, FOLDER_BYTES, PARTS
 
 CHILD = str(pathlib.Path(__file__).with_name("child.py"))
-READY = b"ready\n"         # the child is about to run the code
-FOLDER_BYTES = 16 << 20    # the most that the working folder may hold
-FILE_BYTES = 1 << 20       # the most that a file may hold
-OUTPUT_BYTES = 1 << 20     # the most that a program may write beyond the expected output
-ANSWER_BYTES = 1 << 17     # the most that other code may write beyond four times the tests
-LOOK_SECONDS = 0.1         # without namespaces, the folder is measured in intervals of this length
-FOUND = {}                 # {part of PARTS: "" if this machine's kernel offers it, else the reason why not}
+READY = b"ready"        # the child is about to run the code
+SPARE_BYTES = 1 << 17   # the most that the child may write beyond four times the tests
+LOOK_SECONDS = 0.1      # without namespaces, the folder is measured in intervals of this length
+FOUND = {}              # {part of PARTS: "" if this machine's kernel offers it, else the reason why not}
 
 
 class Refused(OSError):
@@ -69,26 +66,25 @@ def run_once(code, test, seconds, megabytes, parts):
 
     Raises OSError if there is no room for the child, or the kernel refuses one of the parts.
     """
-    limits = {"RLIMIT_CPU": math.ceil(seconds) + 1, "RLIMIT_AS": megabytes << 20, "RLIMIT_FSIZE": FILE_BYTES,
-              "RLIMIT_NOFILE": 32, "RLIMIT_NPROC": 0, "RLIMIT_CORE": 0}
     token = secrets.token_hex(16).encode()
     messages = [message(token, "exec", code)]
     kind = "questions"
     if isinstance(test, dict):
         kind = "program"
         messages[0] += encoded(test["input"])
-        size = len(encoded(test["output"])) + OUTPUT_BYTES
+        length = len(test["output"])
     elif isinstance(test, str):
         messages.append(message(token, "exec", test))
-        size = ANSWER_BYTES
+        length = len(test)
     else:
         messages += [message(token, "eval", question) for question in test.questions]
-        size = 4 * test.length + ANSWER_BYTES
+        length = test.length
     command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", CHILD, kind, str(os.getpid()), ",".join(parts),
-               str(FOLDER_BYTES), *(f"{name}={value}" for name, value in limits.items())]
+               str(math.ceil(seconds) + 1), str(megabytes)]
     with new_folder() as folder:
         on_disk = None if "namespaces" in parts else folder
-        output, ended, status = run_child(command, folder, messages, time.monotonic() + seconds, size, on_disk)
+        output, ended, status = run_child(command, folder, messages, time.monotonic() + seconds,
+                                          4 * length + SPARE_BYTES, on_disk)
         full = on_disk is not None and shutil.disk_usage(folder).free < FOLDER_BYTES
     if ended and not output.startswith(READY) and status > 0:
         number, _, text = output.decode(errors="replace").partition(" ")
@@ -103,7 +99,7 @@ def run_once(code, test, seconds, megabytes, parts):
     if ended and right:
         return "passed"
     if full:
-        return "skipped"
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
     return "failed" if ended and status >= 0 else "killed"
 
 
@@ -183,7 +179,7 @@ def exchange(child_input, child_output, messages, deadline, size, folder):
                 output += part
                 if not part:
                     return output, True
-                if not unsent and asked < len(messages) and output.count(b"\n") > asked:  # "ready" is a line too
+                if not unsent and asked < len(messages) and output.count(b"\n") >= asked:
                     unsent = messages[asked]
                     asked += 1
                     selector.register(child_input, selectors.EVENT_WRITE)
@@ -207,23 +203,23 @@ def machine_parts():
                          "use WSL 2, or leave it out")
     if sys.platform != "linux":
         return dict.fromkeys(PARTS, "only Linux has it")
-    reasons = {}
-    for part in PARTS:
+    FOUND.update({part: reason_without(part) for part in PARTS})
+    return FOUND
+
+
+def reason_without(part):
+    """Why this machine does not offer a part, after a trial; "" if it does. Raises OSError if it is too full for it."""
+    for _ in range(2):  # a busy machine may be why the first trial was killed
         try:
             verdict = run_once("", "", 60.0, 256, [part])
-            if verdict == "killed":  # once more: a busy machine may be the cause
-                verdict = run_once("", "", 60.0, 256, [part])
         except Refused as error:
             off = part == "namespaces" and namespaces_are_off()
             if error.errno in FULL and not off:
                 raise  # it may be offered: a moment without memory must not mean less protection
-            reasons[part] = error.strerror
-        else:
-            if verdict == "skipped":
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place())
-            reasons[part] = "" if verdict == "passed" else f"a trial was {verdict}"
-    FOUND.update(reasons)
-    return FOUND
+            return error.strerror
+        if verdict == "passed":
+            return ""
+    return f"a trial was {verdict}"
 
 
 def namespaces_are_off():

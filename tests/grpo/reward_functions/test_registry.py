@@ -129,15 +129,6 @@ def test_a_column_may_be_logged_in_parts_and_has_a_value_for_each_completion():
         run_reward("one_by_one", {"completions": ["a", "b"]}, {}, 2)
 
 
-def test_a_reward_may_change_its_lists():
-    @reward
-    def empties(completions):
-        return [0.0 for _ in range(len(completions)) if completions.pop()]
-
-    completions = ["a", "b"]
-    assert run_reward("empties", {"completions": completions}, {}, 2)[0] == [0.0, 0.0] and completions == ["a", "b"]
-
-
 # async def
 
 def test_async_rewards_run_at_the_same_time_and_others_as_usual():

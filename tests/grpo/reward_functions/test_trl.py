@@ -65,16 +65,16 @@ def test_other_functions_get_what_they_name_and_a_field_that_a_record_lacks_as_n
 
 
 def test_a_function_may_change_what_it_gets_from_the_records():
+    """Each completion has its own copies of the values of a record."""
     def careless(prompts, completions, numbers):
-        for prompt, own in zip(prompts, numbers, strict=True):
-            prompt.append({"role": "assistant", "content": "?"})
-            own.pop()
+        for prompt in prompts:
+            prompt[0]["role"] = "changed"
+        return [own.pop() + len(own) for own in numbers]
 
     shared, chat = [1, 2], [dict(m) for m in CHAT]
     found = given(careless, texts([chat, chat], numbers=[shared, shared]))
-    careless(**found)
+    assert run_reward("careless", found, {}, 2)[0] == [3.0, 3.0]
     assert chat == CHAT and shared == [1, 2], "the data stay as they are"
-    assert found["prompts"] == [[*CHAT, {"role": "assistant", "content": "?"}]] * 2, "each completion has its own"
 
 
 def test_completions_of_messages_are_messages_each_by_its_own_prompt():

@@ -231,7 +231,7 @@ def test_each_input_has_the_seconds_for_itself(monkeypatch):
 
     def run_child(command, folder, messages, deadline, *others):
         deadlines.append(deadline)
-        return b"ready\n1", True, 0
+        return b"ready1", True, 0
 
     machine_parts()
     monkeypatch.setattr(sandbox, "run_child", run_child)
