@@ -100,7 +100,7 @@ ALONE = [*((name, PART[name]) for name in FILES | CALLS), *((name, "namespaces")
 ENDED = ("output", "recursion", "time", "ignored_signals")  # by the deadline, the limit on output or a crash
 TASKS = ("assert solved == 7", [{"input": "", "output": "7"}])  # what JUDGES attack
 GUARD = ("sys.addaudithook(", "_posixsubprocess.fork_exec = ")
-UNPROTECTED = (*GUARD, "limit({", "protect(report", "signal.alarm(")
+UNPROTECTED = (*GUARD, "limit(int(", "protect(report", "signal.alarm(")
 
 
 def attack(name, folder):

@@ -19,8 +19,8 @@ from grpo.reward_functions.verify_math import syntax_tree
 OPERATORS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
              ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda x, values: x in values,
              ast.NotIn: lambda x, values: x not in values, ast.Sub: operator.sub, ast.Div: operator.truediv}
-FUNCTIONS = {"abs": abs, "bool": bool, "float": float, "list": list, "set": set, "sorted": sorted, "tuple": tuple,
-             "<math>.fabs": math.fabs, "<math>.isclose": math.isclose}
+FUNCTIONS = {function.__name__: function for function in (abs, bool, float, list, set, sorted, tuple)}
+FUNCTIONS |= {"<math>.fabs": math.fabs, "<math>.isclose": math.isclose}
 ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)  # of other forms, and answers
 
 
@@ -74,16 +74,21 @@ def collect(statements, names, functions, found):
             case ast.Assert(test=ast.Constant(value=True)) | ast.Expr(value=ast.Constant()) | ast.Pass():
                 pass
             case ast.Assert(test=test):
-                found.append(question_and_claim(Named(names).visit(copy.deepcopy(test))))
+                asked = []
+                claim = reader(truth(Named(names).visit(copy.deepcopy(test))), asked)
+                question, = asked
+                found.append((question, claim))
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 ast.literal_eval(value)
                 names[name] = value
             case ast.Import(names=modules):
-                names |= {(part.asname or part.name).split(".")[0]: ast.Name(f"<{part.name}>") for part in modules}
+                for part in modules:
+                    name = part.asname or part.name
+                    names[name.split(".")[0]] = ast.Name(f"<{part.name}>")
             case ast.ImportFrom(module=module, names=parts) if parts[0].name != "*":
-                names |= {part.asname or part.name: ast.Attribute(ast.Name(f"<{module}>"), part.name) for part in parts}
-            case ast.FunctionDef(name=name, args=ast.arguments(args=[ast.arg(arg=parameter)]), body=body,
-                                 decorator_list=[]):
+                for part in parts:
+                    names[part.asname or part.name] = ast.Attribute(ast.Name(f"<{module}>"), part.name)
+            case ast.FunctionDef(name=name, args=ast.arguments(args=[ast.arg(parameter)]), body=body, decorator_list=[]):
                 names[name] = ast.Name("<function>")
                 functions[name] = parameter, body
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[ast.Name() as given], keywords=[])):
@@ -103,12 +108,9 @@ class Named(ast.NodeTransformer):
         return self.names.get(node.id, node)
 
 
-def question_and_claim(test):
-    """The question for the test of an assert, and a function from the answer to whether the assert holds."""
-    asked = []
-    claim = reader(ast.Call(ast.Name("bool"), [test], []), asked)
-    question, = asked
-    return question, claim
+def truth(node):
+    """The node of bool(...)."""
+    return ast.Call(ast.Name("bool"), [node], [])
 
 
 def reader(node, asked):
@@ -129,8 +131,9 @@ def is_question(node):
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         return False
     for part in ast.walk(node):
-        has_variables = isinstance(part, (ast.Lambda, ast.comprehension, ast.NamedExpr))
-        if has_variables or (isinstance(part, ast.Name) and part.id.startswith("<")):
+        if isinstance(part, (ast.Lambda, ast.comprehension, ast.NamedExpr)):  # it has variables
+            return False
+        if isinstance(part, ast.Name) and part.id.startswith("<"):
             return False
     if hasattr(builtins, node.func.id):
         return bool(node.args) and is_question(node.args[0])
@@ -141,7 +144,7 @@ def taken_apart(node):
     """(function, nodes of its arguments) of a part of a test. Raises one of ERRORS for a part of another form."""
     match node:
         case ast.UnaryOp(op=ast.Not(), operand=part):
-            return operator.not_, [ast.Call(ast.Name("bool"), [part], [])]
+            return operator.not_, [truth(part)]
         case ast.BinOp(left=left, op=op, right=right):
             return OPERATORS[type(op)], [left, right]
         case ast.Compare(left=left, ops=[ast.Is()], comparators=[ast.Constant(value=None | True | False) as right]):

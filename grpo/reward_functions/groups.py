@@ -14,8 +14,9 @@ def normalised(values, G):
     for name, x in values.items():
         x = x.double().view(-1, G)                                                   # (P, G)
         count = (~x.isnan()).sum(1, keepdim=True)                                    # (P, 1)
-        apart = x - x.nansum(1, keepdim=True) / count.clamp(min=1)
-        std = (apart.square().nansum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+        apart = x - x.nanmean(1, keepdim=True)                                       # (P, G)
+        squares = apart.square().nansum(1, keepdim=True)                             # (P, 1)
+        std = (squares / (count - 1).clamp(min=1)).sqrt()                            # (P, 1)
         out[name] = (apart / (std + 1e-4)).flatten()
     return out
 
@@ -33,5 +34,6 @@ def pass_k_weight(right, k):
     wrong_others = wrong.sum(1, keepdim=True) - wrong                                # (P, G)
     weight = torch.full_like(others, float(k))
     for j in range(k - 1):
-        weight = weight * (wrong_others - j).clamp(min=0) / (others - j).clamp(min=1)
+        wrong_left = (wrong_others - j).clamp(min=0)
+        weight = weight * wrong_left / (others - j).clamp(min=1)
     return torch.where(others < k - 1, 1.0, weight)

@@ -14,11 +14,8 @@ class Log:
 
     def log_metric(self, name, value):
         """Adds to the mean that is logged under this name; a value that is not finite is left out of it."""
-        name = one_line(name)  # it is shown on a terminal
-        value = float(value)
         if math.isfinite(value):
-            total, count = self.metrics.get(name, (0.0, 0))
-            self.metrics[name] = (total + value, count + 1)
+            self.add_sum(one_line(name), float(value), 1)  # its name is shown on a terminal
 
     def log_extra(self, column, values):
         """Adds values to a column of the samples: in the end, one for each completion of the call."""
@@ -28,10 +25,16 @@ class Log:
         """Adds the log of another reward, of this name, for the same completions. A column that is already there
         becomes name/column."""
         for column, values in other.columns.items():
-            self.columns[f"{name}/{column}" if column in self.columns else column] = values
+            if column in self.columns:
+                column = f"{name}/{column}"
+            self.columns[column] = values
         for metric, (total, count) in other.metrics.items():
-            before = self.metrics.get(metric, (0.0, 0))
-            self.metrics[metric] = (before[0] + total, before[1] + count)
+            self.add_sum(metric, total, count)
+
+    def add_sum(self, metric, total, count):
+        """Adds a sum of `count` values to a metric."""
+        before, number = self.metrics.get(metric, (0.0, 0))
+        self.metrics[metric] = (before + total, number + count)
 
     def extra(self, i):
         """{column: value} of completion i."""
@@ -42,8 +45,9 @@ class Log:
         """The logs of calls with different completions, [(number of completions, Log)], as that of one call. A column
         is None where a call did not log it."""
         joined = cls()
-        for _, log in parts:
+        columns = dict.fromkeys(column for _, log in parts for column in log.columns)
+        for n, log in parts:
             joined.add(cls(log.metrics))
-        for column in dict.fromkeys(column for _, log in parts for column in log.columns):
-            joined.columns[column] = [x for n, log in parts for x in log.columns.get(column, [None] * n)]
+            for column in columns:
+                joined.log_extra(column, log.columns.get(column, [None] * n))
         return joined

@@ -60,28 +60,24 @@ class RewardModel:
         device = next(self.model.parameters()).device
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         together = BATCH if self.pad is not None else 1
-        parts = []
+        found = torch.empty(len(ids), device=device)
         for start in range(0, len(order), together):
-            rows = [torch.tensor(ids[i], device=device) for i in order[start : start + together]]
+            part = order[start : start + together]
+            rows = [torch.tensor(ids[i], device=device) for i in part]
             tokens = pad_sequence(rows, batch_first=True, padding_value=self.pad or 0)           # (n, T)
             mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)        # (n, T)
             with autocast(device, self.dtype):
-                parts.append(self.model(input_ids=tokens, attention_mask=mask).logits[:, 0].float())
-        found = torch.empty(len(ids), device=device)
-        found[order] = torch.cat(parts)
+                found[part] = self.model(input_ids=tokens, attention_mask=mask).logits[:, 0].float()
         return found[same]
 
     def token_ids(self, texts):
         """N lists of token ids. An empty text is one pad token."""
-        read, prompts = self.plain_ids, texts.prompts
         if self.tokenizer.chat_template:
-            read, prompts = self.chat_ids, own_prompts(texts)
-        ids = [read(prompt, completion) for prompt, completion in zip(prompts, texts.completions, strict=True)]
+            ids = map(self.chat_ids, own_prompts(texts), texts.completions)
+        else:
+            pairs = zip(texts.prompts, texts.completions, strict=True)
+            ids = [self.tokenizer(prompt + completion)["input_ids"] for prompt, completion in pairs]
         return [x or [self.pad or 0] for x in ids]
-
-    def plain_ids(self, prompt, completion):
-        """Token ids of a rendered prompt and its completion as one text."""
-        return self.tokenizer(prompt + completion)["input_ids"]
 
     def chat_ids(self, prompt, completion):
         """Token ids of a prompt and the assistant's answer, with the special tokens of the chat template alone. Raises

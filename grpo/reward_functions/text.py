@@ -17,9 +17,12 @@ CALL_SECONDS = 10.0   # the longest for all completions of a call
 @reward(-1, 1)
 def length_penalty(prompts, completions, *, length_min=20, length_max=500, **columns):
     """-1 outside [length_min, length_max] characters; inside, a triangle: 0 at the ends, 1 at the middle."""
-    middle, half = (length_min + length_max) / 2, (length_max - length_min) / 2
-    return [1 - abs(len(text) - middle) / half if length_min <= len(text) <= length_max else -1.0
-            for text in completions]
+    middle = (length_min + length_max) / 2
+    scores = []
+    for text in completions:
+        share = abs(len(text) - middle) / (length_max - middle)  # of the way from the middle to an end
+        scores.append(1 - share if share <= 1 else -1.0)
+    return scores
 
 
 @reward(0, 1)
@@ -58,7 +61,8 @@ def regex(prompts, completions, pattern, **columns):
     for expression, text in zip(pattern, completions, strict=True):
         seconds = min(SEARCH_SECONDS, until - time.process_time())
         try:
-            scores.append(float(timed_re.search(expression, text, timeout=max(seconds, 1e-6)) is not None))
+            found = timed_re.search(expression, text, timeout=max(seconds, 1e-6))
+            scores.append(float(found is not None))
         except (TimeoutError, MemoryError):
             scores.append(None)
     return scores
@@ -115,15 +119,10 @@ def document(text):
 
 def is_json(text):
     try:
-        json.loads(text, parse_constant=refuse_constant)
+        json.loads(text, parse_constant=int)  # which refuses the constants of Python's parser, NaN and Infinity
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def refuse_constant(name):
-    """Refuses NaN and Infinity, which Python's parser would accept."""
-    raise ValueError(f"{name} is not JSON")
 
 
 def is_xml(text):

@@ -37,15 +37,18 @@ def check_tests(tests, **columns):
 def read_tests(tests):
     """The tests of a record as one text, or as a list of inputs and outputs. Raises ValueError if they are blank or of
     a wrong type."""
-    tests = [tests] if isinstance(tests, str) else tests
-    if not isinstance(tests, list) or not (all(isinstance(x, str) for x in tests) or all(map(is_case, tests))):
+    if isinstance(tests, str):
+        tests = [tests]
+    are_cases = isinstance(tests, list) and all(map(is_case, tests))
+    are_texts = isinstance(tests, list) and all(isinstance(x, str) for x in tests)
+    if not (are_cases or are_texts):
         raise ValueError(f"reward code_execution: tests={tests!r:.200} of a record must be a text, a list of texts, or "
                          "a list of {'input': text, 'output': text}")
-    expected = [test["output"] if is_case(test) else test for test in tests]
+    expected = [test["output"] for test in tests] if are_cases else tests
     if not "".join(expected).strip():
         raise ValueError(f"reward code_execution needs the field 'tests' in every record, not {tests!r:.200}: any code "
                          "would pass blank tests")
-    return tests if is_case(tests[0]) else "\n".join(tests)
+    return tests if are_cases else "\n".join(tests)
 
 
 def is_case(test):
@@ -81,7 +84,8 @@ def code_execution(prompts, completions, tests, *, sandbox_seconds=5.0, sandbox_
 
 def extract_code(text):
     """The last fenced block, as the final answer usually is, or the whole text if there is none."""
-    return fenced_blocks(text)[-1] if fenced_blocks(text) else text
+    blocks = fenced_blocks(text)
+    return blocks[-1] if blocks else text
 
 
 def score_code(code):

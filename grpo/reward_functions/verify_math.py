@@ -58,9 +58,10 @@ def math_working(prompts, completions, **columns):
     """Share of the equations before <end_working_out>, such as 7+5=12, that are true; 0 if there is none."""
     scores = []
     for text in completions:
-        equations = [part for part in re.split("[,;\n]", text.partition(END)[0].partition(">")[2]) if "=" in part]
-        true = sum(is_true(equation) for equation in equations)
-        scores.append(true / len(equations) if equations and END in text else 0.0)
+        working_out, end, _ = text.partition(END)
+        parts = re.split("[,;\n]", working_out.partition(">")[2])
+        true = [is_true(part) for part in parts if "=" in part]
+        scores.append(sum(true) / len(true) if true and end else 0.0)
     return scores
 
 
@@ -99,27 +100,29 @@ def equations(prompts, completions, answer, **columns):
     """
     scores = []
     for prompt, text, truth in zip(prompts, completions, answer, strict=True):
-        spans = [(m.start() - 1, m.end() + 1) for m in re.finditer(r"(?<=\n)[^\n]*=[^\n]*(?=\n)", truth)]
-        touched = [(a, b) for a, b in spans if prompt[a:b] != truth[a:b]]
-        scores.append(sum(is_sum(text[a:b]) for a, b in touched) / len(touched) if touched else None)
+        touched = []
+        for line in re.finditer(r"(?<=\n)[^\n]*=[^\n]*(?=\n)", truth):
+            place = slice(line.start() - 1, line.end() + 1)
+            if prompt[place] != truth[place]:
+                touched.append(is_sum(text[place]))
+        scores.append(sum(touched) / len(touched) if touched else None)
     return scores
 
 
 def score_format(text):
     """The value of math_format for one completion."""
-    pieces = [piece.strip() for piece in re.split("(" + "|".join(TAGS) + ")", text)]
-    filled = [piece != "" for piece in pieces[::2]]
-    if pieces[1::2] == TAGS and filled == [True, False, True, False]:  # working-out, nothing, solution, nothing
-        return 3.0
+    pieces = [piece.strip() for piece in re.split(f"({END}|{OPEN}|{CLOSE})", text)]
+    if pieces[1::2] == TAGS:
+        working_out, between, inside, after = pieces[::2]
+        if working_out and inside and not (between or after):
+            return 3.0
     return sum(0.5 if text.count(tag) == 1 else -1.0 for tag in TAGS)
 
 
 def solution(text):
     """The text of the only <SOLUTION>..</SOLUTION> block; None if there is none, or more than one."""
-    if text.count(OPEN) != 1 or text.count(CLOSE) != 1:
-        return None
-    inside = text.partition(OPEN)[2]
-    return inside.partition(CLOSE)[0] if CLOSE in inside else None
+    pieces = re.split(f"({OPEN}|{CLOSE})", text)
+    return pieces[2] if pieces[1::2] == [OPEN, CLOSE] else None
 
 
 def score_answer(block, answer):

@@ -40,7 +40,10 @@ class Workers:
         start does not count. Raises ValueError if one cannot start, or if a job raises it.
         """
         size = N if REWARDS[name].whole_group else 1  # completions of a job
-        jobs = [(name, {key: x[i : i + size] for key, x in fields.items()}, settings, size) for i in range(0, N, size)]
+        jobs = []
+        for i in range(0, N, size):
+            part = {key: x[i : i + size] for key, x in fields.items()}
+            jobs.append((name, part, settings, size))
         self.end([pipe for pipe, process in self.processes.items() if not process.is_alive()])
         self.start_missing()
         answers = self.answers(jobs)
@@ -84,11 +87,12 @@ class Workers:
         began = time.monotonic()
         new = [self.start_one() for _ in range(self.count - len(self.processes))]
         until = began + self.timeout + START_SECONDS
-        for pipe in new:
-            fault = self.fault(pipe, max(0.0, until - time.monotonic()))
-            if fault:
-                self.close()
-                raise ValueError(f"a worker process could not start: {fault}")
+        try:
+            for pipe in new:
+                self.wait_for_start(pipe, max(0.0, until - time.monotonic()))
+        except ValueError as error:
+            self.close()
+            raise ValueError(f"a worker process could not start: {error}") from None
         return time.monotonic() - began
 
     def start_one(self):
@@ -100,26 +104,23 @@ class Workers:
         self.processes[pipe] = process
         return pipe
 
-    def fault(self, pipe, seconds):
-        """The reason why a process did not start within these seconds; "" if it did."""
+    def wait_for_start(self, pipe, seconds):
+        """Raises ValueError if a process does not start within these seconds."""
         if not pipe.poll(seconds):
-            return "it took too long; raise reward_timeout"
+            raise ValueError("it took too long; raise reward_timeout")
         try:
             received(pipe)
         except ENDED:
             self.processes[pipe].join(END_SECONDS)
-            return f"it ended with exit code {self.processes[pipe].exitcode}"
-        except ValueError as error:
-            return str(error)
-        return ""
+            raise ValueError(f"it ended with exit code {self.processes[pipe].exitcode}") from None
 
     def end(self, pipes):
         """Kills the processes at the other ends of these pipes."""
-        processes = [self.processes.pop(pipe) for pipe in pipes if pipe in self.processes]
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.join(END_SECONDS)
+        for pipe in pipes:
+            process = self.processes.pop(pipe, None)
+            if process is not None:
+                process.kill()
+                process.join(END_SECONDS)
 
     def close(self):
         """Ends the processes; the next call starts new ones."""
@@ -136,10 +137,15 @@ def received(pipe):
 
 
 def work(pipe, start, arguments):
-    """The main function of a process: start(*arguments), then one call of run_reward after another."""
+    """The main function of a process, which ends when the run does, however that ends: start(*arguments), then one call
+    of run_reward after another."""
     if hasattr(os, "setpgid"):  # a signal to the run's group ends the run after its step, which needs the workers
         os.setpgid(0, 0)
-    end_with_the_run()
+    run = multiprocessing.parent_process()
+    if sys.platform == "linux":
+        end_with(run.pid)  # a reward may keep every other thread of Python from running
+    else:
+        threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()
     answer_with(pipe, start, arguments)
     while True:
         answer_with(pipe, run_reward, pipe.recv())
@@ -152,12 +158,3 @@ def answer_with(pipe, function, arguments):
     except (ValueError, OSError) as error:  # such as one of the user's reward_file, which loads in the main process
         answer = None, str(error) or type(error).__name__
     pipe.send(answer)
-
-
-def end_with_the_run():
-    """This process ends when the run does, however that ends."""
-    run = multiprocessing.parent_process()
-    if sys.platform == "linux":
-        end_with(run.pid)  # a reward may keep every other thread of Python from running
-    else:
-        threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()

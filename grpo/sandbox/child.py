@@ -76,10 +76,7 @@ def receiver(job, read=os.read):
     """
     def exactly(count):
         data = b""
-        while len(data) < count:
-            part = read(job, count - len(data))
-            if not part:
-                break
+        while part := read(job, count - len(data)):
             data += part
         return data
 
@@ -152,7 +149,8 @@ def limit(seconds, megabytes):
     for name, value in (LIMITS | {"RLIMIT_CPU": seconds, "RLIMIT_AS": megabytes << 20}).items():
         kind = getattr(resource, name)
         hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        if hard != resource.RLIM_INFINITY and hard <= value:
+            continue
         try:
             resource.setrlimit(kind, (value, value))
         except (ValueError, OSError):

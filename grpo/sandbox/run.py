@@ -55,9 +55,8 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
     except OSError as error:
         if error.errno in FULL:
             return "skipped"
-        remedy = ("this machine no longer offers what it did at the start; start again" if isinstance(error, Refused)
-                  else "it needs a TMPDIR that can be written to, and a Python that can be started")
-        raise ValueError(f"the sandbox cannot start ({error}): {remedy}") from None
+        raise ValueError(f"the sandbox cannot start ({error}): it needs a TMPDIR that can be written to, a Python that "
+                         "can be started, and what this machine offered at the start of the run") from None
     return "passed"
 
 
@@ -225,7 +224,7 @@ def reason_without(part):
 def namespaces_are_off():
     """True if this machine allows no namespaces of a kind that is needed, which the kernel reports as a full disk."""
     limits = (pathlib.Path(f"/proc/sys/user/max_{kind}_namespaces") for kind in ("user", "mnt", "net", "ipc"))
-    return any(path.exists() and path.read_text().strip() == "0" for path in limits)
+    return any(limit.exists() and limit.read_text().strip() == "0" for limit in limits)
 
 
 def found_here():

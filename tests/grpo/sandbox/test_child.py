@@ -61,5 +61,5 @@ def test_a_limit_that_is_already_lower_stays(monkeypatch):
     monkeypatch.setattr(child.signal, "alarm", alarms.append)
     child.limit(3, 256)
     assert new == {kind: (x, x) for kind, x in (
-        (resource.RLIMIT_CPU, 3), (resource.RLIMIT_FSIZE, 100), (resource.RLIMIT_NOFILE, 32), (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_CPU, 3), (resource.RLIMIT_NOFILE, 32), (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, 256 << 20))} and alarms == [3]
