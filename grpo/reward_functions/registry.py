@@ -55,7 +55,8 @@ def reward(low=-math.inf, high=math.inf, slow=False, whole_group=False, check=No
                                None; **columns takes all fields that have no parameter of their own
       keyword-only parameters  a setting of the config by its name; group_size, the number of completions of a problem;
                                texts, the rollouts' texts with their token ids; judge_model, the run's Judge;
-                               reward_scorer, the run's RewardModel
+                               reward_scorer, the run's RewardModel; any other is a setting of the reward's own, with
+                               a default, as in def short(completions, *, most=80): reward_settings={"most": 40}
       trainer_state            the number of the step: trainer_state.global_step of trainer_state.max_steps
       log_metric, log_extra    functions: log_metric(name, value) logs a metric, log_extra(column, N values) adds a
                                column to the samples
