@@ -88,7 +88,7 @@ def collect(statements, names, functions, found):
             case ast.ImportFrom(module=module, names=parts) if parts[0].name != "*":
                 for part in parts:
                     names[part.asname or part.name] = ast.Attribute(ast.Name(f"<{module}>"), part.name)
-            case ast.FunctionDef(name=name, args=ast.arguments(args=[ast.arg(parameter)]), body=body, decorator_list=[]):
+            case ast.FunctionDef(name, ast.arguments(args=[ast.arg(parameter)]), body, decorator_list=[]):
                 names[name] = ast.Name("<function>")
                 functions[name] = parameter, body
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[ast.Name() as given], keywords=[])):

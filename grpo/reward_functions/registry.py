@@ -153,8 +153,8 @@ def run_together(calls):
 
 
 def start(call, log):
-    """What a reward's function returns; a Future of it for an `async def` function, which then runs on the event
-    loop."""
+    """Calls a reward's function. Returns what it returns; for an `async def` function a Future, which the event loop
+    fulfils."""
     # Copies that it may change: a value of a record is one object for all completions and steps
     fields = {key: [copy.deepcopy(value) for value in x] for key, x in call.fields.items()}
     logging = {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(call.name, key)}

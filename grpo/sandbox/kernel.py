@@ -52,7 +52,8 @@ def enter_namespaces():
     attributes = struct.pack("=4Q", READ_ONLY, 0, 0, 0)
     call("syscall", MOUNT_SETATTR, HERE, b"/", RECURSIVE, attributes, len(attributes))
     folder = os.getcwd()
-    call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", RESTRICTED, f"size={FOLDER_BYTES},nr_inodes={FILES}".encode())
+    limits = f"size={FOLDER_BYTES},nr_inodes={FILES}"
+    call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", RESTRICTED, limits.encode())
     os.chdir(folder)
 
 

@@ -70,13 +70,13 @@ def test_all_must_be_answered():
     assert not any(map(claims.hold, (["4"], ["4", "8"], ["9", "4"], ["4", "9", "16"], [])))
 
 
-LONG = f"assert f() == {list(range(20000))}"
+LONG = f"assert f() == {list(range(12000))}"  # more than a pipe holds
 
 
 @pytest.mark.parametrize(("code", "tests", "verdict"), [
     ("def f(x):\n    x.append(0)\n    return len(x)", "x = []\nassert f(x) == 1\nassert f(x) == 1", "passed"),
     ("def f(x):\n    yield from x", "assert list(f([1, 2])) == [1, 2]", "passed"),
-    ("def f():\n    print([0])\n    return list(range(20000))", LONG, "passed"),
+    ("def f():\n    print([0])\n    return list(range(12000))", LONG, "passed"),
     ("def f():\n    return list(range(200000))", LONG, "killed"), ("def f():\n    return 10 ** 9999", LONG, "failed"),
     ("def f():\n    x = []\n    x.append(x)\n    return x", LONG, "failed"), ("def f():\n    exit()", LONG, "failed")])
 def test_arguments_are_new_for_each_call_and_results_have_a_limited_size_and_depth(code, tests, verdict):

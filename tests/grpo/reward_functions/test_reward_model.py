@@ -130,14 +130,9 @@ def test_prompt_and_completion_must_fit_a_reward_model_with_the_tokens_of_the_ge
 
 def test_it_is_a_reward_like_the_others(tmp_path):
     scorer, texts = load_reward_model(folder_of(tmp_path / "m", "bert")), written(4)
-    rewards = rewards_with(scorer, reward_functions=("reward_model", "contains"), reward_weights=(2.0, 1.0))
-    texts.columns["answer"] = ["fox"] * 4
-    rollouts = SimpleNamespace(texts=texts, target=torch.zeros(4, 1, dtype=torch.long), group_size=2)
-    contains = torch.tensor([float("fox" in text) for text in texts.completions])
-    torch.testing.assert_close(rewards(rollouts).reward.flatten(), 2 * scorer.scores(texts) + contains)
-    assert rewards_with(scorer).success is None, "it has no highest value"
-    with pytest.raises(ValueError, match="reward_model_checkpoint is not set, but reward reward_model is asked for"):
-        rewards_with(None)
+    rewards = rewards_with(scorer)
+    assert torch.equal(rewards.score(texts, 2)[0]["reward_model"], scorer.scores(texts))
+    assert rewards.success is None, "it has no highest value"
 
 
 def test_what_is_no_reward_model_is_refused_in_one_line(tmp_path):
