@@ -46,12 +46,14 @@ def kept_tokens(logp, top_p=1.0, top_k=0, min_p=0.0):
     kept = torch.ones_like(logp, dtype=torch.bool)
     of_top_k = logp
     if 0 < top_k < logp.shape[-1]:
-        kept = torch.zeros_like(kept).scatter(-1, logp.topk(top_k).indices, True)
+        ids = logp.topk(top_k).indices                                               # (K, top_k)
+        kept = torch.zeros_like(kept).scatter(-1, ids, True)
         of_top_k = restrict(logp, kept)
     if top_p < 1:
-        kept = kept & nucleus(of_top_k, top_p)
+        kept &= nucleus(of_top_k, top_p)
     if min_p > 0:
-        kept = kept & (logp >= logp.amax(-1, keepdim=True) + math.log(min_p))
+        likeliest = logp.amax(-1, keepdim=True)                                      # (K, 1)
+        kept &= logp >= likeliest + math.log(min_p)
     return kept
 
 
@@ -69,8 +71,9 @@ def nucleus(logp, top_p):
 
 def nucleus_of_all(p, top_p):
     """The nucleus of probabilities (K, V), by sorting all of them."""
-    ordered, order = p.sort(dim=-1, descending=True, stable=True)                    # (K, V)
-    kept = ordered.cumsum(-1) - ordered < top_p                                      # (K, V) mass before it < top_p
+    ordered, order = p.sort(descending=True, stable=True)                            # (K, V)
+    before = ordered.cumsum(-1) - ordered                                            # (K, V) of the likelier tokens
+    kept = before < top_p
     kept[..., 0] = True
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
@@ -82,8 +85,10 @@ def nucleus_of_top_part(p, top_p):
     top = top.gather(-1, by_id)
     kept = nucleus_of_all(top, top_p)                                                # (K, TOP_PART)
     # Tokens that are as likely as the last of the top part may lie outside of it
-    is_open = top.masked_fill(~kept, torch.inf).amin(-1) <= top.amin(-1)             # (K,)
-    return torch.zeros_like(p, dtype=torch.bool).scatter(-1, ids, kept), is_open
+    last = top.masked_fill(~kept, torch.inf).amin(-1)                                # (K,)
+    is_open = last <= top.amin(-1)                                                   # (K,)
+    none = torch.zeros_like(p, dtype=torch.bool)
+    return none.scatter(-1, ids, kept), is_open
 
 
 def token_logp(logp, target):
@@ -93,7 +98,8 @@ def token_logp(logp, target):
 
 def entropy(logp):
     """Entropy of each distribution. logp: (..., V) -> (...)."""
-    return -(logp.exp() * logp.clamp(min=-1e4)).sum(-1)
+    surprise = -logp.clamp(min=-1e4)                                                 # finite where p is 0
+    return (logp.exp() * surprise).sum(-1)
 
 
 def draw_uniforms(seed, step, numbers, shape):
@@ -102,7 +108,10 @@ def draw_uniforms(seed, step, numbers, shape):
     Row i depends on (seed, step, numbers[i]) alone: a problem's samples are the same on every device, in whatever
     batch, micro-batch or rank it is drawn.
     """
-    rows = [np.random.default_rng([SAMPLING, seed, step, int(number)]).random(shape) for number in numbers]
+    rows = []
+    for number in numbers:
+        rng = np.random.default_rng([SAMPLING, seed, step, int(number)])
+        rows.append(rng.random(shape))
     return torch.from_numpy(np.stack(rows))
 
 
@@ -117,14 +126,16 @@ def sample_from(logp, uniform):
     logp: (K, V) log-probabilities; uniform: (K, G) in [0, 1)
     Returns ids (K, G), never one of probability 0; where logp is NaN, any
     """
-    cdf = logp.to(uniform.device, torch.float64, copy=True).exp_().cumsum_(-1)       # (K, V)
+    p = logp.to(uniform.device, torch.float64, copy=True).exp_()                     # (K, V)
+    cdf = p.cumsum_(1)                                                               # (K, V)
     u = uniform * cdf[:, -1:]                                                        # (K, G) below the last sum
-    ids = torch.searchsorted(cdf, u, right=True).clamp_(max=logp.shape[-1] - 1)      # (K, G) NaN would be V
-    return ids.to(logp.device)
+    ids = torch.searchsorted(cdf, u, right=True)                                     # (K, G) V where logp is NaN
+    return ids.clamp_(max=logp.shape[1] - 1).to(logp.device)
 
 
 def sample_tokens(logits, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0):
-    """Draws G tokens from each of K distributions; top_k=1 takes the likeliest.
+    """Draws G tokens from each of K distributions; top_k=1 takes the likeliest. Functions that call this one hand its
+    settings on as `sampling`.
 
     logits: (K, V); uniform: (K, G) in [0, 1); temperature: as in sampling_logp
     Returns ids (K, G), their log-probabilities (K, G) under the distribution drawn from, and the K KeptTokens, or None
@@ -140,18 +151,19 @@ def sample_tokens(logits, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.
     return target, logp.gather(1, target), kept
 
 
-def draw_tokens(model, h, uniform, temperature, top_p, top_k, min_p):
+def draw_tokens(model, h, uniform, temperature=1.0, **truncation):
     """Draws G tokens from each of K hidden states, with the logits of few enough states at a time.
 
-    h: (K, C); uniform: (K, G); temperature: a number, or (K, 1)
+    h: (K, C); uniform: (K, G); temperature: a number, or (K, 1); truncation: top_p, top_k, min_p
     Returns what sample_tokens returns
     """
     size = max(1, LOGITS_AT_ONCE // model.vocabulary)
     parts = []
     for i in range(0, len(h), size):
         rows = slice(i, i + size)
+        logits = model.project(h[rows])                                              # (k, V)
         t = temperature[rows] if torch.is_tensor(temperature) else temperature
-        parts.append(sample_tokens(model.project(h[rows]), uniform[rows], t, top_p, top_k, min_p))
+        parts.append(sample_tokens(logits, uniform[rows], t, **truncation))
     target, logp, kept = zip(*parts, strict=True)
     return torch.cat(target), torch.cat(logp), KeptTokens.join(kept)
 
@@ -165,6 +177,6 @@ def in_parts(function, vocabulary, *tensors):
     size = max(1, LOGITS_AT_ONCE // vocabulary)
     if len(tensors[0]) <= size:
         return function(*tensors)
-    parts = zip(*(itertools.repeat(None) if x is None else x.split(size) for x in tensors))
-    results = [checkpoint(function, *part, use_reentrant=False) for part in parts]
+    columns = [itertools.repeat(None) if x is None else x.split(size) for x in tensors]
+    results = [checkpoint(function, *part, use_reentrant=False) for part in zip(*columns)]
     return tuple(torch.cat(column) for column in zip(*results, strict=True))

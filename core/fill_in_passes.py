@@ -14,25 +14,24 @@ def draw_passes(order, hidden, passes):
     """
     rank = order.masked_fill(~hidden, 2.0).argsort(1).argsort(1)                     # (N, M) rank in the random order
     count = hidden.sum(1, keepdim=True).clamp(min=1)                                 # (N, 1)
-    return (rank * passes // count).masked_fill(~hidden, -1)
+    turn = rank * passes // count                                                    # (N, M)
+    return turn.masked_fill(~hidden, -1)
 
 
 @torch.no_grad()
-def fill_in_passes(model, input, position, hidden, uniform, order, passes, temperature=1.0, top_p=1.0, top_k=0,
-                   min_p=0.0, budget=None):
+def fill_in_passes(model, input, position, hidden, uniform, order, passes, budget=None, **sampling):
     """Fills in hidden tokens in several passes; passes=1 draws what predict_and_sample_tokens draws.
 
     input: (P, T); position, hidden: (P, M) from masked_positions
-    uniform, order: (P, G, T) noise by column of the text, for tokens and for their order
+    uniform, order: (P, G, T) noise by column of the text, for tokens and for their order, on the CPU
     budget: a KeptBudget, which raises ValueError for too many kept tokens, or None
     Returns target (N, M), their logp (N, M) and the pass (N, M) that drew each, the texts read (N, passes, T), and the
     KeptTokens of the hidden tokens in order, or None for all. Target and logp are 0 on padding
     """
     G = uniform.shape[1]
-    settings = (temperature, top_p, top_k, min_p)
     text = input.repeat_interleave(G, 0)                                             # (N, T)
     column = position.repeat_interleave(G, 0)                                        # (N, M)
-    order = order.cpu().flatten(0, 1).gather(1, column.cpu())                        # (N, M)
+    order = order.flatten(0, 1).gather(1, column.cpu())                              # (N, M)
     turn = draw_passes(order, hidden.repeat_interleave(G, 0), passes)                # (N, M)
     target = torch.zeros_like(column)
     logp = torch.zeros(column.shape, device=input.device)
@@ -43,11 +42,15 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, tempe
         now = turn == i                                                              # (N, M)
         if not now.any():  # no text has as many hidden tokens as there are passes
             continue
-        if i == 0:
-            token, token_logp, kept = first_pass(model, input, position, now, uniform, settings)
+        if i == 0:  # the completions of a problem share its text
+            drawn = now.unflatten(0, (-1, G)).any(1)                                 # (P, M) in any completion
+            token, token_logp, kept = predict_and_sample_tokens(model, input, position, uniform, drawn, **sampling)
+            if kept is not None:
+                number = drawn.flatten().cumsum(0).view_as(drawn) - 1                # (P, M) index in `kept`
+                kept = kept[number.repeat_interleave(G, 0)[now]]
         else:
             noise = uniform.flatten(0, 1)[:, None]                                   # (N, 1, T)
-            token, token_logp, kept = predict_and_sample_tokens(model, text, column, noise, *settings, hidden=now)
+            token, token_logp, kept = predict_and_sample_tokens(model, text, column, noise, now, **sampling)
         if kept is not None:
             collector.add(now.flatten().nonzero().squeeze(1), kept)
         now = now.to(input.device)
@@ -55,17 +58,3 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, tempe
         logp = torch.where(now, token_logp.flatten(0, 1), logp)
         text = fill_in(text, column, now, target[:, None])[:, 0]
     return target, logp, turn.to(input.device), torch.stack(read, 1), collector.joined()
-
-
-def first_pass(model, input, position, now, uniform, settings):
-    """Draws the tokens of the first pass, at `now` (N, M). The completions of a problem share its text.
-
-    Returns what predict_and_sample_tokens returns, with the KeptTokens of the tokens at `now` in order
-    """
-    P, G, _ = uniform.shape
-    drawn = now.view(P, G, -1).any(1)                                                # (P, M) by any of the completions
-    token, logp, kept = predict_and_sample_tokens(model, input, position, uniform, *settings, hidden=drawn)
-    if kept is not None:
-        number = drawn.flatten().cumsum(0).view(drawn.shape) - 1                     # (P, M) index in `kept`
-        kept = kept[number.repeat_interleave(G, 0)[now]]
-    return token, logp, kept

@@ -18,48 +18,49 @@ class Generation:
     mask: torch.Tensor         # (N, M) 1.0 where a token was sampled, 0.0 after the end
     logp: torch.Tensor         # (N, M) log-probability under the distribution drawn from
     kept: KeptTokens | None    # the tokens that could be drawn, for the K sampled tokens in order; None: all
-    truncated: torch.Tensor    # (N,) bool, on the CPU: ran out of room before its end
+    truncated: torch.Tensor    # (N,) bool: ran out of room before its end
 
 
 @torch.no_grad()
-def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, budget=None):
+def generate(model, prompt, padding, uniform, stop, budget=None, **sampling):
     """Samples G completions of every prompt: each prompt is read once, all rows are decoded together, and rows that
     have ended leave the batch. Returns a Generation.
 
     prompt: (P, T) tokens, padded on the left; padding: (P,) number of padded columns, or None for none
-    uniform: (P, G, L) noise in [0, 1) of each completion's tokens, at most L of them; top_k=1 takes the likeliest
+    uniform: (P, G, L) noise in [0, 1) of each completion's tokens, at most L of them
     stop: (tokens so far (n, t), f) -> (n, t - f) bool, whether a row ends at each of the columns from f on; as Stop
     budget: a KeptBudget, which raises ValueError for too many kept tokens, or None
+    sampling: temperature, top_p, top_k, min_p; top_k=1 takes the likeliest
     """
-    device, (P, G, L) = prompt.device, uniform.shape
+    device = prompt.device
+    P, G, L = uniform.shape
     noise = noise_on(device, uniform).flatten(0, 1)                                  # (N, L)
     target = torch.zeros(P * G, L, dtype=torch.long, device=device)
     logp = torch.zeros(P * G, L, device=device)
     length = torch.full((P * G,), L + 1, device=device)                              # L + 1: it has not ended
-    past = model.new_cache()
-    last = torch.full((P, 1), prompt.shape[1] - 1, device=device)
-    h = model.states(prompt, last, past, padding)[:, 0]                              # (P, C), later (n, C)
     number = torch.arange(P * G, device=device)                                      # (n,) completions in the batch
+    past = model.new_cache()
+    h = model.states(prompt, past=past, padding=padding)[:, -1]                      # (P, C)
+    h = h[number // G]                                                               # (n, C)
     past = past.expand(number // G, L)
     if padding is not None:
         padding = padding[number // G]                                               # (n,)
-    collector, token = KeptCollector(budget), None
+    collector = KeptCollector(budget)
     with prepacked(model.layers):
         for t in range(L):
             if t > 0:
-                h = model.states(token[:, None], None, past, padding)[:, 0]
-            u = noise[number.to(noise.device), t].view(len(h), -1)                   # (P, G), later (n, 1)
-            token, token_logp, kept = draw_tokens(model, h, u, temperature, top_p, top_k, min_p)
-            token = token.flatten()                                                  # (n,)
-            target[number, t] = token
-            logp[number, t] = token_logp.flatten()
+                h = model.states(token, None, past, padding)[:, 0]
+            u = noise[number.to(noise.device), t, None]                              # (n, 1)
+            token, token_logp, kept = draw_tokens(model, h, u, **sampling)           # (n, 1) each
+            target[number, t] = token[:, 0]
+            logp[number, t] = token_logp[:, 0]
             live = length[number] > t                                                # (n,)
             if kept is not None:
-                state = torch.arange(len(h)).repeat_interleave(u.shape[1])           # (n,) that each row was drawn from
-                collector.add((number[live] * L + t).cpu(), kept[state[live.cpu()]])
+                place = number[live] * L + t
+                collector.add(place.cpu(), kept[live.cpu()])
             ends = stop(target[number, : t + 1], t)[:, 0]                            # (n,)
             length[number[ends & live]] = t + 1
-            live = live & ~ends
+            live &= ~ends
             left = int(live.sum())
             if left == 0:
                 break
@@ -67,12 +68,15 @@ def generate(model, prompt, padding, uniform, stop, temperature=1.0, top_p=1.0, 
                 keep = torch.arange(left, device=device)  # rows that stay in their place cost nothing ...
                 keep[~live[:left]] = live[left:].nonzero().squeeze(1) + left         # ... the others fill the gaps
                 past.keep(keep)
-                number, token = number[keep], token[keep]
+                number = number[keep]
+                token = token[keep]
                 if padding is not None:
                     padding = padding[keep]
     M = int(length.clamp(max=L).max())
     mask = torch.arange(M, device=device) < length[:, None]                          # (N, M)
-    return Generation(target[:, :M] * mask, mask.float(), logp[:, :M] * mask, collector.joined(), (length > L).cpu())
+    target = target[:, :M] * mask
+    logp = logp[:, :M] * mask
+    return Generation(target, mask.float(), logp, collector.joined(), truncated=length > L)
 
 
 class Stop:
@@ -82,30 +86,33 @@ class Stop:
     """
 
     def __init__(self, tokenizer, sequences=(), prefix=""):
-        self.tokenizer, self.prefix = tokenizer, prefix
-        self.sequences = tuple(sequences)
-        for s in self.sequences:
+        self.tokenizer = tokenizer
+        self.sequences = sequences
+        self.prefix = prefix
+        for s in sequences:
             alone = tokenizer.decode(tokenizer.encode(s))
             in_text = tokenizer.decode(tokenizer.encode("a" + s))
             if alone != s and in_text != "a" + s:
                 raise ValueError(f"stop_sequences: {s!r} is a text that the tokenizer cannot write, so it would never "
                                  "end a completion")
         # Tokens that can hold a sequence, and one before them: a tokenizer may leave out a space that begins a text
-        self.window = max((len(s.encode()) + 1 for s in self.sequences), default=0)
+        self.window = max((len(s.encode()) + 1 for s in sequences), default=0)
 
     def __call__(self, tokens, first):
         """Marks the columns at which rows end. tokens: (n, t) so far, of which those from column `first` on are new.
 
         Returns (n, t - first) bool; the first end of a row counts, and what is marked after it means nothing.
         """
-        ended = torch.isin(tokens[:, first:], tokens.new_tensor(self.tokenizer.stop_token_ids))  # (n, t - first)
+        new = tokens[:, first:]                                                      # (n, t - first)
+        ended = torch.isin(new, new.new_tensor(self.tokenizer.stop_token_ids))
         if self.sequences:
             begin = max(0, first + 1 - self.window)
-            for i, ids in enumerate(tokens[:, begin:].tolist()):
-                for j in range(first - begin, len(ids)):
-                    tail = self.tokenizer.decode(ids[max(0, j + 1 - self.window) : j + 1])
+            for row, ids in enumerate(tokens[:, begin:].tolist()):
+                for column in range(new.shape[1]):
+                    end = first - begin + column + 1
+                    tail = self.tokenizer.decode(ids[max(0, end - self.window) : end])
                     if any(s in tail for s in self.sequences):
-                        ended[i, j + begin - first] = True
+                        ended[row, column] = True
         return ended
 
     def text(self, ids):

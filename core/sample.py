@@ -85,7 +85,8 @@ def complete(model, tokenizer, config, device):
                          f"vocabulary, not {len(ids)}")
     noise = draw_uniforms(config.seed, 0, [0], (config.num_samples, room))
     stop = Stop(tokenizer)
-    out = generate(model, torch.tensor([ids], device=device), None, noise, stop, config.temperature, config.top_p)
+    out = generate(model, torch.tensor([ids], device=device), None, noise, stop,
+                   temperature=config.temperature, top_p=config.top_p)
     text = config.text if config.template == "plain" else config.text + "\n"
     for row, length in zip(out.target.tolist(), out.mask.sum(1).int().tolist(), strict=True):
         completion = stop.text(row[:length])
@@ -98,7 +99,7 @@ def fill(model, tokenizer, config, device):
     noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, ids.shape[1]))
     ids, (position, hidden) = ids.to(device), masked_positions(mask, device)
     target, *_ = fill_in_passes(model, ids, position, hidden, noise[:, 0], noise[:, 1], config.unmask_steps,
-                                config.temperature, config.top_p)
+                                temperature=config.temperature, top_p=config.top_p)
     for row in fill_in(ids, position, hidden.to(device), target[None])[0].tolist():
         by_model = by_character(tokenizer, row, mask[0].tolist())
         print(highlight(tokenizer.decode(row), by_model, sys.stdout.isatty()))

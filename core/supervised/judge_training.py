@@ -47,7 +47,8 @@ class FilledText:
         for i in which.unique():
             rows = which == i                                                        # (B,)
             own = rows.to(self.device)
-            texts = fill_once(self.fillers[i], input[own], mask[rows], noise[rows, :, :-3], temperature[own])
+            texts = fill_once(self.fillers[i], input[own], mask[rows], noise[rows, :, :-3],
+                              temperature=temperature[own])
             filled[own] = texts[:, 0]
         filled = torch.where(clean[:, None], target, filled)
         if c.judge_head == "cls":
@@ -87,10 +88,10 @@ def judge_report(judge, data, filler, device, batches=8, temperature=0.8):
         batch = data.batch("val", step)
         input, target, mask = unpack_batch(batch, device)
         noise = draw_uniforms(data.seed + REPORT_NOISE, step, batch["number"], (2, input.shape[1]))
-        filled = fill_once(filler, input, mask, noise[:, :1], temperature)[:, 0]     # (B, T)
+        filled = fill_once(filler, input, mask, noise[:, :1], temperature=temperature)[:, 0]  # (B, T)
         thirty = noise[:, 1].argsort(1).argsort(1) < round(0.3 * input.shape[1])     # (B, T) a random 30%
         masked = target.masked_fill(thirty.to(device), data.tokenizer.mask_token_id)
-        filled_30 = fill_once(filler, masked, thirty, noise[:, :1], temperature)[:, 0]
+        filled_30 = fill_once(filler, masked, thirty, noise[:, :1], temperature=temperature)[:, 0]
         for name, text in (("filled", filled), ("filled_30", filled_30), ("clean", target)):
             found[name].append(calculate_judge_scores(judge, text, data.tokenizer.cls_token_id))  # (B,)
         found["share"].append((filled != target).float().mean(1))                    # (B,)

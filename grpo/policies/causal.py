@@ -4,6 +4,7 @@ A group's prompt is read once, in sampling and, with gradients, in training; its
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch.nn import functional as F
@@ -13,7 +14,7 @@ from core.generation import Stop, generate
 from core.performance.batching import parts_of_like_length
 from core.performance.sharding import anchor
 from core.prompts import as_columns
-from grpo.policies.model_policy import ModelPolicy
+from grpo.policies.model_policy import ModelPolicy, sampling_of
 from grpo.rollout import Reading, Rollouts, Texts
 
 PART_TOKENS = 128  # what reading one more part of like length costs, in tokens
@@ -49,45 +50,61 @@ class CausalPolicy(ModelPolicy):
         response_prefix"""
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         shape = (config.group_size, config.max_new_tokens)
-        noise = draw_uniforms(config.seed, iteration, problems["number"], shape)
+        noise = draw_uniforms(config.seed, iteration, problems["number"], shape)     # (P, G, max_new_tokens)
+        padding = self._padding(padding)
         with self.autocast():
-            generation = generate(self.model, prompt, self._padding(padding), noise, self._stop(config),
-                                  config.temperature, config.top_p, config.top_k, config.min_p, budget)
+            generation = generate(
+                self.model, prompt, padding, noise, self._stop(config), budget, **sampling_of(config))
         return self.rollouts(problems, generation, config)
 
     def rollouts(self, problems, generation, config):
         """Rollouts of completions (core/generation.py: Generation) of problems, whoever sampled them."""
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
-        (P, T), G = prompt.shape, config.group_size
+        P, T = prompt.shape
+        G = config.group_size
         target, mask = generation.target, generation.mask                            # (N, M) each
-        M = target.shape[1]
-        length = mask.sum(1).long().cpu()                                            # (N,)
+        chosen = mask.bool().cpu()                                                   # (N, M)
         last = prompt[:, -1:].repeat_interleave(G, 0)                                # (N, 1)
+        inputs = torch.cat((last, target[:, :-1]), 1)                                # (N, M)
         reading = CausalReading(
-            G, (torch.arange(M) < length[:, None]).view(P, G, M), generation.kept, prompt[:, :-1].flip(1),
-            T - 1 - padding, torch.cat((last, target[:, :-1]), 1).view(P, G, M))
-        truncated = generation.truncated.to(self.device)
-        metrics = {"completion_length": (mask.sum(), P * G), "truncated": (truncated.sum(), P * G)}
-        return Rollouts(target, mask, train_mask=mask, old_logp=generation.logp, truncated=truncated,
-                        max_tokens=config.max_new_tokens, reading=reading,
-                        texts=self._texts(problems, prompt, padding, target, length, config, metrics))
+            G, chosen.unflatten(0, (P, G)), generation.kept,
+            prompt=prompt[:, :-1].flip(1),
+            prompt_length=T - 1 - padding,
+            inputs=inputs.unflatten(0, (P, G)))
+        return Rollouts(
+            target, mask,
+            train_mask=mask,
+            old_logp=generation.logp,
+            truncated=generation.truncated,
+            max_tokens=config.max_new_tokens,
+            reading=reading,
+            texts=self._texts(problems, prompt, padding, generation, config))
 
-    def _texts(self, problems, prompt, padding, target, length, config, metrics):
-        """Texts of the completions target (N, M), of `length` (N,) tokens, of prompts (P, T)."""
-        G, stop = config.group_size, self._stop(config)
+    def _texts(self, problems, prompt, padding, generation, config):
+        """Texts of the completions of prompts (P, T)."""
+        G = config.group_size
+        stop = self._stop(config)
         records = [record for record in problems["record"] for _ in range(G)]
         prompts, columns = as_columns(records)
-        tokens, completion_ids = [], []
-        for n, (row, end) in enumerate(zip(target, length.tolist(), strict=True)):
-            ids = row[:end].tolist()
-            completion_ids.append(ids)
-            if ids and ids[-1] in self.tokenizer.stop_token_ids:
-                end -= 1
-            tokens.append(torch.cat((prompt[n // G, int(padding[n // G]) :], row[:end])))
-        begins = (prompt.shape[1] - padding).repeat_interleave(G)                    # (N,) length of the prompt
-        place = begins[:, None] + torch.arange(target.shape[1])                      # (N, M)
-        return Texts(prompts, [stop.text(ids) for ids in completion_ids], columns, tokens, completion_ids,
-                     place.to(self.device), metrics)
+        mask, truncated = generation.mask, generation.truncated                      # (N, M), (N,)
+        prompt = prompt.repeat_interleave(G, 0)                                      # (N, T)
+        padding = padding.repeat_interleave(G)                                       # (N,)
+        ends = set(self.tokenizer.stop_token_ids)
+        tokens = []
+        completion_ids = []
+        for n, length in enumerate(mask.sum(1).int().tolist()):
+            ids = generation.target[n, :length]
+            completion_ids.append(ids.tolist())
+            if ends.intersection(completion_ids[n]):  # only the last token can be one
+                ids = ids[:-1]
+            tokens.append(torch.cat((prompt[n, padding[n] :], ids)))
+        begin = prompt.shape[1] - padding                                            # (N,) length of the prompt
+        place = begin[:, None] + torch.arange(mask.shape[1])                         # (N, M)
+        metrics = {"completion_length": (mask.sum(), len(mask)), "truncated": (truncated.sum(), len(mask))}
+        return Texts(
+            prompts, [stop.text(ids) for ids in completion_ids], columns, tokens, completion_ids,
+            place=place.to(self.device),
+            metrics=metrics)
 
     def _stop(self, config):
         return Stop(self.tokenizer, config.stop_sequences, config.response_prefix)
@@ -105,17 +122,18 @@ class CausalPolicy(ModelPolicy):
 
     def states(self, reading):
         """Reads prompts of like length together, and then their completions of like length."""
+        place = torch.zeros(reading.chosen.shape, dtype=torch.long).flatten(0, 1)    # (N, M) of each state in `read`
+        read = []
+        count = 0
         with self.autocast():
-            found = [part for problems, parts in self._plan(reading) for part in self._read(reading, problems, parts)]
-        length, M = reading.length(), reading.inputs.shape[2]                        # (N,)
-        place, numbers = torch.arange(M), []
-        for completions, h in found:
-            number = completions[:, None] * M + place[: h.shape[1]]                  # (n, m)
-            is_padding = place[: h.shape[1]] >= length[completions, None]
-            numbers.append(number.masked_fill(is_padding, len(length) * M).flatten())  # behind all others
-        order = torch.cat(numbers).argsort()[: int(length.sum())]
-        h = torch.cat([h.flatten(0, 1) for _, h in found])
-        return h[order.to(h.device)]                                                 # (K, C) in the order of the index
+            for problems, parts in self._plan(reading):
+                for completions, h in self._read(reading, problems, parts):
+                    n, m = h.shape[:2]
+                    place[completions, :m] = torch.arange(count, count + n * m).view(n, m)
+                    count += n * m
+                    read.append(h.flatten(0, 1))
+        place = place[reading.chosen.flatten(0, 1)].to(self.device)                  # (K,)
+        return torch.cat(read)[place]
 
     def _read(self, reading, problems, parts):
         """Yields (completions (n,), their states (n, m, C)) for each of the parts of `_plan`."""
@@ -124,11 +142,12 @@ class CausalPolicy(ModelPolicy):
         padding = self._padding(T - reading.prompt_length[problems])                 # (p,) or None
         past = self.model.new_cache()
         of_prompt = self.model.states(prompt, past=past, padding=padding)            # (p, T, C)
-        length, inputs = reading.length(), reading.inputs.flatten(0, 1)              # (N,), (N, M)
+        inputs = reading.inputs.flatten(0, 1)                                        # (N, M)
         for which, completions in parts:
             which = which.to(self.device)
             own_padding = None if padding is None else padding[which]                # (n,)
-            tokens = inputs[completions.to(self.device), : int(length[completions].max())]  # (n, m)
+            longest = int(reading.length()[completions].max())
+            tokens = inputs[completions.to(self.device), :longest]                   # (n, m)
             h = self.model.states(tokens, None, past.expand(which), own_padding)     # (n, m, C)
             yield completions, anchor(h, of_prompt, self.model)
 
@@ -138,7 +157,8 @@ class CausalPolicy(ModelPolicy):
     def _plan(self, reading):
         """Yields problems whose prompts are read together, and the parts of their completions that are: pairs of (n,)
         indices, of the prompt among these and of the completion among all N."""
-        G, length = reading.group_size, reading.length()                             # (N,)
+        G = reading.group_size
+        length = reading.length()                                                    # (N,)
         for problems in parts_of_like_length(reading.prompt_length, PART_TOKENS):
             which = torch.arange(len(problems)).repeat_interleave(G)                 # (p G,)
             completions = (problems[:, None] * G + torch.arange(G)).flatten()        # (p G,)
@@ -149,12 +169,7 @@ class CausalPolicy(ModelPolicy):
         """The most states (K) of a problem that kept tokens or reference distributions are stored for."""
         return config.group_size * config.max_new_tokens
 
-    @torch.no_grad()
     def greedy(self, problems, config):
         """The likeliest completion of every prompt, as texts (P,)."""
-        prompt, padding = self._prompt(problems)
-        stop = self._stop(config)
-        noise = torch.zeros(len(prompt), 1, config.max_new_tokens)
-        with self.autocast():
-            out = generate(self.model, prompt, self._padding(padding), noise, stop, top_k=1)
-        return [stop.text(ids[: int(n)]) for ids, n in zip(out.target.tolist(), out.mask.sum(1), strict=True)]
+        likeliest = SimpleNamespace(**vars(config) | {"group_size": 1, "top_k": 1})
+        return self.sample(problems, 0, likeliest).texts.completions

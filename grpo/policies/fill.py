@@ -13,7 +13,7 @@ from core.fill_in import fill_in, predict_and_sample_tokens
 from core.fill_in_passes import fill_in_passes
 from core.masking import masked_positions
 from grpo.policies.fill_views import FILL_ESTIMATORS, Filled
-from grpo.policies.model_policy import ModelPolicy
+from grpo.policies.model_policy import ModelPolicy, sampling_of
 from grpo.rollout import Reading, Rollouts, Texts
 
 
@@ -38,69 +38,82 @@ class FillPolicy(ModelPolicy):
         """config: group_size, seed, temperature, top_p, top_k, min_p, unmask_steps, fill_estimator, block_size"""
         input, truth, mask = unpack_batch(problems, self.device)                     # (P, T) each
         position, hidden = masked_positions(mask, self.device)                       # (P, M), (P, M) on the CPU
-        (P, T), G = input.shape, config.group_size
-        settings = (config.temperature, config.top_p, config.top_k, config.min_p)
+        P, T = input.shape
+        G = config.group_size
+        noise = draw_uniforms(config.seed, iteration, problems["number"], (4, G, T)) # (P, 4, G, T)
+        sampling = sampling_of(config)
         was_hidden = hidden.to(self.device)                                          # (P, M)
-        one_pass = config.unmask_steps == 1 and config.fill_estimator in ("trajectory", "one_step")
-        if one_pass:
-            noise = draw_uniforms(config.seed, iteration, problems["number"], (G, T))
+        if config.unmask_steps == 1 and config.fill_estimator in ("trajectory", "one_step"):
             with self.autocast():
-                target, logp, kept = predict_and_sample_tokens(self.model, input, position, noise, *settings, hidden)
+                target, logp, kept = predict_and_sample_tokens(
+                    self.model, input, position, noise[:, 0], hidden, **sampling)
             if kept is not None:
                 budget.add(kept)
-        else:
-            noise = draw_uniforms(config.seed, iteration, problems["number"], (4, G, T))
-            with self.autocast():
-                target, logp, turn, read, kept = fill_in_passes(
-                    self.model, input, position, hidden, noise[:, 0], noise[:, 1], config.unmask_steps, *settings,
-                    budget)
-        target = target.view(P, G, -1)
-        text = fill_in(input, position, was_hidden, target)                          # (P, G, T)
-        if one_pass:
+            text = fill_in(input, position, was_hidden, target)                      # (P, G, T)
             views, place, scored = input[:, None], position[:, None], None
         else:
-            views, place, scored = FILL_ESTIMATORS[config.fill_estimator](Filled(
-                input, text, position[:, None], was_hidden[:, None], turn.view(P, G, -1),
-                read.unflatten(0, (P, G)), noise[:, 2:].float().to(self.device), self.tokenizer.mask_token_id))
+            with self.autocast():
+                target, logp, turn, read, kept = fill_in_passes(
+                    self.model, input, position, hidden, noise[:, 0], noise[:, 1],
+                    config.unmask_steps, budget, **sampling)
+            target = target.view(P, G, -1)                                           # (P, G, M)
+            text = fill_in(input, position, was_hidden, target)                      # (P, G, T)
+            filled = Filled(
+                input, text, position[:, None], was_hidden[:, None],
+                turn=turn.view(P, G, -1),
+                read=read.unflatten(0, (P, G)),
+                noise=noise[:, 2:].float().to(self.device),
+                mask_id=self.tokenizer.mask_token_id)
+            views, place, scored = FILL_ESTIMATORS[config.fill_estimator](filled)
         sampled = was_hidden[:, None].expand_as(target)                              # (P, G, M)
         mask = sampled.flatten(0, 1).float()                                         # (N, M)
         train_mask = mask
         if scored is not None:
             train_mask = mask * scored.flatten(0, 1)
-        right = (target == truth.gather(1, position)[:, None]) & sampled             # (P, G, M)
+        true = truth.gather(1, position)[:, None]                                    # (P, 1, M)
+        right = (target == true) & sampled                                           # (P, G, M)
+        metrics = {"mean_token_accuracy": (right.sum(), sampled.sum())}
         return Rollouts(
-            target.flatten(0, 1), mask, train_mask, logp.reshape(mask.shape),
-            truncated=torch.zeros(P * G, dtype=torch.bool, device=self.device), max_tokens=config.block_size,
+            target.flatten(0, 1), mask, train_mask,
+            old_logp=logp.reshape(mask.shape),
+            truncated=torch.zeros_like(mask[:, 0], dtype=torch.bool),
+            max_tokens=config.block_size,
             reading=FillReading(G, hidden[:, None].expand(place.shape), kept, views, place),
-            texts=self._texts(input, truth, text, position, {"mean_token_accuracy": (right.sum(), sampled.sum())}))
+            texts=self._texts(input, truth, text, position, metrics))
 
     def _texts(self, input, truth, text, position, metrics):
         """Texts of input, truth (P, T), text (P, G, T), position (P, M)."""
         G = text.shape[1]
         text = text.flatten(0, 1)                                                    # (N, T)
-        problem, true, completion = (self._decoded(ids) for ids in (input, truth, text))
-        repeated = [prompt for prompt in problem for _ in range(G)]
-        answers = [answer for answer in true for _ in range(G)]
-        return Texts(repeated, completion, {"answer": answers}, tokens=list(text), completion_ids=text.tolist(),
-                     place=position.repeat_interleave(G, 0), metrics=metrics)
+        return Texts(
+            self._decoded(input.repeat_interleave(G, 0)),
+            self._decoded(text),
+            {"answer": self._decoded(truth.repeat_interleave(G, 0))},
+            tokens=list(text),
+            completion_ids=text.tolist(),
+            place=position.repeat_interleave(G, 0),
+            metrics=metrics)
 
     def _decoded(self, ids):
         return [self.tokenizer.decode(row) for row in ids.tolist()]
 
     def states(self, reading):
-        P, W = reading.texts.shape[:2]
-        with self.autocast():
-            if W == 1:
+        P, W, T = reading.texts.shape
+        where = reading.chosen.flatten().nonzero().squeeze(1).to(self.device)        # (K,)
+        if W == 1:
+            with self.autocast():
                 h = self.model.states(reading.texts[:, 0], reading.position.flatten(1))  # (P, r M, C)
-            else:
-                h = self.model.states(reading.texts.flatten(0, 1)).unflatten(0, (P, W)).flatten(1, 2)  # (P, W T, C)
-                h = h.gather(1, reading.position.flatten(1)[..., None].expand(-1, -1, h.shape[-1]))
-        where = reading.chosen.flatten().nonzero().squeeze(1)                        # (K,)
-        return h.flatten(0, 1)[where.to(h.device)]
+            return h.flatten(0, 1)[where]
+        with self.autocast():
+            h = self.model.states(reading.texts.flatten(0, 1))                       # (P W, T, C)
+        begin = torch.arange(0, P * W * T, W * T, device=self.device)                # (P,)
+        place = reading.position + begin[:, None, None]                              # (P, r, M)
+        return h.flatten(0, 1)[place.flatten()[where]]
 
     def stored_states(self, config):
         """The most states (K) of a problem that kept tokens or reference distributions are stored for."""
-        shared = config.fill_estimator in ("one_step", "prompt_mask")
-        shared = shared or (config.unmask_steps == 1 and config.fill_estimator == "trajectory")
-        rows = 1 if shared else config.group_size
-        return rows * max(1, round(config.mask_high * config.block_size))
+        shared = {"one_step", "prompt_mask"}
+        if config.unmask_steps == 1:
+            shared.add("trajectory")
+        states = max(1, round(config.mask_high * config.block_size))
+        return states if config.fill_estimator in shared else states * config.group_size

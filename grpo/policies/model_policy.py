@@ -11,6 +11,11 @@ from core.performance.sharding import cut_like
 from grpo.rollout import join
 
 
+def sampling_of(config):
+    """The settings of core.distributions.sample_tokens."""
+    return {name: getattr(config, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+
+
 class ModelPolicy:
     """A policy that is one model of core's model interface and its tokenizer. A kind adds sample_part and `states`.
 
@@ -18,7 +23,8 @@ class ModelPolicy:
     """
 
     def __init__(self, model, tokenizer, dtype=torch.float32, grad_checkpoint=False):
-        self.model, self.tokenizer = model.eval(), tokenizer
+        self.model = model.eval()
+        self.tokenizer = tokenizer
         self.dtype = dtype
         model.grad_checkpoint = grad_checkpoint
 
@@ -37,9 +43,11 @@ class ModelPolicy:
     @torch.no_grad()
     def sample(self, problems, iteration, config):
         """Rollouts, of config.batch_size problems at a time."""
-        budget, parts = KeptBudget(config.stored_megabytes), []
+        budget = KeptBudget(config.stored_megabytes)
+        parts = []
         for first in range(0, len(problems["number"]), config.batch_size):
-            part = {key: x[first : first + config.batch_size] for key, x in problems.items()}
+            rows = slice(first, first + config.batch_size)
+            part = {key: x[rows] for key, x in problems.items()}
             parts.append(self.sample_part(part, iteration, config, budget))
         return join(parts)
 

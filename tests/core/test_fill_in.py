@@ -29,7 +29,8 @@ def test_frequencies_match_the_reported_log_probabilities(temperature, top_p):
     draws, net = 20_000, TinyVocabulary()
     position = torch.tensor([[0, 2, 4]])
     noise = draw_uniforms(1, 0, [0], (draws, 5))
-    target, logp, allowed = predict_and_sample_tokens(net, torch.zeros(1, 5).long(), position, noise, temperature, top_p)
+    target, logp, allowed = predict_and_sample_tokens(net, torch.zeros(1, 5).long(), position, noise,
+                                                      temperature=temperature, top_p=top_p)
     for m, column in enumerate(position[0].tolist()):
         kept = expect_frequencies(target[0, :, m], logp[0, :, m], net.logits[column], temperature, top_p)
         assert top_p == 1.0 or allowed.dense(6)[m].tolist() == kept.tolist()
@@ -58,8 +59,8 @@ def test_fill_in_by_hand():
 def test_each_text_may_have_a_temperature_of_its_own(dataset):
     (_, input, position, hidden), net = masked_problems(consumer(dataset, config())), model()
     noise, temperature = draw_uniforms(0, 0, range(4), (5, 32)), torch.linspace(0.5, 2.0, 4)[:, None]
-    together, *_ = predict_and_sample_tokens(net, input, position, noise, temperature, 0.9, hidden=hidden)
+    together, *_ = predict_and_sample_tokens(net, input, position, noise, hidden, temperature, top_p=0.9)
     for i in range(4):
         alone, *_ = predict_and_sample_tokens(net, input[i : i + 1], position[i : i + 1], noise[i : i + 1],
-                                              float(temperature[i]), 0.9, hidden=hidden[i : i + 1])
+                                              hidden[i : i + 1], float(temperature[i]), top_p=0.9)
         assert torch.equal(alone[0], together[i])

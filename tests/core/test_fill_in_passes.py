@@ -61,7 +61,7 @@ def test_texts_are_as_frequent_as_the_reported_probabilities_of_their_passes(tem
     net, input = model(scale=4.0, tokenizer=tokenizer), torch.full((1, 2), tokenizer.mask_token_id)
     order, noise = draw_uniforms(1, 0, [0], (2, 10_000, 2)).unbind(1)
     target, logp, turn, *_ = fill_in_passes(net, input, torch.tensor([[0, 1]]), torch.ones(1, 2, dtype=torch.bool),
-                                            noise, order, 2, temperature, top_p)
+                                            noise, order, 2, temperature=temperature, top_p=top_p)
 
     def expect(rows, text, column):
         expect_frequencies(target[rows, column], logp[rows, column], net(text)[0, column], temperature, top_p)
@@ -79,7 +79,7 @@ def test_texts_are_as_frequent_as_the_reported_probabilities_of_their_passes(tem
 def test_logits_are_made_only_where_a_token_is_drawn(problems, monkeypatch):
     (input, position, hidden, *noise), net, rows = problems, model(), []
     monkeypatch.setattr(net, "project", counted(net.project, rows))
-    turn = fill_in_passes(net, input, position, hidden, *noise, 3, 0.8, 0.9)[2]
+    turn = fill_in_passes(net, input, position, hidden, *noise, 3, temperature=0.8, top_p=0.9)[2]
     first = (turn == 0).view(3, 4, -1).any(1)  # the completions of a problem share the first text
     assert rows == [int(first.sum()), int((turn == 1).sum()), int((turn == 2).sum())]
 

@@ -58,7 +58,7 @@ def test_a_completion_does_not_depend_on_the_batch_that_it_is_in(truncation, mon
     monkeypatch.setattr(distributions, "LARGE_VOCABULARY", 64)
     monkeypatch.setattr(distributions, "TOP_PART", 8)  # some rows have their nucleus in it, and others do not
     net, (ids, padding) = causal_model(), PROMPTS
-    together, *alone = (generate(net, ids[rows], padding[rows], NOISE[rows], Stop(CAUSAL), 1.3, **truncation)
+    together, *alone = (generate(net, ids[rows], padding[rows], NOISE[rows], Stop(CAUSAL), temperature=1.3, **truncation)
                         for rows in ([0, 1, 2], [0], [1], [2]))
     assert rows_of(together) == [row for out in alone for row in rows_of(out)]
 
@@ -68,7 +68,7 @@ def test_a_completion_does_not_depend_on_the_batch_that_it_is_in(truncation, mon
 @torch.no_grad()
 def test_frequencies_match_the_reported_log_probabilities(temperature, top_p):
     net, prompts = model(LANGUAGE_MODEL, scale=4.0, tokenizer=CharTokenizer("abcd")), torch.tensor([[0, 1], [3, 2]])
-    out = generate(net, prompts, None, draw_uniforms(1, 0, [0, 1], (10_000, 2)), never, temperature, top_p)
+    out = generate(net, prompts, None, draw_uniforms(1, 0, [0, 1], (10_000, 2)), never, temperature=temperature, top_p=top_p)
     token, logp = out.target.view(2, -1, 2), out.logp.view(2, -1, 2)
     for prompt, drawn, reported in zip(prompts, token, logp, strict=True):
         expect_frequencies(drawn[:, 0], reported[:, 0], net(prompt[None])[0, -1], temperature, top_p)
@@ -94,7 +94,7 @@ def test_finished_rows_leave_the_batch_and_keep_what_they_wrote(truncation):
 @torch.no_grad()
 def test_each_token_has_the_probability_and_the_kept_tokens_that_the_model_gives_it(truncation):
     net = causal_model()
-    out = generate(net, *PROMPTS, NOISE[:, :6, :10], early, 1.2, **truncation)
+    out = generate(net, *PROMPTS, NOISE[:, :6, :10], early, temperature=1.2, **truncation)
     rows, kept = rows_of(out), iter(out.kept.dense(V) if truncation else ())
     assert len(set(map(len, rows))) > 2 and (not truncation or len(out.kept) == sum(map(len, rows)))
     for n, row in enumerate(rows):
