@@ -27,10 +27,11 @@ def attention_mask(before, T, padding, device):
         return None
     column = torch.arange(before + T, device=device)                                 # (before + T,)
     own = column[before:, None]                                                      # (T, 1)
-    seen = (column <= own)[None]                                                     # (1, T, before + T)
-    if padding is not None:
-        seen = (seen & (column >= padding[:, None, None])) | (column == own)         # (B, T, before + T)
-    return seen[:, None]
+    seen = column <= own                                                             # (T, before + T)
+    if padding is None:
+        return seen[None, None]
+    real = column >= padding[:, None, None, None]                                    # (B, 1, 1, before + T)
+    return (seen & real) | (column == own)
 
 
 class Cache:
@@ -42,7 +43,8 @@ class Cache:
 
     def __init__(self, layers=(), length=0, room=0):
         self.layers = list(layers)          # (keys, values) of each layer, (B, H, length + room, D) each
-        self.length, self.room = length, room
+        self.length = length
+        self.room = room
 
     def mask(self, T, padding, device):
         """The mask of the next T tokens, for the functions of `layer`. padding: (B,) or None."""
@@ -54,7 +56,8 @@ class Cache:
         before = self.layers[i] if i < len(self.layers) else None  # grad_checkpoint calls the function a second time
 
         def read(q, k, v, mask, *settings):
-            return attend(q, *self.add(i, before, k, v), mask, *settings)
+            k, v = self.add(i, before, k, v)                                         # (B, H, L, D) each
+            return attend(q, k, v, mask, *settings)
         return read
 
     def add(self, i, before, k, v):
@@ -62,14 +65,14 @@ class Cache:
         if before is None:
             self.layers[i:] = [(k, v)]
             return k, v
-        keys, values = before
+        pairs = zip(before, (k, v), strict=True)
         if not self.room:
-            self.layers[i] = torch.cat((keys, k), dim=2), torch.cat((values, v), dim=2)
+            self.layers[i] = [torch.cat(pair, 2) for pair in pairs]
             return self.layers[i]
         end = self.length + k.shape[2]
-        keys[:, :, self.length : end] = k
-        values[:, :, self.length : end] = v
-        return keys[:, :, :end], values[:, :, :end]
+        for old, new in pairs:
+            old[:, :, self.length : end] = new
+        return [x[:, :, :end] for x in before]
 
     def expand(self, rows, room=0):
         """A new cache whose row i continues row rows[i] of this one, which stays as it is. Gradients flow back to it.
@@ -78,10 +81,10 @@ class Cache:
         """
         k = self.layers[0][0]                                                        # (B, H, length, D)
         large = len(rows) * k[0].numel() >= SHARE_FROM
-        if room and large and k.device.type == "cpu" and k.dtype == torch.float32:  # its attention has no fused kernel
-            own = []
-            for pair in self.layers:
-                own.append([x.new_empty(len(rows), x.shape[1], room, x.shape[3]) for x in pair])
+        on_cpu = k.device.type == "cpu" and k.dtype == torch.float32  # its attention has no fused kernel
+        if room and large and on_cpu:
+            nothing = k.new_empty(len(rows), k.shape[1], room, k.shape[3])
+            own = [[torch.empty_like(nothing) for _ in pair] for pair in self.layers]
             return SharedCache(self, rows, Cache(own, room=room))
         layers = []
         for pair in self.layers:
@@ -94,8 +97,9 @@ class Cache:
     def keep(self, rows):
         """Drops all rows but these. What remains moves forward in place, so that rows that stay where they are cost
         nothing. rows: (n,) indices, each at most once"""
-        moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
+        stays = rows == torch.arange(len(rows), device=rows.device)
+        to = (~stays).nonzero().squeeze(1)
         for i, pair in enumerate(self.layers):
             for x in pair:
-                x[moved, :, : self.length] = x[rows[moved], :, : self.length]
+                x[to, :, : self.length] = x[rows[to], :, : self.length]
             self.layers[i] = [x[: len(rows)] for x in pair]

@@ -73,24 +73,22 @@ class Attention(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.n_head, self.dropout = config.n_head, config.dropout
+        self.n_head = config.n_head
         self.causal = config.mode == LANGUAGE_MODEL
         self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
         self.out = nn.Linear(config.n_embd, config.n_embd, bias=False)
 
     def project(self, x, cos, sin):
         """Queries, keys and values (B, H, T, D) of x (B, T, C)."""
-        B, T, C = x.shape
-        qk, v = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head).split((2, 1), 2)
-        qk = F.rms_norm(qk, qk.shape[-1:])  # bounded logits: a high learning rate stays stable
+        B, T, _ = x.shape
+        qkv = self.qkv(x).view(B, T, 3, self.n_head, -1)                             # (B, T, 3, H, D)
+        qk = F.rms_norm(qkv[:, :, :2], qkv.shape[-1:])  # bounded logits: a high learning rate stays stable
         qk = rotate(qk, cos[:, None, None], sin[:, None, None])                      # (B, T, 2, H, D)
-        qkv = [z.transpose(1, 2) for z in (*qk.unbind(2), v.squeeze(2))]             # (B, H, T, D) each
+        q, k = qk.permute(2, 0, 3, 1, 4)                                             # (B, H, T, D) each
+        v = qkv[:, :, 2].transpose(1, 2)                                             # (B, H, T, D)
         if x.device.type == "cpu":  # its bfloat16 kernel is slower than the float32 one
-            return [at_least_float32(z) for z in qkv]
-        return [z.to(v.dtype) for z in qkv]
-
-    def forward(self, q, k, v, mask, read):
-        return read(q, k, v, mask, self.causal, self.dropout * self.training)        # (B, H, T, D)
+            v = at_least_float32(v)
+        return q.to(v.dtype), k.to(v.dtype), v
 
 
 class Block(nn.Module):
@@ -109,13 +107,16 @@ class Block(nn.Module):
         return self.attention.project(self.norm_1(x), cos, sin)
 
     def after(self, x, y):
-        x = x + self.drop(self.attention.out(y.transpose(1, 2).reshape(x.shape)))    # (B, T, C)
-        h = SquaredReLU.apply(self.up(self.norm_2(x)))                               # (B, T, 4C)
-        return x + self.drop(self.down(h))
+        y = y.transpose(1, 2).reshape(x.shape)                                       # (B, T, C)
+        x = x + self.drop(self.attention.out(y))
+        h = self.up(self.norm_2(x))                                                  # (B, T, 4C)
+        return x + self.drop(self.down(SquaredReLU.apply(h)))
 
     def forward(self, x, cos, sin, mask=None, read=attend):
         q, k, v = self.before(x, cos, sin)                                           # (B, H, T, D) each
-        return self.after(x, self.attention(q, k, v, mask, read))
+        dropout = self.drop.p * self.training
+        y = read(q, k, v, mask, self.attention.causal, dropout)                      # (B, H, T, D)
+        return self.after(x, y)
 
 
 class GPT(nn.Module):
@@ -134,7 +135,7 @@ class GPT(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.config, self.scores = config, config.mode == SEQUENCE_SCORER
+        self.config = config
         self.mode = config.mode                      # one of MODES
         self.judge_head = config.judge_head          # one of JUDGE_HEADS, of a SEQUENCE_SCORER
         self.longest_input = config.block_size       # tokens that fit into one row
@@ -144,15 +145,19 @@ class GPT(nn.Module):
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.RMSNorm(config.n_embd, eps=1e-5)
+        self.scores = self.mode == SEQUENCE_SCORER
         if self.scores or not config.tied:
-            self.head = nn.Linear(config.n_embd, 1 if self.scores else config.base_vocab_size, bias=False)
+            outputs = 1 if self.scores else self.vocabulary
+            self.head = nn.Linear(config.n_embd, outputs, bias=False)
         cos, sin = rotary_table(config.block_size, config.n_embd // config.n_head)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         for name, p in self.named_parameters():
+            std = 0.02
+            if name.endswith(("out.weight", "down.weight")):  # what is added to x, 2 n_layer times
+                std /= (2 * config.n_layer) ** 0.5
             if p.dim() == 2:
-                adds = name.endswith(("out.weight", "down.weight"))  # its output is added to x, 2 n_layer times
-                nn.init.normal_(p, std=0.02 / (2 * config.n_layer) ** 0.5 if adds else 0.02)
+                nn.init.normal_(p, std=std)
 
     def states(self, tokens, position=None, past=None, padding=None):
         """Final hidden states.
@@ -165,22 +170,27 @@ class GPT(nn.Module):
         """
         T = tokens.shape[1]
         before = past.length if past else 0
-        if before + T > self.longest_input:
-            raise ValueError(f"an input of {before + T} tokens does not fit a model with "
-                             f"block_size={self.longest_input}")
-        mask = past.mask(T, padding, tokens.device) if past else attention_mask(0, T, padding, tokens.device)
+        end = before + T
+        if end > self.longest_input:
+            raise ValueError(f"an input of {end} tokens does not fit a model with block_size={self.longest_input}")
+        if past:
+            mask = past.mask(T, padding, tokens.device)
+        else:
+            mask = attention_mask(0, T, padding, tokens.device)
         x = self.drop(self.embed(tokens))                                            # (B, T, C)
-        cos, sin = self.cos[before : before + T], self.sin[before : before + T]      # (T, D) each
+        cos, sin = self.cos[before:end], self.sin[before:end]                        # (T, D) each
         for i, block in enumerate(self.blocks):
-            inputs = (x, cos, sin, mask, past.layer(i) if past else attend)
-            if self.grad_checkpoint and torch.is_grad_enabled():
+            read = past.layer(i) if past else attend
+            inputs = (x, cos, sin, mask, read)
+            if self.grad_checkpoint:
                 x = checkpoint(block, *inputs, use_reentrant=False)
             else:
                 x = block(*inputs)
         if past:
             past.length += T
         if position is not None:
-            x = x.gather(1, position[..., None].expand(-1, -1, x.shape[-1]))         # (B, M, C)
+            position = position[..., None].expand(-1, -1, x.shape[-1])               # (B, M, C)
+            x = x.gather(1, position)
         return self.norm(x)
 
     def project(self, h):
@@ -188,12 +198,15 @@ class GPT(nn.Module):
         if self.scores:
             return at_least_float32(self.head(h).squeeze(-1))
         weight = self.embed.weight[: self.vocabulary] if self.config.tied else self.head.weight
+        dtype = h.dtype
         kind = h.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else h.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
         # Autocast would cast the weight once for all calls and add up their gradients in its own precision. Cast here,
         # each call's gradient is added to the others in float32.
         with torch.autocast(kind, enabled=False):
-            return at_least_float32(F.linear(h.to(dtype), weight.to(dtype)))
+            logits = F.linear(h.to(dtype), weight.to(dtype))
+        return at_least_float32(logits)
 
     def forward(self, tokens, position=None, past=None, padding=None):
         """The arguments of `states`; returns float32 logits (B, M or T, base_vocab_size); of a scorer (B, M or T) for

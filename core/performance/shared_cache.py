@@ -1,6 +1,7 @@
 """A cache for generation that holds the keys and values of each prompt once."""
 
 import torch
+from torch.nn import functional as F
 
 
 class SharedCache:
@@ -14,7 +15,8 @@ class SharedCache:
     def __init__(self, prompts, rows, own):
         """prompts: a Cache of P prompts; rows: (n,) the prompt that each row continues; own: an empty Cache for n rows,
         with room for their tokens"""
-        self.start, self.own = prompts.length, own
+        self.start = prompts.length
+        self.own = own
         self.prompts = [[x.contiguous() for x in pair] for pair in prompts.layers]   # (P, H, start, D) each
         self.assign_slots(rows)
 
@@ -28,17 +30,15 @@ class SharedCache:
 
     def assign_slots(self, prompt):
         """Gives every row a slot of its prompt, and drops prompts without rows. prompt: (n,) of each row"""
-        used, self.prompt, size = prompt.unique(return_inverse=True, return_counts=True)  # (P,), (n,), (P,)
+        used, self.prompt = prompt.unique(return_inverse=True)                       # (P,), (n,)
         if len(used) < len(self.prompts[0][0]):
             self.prompts = [[x.index_select(0, used) for x in pair] for pair in self.prompts]
-        rows = torch.arange(len(prompt), device=prompt.device)
-        order = self.prompt.argsort(stable=True)
-        S = int(size.max())
-        first = size.cumsum(0) - size                                                # (P,) of each group, in this order
-        self.slot_of_row = torch.empty_like(prompt)                                  # (n,) in 0 .. P S - 1
-        self.slot_of_row[order] = self.prompt[order] * S + rows - first[self.prompt[order]]
+        count = F.one_hot(self.prompt).cumsum(0)                                     # (n, P) rows up to each
+        number = count.gather(1, self.prompt[:, None])[:, 0] - 1                     # (n,) of each row in its group
+        S = int(number.max()) + 1
+        self.slot_of_row = self.prompt * S + number                                  # (n,) in 0 .. P S - 1
         self.row_of_slot = prompt.new_zeros(len(used), S)                            # (P, S) 0 where there is none
-        self.row_of_slot.view(-1)[self.slot_of_row] = rows
+        self.row_of_slot.view(-1)[self.slot_of_row] = torch.arange(len(prompt))
 
     def keep(self, rows):
         """Drops all rows but these, as Cache.keep does."""
@@ -51,8 +51,9 @@ class SharedCache:
         assert T == 1, T
         if padding is None:
             return None
-        is_padding = torch.arange(self.start, device=device) < padding[self.row_of_slot[:, 0], None]  # (P, start)
-        return torch.where(is_padding, -torch.inf, 0.0)[:, None, None]
+        first = padding[self.row_of_slot[:, 0]]                                      # (P,) column of each prompt
+        column = torch.arange(self.start, device=device)                             # (start,)
+        return torch.where(column < first[:, None, None, None], -torch.inf, 0.0)
 
     def layer(self, i):
         """The attention of layer i, as Cache.layer, for one new token of each row."""
@@ -61,11 +62,14 @@ class SharedCache:
             k, v = self.own.add(i, self.own.layers[i], k, v)                         # (n, H, L, D) each
             q = q * q.shape[3] ** -0.5                                               # (n, H, 1, D)
             with torch.autocast(q.device.type, enabled=False):
-                scores = self.by_prompt(q) @ prompt_k.transpose(2, 3)                # (P, H, S, start)
-                scores = self.by_row(scores if mask is None else scores + mask)      # (n, H, 1, start)
-                weight = torch.cat((scores, q @ k.transpose(2, 3)), 3).softmax(3)    # (n, H, 1, start + L)
+                scores = self.by_prompt(q) @ prompt_k.mT                             # (P, H, S, start)
+                if mask is not None:
+                    scores += mask
+                scores = torch.cat((self.by_row(scores), q @ k.mT), 3)               # (n, H, 1, start + L)
+                weight = scores.softmax(3)
                 of_prompt, of_own = weight.split([self.start, k.shape[2]], 3)
-                return self.by_row(self.by_prompt(of_prompt) @ prompt_v) + of_own @ v  # (n, H, 1, D)
+                from_prompt = self.by_prompt(of_prompt) @ prompt_v                   # (P, H, S, D)
+                return self.by_row(from_prompt) + of_own @ v                         # (n, H, 1, D)
         return read
 
     def by_prompt(self, x):
