@@ -21,7 +21,9 @@ def unpack_batch(batch, device):
         raise ValueError("a batch without masks: every text needs at least one masked position to fill in "
                          "(mask_low and mask_high set how many)")
     input, target, mask = (torch.from_numpy(batch[key]) for key in ("input", "target", "mask"))
-    return input.to(device, non_blocking=True), target.to(device, non_blocking=True), mask
+    input = input.to(device, non_blocking=True)
+    target = target.to(device, non_blocking=True)
+    return input, target, mask
 
 
 class DatasetConsumer:
@@ -40,13 +42,17 @@ class DatasetConsumer:
                  mask_high=0.5, tokenizer=None):
         self.folder = dataset_folder(dataset)
         self.meta, self.tokenizer = load_meta(self.folder, tokenizer)
-        self.mode, self.block_size = mode, block_size
-        self.batch_size, self.seed = batch_size, seed
-        self.rank, self.world = rank, world
+        self.mode = mode
+        self.block_size = block_size
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.world = world
         self.masks = None
         if mode != LANGUAGE_MODEL:
             self.masks = masks or {"random": 1.0}
-        self.mask_low, self.mask_high = mask_low, mask_high
+        self.mask_low = mask_low
+        self.mask_high = mask_high
         check_meta(self.folder, self.meta, self.tokenizer, self.masks)
         self.stride = self.meta.get("stride", 1)
         self.tokens = {split: open_tokens(self.folder, split, self.meta, block_size) for split in SPLITS}
@@ -64,8 +70,8 @@ class DatasetConsumer:
     def _problem(self, split, step, number):
         rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step, number])
         tokens = self.tokens[split]
-        starts = -(-(len(tokens) - self.block_size) // self.stride)  # number of multiples of stride that leave room
-        start = int(rng.integers(starts)) * self.stride
+        starts = range(0, len(tokens) - self.block_size, self.stride)
+        start = starts[rng.integers(len(starts))]
         window = np.array(tokens[start : start + self.block_size + 1], dtype=np.int64)  # (T + 1,)
         if window.max() >= self.tokenizer.vocab_size:
             raise ValueError(f"{self.folder}/{split}.bin has the token id {window.max()}, but its vocabulary has "
@@ -76,7 +82,8 @@ class DatasetConsumer:
             mask = np.ones(self.block_size, dtype=bool)
         else:
             target = window[:-1]                                                     # (T,)
-            mask = draw_mask(rng, target, self.masks, self.mask_low, self.mask_high, self.tokenizer.newline_token_id)
+            newline = self.tokenizer.newline_token_id
+            mask = draw_mask(rng, target, self.masks, self.mask_low, self.mask_high, newline)
             input = np.where(mask, self.tokenizer.mask_token_id, target)
         return {"input": input, "target": target, "mask": mask, "number": np.int64(number)}
 

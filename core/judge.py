@@ -1,20 +1,19 @@
 """A judge's score of a text: how real each token of it looks, and the text as a whole."""
 
 import torch
+from torch.nn import functional as F
 
 CHUNK = 16        # texts per forward pass on a CPU: more of them do not fit into its cache
 LARGE_CHUNK = 64  # the same on a GPU, to bound memory
 
 
-def in_chunks(text):
-    """Cuts text (N, T) into parts of as many rows as a judge reads fast."""
-    return text.split(CHUNK if text.device.type == "cpu" else LARGE_CHUNK)
-
-
 @torch.no_grad()
 def calculate_realness(judge, text):
-    """The judge's probability that each token of text (N, T) is the true one, (N, T)."""
-    return torch.cat([judge(part).sigmoid() for part in in_chunks(text)])
+    """The judge's probability that each token of text (N, T) is the true one, (N, T); of a cls judge the share of each
+    text that was replaced, (N,)."""
+    chunk = CHUNK if text.device.type == "cpu" else LARGE_CHUNK
+    parts = [judge(part).sigmoid() for part in text.split(chunk)]
+    return torch.cat(parts)
 
 
 @torch.no_grad()
@@ -27,8 +26,9 @@ def calculate_judge_scores(judge, text, cls_token_id):
     Returns (N,) float32
     """
     if judge.judge_head == "cls":
-        text = torch.cat((torch.full_like(text[:, :1], cls_token_id), text), dim=1)  # (N, 1 + T)
-        return torch.cat([1 - judge(part).sigmoid() for part in in_chunks(text)])
+        cls = torch.full_like(text[:, :1], cls_token_id)
+        text = torch.cat((cls, text), 1)                                             # (N, 1 + T)
+        return 1 - calculate_realness(judge, text)
     return calculate_realness(judge, text).mean(1)
 
 
@@ -40,7 +40,7 @@ def log_odds(probability):
 def windowed_mean(x, width):
     """Mean of x (N, T) over the positions at most `width` away, those inside the text. Returns (N, T)."""
     T = x.shape[1]
-    total = torch.cat((torch.zeros_like(x[:, :1]), x.cumsum(1)), dim=1)              # (N, T + 1)
+    total = F.pad(x.cumsum(1), (1, 0))                                               # (N, T + 1)
     place = torch.arange(T, device=x.device)
     low = (place - width).clamp(min=0)                                               # (T,)
     high = (place + width + 1).clamp(max=T)                                          # (T,)

@@ -9,16 +9,15 @@ from core.settings.ranges import check_ranges
 
 def random_mask(rng, tokens, count, newline):
     """Masks `count` single positions, drawn uniformly."""
-    mask = np.zeros(len(tokens), dtype=bool)
-    mask[rng.choice(len(tokens), size=count, replace=False)] = True
-    return mask
+    return in_lines_mask(rng, tokens, count, newline=-1)
 
 
 def in_lines_mask(rng, tokens, count, newline):
     """Masks `count` single positions as random_mask does, but no newline; all others, if there are fewer."""
     mask = np.zeros(len(tokens), dtype=bool)
     inside = np.flatnonzero(tokens != newline)
-    mask[rng.choice(inside, size=min(count, len(inside)), replace=False)] = True
+    chosen = rng.choice(inside, size=min(count, len(inside)), replace=False)
+    mask[chosen] = True
     return mask
 
 
@@ -26,8 +25,8 @@ def span_mask(rng, tokens, count, newline, mean_span=5):
     """Masks runs of positions with geometrically distributed lengths, until `count` positions are masked."""
     mask = np.zeros(len(tokens), dtype=bool)
     while mask.sum() < count:
-        length = min(int(rng.geometric(1 / mean_span)), count - mask.sum())
-        start = int(rng.integers(len(tokens) - length + 1))
+        length = min(rng.geometric(1 / mean_span), count - mask.sum())
+        start = rng.integers(len(tokens) - length + 1)
         mask[start : start + length] = True
     return mask
 
@@ -36,9 +35,10 @@ def line_mask(rng, tokens, count, newline):
     """Masks whole lines in random order until `count` positions are masked; of the last line only as much as needed.
     Newlines are not masked."""
     mask = np.zeros(len(tokens), dtype=bool)
-    line = np.cumsum(np.concatenate(([0], tokens[:-1] == newline)))                  # (T,) number of each token's line
+    ends = tokens == newline                                                         # (T,)
+    line = ends.cumsum() - ends                                                      # (T,) number of each token's line
     for i in rng.permutation(line[-1] + 1):
-        inside = np.flatnonzero((line == i) & (tokens != newline))
+        inside = np.flatnonzero((line == i) & ~ends)
         mask[inside[: count - mask.sum()]] = True
         if mask.sum() >= count:
             break
@@ -83,9 +83,10 @@ def draw_mask(rng, tokens, weights, low, high, newline):
     tokens: (T,) ids; weights: {key of MASKS: weight}; newline: the id that ends a line
     Returns (T,) bool, True where masked, with at least one True
     """
-    p = np.array(list(weights.values()), dtype=float)
+    p = np.array(list(weights.values()))
     name = rng.choice(list(weights), p=p / p.sum())
-    count = max(1, round(float(rng.uniform(low, high)) * len(tokens)))
+    share = rng.uniform(low, high)
+    count = max(1, round(share * len(tokens)))
     mask = MASKS[name](rng, tokens, count, newline)
     if not mask.any():  # newlines alone: no line to mask
         return random_mask(rng, tokens, count, newline)
@@ -101,4 +102,5 @@ def masked_positions(mask, device):
     """
     hidden, order = mask.int().sort(dim=1, descending=True, stable=True)             # (B, T) each, masked ones first
     M = int(mask.sum(1).max())
-    return order[:, :M].to(device), hidden[:, :M].bool()
+    position = order[:, :M].to(device)
+    return position, hidden[:, :M].bool()

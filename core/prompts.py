@@ -78,12 +78,15 @@ class PromptFormat:
 
         prompt: a text or a list of {"role", "content"}; of one that is certainly too long only the beginning is read
         """
-        messages, most = as_messages(prompt, self.system_prompt), CHARACTERS * self.max_prompt_length
-        if self.template == MODEL:  # it has the start token in its text
-            text = tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))[:most]
-            return text, tokenizer.encode(text + self.response_prefix)
-        text = TEMPLATES[self.template](messages)[:most]
-        return text, tokenizer.encode_prompt(text + self.response_prefix)
+        messages = as_messages(prompt, self.system_prompt)
+        encode = tokenizer.encode_prompt
+        if self.template == MODEL:
+            text = tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))
+            encode = tokenizer.encode  # the text has the start token
+        else:
+            text = TEMPLATES[self.template](messages)
+        text = text[: CHARACTERS * self.max_prompt_length]
+        return text, encode(text + self.response_prefix)
 
 
 def as_columns(records):
@@ -111,9 +114,12 @@ class PromptConsumer:
     """
 
     def __init__(self, dataset, batch_size, seed=1337, rank=0, world=1, tokenizer=None, format=None, block_size=None):
-        self.batch_size, self.seed = batch_size, seed
-        self.rank, self.world = rank, world
-        self.format, self.block_size = format or PromptFormat(), block_size
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.world = world
+        self.format = format or PromptFormat()
+        self.block_size = block_size
         self.prepared = not is_file_of_records(dataset)
         self.folder = dataset
         if self.prepared:
@@ -129,16 +135,16 @@ class PromptConsumer:
         for record in unique:
             self._encode(record)
         self.records = {split: [r for r in unique if r["split"] == split] for split in SPLITS}
-        self._leave_out_long(self.format.max_prompt_length)
+        self._leave_out_long()
         for split, found in self.records.items():
             if not found:
                 raise ValueError(f"dataset={dataset}: none of its {len(unique)} prompts is in the split {split}, or "
                                  "all are longer than max_prompt_length; give more records (a hash puts a tenth into "
                                  f"val), or set \"split\": \"{split}\" in some")
         self.longest = max(len(record["tokens"]) for split in SPLITS for record in self.records[split])
-        if self.block_size and self.longest >= self.block_size:
-            raise ValueError(f"prompts of up to {self.longest} tokens leave no room for a completion in block_size="
-                             f"{self.block_size}: raise block_size or lower max_prompt_length")
+        if block_size and self.longest >= block_size:
+            raise ValueError(f"prompts of up to {self.longest} tokens leave no room for a completion in "
+                             f"block_size={block_size}: raise block_size or lower max_prompt_length")
 
     def _check_tokenizer(self):
         """Raises ValueError unless the tokenizer can end a completion and renders the format."""
@@ -154,8 +160,9 @@ class PromptConsumer:
 
     def _encode(self, record):
         """Adds the text and the tokens that a model reads, and the split, to a record."""
-        prompt, system_prompt = record["prompt"], self.format.system_prompt
-        if system_prompt and not isinstance(prompt, str) and any(m["role"] == "system" for m in prompt):
+        prompt = record["prompt"]
+        roles = [] if isinstance(prompt, str) else [message["role"] for message in prompt]
+        if self.format.system_prompt and "system" in roles:
             raise ValueError(f"{record['where']}: the prompt has a system message, and system_prompt would be a second "
                              "one; leave system_prompt out, or remove the message")
         record["text"], record["tokens"] = self.format.encode(prompt, self.tokenizer)
@@ -163,9 +170,10 @@ class PromptConsumer:
         if not record["tokens"]:
             raise ValueError(f"{record['where']}: no usable characters in the prompt")
 
-    def _leave_out_long(self, limit):
-        """Leaves out training prompts of more than `limit` tokens. Such a validation prompt is an error: figures over
-        the short prompts alone would pass for figures over all."""
+    def _leave_out_long(self):
+        """Leaves out training prompts of more than max_prompt_length tokens. Such a validation prompt is an error:
+        figures over the short prompts alone would pass for figures over all."""
+        limit = self.format.max_prompt_length
         long = [record for record in self.records["val"] if len(record["tokens"]) > limit]
         if long:
             longest = max(len(record["tokens"]) for record in long)
@@ -177,57 +185,61 @@ class PromptConsumer:
 
     def require(self, field, why):
         """Raises ValueError, naming file and line, unless every record has the field."""
-        for record in (*self.records["train"], *self.records["val"]):
+        for record in sum(self.records.values(), []):
             if field not in record:
                 names = FIELDS.get(field, (field,))
                 raise ValueError(f"{record['where']}: no {field}, which {why} needs; give it as {' or '.join(names)}")
 
     def size(self):
         """The numbers of prompts, in words."""
-        train, val = self.records["train"], self.records["val"]
-        words = f"{len(train)} training and {len(val)} validation prompts of at most {self.longest} tokens"
+        words = (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
+                 f"{self.longest} tokens")
         if self.dropped:
             words += f", {self.dropped} longer than max_prompt_length={self.format.max_prompt_length} left out"
         if self.repeated:
             words += f", {self.repeated} repeated ones left out"
         if self.block_size:
-            cut = sum(len(self._example(record)) > self.block_size + 1 for record in (*train, *val))
+            records = sum(self.records.values(), [])
+            cut = sum(len(self._example(record)) > self.block_size + 1 for record in records)
             if cut:
                 words += f"; {cut} training examples are cut at block_size={self.block_size}"
         return words
 
     def describe_prompts(self):
-        """Lines for the start of a run: how the first prompt ends as the model reads it, and what ends a completion."""
+        """Yields lines for the start of a run: how the first prompt ends as the model reads it, and what ends a
+        completion."""
         t = self.tokenizer
         text = self.records["train"][0]["text"] + self.format.response_prefix
+        yield f"the first prompt ends in {text[-80:]!r}"
         ends = [f"{i} {name!r}" for i, name in zip(t.stop_token_ids, t.stop_token_names, strict=True)]
-        lines = [f"the first prompt ends in {text[-80:]!r}", f"a completion ends with token {' or '.join(ends)}"]
+        yield f"a completion ends with token {' or '.join(ends)}"
         if self.format.template != MODEL and getattr(t, "has_chat_template", False):
-            lines.append(f"the tokenizer has a chat template, which template={self.format.template!r} does not use")
-        return lines
+            yield f"the tokenizer has a chat template, which template={self.format.template!r} does not use"
 
     def _drawn(self, split, step, micro):
-        """(numbers, records) of this rank's share of a micro-batch."""
+        """(records, numbers) of this rank's share of a micro-batch."""
         records = self.records[split]
         rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step])
         order = rng.permutation(len(records))
         first = (micro * self.world + self.rank) * self.batch_size
         numbers = np.arange(first, first + self.batch_size)
-        return numbers, [records[i] for i in order[numbers % len(order)]]
+        return [records[i] for i in order[numbers % len(order)]], numbers
 
     def problems(self, split, step, micro=0):
         """Prompts to complete, this rank's share of a micro-batch."""
-        numbers, records = self._drawn(split, step, micro)
-        return self.pack(records, numbers)
+        return self.pack(*self._drawn(split, step, micro))
 
     def pack(self, records, numbers):
         """The records as a batch of problems, padded on the left."""
-        padding = np.array([self.longest - len(record["tokens"]) for record in records], dtype=np.int64)
-        input = np.full((len(records), self.longest), self.tokenizer.pad_token_id, dtype=np.int64)
+        padding = self.longest - np.array([len(record["tokens"]) for record in records])  # (B,)
+        input = np.full((len(records), self.longest), self.tokenizer.pad_token_id)   # (B, T)
         for row, start, record in zip(input, padding, records, strict=True):
             row[start:] = record["tokens"]
-        return {"input": input, "padding": padding, "number": np.asarray(numbers),
-                "record": np.array([*records, None], dtype=object)[:-1]}
+        return {
+            "input": input,
+            "padding": padding,
+            "number": np.asarray(numbers),
+            "record": np.array(records, dtype=object)}
 
     def _example(self, record):
         """Prompt, completion and stop token, as token ids."""
@@ -236,15 +248,16 @@ class PromptConsumer:
 
     def batch(self, split, step, micro=0):
         """Training examples: the prompt, the record's "completion" and the stop token."""
-        numbers, records = self._drawn(split, step, micro)
+        records, numbers = self._drawn(split, step, micro)
         texts = [self._example(record) for record in records]
         width = max(map(len, texts))
         if self.block_size:
             width = min(width, self.block_size + 1)  # the last token is a target alone
-        ids = np.full((len(texts), width), self.tokenizer.pad_token_id, dtype=np.int64)
-        mask = np.zeros((len(texts), width), dtype=bool)
+        ids = np.full((len(texts), width), self.tokenizer.pad_token_id)
+        mask = np.zeros(ids.shape, dtype=bool)
         for i, (record, text) in enumerate(zip(records, texts, strict=True)):
             ids[i, : len(text)] = text[:width]
             mask[i, len(record["tokens"]) : len(text)] = True
         mask = mask[:, 1:]
-        return {"input": ids[:, :-1], "target": np.where(mask, ids[:, 1:], 0), "mask": mask, "number": numbers}
+        target = np.where(mask, ids[:, 1:], 0)
+        return {"input": ids[:, :-1], "target": target, "mask": mask, "number": numbers}

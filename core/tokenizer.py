@@ -18,18 +18,13 @@ AGAIN = "prepare it again with its prepare.py"
 
 def fold_to_ascii(text):
     """Replaces characters by ASCII ones or, without an equivalent, drops them. Returns (text, folded, dropped)."""
-    out, folded, dropped = [], 0, 0
-    for c in text:
-        if c == "\n" or " " <= c <= "~":
-            out.append(c)
-            continue
-        equivalent = PLAIN.get(c) or "".join(d for d in unicodedata.normalize("NFKD", c) if " " <= d <= "~")
-        out.append(equivalent)
-        if equivalent:
-            folded += 1
-        else:
-            dropped += 1
-    return "".join(out), folded, dropped
+    parts = re.split(r"([^\n -~])", text)  # every second one is a character that is not ASCII
+    for i, c in enumerate(parts):
+        if i % 2:
+            decomposed = unicodedata.normalize("NFKD", c)
+            parts[i] = PLAIN.get(c) or re.sub("[^ -~]", "", decomposed)
+    dropped = parts[1::2].count("")
+    return "".join(parts), len(parts) // 2 - dropped, dropped
 
 
 class OwnTokenizer:
@@ -63,7 +58,8 @@ class CharTokenizer(OwnTokenizer):
     """
 
     def __init__(self, characters=ASCII, tags=(), stop=False):
-        self.characters, self.tags = characters, tuple(tags)
+        self.characters = characters
+        self.tags = tuple(tags)
         self.pieces = [*characters, *tags]
         self.ids = {piece: i for i, piece in enumerate(self.pieces)}
         self.at_tags = re.compile(f"({'|'.join(map(re.escape, self.tags)) or '(?!)'})")
@@ -72,11 +68,10 @@ class CharTokenizer(OwnTokenizer):
 
     def encode(self, text):
         """Ids of tags and characters; a character outside the vocabulary is folded to ASCII or left out."""
-        ids = []
+        pieces = []
         for part in self.at_tags.split(text):
-            pieces = [part] if part in self.tags else fold_to_ascii(part)[0]
-            ids += [self.ids[piece] for piece in pieces if piece in self.ids]
-        return ids
+            pieces += [part] if part in self.tags else fold_to_ascii(part)[0]
+        return [self.ids[piece] for piece in pieces if piece in self.ids]
 
     def decode(self, ids):
         """Text of the ids; every special token is shown as an underscore, the stop token not at all."""
@@ -166,18 +161,22 @@ def load_meta(folder, tokenizer=None):
     """(meta.json of a prepared dataset, its tokenizer). tokenizer: one that is used in place of the dataset's own"""
     path = os.path.join(folder, "meta.json")
     if not os.path.exists(path):
-        if os.path.splitext(folder)[1]:  # data/my.txt, for a file that is not there
-            raise FileNotFoundError(f"dataset={os.path.basename(folder)} is no file here, nor {folder} a folder; "
-                                    "correct the path")
-        command = os.path.join(folder, "prepare.py")
-        if not os.path.exists(command):
-            command = (f"data/char_diffusion/prepare.py --input=FILE --out={folder}, or for prompts "
-                       "data/custom/prepare.py; a folder of .jsonl or .parquet files is dataset=hf:FOLDER")
-        raise FileNotFoundError(f"dataset not prepared: {path} is missing; correct the path, or run python {command}")
+        raise FileNotFoundError(why_not_prepared(folder, path))
     meta = read_object(path, path, AGAIN)
     if not isinstance(meta.get("tokenizer"), dict):
         raise ValueError(f"{path} has no tokenizer: {AGAIN}")
     return meta, tokenizer or from_description(meta["tokenizer"], path)
+
+
+def why_not_prepared(folder, path):
+    """What is wrong with a dataset without meta.json, and the remedy."""
+    if os.path.splitext(folder)[1]:  # data/my.txt, for a file that is not there
+        return f"dataset={os.path.basename(folder)} is no file here, nor {folder} a folder; correct the path"
+    command = os.path.join(folder, "prepare.py")
+    if not os.path.exists(command):
+        command = (f"data/char_diffusion/prepare.py --input=FILE --out={folder}, or for prompts data/custom/prepare.py; "
+                   "a folder of .jsonl or .parquet files is dataset=hf:FOLDER")
+    return f"dataset not prepared: {path} is missing; correct the path, or run python {command}"
 
 
 def character_ends(tokenizer, ids):

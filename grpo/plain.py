@@ -52,20 +52,22 @@ def train(policy, judge, P=16, G=8, T=128, steps=320, seed=1337):
         # 2. Reward: how sure the judge is, in log-odds, that the characters around a sampled one are the true ones.
             realness = calculate_realness(judge, texts)                              # (N, T) probabilities
             opinion = windowed_mean(log_odds(realness), WINDOW)                      # (N, T)
-            reward = opinion.gather(1, position.repeat_interleave(G, 0)).view(P, G, -1)
+            place = position.repeat_interleave(G, 0)                                 # (N, M)
+            reward = opinion.gather(1, place).view(P, G, -1)                         # (P, G, M)
 
         # 3. Advantage: the reward minus the mean of its group, divided by the standard deviation of the whole step.
-            sampled = is_hidden[:, None].expand(P, G, -1).float()                    # (P, G, M) 0 on padding
+            sampled = is_hidden[:, None].expand_as(reward).float()                   # (P, G, M) 0 on padding
             advantage = batch_std(reward * sampled, sampled, total=lambda x: x)      # (P, G, M)
             ref_logp = reference(input, position).log_softmax(-1)                    # (P, M, V)
 
         # 4. Loss: more likely where the advantage is positive, less likely where it is negative; near the reference.
         all_logp = policy(input, position).log_softmax(-1)                           # (P, M, V)
-        logp = all_logp[:, None].expand(-1, G, -1, -1).gather(3, tokens[..., None])[..., 0]  # (P, G, M)
+        logp = all_logp.gather(2, tokens.transpose(1, 2)).transpose(1, 2)            # (P, G, M)
         ratio = (logp - logp.detach()).exp()                                         # 1, with the gradient of logp
         kl = exact_kl(all_logp, ref_logp)[:, None]                                   # (P, 1, M)
         weight = sampled / sampled.sum(2, keepdim=True) / (P * G)                    # each completion counts the same
-        loss = -(ratio * advantage * weight).sum() + KL_BETA * (kl * weight).sum()
+        kl_penalty = KL_BETA * (kl * weight).sum()
+        loss = kl_penalty - (ratio * advantage * weight).sum()
 
         # 5. Step.
         loss.backward()
@@ -73,8 +75,12 @@ def train(policy, judge, P=16, G=8, T=128, steps=320, seed=1337):
         set_learning_rate([optimizer], schedule.lr(step))
         optimizer.step()
         optimizer.zero_grad()
-        yield {"loss": loss.item(), "mean_reward": realness.mean().item(), "grad_norm": grad_norm.item(),
-               "mean_kl": ((kl * sampled).sum() / sampled.sum()).item()}
+        mean_kl = (kl * sampled).sum() / sampled.sum()
+        yield {
+            "loss": loss.item(),
+            "mean_reward": realness.mean().item(),
+            "grad_norm": grad_norm.item(),
+            "mean_kl": mean_kl.item()}
 
 
 if __name__ == "__main__":

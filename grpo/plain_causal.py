@@ -39,7 +39,8 @@ def train(policy, P=32, G=8, max_new_tokens=48, steps=350, seed=1337, optimizer_
         padding = torch.from_numpy(batch["padding"])                                 # (P,) how much of it is padding
         noise = draw_uniforms(seed, step, batch["number"], (G, max_new_tokens))      # (P, G, max_new_tokens)
         completion = generate(policy, prompt, padding, noise, stop)
-        tokens, mask = completion.target, completion.mask                            # (N, M) each
+        tokens = completion.target                                                   # (N, M)
+        mask = completion.mask                                                       # (N, M)
 
         # 2. Reward: functions of prompts, completions and the fields of the records.
         length = mask.sum(1).int().tolist()
@@ -51,12 +52,14 @@ def train(policy, P=32, G=8, max_new_tokens=48, steps=350, seed=1337, optimizer_
         reward = (form + 5.0 * working + number).view(P, G, 1)
 
         # 3. Advantage: the reward minus the mean of its group, divided by the standard deviation of the whole step.
-        advantage = batch_std(reward, torch.ones_like(reward), total=lambda x: x).view(-1, 1)  # (N, 1)
+        one = torch.ones_like(reward)
+        advantage = batch_std(reward, one, total=lambda x: x).view(-1, 1)            # (N, 1)
 
         # 4. Loss: more likely where the advantage is positive, less likely where it is negative.
         whole = torch.cat((prompt.repeat_interleave(G, 0), tokens), 1)               # (N, T + M)
         h = policy.states(whole[:, :-1], padding=padding.repeat_interleave(G))       # (N, T + M - 1, C)
-        all_logp = policy.project(h[:, prompt.shape[1] - 1:]).log_softmax(-1)        # (N, M, V)
+        h = h[:, prompt.shape[1] - 1:]                                               # (N, M, C)
+        all_logp = policy.project(h).log_softmax(-1)                                 # (N, M, V)
         logp = all_logp.gather(2, tokens[..., None])[..., 0]                         # (N, M)
         ratio = (logp - logp.detach()).exp()                                         # 1, with the gradient of logp
         weight = mask / mask.sum(1, keepdim=True) / (P * G)                          # each completion counts the same
@@ -69,8 +72,11 @@ def train(policy, P=32, G=8, max_new_tokens=48, steps=350, seed=1337, optimizer_
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        yield {"loss": loss.item(), "mean_reward": reward.mean().item(), "grad_norm": grad_norm.item(),
-               "completion_length": mask.sum(1).mean().item()}
+        yield {
+            "loss": loss.item(),
+            "mean_reward": reward.mean().item(),
+            "grad_norm": grad_norm.item(),
+            "completion_length": mask.sum(1).mean().item()}
 
 
 if __name__ == "__main__":

@@ -161,11 +161,11 @@ def test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answ
 def test_the_start_of_a_run_shows_how_a_prompt_ends_and_what_ends_a_completion(folder, tmp_path):
     data = PromptConsumer(folder, 4, format=PromptFormat("chat", response_prefix="="))
     prompt = data.records["train"][0]["prompt"]
-    assert data.describe_prompts() == [f"the first prompt ends in 'User: {prompt}\\n\\nAssistant: ='",
+    assert list(data.describe_prompts()) == [f"the first prompt ends in 'User: {prompt}\\n\\nAssistant: ='",
                                        "a completion ends with token 96 'STOP'"]
     t = huggingface_tokenizer(tmp_path / "chat", "chat")
     t.stop_token_ids, t.stop_token_names = (0, 2), ("<|endoftext|>", "<|im_end|>")
-    assert PromptConsumer(folder, 1, tokenizer=t).describe_prompts()[1:] == [
+    assert list(PromptConsumer(folder, 1, tokenizer=t).describe_prompts())[1:] == [
         "a completion ends with token 0 '<|endoftext|>' or 2 '<|im_end|>'",
         "the tokenizer has a chat template, which template='plain' does not use"]
 
