@@ -49,6 +49,7 @@ def generate(model, prompt, padding, uniform, stop, budget=None, **sampling):
     with prepacked(model.layers):
         for t in range(L):
             if t > 0:
+                token = target[number, t - 1, None]                                  # (n, 1)
                 h = model.states(token, None, past, padding)[:, 0]
             u = noise[number.to(noise.device), t, None]                              # (n, 1)
             token, token_logp, kept = draw_tokens(model, h, u, **sampling)           # (n, 1) each
@@ -69,7 +70,6 @@ def generate(model, prompt, padding, uniform, stop, budget=None, **sampling):
                 keep[~live[:left]] = live[left:].nonzero().squeeze(1) + left         # ... the others fill the gaps
                 past.keep(keep)
                 number = number[keep]
-                token = token[keep]
                 if padding is not None:
                     padding = padding[keep]
     M = int(length.clamp(max=L).max())

@@ -174,8 +174,8 @@ def why_not_prepared(folder, path):
         return f"dataset={os.path.basename(folder)} is no file here, nor {folder} a folder; correct the path"
     command = os.path.join(folder, "prepare.py")
     if not os.path.exists(command):
-        command = (f"data/char_diffusion/prepare.py --input=FILE --out={folder}, or for prompts data/custom/prepare.py; "
-                   "a folder of .jsonl or .parquet files is dataset=hf:FOLDER")
+        command = (f"data/char_diffusion/prepare.py --input=FILE --out={folder}, or for prompts "
+                   "data/custom/prepare.py; a folder of .jsonl or .parquet files is dataset=hf:FOLDER")
     return f"dataset not prepared: {path} is missing; correct the path, or run python {command}"
 
 

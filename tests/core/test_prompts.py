@@ -162,7 +162,7 @@ def test_the_start_of_a_run_shows_how_a_prompt_ends_and_what_ends_a_completion(f
     data = PromptConsumer(folder, 4, format=PromptFormat("chat", response_prefix="="))
     prompt = data.records["train"][0]["prompt"]
     assert list(data.describe_prompts()) == [f"the first prompt ends in 'User: {prompt}\\n\\nAssistant: ='",
-                                       "a completion ends with token 96 'STOP'"]
+                                             "a completion ends with token 96 'STOP'"]
     t = huggingface_tokenizer(tmp_path / "chat", "chat")
     t.stop_token_ids, t.stop_token_names = (0, 2), ("<|endoftext|>", "<|im_end|>")
     assert list(PromptConsumer(folder, 1, tokenizer=t).describe_prompts())[1:] == [

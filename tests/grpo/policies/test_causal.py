@@ -90,24 +90,36 @@ def test_each_completion_alone_has_the_log_probabilities_of_those_read_together(
     assert reading.sizes().tolist() == sizes, "the tokens of prompt and completions"
 
 
+class SeveralEnds(CharTokenizer):
+    """A tokenizer in which the digits 0 to 4 end a completion too."""
+
+    def __init__(self):
+        super().__init__(stop=True)
+        self.stop_token_ids = (self.stop_token_id, *self.encode("01234"))
+
+
 def test_texts_are_prompt_and_completion_without_padding_and_stop_token(prompts):
-    c = prompt_config(max_new_tokens=30, batch_size=8)
-    policy = causal_policy(scale=3.0)
+    c, tokenizer = prompt_config(max_new_tokens=30, batch_size=8), SeveralEnds()
+    policy = CausalPolicy(causal_model(scale=2.0), tokenizer)
     batch, rollouts = prompt_consumer(prompts, c).problems("train", 0), sampled(policy, prompts, c)
-    texts, ended, lengths = rollouts.texts, 0, set()
+    texts, ended, lengths, ends = rollouts.texts, 0, set(), set(tokenizer.stop_token_ids)
+    last = set()
     for n in range(len(rollouts.target)):
         record = batch["record"][n // 4]
         written = rollouts.target[n, : int(rollouts.mask[n].sum())].tolist()
-        stopped = written[-1] == CAUSAL.stop_token_id
-        assert CAUSAL.stop_token_id not in written[:-1] and stopped != bool(rollouts.truncated[n])
+        stopped = written[-1] in ends
+        assert not ends.intersection(written[:-1]) and stopped != bool(rollouts.truncated[n])
+        assert texts.completion_ids[n] == written
         assert texts.tokens[n].tolist() == [*record["tokens"], *(written[:-1] if stopped else written)]
         assert texts.completions[n] == CAUSAL.decode(written) and texts.prompts[n] == record["prompt"]
         assert texts.columns["answer"][n] == record["answer"]
         for m in range(len(written) - stopped):
             assert texts.tokens[n][int(texts.place[n, m])] == rollouts.target[n, m]
         ended += stopped
+        last.add(written[-1])
         lengths.add(len(record["tokens"]))
     assert 0 < ended < len(rollouts.target) and len(lengths) > 1, "with and without a stop token, of several lengths"
+    assert len(last & ends) > 2
     assert texts.metrics["truncated"][0] == len(rollouts.target) - ended
     assert [float(x) for x in texts.metrics["completion_length"]] == [float(rollouts.mask.sum()), 32.0]
     assert rollouts.max_tokens == 30
@@ -152,24 +164,3 @@ def test_stop_sequences_and_the_response_prefix_are_the_configs(prompts):
         assert short == "so " + whole[3:].split(letter)[0]
     assert any(letter in text[3:] for text in free.texts.completions)
     assert cut.reading.counts().max() <= policy.stored_states(c) == 4 * 20
-
-
-class SeveralEnds(CharTokenizer):
-    """A tokenizer in which the digits 0 to 4 end a completion too."""
-
-    def __init__(self):
-        super().__init__(stop=True)
-        self.stop_token_ids = (self.stop_token_id, *self.encode("01234"))
-
-
-def test_a_completion_ends_at_any_stop_token_and_its_whole_text_leaves_it_out(prompts):
-    tokenizer, c = SeveralEnds(), prompt_config(max_new_tokens=30, batch_size=8)
-    policy = CausalPolicy(causal_model(scale=2.0), tokenizer)
-    rollouts, ends = policy.sample(prompt_consumer(prompts, c).problems("train", 0), 0, c), set()
-    for n, ids in enumerate(rollouts.texts.completion_ids):
-        ended = ids[-1] in tokenizer.stop_token_ids
-        assert not set(ids[:-1]) & set(tokenizer.stop_token_ids) and ended == (not rollouts.truncated[n])
-        first = int(rollouts.texts.place[n, 0])
-        assert rollouts.texts.tokens[n][first:].tolist() == ids[: len(ids) - ended]
-        ends |= {ids[-1]} if ended else set()
-    assert len(ends) > 2 and 0 < rollouts.truncated.sum()

@@ -57,16 +57,13 @@ def test_texts_are_those_of_the_window_with_the_sampled_tokens_in_it(dataset, S)
             if chosen[n // 4, m]:
                 text[position[n // 4, m]] = r.target[n, m]
         assert torch.equal(tokens, text) and torch.equal(r.texts.place[n], position[n // 4])
+        assert r.texts.completion_ids[n] == text.tolist()
         assert r.texts.completions[n] == TOKENIZER.decode(text.tolist())
         assert r.texts.prompts[n] == TOKENIZER.decode(input[n // 4].tolist())
         assert r.texts.columns["answer"][n] == TOKENIZER.decode(batch["target"][n // 4].tolist())
-    right = count = 0
-    for n in range(len(r.target)):
-        for m in range(r.target.shape[1]):
-            if r.mask[n, m]:
-                right += int(r.target[n, m] == batch["target"][n // 4, position[n // 4, m]])
-                count += 1
-    assert [float(x) for x in r.texts.metrics["mean_token_accuracy"]] == [right, count]
+    truth = torch.from_numpy(batch["target"]).gather(1, position).repeat_interleave(4, 0)
+    right = int(((r.target == truth) * r.mask).sum())
+    assert [float(x) for x in r.texts.metrics["mean_token_accuracy"]] == [right, r.mask.sum()]
     assert len(r.texts.tokens) == len(r.texts.prompts) == 16
 
 
