@@ -6,7 +6,8 @@ from core.distributions import draw_tokens, noise_on
 from core.masking import masked_positions
 
 
-def predict_and_sample_tokens(model, input, position, uniform, hidden=None, temperature=1.0, **truncation):
+def predict_and_sample_tokens(model, input, position, uniform, hidden=None,
+                              temperature=1.0, **truncation):
     """Samples G tokens at the hidden positions of every input, in one forward per input.
 
     input: (P, T) texts with MASK; position: (P, M) from masked_positions; uniform: (P, G, T) noise by column of
@@ -30,7 +31,7 @@ def predict_and_sample_tokens(model, input, position, uniform, hidden=None, temp
     logp = ids_logp.new_zeros(target.shape)
     target[row, number] = ids
     logp[row, number] = ids_logp
-    return target.transpose(1, 2), logp.transpose(1, 2), kept
+    return target.mT, logp.mT, kept
 
 
 def fill_in(input, position, hidden, target):
@@ -39,11 +40,11 @@ def fill_in(input, position, hidden, target):
     input: (P, T); position, hidden: (P, M), hidden False on padding; target: (P, G, M)
     Returns (P, G, T)
     """
-    text = input[:, None].expand(-1, target.shape[1], -1)                            # (P, G, T)
-    column = position[:, None].expand_as(target)                                     # (P, G, M)
-    there = text.gather(2, column)                                                   # (P, G, M)
-    token = torch.where(hidden[:, None], target, there)
-    return text.scatter(2, column, token)
+    there = input.gather(1, position)                                                # (P, M)
+    token = torch.where(hidden[:, None], target, there[:, None])                     # (P, G, M)
+    column = position[:, None].expand_as(target)
+    text = input[:, None].repeat(1, target.shape[1], 1)                              # (P, G, T)
+    return text.scatter_(2, column, token)
 
 
 @torch.no_grad()

@@ -19,7 +19,8 @@ def draw_passes(order, hidden, passes):
 
 
 @torch.no_grad()
-def fill_in_passes(model, input, position, hidden, uniform, order, passes, budget=None, **sampling):
+def fill_in_passes(model, input, position, hidden, uniform, order,
+                   passes, budget=None, **sampling):
     """Fills in hidden tokens in several passes; passes=1 draws what predict_and_sample_tokens draws.
 
     input: (P, T); position, hidden: (P, M) from masked_positions
@@ -57,4 +58,5 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, budge
         target = torch.where(now, token.flatten(0, 1), target)
         logp = torch.where(now, token_logp.flatten(0, 1), logp)
         text = fill_in(text, column, now, target[:, None])[:, 0]
-    return target, logp, turn.to(input.device), torch.stack(read, 1), collector.joined()
+    read = torch.stack(read, 1)
+    return target, logp, turn.to(input.device), read, collector.joined()

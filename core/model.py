@@ -60,12 +60,14 @@ def rotary_table(length, head_size, base=10000.0):
     """cos and sin of RoPE (arXiv 2104.09864), each (length, head_size), as `rotate` takes them."""
     frequency = base ** (-torch.arange(0, head_size, 2).float() / head_size)         # (D/2,)
     angle = torch.arange(length).float()[:, None] * frequency                        # (length, D/2)
-    return torch.cat((angle.cos(), angle.cos()), 1), torch.cat((-angle.sin(), angle.sin()), 1)
+    sin = angle.sin()
+    return angle.cos().repeat(1, 2), torch.cat((-sin, sin), 1)
 
 
 def rotate(x, cos, sin):
     """x: (..., D), turned by its position: the pair (x[i], x[i + D/2]) is one complex number."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)                 # (..., D)
+    other = x.roll(x.shape[-1] // 2, -1)                                             # (..., D)
+    return torch.addcmul(x * cos, other, sin)
 
 
 class Attention(nn.Module):
@@ -189,8 +191,7 @@ class GPT(nn.Module):
         if past:
             past.length += T
         if position is not None:
-            position = position[..., None].expand(-1, -1, x.shape[-1])               # (B, M, C)
-            x = x.gather(1, position)
+            x = x.take_along_dim(position[..., None], 1)                             # (B, M, C)
         return self.norm(x)
 
     def project(self, h):
@@ -253,4 +254,5 @@ class GPT(nn.Module):
     @property
     def dimensions(self):
         """(number of layers, width of the hidden states, keys and values that a cache holds for a token)."""
-        return self.config.n_layer, self.config.n_embd, 2 * self.config.n_layer * self.config.n_embd
+        c = self.config
+        return c.n_layer, c.n_embd, 2 * c.n_layer * c.n_embd

@@ -39,7 +39,7 @@ class OwnTokenizer:
         self.mask_token_id, self.pad_token_id, self.cls_token_id = range(base_vocab_size, self.vocab_size)
         self.stop_token_id = stop_token_id
         self.stop_token_ids = () if stop_token_id is None else (stop_token_id,)
-        self.stop_token_names = (stop_name,) * len(self.stop_token_ids)
+        self.stop_token_names = (stop_name,)
 
     def special_ids(self):
         """{name: id} of the special tokens and the sizes of the vocabulary, for a description."""

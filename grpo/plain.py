@@ -32,10 +32,12 @@ KL_BETA = 0.1  # how much it costs to move away from the reference
 WINDOW = 2     # a character's reward is the judge's opinion of the text up to two characters away
 
 
-def train(policy, judge, P=16, G=8, T=128, steps=320, seed=1337):
+def train(policy, judge, P=16, G=8, T=128,
+          steps=320, seed=1337):
     """Trains the policy, a generator, on rewards of the judge. Yields the metrics of each step."""
     reference = policy.frozen()  # a copy that stays as the policy is now
-    data = DatasetConsumer("char_diffusion", MASKED_FILL, T, P, seed, masks={"random": 1.0, "span": 1.0})
+    masks = {"random": 1.0, "span": 1.0}
+    data = DatasetConsumer("char_diffusion", MASKED_FILL, T, P, seed, masks=masks)
     schedule = CosineLRScheduler(4e-4, 2e-5, warmup_iters=10, lr_decay_iters=steps)
     optimizer, = build_optimizers(policy, GRPOConfig(learning_rate=4e-4))
 
@@ -62,7 +64,7 @@ def train(policy, judge, P=16, G=8, T=128, steps=320, seed=1337):
 
         # 4. Loss: more likely where the advantage is positive, less likely where it is negative; near the reference.
         all_logp = policy(input, position).log_softmax(-1)                           # (P, M, V)
-        logp = all_logp.gather(2, tokens.transpose(1, 2)).transpose(1, 2)            # (P, G, M)
+        logp = all_logp.gather(2, tokens.mT).mT                                      # (P, G, M)
         ratio = (logp - logp.detach()).exp()                                         # 1, with the gradient of logp
         kl = exact_kl(all_logp, ref_logp)[:, None]                                   # (P, 1, M)
         weight = sampled / sampled.sum(2, keepdim=True) / (P * G)                    # each completion counts the same

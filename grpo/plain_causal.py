@@ -25,7 +25,8 @@ from grpo.grpo_config import GRPOConfig
 from grpo.reward_functions.verify_math import math_format, math_number, math_working
 
 
-def train(policy, P=32, G=8, max_new_tokens=48, steps=350, seed=1337, optimizer_name="muon"):
+def train(policy, P=32, G=8, max_new_tokens=48,
+          steps=350, seed=1337, optimizer_name="muon"):
     """Trains the policy on rewards that are functions of text. Yields the metrics of each step."""
     data = PromptConsumer("arithmetic", P, seed)
     stop = Stop(data.tokenizer)

@@ -86,7 +86,7 @@ class CausalPolicy(ModelPolicy):
         stop = self._stop(config)
         records = [record for record in problems["record"] for _ in range(G)]
         prompts, columns = as_columns(records)
-        mask, truncated = generation.mask, generation.truncated                      # (N, M), (N,)
+        mask = generation.mask                                                       # (N, M)
         prompt = prompt.repeat_interleave(G, 0)                                      # (N, T)
         padding = padding.repeat_interleave(G)                                       # (N,)
         ends = set(self.tokenizer.stop_token_ids)
@@ -100,7 +100,9 @@ class CausalPolicy(ModelPolicy):
             tokens.append(torch.cat((prompt[n, padding[n] :], ids)))
         begin = prompt.shape[1] - padding                                            # (N,) length of the prompt
         place = begin[:, None] + torch.arange(mask.shape[1])                         # (N, M)
-        metrics = {"completion_length": (mask.sum(), len(mask)), "truncated": (truncated.sum(), len(mask))}
+        metrics = {
+            "completion_length": (mask.sum(), len(mask)),
+            "truncated": (generation.truncated.sum(), len(mask))}
         return Texts(
             prompts, [stop.text(ids) for ids in completion_ids], columns, tokens, completion_ids,
             place=place.to(self.device),
@@ -122,48 +124,40 @@ class CausalPolicy(ModelPolicy):
 
     def states(self, reading):
         """Reads prompts of like length together, and then their completions of like length."""
-        place = torch.zeros(reading.chosen.shape, dtype=torch.long).flatten(0, 1)    # (N, M) of each state in `read`
+        inputs = reading.inputs.flatten(0, 1)                                        # (N, M)
+        place = torch.zeros(inputs.shape, dtype=torch.long)                          # (N, M) of each state in `read`
         read = []
         count = 0
         with self.autocast():
             for problems, parts in self._plan(reading):
-                for completions, h in self._read(reading, problems, parts):
-                    n, m = h.shape[:2]
-                    place[completions, :m] = torch.arange(count, count + n * m).view(n, m)
-                    count += n * m
+                T = max(1, int(reading.prompt_length[problems].max()))
+                prompt = reading.prompt[problems.to(self.device), :T].flip(1)        # (p, T)
+                padding = self._padding(T - reading.prompt_length[problems])         # (p,) or None
+                past = self.model.new_cache()
+                of_prompt = self.model.states(prompt, past=past, padding=padding)    # (p, T, C)
+                for completions in parts:
+                    which = torch.searchsorted(problems, completions // reading.group_size).to(self.device)  # (n,)
+                    own_padding = None if padding is None else padding[which]        # (n,)
+                    m = int(reading.length()[completions].max())
+                    tokens = inputs[completions.to(self.device), :m]                 # (n, m)
+                    h = self.model.states(tokens, None, past.expand(which), own_padding)  # (n, m, C)
+                    h = anchor(h, of_prompt, self.model)
                     read.append(h.flatten(0, 1))
+                    place[completions, :m] = torch.arange(tokens.numel()).view(tokens.shape) + count
+                    count += tokens.numel()
         place = place[reading.chosen.flatten(0, 1)].to(self.device)                  # (K,)
         return torch.cat(read)[place]
-
-    def _read(self, reading, problems, parts):
-        """Yields (completions (n,), their states (n, m, C)) for each of the parts of `_plan`."""
-        T = max(1, int(reading.prompt_length[problems].max()))
-        prompt = reading.prompt[problems.to(self.device), :T].flip(1)                # (p, T)
-        padding = self._padding(T - reading.prompt_length[problems])                 # (p,) or None
-        past = self.model.new_cache()
-        of_prompt = self.model.states(prompt, past=past, padding=padding)            # (p, T, C)
-        inputs = reading.inputs.flatten(0, 1)                                        # (N, M)
-        for which, completions in parts:
-            which = which.to(self.device)
-            own_padding = None if padding is None else padding[which]                # (n,)
-            longest = int(reading.length()[completions].max())
-            tokens = inputs[completions.to(self.device), :longest]                   # (n, m)
-            h = self.model.states(tokens, None, past.expand(which), own_padding)     # (n, m, C)
-            yield completions, anchor(h, of_prompt, self.model)
 
     def calls(self, reading):
         return sum(1 + len(parts) for _, parts in self._plan(reading))
 
     def _plan(self, reading):
-        """Yields problems whose prompts are read together, and the parts of their completions that are: pairs of (n,)
-        indices, of the prompt among these and of the completion among all N."""
+        """Yields problems whose prompts are read together, and the parts of their completions that are, as indices."""
         G = reading.group_size
-        length = reading.length()                                                    # (N,)
         for problems in parts_of_like_length(reading.prompt_length, PART_TOKENS):
-            which = torch.arange(len(problems)).repeat_interleave(G)                 # (p G,)
             completions = (problems[:, None] * G + torch.arange(G)).flatten()        # (p G,)
-            parts = parts_of_like_length(length[completions], PART_TOKENS)
-            yield problems, [(which[part], completions[part]) for part in parts]
+            parts = parts_of_like_length(reading.length()[completions], PART_TOKENS)
+            yield problems, [completions[part] for part in parts]
 
     def stored_states(self, config):
         """The most states (K) of a problem that kept tokens or reference distributions are stored for."""

@@ -29,14 +29,16 @@ class Filled:
 
     def first_text(self, texts_each):
         """(G, 1) the index of the first text of each completion, if each has `texts_each` of the problem's texts."""
-        return torch.arange(self.text.shape[1], device=self.text.device)[:, None] * texts_each
+        number = torch.arange(self.text.shape[1], device=self.text.device)           # (G,)
+        return number[:, None] * texts_each
 
     def random_share(self):
         """(P, G, M) bool: each hidden token with a chance t that is uniform for each completion; at least one token."""
-        noise, t = self.noise[:, 0], self.noise[:, 1, :, :1]                         # (P, G, T), (P, G, 1)
-        noise = noise.gather(2, self.position.expand_as(self.turn))
-        noise = noise.masked_fill(~self.hidden, 2.0)                                 # (P, G, M)
-        return (noise < t) | (noise == noise.amin(2, keepdim=True))
+        t = self.noise[:, 1, :, :1]                                                  # (P, G, 1)
+        noise = self.noise[:, 0].take_along_dim(self.position, 2)                    # (P, G, M)
+        noise = noise.masked_fill(~self.hidden, 2.0)
+        least = noise.amin(2, keepdim=True)                                          # (P, G, 1)
+        return (noise < t) | (noise == least)
 
     def masked_again(self, chosen):
         """The completed texts with the chosen tokens (P, G, M) hidden again, (P, G, T)."""
@@ -52,8 +54,10 @@ def trajectory(x):
     if S == 1:
         return one_step(x)
     later = x.read[:, :, 1:].flatten(1, 2)                                           # (P, G (S - 1), T)
-    text = torch.where(x.turn > 0, x.first_text(S - 1) + x.turn, 0)                  # (P, G, M) 0 is the problem itself
-    return torch.cat((x.input[:, None], later), 1), text * T + x.position, None
+    texts = torch.cat((x.input[:, None], later), 1)                                  # (P, W, T)
+    text = x.first_text(S - 1) + x.turn
+    text = text.where(x.turn > 0, 0)                                                 # (P, G, M) 0 is the problem itself
+    return texts, text * T + x.position, None
 
 
 def one_step(x):
@@ -66,7 +70,8 @@ def prompt_mask(x):
     """one_step with 15% of the visible text hidden too (diffu-GRPO of d1, arXiv 2504.12216, which hides other places in
     each epoch; here one draw serves a rollout). Reads 1 text."""
     hide = x.noise[:, 0, 0] < PROMPT_MASKED                                          # (P, T)
-    return x.input.masked_fill(hide, x.mask_id)[:, None], x.position, None
+    text = x.input.masked_fill(hide, x.mask_id)
+    return text[:, None], x.position, None
 
 
 def random_mask(x):
