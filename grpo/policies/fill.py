@@ -85,10 +85,11 @@ class FillPolicy(ModelPolicy):
         """Texts of input, truth (P, T), text (P, G, T), position (P, M)."""
         G = text.shape[1]
         text = text.flatten(0, 1)                                                    # (N, T)
+        answers = [answer for answer in self._decoded(truth) for _ in range(G)]
         return Texts(
-            self._decoded(input.repeat_interleave(G, 0)),
+            [prompt for prompt in self._decoded(input) for _ in range(G)],
             self._decoded(text),
-            {"answer": self._decoded(truth.repeat_interleave(G, 0))},
+            {"answer": answers},
             tokens=list(text),
             completion_ids=text.tolist(),
             place=position.repeat_interleave(G, 0),
