@@ -169,7 +169,7 @@ def load_meta(folder, tokenizer=None):
 
 
 def why_not_prepared(folder, path):
-    """What is wrong with a dataset without meta.json, and the remedy."""
+    """The fault of a dataset without meta.json, and its remedy, in words."""
     if os.path.splitext(folder)[1]:  # data/my.txt, for a file that is not there
         return f"dataset={os.path.basename(folder)} is no file here, nor {folder} a folder; correct the path"
     command = os.path.join(folder, "prepare.py")
