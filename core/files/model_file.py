@@ -21,7 +21,6 @@ from core.settings.user_code import one_line
 from core.tokenizer import from_description, same_vocabulary
 
 AGAIN = "copy or train it again"
-RECIPES = {"judge_checkpoint": "judge", "gold_judge_checkpoint": "gold_judge", "init_from": "trunk"}
 
 
 def write_model_file(path, model, tokenizer, dtype=torch.float32, weights=None, **facts):
@@ -41,9 +40,8 @@ def read_header(path, key="checkpoint"):
     if not os.path.exists(path):
         if re.fullmatch(r"[\w.-]+/[\w.-]+(?<!\.safetensors)", path):
             raise FileNotFoundError(f"{key}={path} does not exist here; a model of the hub is {key}={HUB}{path}")
-        recipe = RECIPES.get(key, "generator")
         raise FileNotFoundError(f"{key}={path} does not exist; correct the path, or train it with python "
-                                f"core/pretrain.py config/pretrain_{recipe}.py --export={path}")
+                                f"core/pretrain.py CONFIG --export={path}, CONFIG as in config/pretrain_*.py")
     try:
         if not os.path.isfile(path):  # a pipe would be waited for
             raise OSError("it is no file")

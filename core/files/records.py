@@ -59,7 +59,8 @@ def check_record(record, where):
     if "prompt" not in record:
         raise ValueError(f"{where}: no prompt; it needs one of the fields {', '.join(FIELDS['prompt'])}, messages")
     is_text = isinstance(record["prompt"], str) and record["prompt"]
-    if not is_text and (fault := fault_of_messages(record["prompt"])):
+    fault = "" if is_text else fault_of_messages(record["prompt"])
+    if fault:
         raise ValueError(f"{where}: prompt must be a text, or a list of {{\"role\", \"content\"}} messages; {fault}")
     if record.get("split") not in (None, *SPLITS):
         raise ValueError(f"{where}: split={record['split']!r} must be {' or '.join(SPLITS)}")

@@ -43,9 +43,9 @@ def fault_of(value, interval):
     low, high = interval[1:-1].split(", ")
     if value != value:
         return "a number"
-    if value < float(low) or value == float(low) and interval[0] == "(":
+    if value < float(low) or (value == float(low) and interval[0] == "("):
         return f"{'above' if interval[0] == '(' else 'at least'} {low}"
-    if value > float(high) or value == float(high) and interval[-1] == ")":
+    if value > float(high) or (value == float(high) and interval[-1] == ")"):
         return "finite" if high == "inf" else f"{'below' if interval[-1] == ')' else 'at most'} {high}"
     return ""
 

@@ -6,7 +6,6 @@ import socket
 import sys
 from types import SimpleNamespace
 
-
 from core.files.json_lines import read_records
 from core.run.start import Recorded, record_start, without_home
 from tests.tiny import config, one_process

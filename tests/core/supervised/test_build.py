@@ -99,19 +99,18 @@ def test_evaluation_is_the_mean_over_the_masked_tokens_of_validation(dataset):
 
 
 @pytest.mark.parametrize("settings, words", [
-    ({"init_from": "G", "n_layer": 2}, "init_from=.* has n_layer=1, the config 2; make them equal"),
-    ({"init_from": "G", "tied": True}, "init_from=.* has tied=False, the config True; make them equal"),
-    ({"init_from": "CAUSAL"}, "init_from=.* has another vocabulary"),
-    ({"init_from": "G", "lora_rank": 4}, "lora_rank=4 is for Hugging Face models: set init_from to a folder"),
+    ({"init_from": "g", "n_layer": 2}, "init_from=.* has n_layer=1, the config 2; make them equal"),
+    ({"init_from": "g", "tied": True}, "init_from=.* has tied=False, the config True; make them equal"),
+    ({"init_from": "causal"}, "init_from=.* has another vocabulary"),
+    ({"init_from": "g", "lora_rank": 4}, "lora_rank=4 is for Hugging Face models: set init_from to a folder"),
     ({"mode": SEQUENCE_SCORER}, "fill_checkpoints is empty: name the generators"),
-    ({"mode": SEQUENCE_SCORER, "fill_checkpoints": ("JUDGE",)},
+    ({"mode": SEQUENCE_SCORER, "fill_checkpoints": ("judge",)},
      "fill_checkpoints=.* has mode sequence_scorer, but masked_fill is needed")], ids=str)
-def test_models_that_do_not_fit_the_config_are_refused(dataset, generator, tmp_path, settings, words):
-    save_model(str(tmp_path / "c.safetensors"), causal_model(), CAUSAL)
-    paths = {"G": generator, "CAUSAL": str(tmp_path / "c.safetensors")}
-    if "fill_checkpoints" in settings:
-        settings = settings | {"fill_checkpoints": (save(tmp_path / "j.safetensors", model(SEQUENCE_SCORER)),)}
-    settings = {key: paths.get(x, x) if key == "init_from" else x for key, x in settings.items()}
+def test_models_that_do_not_fit_the_config_are_refused(dataset, tmp_path, monkeypatch, settings, words):
+    monkeypatch.chdir(tmp_path)
+    save("g", model(block_size=32))
+    save("judge", model(SEQUENCE_SCORER))
+    save_model("causal", causal_model(), CAUSAL)
     refused(words, dataset, **{"tied": False} | settings)
 
 
@@ -193,16 +192,16 @@ def test_a_detector_of_replaced_tokens_learns_from_the_fills_of_generators(folde
     ({"dropout": 0.1}, "dropout=0.1 is for new models; leave it out with init_from="),
     ({"block_size": 129}, "block_size=129 is larger than the 128 of init_from="),
     ({"lora_rank": 4, "lora_targets": "nothing"}, "lora_targets=.*does not fit the model"),
-    ({"init_from": "ADAPTER", "lora_rank": 4}, "is an adapter: to train it further, set init_from to the model"),
-    ({"export": "ADAPTER"}, "export=.* holds adapter_model.*name another"),
+    ({"init_from": "adapter", "lora_rank": 4}, "is an adapter: to train it further, set init_from to the model"),
+    ({"export": "adapter"}, "export=.* holds adapter_model.*name another"),
     ({"mode": SEQUENCE_SCORER, "judge_head": "cls"}, "judge_head='cls' is for new models; leave it out")], ids=str)
-def test_settings_that_do_not_suit_a_hugging_face_model_are_refused(folder, prompts, tmp_path, settings, words):
+def test_settings_that_do_not_suit_a_hugging_face_model_are_refused(
+        folder, prompts, tmp_path, monkeypatch, settings, words):
     pytest.importorskip("peft")
-    paths = {"LLAMA": folder("llama"), "ADAPTER": str(tmp_path / "adapter")}
-    if "ADAPTER" in settings.values():
-        adapter_folder(tmp_path / "adapter", folder("llama"))
-    settings = {"init_from": "LLAMA"} | settings
-    refused(words, prompts, **{key: paths.get(x, x) if isinstance(x, str) else x for key, x in settings.items()})
+    monkeypatch.chdir(tmp_path)
+    if "adapter" in settings.values():
+        adapter_folder("adapter", folder("llama"))
+    refused(words, prompts, **{"init_from": folder("llama")} | settings)
 
 
 def test_the_learning_rates_of_new_models_are_refused_for_large_pretrained_ones(folder, prompts, monkeypatch):
