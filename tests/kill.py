@@ -175,7 +175,7 @@ def uninterrupted(kind, out_dir):
         return run.check((0,))
 
 
-def killed_run(kind, out_dir, kills, number, rng, tell):
+def killed_run(kind, out_dir, kills, number, rng):
     """A run that gets a signal `kills` times, each a random moment after a random number of records. Returns (the number
     of signals that it got, an error or nothing)."""
     for done in range(kills):
@@ -190,37 +190,45 @@ def killed_run(kind, out_dir, kills, number, rng, tell):
             if error := run.check((-number, 0)):  # 0: after SIGTERM, or of a rank that had ended just before
                 return done + 1, error
         found = states(out_dir)
-        tell(f"after {logged(out_dir)} records, step {read_state(found[0])['step'] if found else 0}")
+        step = read_state(found[0])["step"] if found else 0
+        print(f"  {out_dir.name} after {logged(out_dir)} records, step {step}", flush=True)
     return kills, uninterrupted(kind, out_dir)
 
 
+def campaign(kills, killed):
+    """Runs until so many kills were made, a line for each and a summary. Exits 1 if a run differs, or too few were
+    killed.
+
+    killed: (number of the run, kills at most) -> (kills, an error or nothing)
+    """
+    began, done, ended, wrong = time.monotonic(), 0, 0, 0
+    while done < kills and ended < RUNS_OF_A_KILL * kills:
+        got, error = killed(ended, min(KILLS_OF_A_RUN, kills - done))
+        done, ended, wrong = done + got, ended + 1, wrong + bool(error)
+        print(f"run {ended}: {error or 'the same bits and metrics'}", flush=True)
+    print(f"{done} kills in {ended} runs: {ended - wrong} ended with the bits and metrics of the uninterrupted run, "
+          f"{wrong} did not; {time.monotonic() - began:.0f} s")
+    if done < kills or wrong:
+        raise SystemExit(1)
+
+
 def main(argv):
-    """Parses, runs, prints a line for each kill and a summary. Exits 1 if a run differs, or too few were killed."""
     options, _ = load_config(Kill, argv)
     rng, number = random.Random(options.seed), getattr(signal, f"SIG{options.signal}")
-    began, kills, ended, wrong, whole = time.monotonic(), 0, 0, 0, set()
+    names = options.kinds.split(",")
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        all_kinds, names = kinds(folder), options.kinds.split(",")
-        while kills < options.kills and ended < RUNS_OF_A_KILL * options.kills:
-            name = names[ended % len(names)]
-            if name not in whole:
-                whole.add(name)
-                if error := uninterrupted(all_kinds[name], folder / name):
-                    raise ValueError(f"{name}, uninterrupted: {error}")
-            tell = lambda text: print(f"  {options.signal} {name:<10} {text}", flush=True)
-            out_dir = folder / f"run-{ended}"
-            got, error = killed_run(all_kinds[name], out_dir, min(KILLS_OF_A_RUN, options.kills - kills), number, rng,
-                                    tell)
-            error = error or difference(folder / name, out_dir)
-            kills, ended, wrong = kills + got, ended + 1, wrong + bool(error)
-            print(f"{name}: {error or 'the same bits and metrics'}", flush=True)
-    print(f"{kills} kills by SIG{options.signal} in {ended} runs of {len(whole)} kinds: {ended - wrong} ended with the "
-          f"bits and metrics of the uninterrupted run, {wrong} did not; {time.monotonic() - began:.0f} s")
-    if kills < options.kills:
-        raise ValueError(f"--kills={options.kills}: {ended} runs ended, but only {kills} were killed on the way")
-    if wrong:
-        raise SystemExit(1)
+        all_kinds = kinds(folder)
+
+        def killed(run, kills):
+            name = names[run % len(names)]
+            kind, whole, out_dir = all_kinds[name], folder / name, folder / f"{name}-run-{run}"
+            if not whole.exists() and (error := uninterrupted(kind, whole)):
+                raise ValueError(f"{name}, uninterrupted: {error}")
+            got, error = killed_run(kind, out_dir, kills, number, rng)
+            return got, error or difference(whole, out_dir)
+
+        campaign(options.kills, killed)
 
 
 if __name__ == "__main__":

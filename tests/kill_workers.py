@@ -14,7 +14,6 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from dataclasses import dataclass
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,10 +25,9 @@ from core.models import save_model
 from core.settings.script import run_script
 from grpo import train_grpo
 from grpo.samplers.ray_cluster import start_ray
-from tests.kill import same_states
+from tests.kill import campaign, same_states
 from tests.tiny import CAUSAL, ROOT, causal_model, without_clock, write_prompt_dataset
 
-KILLS_OF_A_RUN, RUNS_OF_A_KILL = 4, 3  # at most; a run may end before its first kill
 RUN = {"max_iters": 100, "save_interval": 100, "eval_interval": 100, "sample_interval": 100, "log_interval": 100,
        "batch_size": 4, "group_size": 3, "eval_problems": 2, "eval_completions": 2, "pass_k": 2, "device": "cpu",
        "learning_rate": 1e-2, "max_new_tokens": 5, "top_p": 1.0, "reward_functions": "('letters',)",
@@ -83,9 +81,9 @@ def workers():
 class Killer(threading.Thread):
     """Ends one of the run's workers at a random moment, `kills` times, each once all of them are there again."""
 
-    def __init__(self, kills, rng, tell):
+    def __init__(self, kills, rng):
         super().__init__(daemon=True)
-        self.kills, self.rng, self.tell = kills, rng, tell
+        self.kills, self.rng = kills, rng
         self.killed, self.over = [], threading.Event()
 
     def run(self):
@@ -96,7 +94,6 @@ class Killer(threading.Thread):
                 with contextlib.suppress(ProcessLookupError):  # the run has just ended it
                     os.kill(pid, signal.SIGKILL)
                     self.killed.append(pid)
-                    self.tell(f"killed worker {pid}")
 
 
 def train(settings, out_dir):
@@ -105,9 +102,9 @@ def train(settings, out_dir):
         train_grpo.main([f"--{key}={value}" for key, value in (settings | {"out_dir": out_dir}).items()])
 
 
-def disturbed(settings, out_dir, kills, rng, tell):
-    """A run whose workers are killed. Returns how many were, and how many of them the run noticed and replaced."""
-    killer = Killer(kills, rng, tell)
+def disturbed(settings, out_dir, kills, rng):
+    """A run whose workers are killed. Returns how many were."""
+    killer = Killer(kills, rng)
     killer.start()
     try:
         train(settings, out_dir)
@@ -115,7 +112,8 @@ def disturbed(settings, out_dir, kills, rng, tell):
         killer.over.set()
         killer.join()
     replaced = sum(r.get("sampler/replaced_workers", 0.0) for r in read_records(f"{out_dir}/metrics.jsonl"))
-    return len(killer.killed), int(replaced)
+    print(f"  killed {killer.killed}, {replaced:.0f} replaced", flush=True)
+    return len(killer.killed)
 
 
 def steps(out_dir):
@@ -125,34 +123,25 @@ def steps(out_dir):
 
 
 def main(argv):
-    """Parses, runs, prints a line for each kill and a summary. Exits 1 if a run differs, or too few were killed."""
     import ray
     options, _ = load_config(KillWorkers, argv)
     start_ray(ray, {"PYTHONPATH": ROOT}, num_cpus=2, object_store_memory=2**27)
-    rng, began = random.Random(options.seed), time.monotonic()
-    kills = replaced = ended = wrong = 0
-
-    def tell(text):
-        print(f"  {time.monotonic() - began:5.1f} s: {text}", file=sys.stderr, flush=True)
-
+    rng = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        settings = settings_of(folder, max_staleness=options.max_staleness)
-        train(settings, folder / "whole")
-        while kills < options.kills and ended < RUNS_OF_A_KILL * options.kills:
-            out_dir = folder / f"run-{ended}"
-            killed, noticed = disturbed(settings, out_dir, min(KILLS_OF_A_RUN, options.kills - kills), rng, tell)
-            same = same_states(folder / "whole", out_dir) and steps(folder / "whole") == steps(out_dir)
-            kills += killed
-            replaced += noticed
-            ended += 1
-            wrong += not same
-            print(f"run {ended}: {'the same bits and metrics' if same else 'it differs'}", flush=True)
-    ray.shutdown()
-    print(f"{kills} workers killed in {ended} runs, {replaced} of them replaced: {ended - wrong} runs ended with the "
-          f"bits and metrics of the undisturbed one, {wrong} did not; {time.monotonic() - began:.0f} s")
-    if kills < options.kills or wrong:
-        raise SystemExit(1)
+        settings, whole = settings_of(folder, max_staleness=options.max_staleness), folder / "whole"
+        train(settings, whole)
+
+        def killed(run, kills):
+            out_dir = folder / f"run-{run}"
+            done = disturbed(settings, out_dir, kills, rng)
+            same = same_states(whole, out_dir) and steps(whole) == steps(out_dir)
+            return done, "" if same else "it differs"
+
+        try:
+            campaign(options.kills, killed)
+        finally:
+            ray.shutdown()
 
 
 if __name__ == "__main__":

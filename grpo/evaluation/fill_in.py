@@ -152,8 +152,10 @@ class FillInEvaluation:
             sums["kl"] = masked_sum(scores.kl[::G], masked)
         sums["entropy"] = masked_sum(scores.entropy[::G], masked)
         ids = torch.stack(rollouts.texts.tokens).cpu().numpy()                       # (N, T)
-        sums["ngram_bits"] = self.ngrams.bits_near(ids, batch["mask"].repeat(G, 0))
-        unique = unique_completions(rollouts.by_problem(rollouts.target), rollouts.by_problem(mask))  # (P,)
+        hidden = batch["mask"].repeat(G, 0)                                          # (N, T)
+        sums["ngram_bits"] = self.ngrams.bits_near(ids, hidden)
+        target = rollouts.by_problem(rollouts.target)                                # (P, G, M)
+        unique = unique_completions(target, rollouts.by_problem(mask))               # (P,)
         sums["unique_completions"] = unique.sum(), len(unique)
         return sums
 
@@ -161,9 +163,10 @@ class FillInEvaluation:
         """{metric: (sum, count)} of words."""
         tokenizer, G = self.data.tokenizer, rollouts.group_size
         words = valid = recovered = 0
-        for i, (truth, masked) in enumerate(zip(batch["target"], batch["mask"], strict=True)):
+        for i, masked in enumerate(batch["mask"]):
+            truth = batch["target"][i].tolist()
             completions = rollouts.texts.completion_ids[i * G : i * G + G]
-            for tokens, before, word, after in touched_words(tokenizer, truth.tolist(), masked):
+            for tokens, before, word, after in touched_words(tokenizer, truth, masked):
                 for ids in completions:
                     found = word_between(tokenizer.decode(ids[tokens]), before, after)
                     words += 1
@@ -176,7 +179,9 @@ class FillInEvaluation:
         tokenizer, records = self.data.tokenizer, []
         samples = best_and_worst(rollouts, total, self.rewards, values, log, "truth")
         for i, (record, numbers) in enumerate(samples):
-            texts = {"problem": batch["input"][i], "truth": batch["target"][i]}
+            texts = {
+                "problem": batch["input"][i],
+                "truth": batch["target"][i]}
             for name, n in numbers.items():
                 texts[name] = rollouts.texts.tokens[n]
             masked = batch["mask"][i].tolist()

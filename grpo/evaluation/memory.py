@@ -28,13 +28,18 @@ def memory_estimate(config, models, data, dist):
         new = max(1, round(config.mask_high * config.block_size))
     of_step = sampling(config, policy.model, data, size, config.batch_size, config.group_size)
     of_evaluation = sampling(config, policy.model, data, size, 1, config.eval_completions)
-    phases = {"training": training(config, policy.model, data, size), "sampling": max(of_step, of_evaluation)}
+    phases = {
+        "training": training(config, policy.model, data, size),
+        "sampling": max(of_step, of_evaluation)}
     phase = max(phases, key=phases.get)
     weights, optimizer = of_models(models, dist, size)
     drawn = config.group_size * new
     logits = min(LOGITS_AT_ONCE, config.batch_size * drawn * policy.vocabulary)
-    found = {"weights": weights, "gradients and optimizer": optimizer,
-             phase: STORED * problems * drawn + phases[phase], "logits": 4 * 4 * logits}
+    found = {
+        "weights": weights,
+        "gradients and optimizer": optimizer,
+        phase: STORED * problems * drawn + phases[phase],
+        "logits": 4 * 4 * logits}
     if models.reference is not None and choose_estimator(config, policy) == "exact":
         found["stored distributions"] = 4 * problems * policy.stored_states(config) * policy.vocabulary
     return {part: bytes / 1e6 for part, bytes in found.items()}
@@ -57,7 +62,10 @@ def training(config, model, data, size):
     if model.mode == LANGUAGE_MODEL:
         of_problem = data.longest + G * config.max_new_tokens
     else:
-        texts = {"trajectory": 1 + (config.unmask_steps - 1) * G, "random_mask": G, "coupled": 2 * G}
+        texts = {
+            "trajectory": 1 + (config.unmask_steps - 1) * G,
+            "random_mask": G,
+            "coupled": 2 * G}
         of_problem = texts.get(config.fill_estimator, 1) * config.block_size
     tokens = config.batch_size * of_problem
     if config.micro_batch_tokens is not None:  # a problem is never cut
@@ -84,7 +92,8 @@ def sampling(config, model, data, size, problems, group):
 
 def check_fits(config, models, data, dist):
     """Raises ValueError for a run that needs far more memory than there is, naming what needs the most."""
-    megabytes, limit = memory_estimate(config, models, data, dist), memory_limit(dist.device)
+    megabytes = memory_estimate(config, models, data, dist)
+    limit = memory_limit(dist.device)
     needed = sum(megabytes.values())
     if limit is None or needed <= MARGIN * limit:
         return
@@ -108,5 +117,6 @@ def describe_memory(config, models, data, dist):
     if dist.device.type != "cpu":
         return line
     # On a CPU the process has needed memory for Python, its packages and the data besides its weights
-    besides = max(0.0, (memory_in_use(dist.device) or 0.0) - megabytes["weights"])
+    in_use = memory_in_use(dist.device) or 0.0
+    besides = max(0.0, in_use - megabytes["weights"])
     return f"{line}; besides {besides:.0f} MB of Python, its packages and the data"

@@ -23,11 +23,13 @@ class NGramModel:
         context = np.zeros_like(here)                            # (n,) the number of the context before it
         contexts = 1
         for _ in range(min(order, len(here))):
-            grams, number, count = np.unique(context * vocabulary + here, return_inverse=True, return_counts=True)
+            code = context * vocabulary + here
+            grams, number, count = np.unique(code, return_inverse=True, return_counts=True)
             before = grams // vocabulary                         # the context of each different n-gram
             total = np.bincount(before, count, contexts + 1)
             different = np.bincount(before, minlength=contexts + 1)
-            self.levels.append((grams, np.append(count, 0), total, different))
+            count = np.append(count, 0)
+            self.levels.append((grams, count, total, different))
             context = number[:-1]                                # an n-gram is a context of the next level
             here = here[1:]
             contexts = len(grams)
@@ -39,13 +41,16 @@ class NGramModel:
         context = np.zeros(text.shape, dtype=np.int64)                               # (N, T) -1: never seen
         for grams, count, total, different in self.levels:
             code = context * self.vocabulary + text
-            at = np.searchsorted(grams, code).clip(max=len(grams) - 1)
+            at = np.searchsorted(grams, code)
+            at = at.clip(max=len(grams) - 1)
             at[grams[at] != code] = -1
             seen = total[context]
             kinds = different[context]
-            mixed = (count[at] + kinds * p) / np.maximum(1, seen + kinds)
+            mixed = count[at] + kinds * p
+            mixed = mixed / np.maximum(1, seen + kinds)
             p = np.where(seen > 0, mixed, p)
-            context = np.pad(at[:, :-1], ((0, 0), (1, 0)), constant_values=-1)       # of the token behind
+            context = np.full_like(at, -1)                                           # of the token behind
+            context[:, 1:] = at[:, :-1]
         return -np.log2(p)
 
     def bits_near(self, text, mask):
@@ -53,4 +58,5 @@ class NGramModel:
         near = mask.copy()
         for back in range(1, min(self.order, mask.shape[1])):
             near[:, back:] |= mask[:, :-back]
-        return float(self.bits(text)[near].sum()), int(near.sum())
+        bits = self.bits(text)[near]
+        return float(bits.sum()), bits.size

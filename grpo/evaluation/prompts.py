@@ -48,7 +48,11 @@ class PromptEvaluation:
             raise ValueError(f"pass_k={config.pass_k} must be at most eval_completions={config.eval_completions}")
         self.data, self.reference = data, reference
         self.rewards = rewards
-        self.config = replace(config, group_size=config.eval_completions, seed=NOISE_SEED, train_pass_k=1)
+        self.config = replace(
+            config,
+            group_size=config.eval_completions,
+            seed=NOISE_SEED,
+            train_pass_k=1)
         self.records = data.records["val"][: config.eval_problems]
         # Prompts at a time: as many completions as in training, and at least those of one prompt
         self.at_once = max(1, config.batch_size * config.group_size // config.eval_completions)
@@ -60,7 +64,8 @@ class PromptEvaluation:
         shown = []
         for start in range(0, len(self.records), self.at_once):
             records = self.records[start : start + self.at_once]
-            batch = self.data.pack(records, np.arange(start, start + len(records)))
+            numbers = np.arange(start, start + len(records))
+            batch = self.data.pack(records, numbers)
             rollouts = policy.sample(batch, 0, config)
             values, log = self.rewards.score(rollouts.texts, config.group_size)
             found = self._accuracy_sums(policy, batch, values)
@@ -77,7 +82,8 @@ class PromptEvaluation:
         """{metric: (sum, count)} of the success reward, of the sampled completions and of a greedy one each."""
         if not self.rewards.success:
             return {}
-        right = self.rewards.right(values).view(-1, self.config.group_size)          # (P, G) NaN where not scored
+        right = self.rewards.right(values)                                           # (N,) NaN where not scored
+        right = right.view(-1, self.config.group_size)                               # (P, G)
         prompts, columns = as_columns(batch["record"])
         completions = policy.greedy(batch, self.config)
         texts = SimpleNamespace(prompts=prompts, completions=completions, columns=columns, tokens=None)
@@ -105,5 +111,6 @@ def pass_at_k_sum(right, k):
     for row in right.tolist():
         scored = [x for x in row if x == x]
         if len(scored) >= k:
-            chances.append(pass_at_k(int(sum(scored)), len(scored), k))
+            chance = pass_at_k(int(sum(scored)), len(scored), k)
+            chances.append(chance)
     return sum(chances), len(chances)

@@ -92,7 +92,8 @@ def is_board(texts):
     """True if texts have the same number of lines, several, and all of them short."""
     lines = [text.split("\n") for text in texts]
     longest = max(len(line) for text in lines for line in text)
-    return len({len(text) for text in lines}) == 1 and len(lines[0]) > 1 and longest <= BOARD
+    heights = {len(text) for text in lines}
+    return len(heights) == 1 and heights != {1} and longest <= BOARD
 
 
 def append_samples(out_dir, step, records):
@@ -117,7 +118,8 @@ def comparison_table(before, after):
     """A table of held-out metrics before and after training, one line for each metric."""
     names = list(dict.fromkeys((*before, *after)))
     shown = {name: name.removeprefix("eval/") for name in names}
-    width = max([20, *(len(text) + 1 for text in shown.values())])
+    longest = max(map(len, shown.values()), default=0)
+    width = max(20, longest + 1)
     lines = [f"  {'held-out':<{width}}{'before':>9}{'after':>9}{'change':>9}"]
     for name in names:
         first, last = before.get(name), after.get(name)

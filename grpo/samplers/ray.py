@@ -36,17 +36,19 @@ class RaySampler:
         self.ray, self.leave = joined_ray(config, dist, size)
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            actor = self.ray.remote(**worker_options(self.ray, config, dist))(RayWorker)
+            options = worker_options(self.ray, config, dist)
+            actor = self.ray.remote(**options)(RayWorker)
             self.workers = [actor.remote(make, config) for _ in range(config.ray_workers)]
-            ready = self._values([worker.ready.remote() for worker in self.workers], START_SECONDS, FEWER)
-            self.names = set(ready)  # of all processes that have been workers
+            ready = [worker.ready.remote() for worker in self.workers]
+            self.names = set(self._values(ready, START_SECONDS, FEWER))  # of all processes that have been workers
             undo.pop_all()
 
     def sync(self, weights, version):
         self.weights = version, self.ray.put(pack(weights))
 
     def start(self, problems, iteration):
-        shares = np.array_split(np.arange(len(problems["number"])), len(self.workers))
+        numbers = np.arange(len(problems["number"]))
+        shares = np.array_split(numbers, len(self.workers))
         answers = []
         for worker, share in zip(self.workers, shares, strict=True):
             if len(share):
@@ -59,7 +61,8 @@ class RaySampler:
         parts, names = zip(*values, strict=True)
         replaced = set(names) - self.names
         self.names |= replaced
-        return moved(join(parts), self.policy.device), {"sampler/replaced_workers": (float(len(replaced)), None)}
+        rollouts = moved(join(parts), self.policy.device)
+        return rollouts, {"sampler/replaced_workers": (float(len(replaced)), None)}
 
     def score(self, problems, rollouts):
         rollouts = moved(rollouts, "cpu")

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from core.distributions import sampling_logp
-from core.model import freeze
 from grpo.build import Models, fill_in_evaluation
 from grpo.evaluation.fill_in import (NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluation, lexicon, touched_words,
                                      word_between)
@@ -78,7 +77,7 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
     evaluation = evaluation_of(dataset, reference, reader(), reader(6), unmask_steps=unmask_steps)
     assert not {"words", "ngrams"} & vars(evaluation).keys(), "only the rank that evaluates reads the training text"
     assert evaluation.config.stored_megabytes > 10**6, "training with k3 needs no room for these distributions"
-    metrics, _ = evaluation(policy, 0.7)
+    metrics, shown = evaluation(policy, 0.7)
     batch = evaluation.data.batch("val", 0)
     batch = {key: x[:6] for key, x in batch.items()}
     c = dataclasses.replace(evaluation.config, batch_size=6, seed=evaluation.data.seed + NOISE_SEED, temperature=0.7)
@@ -109,9 +108,16 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
                 "word_validity": valid / words, "words_recovered": recovered / words, "ngram_bits": np.mean(bits)}
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
     for name, seed in (("judge", 5), ("gold_judge", 6)):
-        score = [float(judge(seed)(x[None]).sigmoid().mean()) for x in text.flatten(0, 1)]
-        assert metrics[name] == pytest.approx(np.mean(score), rel=1e-4)
+        score = judge(seed)(text.flatten(0, 1)).sigmoid().mean(1).view(6, 3)
+        assert metrics[name] == pytest.approx(float(score.mean()), rel=1e-4)
+        if name == "judge":
+            chosen = zip(score.argmax(1).tolist(), score.argmin(1).tolist(), strict=True)
     assert metrics["unique_completions"] == np.mean([len({tuple(x) for x in group.tolist()}) for group in text])
+    for i, (record, (best, worst)) in enumerate(zip(shown, chosen, strict=False)):
+        texts = {"problem": batch["input"][i], "truth": batch["target"][i], "best": text[i][best], "worst": text[i][worst]}
+        assert {name: TOKENIZER.decode(x.tolist()) for name, x in texts.items()} == {name: record[name] for name in texts}
+        assert record["mask"] == dict.fromkeys(texts, batch["mask"][i].tolist())
+    assert len(shown) == 3
 
 
 @pytest.mark.parametrize("unmask_steps, most", [(1, 2), (3, 8)])
@@ -140,39 +146,24 @@ def test_neither_the_estimator_nor_the_seed_of_training_changes_a_figure(dataset
     assert figures() == figures(fill_estimator="coupled", seed=7)
 
 
-class ShareOfE:
-    """A judge that counts a letter."""
-    model = freeze(model())
+def test_without_a_judge_rewards_order_the_samples_and_are_metrics_with_what_they_log(dataset):
+    @reward
+    def logs(completions, log_metric, log_extra):
+        log_metric("mean_length", sum(map(len, completions)) / len(completions))
+        log_extra("text", completions)
+        return [0.8] * len(completions)
 
-    def scores(self, texts):
-        return torch.tensor([float((x == TOKENIZER.encode("e")[0]).float().mean()) for x in texts.tokens])
-
-
-def test_samples_are_the_best_and_the_worst_completion_by_the_judge(dataset):
-    evaluation = evaluation_of(dataset, scorer=ShareOfE(), eval_completions=12)
-    _, shown = evaluation(fill_policy(scale=1.0), 1.0)
-    batch = evaluation.batches[0][1]
-    texts = fill_policy(scale=1.0).sample(batch, 0, evaluation.config).texts
-    assert len(shown) == 3
-    for i, record in enumerate(shown):
-        group = sorted(texts.completions[12 * i : 12 * i + 12], key=lambda text: text.count("e"))
-        for name, count in (("best", group[-1].count("e")), ("worst", group[0].count("e"))):
-            assert record[name] in group and record[name].count("e") == count
-            assert record[f"{name}_score"] == round(count / 32, 4)
-        assert (record["problem"], record["truth"]) == (texts.prompts[12 * i], texts.columns["answer"][12 * i])
-        assert all(mask == batch["mask"][i].tolist() for mask in record["mask"].values())
-
-
-def test_without_a_judge_rewards_order_the_samples_and_are_metrics(dataset):
-    c = config(reward_functions=("exact_match", "length_penalty"), reward_weights=(-2.0, 1.0), length_max=40)
+    c = config(reward_functions=("exact_match", "logs"), reward_weights=(-2.0, 1.0))
     evaluation = evaluation_of(dataset, rewards=Rewards(c), eval_completions=4)
     for net, right in ((Knows(evaluation), True), (fill_policy().model, False)):
         metrics, shown = evaluation(FillPolicy(net, TOKENIZER), 1.0)
         assert metrics["reward/exact_match"] == metrics["words_recovered"] == right and "judge" not in metrics
-        assert metrics["reward/length_penalty"] == pytest.approx(0.8), "32 characters, where 20 to 40 are allowed"
-        assert [record["best_score"] for record in shown] == pytest.approx([0.8 - 2.0 * right] * 3), "the weighted sum"
-        assert [record["worst_right"] for record in shown] == [right] * 3, "its success reward is at its highest"
-        assert all((record["worst"] == record["truth"]) == right for record in shown)
+        assert metrics["reward/logs"] == pytest.approx(0.8) and metrics["mean_length"] == 32
+        for record in shown:
+            assert record["best_score"] == pytest.approx(0.8 - 2.0 * right), "the weighted sum"
+            assert record["worst_right"] == right == (record["worst"] == record["truth"]), "by the success reward"
+            assert record["best_extra"] == {"text": record["best"]}
+        assert len(shown) == 3
 
 
 def test_the_judges_reward_is_not_computed_twice_and_a_text_without_words_has_no_figures_of_words(tmp_path):
@@ -181,17 +172,3 @@ def test_the_judges_reward_is_not_computed_twice_and_a_text_without_words_has_no
     metrics, _ = evaluation_of(str(tmp_path / "sums"), scorer=reader(), rewards=rewards)(fill_policy(), 1.0)
     assert rewards.names == ("judge",) and "judge" in metrics and "reward/judge" not in metrics
     assert "token_accuracy" in metrics and not {"word_validity", "words_recovered"} & set(metrics)
-
-
-def test_what_other_rewards_log_is_evaluated_and_shown(dataset):
-    @reward
-    def logs(completions, log_metric, log_extra):
-        log_metric("mean_length", sum(map(len, completions)) / len(completions))
-        log_extra("text", completions)
-        return [0.0] * len(completions)
-
-    c = config(reward_functions=("logs",), task_type="general")
-    metrics, shown = evaluation_of(dataset, rewards=Rewards(c))(fill_policy(), 1.0)
-    assert metrics["mean_length"] == pytest.approx(np.mean([len(r["best"]) for r in shown])) and shown
-    for record in shown:
-        assert record["best_extra"] == {"text": record["best"]} and record["worst_extra"] == {"text": record["worst"]}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from core.distributions import sampling_logp
-from grpo.evaluation.prompts import NOISE_SEED, PromptEvaluation, pass_at_k, pass_at_k_sum
-from grpo.rewards import REWARDS, Rewards, reward
+from grpo.evaluation.prompts import NOISE_SEED, PromptEvaluation, pass_at_k
+from grpo.rewards import Rewards, reward
 from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer
 
 
@@ -19,7 +19,7 @@ def early(prompts, completions, **columns):
     return [float(text[:1] < "P") for text in completions]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def early_reward():
     reward(0, 1)(early)
 
@@ -47,14 +47,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n, right, k):
     assert pass_at_k(right, n, k) == pytest.approx(np.mean([any(subset) for subset in subsets]))
 
 
-def test_prompts_with_fewer_scored_completions_than_k_do_not_count():
-    none = math.nan
-    right = torch.tensor([[1.0, 0.0, none, 0.0], [none, none, none, 1.0], [0.0, none, 0.0, none]])
-    total, count = pass_at_k_sum(right, 2)
-    assert (total, count) == (pytest.approx(2 / 3), 2)
-
-
-def test_evaluation_counts_what_a_loop_counts(prompts, early_reward):
+def test_evaluation_counts_what_a_loop_counts(prompts):
     policy, reference = causal_policy(seed=4, scale=4.0), causal_policy(seed=5, scale=4.0).frozen()
     evaluation = evaluation_of(prompts, settings(eval_completions=6, pass_k=3, eval_problems=4), reference)
     metrics, shown = evaluation(policy, 1.0)
@@ -76,7 +69,7 @@ def test_evaluation_counts_what_a_loop_counts(prompts, early_reward):
 
 @pytest.mark.parametrize("estimator", ["k2", "k3", "exact"])
 @torch.no_grad()
-def test_kl_and_entropy_are_means_over_tokens(prompts, early_reward, estimator):
+def test_kl_and_entropy_are_means_over_tokens(prompts, estimator):
     policy, reference = causal_policy(seed=4, scale=4.0), causal_policy(seed=5, scale=4.0).frozen()
     evaluation = evaluation_of(prompts, settings(kl_estimator=estimator), reference)
     metrics, _ = evaluation(policy, 0.8)
@@ -94,7 +87,7 @@ def test_kl_and_entropy_are_means_over_tokens(prompts, early_reward, estimator):
     assert metrics["entropy"] == pytest.approx(np.mean(entropy), rel=1e-3)
 
 
-def test_no_forward_reads_more_rows_than_training_does(prompts, early_reward):
+def test_no_forward_reads_more_rows_than_training_does(prompts):
     """One problem of four completions is trained on at once, so four rows are the most, whatever is evaluated."""
     found = []
     for batch_size in (1, 64):
@@ -127,7 +120,7 @@ class WithDeadline(Rewards):
         return {name: x.masked_fill(late, math.nan) for name, x in values.items()}, log
 
 
-def test_late_completions_count_neither_right_nor_wrong(prompts, early_reward):
+def test_late_completions_count_neither_right_nor_wrong(prompts):
     c = settings(reward_functions=("early", "length_penalty"), length_min=1, length_max=6)
     policy, rewards = causal_policy(scale=4.0), WithDeadline(c)
     evaluation = evaluation_of(prompts, c, rewards=rewards)
@@ -148,7 +141,7 @@ def test_late_completions_count_neither_right_nor_wrong(prompts, early_reward):
 
 
 @pytest.mark.parametrize("success, late", [("early", lambda text: True), (None, lambda text: False)])
-def test_without_a_success_reward_or_a_scored_completion_there_is_no_accuracy(prompts, early_reward, success, late):
+def test_without_a_success_reward_or_a_scored_completion_there_is_no_accuracy(prompts, success, late):
     rewards = WithDeadline(settings(), late)
     rewards.success = success
     metrics, _ = evaluation_of(prompts, settings(), rewards=rewards)(causal_policy(), 1.0)
@@ -157,36 +150,33 @@ def test_without_a_success_reward_or_a_scored_completion_there_is_no_accuracy(pr
     assert all(map(math.isfinite, metrics.values()))
 
 
-def test_the_seed_of_the_run_changes_no_figure(prompts, early_reward):
+def test_the_seed_of_the_run_changes_no_figure(prompts):
     first, second = (evaluation_of(prompts, settings(seed=seed))(causal_policy(), 1.0) for seed in (1, NOISE_SEED + 1))
     assert first == second
 
 
-def test_samples_are_the_best_and_the_worst_completion_by_the_weighted_rewards(prompts, early_reward):
+def test_samples_are_the_best_and_the_worst_completion_by_the_weighted_rewards(prompts):
     c = settings(reward_functions=("early", "length_penalty"), reward_weights=(2.0, 0.5), length_min=1, length_max=6)
     evaluation, policy = evaluation_of(prompts, c), causal_policy(scale=4.0)
     _, shown = evaluation(policy, 1.0)
-    texts = evaluated_rollouts(policy, evaluation).texts
-    penalty = REWARDS["length_penalty"].fn(texts.prompts, texts.completions, length_min=1, length_max=6)
-    total = [2.0 * a + 0.5 * b for a, b in zip(early(None, texts.completions), penalty, strict=True)]
-    assert len(shown) == 3
+    rewards, texts = Rewards(c), evaluated_rollouts(policy, evaluation).texts
+    total = rewards.total(rewards.score(texts, 4)[0]).view(-1, 4)[:3]
+    assert [record["best_score"] for record in shown] == pytest.approx(total.amax(1).tolist(), abs=1e-4)
+    assert [record["worst_score"] for record in shown] == pytest.approx(total.amin(1).tolist(), abs=1e-4)
     for i, record in enumerate(shown):
-        group = slice(4 * i, 4 * i + 4)
-        by_text = dict(zip(texts.completions[group], total[group], strict=True))
         assert (record["problem"], record["answer"]) == (evaluation.records[i]["text"], evaluation.records[i]["answer"])
-        for name, score in (("best", max(total[group])), ("worst", min(total[group]))):
-            assert by_text[record[name]] == score == pytest.approx(record[f"{name}_score"], abs=1e-4)
-            assert record[f"{name}_right"] == (early(None, [record[name]])[0] == 1.0)
+        assert record["best"] == texts.completions[4 * i + int(total[i].argmax())]
+        assert record["best_right"] == early(None, [record["best"]])[0]
 
 
-def test_rewards_see_the_response_prefix_as_part_of_the_completion(prompts, early_reward):
+def test_rewards_see_the_response_prefix_as_part_of_the_completion(prompts):
     """Of those that are sampled and of the greedy ones: none begins early in the alphabet any more."""
     metrics, shown = evaluation_of(prompts, settings(response_prefix="so "))(causal_policy(), 1.0)
     assert metrics["greedy_accuracy"] == metrics["sampled_accuracy"] == 0.0
     assert all(record["problem"].endswith("=") and record["best"].startswith("so ") for record in shown)
 
 
-def test_pass_at_k_of_more_completions_than_are_sampled_is_refused(prompts, early_reward):
+def test_pass_at_k_of_more_completions_than_are_sampled_is_refused(prompts):
     with pytest.raises(ValueError, match="pass_k=5 must be at most eval_completions=4"):
         evaluation_of(prompts, settings(pass_k=5))
 
@@ -204,6 +194,4 @@ def of_ids(prompts, completions, completion_ids, answer, log_metric, log_extra, 
     assert metrics["mean_ids"] == pytest.approx(metrics["completion_length"]) == pytest.approx(metrics["reward/of_ids"])
     assert len(shown) == 3 and "greedy_accuracy" not in metrics
     for record in shown:
-        for which in ("best", "worst"):
-            logged = f"{record['problem']}{record[which]}|{record['answer']}"
-            assert record[f"{which}_extra"] == {"all_of_it": logged}
+        assert record["worst_extra"] == {"all_of_it": f"{record['problem']}{record['worst']}|{record['answer']}"}

@@ -51,8 +51,8 @@ SHAPE = "did not answer as a vLLM server does, but with"
     (answer(GOOD, choice(1, [A, END, B])), "wrote on behind an end of the completion, with .*does not stop at"),
     (answer(GOOD, choice(1, [A, B])), f"ended a completion of 2 tokens at the id {B}, .* before max_new_tokens=3"),
     (answer(GOOD, GOOD | {"logprobs": None}), SHAPE), (answer(GOOD, choice(1, 7, [])), SHAPE),
-    (answer(GOOD, choice(1, [A, B, A], ["a", "b", "c"])), SHAPE), (answer(1, 2), SHAPE), (answer(None, []), SHAPE),
-    ("<html>", SHAPE), (None, SHAPE), ([], SHAPE), ({}, SHAPE), ({"choices": 5, "model": "m"}, SHAPE)])
+    (answer(GOOD, choice(1, [A, B, A], ["a", "b", "c"])), SHAPE), (answer(1, 2), SHAPE),
+    ("<html>", SHAPE), (None, SHAPE), ({}, SHAPE), ({"choices": 5, "model": "m"}, SHAPE)])
 def test_what_is_wrong_is_one_line(given, line):
     with pytest.raises(SamplerError, match=line) as error:
         read_completions(given, "m", expected())
