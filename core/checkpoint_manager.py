@@ -16,8 +16,9 @@ import zlib
 
 import torch
 
+from core.distributed import is_sharded
 from core.files.whole_files import CannotWrite, flush, replacing, writing
-from core.performance.sharding import cut_state, is_sharded, whole
+from core.performance.sharding import cut_state, whole
 from core.run.names import CONFIG, METRICS, OLDER, SAMPLES, STATE
 from core.settings.ranges import check_finite
 from core.settings.user_code import one_line

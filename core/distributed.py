@@ -14,7 +14,6 @@ from functools import cached_property
 import torch
 import torch.distributed as dist
 
-from core.performance.sharding import is_sharded
 from core.settings.user_code import one_line
 
 LONGEST_WAIT = timedelta(hours=12)  # ranks wait while rank 0 evaluates, saves, or builds a checkpoint from its recipe
@@ -51,6 +50,11 @@ def detect_dtype(name, device):
 def autocast(device, dtype):
     """Matrix products in dtype; a no-op for float32."""
     return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+def is_sharded(x):
+    """Tells whether a tensor, or whatever it is, is this rank's part of a tensor (core/performance/sharding.py)."""
+    return hasattr(x, "full_tensor")
 
 
 class OtherRank(ValueError):
@@ -99,14 +103,13 @@ class Distributed:
     share of a step needs no backward simply adds zeros. Sharded models (core/performance/sharding.py) sum their own.
     """
 
-    longest_wait = LONGEST_WAIT  # for core/performance/sharding.py, which this file imports
-
     def __init__(self, device="auto", dtype="auto", timeout=1800.0):
         self.rank, self.world = rank_and_world()
         self.device = detect_device(device, int(os.environ.get("LOCAL_RANK", 0)))
         self.dtype = detect_dtype(dtype, self.device)
         self.is_main, self.timeout = self.rank == 0, timeout
-        self.ranks, self.on_cpu, self.sharded = None, None, []
+        self.ranks, self.on_cpu = None, None
+        self.shards = None  # the models of which each rank has a part: Shards in core/performance/sharding.py
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.world > 1:
@@ -191,6 +194,20 @@ class Distributed:
             for g, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
                 g.copy_(summed.view_as(g))
 
+    def gathered(self):
+        """Within, every sharded model is whole on every rank. Other models always are."""
+        return contextlib.nullcontext() if self.shards is None else self.shards.gathered()
+
+    def in_step(self, parts, calls):
+        """(part, 0) for each micro-batch of an optimizer step; with sharded models instead of 0 the number of calls
+        that are missing in it, because every rank must call such a model equally often.
+
+        calls: part -> number of times that the model is called for it
+        """
+        if self.shards is None:
+            return [(part, 0) for part in parts]
+        return self.shards.in_step(parts, calls)
+
     def broadcast(self, parameters):
         """Gives every rank the parameters of rank 0. Sharded ones are parts of them already."""
         if self.world > 1:
@@ -246,7 +263,7 @@ class Distributed:
     def close(self):
         if self.world > 1:
             self.ranks = self.on_cpu = None  # what is still referred to keeps its threads
-            self.sharded.clear()
+            self.shards = None
             if "mesh" in vars(self):  # torch keeps it to the end
                 vars(self.mesh).get("_pg_registry", {}).clear()
             dist.destroy_process_group()

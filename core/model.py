@@ -11,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 from core.cache import Cache, attend, attention_mask
 from core.distributions import at_least_float32
 from core.performance.quick_layers import SquaredReLU, compile_blocks
-from core.performance.sharding import weights_of
 from core.settings.ranges import check_choices, check_ranges, shown
 
 LANGUAGE_MODEL = "language_model"    # causal: the state at position t predicts token t + 1
@@ -241,7 +240,7 @@ class GPT(nn.Module):
 
     def weights(self):
         """{name: tensor} of what training changes, sharing memory with the model."""
-        return weights_of(self)
+        return {name: p.detach() for name, p in self.named_parameters()}
 
     def load_weights(self, weights):
         """Takes over weights that `weights` gave."""

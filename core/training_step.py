@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from core.performance.sharding import is_sharded
+from core.distributed import is_sharded
 
 NONFINITE = "nonfinite_"  # begins the name of a sum that counts numbers that are not finite
 

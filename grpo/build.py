@@ -18,10 +18,9 @@ from core.run.recipes import build_missing_checkpoint, build_missing_dataset
 from core.tokenizer import same_vocabulary
 from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
 from grpo.evaluation.prompts import PromptEvaluation
-from grpo.kl import choose_estimator
+from grpo.kl import choose_estimator, needs_reference
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
-from grpo.reference import needs_reference
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.reward_model import load_reward_model
 from grpo.rewards import Rewards

@@ -9,9 +9,8 @@ from core.masking import MaskConfig
 from core.performance.sharding import check_parallel
 from core.settings.ranges import check_choices, check_ranges
 from grpo.advantages import ADVANTAGES
-from grpo.kl import KL_ESTIMATORS
-from grpo.objectives import OBJECTIVES
-from grpo.reference import REFERENCES
+from grpo.kl import KL_ESTIMATORS, REFERENCES
+from grpo.objectives import OBJECTIVES, baseline_of
 from grpo.reward_functions.settings import RewardConfig
 from grpo.samplers.settings import SamplerConfig, check_sampler
 from grpo.sandbox.settings import SandboxConfig
@@ -128,18 +127,6 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
         if not all(self.stop_sequences):
             raise ValueError(f"stop_sequences={self.stop_sequences!r} must be texts that are not empty")
 
-    @property
-    def baseline(self):
-        """The name in ADVANTAGES that is used: the setting, or what pass@k or normalised rewards need, or the
-        objective's own."""
-        if self.advantage is not None:
-            return self.advantage
-        if self.train_pass_k > 1:
-            return "leave_one_out"
-        if self.reward_normalisation == "group":
-            return "batch_std"
-        return OBJECTIVES[self.objective].advantage
-
 
 def check_sizes(c):
     """Raises ValueError if a number does not fit another one."""
@@ -154,8 +141,8 @@ def check_sizes(c):
 
 def check_objective(c):
     """Raises ValueError if parts of the loss contradict each other."""
-    row = OBJECTIVES[c.objective]
-    if c.train_pass_k > 1 and c.baseline != "leave_one_out":
+    row, baseline = OBJECTIVES[c.objective], baseline_of(c)
+    if c.train_pass_k > 1 and baseline != "leave_one_out":
         raise ValueError(f"train_pass_k={c.train_pass_k} is the gradient of pass@k only with leave-one-out advantages, "
                          f"not with advantage={c.advantage!r}; set advantage='leave_one_out'")
     for key, off in (("kl_in_reward", False), ("overlong_buffer", 0)):
@@ -165,11 +152,11 @@ def check_objective(c):
     if c.train_pass_k > 1 and c.credit_window is not None:
         raise ValueError(f"train_pass_k={c.train_pass_k} weights whole completions, credit_window={c.credit_window} "
                          "parts of them; set credit_window=None")
-    if c.baseline == "step" and c.zero_std != "keep":
+    if baseline == "step" and c.zero_std != "keep":
         raise ValueError(f"zero_std={c.zero_std!r} leaves out groups of equal rewards, but with the baseline of the "
                          f"whole step (advantage='step', objective={c.objective!r}) they teach too; set "
                          "zero_std='keep'")
-    if c.reward_normalisation == "group" and c.baseline == "group_std":
+    if c.reward_normalisation == "group" and baseline == "group_std":
         raise ValueError("reward_normalisation='group' with advantage='group_std' would divide by the group's standard "
                          "deviation twice; leave advantage out")
     high = row.clip_high if c.clip_high is None else c.clip_high

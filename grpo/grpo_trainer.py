@@ -12,7 +12,6 @@ from core.checkpoint_manager import CheckpointManager, shapes
 from core.files.json_lines import each_record, keep_records
 from core.files.whole_files import CannotWrite
 from core.logger import format_number
-from core.performance.sharding import gathered
 from core.run.bad_steps import BadSteps
 from core.run.loop import run_loop
 from core.run.model_card import write_card
@@ -23,8 +22,7 @@ from core.training_step import build_optimizers, set_learning_rate
 from grpo.data_buffer import DataBuffer
 from grpo.evaluation.samples import append_samples, comparison_table, format_samples
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
-from grpo.kl import adapted
-from grpo.reference import REFERENCES
+from grpo.kl import REFERENCES, adapted
 from grpo.report.page import write_report
 from grpo.rollout import moved, plain
 from grpo.samplers.local import LocalSampler
@@ -53,7 +51,7 @@ class GRPOTrainer:
                                              getattr(policy, "identity", dict)(), dist.is_main,
                                              functools.partial(write_card, config))
         self.buffer = DataBuffer(config.seed, dist.rank)
-        self.prefetcher = Prefetcher(LocalSampler(policy, config), policy, self.problems_of, config)
+        self.prefetcher = None  # samples elsewhere, or ahead of training
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger, dist.rank)
         self.sampled = []  # [(Rollouts, Scored)] of all that was sampled in the iteration
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
@@ -65,21 +63,30 @@ class GRPOTrainer:
     def run(self, sampler=None):
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves.
 
-        sampler: who writes the completions (grpo/samplers/sampler.py), closed at the end; None: the policy
+        sampler: who samples the completions (grpo/samplers/sampler.py), closed at the end; None: the policy
         """
-        if sampler is not None:
-            self.prefetcher.sampler = sampler
-            if sampler.outside:
-                first = self.problems_of(self.iteration)
-                self.prefetcher.sync_check = SyncCheck(sampler, self.policy, first, self.config)
-        exchanges = self.dist.ending_together() if self.dist.sharded else contextlib.nullcontext()
-        with (self.checkpoints.keeping(), StopSignal(self.dist) as stop, contextlib.closing(self.prefetcher.sampler),
-              exchanges):
+        if sampler is None and self.config.max_staleness:
+            sampler = LocalSampler(self.policy, self.config)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.checkpoints.keeping())
+            stop = stack.enter_context(StopSignal(self.dist))
+            if sampler is not None:
+                stack.enter_context(contextlib.closing(sampler))
+                self.prefetcher = self.prefetching(sampler)
+            stack.enter_context(self.dist.ending_together())
             self.dist.broadcast(self.policy.parameters())
             self.logger.start(self.step)
             if self.dist.is_main:
                 keep_records(self.checkpoints.path(SAMPLES), self.step)
             self.finish(stopped=run_loop(self, stop))
+
+    def prefetching(self, sampler):
+        """The Prefetcher of a sampler. If another process samples, it checks that new weights arrive there."""
+        prefetcher = Prefetcher(sampler, self.policy, self.problems_of, self.config)
+        if sampler.outside:
+            first = self.problems_of(self.iteration)
+            prefetcher.sync_check = SyncCheck(sampler, self.policy, first, self.config)
+        return prefetcher
 
     def log_step(self, metrics):
         c = self.config
@@ -90,7 +97,7 @@ class GRPOTrainer:
 
     def run_evaluation(self):
         """Evaluates on held-out data, on rank 0."""
-        with gathered(self.dist):
+        with self.dist.gathered():
             metrics = self.evaluate() if self.dist.is_main else {}
         if self.step == 0:
             self.before = metrics
@@ -127,7 +134,10 @@ class GRPOTrainer:
         """Counts a step that was skipped or empty; the last step of an iteration moves the reference and kl_beta."""
         c = self.config
         bad_rollouts = metrics.pop("bad_rollouts")
-        self.bad.check(self.step, metrics, lambda: self.plain_step(rollouts))
+        if metrics["skipped_steps"]:
+            self.bad.add(self.step, metrics, self.plain_step(rollouts))
+        else:
+            self.bad.in_a_row = 0
         if "mean_reward" not in metrics:
             self.logger.say(f"step {self.step}: no reward scored a completion: all of them returned None or were late "
                             "(reward_timeout), so nothing is learned")
@@ -158,8 +168,11 @@ class GRPOTrainer:
         c = self.config
         problems = {key: x[:count] for key, x in self.problems_of(self.iteration, again).items()}
         self.logger.doing(f"generating {len(problems['number']) * c.group_size} completions")
-        iterations_left = math.ceil((c.max_iters - self.step) / (c.ppo_epochs * c.minibatches))
-        sampled = self.prefetcher.get(problems, self.iteration, again, self.iteration + iterations_left - 1)
+        if self.prefetcher is None:
+            sampled = self.policy.sample(problems, self.iteration, c), {}
+        else:
+            iterations_left = math.ceil((c.max_iters - self.step) / (c.ppo_epochs * c.minibatches))
+            sampled = self.prefetcher.get(problems, self.iteration, again, self.iteration + iterations_left - 1)
         self.logger.doing("scoring")
         return sampled
 

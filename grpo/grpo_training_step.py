@@ -6,15 +6,23 @@ from dataclasses import replace
 
 import torch
 
-from core.performance.sharding import gathered, in_step
 from core.training_step import NONFINITE
 from grpo.advantages import compute_advantages
 from grpo.kl import choose_estimator, kl_as_reward, kl_penalty, kl_per_token
-from grpo.objectives import OBJECTIVES, policy_loss, token_weights
+from grpo.objectives import OBJECTIVES, baseline_of, policy_loss, token_weights
 from grpo.rollout import join
-from grpo.samplers.mismatch import NO_MISMATCH, check_mismatch, mismatch, with_importance
+from grpo.samplers.importance import check_mismatch, with_importance
 from grpo.scoring import score, score_in_batches, with_reference
-from grpo.step_metrics import DECIDING, add_up, end_step, logged_sums, nonfinite_rewards, rollout_sums
+from grpo.step_metrics import (
+    DECIDING,
+    NO_MISMATCH,
+    add_up,
+    end_step,
+    logged_sums,
+    mismatch,
+    nonfinite_rewards,
+    rollout_sums,
+)
 
 MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups whose rewards are then still equal are dropped
 BAD_REWARDS = f"{NONFINITE}rewards"
@@ -88,7 +96,7 @@ def collect_rollouts(policy, reference, rewards, sample, config, dist, timer):
         timer.end("reward")
         return rollouts, scored, useful
 
-    with gathered(dist):
+    with dist.gathered():
         rollouts, scored, useful = collect_round(0)
         sums |= rollout_sums(rollouts, scored, useful, OBJECTIVES[config.objective].discriminative)
         if scored.metrics is not None:  # the functions of a rank may log others than those of the next
@@ -159,7 +167,7 @@ def compute_rollout_advantages(rollouts, scored, config, dist):
     if credited.shape[2] > 1:
         credited = credited * rollouts.by_problem(rollouts.mask)
     credit = torch.where(credited > 0, scored.credit, 0.0)                           # (P, G, 1 or M)
-    advantage = compute_advantages(credit, config.baseline, credited, dist.total)
+    advantage = compute_advantages(credit, baseline_of(config), credited, dist.total)
     if config.train_pass_k > 1:
         advantage = advantage * scored.weight[..., None]
     train_mask = rollouts.train_mask * seen.view(-1, 1)
@@ -214,7 +222,7 @@ def train_on_rollouts(policy, rollouts, sums, optimizers, config, dist, on_polic
     trained = empty_sums(rollouts, on_policy, config)
     reading = rollouts.reading
     parts = reading.micro_batches(config, problems)
-    for part, missing in in_step(parts, lambda part: policy.calls(reading.select(part)), dist):
+    for part, missing in dist.in_step(parts, lambda part: policy.calls(reading.select(part))):
         loss = 0.0
         if missing:
             loss = policy.idle_loss(missing)

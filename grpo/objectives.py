@@ -74,6 +74,18 @@ OBJECTIVES = {
 OBJECTIVES["drgrpo"] = OBJECTIVES["dr_grpo"]
 
 
+def baseline_of(config):
+    """The name in ADVANTAGES that is used: the setting, or what pass@k or normalised rewards need, or the objective's
+    own."""
+    if config.advantage is not None:
+        return config.advantage
+    if config.train_pass_k > 1:
+        return "leave_one_out"
+    if config.reward_normalisation == "group":
+        return "batch_std"
+    return OBJECTIVES[config.objective].advantage
+
+
 def clip(r, clipped, logp, advantage, clip_cap):
     """min(r A, clip(r) A) of PPO (arXiv 1707.06347).
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Protocol
 
 import torch
+from torch.nn import functional as F
 
-from core.performance.batching import cat_padded, parts_of_tokens
+from core.performance.batching import parts_of_tokens
 from core.performance.kept_tokens import KeptTokens
 
 
@@ -212,6 +213,14 @@ def join(parts):
     if is_dataclass(first):
         return replace(first, **{f.name: join([getattr(part, f.name) for part in parts]) for f in fields(first)})
     return first
+
+
+def cat_padded(parts):
+    """Tensors of rows as one. In tensors of several dimensions the last is padded with zeros on the right."""
+    if parts[0].dim() == 1:
+        return torch.cat(parts)
+    longest = max(part.shape[-1] for part in parts)
+    return torch.cat([F.pad(part, (0, longest - part.shape[-1])) for part in parts])
 
 
 def moved(x, device):

@@ -1,14 +1,19 @@
 """The metrics of a step. Until its end each is a pair (sum, count), which adds up over micro-batches and ranks; where
 count is None, the sum itself is the metric."""
 
+import math
+
 import torch
 
 from core.training_step import apply_gradients, total_over_ranks
-from grpo.samplers.mismatch import EXTREMES, mismatch_metrics
 
 LOGGED = "logged by a reward: "  # begins the name of what rewards logged, which may not be that of another metric
 OF_THE_TRAINER = ("step", "lr", "kl_beta", "bad_rollouts", "tokens_per_second")  # added to a record later; and time/...
 DECIDING = ("loss", "mean_log_prob", "mean_advantage")  # a step in which one of these sums is not finite is skipped
+CLAMP = 20.0         # largest log ratio that is measured, so that sums of ratios stay finite
+EXTREMES = ("most_log_ratio", "most_minus_log_ratio")  # of these the largest over micro-batches and ranks counts
+NO_MISMATCH = {"ratio_minus_one": (0.0, 0.0), "mismatch_kl": (0.0, 0.0), "mismatch_mean": (0.0, 0.0),
+               "ratio_mean": (0.0, 0.0), "ratio_square": (0.0, 0.0), **dict.fromkeys(EXTREMES, (-math.inf, None))}
 INTERNAL = ("loss_tokens", "ratio_square", *EXTREMES)    # sums that are not metrics themselves
 
 
@@ -84,6 +89,49 @@ def rollout_sums(rollouts, scored, differ, discriminative=False):
         score = (rollouts.old_logp * mask).sum(1) / mask.sum(1).clamp(min=1)         # (N,)
         sums |= discriminative_sums(score.view_as(reward), reward)
     return sums | rollouts.texts.metrics
+
+
+def log_ratio(logp, rollouts):
+    """log(p / q) of the tokens of the loss, 0 elsewhere: p is the probability under the policy before its first step on
+    them, q that under the sampler. They are equal if the policy itself sampled with the weights that it has.
+
+    logp: (N, M) log p; rollouts.old_logp: log q. Returns (N, M)
+    """
+    return (logp.detach() - rollouts.old_logp).masked_fill(rollouts.train_mask == 0, 0.0)
+
+
+def mismatch(logp, rollouts):
+    """The sums of NO_MISMATCH over the tokens of the loss, with d = log(p / q) clamped to +-20.
+
+    Of |exp(d) - 1|, of exp(d) - d - 1, the k3 estimate of the KL from sampler to policy, of |d|, exp(d) and exp(2d);
+    the largest d and -d, minus infinity without tokens. logp: (N, M)
+    """
+    d = log_ratio(logp, rollouts).clamp(-CLAMP, CLAMP)                               # (N, M)
+    counted = rollouts.train_mask > 0                                                # (N, M)
+    tokens = counted.sum()
+    away = d.expm1()                                                                 # (N, M) exact where d is small
+    ratio = torch.where(counted, d.exp(), 0.0)                                       # (N, M)
+    sums = {"ratio_minus_one": away.abs(), "mismatch_kl": away - d, "mismatch_mean": d.abs(), "ratio_mean": ratio,
+            "ratio_square": ratio.square()}
+    out = {name: (x.sum(), tokens) for name, x in sums.items()}
+    none = d.new_full((1,), -torch.inf)
+    for name, x in zip(EXTREMES, (d, -d), strict=True):
+        out[name] = torch.cat((x.masked_fill(~counted, -torch.inf).flatten(), none)).max(), None
+    return out
+
+
+def mismatch_metrics(totals, tokens):
+    """The metrics of docs/metrics.md that are no means, from the sums of `mismatch` over all micro-batches and ranks.
+
+    effective_sample_size is (sum ratio)^2 / (number sum ratio^2), Kish's formula as a share of the tokens: 1 if all
+    ratios are equal.
+    """
+    high, low = (totals[name] for name in EXTREMES)
+    size = 0.0
+    if totals["ratio_square"]:
+        size = totals["ratio_mean"] ** 2 / (tokens * totals["ratio_square"])
+    return {"mismatch_max": max(high, low), "ratio_min": math.exp(-low), "ratio_max": math.exp(high),
+            "effective_sample_size": size}
 
 
 def nonfinite_rewards(scored, mask):

@@ -23,7 +23,7 @@ SHOWS = {("report", "evaluation"), ("doctor", "evaluation")}  # rooms that show 
 TOKENS_TO_A_LINE = 10.2  # what is reached; it may only fall
 CATCH_ALL = ("user_code.py", "trackers.py")  # nobody knows what other people's code raises
 # The files that must not ask for the kind of generator
-KINDLESS = ("advantages", "objectives", "kl", "reference", "scoring", "step_metrics", "data_buffer",
+KINDLESS = ("advantages", "objectives", "kl", "scoring", "step_metrics", "data_buffer",
             "grpo_training_step", "grpo_trainer", "rewards", "rollout")
 
 

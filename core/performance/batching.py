@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 
 def parts_of_like_length(length, overhead):
@@ -43,11 +42,3 @@ def parts_of_tokens(size, most):
         parts[-1].append(row)
         room -= int(size[row])
     return [torch.tensor(sorted(part)) for part in parts]
-
-
-def cat_padded(parts):
-    """Tensors of rows as one. In tensors of several dimensions the last is padded with zeros on the right."""
-    if parts[0].dim() == 1:
-        return torch.cat(parts)
-    longest = max(part.shape[-1] for part in parts)
-    return torch.cat([F.pad(part, (0, longest - part.shape[-1])) for part in parts])

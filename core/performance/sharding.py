@@ -1,7 +1,7 @@
 """Models whose weights are cut into parts, one for each rank (PyTorch's FSDP2), and put together again.
 
 Layer by layer: in training a layer is whole on a rank while the rank computes it, and its gradient is summed and cut
-again. Every rank must therefore read the model equally often (`in_step`). To write completions, or to evaluate, all
+again. Every rank must therefore read the model equally often (`in_step`). To sample completions, or to evaluate, all
 ranks put the models together once (`gathered`), and then each of them does what it likes.
 """
 
@@ -9,6 +9,8 @@ import warnings
 from contextlib import contextmanager
 
 import torch
+
+from core.distributed import LONGEST_WAIT, is_sharded
 
 PARALLEL = ("ddp", "fsdp")
 FSDP_NEEDS = {  # setting: (what it must be, why nothing else)
@@ -31,11 +33,6 @@ def check_parallel(c):
                              f"{key}={needed!r} or parallel='ddp'")
 
 
-def is_sharded(x):
-    """Tells whether a tensor, or whatever it is, is this rank's part of a tensor."""
-    return hasattr(x, "full_tensor")
-
-
 def has_parts(model):
     """Tells whether `shard` has cut this model, or this layer of one."""
     return hasattr(model, "unshard")
@@ -56,7 +53,7 @@ def shard_all(models, config, dist):
     adapter."""
     for model in models if is_asked_for(config, dist) else ():
         if model is not None and not any(map(has_parts, model.modules())):
-            with dist.ending_together(dist.longest_wait):
+            with dist.ending_together(LONGEST_WAIT):
                 shard(model, dist)
 
 
@@ -85,7 +82,9 @@ def shard(model, dist):
         reads = model.states
     with torch.no_grad(), dist.autocast():  # the first module that is called counts as the root
         reads(torch.zeros(1, 1, dtype=torch.long, device=dist.device))
-    dist.sharded.append(model)
+    if dist.shards is None:
+        dist.shards = Shards(dist)
+    dist.shards.models.append(model)
     let_go(model)
 
 
@@ -116,20 +115,40 @@ def let_go(model):
     model.reset_iter_state()
 
 
-@contextmanager
-def gathered(dist):
-    """Within, every sharded model is whole on every rank, in the precision that it computes in. All ranks must begin
-    it together; what each does inside, without gradients, and when it ends, is its own matter."""
-    try:
-        with dist.ending_together():
-            for model in dist.sharded:
-                model.set_reshard_after_forward(False)
-                for part in filter(has_parts, model.modules()):
-                    part.unshard()
-        yield
-    finally:
-        for model in dist.sharded:
-            let_go(model)
+class Shards:
+    """The sharded models of a run: what every rank must do with them at the same time."""
+
+    def __init__(self, dist):
+        self.models, self.dist = [], dist
+
+    @contextmanager
+    def gathered(self):
+        """Within, every sharded model is whole on every rank, in the precision that it computes in. All ranks must
+        begin it together; what each does inside, without gradients, and when it ends, is its own matter."""
+        try:
+            with self.dist.ending_together():
+                for model in self.models:
+                    model.set_reshard_after_forward(False)
+                    for part in filter(has_parts, model.modules()):
+                        part.unshard()
+            yield
+        finally:
+            for model in self.models:
+                let_go(model)
+
+    def in_step(self, parts, calls):
+        """The micro-batches of an optimizer step, so that every rank reads a sharded model equally often.
+
+        parts: those of this rank; calls: part -> number of times that the model is called for it
+        Yields (part, number of calls that are missing), on every rank as often; the part is None where this rank has
+        no more of them.
+        """
+        device = self.dist.device
+        own = [calls(part) for part in parts]
+        rounds = int(self.dist.largest(torch.tensor(len(parts), device=device)))
+        own = torch.tensor(own + [0] * (rounds - len(own)), device=device, dtype=torch.long)  # (rounds,)
+        missing = (self.dist.largest(own) - own).tolist() if rounds else []
+        yield from zip([*parts, *[None] * (rounds - len(parts))], missing, strict=True)
 
 
 @torch.no_grad()
@@ -189,20 +208,3 @@ def cut_state(saved, optimizer):
             kept = saved["state"].get(number, {})
             kept |= {name: cut_like(x, p) if x.shape == p.shape else x.clone()  # nothing keeps the file mapped
                      for name, x in kept.items() if torch.is_tensor(x)}
-
-
-def in_step(parts, calls, dist):
-    """The micro-batches of an optimizer step, so that every rank reads a sharded model equally often.
-
-    parts: those of this rank; calls: part -> number of times that the model is called for it
-    Yields (part, number of calls that are missing), on every rank as often; the part is None where this rank has no
-    more of them. Without sharded models the parts as they are, and 0.
-    """
-    if not dist.sharded:
-        yield from ((part, 0) for part in parts)
-        return
-    own = [calls(part) for part in parts]
-    rounds = int(dist.largest(torch.tensor(len(parts), device=dist.device)))
-    own = torch.tensor(own + [0] * (rounds - len(own)), device=dist.device, dtype=torch.long)  # (rounds,)
-    missing = (dist.largest(own) - own).tolist() if rounds else []
-    yield from zip([*parts, *[None] * (rounds - len(parts))], missing, strict=True)

@@ -29,18 +29,15 @@ class BadSteps:
         self.limit, self.checkpoints, self.logger, self.rank = limit, checkpoints, logger, rank
         self.in_a_row = 0
 
-    def check(self, step, metrics, batch):
-        """Ends a step, alike on all ranks. Raises ValueError if it is one too many.
+    def add(self, step, metrics, batch):
+        """Counts a step that was skipped, alike on all ranks. Raises ValueError if it is one too many.
 
-        metrics: {name: number} of this step, with skipped_steps, 1 if it was skipped and else 0
-        batch: () -> {name: plain tensor or value}, what the step was made of on this rank
+        metrics: {name: number} of this step; batch: {name: plain tensor or value}, what the step was made of on this
+        rank. After a step that was not skipped, the caller sets in_a_row to 0.
         """
-        if not metrics["skipped_steps"]:
-            self.in_a_row = 0
-            return
         self.in_a_row += 1
         names = not_finite(metrics)
-        path = self.write(step, {"step": step, "rank": self.rank, "not_finite": names} | batch())
+        path = self.write(step, {"step": step, "rank": self.rank, "not_finite": names} | batch)
         self.logger.say(f"step {step} is skipped, because these are not finite: {', '.join(names)}; its batch is in "
                         f"{path}")
         if self.in_a_row >= self.limit:

@@ -50,7 +50,7 @@ def of_models(models, dist, size):
     parts = [part.model for part in vars(models).values() if part is not None]
     weights = {id(p): p for model in parts for p in model.parameters()}
     trained = sum(p.numel() for p in weights.values() if p.requires_grad)
-    ranks = dist.world if dist.sharded else 1
+    ranks = dist.world if dist.shards else 1
     whole = size if ranks > 1 else 0  # sharded models are put together to sample completions
     stored = sum(p.numel() * (p.element_size() / ranks + whole) for p in weights.values())
     return stored, 12 * trained / ranks

@@ -9,7 +9,6 @@ import torch
 from core.distributed import Distributed
 from core.settings.optional import require
 from grpo.build import load_policy
-from grpo.samplers.local import LocalSampler
 
 ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # a worker is no rank of the trainer's
 
@@ -26,7 +25,7 @@ def check_sampler_is_there(config):
 
 
 def build_sampler(config, policy, dist):
-    """The sampler that the config names."""
+    """The sampler that the config names; None: the policy itself samples."""
     if config.sampler == "ray":
         from grpo.samplers.ray import RaySampler
         from grpo.samplers.ray_cluster import threads_of_worker
@@ -36,7 +35,7 @@ def build_sampler(config, policy, dist):
     if config.sampler == "vllm":
         from grpo.samplers.vllm import VllmSampler
         return VllmSampler(policy, config, dist)
-    return LocalSampler(policy, config)
+    return None
 
 
 def policy_of_worker(tokenizer, threads, config):

@@ -1,11 +1,11 @@
-"""The sampler in this process: the policy itself."""
+"""Sampling ahead of training in this process, by the policy itself."""
 
 from collections import deque
 
 
 class LocalSampler:
-    """Samples as soon as it is asked to start. With max_staleness above 0 its rollouts are as old as those of a sampler
-    that runs beside training, but nothing is faster."""
+    """Samples as soon as it is asked to start. Its rollouts are as old as those of a sampler that runs while the policy
+    is trained, but nothing is faster."""
 
     outside = False
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from core.settings.ranges import check_choices, check_ranges
-from grpo.samplers.mismatch import IMPORTANCE
+from grpo.samplers.importance import IMPORTANCE
 
 CHOICES = {"sampler": ("local", "ray", "vllm"), "importance": IMPORTANCE}
 RANGES = {"sampler_timeout": "(0, 1e6]", "max_staleness": "[0, 100]", "ray_workers": "[1, 1e4]"}

@@ -17,15 +17,14 @@ import torch
 import torch.distributed.fsdp  # noqa: F401
 
 from core.checkpoint_manager import CheckpointManager
-from core.distributed import Distributed
+from core.distributed import Distributed, is_sharded
 from core.models import load_model, load_tokenizer
-from core.performance.sharding import gathered, has_parts, is_sharded, shard_all, whole
+from core.performance.sharding import has_parts, shard_all, whole
 from core.prompts import PromptConsumer
 from core.training_step import build_optimizers
 from grpo.grpo_training_step import grpo_training_step
-from grpo.kl import choose_estimator
+from grpo.kl import REFERENCES, choose_estimator
 from grpo.policies.causal import CausalPolicy
-from grpo.reference import REFERENCES
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.reward_model import load_reward_model
 from grpo.rewards import Rewards, Scored
@@ -171,7 +170,7 @@ def train(name, dist, found):
     dist.barrier()
     run.steps(2, 3)
     found[f"{name}/way"] = flat(trained(policy)) - start
-    with gathered(dist):
+    with dist.gathered():
         assert not any(map(is_sharded, policy.parameters())), "whole"
         if dist.rank == dist.world - 1:  # one rank reads alone
             rollouts = policy.sample(step_problems(run.data, run.c, 99)(), 99, run.c)
@@ -213,7 +212,7 @@ def train_in_bfloat16(name, dist, found):
     run.steps(0, 1)
     moments = [x for state in run.optimizers[0].state.values() for x in state.values()]
     assert all(x.dtype == torch.float32 for x in [*run.policy.parameters(), *moments])
-    with gathered(dist):
+    with dist.gathered():
         assert {p.dtype for p in run.policy.parameters()} == {torch.bfloat16 if dist.world > 1 else torch.float32}
 
 
@@ -228,7 +227,7 @@ def on_rank(rank, world, port):
             jobs += [(train_in_bfloat16, name) for name in ("fill", "lora")]
         for job, argument in jobs:
             job(argument, dist, found)
-            dist.sharded.clear()
+            dist.shards = None
         dist.barrier()
     gc.collect()
     found[f"threads/{rank}"] = [path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")]

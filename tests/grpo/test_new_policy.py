@@ -13,7 +13,7 @@ from core.training_step import build_optimizers
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.grpo_training_step import grpo_training_step
 from grpo.objectives import OBJECTIVES
-from grpo.reference import REFERENCES
+from grpo.kl import REFERENCES
 from grpo.rewards import Scored
 from grpo.rollout import Reading, Rollouts, Texts
 from tests.tiny import config, one_process, same

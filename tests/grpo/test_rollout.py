@@ -7,7 +7,7 @@ import torch
 
 from core.files.records import write_prompts
 from grpo.policies.fill_views import FILL_ESTIMATORS
-from grpo.rollout import Texts, join, moved, places_of, tensors
+from grpo.rollout import Texts, cat_padded, join, moved, places_of, tensors
 from grpo.scoring import score, score_in_batches, with_reference
 from tests.tiny import CAUSAL, causal_policy, config, fill_policy, prompt_consumer, sampled
 
@@ -98,3 +98,8 @@ def test_texts_are_joined_with_the_fields_of_all_records_and_moved_with_their_to
     assert joined.place.tolist() == [[1, 0], [1, 2]]
     elsewhere = moved(joined, "meta")
     assert {x.device.type for x in (*elsewhere.tokens, elsewhere.place)} == {"meta"} and elsewhere.prompts == ["p", "q"]
+
+
+def test_rows_of_different_lengths_are_padded_on_the_right():
+    parts = [torch.tensor([[1, 2], [3, 4]]), torch.tensor([[5]]), torch.tensor([[6, 7, 8]])]
+    assert cat_padded(parts).tolist() == [[1, 2, 0], [3, 4, 0], [5, 0, 0], [6, 7, 8]]

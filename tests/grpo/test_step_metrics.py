@@ -8,8 +8,15 @@ import torch
 
 from grpo.grpo_training_step import differ
 from grpo.rewards import Scored
-from grpo.samplers.mismatch import EXTREMES
-from grpo.step_metrics import add_up, discriminative_sums, logged_sums, nonfinite_rewards, rollout_sums, unique_completions
+from grpo.step_metrics import (
+    EXTREMES,
+    add_up,
+    discriminative_sums,
+    logged_sums,
+    nonfinite_rewards,
+    rollout_sums,
+    unique_completions,
+)
 from tests.tiny import (causal_policy, collect, config, consumer, fill_policy, fixed_rewards, prompt_config,
                         prompt_consumer, sampled, train, undocumented)
 

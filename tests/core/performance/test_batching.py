@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from core.performance.batching import cat_padded, parts_of_like_length, parts_of_tokens
+from core.performance.batching import parts_of_like_length, parts_of_tokens
 
 
 def cost_of(parts, length, overhead):
@@ -35,8 +35,3 @@ def test_parts_of_tokens_hold_at_most_so_many_and_every_row_once():
     assert sorted(torch.cat(parts).tolist()) == list(range(7))
     assert [int(size[part].sum()) for part in parts] == [14, 9, 8, 6]
     assert len(parts_of_tokens(size, 1000)) == 1 and parts_of_tokens(size[:0], 10) == []
-
-
-def test_rows_of_different_lengths_are_padded_on_the_right():
-    parts = [torch.tensor([[1, 2], [3, 4]]), torch.tensor([[5]]), torch.tensor([[6, 7, 8]])]
-    assert cat_padded(parts).tolist() == [[1, 2, 0], [3, 4, 0], [5, 0, 0], [6, 7, 8]]

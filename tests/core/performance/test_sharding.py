@@ -9,7 +9,8 @@ import torch
 from core.huggingface.settings import LoraConfig
 from core.model import MASKED_FILL
 from core.models import load_model
-from core.performance.sharding import cut_like, gathered, has_parts, in_step, is_sharded, shard_all, weights_of, whole
+from core.distributed import is_sharded
+from core.performance.sharding import Shards, cut_like, has_parts, shard_all, weights_of, whole
 from grpo.grpo_config import GRPOConfig
 from tests.families import model_folder, write_sums
 from tests.tiny import causal_model, model, one_process, run_script
@@ -108,17 +109,17 @@ def test_what_does_not_go_with_shards_is_refused():
 def test_one_rank_shards_nothing():
     net, dist = model(), one_process()
     shard_all([net, None], SimpleNamespace(parallel="fsdp"), dist)
-    with gathered(dist):
-        assert not has_parts(net) and dist.sharded == [] and not any(map(is_sharded, net.parameters()))
-    assert list(in_step(["a", "b"], None, dist)) == [("a", 0), ("b", 0)]
+    with dist.gathered():
+        assert not has_parts(net) and dist.shards is None and not any(map(is_sharded, net.parameters()))
+    assert list(dist.in_step(["a", "b"], None)) == [("a", 0), ("b", 0)]
 
 
 def test_ranks_call_a_sharded_model_equally_often():
     def on_rank(parts, calls, rounds, most):
         """in_step on a rank of several; rounds: the largest number of parts; most: the most calls in each round"""
         answers = iter((torch.tensor(rounds), torch.tensor(most)))
-        dist = SimpleNamespace(sharded=[None], device="cpu", largest=lambda x: torch.maximum(x, next(answers)))
-        return list(in_step(parts, calls.get, dist))
+        dist = SimpleNamespace(device="cpu", largest=lambda x: torch.maximum(x, next(answers)))
+        return list(Shards(dist).in_step(parts, calls.get))
 
     assert on_rank(["a", "b"], {"a": 3, "b": 1}, 3, [3, 2, 2]) == [("a", 0), ("b", 1), (None, 2)]
     assert on_rank(["c", "d", "e"], {"c": 1, "d": 2, "e": 2}, 3, [3, 2, 2]) == [("c", 2), ("d", 0), ("e", 0)]

@@ -30,13 +30,15 @@ def test_what_is_not_finite_is_named():
 
 def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_state(tmp_path):
     bad = bad_steps(tmp_path)
-    for step, metrics in enumerate((BAD, BAD, GOOD, BAD, BAD)):
-        bad.check(step, metrics, dict)
+    for step, good_before in enumerate((False, False, True, False)):
+        if good_before:
+            bad.in_a_row = 0
+        bad.add(step, BAD, {})
     with pytest.raises(ValueError, match=r"3 steps in a row .*max_bad_steps=3.* the last one loss; .* start again"):
-        bad.check(5, BAD, dict)
+        bad.add(5, BAD, {})
     (tmp_path / "state.pt").write_bytes(b"")
     with pytest.raises(ValueError, match=f"resume=True from {re.escape(str(tmp_path))}/state.pt"):
-        bad.check(6, BAD, dict)
+        bad.add(6, BAD, {})
 
 
 @pytest.mark.parametrize("limit, steps, kept", [
@@ -46,6 +48,6 @@ def test_each_rank_keeps_its_last_files_and_never_many(tmp_path, limit, steps, k
     for rank in (0, 1):
         bad = bad_steps(tmp_path, limit, rank)
         for step in steps:
-            bad.check(step, BAD, dict)
-            bad.check(step, GOOD, dict)
+            bad.add(step, BAD, {})
+            bad.in_a_row = 0
     assert sorted(os.listdir(tmp_path / "bad_steps")) == sorted(names(*kept) + names(*kept, rank=1))

@@ -9,10 +9,10 @@ import torch
 from grpo.grpo_training_step import rollout_loss
 from grpo.objectives import OBJECTIVES, token_weights
 from grpo.policies.fill_views import FILL_ESTIMATORS
-from grpo.samplers import mismatch as module
-from grpo.samplers.mismatch import (EXTREMES, NO_MISMATCH, check_mismatch, kept_sequences, mismatch, mismatch_metrics,
-                                    truncated_ratios, with_importance)
+from grpo.samplers import importance as module
+from grpo.samplers.importance import check_mismatch, kept_sequences, truncated_ratios, with_importance
 from grpo.scoring import score
+from grpo.step_metrics import EXTREMES, NO_MISMATCH, mismatch, mismatch_metrics
 from tests.tiny import (Catcher, causal_policy, collect, config, consumer, fill_policy, fixed_rewards, flat_gradient,
                         grpo_step, length_reward, prompt_config, prompt_consumer, sampled, train)
 from tests.tiny_objectives import MAX_TOKENS, N, M, objective_config, table_rollouts, with_advantage

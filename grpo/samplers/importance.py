@@ -1,7 +1,7 @@
-"""The distance of a sampler's log-probabilities from the policy's: measured, limited, corrected by importance weights.
+"""Importance weights for rollouts of another process or of earlier weights, and a limit on how far they may be off.
 
 With q the probability of a sampled token in the sampler and p its probability under the policy, before the first step
-on it, the ratio of the token is p / q. It is 1 if the policy itself sampled with the weights that it has now.
+on it, the ratio of the token is p / q. grpo/step_metrics.py measures it.
 """
 
 import math
@@ -9,52 +9,11 @@ from dataclasses import replace
 
 import torch
 
-CLAMP = 20.0         # largest log ratio that is measured, so that sums of ratios stay finite
+from grpo.step_metrics import log_ratio
+
 MOST_KL = 0.2        # nats per token: a sampler of other processes that is further away than this is not the policy's
 TOKEN_CAP = 2.0      # largest weight of a token, as in Yao et al.: rounding and a few steps of training stay far below
 SEQUENCE_CAP = 1.01  # of a completion's mean ratio: it rejects about 5% at max_staleness=1 (docs/results.md), 2 none
-EXTREMES = ("most_log_ratio", "most_minus_log_ratio")  # of these the largest over micro-batches and ranks counts
-NO_MISMATCH = {"ratio_minus_one": (0.0, 0.0), "mismatch_kl": (0.0, 0.0), "mismatch_mean": (0.0, 0.0),
-               "ratio_mean": (0.0, 0.0), "ratio_square": (0.0, 0.0), **dict.fromkeys(EXTREMES, (-math.inf, None))}
-
-
-def log_ratio(logp, rollouts):
-    """log(p / q) of the tokens of the loss, 0 elsewhere. logp: (N, M) log p; rollouts.old_logp: log q. (N, M)"""
-    return (logp.detach() - rollouts.old_logp).masked_fill(rollouts.train_mask == 0, 0.0)
-
-
-def mismatch(logp, rollouts):
-    """The sums of NO_MISMATCH over the tokens of the loss, with d = log(p / q) clamped to +-20.
-
-    Of |exp(d) - 1|, of exp(d) - d - 1, the k3 estimate of the KL from sampler to policy, of |d|, exp(d) and exp(2d);
-    the largest d and -d, minus infinity without tokens. logp: (N, M)
-    """
-    d = log_ratio(logp, rollouts).clamp(-CLAMP, CLAMP)                               # (N, M)
-    counted = rollouts.train_mask > 0                                                # (N, M)
-    tokens = counted.sum()
-    away = d.expm1()                                                                 # (N, M) exact where d is small
-    ratio = torch.where(counted, d.exp(), 0.0)                                       # (N, M)
-    sums = {"ratio_minus_one": away.abs(), "mismatch_kl": away - d, "mismatch_mean": d.abs(), "ratio_mean": ratio,
-            "ratio_square": ratio.square()}
-    out = {name: (x.sum(), tokens) for name, x in sums.items()}
-    none = d.new_full((1,), -torch.inf)
-    for name, x in zip(EXTREMES, (d, -d), strict=True):
-        out[name] = torch.cat((x.masked_fill(~counted, -torch.inf).flatten(), none)).max(), None
-    return out
-
-
-def mismatch_metrics(totals, tokens):
-    """The metrics of docs/metrics.md that are no means, from the sums of `mismatch` over all micro-batches and ranks.
-
-    effective_sample_size is (sum ratio)^2 / (number sum ratio^2), Kish's formula as a share of the tokens: 1 if all
-    ratios are equal.
-    """
-    high, low = (totals[name] for name in EXTREMES)
-    size = 0.0
-    if totals["ratio_square"]:
-        size = totals["ratio_mean"] ** 2 / (tokens * totals["ratio_square"])
-    return {"mismatch_max": max(high, low), "ratio_min": math.exp(-low), "ratio_max": math.exp(high),
-            "effective_sample_size": size}
 
 
 def check_mismatch(metrics, sampler):
