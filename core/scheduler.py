@@ -18,5 +18,7 @@ class CosineLRScheduler:
     def lr(self, step):
         if step < self.warmup_iters:
             return self.learning_rate * (step + 1) / self.warmup_iters
-        share = min(1.0, (step - self.warmup_iters) / max(1, self.lr_decay_iters - self.warmup_iters))
-        return self.min_lr + 0.5 * (1 + math.cos(math.pi * share)) * (self.learning_rate - self.min_lr)
+        length = max(1, self.lr_decay_iters - self.warmup_iters)
+        share = min(1.0, (step - self.warmup_iters) / length)
+        height = 0.5 * (1 + math.cos(math.pi * share))
+        return self.min_lr + height * (self.learning_rate - self.min_lr)

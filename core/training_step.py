@@ -42,7 +42,8 @@ def total_over_ranks(sums, dist, largest=()):
     sums: {name: 0-d tensor or number}; largest: the names of which the largest over ranks counts, not the sum
     Returns {name: 0-d float32 tensor on the device}
     """
-    x = torch.stack([torch.as_tensor(x).to(dist.device, torch.float32, non_blocking=True) for x in sums.values()])
+    on_device = [torch.as_tensor(x).to(dist.device, torch.float32, non_blocking=True) for x in sums.values()]
+    x = torch.stack(on_device)
     totals = dict(zip(sums, dist.total(x), strict=True))
     if set(largest) & set(sums):
         most = dict(zip(sums, dist.largest(x), strict=True))

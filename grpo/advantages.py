@@ -10,16 +10,19 @@ def centred(reward, mask):
     Returns (P, G, 1 or M), exactly 0 in a group of equal rewards, without rounding errors, and (P, 1, 1 or M)
     """
     count = mask.sum(1, keepdim=True)
-    mean = (reward * mask).sum(1, keepdim=True) / count.clamp(min=1)
-    highest = reward.masked_fill(mask == 0, -torch.inf).amax(1, keepdim=True)        # (P, 1, 1 or M)
-    lowest = reward.masked_fill(mask == 0, torch.inf).amin(1, keepdim=True)
-    equal = highest <= lowest
-    return (reward - mean).masked_fill(equal, 0.0) * mask, count
+    summed = (reward * mask).sum(1, keepdim=True)
+    mean = summed / count.clamp(min=1)
+    out = mask == 0
+    highest = reward.masked_fill(out, -torch.inf).amax(1, keepdim=True)              # (P, 1, 1 or M)
+    lowest = reward.masked_fill(out, torch.inf).amin(1, keepdim=True)
+    away = (reward - mean).masked_fill(highest <= lowest, 0.0)
+    return away * mask, count
 
 
 def over_std(x, squares, count):
     """x / (std + 1e-4), with the std of `count` numbers whose squares sum to `squares`; divided by count - 1."""
-    return x / ((squares / (count - 1).clamp(min=1)).sqrt() + 1e-4)
+    variance = squares / (count - 1).clamp(min=1)
+    return x / (variance.sqrt() + 1e-4)
 
 
 def group_std(reward, mask, total):
@@ -45,7 +48,8 @@ def leave_one_out(reward, mask, total):
 def batch_std(reward, mask, total):
     """(r - mean of the group) / (std + 1e-4); the std is that of these differences over the step and all ranks."""
     x, _ = centred(reward, mask)
-    squares, count = total(torch.stack((x.square().sum(), mask.sum().to(x.dtype))))
+    squares = total(x.square().sum())
+    count = total(mask.sum())
     return over_std(x, squares, count)
 
 
@@ -54,10 +58,13 @@ def step(reward, mask, total):
 
     A group has no baseline of its own, so a group whose rewards are all equal still has advantages.
     """
-    count, summed = total(torch.stack((mask.sum(), (reward * mask).sum())))
-    x = (reward - summed / count.clamp(min=1)) * mask
-    x = (x - total(x.sum()) / count.clamp(min=1)) * mask  # again: the mean of large rewards was rounded
-    above, below = total(torch.stack(((x > 0).sum(), (x < 0).sum())).to(x.dtype))
+    count = total(mask.sum())
+    mean = total((reward * mask).sum()) / count.clamp(min=1)
+    x = (reward - mean) * mask
+    mean = total(x.sum()) / count.clamp(min=1)  # again: the mean of large rewards was rounded
+    x = (x - mean) * mask
+    above = total((x > 0).sum())
+    below = total((x < 0).sum())
     equal = (above == 0) | (below == 0)
     x = x.masked_fill(equal & x.isfinite(), 0.0)  # of equal rewards only rounding errors are left
     return over_std(x, total(x.square().sum()), count)

@@ -54,8 +54,10 @@ class DataBuffer:
         if all(waiting != id for waiting, *_ in self.queue):
             del self.rollouts[id]
         if parts > 1:  # groups stay whole, so that they go on sharing a forward
-            order = np.random.default_rng([SHUFFLE, self.seed, self.rank, id, epoch]).permutation(rollouts.problems)
-            rollouts, _ = rollouts.select(torch.from_numpy(np.sort(np.array_split(order, parts)[part])))
+            rng = np.random.default_rng([SHUFFLE, self.seed, self.rank, id, epoch])
+            order = rng.permutation(rollouts.problems)
+            problems = np.sort(np.array_split(order, parts)[part])
+            rollouts, _ = rollouts.select(torch.from_numpy(problems))
         return rollouts, sums
 
     def skip_rest(self):

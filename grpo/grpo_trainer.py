@@ -55,7 +55,8 @@ class GRPOTrainer:
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger, dist.rank)
         self.sampled = []  # [(Rollouts, Scored)] of all that was sampled in the iteration
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
-        self.step, self.skipped_steps, self.empty_steps, self.before, self.after = 0, 0, 0, {}, {}
+        self.step, self.skipped_steps, self.empty_steps = 0, 0, 0
+        self.before, self.after = {}, {}  # metrics of the first and of the last evaluation
         self.stopped_by = None  # the signal that ended the run early
         self.reported = 0  # the step of the last page
         self.evaluated = False  # whether the evaluation of this step, if it has one, is done
@@ -90,10 +91,12 @@ class GRPOTrainer:
 
     def log_step(self, metrics):
         c = self.config
-        self.logger.log(self.step, metrics, show=self.step % c.log_interval == 0 or self.step in (1, c.max_iters))
+        shown = self.step % c.log_interval == 0 or self.step in (1, c.max_iters)
+        self.logger.log(self.step, metrics, show=shown)
 
     def evaluation_is_due(self):
-        return self.step % self.config.eval_interval == 0 or self.step % self.config.sample_interval == 0
+        c = self.config
+        return self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0
 
     def run_evaluation(self):
         """Evaluates on held-out data, on rank 0."""
@@ -172,7 +175,8 @@ class GRPOTrainer:
             sampled = self.policy.sample(problems, self.iteration, c), {}
         else:
             iterations_left = math.ceil((c.max_iters - self.step) / (c.ppo_epochs * c.minibatches))
-            sampled = self.prefetcher.get(problems, self.iteration, again, self.iteration + iterations_left - 1)
+            last = self.iteration + iterations_left - 1
+            sampled = self.prefetcher.get(problems, self.iteration, again, last)
         self.logger.doing("scoring")
         return sampled
 
@@ -225,7 +229,8 @@ class GRPOTrainer:
         self.tell_rewards()
         metrics, samples = self.evaluation(self.policy, self.config.temperature)
         metrics = {f"eval/{name}": value for name, value in metrics.items()}
-        self.buffer.store_evaluation_data(self.step, {name: x for name, x in metrics.items() if math.isfinite(x)})
+        finite = {name: x for name, x in metrics.items() if math.isfinite(x)}
+        self.buffer.store_evaluation_data(self.step, finite)
         self.logger.log(self.step, metrics, show=False)
         shown = [f"{name.removeprefix('eval/')} {format_number(value)}" for name, value in metrics.items()]
         self.logger.say("  held out | " + " | ".join(shown))

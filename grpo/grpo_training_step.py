@@ -91,7 +91,8 @@ def collect_rollouts(policy, reference, rewards, sample, config, dist, timer):
         scored = rewards(rollouts)
         useful = differ(scored)
         scored = with_penalties(scored, rollouts, config)
-        sums = add_up(sums, of_sampler | {BAD_REWARDS: (nonfinite_rewards(scored, rollouts.mask), None)})
+        bad = nonfinite_rewards(scored, rollouts.mask)
+        sums = add_up(sums, of_sampler | {BAD_REWARDS: (bad, None)})
         sampled.append((replace(rollouts, ref_distributions=None), scored))
         timer.end("reward")
         return rollouts, scored, useful
@@ -182,12 +183,16 @@ def differ(scored):
     per_completion = scored.credit.shape[2] == 1
     reward = scored.credit[..., 0] if per_completion else scored.reward              # (P, G)
     skipped = scored.reward.isnan()
-    return reward.masked_fill(skipped, -torch.inf).amax(1) > reward.masked_fill(skipped, torch.inf).amin(1)
+    highest = reward.masked_fill(skipped, -torch.inf).amax(1)                        # (P,)
+    lowest = reward.masked_fill(skipped, torch.inf).amin(1)
+    return highest > lowest
 
 
 def keep_groups(rollouts, scored, useful):
     """Only the groups for which useful (P,) is True."""
-    return rollouts.select(useful.nonzero().squeeze(1).cpu())[0], scored.select(useful)
+    problems = useful.nonzero().squeeze(1).cpu()
+    rollouts, _ = rollouts.select(problems)
+    return rollouts, scored.select(useful)
 
 
 def resample_groups(rollouts, scored, collect_round, config, dist):
@@ -217,7 +222,8 @@ def train_on_rollouts(policy, rollouts, sums, optimizers, config, dist, on_polic
     The backward pass runs in micro-batches. The weights are those of the whole step over all ranks, so that neither the
     cut nor the number of ranks changes the gradient.
     """
-    weight = token_weights(rollouts.train_mask, OBJECTIVES[config.objective].average, rollouts.max_tokens, dist.total)
+    average = OBJECTIVES[config.objective].average
+    weight = token_weights(rollouts.train_mask, average, rollouts.max_tokens, dist.total)
     problems, learned = needed_problems(rollouts, config)
     trained = empty_sums(rollouts, on_policy, config)
     reading = rollouts.reading
@@ -300,6 +306,7 @@ def rollout_loss(policy, rollouts, weight, config, on_policy=True):
         sums["mean_kl"] = (kl.detach() * train_mask).sum(), tokens
         sums["kl_penalty"] = penalty.detach(), None
     if config.entropy_bonus > 0:
-        loss = loss - config.entropy_bonus * torch.where(weight > 0, scores.entropy * weight, 0.0).sum()
+        entropy = torch.where(weight > 0, scores.entropy * weight, 0.0).sum()
+        loss = loss - config.entropy_bonus * entropy
     sums["loss"] = loss.detach(), None
     return loss, sums

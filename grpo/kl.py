@@ -59,7 +59,8 @@ def kl_penalty(kl, weight, config):
 
 def kl_as_reward(rollouts, kl_beta):
     """-kl_beta log(p / p_ref) of each sampled token (N, M), whose mean is -kl_beta times the KL (estimator k1)."""
-    return -kl_beta * (rollouts.old_logp - rollouts.ref_logp).masked_fill(rollouts.mask == 0, 0.0)
+    log_ratio = rollouts.old_logp - rollouts.ref_logp                                # (N, M)
+    return -kl_beta * log_ratio.masked_fill(rollouts.mask == 0, 0.0)
 
 
 def adapted(kl_beta, mean_kl, config):
@@ -68,7 +69,10 @@ def adapted(kl_beta, mean_kl, config):
     if config.kl_target is None or not 0 < mean_kl < math.inf:  # no KL was measured, or it is not finite
         return kl_beta
     error = min(0.2, max(-0.2, mean_kl / config.kl_target - 1))
-    return min(config.kl_beta * ADAPT_RANGE, max(config.kl_beta / ADAPT_RANGE, kl_beta * (1 + ADAPT_RATE * error)))
+    moved = kl_beta * (1 + ADAPT_RATE * error)
+    least = config.kl_beta / ADAPT_RANGE
+    most = config.kl_beta * ADAPT_RANGE
+    return min(most, max(least, moved))
 
 
 def static(reference, policy, iteration, config):

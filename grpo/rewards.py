@@ -81,7 +81,8 @@ class Rewards:
         values, log = self.score(rollouts.texts, G)
         credit = weight = None
         if self.config.reward_normalisation == "group":
-            credit = self.total(normalised(values, G)).round(decimals=6).float().to(device).view(-1, G, 1)
+            credit = self.total(normalised(values, G)).round(decimals=6).float()         # (N,)
+            credit = credit.to(device).view(-1, G, 1)
         values = {name: x.to(device) for name, x in values.items()}                  # (N,) each
         if self.config.train_pass_k > 1:
             weight = pass_k_weight(self.right(values).view(-1, G), self.config.train_pass_k)
@@ -131,7 +132,8 @@ class Rewards:
         """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it skipped the completion, or
         is not finite."""
         x = values[self.success]
-        return (x >= REWARDS[self.success].high - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
+        highest = REWARDS[self.success].high
+        return (x >= highest - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
 
     def check(self, records, tokenizer=None):
         """Raises ValueError naming file and line of the first record that a reward cannot score. A judge or a reward

@@ -107,7 +107,8 @@ class Reading:
 def places_of(problems, counts):
     """The indices of the states of these problems among all K, problem p having counts[p] of them."""
     end = counts.cumsum(0)
-    return torch.cat([torch.arange(0), *(torch.arange(end[p] - counts[p], end[p]) for p in problems)])
+    start = end - counts
+    return torch.cat([torch.arange(0), *(torch.arange(start[p], end[p]) for p in problems)])
 
 
 @dataclass

@@ -31,7 +31,8 @@ def score(policy, rollouts, temperature, learn_entropy=False):
         kl = []
         if ref_distributions is not None:
             kl = [exact_kl(full, ref_distributions)]                                 # (K,)
-        return drawn.gather(-1, target), entropy(full if learn_entropy else full.detach()), *kl
+        read = full if learn_entropy else full.detach()
+        return drawn.gather(-1, target), entropy(read), *kl
 
     parts = in_parts(token_scores, policy.vocabulary, h, target, rollouts.reading.kept, rollouts.ref_distributions)
 

@@ -12,8 +12,8 @@ OF_THE_TRAINER = ("step", "lr", "kl_beta", "bad_rollouts", "tokens_per_second") 
 DECIDING = ("loss", "mean_log_prob", "mean_advantage")  # a step in which one of these sums is not finite is skipped
 CLAMP = 20.0         # largest log ratio that is measured, so that sums of ratios stay finite
 EXTREMES = ("most_log_ratio", "most_minus_log_ratio")  # of these the largest over micro-batches and ranks counts
-NO_MISMATCH = {"ratio_minus_one": (0.0, 0.0), "mismatch_kl": (0.0, 0.0), "mismatch_mean": (0.0, 0.0),
-               "ratio_mean": (0.0, 0.0), "ratio_square": (0.0, 0.0), **dict.fromkeys(EXTREMES, (-math.inf, None))}
+MISMATCHES = ("ratio_minus_one", "mismatch_kl", "mismatch_mean", "ratio_mean", "ratio_square")  # means over tokens
+NO_MISMATCH = dict.fromkeys(MISMATCHES, (0.0, 0.0)) | dict.fromkeys(EXTREMES, (-math.inf, None))
 INTERNAL = ("loss_tokens", "ratio_square", *EXTREMES)    # sums that are not metrics themselves
 
 
@@ -35,7 +35,8 @@ def unique_completions(target, mask):
     """Number of distinct completions of each group. target, mask: (P, G, M). Returns (P,)."""
     x = (target + 1) * mask.long()                                                   # (P, G, M) 0 is padding alone
     same = (x[:, :, None] == x[:, None]).all(-1)                                     # (P, G, G)
-    return (~same.tril(-1).any(-1)).sum(1)                                           # no earlier one is equal
+    repeated = same.tril(-1).any(-1)                                                 # (P, G) an earlier one is equal
+    return (~repeated).sum(1)
 
 
 def discriminative_sums(score, reward):
@@ -60,10 +61,13 @@ def discriminative_sums(score, reward):
 def group_stds(reward):
     """(P,) the standard deviation of the rewards (P, G) of each group, NaN where not scored."""
     count = (~reward.isnan()).sum(1).clamp(min=1)                                    # (P,)
-    mean = (reward.nansum(1) / count)[:, None]
-    away = reward - mean                                                             # (P, G)
-    unit = away.abs().nan_to_num().amax(1, keepdim=True).clamp(min=1.0)              # (P, 1) large squares overflow
-    return unit[:, 0] * ((away / unit).square().nansum(1) / (count - 1).clamp(min=1)).sqrt()
+    mean = reward.nansum(1) / count                                                  # (P,)
+    away = reward - mean[:, None]                                                    # (P, G)
+    furthest = away.abs().nan_to_num().amax(1)                                       # (P,)
+    unit = furthest.clamp(min=1.0)                                                   # (P,) large squares overflow
+    squares = (away / unit[:, None]).square().nansum(1)                              # (P,)
+    variance = squares / (count - 1).clamp(min=1)                                    # (P,)
+    return unit * variance.sqrt()
 
 
 def rollout_sums(rollouts, scored, differ, discriminative=False):
@@ -86,7 +90,8 @@ def rollout_sums(rollouts, scored, differ, discriminative=False):
     for name, x in scored.values.items():
         sums[f"reward/{name}"] = x.nansum(), (~x.isnan()).sum()
     if discriminative:
-        score = (rollouts.old_logp * mask).sum(1) / mask.sum(1).clamp(min=1)         # (N,)
+        logp = (rollouts.old_logp * mask).sum(1)                                     # (N,) of a whole completion
+        score = logp / mask.sum(1).clamp(min=1)                                      # (N,)
         sums |= discriminative_sums(score.view_as(reward), reward)
     return sums | rollouts.texts.metrics
 
@@ -111,13 +116,13 @@ def mismatch(logp, rollouts):
     tokens = counted.sum()
     away = d.expm1()                                                                 # (N, M) exact where d is small
     ratio = torch.where(counted, d.exp(), 0.0)                                       # (N, M)
-    sums = {"ratio_minus_one": away.abs(), "mismatch_kl": away - d, "mismatch_mean": d.abs(), "ratio_mean": ratio,
-            "ratio_square": ratio.square()}
-    out = {name: (x.sum(), tokens) for name, x in sums.items()}
+    values = away.abs(), away - d, d.abs(), ratio, ratio.square()                    # (N, M) each
+    sums = {name: (x.sum(), tokens) for name, x in zip(MISMATCHES, values, strict=True)}
     none = d.new_full((1,), -torch.inf)
     for name, x in zip(EXTREMES, (d, -d), strict=True):
-        out[name] = torch.cat((x.masked_fill(~counted, -torch.inf).flatten(), none)).max(), None
-    return out
+        of_tokens = x.masked_fill(~counted, -torch.inf).flatten()                    # (N M,)
+        sums[name] = torch.cat((of_tokens, none)).max(), None
+    return sums
 
 
 def mismatch_metrics(totals, tokens):
@@ -130,8 +135,12 @@ def mismatch_metrics(totals, tokens):
     size = 0.0
     if totals["ratio_square"]:
         size = totals["ratio_mean"] ** 2 / (tokens * totals["ratio_square"])
-    return {"mismatch_max": max(high, low), "ratio_min": math.exp(-low), "ratio_max": math.exp(high),
-            "effective_sample_size": size}
+    return {
+        "mismatch_max": max(high, low),
+        "ratio_min": math.exp(-low),
+        "ratio_max": math.exp(high),
+        "effective_sample_size": size,
+    }
 
 
 def nonfinite_rewards(scored, mask):

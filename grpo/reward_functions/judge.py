@@ -57,8 +57,8 @@ class Judge:
         """The Scored of rollouts where each sampled token has a credit of its own."""
         score, credit = self.score_and_credit(rollouts.texts, window)
         score = score.masked_fill(score.isnan(), torch.inf)  # NaN would mean that the completion is skipped
-        G = rollouts.group_size
-        return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
+        reward = score.view(-1, rollouts.group_size)                                 # (P, G)
+        return Scored(reward, rollouts.by_problem(credit), {"judge": score})
 
     @torch.no_grad()
     def score_and_credit(self, texts, window):
