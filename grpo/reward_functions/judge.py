@@ -58,7 +58,7 @@ class Judge:
         score, credit = self.score_and_credit(rollouts.texts, window)
         score = score.masked_fill(score.isnan(), torch.inf)  # NaN would mean that the completion is skipped
         reward = score.view(-1, rollouts.group_size)                                 # (P, G)
-        return Scored(reward, rollouts.by_problem(credit), {"judge": score})
+        return Scored(reward, credit.view(*reward.shape, -1), {"judge": score})
 
     @torch.no_grad()
     def score_and_credit(self, texts, window):
