@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core.distributions import in_parts, token_logp
-from core.model import (GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, rotary_table, rotate)
+from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, SquaredReLU, rotary_table, rotate
 from tests.tiny import CAUSAL, causal_model, model
 
 TIED = pytest.mark.parametrize("tied", [True, False])
@@ -116,3 +116,9 @@ def test_the_head_under_autocast_is_the_same_with_and_without_gradients(tied):
 def test_a_shape_that_cannot_be_is_refused_before_memory_is_taken(setting, message):
     with pytest.raises(ValueError, match=message):
         GPT(GPTConfig(**setting))
+
+
+def test_the_squared_relu_passes_finite_differences():
+    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(SquaredReLU.apply(x), x.clamp(min=0) ** 2)
+    assert torch.autograd.gradcheck(SquaredReLU.apply, x)
