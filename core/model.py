@@ -96,8 +96,8 @@ class Attention(nn.Module):
 
     def project(self, x, cos, sin):
         """Queries, keys and values (B, H, T, D) of x (B, T, C)."""
-        B, T, _ = x.shape
-        qkv = self.qkv(x).view(B, T, 3, self.n_head, -1)                             # (B, T, 3, H, D)
+        B, T, C = x.shape
+        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)               # (B, T, 3, H, D)
         qk = F.rms_norm(qkv[:, :, :2], qkv.shape[-1:])  # bounded logits: a high learning rate stays stable
         qk = rotate(qk, cos[:, None, None], sin[:, None, None])                      # (B, T, 2, H, D)
         q, k = qk.permute(2, 0, 3, 1, 4)                                             # (B, H, T, D) each

@@ -24,7 +24,7 @@ from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.objectives import OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Rewards, Scored
-from grpo.samplers import mismatch
+from grpo.samplers import importance
 from grpo.samplers.local import LocalSampler
 from grpo.samplers.prefetch import Prefetcher
 from tests.tiny import (
@@ -128,7 +128,7 @@ class Layout:
 
         policy.sample = sample_with_errors
         # Scored in training, and before it; then with importance weights, which a part of the step exceeds
-        mismatch.TOKEN_CAP = mismatch.SEQUENCE_CAP = 1.0045
+        importance.TOKEN_CAP = importance.SEQUENCE_CAP = 1.0045
         for i, settings in enumerate(({}, {"ppo_epochs": 2}, {"importance": "token", "max_staleness": 1},
                                       {"importance": "sequence_mask", "max_staleness": 1})):
             c = self.config(kl_beta=0.0, **PROMPTS, **settings)
