@@ -199,8 +199,8 @@ class Distributed:
         return contextlib.nullcontext() if self.shards is None else self.shards.gathered()
 
     def in_step(self, parts, calls):
-        """(part, 0) for each micro-batch of an optimizer step; with sharded models instead of 0 the number of calls
-        that are missing in it, because every rank must call such a model equally often.
+        """The micro-batches of an optimizer step as pairs (part, missing). Every rank must call a sharded model equally
+        often: `missing` is how many calls this rank must add to those of the part. Without sharded models it is 0.
 
         calls: part -> number of times that the model is called for it
         """

@@ -51,7 +51,7 @@ class GRPOTrainer:
                                              getattr(policy, "identity", dict)(), dist.is_main,
                                              functools.partial(write_card, config))
         self.buffer = DataBuffer(config.seed, dist.rank)
-        self.prefetcher = None  # samples elsewhere, or ahead of training
+        self.prefetcher = None  # of a sampler elsewhere, or ahead of training; None: the policy samples at once
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger, dist.rank)
         self.sampled = []  # [(Rollouts, Scored)] of all that was sampled in the iteration
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0

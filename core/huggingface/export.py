@@ -34,8 +34,11 @@ def new_folder(path, key="out"):
     if os.path.lexists(path):
         raise ValueError(f"{key}={path} exists, and nothing is overwritten; name another folder or remove it")
     partial = path + ".tmp"
-    with writing(path):
+    try:
         os.makedirs(partial)
+    except OSError as error:
+        raise ValueError(f"{key}={path} cannot be written ({partial}: {error.strerror}); name another folder") from None
+    with writing(path):
         try:
             yield partial
             os.rename(partial, path)

@@ -194,7 +194,10 @@ def checked(call, returned, log):
     """The return value of a reward as a list of N floats: NaN where it skips the completion, infinity where it is not
     a finite number. Raises ValueError if it did not return, or log, one for each completion."""
     name, N = call.name, call.N
-    remedy = f"return a list of {N} numbers or None ({definition(REWARDS[name].fn)})"
+    remedy = f"return a list of {N} numbers or None"
+    place = definition(REWARDS[name].fn)
+    if place:
+        remedy += f" ({place})"
     with guarded(f"reward {name} returned something that is no list of numbers", remedy):
         if hasattr(returned, "tolist"):
             returned = returned.tolist()

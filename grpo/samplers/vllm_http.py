@@ -74,7 +74,8 @@ class Server:
                     try:
                         response, text = await self._answer(method, path, body)
                     except broken as error:
-                        line = f"{self.named} cannot be reached ({one_line(error)}); start the server, or correct it"
+                        line = (f"{self.named} cannot be reached ({one_line(error)}); start the server, or correct "
+                                "vllm_url")
                         continue
                     if response.is_success:
                         return parsed(text)

@@ -225,6 +225,14 @@ def test_too_many_bad_steps_end_the_run_at_its_last_good_state(dataset, tmp_path
     assert len(os.listdir(tmp_path / "bad_steps")) == 3
 
 
+def test_a_good_step_ends_the_row_of_bad_ones_and_its_state_is_saved(dataset, tmp_path):
+    t, saved = bad_at((1, 2, 4, 5), dataset, tmp_path, max_iters=7, max_bad_steps=3), []
+    save = t.save
+    t.save = lambda: (saved.append(t.step), save())
+    t.run()
+    assert saved == [1, 4, 7] and t.skipped_steps == 4
+
+
 def test_held_out_metrics_that_are_not_finite_do_not_end_a_run(dataset, tmp_path):
     t = trainer(dataset, tmp_path, max_iters=2, eval_interval=1)
     t.evaluation = lambda policy, temperature: ({"kl": 0.0, "judge": NAN, "entropy": INF}, [])

@@ -165,7 +165,7 @@ def test_a_connection_that_breaks_is_named(name):
 
 def test_a_server_that_is_not_there_is_named():
     server = Server("http://127.0.0.1:1", 5)
-    with pytest.raises(SamplerError, match="cannot be reached .*start the server, or correct it"):
+    with pytest.raises(SamplerError, match="cannot be reached .*start the server, or correct vllm_url"):
         server.get("/v1/models")
     server.close()
 
