@@ -38,13 +38,15 @@ def main(argv):
                                                             config.dry_run)
         dist.barrier()
         if dist.agree(missing):
+            if dist.is_main:
+                print("dry run: what is there is in order, nothing was built or trained")
             return
         model = build_model(config, data, dist)
         batches, evaluate = build_batches(config, data, dist)
         lines = "\n".join([*describe(config, origin), *plan(config, model, data, dist)])
         if config.dry_run:
             if dist.is_main:
-                print(lines)
+                print(lines, "dry run: everything is in place, nothing was trained", sep="\n")
             return
         with run_folder(config, dist) as resume:
             logger = create_logger(config, dist, config.max_iters, COLUMNS)

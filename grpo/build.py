@@ -50,6 +50,7 @@ def build_what_is_missing(config, dist):
         if dist.is_main:
             print(text)
 
+    check_generator(config)
     missing = []
     if dist.is_main or config.dry_run:
         if build_missing_dataset(dataset_folder(config.dataset), say, config.dry_run):
@@ -61,12 +62,17 @@ def build_what_is_missing(config, dist):
     return missing
 
 
-def build_data(config, dist):
-    """Prompts, or windows of running text with hidden tokens, as the dataset has it."""
-    path = config.generator_checkpoint
-    if path is None:
+def check_generator(config):
+    """Raises ValueError if no generator is named."""
+    if config.generator_checkpoint is None:
         raise ValueError("generator_checkpoint is not set: start with a config, such as python grpo/train_grpo.py "
                          "config/grpo_example.py, or name a model with --generator_checkpoint=PATH")
+
+
+def build_data(config, dist):
+    """Prompts, or windows of running text with hidden tokens, as the dataset has it."""
+    check_generator(config)
+    path = config.generator_checkpoint
     tokenizer = None  # the dataset's own
     if is_file_of_records(config.dataset) or is_huggingface(path, "generator_checkpoint"):
         tokenizer = load_tokenizer(path, "generator_checkpoint")

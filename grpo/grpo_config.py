@@ -10,7 +10,7 @@ from core.performance.sharding import check_parallel
 from core.settings.ranges import check_choices, check_ranges
 from grpo.advantages import ADVANTAGES
 from grpo.kl import KL_ESTIMATORS, REFERENCES
-from grpo.objectives import OBJECTIVES, baseline_of
+from grpo.objectives import AVERAGES, OBJECTIVES, RATIOS, SURROGATES, baseline_of
 from grpo.reward_functions.settings import RewardConfig
 from grpo.samplers.settings import SamplerConfig, check_sampler
 from grpo.sandbox.settings import SandboxConfig
@@ -18,6 +18,7 @@ from grpo.sandbox.settings import SandboxConfig
 CHOICES = {"objective": OBJECTIVES, "advantage": ADVANTAGES, "reference_mode": REFERENCES,
            "kl_estimator": ("exact", *KL_ESTIMATORS), "zero_std": ("keep", "drop", "resample"),
            "fill_estimator": ("trajectory", "one_step", "prompt_mask", "random_mask", "coupled")}
+ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate": SURROGATES}  # of OBJECTIVES
 RANGES = {
     "max_new_tokens": "[1, 1e6]",
     "batch_size": "[1, 1e6]", "group_size": "[2, 1e5]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
@@ -142,6 +143,7 @@ def check_sizes(c):
 def check_objective(c):
     """Raises ValueError if parts of the loss contradict each other."""
     row, baseline = OBJECTIVES[c.objective], baseline_of(c)
+    check_choices(row, ROW)
     if c.train_pass_k > 1 and baseline != "leave_one_out":
         raise ValueError(f"train_pass_k={c.train_pass_k} is the gradient of pass@k only with leave-one-out advantages, "
                          f"not with advantage={c.advantage!r}; set advantage='leave_one_out'")

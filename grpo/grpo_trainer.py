@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+import os
 import sys
 from dataclasses import asdict, replace
 
@@ -15,7 +16,7 @@ from core.logger import format_number
 from core.run.bad_steps import BadSteps
 from core.run.loop import run_loop
 from core.run.model_card import write_card
-from core.run.names import CONFIG, CURVES, REPORT, SAMPLES
+from core.run.names import CONFIG, CURVES, METRICS, REPORT, SAMPLES
 from core.run.stop_signal import StopSignal
 from core.scheduler import CosineLRScheduler
 from core.training_step import build_optimizers, set_learning_rate
@@ -39,6 +40,7 @@ class GRPOTrainer:
     policy, reference (or None): policies (grpo/rollout.py: Policy); rewards: a Rewards, or rollouts -> Scored
     data: problems(split, iteration, micro) -> a batch that the policy can sample for, as numpy arrays
     evaluation: (policy, temperature) -> (metrics, samples), run on rank 0
+    a sample: {"problem", "best", "worst": texts, "best_score", "worst_score": numbers}
     """
 
     def __init__(self, policy, reference, rewards, data, evaluation, config, logger, dist):
@@ -277,7 +279,10 @@ class GRPOTrainer:
             from grpo.report.plots import draw_curves  # the algorithm loads without a plotting library
             with self.shown_in(CURVES):
                 held_out = [r for r in each_record(self.logger.path) if any(name.startswith("eval/") for name in r)]
-                draw_curves({"": held_out}, self.checkpoints.path(CURVES))
+                if held_out:
+                    draw_curves({"": held_out}, self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(self.before, self.after))
-            self.logger.say(f"{self.config.out_dir} has the model, its metrics and samples, {CURVES} and {REPORT}")
+            files = (METRICS, SAMPLES, CURVES, REPORT)
+            written = [name for name in files if os.path.exists(self.checkpoints.path(name))]
+            self.logger.say(f"{self.config.out_dir} has the model, {', '.join(written)}")
         self.dist.barrier()

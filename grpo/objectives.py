@@ -6,6 +6,9 @@ import torch
 
 from grpo.kl import k3
 
+AVERAGES = ("sum", "sequence", "token", "constant")  # branches of token_weights
+RATIOS = ("token", "sequence")                       # branches of policy_loss
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -13,8 +16,8 @@ class Objective:
     formula: str                  # the loss: A is the advantage, r the ratio, o a completion of |o| tokens
     paper: str                    # where it comes from, and how this version differs
     advantage: str                # a name in ADVANTAGES
-    average: str                  # what the term of a token is divided by: a branch of token_weights
-    ratio: str = "token"          # "token", or "sequence": the geometric mean over the completion's tokens
+    average: str                  # what the term of a token is divided by: a name in AVERAGES
+    ratio: str = "token"          # a name in RATIOS; "sequence": the geometric mean over the completion's tokens
     surrogate: str = "clip"       # a name in SURROGATES
     clip_low: float = 0.2         # the ratio is at least 1 - clip_low, as in the paper; a setting can replace it
     clip_high: float = 0.2        # the ratio is at most 1 + clip_high, likewise

@@ -6,6 +6,7 @@ from core.huggingface.lora import share_without_adapter
 from core.prompts import PromptConsumer
 from grpo.build import build_models, check_memory, make_rewards
 from grpo.evaluation.memory import describe_memory
+from grpo.objectives import OBJECTIVES
 from grpo.reward_functions.registry import parameters
 from grpo.rewards import REWARDS
 from grpo.sandbox.run import describe_sandbox
@@ -17,6 +18,9 @@ def plan(config, origin, models, rewards, data, dist):
     """Yields the lines of the plan. data: None if the dataset is not there yet"""
     yield from describe(config, origin)
     yield describe_batch(config, dist)
+    own = OBJECTIVES[config.objective].advantage
+    if config.advantage not in (None, own):
+        yield f"advantage={config.advantage!r} replaces {own}, the one of objective {config.objective}"
     yield from describe_models(config, models)
     if data is not None:
         yield f"data: {data.folder}, {data.size()}"

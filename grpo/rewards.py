@@ -176,10 +176,13 @@ def check_settings(config, names, models):
            if p.kind is p.KEYWORD_ONLY and not hasattr(config, key)}
     for key in config.reward_settings or {}:
         if key not in own:
-            raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)}; write "
-                             f"the function with @reward and a *, as in def {names[0]}(completions, *, {key}=1)")
+            known = ", ".join(sorted(own)) or "none"
+            raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)} "
+                             f"(known: {known}); write the function with @reward and a *, as in def "
+                             f"{names[0]}(completions, *, {key}=1)")
     if config.reward_weights and len(config.reward_weights) != len(names):
-        raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}")
+        raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}; "
+                         "or set reward_weights=()")
     if config.credit_window is not None and (names != ("judge",) or config.reward_normalisation != "none"):
         raise ValueError(f"credit_window={config.credit_window} divides the judge's score among tokens: use it with "
                          "that reward alone and reward_normalisation='none', or set credit_window=None")
@@ -204,8 +207,9 @@ def success(config, names):
     if name in usable:
         return name
     if config.success_reward is not None or config.train_pass_k > 1:
+        remedy = "train_pass_k=1" if config.success_reward is None else "success_reward=None"
         raise ValueError(f"success_reward={config.success_reward!r} must be a reward of texts with a highest value, "
-                         f"which says what is correct: {', '.join(usable) or 'this run has none'}")
+                         f"which says what is correct: {', '.join(usable) or 'this run has none'}; or set {remedy}")
     return None
 
 

@@ -113,13 +113,14 @@ def places_of(problems, counts):
 
 @dataclass
 class Texts:
-    """N completions as rewards and people read them."""
+    """N completions as rewards and people read them. A policy without text leaves the lists empty, except
+    completion_ids, and place None."""
     prompts: list         # N texts
     completions: list     # N texts
     columns: dict         # {field of the records: list of N}
     tokens: list          # N whole texts as token ids, without padding and stop token
     completion_ids: list  # N lists of token ids: each completion as it was sampled, with the stop token that ended it
-    place: torch.Tensor   # (N, M) where in its whole text each sampled token is
+    place: torch.Tensor | None  # (N, M) where in its whole text each sampled token is
     metrics: dict         # {name: (sum, count)} of means that the policy wants logged
 
     @classmethod

@@ -3,7 +3,7 @@
 python grpo/train_grpo.py config/grpo_example.py
 python grpo/train_grpo.py config/grpo_arithmetic.py
 python grpo/train_grpo.py config/grpo_example.py --learning_rate=1e-4 --seed=2
-torchrun --nproc_per_node=2 grpo/train_grpo.py config/grpo_example.py
+torchrun --nproc_per_node=2 --shutdown-timeout=900 grpo/train_grpo.py config/grpo_example.py
 """
 
 import os

@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import pathlib
 import re
+import shlex
 import sys
 
 import pytest
@@ -16,6 +17,7 @@ from grpo.grpo_config import GRPOConfig
 from grpo.objectives import OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.reward_functions.registry import REWARDS
+from grpo.rewards import Rewards
 from tests.tiny import ROOT, documented_keys, run_script
 
 CONFIGS = sorted(pathlib.Path(ROOT, "config").glob("*.py"))
@@ -126,6 +128,16 @@ def test_the_python_example_runs_and_learns(tmp_path):
     assert done.returncode == 0, done.stderr
     rewards = [float(line.split()[1]) for line in done.stdout.strip().split("\n")]
     assert len(rewards) == 20 and rewards[-1] > rewards[0] + 0.1
+
+
+def test_the_reward_of_the_readme_suits_its_command(tmp_path, monkeypatch):
+    text = pathlib.Path(ROOT, "README.md").read_text()
+    (tmp_path / "mine.py").write_text(re.search("```python\n(.*?)```", text, re.DOTALL)[1])
+    command = re.search("python grpo/train_grpo.py ([^`]* --reward_file=mine.py[^`]*)```", text)[1]
+    (tmp_path / "config").symlink_to(pathlib.Path(ROOT, "config"))
+    monkeypatch.chdir(tmp_path)
+    config, _ = load_config(GRPOConfig, shlex.split(command))
+    assert Rewards(config).names == ("short",)
 
 
 @pytest.mark.parametrize("document", ["README.md", "AGENTS.md", "grpo/README.md", "docs/results.md", "docs/log.md",

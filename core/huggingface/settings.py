@@ -33,9 +33,9 @@ class LoraConfig:
             if not self.lora_rank and getattr(self, key) != getattr(LoraConfig, key):
                 raise ValueError(f"{key}={getattr(self, key)!r} is for a new adapter, which this run does not make; "
                                  f"leave {key} out, or set lora_rank=16, or another rank above 0")
-        if not all(self.targets):
+        if not all(self.targets) or set("()[]") & set(self.lora_targets):
             raise ValueError(f"lora_targets={self.lora_targets!r} must be 'all-linear' or names of layers, such as "
-                             "q_proj,v_proj")
+                             "q_proj,v_proj without brackets")
 
     def check_base(self, key):
         """Raises ValueError if the model that the setting `key` names, which an adapter needs to stay, lies in out_dir:

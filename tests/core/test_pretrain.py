@@ -49,9 +49,12 @@ def test_the_other_modes_train(dataset, tmp_path, head):
 def test_a_dry_run_prints_the_plan_and_writes_nothing(dataset, tmp_path, monkeypatch):
     done = launch(dataset, tmp_path / "out", "--dry_run")
     assert done.returncode == 0 and "masked_fill: " in done.stdout and not (tmp_path / "out").exists(), done.stderr
+    assert done.stdout.endswith("\ndry run: everything is in place, nothing was trained\n")
     monkeypatch.chdir(tmp_path)
     done = launch(dataset, tmp_path / "out", "--dry_run", "--init_from=out-trunk/model.safetensors")
-    assert done.stdout == "init_from: out-trunk/model.safetensors is missing; it would be built by config/pretrain_trunk.py\n"
+    missing, end = done.stdout.splitlines()
+    assert missing == "init_from: out-trunk/model.safetensors is missing; it would be built by config/pretrain_trunk.py"
+    assert end == "dry run: what is there is in order, nothing was built or trained"
 
 
 def test_an_earlier_run_is_set_aside_even_if_the_new_one_starts_from_its_model(dataset, tmp_path):

@@ -16,6 +16,7 @@ from grpo.build import (
     build_evaluation,
     build_models,
     build_reference,
+    build_what_is_missing,
     check_memory,
     make_policy,
 )
@@ -78,9 +79,10 @@ def test_the_data_is_what_the_dataset_holds(dataset, prompts):
     assert isinstance(data, PromptConsumer) and data.format.max_prompt_length == data.longest == 6
 
 
-def test_a_run_without_a_generator_is_refused(dataset):
+@pytest.mark.parametrize("build", [build_data, build_what_is_missing])
+def test_a_run_without_a_generator_is_refused(dataset, build):
     with pytest.raises(ValueError, match="generator_checkpoint is not set"):
-        build_data(config(dataset=dataset), one_process())
+        build(config(dataset=dataset), one_process())
 
 
 def test_the_policy_is_of_the_kind_that_its_checkpoint_says(checkpoints, dataset, prompts):

@@ -1,5 +1,7 @@
 """The settings of GRPO training: names, defaults, checks."""
 
+from dataclasses import replace
+
 import pytest
 
 from core.config import UsageError, load_config
@@ -30,6 +32,15 @@ def test_a_config_can_add_an_objective_of_its_own(tmp_path, monkeypatch):
     path.write_text("from grpo import objectives\n\nobjectives.OBJECTIVES['mine'] = objectives.OBJECTIVES['dapo']\n"
                     "objective = 'mine'\n")
     assert baseline_of(load(str(path))) == OBJECTIVES["dapo"].advantage
+
+
+@pytest.mark.parametrize("part, choices", [
+    ("advantage", "group_std, "), ("average", "sum, sequence, token, constant$"), ("ratio", "token, sequence$"),
+    ("surrogate", "clip, detached_ratio$")])
+def test_a_wrong_word_in_the_row_of_the_objective_is_refused_with_its_choices(monkeypatch, part, choices):
+    monkeypatch.setitem(OBJECTIVES, "mine", replace(OBJECTIVES["grpo"], **{part: "completion"}))
+    with pytest.raises(ValueError, match=f"^{part}='completion' is not one of {choices}"):
+        load("--objective=mine")
 
 
 REFUSED = {  # {arguments: words of the error}; every number has a range (tests/core/settings/test_ranges.py)

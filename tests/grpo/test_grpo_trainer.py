@@ -176,6 +176,16 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
     assert "held-out" in shown and "before" in shown and "change" in shown and "best" in shown
 
 
+def test_without_held_out_metrics_there_is_no_chart_and_none_is_named(dataset, tmp_path, capsys, monkeypatch):
+    monkeypatch.undo()  # with the picture
+    t = trainer(dataset, tmp_path, max_iters=1)
+    t.evaluation = lambda policy, temperature: ({}, [])
+    run(t)
+    shown = capsys.readouterr().out
+    assert "not written" not in shown and shown.endswith(
+        f"{tmp_path} has the model, metrics.jsonl, samples.jsonl, report.html\n")
+
+
 def test_the_pages_of_a_run_of_any_length_cost_time_in_proportion(dataset, tmp_path, monkeypatch):
     """Each page reads the whole file. Here a page is due when the run has grown by a half, not by a fiftieth."""
     t, steps = trainer(dataset, tmp_path, max_iters=9, eval_interval=1), []

@@ -9,7 +9,7 @@ import torch
 from grpo import objectives
 from grpo.advantages import ADVANTAGES, compute_advantages
 from grpo.grpo_training_step import rollout_loss
-from grpo.objectives import OBJECTIVES, Objective, policy_loss, token_weights
+from grpo.objectives import AVERAGES, OBJECTIVES, Objective, policy_loss, token_weights
 from tests.tiny import config, consumer, fill_policy, grpo_step, judge, rewards, same
 from tests.tiny_objectives import (MAX_TOKENS, G, M, N, P, V, advantage_by_hand, objective_config, table_rollouts,
                                    with_advantage)
@@ -136,7 +136,7 @@ def test_clipped_tokens_are_those_that_lose_their_gradient(name, cap):
     assert metrics["clip_fraction"] == (logp.grad == 0).sum() > 0
 
 
-@pytest.mark.parametrize("average", ["sum", "sequence", "token", "constant"])
+@pytest.mark.parametrize("average", AVERAGES)
 def test_completions_without_a_token_in_the_loss_do_not_shrink_the_step(average):
     mask = torch.ones(8, 3)
     mask[2:] = 0
@@ -145,7 +145,7 @@ def test_completions_without_a_token_in_the_loss_do_not_shrink_the_step(average)
 
 def test_weights_count_over_all_ranks():
     mask = torch.ones(4, 2)
-    for average in ("sum", "sequence", "token", "constant"):
+    for average in AVERAGES:
         alone = token_weights(mask, average, 1)
         assert torch.equal(token_weights(mask, average, 1, total=lambda x: 2 * x), alone / 2)
 

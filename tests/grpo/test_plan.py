@@ -76,6 +76,14 @@ def test_the_plan_says_under_what_code_runs_and_a_strict_run_refuses_less(native
         planned(replace(c, sandbox="strict"))
 
 
+@pytest.mark.parametrize("advantage, lines", [
+    (None, []), ("leave_one_out", []),
+    ("batch_std", ["advantage='batch_std' replaces leave_one_out, the one of objective rloo"])])
+def test_the_plan_says_that_an_advantage_replaces_that_of_the_objective(native, sums, advantage, lines):
+    c = prompt_config(dataset=sums, generator_checkpoint=native, objective="rloo", advantage=advantage)
+    assert [line for line in planned(c)[0] if line.startswith("advantage=")] == lines
+
+
 def test_the_plan_says_what_is_trained_and_counts_weights_once(folder, sums, tmp_path):
     """A wide model, so that its megabytes do not round to zero. LoRA: no second copy, and gradients of the adapter."""
     pytest.importorskip("peft")
