@@ -21,9 +21,9 @@ def test_the_reward_of_a_task_counts_its_own_answers_and_nothing_else(tmp_path, 
     run("gym", f"--task={task}", f"--settings={TASKS[task]}", "--problems=30", "--shots=1", f"--out={tmp_path}/d")
     data = PromptConsumer(str(tmp_path / "d"), 4)
     records = data.records["train"] + data.records["val"]
-    columns = {key: [r[key] for r in records] for key in ("task", "entry")}
+    columns = {key: [r[key] for r in records] for key in ("answer", "task", "entry")}
     score = REWARDS["gym"].fn
-    for text, value in (("{}", 1.0), (" {}.\nThat is it.", 1.0), ("not {} but 2 and 2", 0.0), ("", 0.0)):
+    for text, value in (("{}", 1.0), (" {}.\nThat is it.", 1.0), ("{} is wrong, 97 and 2 is right", 0.0), ("", 0.0)):
         assert set(score(None, [text.format(r["answer"]) for r in records], **columns)) == {value}, text
 
 
