@@ -13,13 +13,14 @@ except ImportError:  # Windows
     fcntl = None
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-RECIPES = {  # {a checkpoint that a shipped config names: the config that trains it}
+RECIPES = {  # {a checkpoint that a shipped config names: the config that trains it, or a prepare.py that writes it}
     "data/arithmetic/pretrained/generator.safetensors": "config/pretrain_arithmetic.py",
     "data/char_diffusion/pretrained/generator.safetensors": "config/pretrain_generator.py",
     "data/char_diffusion/pretrained/gold_judge.safetensors": "config/pretrain_gold_judge.py",
     "data/char_diffusion/pretrained/judge.safetensors": "config/pretrain_judge.py",
     "data/code/pretrained/generator.safetensors": "config/pretrain_code.py",
     "data/countdown/pretrained/generator.safetensors": "config/pretrain_countdown.py",
+    "data/smollm2/model": "data/smollm2/prepare.py",
     "data/sudoku/pretrained/generator.safetensors": "config/pretrain_sudoku.py",
     "out-equations/generator.safetensors": "config/pretrain_equations.py",
     "out-trunk/model.safetensors": "config/pretrain_trunk.py",
@@ -60,11 +61,14 @@ def build_missing_dataset(folder, say, dry=False):
 
 
 def build_missing_checkpoint(path, key, dataset, say, dry=False):
-    """Trains the missing checkpoint `path` on `dataset` if a shipped config does that (RECIPES). The run has its own
+    """Builds the missing checkpoint `path` if RECIPES has it; a config trains it on `dataset`. The training has its own
     folder beside the checkpoint; if it was interrupted, it is resumed there."""
-    if path not in RECIPES or not os.path.exists(RECIPES[path]):  # it is not started in the repository's folder
+    recipe = RECIPES.get(path)
+    if recipe is None or not os.path.exists(recipe):  # it is not started in the repository's folder
         return False
-    out_dir = os.path.splitext(path)[0] + "-run"
-    command = [os.path.join(ROOT, "core", "pretrain.py"), RECIPES[path], f"--dataset={dataset}", f"--out_dir={out_dir}",
-               f"--export={path}", "--resume=auto"]
-    return build_missing(path, RECIPES[path], key, command, say, dry)
+    command = [recipe]
+    if os.path.basename(recipe) != "prepare.py":
+        out_dir = os.path.splitext(path)[0] + "-run"
+        command = [os.path.join(ROOT, "core", "pretrain.py"), recipe, f"--dataset={dataset}", f"--out_dir={out_dir}",
+                   f"--export={path}", "--resume=auto"]
+    return build_missing(path, recipe, key, command, say, dry)
