@@ -55,7 +55,7 @@ def build_what_is_missing(config, dist):
     if dist.is_main or config.dry_run:
         if build_missing_dataset(dataset_folder(config.dataset), say, config.dry_run):
             missing.append("dataset")
-        for key in ("generator_checkpoint", "judge_checkpoint", "gold_judge_checkpoint"):
+        for key in ("generator_checkpoint", "teacher_checkpoint", "judge_checkpoint", "gold_judge_checkpoint"):
             if build_missing_checkpoint(getattr(config, key), key, config.dataset, say, config.dry_run):
                 missing.append(key)
     dist.barrier()
@@ -147,14 +147,16 @@ def load_policy(key, config, tokenizer, dist, mode=None, adapter=FULL):
 
 
 def build_reference(config, policy, dist):
-    """The policy as it is at step 0, or that of reference_checkpoint; None if nothing is to be kept near it."""
+    """The policy as it is at step 0, or that of reference_checkpoint or teacher_checkpoint; None if the config asks for
+    none of them."""
     if not needs_reference(config):
         return None
-    if config.reference_checkpoint is None:
+    key = "reference_checkpoint" if config.teacher_checkpoint is None else "teacher_checkpoint"
+    path = getattr(config, key)
+    if path is None:
         reference = policy.frozen()
     else:
-        path = config.reference_checkpoint
-        reference = load_policy("reference_checkpoint", config, policy.tokenizer, dist, policy.model.mode)
+        reference = load_policy(key, config, policy.tokenizer, dist, policy.model.mode)
         freeze(reference.model)
         if config.reference_mode != "static" and shapes(reference.weights()) != shapes(policy.weights()):
             raise ValueError(f"reference_checkpoint={path} has another shape than the generator, so "
@@ -230,7 +232,8 @@ def check_memory(config, models):
     if models.reference is not None and choose_estimator(config, models.policy) == "exact":
         stored += 4 * states * vocabulary
         uses.append(f"{vocabulary} numbers each for the exact KL")
-        ways.append("kl_estimator='k3'")
+        sampled = "k3" if config.teacher_checkpoint is None else "k2"
+        ways.append(f"kl_estimator={sampled!r}")
     if truncates(config.top_p, config.top_k, config.min_p):
         stored += KeptTokens.LEAST_BYTES * states
         uses.append("the tokens that truncation kept")

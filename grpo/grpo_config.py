@@ -21,14 +21,15 @@ CHOICES = {"objective": OBJECTIVES, "advantage": ADVANTAGES, "reference_mode": R
 ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate": SURROGATES}  # of OBJECTIVES
 RANGES = {
     "max_new_tokens": "[1, 1e6]",
-    "batch_size": "[1, 1e6]", "group_size": "[2, 1e5]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
+    "batch_size": "[1, 1e6]", "group_size": "[1, 1e5]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
     "top_k": "[0, 1e9]", "min_p": "[0, 1)", "unmask_steps": "[1, 1e6]", "stored_megabytes": "[1, 1e9]",
-    "credit_window": "[0, 1e9]", "kl_beta": "[0, 1e6]", "kl_target": "(0, 1e6]",
+    "credit_window": "[0, 1e9]", "distill_beta": "(0, 1e6]", "kl_beta": "[0, 1e6]", "kl_target": "(0, 1e6]",
     "entropy_bonus": "[0, 1e6]", "overlong_buffer": "[0, 1e6]",
     "clip_low": "[0, 1e9]", "clip_high": "[0, 1e9]", "clip_cap": "(1, 1e9]",
     "ema_alpha": "[0, 1]", "reference_update_freq": "[1, 1e12]",
     "ppo_epochs": "[1, 1e6]", "minibatches": "[1, 1e6]", "micro_batch_tokens": "[1, 1e12]",
     "eval_problems": "[1, 1e6]", "eval_completions": "[2, 1e5]", "pass_k": "[1, 1e5]", "sample_interval": "[1, 1e12]"}
+TEACHER_NEEDS = {"kl_beta": 0.0, "kl_target": None, "reference_checkpoint": None, "reference_mode": "static"}
 ROOMS = (RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig, SandboxConfig)
 
 
@@ -44,12 +45,14 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
     generator_checkpoint: str | None = None   # the model that is trained: a file of this project, a
                                               # folder in Hugging Face format, or hf:owner/name
     reference_checkpoint: str | None = None   # the model that the KL penalty is to; None: the generator at step 0
+    teacher_checkpoint: str | None = None     # the model that teaches the generator (on-policy distillation): the KL is
+                                              # to it, and the rewards are those of reward_functions, or none
     judge_checkpoint: str | None = None       # the model that gives the reward judge
     gold_judge_checkpoint: str | None = None  # a second judge: logged, never trained against
     reward_model_checkpoint: str | None = None  # the Hugging Face classifier that gives the reward reward_model
     # sampling
     batch_size: int = 16                      # distinct problems per micro-batch and rank
-    group_size: int = 8                       # completions per problem
+    group_size: int = 8                       # completions per problem; 1 only if a teacher alone teaches
     temperature: float = 0.8                  # of sampling and of scoring
     top_p: float = 0.95                       # sample from the likeliest tokens of this total probability; 1.0: all
     top_k: int = 0                            # sample from the top_k likeliest tokens; 0: all
@@ -66,8 +69,10 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
                                               # with train_pass_k leave_one_out, with reward_normalisation batch_std
     credit_window: int | None = None          # a token's reward is the judge's score of the text at most this many
                                               # positions away; None: of the whole text
+    distill_beta: float = 1.0                 # weight of the KL to the teacher
     kl_beta: float = 0.1                      # weight of the KL penalty to the reference
-    kl_estimator: str | None = None           # exact (over the vocabulary), k2, k3; None: exact for fill-in, else k3
+    kl_estimator: str | None = None           # exact (over the vocabulary), k2, k3; None: exact for fill-in and with a
+                                              # teacher, else k3
     kl_in_reward: bool = False                # KL as a part of the reward (k1) instead of the loss
     kl_target: float | None = None            # kl_beta is adapted to reach this mean_kl; None: kl_beta stays
     entropy_bonus: float = 0.0                # weight of the entropy, which the loss then raises
@@ -121,6 +126,7 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
         self.check_base("generator_checkpoint")
         check_sizes(self)
         check_objective(self)
+        check_teacher(self)
         check_reference(self)
         check_files(self)
         check_sampler(self)
@@ -186,6 +192,31 @@ def check_files(c):
                              "move it to another folder, or choose another out_dir")
 
 
+def check_teacher(c):
+    """Raises ValueError if a setting contradicts the teacher, or has no effect without one."""
+    if c.teacher_checkpoint is None:
+        if c.distill_beta != 1.0:
+            raise ValueError(f"distill_beta={c.distill_beta} has no effect without a teacher; set teacher_checkpoint")
+        if c.group_size == 1:
+            raise ValueError("group_size=1 leaves no other completion to compare a reward with; set group_size to 2 or "
+                             "more, or teacher_checkpoint")
+        return
+    for key, needed in TEACHER_NEEDS.items():
+        if getattr(c, key) != needed:
+            raise ValueError(f"{key}={getattr(c, key)!r} is about a reference beside the teacher, which a run does not "
+                             f"have: with teacher_checkpoint set {key}={needed!r}; the teacher's weight is distill_beta")
+    if not c.reward_functions and c.task_type != "fill_in":
+        raise ValueError(f"task_type={c.task_type!r} is not used with teacher_checkpoint: name the rewards in "
+                         "reward_functions, or leave both out for none")
+    rewarded = c.reward_functions and (not c.reward_weights or any(c.reward_weights))
+    if not rewarded and c.zero_std != "keep":
+        raise ValueError(f"zero_std={c.zero_std!r} leaves out groups of equal rewards: without rewards these are all; "
+                         "set zero_std='keep'")
+    if c.group_size == 1 and (rewarded or c.kl_in_reward or c.overlong_buffer):
+        raise ValueError("group_size=1 leaves no other completion to compare a reward with; set group_size to 2 or "
+                         "more, or no reward_functions of a weight, kl_in_reward and overlong_buffer")
+
+
 def check_reference(c):
     """Raises ValueError if a setting needs a reference, but the run has none."""
     if c.reference_mode == "none" and (c.kl_beta > 0 or c.reference_checkpoint is not None):
@@ -194,10 +225,10 @@ def check_reference(c):
     if c.has_adapter and c.reference_mode == "ema" and c.kl_beta > 0:
         raise ValueError("reference_mode='ema' averages weights, and the average of two adapters' matrices is not the "
                          "average of what they add to the weights; use reference_mode='static' or 'periodic'")
-    if c.has_adapter and c.ref_offload and c.reference_checkpoint is None:
+    if c.has_adapter and c.ref_offload and c.reference_checkpoint is None and c.teacher_checkpoint is None:
         raise ValueError(f"ref_offload=True has nothing to move: with {c.asked_for} the reference is the policy's own "
                          "weights without the adapter; set ref_offload=False")
     for key in ("kl_target", "kl_in_reward", "reference_checkpoint"):
-        if c.kl_beta == 0 and getattr(c, key):
+        if c.kl_beta == 0 and c.teacher_checkpoint is None and getattr(c, key):
             raise ValueError(f"kl_beta=0.0 builds no reference, so {key}={getattr(c, key)!r} has no effect; set "
                              "kl_beta above 0 (with a tiny one the KL is logged and changes almost nothing)")

@@ -8,7 +8,7 @@ import torch
 
 from core.training_step import NONFINITE
 from grpo.advantages import compute_advantages
-from grpo.kl import choose_estimator, kl_as_reward, kl_penalty, kl_per_token
+from grpo.kl import choose_estimator, kl_as_reward, kl_penalty, kl_per_token, kl_weight
 from grpo.objectives import OBJECTIVES, baseline_of, policy_loss, token_weights
 from grpo.rollout import join
 from grpo.samplers.importance import check_mismatch, with_importance
@@ -147,7 +147,7 @@ def with_penalties(scored, rollouts, config):
         penalties["overlong"] = overlong(length, rollouts.max_tokens, config.overlong_buffer)
         credit = credit + rollouts.by_problem(penalties["overlong"])[..., None]
     if config.kl_in_reward and rollouts.ref_logp is not None:
-        per_token = kl_as_reward(rollouts, config.kl_beta)                           # (N, M)
+        per_token = kl_as_reward(rollouts, kl_weight(config))                         # (N, M)
         penalties["kl"] = per_token.sum(1)                                           # (N,)
         per_credit = per_token if credit.shape[2] > 1 else penalties["kl"]
         credit = credit + per_credit.view(credit.shape)

@@ -1,4 +1,4 @@
-"""The penalty that keeps the policy near a reference: estimators of the KL divergence, the controller of its weight,
+"""The penalty that keeps the policy near a reference, or draws it to a teacher: estimators of the KL divergence, the controller of its weight,
 and how the reference moves."""
 
 import math
@@ -29,10 +29,17 @@ KL_ESTIMATORS = {"k2": k2, "k3": k3}  # from the log-probabilities of sampled to
 
 def choose_estimator(config, policy):
     """The config's kl_estimator, or what suits the policy: exact where it says so, k3 elsewhere. KL in the reward needs
-    an estimator from samples."""
+    an estimator from samples. A teacher teaches more with its whole distribution."""
     if config.kl_estimator is not None:
         return config.kl_estimator
-    return "k3" if config.kl_in_reward else policy.kl_estimator
+    if config.kl_in_reward:
+        return "k3"
+    return policy.kl_estimator if config.teacher_checkpoint is None else "exact"
+
+
+def kl_weight(config):
+    """The weight of the KL: kl_beta of a reference, distill_beta of a teacher."""
+    return config.kl_beta if config.teacher_checkpoint is None else config.distill_beta
 
 
 def kl_per_token(scores, rollouts, estimator, ratio=None):
@@ -52,15 +59,15 @@ def kl_per_token(scores, rollouts, estimator, ratio=None):
 
 
 def kl_penalty(kl, weight, config):
-    """The term of the loss: kl_beta times the weighted KL (N, M); 0 with kl_in_reward, where the reward contains it."""
-    kl_beta = 0.0 if config.kl_in_reward else config.kl_beta
-    return torch.where(weight > 0, kl * weight, 0.0).sum() * kl_beta
+    """The term of the loss: kl_weight times the weighted KL (N, M); 0 with kl_in_reward: then the reward contains it."""
+    beta = 0.0 if config.kl_in_reward else kl_weight(config)
+    return torch.where(weight > 0, kl * weight, 0.0).sum() * beta
 
 
-def kl_as_reward(rollouts, kl_beta):
-    """-kl_beta log(p / p_ref) of each sampled token (N, M), whose mean is -kl_beta times the KL (estimator k1)."""
+def kl_as_reward(rollouts, beta):
+    """-beta log(p / p_ref) of each sampled token (N, M), whose mean is -beta times the KL (estimator k1)."""
     log_ratio = rollouts.old_logp - rollouts.ref_logp                                # (N, M)
-    return -kl_beta * log_ratio.masked_fill(rollouts.mask == 0, 0.0)
+    return -beta * log_ratio.masked_fill(rollouts.mask == 0, 0.0)
 
 
 def adapted(kl_beta, mean_kl, config):
@@ -76,7 +83,7 @@ def adapted(kl_beta, mean_kl, config):
 
 
 def static(reference, policy, iteration, config):
-    """The generator at step 0, or reference_checkpoint, for good."""
+    """The generator at step 0, reference_checkpoint or teacher_checkpoint, for good."""
 
 
 @torch.no_grad()
@@ -97,5 +104,5 @@ REFERENCES = {"none": None, "static": static, "ema": ema, "periodic": periodic}
 
 
 def needs_reference(config):
-    """True if a run has a reference: with kl_beta=0 there is nothing to keep near it."""
-    return REFERENCES[config.reference_mode] is not None and config.kl_beta > 0
+    """True if a run has a reference: with kl_beta=0 there is nothing to keep near it. A teacher is one."""
+    return REFERENCES[config.reference_mode] is not None and kl_weight(config) > 0

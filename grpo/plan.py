@@ -63,11 +63,14 @@ def describe_models(config, models):
     for name in ("reference", "judge", "gold_judge"):
         if getattr(models, name) is None:
             continue
+        title = name.replace("_", " ")
+        if name == "reference" and config.teacher_checkpoint is not None:
+            title = "teacher"
         model = getattr(models, name).model
         if next(model.parameters()) is next(generator.parameters()):
             yield "reference  the generator's weights without the adapter, or with the one that it starts from, frozen"
         else:
-            yield f"{name.replace('_', ' '):<10} {size_of(model)}, frozen"
+            yield f"{title:<10} {size_of(model)}, frozen"
     if any(judge.packed for judge in (models.judge, models.gold_judge) if judge is not None):
         yield "judges multiply in bfloat16, with packed weights; with dtype='float32' they do not"
     if config.has_adapter:
@@ -87,6 +90,9 @@ def size_of(model):
 
 def describe_rewards(config, rewards):
     """Yields a line with each reward's weight and range, and one about the sandbox if one of them runs code."""
+    if not rewards.names:
+        yield "rewards: none, the teacher alone teaches"
+        return
     terms = []
     for name, weight in zip(rewards.names, rewards.weights, strict=True):
         terms.append(f"{weight:g} x {name} [{REWARDS[name].low:g}, {REWARDS[name].high:g}]")

@@ -46,7 +46,8 @@ MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_chec
 class Rewards:
     """The rewards of a run, called with rollouts. Returns Scored:
 
-    reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
+    reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late; zeros
+            of a run without rewards
     credit: the same, with config.reward_normalisation="group" of the normalised values; or with config.credit_window
             the judge's credit of each token
     weight: ones, or with config.train_pass_k=k the factors that turn the advantage into one of pass@k
@@ -57,7 +58,9 @@ class Rewards:
     """
 
     def __init__(self, config, judge=None, reward_scorer=None):
-        self.names = tuple(config.reward_functions or PRESETS[config.task_type])
+        self.names = tuple(config.reward_functions)
+        if not self.names and config.teacher_checkpoint is None:
+            self.names = PRESETS[config.task_type]
         register_functions(self.names, load_reward_file(config.reward_file), config.reward_file)
         self.models = {"judge_model": judge, "reward_scorer": reward_scorer}
         check_settings(config, self.names, self.models)
@@ -78,6 +81,8 @@ class Rewards:
         device, G = rollouts.target.device, rollouts.group_size
         if self.config.credit_window is not None:  # the judge is then the only reward
             return self.judge.scored(rollouts, self.config.credit_window)
+        if not self.names:  # the teacher alone teaches
+            return Scored(torch.zeros(rollouts.problems, G, device=device), metrics=None)
         values, log = self.score(rollouts.texts, G)
         credit = weight = None
         if self.config.reward_normalisation == "group":

@@ -80,6 +80,8 @@ def objective(config):
     words = f" with the objective `{config.objective}`"
     if config.reward_functions:
         words += f" for the rewards {', '.join(config.reward_functions)}"
+    if config.teacher_checkpoint is not None:
+        words += f", taught by {without_folders(config.teacher_checkpoint)}"
     return words
 
 

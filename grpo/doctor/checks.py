@@ -30,11 +30,15 @@ def first_ratio(x):
 
 
 def first_kl(x):
-    """The reference is the policy as it starts."""
+    """The reference is the policy as it starts, and a teacher is not."""
     if "mean_kl" not in x.metrics or x.config.reference_checkpoint is not None:
         return None
     kl = x.metrics["mean_kl"]
-    if abs(kl) < (1e-4 if x.float32 else 1e-2):
+    equal = abs(kl) < (1e-4 if x.float32 else 1e-2)
+    if x.config.teacher_checkpoint is not None:
+        return not equal, f"Before the first step the KL to the teacher is {kl:.3g} for each token.", (
+            "the teacher is the generator itself and teaches nothing: set teacher_checkpoint to another model")
+    if equal:
         return True, f"Before the first step the KL to the reference is {abs(kl):.1g}: both are the same model.", ""
     return False, (f"Before the first step the KL to the reference is {kl:.3g}, but both should be the same "
                    "model."), inexact_model(x)

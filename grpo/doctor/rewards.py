@@ -21,7 +21,9 @@ FORMS = ("%s", "...<end_working_out><SOLUTION>%s</SOLUTION>", "%s</SOLUTION>", "
 
 
 def groups_differ(x):
-    """Most groups teach something: their completions get different rewards."""
+    """Most groups teach something: their completions get different rewards. With a teacher those of equal ones do."""
+    if x.config.teacher_checkpoint is not None:
+        return None
     equal = 1 - float(differ(x.scored).float().mean())
     sentence = (f"The reward is {float(x.scored.reward.nanmean()):.3g} on average. Of {x.rollouts.problems} groups "
                 f"{equal:.0%} have equal rewards and teach nothing.")

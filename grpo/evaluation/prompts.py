@@ -73,7 +73,7 @@ class PromptEvaluation:
             sums.append({name: (float(total), float(count)) for name, (total, count) in found.items()})
             logged.append(log.metrics)
             if len(shown) < SHOWN:
-                total = self.rewards.total(values)
+                total = self.rewards.total(values) if values else torch.zeros(len(rollouts.mask))
                 samples = best_and_worst(rollouts, total, self.rewards, values, log)
                 shown += [record for record, _ in samples]
         return means_of(sums, logged), shown[:SHOWN]

@@ -111,6 +111,9 @@ class Layout:
             c = self.config(objective=objective, advantage=advantage, ppo_epochs=2, **PROMPTS, **kl)
             policy, reference = causal_policy(seed=1, scale=3.0), causal_policy(seed=9).frozen() if c.kl_beta else None
             self.later_gradient(policy, f"causal/{objective}/{advantage}/{kl}", c, self.prompts(c), Rewards(c), reference)
+        c = self.config(teacher_checkpoint="passed below", kl_beta=0.0, group_size=1, max_new_tokens=6)
+        teacher = causal_policy(seed=9, n_layer=2).frozen()
+        self.later_gradient(causal_policy(seed=1, scale=3.0), "taught", c, self.prompts(c), Rewards(c), teacher)
         for estimator in FILL_ESTIMATORS:
             c = self.config(ppo_epochs=2, unmask_steps=3, fill_estimator=estimator)
             policy, reference = fill_policy(seed=1, scale=3.0), fill_policy(seed=9).frozen()

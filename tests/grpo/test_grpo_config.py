@@ -43,6 +43,7 @@ def test_a_wrong_word_in_the_row_of_the_objective_is_refused_with_its_choices(mo
         load("--objective=mine")
 
 
+TAUGHT = "--teacher_checkpoint=t --kl_beta=0.0"
 REFUSED = {  # {arguments: words of the error}; every number has a range (tests/core/settings/test_ranges.py)
     "--kl_estimator=k1": "k1.*refused",
     "--objective=ppo": "grpo, dr_grpo, dapo", "--advantage=z": "group_std", "--mask_low=0.9": "mask_high",
@@ -73,7 +74,17 @@ REFUSED = {  # {arguments: words of the error}; every number has a range (tests/
     "--lora_rank=4 --generator_checkpoint=out-grpo/model":
         "generator_checkpoint=out-grpo/model lies in out_dir=out-grpo.*choose another out_dir",
     "--lora_rank=4 --generator_checkpoint=./a/../b/model-000010/ --out_dir=b/": "lies in out_dir=b/",
-    "--mask_random=0.0 --mask_span=0.0": "without masks"}
+    "--mask_random=0.0 --mask_span=0.0": "without masks",
+    "--distill_beta=0.5": "no effect without a teacher; set teacher_checkpoint",
+    "--group_size=1": "group_size=1 leaves no other completion.*or teacher_checkpoint",
+    "--teacher_checkpoint=t": "kl_beta=0.1 is about a reference.*set kl_beta=0.0; the teacher's weight is distill_beta",
+    f"{TAUGHT} --reference_checkpoint=r": "set reference_checkpoint=None",
+    f"{TAUGHT} --reference_mode=ema": "set reference_mode='static'",
+    f"{TAUGHT} --kl_target=0.1": "set kl_target=None",
+    f"{TAUGHT} --task_type=math": "name the rewards in reward_functions",
+    f"{TAUGHT} --zero_std=drop": "without rewards these are all",
+    f"{TAUGHT} --group_size=1 --reward_functions=('judge',)": "group_size=1 leaves no other.*no reward_functions",
+    f"{TAUGHT} --group_size=1 --kl_in_reward=True": "kl_in_reward"}
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
@@ -88,7 +99,9 @@ def test_settings_that_cannot_work_are_refused_in_one_line(arguments):
     ["--lora_rank=4", "--ref_offload=True", "--reference_checkpoint=other"], ["--ref_offload=True"],
     ["--lora_rank=16", "--load_in_4bit=True"], ["--generator_checkpoint=out-grpo/model"],
     ["--generator_checkpoint=out-grpo/previous/1/model", "--lora_rank=4"],
-    ["--generator_checkpoint=hf:owner/name", "--lora_rank=4"], ["--chat_template_kwargs={'enable_thinking': False}"]])
+    ["--generator_checkpoint=hf:owner/name", "--lora_rank=4"], [*TAUGHT.split(), "--group_size=1"],
+    [*TAUGHT.split(), "--kl_in_reward=True"], [*TAUGHT.split(), "--lora_rank=4", "--ref_offload=True"],
+    [*TAUGHT.split(), "--group_size=1", "--reward_functions=('math_number',)", "--reward_weights=(0.0,)"], ["--chat_template_kwargs={'enable_thinking': False}"]])
 def test_settings_that_suit_each_other_are_not_refused(arguments):
     assert load(*arguments)
 

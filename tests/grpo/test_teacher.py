@@ -1,0 +1,278 @@
+"""On-policy distillation: the KL to a teacher against loops and enumeration, and runs in which a teacher teaches."""
+
+import itertools
+import os
+import re
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from core.model import LANGUAGE_MODEL
+from core.models import save_model
+from core.settings.script import exit_code
+from grpo import train_grpo
+from grpo.advantages import compute_advantages
+from grpo.build import build_reference
+from grpo.kl import kl_as_reward, kl_penalty, kl_per_token
+from grpo.objectives import OBJECTIVES, policy_loss
+from grpo.rewards import Rewards
+from grpo.scoring import Scores, with_reference
+from tests.grpo.trainers import prompt_trainer, records, run, trainer
+from tests.tiny import (
+    CAUSAL,
+    Catcher,
+    causal_model,
+    causal_policy,
+    clear_gradient,
+    config,
+    consumer,
+    count_rows,
+    fill_policy,
+    flat_gradient,
+    grpo_step,
+    masked_problems,
+    model,
+    one_process,
+    prompt_consumer,
+    same,
+    sampled,
+    save,
+    step_gradient,
+)
+
+TAUGHT = {"teacher_checkpoint": "a teacher", "kl_beta": 0.0, "distill_beta": 0.7}  # tests that need no file pass the policy
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory):
+    """{name: path}. The causal teacher has more layers than its student."""
+    folder = tmp_path_factory.mktemp("teachers")
+    paths = {"fill": save(folder / "fill", model(seed=9)), "small": save(folder / "small", model(block_size=16)),
+             "other": save(folder / "other", model(LANGUAGE_MODEL))}
+    for name, net in {"causal": causal_model(seed=9, n_layer=2), "short": causal_model(block_size=16)}.items():
+        paths[name] = str(folder / name)
+        save_model(paths[name], net, CAUSAL)
+    return paths
+
+
+def taught(**settings):
+    return config(**{"max_new_tokens": 6} | TAUGHT | settings)
+
+
+# The gradient
+
+def test_the_gradient_is_that_of_a_loop_over_completions_and_tokens(prompts):
+    policy, teacher, c = causal_policy(seed=1), causal_policy(seed=2).frozen(), taught(temperature=0.7)
+    gradient = step_gradient(policy, teacher, Rewards(c), prompt_consumer(prompts, c), c)
+    batch, rollouts, total = prompt_consumer(prompts, c).problems("train", 0), sampled(policy, prompts, c), 0.0
+    for n in range(16):
+        prompt, length = batch["record"][n // 4]["tokens"], int(rollouts.mask[n].sum())
+        text = torch.tensor([prompt + rollouts.target[n, :length].tolist()])
+        p, q = ((x.model(text)[0] / c.temperature).log_softmax(-1) for x in (policy, teacher))
+        for t in range(length):
+            at = len(prompt) - 1 + t
+            kl = sum(torch.exp(p[at, v]) * (p[at, v] - q[at, v]) for v in range(p.shape[1]))
+            total = total + 0.7 * kl / length / 16
+    clear_gradient(policy)
+    total.backward()
+    loop = flat_gradient(policy)
+    assert loop.norm() > 0.01 and (gradient - loop).norm() / loop.norm() < 1e-5
+
+
+def test_on_fill_in_the_gradient_is_that_of_a_loop_and_a_group_is_read_once_by_the_teacher(dataset):
+    policy, teacher, c = fill_policy(seed=1), fill_policy(seed=2).frozen(), taught()
+    rows = count_rows(teacher.model)
+    gradient = step_gradient(policy, teacher, Rewards(c), consumer(dataset, c), c)
+    assert rows == [4], "one row for each of four problems with four completions each"
+    _, input, position, hidden = masked_problems(consumer(dataset, c))
+    total = 0.0
+    for i in range(4):
+        places = position[i][hidden[i]]
+        p, q = (x.model(input[i : i + 1], places[None])[0].log_softmax(-1) for x in (policy, teacher))
+        for at in range(len(places)):
+            kl = sum(torch.exp(p[at, v]) * (p[at, v] - q[at, v]) for v in range(p.shape[1]))
+            total = total + 0.7 * kl / len(places) / 4
+    clear_gradient(policy)
+    total.backward()
+    loop = flat_gradient(policy)
+    assert loop.norm() > 0.01 and (gradient - loop).norm() / loop.norm() < 1e-5
+
+
+class Table:
+    """Every completion of two tokens out of three: a policy, which is a table of logits, and a teacher."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.logits = torch.randn(4, 3, dtype=torch.float64).requires_grad_()  # of the first token, and after each one
+        self.teacher = torch.randn(4, 3, dtype=torch.float64).log_softmax(-1)
+        self.target = torch.tensor(list(itertools.product(range(3), repeat=2)))      # (9, 2)
+        self.state = torch.stack((torch.zeros(9, dtype=torch.long), self.target[:, 0] + 1), 1)  # (9, 2)
+
+    def logp(self):
+        """(9, 2) of the tokens under the policy, and under the teacher."""
+        own = self.logits.log_softmax(-1)
+        return tuple(x[self.state].gather(-1, self.target[..., None])[..., 0] for x in (own, self.teacher))
+
+    def exact(self):
+        """(9, 2) the KL of the distribution that each token is drawn from."""
+        own = self.logits.log_softmax(-1)
+        return F.kl_div(self.teacher, own, log_target=True, reduction="none").sum(-1)[self.state]
+
+    def gradient(self, loss):
+        return torch.autograd.grad(loss, self.logits, retain_graph=True)[0]
+
+
+class Rolled:
+    """The fields of rollouts that the KL reads."""
+    mask = torch.ones(9, 2, dtype=torch.float64)
+
+    def __init__(self, logp, teacher):
+        self.old_logp, self.ref_logp, self.ref_distributions = logp.detach(), teacher, None
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3", "per-token reward"])
+def test_the_expected_gradient_of_sampled_tokens_is_that_of_the_exact_kl(estimator):
+    """The per-token reward log p_teacher - log p, as an advantage without a baseline, has the gradient of k2 itself."""
+    table = Table()
+    logp, teacher = table.logp()
+    weight = logp.detach().sum(1, keepdim=True).exp().expand(9, 2)  # every completion as often as it is sampled
+    c, rolled = taught(), Rolled(logp, teacher)
+    if estimator == "per-token reward":
+        advantage = kl_as_reward(rolled, 0.7)
+        loss, _, _ = policy_loss(logp, logp.detach(), advantage, weight, OBJECTIVES["plain"])
+        k2 = kl_penalty(kl_per_token(Scores(logp, None), rolled, "k2"), weight, c)
+        torch.testing.assert_close(table.gradient(loss), table.gradient(k2))
+    else:
+        ratio = (logp - logp.detach()).exp()
+        loss = kl_penalty(kl_per_token(Scores(logp, None), rolled, estimator, ratio), weight, c)
+    expected = table.gradient(0.7 * (table.exact() * weight).sum())
+    assert expected.norm() > 0.01
+    torch.testing.assert_close(table.gradient(loss), expected)
+
+
+def test_in_the_reward_the_expected_gradient_is_that_of_the_kl_of_whole_completions():
+    """It counts what a token changes later, which the KL of each token does not. Groups of two, by enumeration."""
+    table = Table()
+    logp, teacher = table.logp()
+    p = logp.detach().sum(1).exp()
+    pairs = torch.tensor(list(itertools.product(range(9), repeat=2)))                # (81, 2)
+    reward = kl_as_reward(Rolled(logp, teacher), 0.7).sum(1)                         # (9,)
+    credit = reward[pairs][..., None]                                                # (81, 2, 1)
+    advantage = compute_advantages(credit, "leave_one_out", torch.ones_like(credit))
+    weight = (p[pairs].prod(1) / 2)[:, None].expand(81, 2).reshape(-1, 1).expand(162, 2)
+    rows = logp[pairs.flatten()]                                                     # (162, 2)
+    loss, _, _ = policy_loss(rows, rows.detach(), advantage.flatten(0, 1), weight, OBJECTIVES["rloo"])
+    whole = table.gradient(0.7 * (logp.sum(1).exp() * (logp - teacher).sum(1)).sum())
+    torch.testing.assert_close(table.gradient(loss), whole)
+    of_tokens = table.gradient(0.7 * (table.exact() * p[:, None]).sum())
+    assert (whole - of_tokens).norm() > 0.01
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_without_rewards_the_teacher_alone_teaches(prompts, size):
+    policy, teacher, c = causal_policy(seed=1), causal_policy(seed=2).frozen(), taught(group_size=size)
+    metrics = grpo_step(policy, teacher, Rewards(c), prompt_consumer(prompts, c), c)
+    assert metrics["mean_kl"] > 0.01 and metrics["grad_norm"] > 0 and metrics["empty_steps"] == 0
+    assert metrics["loss"] == metrics["kl_penalty"] == pytest.approx(0.7 * metrics["mean_kl"], rel=0.2)
+    assert metrics["mean_reward"] == metrics["pg_loss"] == 0
+
+
+def test_rewards_of_a_weight_are_added_and_those_of_weight_0_are_measured_alone(prompts):
+    def step(**settings):
+        policy, c = causal_policy(seed=1), taught(length_min=1, length_max=4, **settings)
+        catcher = Catcher(policy)
+        metrics = grpo_step(policy, causal_policy(seed=2).frozen(), Rewards(c), prompt_consumer(prompts, c), c,
+                            optimizers=[catcher])
+        return metrics, catcher.gradient
+
+    none, alone = step()
+    zero, measured = step(reward_functions=("length_penalty",), reward_weights=(0.0,))
+    _, both = step(reward_functions=("length_penalty",))
+    assert torch.equal(alone, measured) and not torch.allclose(alone, both, rtol=1e-2)
+    assert "reward/length_penalty" in zero and "reward/length_penalty" not in none
+
+
+# Runs
+
+def test_the_teacher_stays_and_the_student_comes_nearer(prompts, teachers, tmp_path):
+    t = prompt_trainer(prompts, tmp_path, teacher_checkpoint=teachers["causal"], kl_beta=0.0, task_type="fill_in",
+                       group_size=1, batch_size=8, max_iters=30, learning_rate=1e-2, min_lr=1e-2, eval_interval=30)
+    run(t)
+    assert same(t.reference, causal_policy(seed=9, n_layer=2)) and t.reference.model.config.n_layer == 2
+    kl = [record["eval/kl"] for record in records(tmp_path) if "eval/kl" in record]
+    assert 0.1 < kl[0] and 0 < kl[-1] < 0.5 * kl[0]
+    assert not any(name.startswith("eval/reward") for record in records(tmp_path) for name in record)
+
+
+SETTINGS = [{"group_size": 1}, {"kl_estimator": "k2", "ppo_epochs": 2, "minibatches": 2}, {"kl_in_reward": True}]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("kind", ["fill", "causal"])
+def test_a_resumed_run_equals_the_uninterrupted_one(dataset, prompts, teachers, tmp_path, kind, settings):
+    def trained(name, steps, resume=False):
+        more = {"teacher_checkpoint": teachers[kind], "kl_beta": 0.0, "task_type": "fill_in", "max_iters": steps,
+                "lr_decay_iters": 5} | settings
+        if kind == "causal":
+            return run(prompt_trainer(prompts, tmp_path / name, **more), resume)
+        return run(trainer(dataset, tmp_path / name, reward=Rewards(config(**TAUGHT)), **more), resume)
+
+    whole = trained("whole", 5)
+    trained("cut", 3)
+    resumed = trained("cut", 5, resume=True)
+    assert same(whole.policy, resumed.policy) and same(whole.reference, resumed.reference)
+
+
+# A user's commands
+
+@pytest.fixture
+def ask(prompts, teachers, tmp_path, capsys, monkeypatch):
+    """train_grpo.py with these settings for a causal student: (exit code, stdout, stderr)."""
+    student = str(tmp_path / "student")
+    save_model(student, causal_model(seed=1), CAUSAL)
+
+    def asked(**settings):
+        settings = {"dataset": prompts, "generator_checkpoint": student, "teacher_checkpoint": teachers["causal"],
+                    "kl_beta": 0.0, "max_new_tokens": 6, "batch_size": 4, "device": "cpu", "eval_problems": 4,
+                    "pass_k": 2, "out_dir": tmp_path / "out"} | settings
+        monkeypatch.setattr("sys.argv", ["train", *(f"--{key}={x}" for key, x in settings.items())])
+        capsys.readouterr()
+        code = exit_code(train_grpo.main)
+        return code or 0, *capsys.readouterr()
+    return asked
+
+
+def test_plan_doctor_run_and_report_without_rewards(ask, tmp_path):
+    code, out, err = ask(dry_run=True)
+    assert code == 0 and err == "" and "rewards: none, the teacher alone teaches" in out
+    assert "teacher    causal" in out or "teacher    language_model, 2 layers" in out, out
+    code, out, err = ask(doctor=True)
+    assert err == "" and "the KL to the teacher is" in out and "groups" not in out.split("doctor:")[1], out
+    code, out, err = ask(max_iters=2, group_size=1)
+    assert code == 0 and err == "", err
+    assert {"report.html", "curves.png"} <= set(os.listdir(tmp_path / "out"))
+
+
+def test_the_doctor_finds_a_teacher_that_is_the_student(ask, tmp_path):
+    _, out, _ = ask(doctor=True, teacher_checkpoint=tmp_path / "student")
+    assert "WRONG  KL" in out and "set teacher_checkpoint to another model" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("settings, words", [
+    ({"teacher_checkpoint": "fill"}, "teacher_checkpoint=.* has mode masked_fill, but language_model is needed"),
+    ({"teacher_checkpoint": "other"}, "teacher_checkpoint=.* has another vocabulary"),
+    ({"teacher_checkpoint": "nowhere"}, "teacher_checkpoint.*nowhere"),
+    ({"teacher_checkpoint": "short", "max_new_tokens": 20}, "max_new_tokens=20 .*do not fit the 16 tokens"),
+    ({"stored_megabytes": 1, "batch_size": 64, "max_new_tokens": 40}, "exact KL.*set kl_estimator='k2'")], ids=str)
+def test_a_teacher_that_does_not_suit_is_refused_in_one_line(ask, teachers, settings, words):
+    if "teacher_checkpoint" in settings:
+        settings = settings | {"teacher_checkpoint": teachers.get(settings["teacher_checkpoint"], "nowhere")}
+    code, _, err = ask(dry_run=True, **settings)
+    assert code and len(err.strip().split("\n")) == 1
+    assert re.search(words, err), err
+
+
+def test_a_teacher_of_fill_in_must_read_as_much_as_the_student(teachers):
+    with pytest.raises(ValueError, match="block_size=32 is larger than the 16 of teacher_checkpoint=.*small"):
+        build_reference(config(teacher_checkpoint=teachers["small"], kl_beta=0.0), fill_policy(), one_process())
