@@ -1,5 +1,5 @@
-"""The penalty that keeps the policy near a reference, or draws it to a teacher: estimators of the KL divergence, the controller of its weight,
-and how the reference moves."""
+"""The penalty that keeps the policy near a reference, or draws it to a teacher: estimators of the KL divergence, the
+controller of its weight, and how the reference moves."""
 
 import math
 
@@ -59,7 +59,7 @@ def kl_per_token(scores, rollouts, estimator, ratio=None):
 
 
 def kl_penalty(kl, weight, config):
-    """The term of the loss: kl_weight times the weighted KL (N, M); 0 with kl_in_reward: then the reward contains it."""
+    """The term of the loss: kl_weight times the weighted KL (N, M); 0 with kl_in_reward, where the reward has it."""
     beta = 0.0 if config.kl_in_reward else kl_weight(config)
     return torch.where(weight > 0, kl * weight, 0.0).sum() * beta
 

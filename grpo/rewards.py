@@ -46,8 +46,7 @@ MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_chec
 class Rewards:
     """The rewards of a run, called with rollouts. Returns Scored:
 
-    reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late; zeros
-            of a run without rewards
+    reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
     credit: the same, with config.reward_normalisation="group" of the normalised values; or with config.credit_window
             the judge's credit of each token
     weight: ones, or with config.train_pass_k=k the factors that turn the advantage into one of pass@k

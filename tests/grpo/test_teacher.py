@@ -17,8 +17,9 @@ from grpo.build import build_reference
 from grpo.kl import kl_as_reward, kl_penalty, kl_per_token
 from grpo.objectives import OBJECTIVES, policy_loss
 from grpo.rewards import Rewards
-from grpo.scoring import Scores, with_reference
-from tests.grpo.trainers import prompt_trainer, records, run, trainer
+from grpo.scoring import Scores
+from tests.families import model_folder, write_sums
+from tests.grpo.trainers import assembled, prompt_trainer, records, run, trainer
 from tests.tiny import (
     CAUSAL,
     Catcher,
@@ -41,7 +42,8 @@ from tests.tiny import (
     step_gradient,
 )
 
-TAUGHT = {"teacher_checkpoint": "a teacher", "kl_beta": 0.0, "distill_beta": 0.7}  # tests that need no file pass the policy
+# For tests that hand a policy over as the teacher
+TAUGHT = {"teacher_checkpoint": "a teacher", "kl_beta": 0.0, "distill_beta": 0.7}
 
 
 @pytest.fixture(scope="module")
@@ -276,3 +278,14 @@ def test_a_teacher_that_does_not_suit_is_refused_in_one_line(ask, teachers, sett
 def test_a_teacher_of_fill_in_must_read_as_much_as_the_student(teachers):
     with pytest.raises(ValueError, match="block_size=32 is larger than the 16 of teacher_checkpoint=.*small"):
         build_reference(config(teacher_checkpoint=teachers["small"], kl_beta=0.0), fill_policy(), one_process())
+
+
+def test_a_hugging_face_student_with_an_adapter_learns_from_a_larger_model(tmp_path):
+    pytest.importorskip("peft")
+    folders = [model_folder(tmp_path / str(n), "qwen3", seed=n, n_layer=n) for n in (1, 3)]
+    c = config(generator_checkpoint=folders[0], teacher_checkpoint=folders[1], kl_beta=0.0, group_size=1, lora_rank=2,
+               dataset=write_sums(tmp_path / "sums.jsonl"), max_new_tokens=4)
+    data, models, rewards = assembled(c)
+    first, second = (grpo_step(models.policy, models.reference, rewards, data, c)["mean_kl"] for _ in range(2))
+    assert models.reference.model.num_parameters() > models.policy.model.num_parameters()
+    assert 0 < second < first, "the same completions"

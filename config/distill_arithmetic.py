@@ -1,0 +1,25 @@
+# python grpo/train_grpo.py config/distill_arithmetic.py
+# Sums with working-out, learned from a teacher: first make it with  python grpo/train_grpo.py config/grpo_arithmetic.py
+dataset = "arithmetic"
+generator_checkpoint = "data/arithmetic/pretrained/generator.safetensors"
+teacher_checkpoint = "out-arithmetic-grpo/model.safetensors"
+kl_beta = 0.0                     # the KL is to the teacher alone
+max_new_tokens = 48
+temperature = 1.0
+top_p = 1.0
+batch_size = 64
+group_size = 1                    # no completion is compared with another one
+reward_functions = ("math_number",)
+reward_weights = (0.0,)           # measured alone: the teacher teaches
+objective = "bnpo"                # every token counts the same
+optimizer = "muon"
+max_iters = 200
+learning_rate = 1e-3
+min_lr = 1e-4
+eval_problems = 256
+eval_completions = 8
+pass_k = 8
+eval_interval = 40
+sample_interval = 200
+save_interval = 200
+out_dir = "out-arithmetic-distill"
