@@ -203,8 +203,8 @@ def check_teacher(c):
         return
     for key, needed in TEACHER_NEEDS.items():
         if getattr(c, key) != needed:
-            raise ValueError(f"{key}={getattr(c, key)!r} is about a reference, whose place the teacher takes: set {key}="
-                             f"{needed!r}; the teacher's weight is distill_beta")
+            raise ValueError(f"{key}={getattr(c, key)!r} is about a reference, whose place the teacher takes: set "
+                             f"{key}={needed!r}; the teacher's weight is distill_beta")
     if not c.reward_functions and c.task_type != "fill_in":
         raise ValueError(f"task_type={c.task_type!r} is not used with teacher_checkpoint: name the rewards in "
                          "reward_functions, or leave both out for none")
