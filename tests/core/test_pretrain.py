@@ -1,5 +1,7 @@
 """Supervised training as a user starts it."""
 
+import os
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from core.files.json_lines import read_records
 from core.models import load_model
 from core.pretrain import main
 from tests.families import model_folder
-from tests.tiny import jsonl, model, run_here, run_script, same, save, without_clock
+from tests.tiny import ROOT, jsonl, model, run_here, run_script, same, save, without_clock
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +52,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(dataset, tmp_path, monkeyp
     done = launch(dataset, tmp_path / "out", "--dry_run")
     assert done.returncode == 0 and "masked_fill: " in done.stdout and not (tmp_path / "out").exists(), done.stderr
     assert done.stdout.endswith("\ndry run: everything is in place, nothing was trained\n")
+    (tmp_path / "config").symlink_to(os.path.join(ROOT, "config"))
     monkeypatch.chdir(tmp_path)
     done = launch(dataset, tmp_path / "out", "--dry_run", "--init_from=out-trunk/model.safetensors")
     missing, end = done.stdout.splitlines()

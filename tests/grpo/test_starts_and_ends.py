@@ -215,6 +215,7 @@ def test_a_dry_run_still_refuses_what_cannot_work_while_the_data_is_missing(laun
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "prepare.py").touch()
+    (tmp_path / "config").symlink_to(os.path.join(ROOT, "config"))
     recipe = {"dataset": tmp_path / "data", "dry_run": True}
     assert f"it would be built by {tmp_path}/data/prepare.py" in launch(**recipe).stdout
     missing = {"generator_checkpoint": "data/sudoku/pretrained/generator.safetensors"}
