@@ -53,6 +53,30 @@ def batch_std(reward, mask, total):
     return over_std(x, squares, count)
 
 
+def step_std(reward, mask, total):
+    """(r - mean of the group) / (std + 1e-4); the std is that of the rewards over the step and all ranks: Lite PPO,
+    arXiv 2508.08221."""
+    x, _ = centred(reward, mask)
+    count = total(mask.sum())
+    mean = total((reward * mask).sum()) / count.clamp(min=1)
+    away = (reward - mean) * mask
+    return over_std(x, total(away.square().sum()), count)
+
+
+def max_rl(reward, mask, total):
+    """(r - mean) / mean within the group, 0 where no completion is right: MaxRL, arXiv 2602.02710.
+
+    With rewards of 0 and 1 the expected gradient is the sum over k from 1 to G - 1 of that of pass@k / k, the first
+    terms of the gradient of log pass@1. Raises ValueError if a reward is negative
+    """
+    counted = reward * mask
+    if (counted < 0).any():
+        raise ValueError(f"advantage='max_rl' is for rewards of success, 0 or 1, but one is {counted.min():g}")
+    x, count = centred(reward, mask)
+    mean = counted.sum(1, keepdim=True) / count.clamp(min=1)
+    return x / mean.masked_fill(mean == 0, 1.0)
+
+
 def step(reward, mask, total):
     """(r - mean) / (std + 1e-4), both over the whole step and all ranks: REINFORCE++, arXiv 2501.03262.
 
@@ -71,7 +95,7 @@ def step(reward, mask, total):
 
 
 ADVANTAGES = {"group_std": group_std, "group_mean": group_mean, "leave_one_out": leave_one_out, "batch_std": batch_std,
-              "step": step}
+              "step_std": step_std, "max_rl": max_rl, "step": step}
 
 
 def compute_advantages(reward, name, mask=None, total=lambda x: x):

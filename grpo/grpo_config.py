@@ -160,6 +160,11 @@ def check_objective(c):
     if c.train_pass_k > 1 and c.credit_window is not None:
         raise ValueError(f"train_pass_k={c.train_pass_k} weights whole completions, credit_window={c.credit_window} "
                          "parts of them; set credit_window=None")
+    for key, off in (("kl_in_reward", False), ("overlong_buffer", 0), ("credit_window", None),
+                     ("reward_normalisation", "none")):
+        if baseline == "max_rl" and getattr(c, key) != off:
+            raise ValueError(f"advantage='max_rl' divides by the share of a group's completions that are right, and "
+                             f"{key} changes the rewards that tell it; set {key}={off!r}")
     if baseline == "step" and c.zero_std != "keep":
         raise ValueError(f"zero_std={c.zero_std!r} leaves out groups of equal rewards, but with the baseline of the "
                          f"whole step (advantage='step', objective={c.objective!r}) they teach too; set "

@@ -121,7 +121,8 @@ def collect_rollouts(policy, reference, rewards, sample, config, dist, timer):
 
 def rescores(config):
     """True if the policy scores rollouts before the first step on them: for several steps, or importance weights."""
-    return config.ppo_epochs * config.minibatches > 1 or config.importance != "none"
+    several_steps = config.ppo_epochs * config.minibatches > 1
+    return config.ratio_to == "policy" and (several_steps or config.importance != "none")
 
 
 def with_old_logp(policy, rollouts, config):
@@ -285,13 +286,15 @@ def rollout_loss(policy, rollouts, weight, config, on_policy=True):
     """Loss of a micro-batch of rollouts, and {metric: (sum, count)}, so that both add up over micro-batches and ranks.
 
     rollouts: with their advantage; weight: (N, M) from token_weights over the whole step
-    on_policy: the policy has not moved since the rollouts were sampled, so the ratio is exactly 1; otherwise the ratio
-        is to rollouts.old_logp
+    on_policy: this is the first step on the rollouts, so the ratio to the policy before it is exactly 1. Otherwise, and
+        with ratio_to='sampler', the ratio is to rollouts.old_logp
     """
     scores = score(policy, rollouts, config.temperature, learn_entropy=config.entropy_bonus > 0)
     train_mask = rollouts.train_mask                                                 # (N, M)
     tokens = train_mask.sum()
-    old_logp = scores.logp.detach() if on_policy else rollouts.old_logp              # (N, M)
+    old_logp = rollouts.old_logp                                                     # (N, M)
+    if on_policy and config.ratio_to == "policy":
+        old_logp = scores.logp.detach()
     loss, ratio, changed = policy_loss(scores.logp, old_logp, rollouts.advantage, weight, OBJECTIVES[config.objective],
                                        config.clip_low, config.clip_high, config.clip_cap)
     sums = {name: (x, tokens) for name, x in changed.items()}

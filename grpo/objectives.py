@@ -1,5 +1,6 @@
 """The table of objectives. Each is an advantage, a ratio, a surrogate and an average; a new one is a new row."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,8 @@ class Objective:
     average: str                  # what the term of a token is divided by: a name in AVERAGES
     ratio: str = "token"          # a name in RATIOS; "sequence": the geometric mean over the completion's tokens
     surrogate: str = "clip"       # a name in SURROGATES
-    clip_low: float = 0.2         # the ratio is at least 1 - clip_low, as in the paper; a setting can replace it
+    clip_low: float = 0.2         # the ratio is at least 1 - clip_low, as in the paper; a setting can replace it.
+                                  # probability_mask bounds p - p_old in place of the ratio minus 1
     clip_high: float = 0.2        # the ratio is at most 1 + clip_high, likewise
     discriminative: bool = False  # whether discriminative_sums (grpo/step_metrics.py) is logged
 
@@ -48,6 +50,15 @@ OBJECTIVES = {
         "arXiv 2507.18071 in the token form of its section 4.3, sg(s) p / sg(p): the same for one advantage per "
         "completion, and credit and importance of a token stay its own; the clipping range is that of section 5.1",
         advantage="group_std", average="sequence", ratio="sequence", clip_low=3e-4, clip_high=4e-4),
+    "luspo": Objective(
+        "-1/N sum_o |o| min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean_t log r_t)",
+        "arXiv 2602.05261: gspo without the bias towards short completions, in the same token form",
+        advantage="group_std", average="sum", ratio="sequence", clip_low=2e-3, clip_high=2.5e-3),
+    "dppo": Objective(
+        "-1/(N L) sum_o sum_t M r A; M = 0 where A > 0 and p > p_old + high, or A < 0 and p < p_old - low, else 1",
+        "arXiv 2602.04879 with its Binary-TV mask: a token may move by any ratio, but not far in probability. "
+        "Advantage, average and bounds are those of its code. Its p_old is the sampler's: ratio_to='sampler'",
+        advantage="group_mean", average="constant", surrogate="probability_mask", clip_low=0.15, clip_high=0.15),
     "cispo": Objective(
         "-1/(sum_o |o|) sum_o sum_t sg(clip(r, 1 - low, 1 + high)) A log p",
         "arXiv 2506.13585 eq. 4: the clipped ratio is a constant, so no token loses its gradient. The paper has no "
@@ -89,22 +100,33 @@ def baseline_of(config):
     return OBJECTIVES[config.objective].advantage
 
 
-def clip(r, clipped, logp, advantage, clip_cap):
+def clip(r, low, high, logp, advantage, clip_cap):
     """min(r A, clip(r) A) of PPO (arXiv 1707.06347).
 
     With clip_cap=c the unclipped r is at most c. This matters only where A is negative: the term is then at least c A
     (dual clip, arXiv 1912.09729).
     """
+    clipped = r.clamp(1 - low, 1 + high)
     bounded = r if clip_cap is None else r.clamp(max=clip_cap)
     return torch.min(bounded * advantage, clipped * advantage)
 
 
-def detached_ratio(r, clipped, logp, advantage, clip_cap):
+def detached_ratio(r, low, high, logp, advantage, clip_cap):
     """sg(clip(r)) A log p: the policy gradient with truncated importance weights (arXiv 2506.13585)."""
-    return clipped.detach() * advantage * logp
+    return r.clamp(1 - low, 1 + high).detach() * advantage * logp
 
 
-SURROGATES = {"clip": clip, "detached_ratio": detached_ratio}
+def probability_mask(r, low, high, logp, advantage, clip_cap):
+    """r A, but 0 where A pulls the token's probability p away from p_old = p / r, and p is more than high above it or
+    more than low below it (arXiv 2602.04879)."""
+    p = logp.detach().exp()
+    moved = p - p / r.detach()                                                       # p - p_old
+    too_high = (moved > high) & (advantage > 0)
+    too_low = (moved < -low) & (advantage < 0)
+    return (r * advantage).masked_fill(too_high | too_low, 0.0)
+
+
+SURROGATES = {"clip": clip, "detached_ratio": detached_ratio, "probability_mask": probability_mask}
 
 
 def token_weights(mask, average, max_new_tokens, total=lambda x: x):
@@ -147,12 +169,12 @@ def policy_loss(logp, old_logp, advantage, weight, objective, clip_low=None, cli
         used = (mean + log_ratio - log_ratio.detach()).exp()                         # (N, M)
     else:
         used = r
-    clipped = used.clamp(1 - low, 1 + high)                                          # (N, M)
     surrogate = SURROGATES[objective.surrogate]
-    term = surrogate(used, clipped, logp, advantage, clip_cap)                       # (N, M)
+    term = surrogate(used, low, high, logp, advantage, clip_cap)                     # (N, M)
     loss = -torch.where(counted, term * weight, 0.0).sum()                           # ()
     with torch.no_grad():
-        changed = term != surrogate(used, used, logp, advantage, None)               # (N, M) by clipping
+        unclipped = surrogate(used, math.inf, math.inf, logp, advantage, None)       # (N, M)
+        changed = term != unclipped
         metrics = {"clip_fraction": (changed & counted).sum(),
                    "kl_to_old": torch.where(counted, k3(old_logp, logp), 0.0).sum()}
     return loss, r, metrics

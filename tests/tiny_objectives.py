@@ -13,6 +13,8 @@ from tests.tiny import config, one_process
 
 G, P, M, V, MAX_TOKENS = 4, 3, 5, 7, 8
 N = P * G
+OWN_CLIP = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "luspo": (2e-3, 2.5e-3), "dppo": (0.15, 0.15),
+            "cispo": (1.0, 4.0)}
 
 
 def advantage_by_hand(name, reward):
@@ -29,6 +31,7 @@ def advantage_by_hand(name, reward):
             others = [x for j, x in enumerate(row) if j != i]
             out.append({"group_std": c[i] / (std + 1e-4), "group_mean": c[i],
                         "leave_one_out": r - sum(others) / (G - 1), "batch_std": c[i] / (centred_std + 1e-4),
+                        "step_std": c[i] / (step_std + 1e-4), "max_rl": c[i] * G / sum(row) if any(row) else 0.0,
                         "step": (r - mean) / (step_std + 1e-4)}[name])
     return out
 

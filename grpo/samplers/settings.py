@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from core.settings.ranges import check_choices, check_ranges
 from grpo.samplers.importance import IMPORTANCE
 
-CHOICES = {"sampler": ("local", "ray", "vllm"), "importance": IMPORTANCE}
+CHOICES = {"sampler": ("local", "ray", "vllm"), "importance": IMPORTANCE,
+           "ratio_to": ("policy", "sampler")}
 RANGES = {"sampler_timeout": "(0, 1e6]", "max_staleness": "[0, 100]", "ray_workers": "[1, 1e4]"}
 ONLY_FOR = {  # {samplers: {setting that has an effect with these alone: its default}}
     ("ray",): {"ray_address": None, "ray_workers": 1}, ("vllm",): {"vllm_url": None},
@@ -31,6 +32,8 @@ class SamplerConfig:
     vllm_url: str | None = None               # the address of the server, such as http://localhost:8000
     importance: str = "none"                  # weights for rollouts of another process or of older weights: none,
                                               # token, sequence_mask (docs/algorithm.md)
+    ratio_to: str = "policy"                  # the clipped ratio is to the policy before its first step on the
+                                              # rollouts, or to the sampler, as it was when it wrote them
 
     def __post_init__(self):
         check_ranges(self, RANGES)
@@ -55,6 +58,12 @@ def check_sampler(c):
     if c.importance != "none" and c.fill_estimator != "trajectory":
         raise ValueError(f"importance={c.importance!r} needs the probability of what was sampled, which fill_estimator="
                          f"{c.fill_estimator!r} only estimates; set fill_estimator='trajectory' or importance='none'")
+    if c.ratio_to == "sampler" and c.importance != "none":
+        raise ValueError(f"importance={c.importance!r} weights by the ratio of policy and sampler, which ratio_to="
+                         "'sampler' clips already; set importance='none' or ratio_to='policy'")
+    if c.ratio_to == "sampler" and c.fill_estimator != "trajectory":
+        raise ValueError("ratio_to='sampler' needs the probability of what was sampled, which fill_estimator="
+                         f"{c.fill_estimator!r} only estimates; set fill_estimator='trajectory' or ratio_to='policy'")
 
 
 def check_vllm(c):

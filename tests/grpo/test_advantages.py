@@ -1,11 +1,13 @@
 """Advantages against loops written from their formulas."""
 
+from itertools import product
+
 import pytest
 import torch
 
 from grpo.advantages import ADVANTAGES, compute_advantages
 from grpo.grpo_config import GRPOConfig
-from grpo.objectives import baseline_of
+from grpo.objectives import OBJECTIVES, baseline_of, policy_loss
 from grpo.reward_functions.groups import normalised
 from tests.tiny_objectives import advantage_by_hand
 
@@ -49,6 +51,31 @@ def test_leaving_out_groups_of_equal_rewards_changes_the_scale_alone_but_for_a_s
     scaled = alone[0] / alone[0].norm()
     assert torch.allclose(whole[2] / whole[2].norm(), scaled, atol=1e-5) == (name != "step")
     assert (whole[[0, 1, 3]] == 0).all() == (name != "step")
+
+
+@pytest.mark.parametrize("G", [2, 5])
+def test_the_expected_gradient_of_max_rl_is_the_sum_of_those_of_pass_at_k_over_k(G):
+    """All groups of G completions of a bandit with four arms, of which the first and the third are right. The sum ends
+    at k = G - 1, because a group without a right completion teaches nothing."""
+    theta = torch.tensor([0.3, 1.5, -0.7, 0.9], dtype=torch.float64, requires_grad=True)
+    arms = torch.tensor(list(product(range(4), repeat=G)))                           # (P, G) all groups
+    right = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    p = theta.softmax(0)
+    chance = p.detach()[arms].prod(1, keepdim=True)                                  # (P, 1)
+    advantage = compute_advantages(right[arms][..., None], "max_rl").view(-1, 1)     # (N, 1)
+    logp, weight = p.log()[arms].view(-1, 1), chance.expand_as(arms).reshape(-1, 1) / G
+    loss, *_ = policy_loss(logp, logp.detach(), advantage, weight, OBJECTIVES["rloo"])
+    found, = torch.autograd.grad(-loss, theta)
+    pass_at_k = [1 - (1 - (theta.softmax(0) * right).sum()) ** k for k in range(1, G)]
+    expected, = torch.autograd.grad(sum(x / k for k, x in enumerate(pass_at_k, 1)), theta)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_max_rl_is_for_rewards_of_success():
+    reward = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])[..., None]
+    assert compute_advantages(reward, "max_rl").flatten().tolist() == [0, 0, 0, 0, 3, -1, -1, -1]
+    with pytest.raises(ValueError, match="^advantage='max_rl' is for rewards of success, 0 or 1, but one is -1$"):
+        compute_advantages(reward - 1, "max_rl")
 
 
 def test_the_sum_of_normalised_rewards_gets_the_advantages_of_gdpo():

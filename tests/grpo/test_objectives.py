@@ -11,14 +11,15 @@ from grpo.advantages import ADVANTAGES, compute_advantages
 from grpo.grpo_training_step import rollout_loss
 from grpo.objectives import AVERAGES, OBJECTIVES, Objective, policy_loss, token_weights
 from tests.tiny import config, consumer, fill_policy, grpo_step, judge, rewards, same
-from tests.tiny_objectives import (MAX_TOKENS, G, M, N, P, V, advantage_by_hand, objective_config, table_rollouts,
-                                   with_advantage)
+from tests.tiny_objectives import (MAX_TOKENS, OWN_CLIP, G, M, N, P, V, advantage_by_hand, objective_config,
+                                   table_rollouts, with_advantage)
 
 ESTIMATORS = ["none", "exact", "k2", "k3", "in reward"]
-OWN_CLIP = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
 OWN_ADVANTAGE = {"grpo": "group_std", "dr_grpo": "group_mean", "drgrpo": "group_mean", "dapo": "group_std",
-                 "bnpo": "group_std", "gspo": "group_std", "cispo": "group_std", "rloo": "leave_one_out",
+                 "bnpo": "group_std", "gspo": "group_std", "luspo": "group_std", "dppo": "group_mean", "cispo": "group_std", "rloo": "leave_one_out",
                  "reinforce++": "step", "reinforce++_baseline": "batch_std", "plain": "batch_std"}
+
+CLIPPED = [name for name, row in OBJECTIVES.items() if row.surrogate == "clip"]
 
 
 def kl_by_hand(estimator, p, q, logp, old, ref):
@@ -46,7 +47,7 @@ def loss_by_hand(name, logits, rollouts, reference, reward, estimator, kl_beta, 
     for i in range(N):
         logp = [p[i, t, rollouts.target[i, t]] for t in range(lengths[i])]
         A, ratios = advantage[i], [torch.exp(logp[t] - old[i, t]) for t in range(lengths[i])]
-        if name == "gspo":
+        if OBJECTIVES[name].ratio == "sequence":
             s = torch.exp(sum(logp[t] - old[i, t] for t in range(lengths[i])) / lengths[i])
             ratios = [s] * lengths[i]
         for t in range(lengths[i]):
@@ -54,12 +55,16 @@ def loss_by_hand(name, logits, rollouts, reference, reward, estimator, kl_beta, 
             clipped = torch.clamp(r, 1 - low, 1 + high)
             if name == "cispo":
                 term = clipped.detach() * A * logp[t]
+            elif name == "dppo":
+                moved = (torch.exp(logp[t]) - torch.exp(old[i, t])).item()
+                term = r * A * (moved <= high if A > 0 else moved >= -low)
             else:
                 term = torch.minimum(r * A, clipped * A)
                 if cap is not None and A < 0:
                     term = torch.maximum(term, torch.tensor(cap * A, dtype=torch.float64))
             share = {"grpo": 1 / lengths[i] / N, "gspo": 1 / lengths[i] / N, "dr_grpo": 1 / MAX_TOKENS / N,
-                     "drgrpo": 1 / MAX_TOKENS / N, "rloo": 1 / N, "plain": 1 / N}.get(name, 1 / tokens)
+                     "drgrpo": 1 / MAX_TOKENS / N, "dppo": 1 / MAX_TOKENS / N, "rloo": 1 / N, "plain": 1 / N,
+                     "luspo": 1 / N}.get(name, 1 / tokens)
             loss = loss - share * term
             if estimator not in ("none", "in reward"):
                 kl = kl_by_hand(estimator, p[i, t], reference[i, t], logp[t], old[i, t], q[i][t])
@@ -70,8 +75,8 @@ def loss_by_hand(name, logits, rollouts, reference, reward, estimator, kl_beta, 
 @pytest.mark.parametrize("name, estimator", list(itertools.product(OBJECTIVES, ESTIMATORS)))
 @pytest.mark.parametrize("cap, clip", [(None, None), (1.5, None), (None, (0.05, 0.15)), (1.3, (0.15, 0.05))])
 def test_loss_and_gradient_equal_the_papers_sum(name, estimator, cap, clip):
-    if cap and name == "cispo":
-        pytest.skip("cispo has no unclipped branch")
+    if cap and name not in CLIPPED:
+        pytest.skip("it has no unclipped branch")
     policy, rollouts, reference, reward = table_rollouts()
     c = objective_config(name, estimator, clip_cap=cap, **(dict(zip(("clip_low", "clip_high"), clip)) if clip else {}))
     rollouts = with_advantage(estimator, rollouts, reference, reward, c)
@@ -85,10 +90,26 @@ def test_loss_and_gradient_equal_the_papers_sum(name, estimator, cap, clip):
     torch.testing.assert_close(loss, by_hand)
     torch.testing.assert_close(policy.logits.grad, twin.grad)
     clipped, tokens = metrics["clip_fraction"]
-    assert tokens == rollouts.mask.sum() and (clipped < tokens or name == "gspo")
-    assert clipped > 0 or (name == "cispo" and not clip)
+    assert tokens == rollouts.mask.sum() and (clipped < tokens or OBJECTIVES[name].ratio == "sequence")
+    assert clipped > 0 or (name in ("cispo", "dppo") and not clip)
     if estimator not in ("none", "in reward"):
         torch.testing.assert_close(metrics["pg_loss"][0] + metrics["kl_penalty"][0], loss.detach())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_ratio_to_the_sampler_counts_from_the_first_step_on(name):
+    """The loss and its gradient are those of the formula with the sampler's probabilities in the place of the old ones."""
+    policy, rollouts, reference, reward = table_rollouts()
+    c = objective_config(name, "k3", ratio_to="sampler")
+    rollouts = with_advantage("k3", rollouts, reference, reward, c)
+    weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
+    loss, _ = rollout_loss(policy, rollouts, weight, c, on_policy=True)
+    loss.backward()
+    twin = policy.logits.detach().clone().requires_grad_()
+    by_hand = loss_by_hand(name, twin, rollouts, reference, reward, "k3", 0.3)
+    by_hand.backward()
+    torch.testing.assert_close(loss, by_hand)
+    torch.testing.assert_close(policy.logits.grad, twin.grad)
 
 
 @pytest.mark.parametrize("of_tokens", [False, True], ids=["completions", "tokens"])
@@ -123,8 +144,8 @@ def test_the_entropy_bonus_is_the_entropys_gradient():
     torch.testing.assert_close(metrics["entropy"][0], (entropy * rollouts.mask).sum().detach())
 
 
-@pytest.mark.parametrize("cap", [None, 1.5])
-@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "cispo"])
+@pytest.mark.parametrize("name, cap", [(name, None) for name in OBJECTIVES if name != "cispo"]
+                         + [(name, 1.5) for name in CLIPPED])
 def test_clipped_tokens_are_those_that_lose_their_gradient(name, cap):
     g = torch.Generator().manual_seed(0)
     row, advantage = OBJECTIVES[name], torch.randn(64, 1, generator=g)
@@ -179,7 +200,7 @@ def test_every_objective_names_its_formula_and_its_paper():
 
 def test_a_new_algorithm_is_a_row(dataset, monkeypatch):
     """Ten lines: GRPO with the soft ratio of SAPO, sigmoid(4 (r - 1)) A instead of a clip."""
-    def soft(r, clipped, logp, advantage, clip_cap):
+    def soft(r, low, high, logp, advantage, clip_cap):
         return (4 * (r - 1)).sigmoid() * advantage
 
     monkeypatch.setitem(objectives.SURROGATES, "soft", soft)

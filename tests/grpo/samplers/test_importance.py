@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grpo.grpo_training_step import rollout_loss
-from grpo.objectives import OBJECTIVES, token_weights
+from grpo.objectives import OBJECTIVES, policy_loss, token_weights
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.samplers import importance as module
 from grpo.samplers.importance import check_mismatch, kept_sequences, truncated_ratios, with_importance
@@ -15,9 +15,8 @@ from grpo.scoring import score
 from grpo.step_metrics import EXTREMES, NO_MISMATCH, mismatch, mismatch_metrics
 from tests.tiny import (Catcher, causal_policy, collect, config, consumer, fill_policy, fixed_rewards, flat_gradient,
                         grpo_step, length_reward, prompt_config, prompt_consumer, sampled, train)
-from tests.tiny_objectives import MAX_TOKENS, N, M, objective_config, table_rollouts, with_advantage
+from tests.tiny_objectives import MAX_TOKENS, OWN_CLIP, N, M, objective_config, table_rollouts, with_advantage
 
-OWN_CLIP = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
 
 
 def test_the_mismatch_is_over_the_tokens_of_the_loss(dataset):
@@ -122,13 +121,18 @@ def weighted_loss_by_hand(name, logits, rollouts, before, importance, cap):
     for i in kept:
         logp = [p[i, t, rollouts.target[i, t]] for t in range(lengths[i])]
         now = [torch.exp(logp[t] - before[i, t]) for t in range(lengths[i])]
-        if name == "gspo":
+        if OBJECTIVES[name].ratio == "sequence":
             s = torch.exp(sum(logp[t] - before[i, t] for t in range(lengths[i])) / lengths[i]).detach()
             now = [s * torch.exp(x - x.detach()) for x in logp]
         for t in range(lengths[i]):
             w = min(ratio[i][t], cap) if importance == "token" else 1.0
             A, clipped = rollouts.advantage[i, 0], torch.clamp(now[t], 1 - low, 1 + high)
-            term = clipped.detach() * A * logp[t] if name == "cispo" else torch.minimum(now[t] * A, clipped * A)
+            term = torch.minimum(now[t] * A, clipped * A)
+            if name == "cispo":
+                term = clipped.detach() * A * logp[t]
+            if name == "dppo":
+                moved = (torch.exp(logp[t]) - torch.exp(before[i, t])).item()
+                term = now[t] * A * (moved <= high if A > 0 else moved >= -low)
             share = {"sequence": 1 / lengths[i] / completions, "constant": 1 / MAX_TOKENS / completions,
                      "sum": 1 / completions, "token": 1 / tokens}[OBJECTIVES[name].average]
             loss = loss - share * w * term
@@ -237,6 +241,36 @@ def test_the_first_ratio_is_one_whoever_sampled(dataset, prompts, caps, kind, im
     metrics = train(policy, rollouts, sums, c)
     assert metrics["clip_fraction"] == 0 and metrics["kl_to_old"] == 0 and metrics["mismatch_kl"] > 0.01
     assert not rollouts.advantage.requires_grad
+
+
+def test_the_expected_gradient_with_the_ratio_to_the_sampler_is_the_policys():
+    """Over all tokens that the sampler can write, each with its probability there: without a bound on the ratio the
+    gradient is that of the expected advantage under the policy."""
+    g = torch.Generator().manual_seed(4)
+    theta, q, A = (torch.randn(7, dtype=torch.float64, generator=g) for _ in range(3))
+    theta.requires_grad_()
+    p, q = theta.log_softmax(0), q.log_softmax(0)
+    unbounded = {"clip_low": 1.0, "clip_high": 1e9}
+    loss, *_ = policy_loss(p[:, None], q[:, None], A[:, None], q.exp()[:, None], OBJECTIVES["rloo"], **unbounded)
+    found, = torch.autograd.grad(-loss, theta)
+    expected, = torch.autograd.grad((theta.softmax(0) * A).sum(), theta)
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_ratio_to_the_sampler_is_clipped_and_no_pass_scores_before_the_step(prompts):
+    """All ratios are 1.5, above the range: completions above their group's mean lose their gradient, the others count
+    one and a half times."""
+    c = prompt_config(kl_beta=0.0, max_staleness=1, ratio_to="sampler")
+    data, plain = prompt_consumer(prompts, c), causal_policy(scale=3.0)
+    found, metrics = step_gradient(samples_with_errors(causal_policy(scale=3.0), lambda _: math.log(1.5)), data, c)
+    assert metrics["ratio_mean"] == pytest.approx(1.5, rel=1e-4) and "time/rescore" not in metrics
+    rollouts, _ = collect(plain, length_reward, data, dataclasses.replace(c, ratio_to="policy"))
+    weight = token_weights(rollouts.mask, "sequence", c.max_new_tokens)
+    logp = score(plain, rollouts, c.temperature).logp
+    (-1.5 * (logp * rollouts.advantage.clamp(max=0) * weight).sum()).backward()
+    expected = flat_gradient(plain)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+    assert 0 < metrics["clip_fraction"] < 1
 
 
 @pytest.mark.parametrize("estimator", FILL_ESTIMATORS)

@@ -72,10 +72,11 @@ def logged(c):
     return [r for r in without_clock(read_records(f"{c.out_dir}/metrics.jsonl")) if "loss" in r]
 
 
-@pytest.mark.parametrize("kind, zero_std, k", [
-    ("fill", "keep", 0), ("causal", "resample", 0), ("fill", "keep", 1), ("causal", "keep", 2)])
-def test_rollouts_are_sampled_by_the_weights_of_k_iterations_before_to_the_last_bit(world, kind, zero_std, k):
-    c, policy, data, reward = world(kind, zero_std=zero_std, max_staleness=k, max_iters=4)
+@pytest.mark.parametrize("kind, k, settings", [
+    ("fill", 0, {}), ("causal", 0, {"zero_std": "resample"}), ("fill", 1, {}), ("causal", 2, {}),
+    ("causal", 1, {"ratio_to": "sampler", "objective": "dppo"}), ("fill", 1, {"ratio_to": "sampler"})])
+def test_rollouts_are_sampled_by_the_weights_of_k_iterations_before_to_the_last_bit(world, kind, k, settings):
+    c, policy, data, reward = world(kind, max_staleness=k, max_iters=4, **settings)
     twin = copy.deepcopy(policy)
     trainer(c, policy, data, reward).run()
     by_hand(c, twin, data, reward, lambda i, copies: copies[max(0, i - k)])
