@@ -4,7 +4,10 @@ python grpo/tools/study.py arithmetic        every objective on sums, several st
 python grpo/tools/study.py fill_in           every objective on fill-in with the judge
 python grpo/tools/study.py estimators        every fill_estimator on fill-in of equations in two passes
 python grpo/tools/study.py samplers          completions by this process, or by a worker of Ray
-python grpo/tools/study.py staleness         completions of an iteration ago, with and without importance weights
+python grpo/tools/study.py staleness         completions of an iteration ago, with and without corrections, at two high
+                                             learning rates
+python grpo/tools/study.py staleness_3e-4    the same at the learning rate of the config
+python grpo/tools/study.py pass_at_k         Countdown: plain, train_pass_k, and MaxRL
 --seeds=5 runs seeds 1 to 5. --out=FOLDER (default out-study) is where the runs are; finished runs are not repeated.
 --jobs=2 runs two at a time, with one thread each. Every other setting, such as --max_iters=40, goes to all runs.
 """
@@ -57,14 +60,20 @@ class StudyConfig:
             raise ValueError(f"seeds={self.seeds} and jobs={self.jobs} must be at least 1")
 
 
-def values(key, names):
-    """The choices of a study in which one setting differs."""
-    return {name: (f"--{key}={name}",) for name in names}
+def values(keys, names):
+    """The choices of a study. keys: the settings that differ; names: the values of each choice; both with commas."""
+    keys = keys.split(", ")
+    return {name: tuple(f"--{key}={x}" for key, x in zip(keys, name.split(", "), strict=True)) for name in names}
 
 
 ZOO = values("objective", (name for name in OBJECTIVES if name != "drgrpo"))  # the same row as dr_grpo
-STALE = {f"{staleness}, {importance}": (f"--max_staleness={staleness}", f"--importance={importance}")
-         for staleness, importance in ((0, "none"), (1, "none"), (1, "token"), (1, "sequence_mask"))}
+PASS = "advantage, train_pass_k"
+PASSES = ("leave_one_out, 1", "leave_one_out, 2", "max_rl, 1")
+STALE = "learning_rate, max_staleness, importance, ratio_to, objective"
+CORRECTIONS = ("0, none, policy, grpo", "1, none, policy, grpo", "1, token, policy, grpo",
+               "1, sequence_mask, policy, grpo", "1, none, sampler, grpo", "1, none, sampler, dppo")
+SLOW = [f"0.0003, {name}" for name in CORRECTIONS]
+FAST = [f"{rate}, {name}" for rate in ("0.0006", "0.001") for name in CORRECTIONS]
 STUDIES = {
     "arithmetic": Study("config/grpo_arithmetic.py", "objective", ZOO, "sampled_accuracy", 0.55, (
         "--advantage=None", "--kl_beta=0.001", "--kl_estimator=exact", "--batch_size=24", "--minibatches=4",
@@ -76,7 +85,10 @@ STUDIES = {
                         "reward/equations", 0.6, ()),
     "samplers": Study("config/grpo_arithmetic.py", "sampler", values("sampler", ("local", "ray")), "sampled_accuracy",
                       0.9, ()),
-    "staleness": Study("config/grpo_arithmetic.py", "max_staleness, importance", STALE, "sampled_accuracy", 0.9, ()),
+    "staleness": Study("config/grpo_arithmetic.py", STALE, values(STALE, FAST), "sampled_accuracy", 0.7, (
+        "--min_lr=None", "--max_iters=100", "--eval_interval=25", "--eval_problems=128")),
+    "staleness_3e-4": Study("config/grpo_arithmetic.py", STALE, values(STALE, SLOW), "sampled_accuracy", 0.9, ()),
+    "pass_at_k": Study("config/grpo_countdown.py", PASS, values(PASS, PASSES), "pass_at_k", 0.82, ()),
 }
 
 

@@ -133,7 +133,8 @@ class Layout:
         # Scored in training, and before it; then with importance weights, which a part of the step exceeds
         importance.TOKEN_CAP = importance.SEQUENCE_CAP = 1.0045
         for i, settings in enumerate(({}, {"ppo_epochs": 2}, {"importance": "token", "max_staleness": 1},
-                                      {"importance": "sequence_mask", "max_staleness": 1})):
+                                      {"importance": "sequence_mask", "max_staleness": 1},
+                                      {"ratio_to": "sampler", "max_staleness": 1})):
             c = self.config(kl_beta=0.0, **PROMPTS, **settings)
             rollouts, sums = collect(policy, Rewards(c), self.prompts(c), c, None, dist)
             catcher = Catcher(policy)

@@ -36,7 +36,7 @@ def test_a_config_can_add_an_objective_of_its_own(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("part, choices", [
     ("advantage", "group_std, "), ("average", "sum, sequence, token, constant$"), ("ratio", "token, sequence$"),
-    ("surrogate", "clip, detached_ratio$")])
+    ("surrogate", "clip, detached_ratio, probability_mask$")])
 def test_a_wrong_word_in_the_row_of_the_objective_is_refused_with_its_choices(monkeypatch, part, choices):
     monkeypatch.setitem(OBJECTIVES, "mine", replace(OBJECTIVES["grpo"], **{part: "completion"}))
     with pytest.raises(ValueError, match=f"^{part}='completion' is not one of {choices}"):

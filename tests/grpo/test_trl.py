@@ -48,7 +48,7 @@ def their_loss(loss_type, logp, rollouts, reference, advantage, kl_beta, low, hi
 
 @pytest.mark.parametrize("name, loss_type, level", [
     ("grpo", "grpo", "token"), ("dr_grpo", "dr_grpo", "token"), ("dapo", "dapo", "token"), ("bnpo", "bnpo", "token"),
-    ("gspo", "grpo", "sequence"), ("cispo", "cispo", "token")])
+    ("gspo", "grpo", "sequence"), ("luspo", "luspo", "sequence"), ("cispo", "cispo", "token")])
 @pytest.mark.parametrize("estimator, cap, high", [
     ("none", None, None), ("k3", None, None), ("k3", 1.5, None), ("none", None, 0.1)])
 def test_loss_and_gradient_equal_trls(name, loss_type, level, estimator, cap, high):
