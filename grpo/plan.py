@@ -1,7 +1,7 @@
 """The plan of a run, in lines for the user: settings, batch, models, data, rewards, memory."""
 
 from core.config import describe
-from core.huggingface.files import is_adapter
+from core.huggingface.files import describe_experts, is_adapter
 from core.huggingface.lora import share_without_adapter
 from core.prompts import PromptConsumer
 from grpo.build import build_models, check_memory, make_rewards
@@ -73,6 +73,7 @@ def describe_models(config, models):
             yield f"{title:<10} {size_of(model)}, frozen"
     if any(judge.packed for judge in (models.judge, models.gold_judge) if judge is not None):
         yield "judges multiply in bfloat16, with packed weights; with dtype='float32' they do not"
+    yield from describe_experts(generator)
     if config.has_adapter:
         share = share_without_adapter(generator.layers)
         if share > LARGE_SHARE:

@@ -11,13 +11,14 @@ import torch
 
 from tests.tiny import TEXT
 
-CAUSAL_FAMILIES = ("gpt2", "llama", "qwen2", "qwen3", "gemma3", "mistral")
+RECURRENT_FAMILIES = ("qwen3_5", "qwen3_next", "lfm2", "falcon_h1", "mamba2", "bamba")
+CAUSAL_FAMILIES = ("gpt2", "llama", "qwen2", "qwen3", "gemma3", "mistral", "gemma4", *RECURRENT_FAMILIES)
 FILL_FAMILIES = ("bert", "distilbert", "roberta", "modernbert", "electra")
 CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n"
                  "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}")
 TOKENIZERS = {"gpt2": "bytes", "llama": "start", "qwen2": "padded", "qwen3": "chat", "gemma3": "start",
-              "mistral": "start", "roberta": "angle", "roberta_reward": "angle", "modernbert": "square", "llama_reward": "start"}  # else words
+              "mistral": "start", "gemma4": "start", **dict.fromkeys(RECURRENT_FAMILIES, "padded"), "roberta": "angle", "roberta_reward": "angle", "modernbert": "square", "llama_reward": "start"}  # else words
 
 
 def training_text():
@@ -83,6 +84,11 @@ def tokenizer_of(kind):
     return out
 
 
+def kinds(even, odd, n_layer):
+    """The kinds of n_layer layers, in turns."""
+    return [odd if i % 2 else even for i in range(n_layer)]
+
+
 def architecture(family, tokenizer, n_layer=2, n_embd=32, longest=128):
     """(class, config) of a small model; the model's vocabulary has ids behind the tokenizer's, as Qwen's has."""
     import transformers as t
@@ -92,6 +98,12 @@ def architecture(family, tokenizer, n_layer=2, n_embd=32, longest=128):
               "intermediate_size": 2 * n_embd, "max_position_embeddings": longest}
     shared_heads = modern | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     causal = vocabulary | shared_heads | ids
+    without_heads = {k: v for k, v in causal.items() if k != "head_dim"}
+    delta = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+             "linear_value_head_dim": 8, "layer_types": kinds("linear_attention", "full_attention", n_layer)}
+    mixture = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+               "shared_expert_intermediate_size": 16}
+    mamba = {"mamba_n_heads": 4, "mamba_d_state": 8, "mamba_chunk_size": 8}
     frame = vocabulary | modern | {"pad_token_id": ids["pad_token_id"], "type_vocab_size": 2}
     electra = frame | {"embedding_size": n_embd // 2}
     roberta = frame | ids | {"type_vocab_size": 1, "max_position_embeddings": longest + 2}
@@ -99,12 +111,27 @@ def architecture(family, tokenizer, n_layer=2, n_embd=32, longest=128):
         "gpt2": lambda: (t.GPT2LMHeadModel, t.GPT2Config(**vocabulary, **ids, n_embd=n_embd, n_layer=n_layer,
                                                          n_head=heads, n_positions=longest)),
         "llama": lambda: (t.LlamaForCausalLM, t.LlamaConfig(**causal)),
-        "qwen2": lambda: (t.Qwen2ForCausalLM, t.Qwen2Config(**{k: v for k, v in causal.items() if k != "head_dim"})),
+        "qwen2": lambda: (t.Qwen2ForCausalLM, t.Qwen2Config(**without_heads)),
         "qwen3": lambda: (t.Qwen3ForCausalLM, t.Qwen3Config(**causal, tie_word_embeddings=True)),
         "gemma3": lambda: (t.Gemma3ForCausalLM, t.Gemma3TextConfig(
-            **causal, sliding_window=8, query_pre_attn_scalar=8, layer_types=[
-                "full_attention" if i % 2 else "sliding_attention" for i in range(n_layer)])),
+            **causal, sliding_window=8, query_pre_attn_scalar=8,
+            layer_types=kinds("sliding_attention", "full_attention", n_layer))),
         "mistral": lambda: (t.MistralForCausalLM, t.MistralConfig(**causal, sliding_window=8)),
+        "gemma4": lambda: (t.Gemma4ForCausalLM, t.Gemma4TextConfig(  # the upper half reads the keys of the lower half
+            **causal | {"num_hidden_layers": 2 * n_layer}, global_head_dim=8, sliding_window=8,
+            num_kv_shared_layers=n_layer, layer_types=kinds("sliding_attention", "full_attention", 2 * n_layer),
+            hidden_size_per_layer_input=4, vocab_size_per_layer_input=len(tokenizer), final_logit_softcapping=30.0)),
+        "qwen3_5": lambda: (t.Qwen3_5ForCausalLM, t.Qwen3_5TextConfig(**causal, **delta)),
+        "qwen3_next": lambda: (t.Qwen3NextForCausalLM, t.Qwen3NextConfig(**causal, **delta, **mixture)),
+        "lfm2": lambda: (t.Lfm2ForCausalLM, t.Lfm2Config(
+            **without_heads, layer_types=kinds("conv", "full_attention", n_layer))),
+        "falcon_h1": lambda: (t.FalconH1ForCausalLM, t.FalconH1Config(
+            **causal, **mamba, mamba_d_ssm=n_embd, mamba_d_head=n_embd // 4)),
+        "mamba2": lambda: (t.Mamba2ForCausalLM, t.Mamba2Config(
+            **vocabulary, **ids, hidden_size=n_embd, num_hidden_layers=n_layer, num_heads=4, head_dim=n_embd // 2,
+            state_size=8, n_groups=1, chunk_size=8)),
+        "bamba": lambda: (t.BambaForCausalLM, t.BambaConfig(
+            **without_heads, **mamba, attn_layer_indices=list(range(1, n_layer, 2)))),
         "bert": lambda: (t.BertForMaskedLM, t.BertConfig(**frame)),
         "distilbert": lambda: (t.DistilBertForMaskedLM, t.DistilBertConfig(
             **vocabulary, pad_token_id=ids["pad_token_id"], dim=n_embd, n_layers=n_layer, n_heads=heads,
@@ -141,8 +168,28 @@ def model_folder(path, family, seed=0, scale=12.0, **shape):
     tokenizer = tokenizer_of(TOKENIZERS.get(family, "words"))
     kind, config = architecture(family, tokenizer, **shape)
     model = randomise(kind(config), seed, scale)
+    if family in ("gemma4", "qwen3_next"):  # whose layers would amplify rounding
+        randomise(model.model.layers, seed, scale / 2)
     if family == "qwen3":  # ends that generation_config alone declares
         model.generation_config.eos_token_id = [tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.eos_token_id]
+    model.save_pretrained(str(path))
+    tokenizer.save_pretrained(str(path))
+    return str(path)
+
+
+def folder_with_pictures(path, family):
+    """Writes a model of a family that is published with a part for pictures, which texts do not use."""
+    import transformers as t
+    tokenizer = tokenizer_of(TOKENIZERS[family])
+    _, text = architecture(family, tokenizer)
+    names = {"qwen3_5": "Qwen3_5", "gemma4": "Gemma4"}
+    small = {"hidden_size": 16, "intermediate_size": 16}
+    sight = {"qwen3_5": small | {"depth": 1, "num_heads": 2, "out_hidden_size": text.hidden_size},
+             "gemma4": small | {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+                                "head_dim": 8, "position_embedding_size": 16}}
+    text.pad_token_id = text.eos_token_id
+    config = getattr(t, f"{names[family]}Config")(text_config=text.to_dict(), vision_config=sight[family])
+    model = randomise(getattr(t, f"{names[family]}ForConditionalGeneration")(config), scale=6.0)
     model.save_pretrained(str(path))
     tokenizer.save_pretrained(str(path))
     return str(path)

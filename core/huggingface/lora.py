@@ -19,6 +19,7 @@ HASHED = 64  # numbers of each frozen weight that the hash is made of
 ADAPTER_SECONDS = 60  # of the processor, to put an adapter beside its model: its file can name regular expressions
 WEIGHTS = "adapter_model.safetensors"
 UNSUPPORTED = ("bias", "use_dora", "modules_to_save", "trainable_token_indices")  # options of adapters
+MAMBA = ("falcon_h1", "mamba2")  # peft refuses an adapter of their out_proj, which a fused kernel would not read
 POLICY, REFERENCE = "default", "reference"  # names of the adapter that is trained and of the frozen copy beside it
 
 
@@ -50,8 +51,11 @@ def new_adapter(net, adapter):
             known = sorted({name.split(".")[-2] for name, p in net.named_parameters() if p.dim() == 2})
             raise ValueError(f"{named} does not fit the model, which has no layer {name}; use 'all-linear' or names of "
                              f"its linear layers: {', '.join(known)}")
+    left_out = None
+    if adapter.targets == ALL_LINEAR and net.config.model_type in MAMBA:
+        left_out = ["out_proj"]
     settings = peft.LoraConfig(r=adapter.lora_rank, lora_alpha=adapter.alpha, target_modules=adapter.targets,
-                               lora_dropout=0.0)
+                               exclude_modules=left_out, lora_dropout=0.0)
     with guarded(f"{named} does not fit the model", "use 'all-linear' or names of its linear layers"):
         net = peft.get_peft_model(net, settings, POLICY)
     check_tied(net, named)

@@ -5,91 +5,39 @@ own models.
 """
 
 import copy
-import functools
 import inspect
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from core.distributions import at_least_float32
+from core.huggingface.cache import empty_cache
 from core.huggingface.lora import POLICY, REFERENCE, adapter_identity, adapter_weights, copy_weights, using
 from core.huggingface.settings import FULL
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, freeze
 from core.performance.sharding import layers_of, weights_of
-from core.settings.optional import require
 
 BANNED = -1e9         # logit of a token that is never sampled: its probability is 0, and products with 0 stay finite
 UNLIMITED = 2**30     # longest input of a model whose config names none
+HANDED_ON = ("router_logits", "image_hidden_states", "audio_hidden_states", "shared_kv_states", "cache_params")
 
 
 class GivenStates(nn.Module):
     """Takes the place of a model's layers: it returns hidden states that were computed before."""
 
+    def __init__(self, body):
+        super().__init__()
+        numbers = {name: x for name, x in vars(body).items() if isinstance(x, (int, float))}
+        self.__dict__ |= numbers  # Falcon-H1 multiplies its logits by one of them
+
     def forward(self, *args, **settings):
         from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
         output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.states)
-        output.router_logits = output.image_hidden_states = None  # which mixtures of experts and Gemma 3 hand on
+        for name in HANDED_ON:
+            setattr(output, name, None)
         return output
-
-
-class HuggingFaceCache:
-    """transformers' keys and values with the methods of core.cache.Cache."""
-
-    def __init__(self, content, length=0):
-        self.content, self.length = content, length
-
-    def expand(self, rows, room=0):
-        """Does what core.cache.Cache.expand does. Layers that cannot be written in place grow as they need."""
-        content = copy.copy(self.content)
-        content.layers = [copy.copy(layer) for layer in self.content.layers]
-        content.batch_select_indices(rows)
-        if room and not torch.is_grad_enabled():
-            content.layers = [with_room(layer, room) for layer in content.layers]
-        return HuggingFaceCache(content, self.length)
-
-    def keep(self, rows):
-        """Drops all rows but these, as core.cache.Cache.keep."""
-        self.content.batch_select_indices(rows)
-
-
-def with_room(layer, room):
-    """A layer of transformers' cache that writes `room` new columns in place; one of another kind as it is."""
-    from transformers.cache_utils import DynamicLayer
-    if type(layer) is DynamicLayer and layer.is_initialized:
-        return layer_with_room()(layer, room)
-    return layer
-
-
-@functools.cache  # transformers is optional: it is imported when a model of it is used
-def layer_with_room():
-    """The class of such a layer: sampling takes up to 1.2 times as long where columns are appended."""
-    from transformers.cache_utils import DynamicLayer
-
-    class LayerWithRoom(DynamicLayer):
-        def __init__(self, layer, room):
-            self.__dict__ |= layer.__dict__
-            self.whole = [F.pad(x, (0, 0, 0, room)) for x in (layer.keys, layer.values)]  # (n, H, before + room, D)
-            self.show(layer.get_seq_length())
-
-        def show(self, length):
-            self.keys, self.values = (x[:, :, :length] for x in self.whole)          # (n, H, length, D) each
-
-        def update(self, keys, values, *args, **settings):
-            before = self.get_seq_length()
-            after = before + keys.shape[2]
-            for whole, new in zip(self.whole, (keys, values), strict=True):
-                whole[:, :, before:after] = new
-            self.show(after)
-            return self.keys, self.values
-
-        def batch_select_indices(self, rows):
-            self.whole = [x[rows] for x in self.whole]
-            self.show(self.get_seq_length())
-
-    return LayerWithRoom
 
 
 def computed_again(forward, cached, i):
@@ -129,7 +77,8 @@ class HuggingFaceModel(nn.Module):
         self.adapter = POLICY  # the one that it computes with, if there are any
         self.grad_checkpoint = False
         bare = net.get_base_model() if self.has_adapter else net
-        body, given = bare.base_model, GivenStates()
+        body = bare.base_model
+        given = GivenStates(body)
         head = copy.copy(bare)  # the output layers: it shares their weights, and has no other layers
         head._modules = dict(bare._modules) | {bare.base_model_prefix: given}
         # Plain attributes, not registered: their weights are those of net
@@ -138,7 +87,9 @@ class HuggingFaceModel(nn.Module):
         if mode != LANGUAGE_MODEL:
             self.start_ids, self.end_ids = tokenizer.start_ids, tokenizer.end_ids
         self.longest_input = most_tokens(body) - len(self.start_ids) - len(self.end_ids)
-        self.takes_position = "position_ids" in inspect.signature(body.forward).parameters
+        arguments = inspect.signature(body.forward).parameters
+        self.takes_position = "position_ids" in arguments
+        self.cache_name = "cache_params" if "cache_params" in arguments else "past_key_values"
 
     def states(self, tokens, position=None, past=None, padding=None):
         """Final hidden states; arguments and result as in core.model.GPT.states."""
@@ -147,11 +98,16 @@ class HuggingFaceModel(nn.Module):
         if before + T > self.longest_input:
             raise ValueError(f"an input of {before + T} tokens does not fit a model that reads {self.longest_input}")
         start, end = (tokens.new_tensor(ids).expand(B, -1) for ids in (self.start_ids, self.end_ids))
+        if T == 1 and before and past.is_recurrent and torch.is_grad_enabled():
+            # A single token would change the states in place, without a gradient. One behind it changes nothing for it,
+            # and with gradients nothing is read after it
+            end = tokens
         inputs = {"input_ids": torch.cat((start, tokens, end), 1)}
         if self.mode == LANGUAGE_MODEL:
-            inputs |= {"use_cache": past is not None, "past_key_values": past and past.content}
+            inputs |= {"use_cache": past is not None, self.cache_name: past and past.content}
         if padding is not None:
-            real = torch.arange(before + T, device=tokens.device) >= padding[:, None]  # (B, before + T)
+            columns = torch.arange(before + inputs["input_ids"].shape[1], device=tokens.device)
+            real = columns >= padding[:, None]                                       # (B, before + columns read)
             inputs["attention_mask"] = real.long()
             if self.takes_position:
                 inputs["position_ids"] = (real.cumsum(1) - 1).clamp(min=0)[:, before:]
@@ -201,7 +157,7 @@ class HuggingFaceModel(nn.Module):
 
     def new_cache(self):
         """An empty cache for `states` to fill."""
-        return HuggingFaceCache(require("transformers", "a Hugging Face model").DynamicCache(config=self.config))
+        return empty_cache(self.config)
 
     @property
     def config(self):
@@ -212,7 +168,8 @@ class HuggingFaceModel(nn.Module):
         kinds = {"matrices": [], "embeddings": [], "vectors": []}
         in_layers = {id(p) for p in self.layers.parameters()}
         for p in self.net.parameters():
-            kind = "matrices" if id(p) in in_layers else "embeddings"
+            of_layers = id(p) in in_layers and p.dim() == 2  # Muon takes no convolutions, and no stacked experts
+            kind = "matrices" if of_layers else "embeddings"
             if p.dim() < 2:
                 kind = "vectors"
             if p.requires_grad:

@@ -3,12 +3,16 @@
 import functools
 import importlib
 import os
+import sys
 import warnings
 
 from core.settings.user_code import guarded, one_line
 
 REQUIREMENTS = "requirements-hf.txt"
 HUB = "hf:"  # begins a name of the Hugging Face hub, hf:owner/name
+
+# This package is not to be imported: with it transformers fetches code from the hub, and runs it
+sys.modules.setdefault("kernels", None)
 
 
 def require(name, why, install=f"-r {REQUIREMENTS}"):
@@ -55,6 +59,9 @@ def opening(path, key, what=""):
 def remedy_of(path, error):
     """The remedy for an error of transformers or peft."""
     text = one_line(error, 10_000)
+    if "`kernels`" in text:
+        return ("it asks for a kernel of the hub, which is code of others and never fetched; remove "
+                "attn_implementation from its config.json")
     if "trust_remote_code" in text:
         return "it needs code of its own, which is never run here; use a model that transformers knows"
     if on_hub(path) and isinstance(error, OSError):

@@ -87,9 +87,10 @@ LORA = {"lora_rank": 4, "reward_functions": ("reward_model", "length_penalty"), 
 KINDS = {"fill": (fill, config(**SIZE, reference_mode="ema", ema_alpha=0.5)),
          "causal": (causal, replace(SUMS, micro_batch_tokens=30)),
          "qwen3": (huggingface("qwen3"), SUMS),  # its embeddings are tied
+         "qwen3_5": (huggingface("qwen3_5"), SUMS),
          "lora": (huggingface("llama"), replace(SUMS, **LORA)),
          "llama": (huggingface("llama"), replace(SUMS, seed=2))}  # no draw hangs on rounding
-ON = {1: tuple(KINDS), 2: ("fill", "causal", "qwen3", "lora"), 4: ("fill", "llama")}  # {ranks: kinds}
+ON = {1: tuple(KINDS), 2: ("fill", "causal", "qwen3", "qwen3_5", "lora"), 4: ("fill", "llama")}  # {ranks: kinds}
 GOES_ON = {(1, "fill"): 2, (1, "lora"): 2, (2, "fill"): 4}  # {(ranks, kind): ranks that go on from its state}
 
 
@@ -161,7 +162,8 @@ def train(name, dist, found):
     metrics = run.steps(0, 1)
     found[f"{name}/gradient"] = run.keep.gradient
     found[f"{name}/metrics"] = torch.tensor([metrics[key] for key in (
-        "loss", "mean_kl", "mean_reward", "entropy", "grad_norm", "mismatch_max")])
+        "loss", "mean_kl", "mean_reward", "entropy", "grad_norm")])
+    found[f"{name}/mismatch"] = float(metrics["mismatch_max"])
     found[f"{name}/mean_kl"] = torch.tensor(run.steps(1, 2)["mean_kl"])
     numbers = [*policy.parameters(), *(state["exp_avg"] for state in run.optimizers[0].state.values())]
     found[f"{name}/share/{dist.rank}"] = sum((x.to_local() if is_sharded(x) else x).numel() for x in numbers)

@@ -174,7 +174,8 @@ def test_a_run_from_nothing_but_a_folder_and_a_file(lora, start, world, tmp_path
 
 
 @pytest.mark.parametrize("family, more", [
-    ("llama", {"lora_init_from": "llama adapter"}), ("bert", {}),
+    ("llama", {"lora_init_from": "llama adapter"}), ("bert", {}), ("qwen3_5", {}), ("gemma4", {}), ("mamba2", {}),
+    ("falcon_h1", {"lora_rank": 4}),
     ("llama", {"lora_rank": 4, "reference_mode": "periodic", "reference_update_freq": 1})], ids=str)
 def test_a_resumed_run_is_the_run_that_was_not_interrupted_to_the_last_bit(family, more, world, tmp_path):
     if "lora_init_from" in more:
@@ -191,8 +192,9 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted_to_the_last_bit(famil
     assert all(("lora_" in name) == bool(more) for name in states[0])
 
 
-def test_two_ranks_equal_one(world, tmp_path):
-    settings = settings_of(world, "llama", lora_rank=4, kl_beta=0.05, eval_interval=100, grad_clip=1.0)
+@pytest.mark.parametrize("family, rank", [("llama", 4), ("qwen3_5", 0)])
+def test_two_ranks_equal_one(family, rank, world, tmp_path):
+    settings = settings_of(world, family, lora_rank=rank, kl_beta=0.05, eval_interval=100, grad_clip=1.0)
     launch(settings | {"max_iters": 1, "out_dir": tmp_path / "first"})
     launch(settings | {"out_dir": tmp_path / "one"})
     launch(settings | {"batch_size": 2, "out_dir": tmp_path / "two"}, run_script, ranks=2)

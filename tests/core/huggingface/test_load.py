@@ -1,6 +1,7 @@
 """Loading models in Hugging Face format: what they are for, and one line where they cannot be used."""
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -132,6 +133,44 @@ def test_a_deeper_config_than_its_weights_and_code_of_its_own_are_refused(folder
         f.write(f"open({str(tmp_path / 'it_ran')!r}, 'w')\n")
     refused(path, "code")
     assert not os.path.exists(tmp_path / "it_ran")
+
+
+KERNELS = """
+import subprocess
+import sys
+sys.path.insert(0, sys.argv[2])  # where the package kernels is installed
+if sys.argv[3] == "ours":
+    from core.models import load_model
+    load_model(sys.argv[1], key="generator_checkpoint")
+else:
+    import transformers
+    transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["ours", "transformers"])
+def test_a_kernel_of_the_hub_is_never_fetched(who, folder, tmp_path):
+    """The package that fetches them leaves a trace here. transformers alone asks it for what the config names."""
+    package = tmp_path / "packages" / "kernels"
+    (tmp_path / "packages" / "kernels-0.18.2.dist-info").mkdir(parents=True)
+    (tmp_path / "packages" / "kernels-0.18.2.dist-info" / "METADATA").write_text("Name: kernels\nVersion: 0.18.2\n")
+    package.mkdir()
+    (package / "__init__.py").write_text(f"""
+def get_kernel(*args, **settings):
+    open({str(tmp_path / 'fetched')!r}, "w")
+    raise RuntimeError("fetched")
+
+def __getattr__(name):
+    return get_kernel if name.startswith("get") else type(name, (), {{}}) if name[0].isupper() else lambda *a: lambda f: f
+""")
+    path = spoiled(tmp_path / "model", folder("llama"), attn_implementation="kernels-community/flash-attn2")
+    arguments = (path, str(tmp_path / "packages"), who)
+    done = subprocess.run((sys.executable, "-c", KERNELS, *arguments), capture_output=True, text=True)
+    assert done.returncode != 0
+    assert os.path.exists(tmp_path / "fetched") == (who == "transformers"), done.stderr
+    if who == "ours":
+        assert "asks for a kernel of the hub, which is code of others and never fetched" in done.stderr
 
 
 def test_a_model_of_another_kind_or_vocabulary_is_refused(folder):

@@ -15,7 +15,7 @@ from grpo.grpo_config import GRPOConfig
 from tests.families import model_folder, write_sums
 from tests.tiny import causal_model, model, one_process, run_script
 
-SHARDED = [(2, "fill"), (2, "causal"), (2, "qwen3"), (2, "lora"), (4, "fill"), (4, "llama")]  # (ranks, model)
+SHARDED = [(2, "fill"), (2, "causal"), (2, "qwen3"), (2, "qwen3_5"), (2, "lora"), (4, "fill"), (4, "llama")]  # (ranks, model)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def layouts(dataset, prompts, tmp_path_factory):
     """{number of ranks: what tests/grpo/shard_worker.py found}, and the folder that it wrote to."""
     folder, found = tmp_path_factory.mktemp("shards"), {}
     write_sums(folder / "sums.jsonl")
-    for family in ("llama", "qwen3", "bert_reward"):
+    for family in ("llama", "qwen3", "qwen3_5", "bert_reward"):
         model_folder(folder / family, family)
     done = run_script("tests/grpo/shard_worker.py", dataset, prompts, folder)
     assert done.returncode == 0, done.stderr
@@ -43,6 +43,7 @@ def test_a_sharded_run_equals_that_of_one_rank(layouts, ranks, name):
     assert (several[f"{name}/gradient"] - gradient).abs().max() < 1e-6
     for key in ("metrics", "mean_kl"):
         torch.testing.assert_close(several[f"{name}/{key}"], one[f"{name}/{key}"], rtol=1e-4, atol=1e-6)
+    assert several[f"{name}/mismatch"] < 2e-5, "rounding"
     assert (several[f"{name}/way"] - way).norm() < 1e-4 * way.norm(), "after three steps"
     texts, rewards = several[f"{name}/texts"], several[f"{name}/rewards"]
     assert texts == one[f"{name}/texts"][-len(texts):], "one rank alone samples with a model that is whole"

@@ -86,7 +86,7 @@ def test_a_hugging_face_model_with_an_adapter_is_trained_one_step_off(own_ray, r
     pytest.importorskip("peft")
     (tmp_path / "letters.py").write_text(LETTERS)
     settings = RUN | {"dataset": write_sums(tmp_path / "sums.jsonl"), "lora_rank": 4, "max_new_tokens": 5,
-                      "generator_checkpoint": model_folder(tmp_path / "llama", "llama"), "top_p": 1.0,
+                      "generator_checkpoint": model_folder(tmp_path / "qwen3_5", "qwen3_5"), "top_p": 1.0,
                       "reward_file": tmp_path / "letters.py", "reward_functions": "('letters',)",
                       "max_staleness": 1, **correction}
     expect_alike(run("local", **settings), run("ray", **settings, **RAY), staleness=(0, 1, 1))
