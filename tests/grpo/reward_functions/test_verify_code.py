@@ -32,6 +32,12 @@ def executed(tests, *texts, **settings):
     return values, log.metrics
 
 
+def test_the_preamble_of_a_record_stands_before_the_code():
+    code = "def f(x):\n    return double(x)"
+    assert executed("assert f(2) == 4", code, "", preamble=["def double(x):\n    return 2 * x"] * 2)[0] == [1, 0]
+    assert executed("assert f(2) == 4", code, code, preamble=["double = int", None])[0] == [0, 0]
+
+
 GOOD, BAD = "def f(x):\n    return 2 * x", "def f(x):\n    return x"
 
 

@@ -1,0 +1,86 @@
+"""The scores of reasoning-gym's tasks as a reward."""
+
+import ast
+import functools
+import re
+
+from core.settings.optional import GYM_REQUIREMENTS, require
+from core.settings.user_code import guarded
+from grpo.reward_functions.registry import reward
+from grpo.reward_functions.verify_math import syntax_tree
+
+ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+NOTHING = re.compile(r"|.*\bnanj?\b.*", re.IGNORECASE | re.DOTALL)  # some tasks count it as right
+# Tasks whose scorers evaluate the answer as Python
+EVALUATED = ("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication",
+             "puzzle24", "simple_integration", "spiral_matrix", "string_insertion")
+VALUES = (ast.Expression, ast.Load, ast.Constant, ast.List, ast.Tuple)
+FORMULAS = (ast.Expression, ast.Load, ast.Constant, ast.Name, ast.Call, ast.BinOp, ast.UnaryOp, ast.operator,
+            ast.unaryop)
+FUNCTIONS = ("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log",
+             "ln", "sqrt", "Abs")
+
+
+@reward(0, 1, slow=True)
+def gym(prompts, completions, answer, task, entry, *, log_metric, **columns):
+    """The score that the reasoning-gym task of a problem gives the answer (dataset=gym:TASK); 0 if it cannot read it.
+
+    The answer: see answer_in. Logs the mean score of each task, and the share of answers that a task could not read.
+    """
+    package = require("reasoning_gym", "reward gym", f"-r {GYM_REQUIREMENTS}")
+    scores = []
+    for text, truth, name, problem in zip(completions, answer, task, entry, strict=True):
+        score = score_of(package, name, answer_in(text, truth), problem)
+        log_metric("gym_unread", score is None)
+        scores.append(score or 0.0)
+        log_metric(f"gym_{name}", scores[-1])
+    return scores
+
+
+def answer_in(text, truth):
+    """The part of a completion that a task scores: what stands in its last <answer> block, or else all of it; of that
+    the last number, if the record's own answer, `truth`, is a number."""
+    blocks = ANSWER.findall(text)
+    given = (blocks[-1] if blocks else text).strip()
+    if NUMBER.fullmatch(truth or ""):
+        return (NUMBER.findall(given) or [""])[-1]
+    return given
+
+
+def score_of(package, task, answer, entry):
+    """The score of an answer, within 0 and 1; None if it is blank or not a number, or the task cannot
+    read it, or must not evaluate it."""
+    if NOTHING.fullmatch(answer):
+        return None
+    if task in EVALUATED and not is_harmless(answer) and answer != entry["answer"]:
+        return None
+    try:
+        with guarded(f"{task} cannot read the answer", "it counts as wrong"):
+            return min(max(float(scorer(package, task)(answer, entry)), 0.0), 1.0)
+    except ValueError:
+        return None
+
+
+@functools.cache
+def scorer(package, task):
+    """The function (answer, entry) -> score of a task."""
+    return package.create_dataset(task, size=1, seed=0).score_answer
+
+
+def is_harmless(text):
+    """True if a text is a list of values or a formula: evaluated as Python, it calls nothing but FUNCTIONS."""
+    tree = syntax_tree(text, "eval")
+    if tree is None:
+        return False
+    nodes = list(ast.walk(tree))
+    return all(isinstance(node, VALUES) for node in nodes) or all(map(in_formula, nodes))
+
+
+def in_formula(node):
+    """True for a node of a formula: numbers, names, operators, and calls of FUNCTIONS."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, (int, float))
+    if isinstance(node, ast.Call):
+        return getattr(node.func, "id", None) in FUNCTIONS
+    return isinstance(node, FORMULAS)
