@@ -210,7 +210,9 @@ class HuggingFaceModel(nn.Module):
         all_heads = getattr(c, "num_attention_heads", 1)  # FNet has no attention
         head = getattr(c, "head_dim", None) or c.hidden_size // all_heads
         heads = getattr(c, "num_key_value_heads", None) or all_heads
-        return c.num_hidden_layers, c.hidden_size, 2 * c.num_hidden_layers * heads * head
+        kinds = getattr(c, "layer_types", None) or [None] * c.num_hidden_layers
+        with_keys = sum(kind not in ("linear_attention", "conv") for kind in kinds)
+        return c.num_hidden_layers, c.hidden_size, 2 * with_keys * heads * head
 
 
 def most_tokens(net):
