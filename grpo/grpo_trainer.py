@@ -46,6 +46,7 @@ class GRPOTrainer:
     def __init__(self, policy, reference, rewards, data, evaluation, config, logger, dist):
         self.policy, self.reference, self.rewards, self.data = policy, reference, rewards, data
         self.evaluation, self.config, self.logger, self.dist = evaluation, config, logger, dist
+        self.saved_reference = None if config.teacher_checkpoint else reference  # a teacher stays what its path names
         self.optimizers = build_optimizers(policy, config, dist.device.type)
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
@@ -190,8 +191,8 @@ class GRPOTrainer:
 
     def save(self):
         state = {name: getattr(self, name) for name in SAVED}
-        if self.reference is not None:
-            state["reference"] = self.reference.weights()
+        if self.saved_reference is not None:
+            state["reference"] = self.saved_reference.weights()
         state["buffers"] = self.dist.gather(self.buffer.state_dict())
         self.checkpoints.save(self.step, self.policy.weights(), self.optimizers, self.after, **state)
         self.dist.barrier()  # it may take longer than rank_timeout
@@ -202,7 +203,7 @@ class GRPOTrainer:
         state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
         path, self.step = self.checkpoints.last
         self.dist.check_same_step(self.step, self.config.out_dir)
-        reference = self.reference
+        reference = self.saved_reference
         if reference is not None and shapes(reference.weights()) != shapes(state.get("reference", {})):
             raise ValueError(f"{path} has another reference than this run, or none; resume with the settings of "
                              f"{self.checkpoints.path(CONFIG)} or choose another out_dir")

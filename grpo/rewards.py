@@ -137,8 +137,12 @@ class Rewards:
         return Call(name, fields, settings, len(texts.completions))
 
     def total(self, values):
-        """(N,) the weighted sum of `values`, as score returns them; NaN where every function skipped."""
-        stacked = torch.stack([w * values[n] for n, w in zip(self.names, self.weights, strict=True)])
+        """(N,) the weighted sum of `values`, as score returns them; NaN where every function skipped. A function of
+        weight 0 is measured alone: it neither adds nor skips."""
+        weighted = [w * values[n] for n, w in zip(self.names, self.weights, strict=True) if w]
+        if not weighted:
+            return torch.zeros_like(values[self.names[0]])
+        stacked = torch.stack(weighted)
         return stacked.nansum(0).masked_fill(stacked.isnan().all(0), torch.nan)
 
     def right(self, values):

@@ -48,11 +48,7 @@ def make_rows(dataset, settings):
     rows = []
     for task, weight in weights.items():
         count = max(1, round(own["size"] * weight / sum(weights.values())))
-        given = {}
-        for key, value in settings.items():
-            of, _, name = key.rpartition(".")
-            if of in ("", task) and name in known[task]:
-                given[name] = value
+        given = settings_of(task, tasks[task], settings)
         with guarded(f"dataset={dataset}: {task} with {shown(given)} made no problems", "correct gym_settings"):
             random.seed(own["seed"])
             made = package.create_dataset(task, size=own["shots"] + count, seed=own["seed"], **given)
@@ -81,6 +77,17 @@ def weights_of(dataset, tasks):
 def parameters_of(kind):
     """The names of a task's own parameters. kind: its entry in the package's table"""
     return {field.name for field in dataclasses.fields(kind[1])} - DEFAULTS.keys()
+
+
+def settings_of(task, kind, settings):
+    """The parameters of a task that settings give: those named NAME or TASK.NAME. kind: its entry in the package's
+    table"""
+    given, known = {}, parameters_of(kind)
+    for key, value in settings.items():
+        of, _, name = key.rpartition(".")
+        if of in ("", task) and name in known:
+            given[name] = value
+    return given
 
 
 def check_settings(settings, known):

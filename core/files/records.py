@@ -175,7 +175,10 @@ def load_records(dataset, gym_settings=None):
     """The records of a file, of hf:owner/name, or of gym:TASK with its settings."""
     if is_gym(dataset):
         from core.files.gym import read_gym
-        return check_rows(read_gym(dataset, gym_settings), dataset)
+        rows = read_gym(dataset, gym_settings)
+        for row in rows:  # by the problem itself: the prompt may begin with others
+            row["split"] = side(row["entry"]["question"])
+        return check_rows(rows, dataset)
     return read_hub(dataset) if on_hub(dataset) else read_records(dataset)
 
 

@@ -1,9 +1,9 @@
 """The scores of reasoning-gym's tasks as a reward."""
 
 import ast
-import functools
 import re
 
+from core.files.gym import settings_of
 from core.settings.optional import GYM_REQUIREMENTS, require
 from core.settings.user_code import guarded
 from grpo.reward_functions.registry import reward
@@ -12,9 +12,10 @@ from grpo.reward_functions.verify_math import syntax_tree
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 NOTHING = re.compile(r"|.*\bnanj?\b.*", re.IGNORECASE | re.DOTALL)  # some tasks count it as right
-# Tasks whose scorers evaluate the answer as Python
-EVALUATED = ("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication",
-             "puzzle24", "simple_integration", "spiral_matrix", "string_insertion")
+# Tasks whose scorers evaluate the answer as Python, once, or, as sympy does with a text in a formula, twice
+LIST_TASKS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
+FORMULA_TASKS = ("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration")
+SCORERS = {}  # {(task, its settings as a text): the function (answer, entry) -> score}
 VALUES = (ast.Expression, ast.Load, ast.Constant, ast.List, ast.Tuple)
 FORMULAS = (ast.Expression, ast.Load, ast.Constant, ast.Name, ast.Call, ast.BinOp, ast.UnaryOp, ast.operator,
             ast.unaryop)
@@ -23,7 +24,7 @@ FUNCTIONS = ("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "
 
 
 @reward(0, 1, slow=True)
-def gym(prompts, completions, answer, task, entry, *, log_metric, **columns):
+def gym(prompts, completions, answer, task, entry, *, log_metric, gym_settings=None, **columns):
     """The score that the reasoning-gym task of a problem gives the answer (dataset=gym:TASK); 0 if it cannot read it.
 
     The answer: see answer_in. Logs the mean score of each task, and the share of answers that a task could not read.
@@ -31,7 +32,7 @@ def gym(prompts, completions, answer, task, entry, *, log_metric, **columns):
     package = require("reasoning_gym", "reward gym", f"-r {GYM_REQUIREMENTS}")
     scores = []
     for text, truth, name, problem in zip(completions, answer, task, entry, strict=True):
-        score = score_of(package, name, answer_in(text, truth), problem)
+        score = score_of(package, name, answer_in(text, truth), problem, gym_settings)
         log_metric("gym_unread", score is None)
         scores.append(score or 0.0)
         log_metric(f"gym_{name}", scores[-1])
@@ -48,33 +49,41 @@ def answer_in(text, truth):
     return given
 
 
-def score_of(package, task, answer, entry):
+def score_of(package, task, answer, entry, settings=None):
     """The score of an answer, within 0 and 1; None if it is blank or not a number, or the task cannot
-    read it, or must not evaluate it."""
+    read it, or must not evaluate it. settings: the run's gym_settings, or None"""
     if NOTHING.fullmatch(answer):
         return None
-    if task in EVALUATED and not is_harmless(answer) and answer != entry["answer"]:
+    if not is_harmless(task, answer) and answer != entry["answer"]:
         return None
     try:
         with guarded(f"{task} cannot read the answer", "it counts as wrong"):
-            return min(max(float(scorer(package, task)(answer, entry)), 0.0), 1.0)
+            return min(max(float(scorer(package, task, settings)(answer, entry)), 0.0), 1.0)
     except ValueError:
         return None
 
 
-@functools.cache
-def scorer(package, task):
-    """The function (answer, entry) -> score of a task."""
-    return package.create_dataset(task, size=1, seed=0).score_answer
+def scorer(package, task, settings):
+    """The function (answer, entry) -> score of a task with its settings among those of the run."""
+    key = task, repr(settings)
+    if key not in SCORERS:
+        given = settings_of(task, package.factory.DATASETS[task], settings or {})
+        SCORERS[key] = package.create_dataset(task, size=1, seed=0, **given).score_answer
+    return SCORERS[key]
 
 
-def is_harmless(text):
-    """True if a text is a list of values or a formula: evaluated as Python, it calls nothing but FUNCTIONS."""
+def is_harmless(task, text):
+    """True if a task may evaluate a text as Python: a list of values, or a formula, which calls nothing but FUNCTIONS
+    and has no texts in it."""
+    if task not in (*LIST_TASKS, *FORMULA_TASKS):
+        return True
     tree = syntax_tree(text, "eval")
     if tree is None:
         return False
     nodes = list(ast.walk(tree))
-    return all(isinstance(node, VALUES) for node in nodes) or all(map(in_formula, nodes))
+    if task in LIST_TASKS:
+        return all(isinstance(node, VALUES) for node in nodes)
+    return all(map(in_formula, nodes))
 
 
 def in_formula(node):

@@ -195,6 +195,15 @@ def test_rewards_of_a_weight_are_added_and_those_of_weight_0_are_measured_alone(
     assert "reward/length_penalty" in zero and "reward/length_penalty" not in none
 
 
+def test_a_reward_of_weight_0_that_skips_a_completion_takes_it_from_no_loss():
+    rewards = Rewards(taught(reward_functions=("length_penalty", "contains"), reward_weights=(0.0, 2.0)))
+    nan = float("nan")
+    values = {"length_penalty": torch.tensor([1.0, nan, 1.0]), "contains": torch.tensor([1.0, 1.0, nan])}
+    torch.testing.assert_close(rewards.total(values), torch.tensor([2.0, 2.0, nan]), equal_nan=True)
+    rewards = Rewards(taught(reward_functions=("length_penalty",), reward_weights=(0.0,)))
+    assert rewards.total(values).tolist() == [0, 0, 0]
+
+
 # Runs
 
 def test_the_teacher_stays_and_the_student_comes_nearer(prompts, teachers, tmp_path):
@@ -224,6 +233,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(dataset, prompts, teachers, 
     trained("cut", 3)
     resumed = trained("cut", 5, resume=True)
     assert same(whole.policy, resumed.policy) and same(whole.reference, resumed.reference)
+    assert "reference" not in torch.load(resumed.checkpoints.path("state.pt"), weights_only=True), "its file has it"
 
 
 # A user's commands

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo.reward_functions.gym import EVALUATED, answer_in, gym, is_harmless, score_of
+from grpo.reward_functions.gym import FORMULA_TASKS, LIST_TASKS, answer_in, gym, is_harmless, score_of
 from grpo.reward_functions.reward_log import Log
 from grpo.rewards import REWARDS, Rewards
 from tests.tiny import config
@@ -72,15 +72,34 @@ def test_the_code_of_an_answer_is_never_run(tmp_path):
     for number, attack in enumerate(ATTACKS):
         path = tmp_path / str(number)
         text = attack.format(path)
-        assert not is_harmless(text)
-        for task in EVALUATED:
+        for task in (*LIST_TASKS, *FORMULA_TASKS):
+            assert not is_harmless(task, text)
             assert scored(task, text)[1]["gym_unread"], (task, text)
             assert not path.exists()
     entry = package.create_dataset("countdown", size=1, seed=0)[0]
     package.create_dataset("countdown", size=1, seed=0).score_answer(ATTACKS[1].format(tmp_path / "run"), entry)
     assert (tmp_path / "run").exists(), "the package itself would have run it"
-    for text in ("[[1, 2], ['a', 'b']]", "(1, 2)", "3*(x - 2)**2/5", "-x**2*sin(3*x) + exp(x) + C", "1 + 2*3"):
-        assert is_harmless(text)
+    for text in ("[[1, 2], ['a', 'b']]", "(1, 2)"):
+        assert is_harmless("n_queens", text)
+    for text in ("3*(x - 2)**2/5", "-x**2*sin(3*x) + exp(x) + C", "1 + 2*3"):
+        assert is_harmless("simple_integration", text)
+
+
+@pytest.mark.parametrize("form", ["{}", "[{}]", "({}, {})", "[[{}]]"])
+def test_a_text_in_a_formula_is_not_evaluated_a_second_time(form, tmp_path):
+    """sympy evaluates a text that it finds in a formula."""
+    code = repr(f"__import__('os').system('touch {tmp_path / 'run'}')")
+    for task in FORMULA_TASKS:
+        assert scored(task, form.replace("{}", code))[1]["gym_unread"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_task_scores_with_the_settings_of_the_run():
+    settings = {"max_date_difference_days": 5, "time_intervals.max_time_difference_seconds": 600}
+    made = package.create_dataset("time_intervals", size=1, seed=0, max_date_difference_days=5,
+                                  max_time_difference_seconds=600)
+    entry = made[0] | {"answer": "00:01:05"}
+    assert score_of(package, "time_intervals", "00:05", entry, settings) == made.score_answer("00:05", entry)
 
 
 def test_the_tasks_that_evaluate_an_answer_are_all_known():
@@ -89,7 +108,7 @@ def test_the_tasks_that_evaluate_an_answer_are_all_known():
         scorer = inspect.getsource(package.factory.DATASETS[task][0].score_answer)
         if re.search(r"\b(eval|exec|parse_expr|sympify)\([^e]", scorer):  # number_sorting evaluates the entry's own
             found.add(task)
-    assert found == set(EVALUATED)
+    assert found == {*LIST_TASKS, *FORMULA_TASKS}
 
 
 def test_it_needs_processes_with_a_deadline():
