@@ -103,4 +103,11 @@ def test_training_and_validation_share_no_entry_and_depend_on_the_seeds_alone(gy
 @pytest.mark.slow
 def test_records_can_be_loaded_as_any_data_set(gym):
     record, = load_records("gym:rush_hour", {"size": 1})
-    assert record.keys() == {"prompt", "task", "entry", "where"} and record["where"] == "gym:rush_hour, row 1"
+    assert record.keys() == {"prompt", "task", "entry", "split", "where"} and record["where"] == "gym:rush_hour, row 1"
+
+
+def test_a_problem_is_on_the_same_side_whatever_is_shown_before_it(gym):
+    sides = [{record["entry"]["question"]: record["split"] for record in load_records("gym:gcd", {"size": 60, "shots": n})}
+             for n in (0, 2)]
+    shared = sides[0].keys() & sides[1].keys()
+    assert len(shared) > 40 and all(sides[0][question] == sides[1][question] for question in shared)
