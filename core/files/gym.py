@@ -40,7 +40,8 @@ def make_rows(dataset, settings):
     Raises ValueError for an unknown task or setting, a value that a task refuses, or a missing package.
     """
     package = require("reasoning_gym", f"dataset={dataset}", f"-r {GYM_REQUIREMENTS}")
-    tasks = package.factory.DATASETS
+    tasks = dict(package.factory.DATASETS)
+    tasks.pop("composite", None)  # made of other tasks, as gym:TASK+TASK is
     weights = weights_of(dataset, tasks)
     known = {task: parameters_of(tasks[task]) for task in weights}
     check_settings(settings, known)

@@ -54,6 +54,7 @@ def test_shots_begin_every_prompt_and_are_not_asked(gym):
 
 @pytest.mark.parametrize("dataset, settings, message", [
     ("gym:leg_countin", {}, "'leg_countin' is no task .*; did you mean leg_counting[?]"),
+    ("gym:composite", {}, "'composite' is no task"),
     ("gym:", {}, "'' is no task .*a command that lists them"),
     ("gym:gcd+x*lcm", {}, "'x[*]lcm' is no task of reasoning-gym, nor a weight and a task"),
     ("gym:gcd+0*lcm", {}, "the weight of lcm must be above 0"),
