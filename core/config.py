@@ -39,6 +39,7 @@ class RunConfig:
                                            # template of a Hugging Face tokenizer
     chat_template_kwargs: dict | None = None  # arguments of that chat template, such as {"enable_thinking": False}
     system_prompt: str | None = None       # the first message of every prompt; None: none
+    prompt_format: str | None = None       # the text around every prompt, as in "Question: {prompt}"; None: none
     max_prompt_length: int = 512           # tokens; longer training prompts are left out, and a longer validation
                                            # prompt is an error
     # optimization
@@ -98,7 +99,7 @@ CHOICES = {"template": ("plain", "chat", "math", "code", "model"), "optimizer": 
            "resume": (True, False, "auto")}
 RANGES = {"block_size": "[2, 1e6]", "max_prompt_length": "[1, 1e6]", "batch_size": "[1, 1e6]",
           "gradient_accumulation_steps": "[1, 1e6]",
-          "max_iters": "[1, 1e12]", "learning_rate": "(0, 1e3]", "min_lr": "[0, 1e3]", "warmup_iters": "[0, 1e12]",
+          "max_iters": "[0, 1e12]", "learning_rate": "(0, 1e3]", "min_lr": "[0, 1e3]", "warmup_iters": "[0, 1e12]",
           "lr_decay_iters": "[1, 1e12]", "weight_decay": "[0, 1e3]", "beta1": "[0, 1)", "beta2": "[0, 1)",
           "grad_clip": "[0, inf)", "max_bad_steps": "[1, 1e12]", "log_interval": "[1, 1e12]",
           "eval_interval": "[1, 1e12]", "save_interval": "[1, 1e12]", "keep_checkpoints": "[0, 1e6]",
@@ -188,12 +189,14 @@ def literal(text, hint):
 
 
 def checked(key, value, hints, where):
-    """`value` as the type of its key; the only conversions are int to float and list to tuple."""
+    """`value` as the type of its key. Conversions: int to float, list to tuple, one text to a tuple of that text."""
     if key not in hints:
         raise UsageError(f"{where}: {unknown_key(key, hints)}")
     types = {typing.get_origin(t) or t: typing.get_args(t)[:1] for t in allowed_types(hints[key])}
     if type(value) is list and tuple in types:
         value = tuple(value)
+    if type(value) is str and str not in types and types.get(tuple) == (str,) and "," not in value:
+        value = (value,)
     if float in types:
         value = as_float(value)
     if type(value) is tuple and types.get(tuple) == (float,):

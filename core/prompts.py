@@ -47,9 +47,12 @@ MODEL = "model"     # the template that comes with a Hugging Face model
 CHARACTERS = 100    # most characters of a token, on average over a prompt
 
 
-def as_messages(prompt, system_prompt=None):
-    """A prompt, a text or messages already, as a list of {"role", "content"}."""
+def as_messages(prompt, system_prompt=None, prompt_format=None):
+    """A prompt, a text or messages already, as a list of {"role", "content"}; prompt_format is for the last one."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if prompt_format:
+        last = messages[-1]
+        messages[-1] = {**last, "content": prompt_format.replace("{prompt}", last["content"])}
     return [{"role": "system", "content": system_prompt}, *messages] if system_prompt else messages
 
 
@@ -62,9 +65,12 @@ class PromptFormat:
     response_prefix: str = ""                  # the beginning of every answer
     max_prompt_length: int = 512               # tokens; longer training prompts are left out
     chat_template_kwargs: dict | None = None   # arguments of the model's own template
+    prompt_format: str | None = None           # the text around the prompt, or around its last message
 
     def check(self, tokenizer):
         """Raises ValueError unless the settings go together and with the tokenizer."""
+        if self.prompt_format and "{prompt}" not in self.prompt_format:
+            raise ValueError(f"prompt_format={self.prompt_format!r} must have {{prompt}} where the prompt stands")
         if self.template == MODEL and not hasattr(tokenizer, "render_chat"):
             raise ValueError("template='model' is the chat template of a Hugging Face model, which this model is not; "
                              f"use one of {', '.join(TEMPLATES)}")
@@ -78,7 +84,7 @@ class PromptFormat:
 
         prompt: a text or a list of {"role", "content"}; of one that is certainly too long only the beginning is read
         """
-        messages = as_messages(prompt, self.system_prompt)
+        messages = as_messages(prompt, self.system_prompt, self.prompt_format)
         encode = tokenizer.encode_prompt
         if self.template == MODEL:
             text = tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))

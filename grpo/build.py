@@ -78,7 +78,7 @@ def build_data(config, dist):
         tokenizer = load_tokenizer(path, "generator_checkpoint")
     if has_prompts(config.dataset):
         prompt_format = PromptFormat(config.template, config.system_prompt, config.response_prefix,
-                                     config.max_prompt_length, config.chat_template_kwargs)
+                                     config.max_prompt_length, config.chat_template_kwargs, config.prompt_format)
         return PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
                               prompt_format, gym_settings=config.gym_settings)
     return DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, config.batch_size, config.seed, dist.rank,

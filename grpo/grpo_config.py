@@ -95,7 +95,7 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
                                               # like size, at least one problem with its group; None: batch_size
                                               # problems at a time
     grad_checkpoint: bool = False             # activations are computed again in the backward pass: less memory, slower
-    max_iters: int = 200
+    max_iters: int = 200                      # optimizer steps of the run; 0: it evaluates and ends
     optimizer: str = "adamw"                  # "adamw"; "muon": Muon for the matrices of the blocks, AdamW for the rest
     learning_rate: float = 1e-5
     warmup_iters: int = 10

@@ -285,5 +285,6 @@ class GRPOTrainer:
             self.logger.say(comparison_table(self.before, self.after))
             files = (METRICS, SAMPLES, CURVES, REPORT)
             written = [name for name in files if os.path.exists(self.checkpoints.path(name))]
-            self.logger.say(f"{self.config.out_dir} has the model, {', '.join(written)}")
+            model = ["the model"] if self.step else []
+            self.logger.say(f"{self.config.out_dir} has {', '.join(model + written)}")
         self.dist.barrier()

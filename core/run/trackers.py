@@ -85,7 +85,7 @@ def settings_to_send(config):
     """The settings that a tracker shows beside the metrics."""
     settings = dataclasses.asdict(config)
     if not config.log_text:
-        del settings["system_prompt"]
+        del settings["system_prompt"], settings["prompt_format"]
     return settings
 
 

@@ -29,7 +29,7 @@ def build_data(config, dist):
         raise ValueError(f"dataset={config.dataset} has prompts to complete: set mode='language_model', or init_from "
                          "to a causal model of Hugging Face")
     prompt_format = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
-                                 config.chat_template_kwargs)
+                                 config.chat_template_kwargs, config.prompt_format)
     data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
                           prompt_format, config.block_size, config.gym_settings)
     if not data.prepared:  # data/custom/prepare.py does this for a prepared one

@@ -147,8 +147,9 @@ def work(pipe, start, arguments):
     else:
         threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()
     answer_with(pipe, start, arguments)
-    while True:
-        answer_with(pipe, run_reward, pipe.recv())
+    with contextlib.suppress(EOFError):  # the run has closed its end of the pipe
+        while True:
+            answer_with(pipe, run_reward, pipe.recv())
 
 
 def answer_with(pipe, function, arguments):

@@ -36,12 +36,15 @@ def test_literals_and_bare_words():
     assert load("--fill_checkpoints=['a', 'b']").fill_checkpoints == ("a", "b")
 
 
-@pytest.mark.parametrize(("words", "written"), [("a", "('a',)"), ("a,b", "('a', 'b')")])
-def test_words_for_a_list_are_refused_with_the_way_to_write_them(words, written):
+def test_one_word_for_a_list_stands_for_itself_and_several_are_refused_with_the_way_to_write_them(tmp_path):
+    assert load("--fill_checkpoints=a").fill_checkpoints == ("a",)
+    (tmp_path / "c.py").write_text("fill_checkpoints = 'a'\n")
+    assert load(str(tmp_path / "c.py")).fill_checkpoints == ("a",)
+    written = "('a', 'b')"
     with pytest.raises(UsageError) as error:
-        load(f"--fill_checkpoints={words}")
+        load("--fill_checkpoints=a,b")
     assert str(error.value).endswith(f'not str; write fill_checkpoints="{written}"')
-    assert load(f"--fill_checkpoints={written}").fill_checkpoints == tuple(words.split(","))
+    assert load(f"--fill_checkpoints={written}").fill_checkpoints == ("a", "b")
 
 
 def test_the_name_of_a_boolean_alone_sets_it():

@@ -41,7 +41,9 @@ def huggingface_tokenizer(path, kind):
 @pytest.mark.parametrize(("prompt", "settings", "text"), [
     ("3+4=", {}, "3+4="), (TURNS, {}, "a\n\nb\n\nc"),
     ("Hi", {"template": "chat", "system_prompt": "Be kind."}, "System: Be kind.\n\nUser: Hi\n\nAssistant: "),
-    (TURNS, {"template": "chat"}, "User: a\n\nAssistant: b\n\nUser: c\n\nAssistant: ")])
+    (TURNS, {"template": "chat"}, "User: a\n\nAssistant: b\n\nUser: c\n\nAssistant: "),
+    ("3+4=", {"prompt_format": "{x}: {prompt}\n"}, "{x}: 3+4=\n"),
+    (TURNS, {"template": "chat", "prompt_format": "-{prompt}-"}, "User: a\n\nAssistant: b\n\nUser: -c-\n\nAssistant: ")])
 def test_a_template_ends_where_the_answer_begins(prompt, settings, text):
     assert PromptFormat(**settings).encode(prompt, CAUSAL) == (text, CAUSAL.encode(text))
     assert PromptFormat(**settings, response_prefix="so ").encode(prompt, CAUSAL) == (text, CAUSAL.encode(text + "so "))
@@ -199,6 +201,8 @@ REFUSED = {
                        {"format": PromptFormat(system_prompt="b")}, "record 1: the prompt has a system message"),
     "arguments": (prepared, {"format": PromptFormat("chat", chat_template_kwargs={"x": False})},
                   "chat_template_kwargs=.*which template='chat' does not use; set template="),
+    "no place for the prompt": (prepared, {"format": PromptFormat(prompt_format="Question: ")},
+                                "prompt_format='Question: ' must have {prompt} where the prompt stands"),
     "template": (prepared, {"format": PromptFormat("model")},
                  "template='model' is the chat template of a Hugging Face model, which this")}
 

@@ -15,10 +15,10 @@ from core.prompts import PromptConsumer
 from core.tokenizer import load_meta
 from grpo.reward_functions import verify_code, verify_math
 from grpo.reward_functions.asserts import cut
-from grpo.reward_functions.registry import REWARDS
+from grpo.reward_functions.registry import REWARDS, load_reward_file
 from grpo.sandbox.run import run_tests
 from tests.families import tokenizer_of
-from tests.tiny import ROOT, TOKENIZER, jsonl, run_here, without_place
+from tests.tiny import ROOT, TOKENIZER, expect_rewards, jsonl, run_here, without_place
 
 
 def prepare(name):
@@ -126,6 +126,15 @@ def test_gsm8k_becomes_prompts_with_working_out(tmp_path):
         jsonl(tmp_path / "test.jsonl", {"question": "a", "answer": "b #### 1"}, {"question": "b", "answer": answer})
         assert re.search("test.jsonl, line 2: .*'#### ' and a number", error("gsm8k", *files))
     assert "--test" in error("gsm8k", "--train=a.jsonl")
+
+
+@pytest.mark.parametrize("text, truth, score", [
+    ("It is 42.", "#### 42", 1), ("42 of 43", "#### 42", 0), (r"\boxed{42}, not 43", "#### 42", 1), ("", "#### 42", 0),
+    (r"\boxed{41} and \boxed{\$1,042.00}.", "So 3.\n#### 1,042", 1), ("-3", "#### 3", 0), ("no number", "####", 0),
+    (r"42 \boxed{none}", "#### 42", 0), ("it's 12, 13", "#### 13", 1)])
+def test_the_reward_of_gsm8k_compares_the_number_in_the_last_box_or_the_last_number(text, truth, score):
+    load_reward_file(os.path.join(ROOT, "data", "gsm8k", "reward.py"))
+    expect_rewards("gsm8k", {text: score}, answer=truth)
 
 
 @pytest.mark.parametrize(("name", "arguments", "remedy"), [("gsm8k", ["--tokenizer=char"], "--train=FILE --test=FILE"),

@@ -97,6 +97,16 @@ def test_a_causal_job_from_start_to_finish(causal_world):
     load_model(str(folder / "out" / "model.safetensors"), tokenizer=CAUSAL)
 
 
+@pytest.mark.slow
+def test_a_run_of_no_steps_evaluates_and_ends(causal_world):
+    folder, base = causal_world
+    done = train(base, reward_functions="exact_match", max_iters=0, out_dir=folder / "evaluated")
+    assert done.returncode == 0, done.stderr
+    only, = read_records(folder / "evaluated" / "metrics.jsonl")
+    assert only["step"] == 0 and 0 <= only["eval/sampled_accuracy"] <= 1 and "evaluated has metrics.jsonl" in done.stdout
+    assert not {"model.safetensors", "state.pt"} & set(os.listdir(folder / "evaluated"))
+
+
 def test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing(world):
     folder, base = world
     changed = base | {"out_dir": folder / "dry", "dry_run": True}
@@ -167,6 +177,32 @@ def test_the_shipped_config_and_models_belong_together(world):
     assert done.stdout.count("frozen") == 3 and "gold_judge" in done.stdout
     pretrained = os.path.join(ROOT, "data", "char_diffusion", "pretrained")
     assert sum(os.path.getsize(os.path.join(pretrained, name)) for name in os.listdir(pretrained)) < 16e6
+
+
+PUBLISHED = {  # the form of a row of the data set of the hub that the config names
+    "gsm8k": {"question": "Ann has {} cats and gets {} more. How many has she?",
+              "answer": "She has {0}+{1}=<<{0}+{1}={2}>>{2} cats.\n#### {2}"},
+    "math": {"problem": "What is ${}+{}$?", "solution": r"It is $\boxed{{{2}}}$.", "answer": "{2}",
+             "subject": "Prealgebra", "unique_id": "test/{}-{}"}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_config_of_a_published_run_works_on_a_small_model_and_rows_of_that_form(tmp_path, name):
+    datasets, _ = pytest.importorskip("datasets"), pytest.importorskip("math_verify")
+    for split, first in (("train", 1), ("test", 50)):
+        rows = [{key: text.format(first + i, 3, first + i + 3) for key, text in PUBLISHED[name].items()}
+                for i in range(8)]
+        datasets.Dataset.from_list(rows).to_parquet(tmp_path / "data" / f"{split}.parquet")
+    done = run_here(TRAIN, f"config/grpo_{name}.py", *arguments(SMALL | {
+        "dataset": f"hf:{tmp_path}/data", "generator_checkpoint": model_folder(tmp_path / "model", "qwen3", longest=999),
+        "max_iters": 1, "max_new_tokens": 4, "out_dir": tmp_path / "out"}))
+    assert done.returncode == 0, done.stderr
+    assert "8 training and 8 validation prompts" in done.stdout
+    assert "boxed{}" in done.stdout or "boxed{ANSWER}" in done.stdout
+    assert "nswer:" in done.stdout or name == "gsm8k", "the text around the prompt is its end"
+    evaluation = read_records(tmp_path / "out" / "metrics.jsonl")[0]
+    assert evaluation["eval/greedy_accuracy"] == 0
 
 
 @pytest.mark.slow

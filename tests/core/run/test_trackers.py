@@ -123,7 +123,7 @@ def name(request):
 
 @pytest.mark.slow
 def test_a_resumed_run_writes_no_step_twice_and_texts_are_sent_only_if_they_may(tmp_path, name):
-    run(tmp_path, name, last=5, end="killed", system_prompt="a secret instruction")
+    run(tmp_path, name, last=5, end="killed", system_prompt="a secret instruction", prompt_format="secret {prompt}")
     assert b"secret" not in contents(tmp_path)
     run(tmp_path, name, first=2, last=7, value=0.25, log_text=True)
     assert b"secret <b>yes</b>" in contents(tmp_path)

@@ -104,7 +104,7 @@ def test_a_run_whose_worker_is_killed_is_the_run_without_workers(own_ray, run, t
             os.kill(killed[0], signal.SIGKILL)
         return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
 
-    settings = settings_of(tmp_path, max_iters=12, max_staleness=1, reward_functions="('deadly',)", reward_file=None)
+    settings = settings_of(tmp_path, max_iters=12, max_staleness=1, reward_functions="deadly", reward_file=None)
     outside = run("ray", **settings)
     assert len(killed) == 1 and sum(record["sampler/replaced_workers"] for record in outside[0]) == 1
     calls.clear()

@@ -1,0 +1,25 @@
+"""The reward of GSM8K and data in its form, whose answers end in "#### 42"."""
+
+import re
+
+from grpo.rewards import reward
+
+BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")
+
+
+def last_number(text):
+    """The last number of a text, without commas and trailing zeros; "" if it has none."""
+    numbers = NUMBER.findall(text)
+    return f"{float(numbers[-1].replace(',', '')):g}" if numbers else ""
+
+
+@reward(0, 1)
+def gsm8k(prompts, completions, answer, **columns):
+    """1 if the last number of the completion's last \\boxed{}, or else of the completion, is that behind ####."""
+    scores = []
+    for text, truth in zip(completions, answer, strict=True):
+        boxes = BOXED.findall(text)
+        found = last_number(boxes[-1] if boxes else text)
+        scores.append(float(found != "" and found == last_number(truth.rpartition("####")[2])))
+    return scores
