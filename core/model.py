@@ -181,7 +181,7 @@ class GPT(nn.Module):
         tokens: (B, T) ids below vocab_size
         position: (B, M) columns of tokens whose states are wanted, or None for all
         past: a Cache of the tokens that these rows read before; these are added to it (LANGUAGE_MODEL)
-        padding: (B,) number of leading columns of past and tokens that hold no token, or None (LANGUAGE_MODEL)
+        padding: (B,) number of leading columns of past and tokens that hold no token, or None
         Returns (B, M or T, C)
         """
         T = tokens.shape[1]
@@ -192,7 +192,7 @@ class GPT(nn.Module):
         if past:
             mask = past.mask(T, padding, tokens.device)
         else:
-            mask = attention_mask(0, T, padding, tokens.device)
+            mask = attention_mask(0, T, padding, tokens.device, self.mode == LANGUAGE_MODEL)
         x = self.drop(self.embed(tokens))                                            # (B, T, C)
         cos, sin = self.cos[before:end], self.sin[before:end]                        # (T, D) each
         for i, block in enumerate(self.blocks):

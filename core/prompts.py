@@ -118,10 +118,12 @@ class PromptConsumer:
     gym_settings are for (core/files/gym.py)
     tokenizer: that of the model; None: the one that meta.json of the folder describes
     format: a PromptFormat; block_size: the longest input of a supervised model
+    masked: whether `batch` is for a model that fills in masks
     """
 
     def __init__(self, dataset, batch_size, seed=1337, rank=0, world=1, tokenizer=None, format=None, block_size=None,
-                 gym_settings=None):
+                 gym_settings=None, masked=False):
+        self.masked = masked
         self.batch_size = batch_size
         self.seed = seed
         self.rank = rank
@@ -254,8 +256,27 @@ class PromptConsumer:
         completion = self.tokenizer.encode(str(record.get("completion", "")))
         return [*record["tokens"], *completion, self.tokenizer.stop_token_id]
 
+    def masked_batch(self, split, step, micro=0):
+        """Training examples for a model that fills in masks: the prompt, the record's "completion", and stop tokens up
+        to block_size. A share of the places behind the prompt, uniform in (0, 1], is masked; every example weighs the
+        same, so a token of a share t weighs 1 / t (the bound of arXiv 2406.07524 and 2502.09992)."""
+        records, numbers = self._drawn(split, step, micro)
+        target = np.full((len(records), self.block_size), self.tokenizer.stop_token_id)
+        weight = np.zeros(target.shape, dtype=np.float32)
+        for record, number, ids, weights in zip(records, numbers, target, weight, strict=True):
+            text = self._example(record)[: self.block_size]
+            ids[: len(text)] = text
+            places = np.arange(len(record["tokens"]), self.block_size)
+            rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step, int(number)])
+            chosen = rng.permutation(places)[: rng.integers(len(places)) + 1]
+            weights[chosen] = 1 / len(chosen)
+        input = np.where(weight > 0, self.tokenizer.mask_token_id, target)
+        return {"input": input, "target": target, "mask": weight, "number": numbers}
+
     def batch(self, split, step, micro=0):
         """Training examples: the prompt, the record's "completion" and the stop token."""
+        if self.masked:
+            return self.masked_batch(split, step, micro)
         records, numbers = self._drawn(split, step, micro)
         texts = [self._example(record) for record in records]
         width = max(map(len, texts))

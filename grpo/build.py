@@ -21,15 +21,18 @@ from grpo.evaluation.prompts import PromptEvaluation
 from grpo.kl import choose_estimator, needs_reference
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
+from grpo.policies.prompt_fill import PromptFillPolicy
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.reward_model import load_reward_model
 from grpo.rewards import Rewards
 
-POLICIES = {MASKED_FILL: FillPolicy, LANGUAGE_MODEL: CausalPolicy}
-ONLY_FOR = {MASKED_FILL: {"unmask_steps": 1, "fill_estimator": "trajectory", "credit_window": None,
-                          "gold_judge_checkpoint": None},
-            LANGUAGE_MODEL: {"overlong_buffer": 0, "mask_truncated": False}}  # {mode: {setting: its value elsewhere}}
-KINDS = {MASKED_FILL: "fill-in", LANGUAGE_MODEL: "prompts"}
+FILL_IN, LEFT_TO_RIGHT, ANY_ORDER = "fill-in", "prompts, left to right", "prompts, in any order"  # kinds of a run
+POLICIES = {FILL_IN: FillPolicy, LEFT_TO_RIGHT: CausalPolicy, ANY_ORDER: PromptFillPolicy}
+ONLY_FOR = {"unmask_steps": (1, FILL_IN, ANY_ORDER), "fill_estimator": ("trajectory", FILL_IN, ANY_ORDER),
+            "block_length": (None, ANY_ORDER), "unmask_order": ("random", ANY_ORDER),
+            "credit_window": (None, FILL_IN), "gold_judge_checkpoint": (None, FILL_IN),
+            "stop_sequences": ((), LEFT_TO_RIGHT), "overlong_buffer": (0, LEFT_TO_RIGHT, ANY_ORDER),
+            "mask_truncated": (False, LEFT_TO_RIGHT, ANY_ORDER)}  # {setting: (its value elsewhere, kinds that have it)}
 
 
 @dataclass
@@ -113,22 +116,27 @@ def build_models(config, data, dist):
 
 def check_kind(config, mode, data):
     """Raises ValueError for a dataset, or a setting, of the other kind of generator. mode: the generator's"""
-    if data is not None and (mode == LANGUAGE_MODEL) != isinstance(data, PromptConsumer):
-        needed = "running text, such as data/char_diffusion"
-        if mode == LANGUAGE_MODEL:
-            needed = "prompts, such as data/arithmetic"
+    if data is not None and mode == LANGUAGE_MODEL and not isinstance(data, PromptConsumer):
         raise ValueError(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
-                         f"{needed}, which dataset={config.dataset} is not")
-    for kind, settings in ONLY_FOR.items():
-        for key, default in settings.items():
-            if kind != mode and getattr(config, key) != default:
-                raise ValueError(f"{key}={getattr(config, key)} is for {KINDS[kind]}, which generator_checkpoint="
-                                 f"{config.generator_checkpoint} does not do; use {key}={default}")
+                         f"prompts, such as data/arithmetic, which dataset={config.dataset} is not")
+    kind = kind_of(config, mode)
+    for key, (default, *kinds) in ONLY_FOR.items():
+        if kind not in kinds and getattr(config, key) != default:
+            raise ValueError(f"{key}={getattr(config, key)} is for {' and '.join(kinds)}, not for {kind}, which "
+                             f"generator_checkpoint={config.generator_checkpoint} does with dataset={config.dataset}; "
+                             f"use {key}={default}")
+
+
+def kind_of(config, mode):
+    """The kind of run that a generator of this mode makes of the dataset: FILL_IN, LEFT_TO_RIGHT or ANY_ORDER."""
+    if mode == LANGUAGE_MODEL:
+        return LEFT_TO_RIGHT
+    return ANY_ORDER if has_prompts(config.dataset) else FILL_IN
 
 
 def make_policy(model, tokenizer, config, dist):
-    """The policy of the kind that the model's mode says."""
-    return POLICIES[model.mode](model, tokenizer, dist.dtype, config.grad_checkpoint)
+    """The policy of the kind that the model's mode and the dataset say."""
+    return POLICIES[kind_of(config, model.mode)](model, tokenizer, dist.dtype, config.grad_checkpoint)
 
 
 def load_policy(key, config, tokenizer, dist, mode=None, adapter=FULL):
@@ -138,9 +146,9 @@ def load_policy(key, config, tokenizer, dist, mode=None, adapter=FULL):
     """
     path = getattr(config, key)
     model, _ = load_model(path, loads_on(config, dist), mode, tokenizer, key, adapter, dist.dtype)
-    if model.mode not in POLICIES:
+    if model.mode == SEQUENCE_SCORER:
         raise ValueError(f"{key}={path} has mode {model.mode}, but {MASKED_FILL} or {LANGUAGE_MODEL} is needed here")
-    if model.mode == MASKED_FILL and config.block_size > model.longest_input:
+    if kind_of(config, model.mode) == FILL_IN and config.block_size > model.longest_input:
         raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of {key}={path}; "
                          f"set block_size={model.longest_input}")
     return make_policy(model, tokenizer, config, dist)
@@ -172,7 +180,7 @@ def load_judge(key, config, policy, dist):
     path = getattr(config, key)
     if path is None:
         return None
-    fills = policy.model.mode == MASKED_FILL
+    fills = kind_of(config, policy.model.mode) == FILL_IN
     tokenizer = policy.tokenizer if fills else None
     model = freeze(load_model(path, loads_on(config, dist), SEQUENCE_SCORER, tokenizer, key)[0])
     needed, text = config.block_size, f"texts of block_size={config.block_size}"
@@ -213,7 +221,7 @@ def build_evaluation(config, models, rewards, data):
     iteration's distributions need more than stored_megabytes."""
     check_memory(config, models)
     policy = models.policy
-    if policy.model.mode == MASKED_FILL:
+    if kind_of(config, policy.model.mode) == FILL_IN:
         return fill_in_evaluation(config, models, rewards)
     reads = min(p.model.longest_input for p in (policy, models.reference) if p is not None)
     if data.longest + config.max_new_tokens > reads:

@@ -17,12 +17,14 @@ from grpo.sandbox.settings import SandboxConfig
 
 CHOICES = {"objective": OBJECTIVES, "advantage": ADVANTAGES, "reference_mode": REFERENCES,
            "kl_estimator": ("exact", *KL_ESTIMATORS), "zero_std": ("keep", "drop", "resample"),
-           "fill_estimator": ("trajectory", "one_step", "prompt_mask", "random_mask", "coupled")}
+           "fill_estimator": ("trajectory", "one_step", "prompt_mask", "random_mask", "coupled"),
+           "unmask_order": ("random", "left_to_right", "confidence")}
 ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate": SURROGATES}  # of OBJECTIVES
 RANGES = {
     "max_new_tokens": "[1, 1e6]",
     "batch_size": "[1, 1e6]", "group_size": "[1, 1e5]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
-    "top_k": "[0, 1e9]", "min_p": "[0, 1)", "unmask_steps": "[1, 1e6]", "stored_megabytes": "[1, 1e9]",
+    "top_k": "[0, 1e9]", "min_p": "[0, 1)", "unmask_steps": "[1, 1e6]", "block_length": "[1, 1e6]",
+    "stored_megabytes": "[1, 1e9]",
     "credit_window": "[0, 1e9]", "distill_beta": "(0, 1e6]", "kl_beta": "[0, 1e6]", "kl_target": "(0, 1e6]",
     "entropy_bonus": "[0, 1e6]", "overlong_buffer": "[0, 1e6]",
     "clip_low": "[0, 1e9]", "clip_high": "[0, 1e9]", "clip_cap": "(1, 1e9]",
@@ -57,7 +59,11 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
     top_p: float = 0.95                       # sample from the likeliest tokens of this total probability; 1.0: all
     top_k: int = 0                            # sample from the top_k likeliest tokens; 0: all
     min_p: float = 0.0                        # sample from tokens at least this many times as likely as the likeliest
-    unmask_steps: int = 1                     # fill-in: passes in which masked tokens are sampled, in random order
+    unmask_steps: int = 1                     # fill-in: passes in which masked tokens are sampled, in random order; of
+                                              # prompts, the passes of each block
+    block_length: int | None = None           # prompts in any order: masked places of a block; None: one block
+    unmask_order: str = "random"              # ... order in a block: random, left_to_right, or confidence, the
+                                              # likeliest first, for which log-probabilities are estimates
     fill_estimator: str = "trajectory"        # fill-in: estimator of log-probabilities (grpo/policies/fill_views.py)
     stored_megabytes: int = 2048              # memory for distributions kept with rollouts: tokens that truncation
                                               # kept, the reference's for the exact KL; a run that needs more is refused

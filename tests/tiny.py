@@ -31,6 +31,7 @@ from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import Timer, collect_rollouts, grpo_training_step, sampler_of, train_on_rollouts
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
+from grpo.policies.prompt_fill import PromptFillPolicy
 from grpo.reward_functions import workers
 from grpo.reward_functions.judge import Judge
 from grpo.rewards import REWARDS, Rewards, Scored
@@ -284,7 +285,8 @@ def masked_problems(data):
 
 def sampled(policy, folder, c, number=0):
     """Rollouts of the problems of step `number` from a folder with a data set for this policy."""
-    data = (prompt_consumer if isinstance(policy, CausalPolicy) else consumer)(folder, c)
+    of_prompts = isinstance(policy, (CausalPolicy, PromptFillPolicy))
+    data = (prompt_consumer if of_prompts else consumer)(folder, c)
     return policy.sample(data.problems("train", number), number, c)
 
 

@@ -106,8 +106,8 @@ class HuggingFaceModel(nn.Module):
         if self.mode == LANGUAGE_MODEL:
             inputs |= {"use_cache": past is not None, self.cache_name: past and past.content}
         if padding is not None:
-            columns = torch.arange(before + inputs["input_ids"].shape[1], device=tokens.device)
-            real = columns >= padding[:, None]                                       # (B, before + columns read)
+            columns = torch.arange(before + inputs["input_ids"].shape[1], device=tokens.device) - len(self.start_ids)
+            real = (columns >= padding[:, None]) | (columns < 0)                     # (B, before + columns read)
             inputs["attention_mask"] = real.long()
             if self.takes_position:
                 inputs["position_ids"] = (real.cumsum(1) - 1).clamp(min=0)[:, before:]

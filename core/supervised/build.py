@@ -25,13 +25,13 @@ def build_data(config, dist):
             mode = MASKED_FILL  # generators fill in the masks of what a judge reads
         return DatasetConsumer(config.dataset, mode, config.block_size, config.batch_size, config.seed, dist.rank,
                                dist.world, config.masks, config.mask_low, config.mask_high, tokenizer)
-    if mode != LANGUAGE_MODEL:
-        raise ValueError(f"dataset={config.dataset} has prompts to complete: set mode='language_model', or init_from "
-                         "to a causal model of Hugging Face")
+    if mode == SEQUENCE_SCORER:
+        raise ValueError(f"dataset={config.dataset} has prompts to complete: set mode='language_model' or "
+                         "'masked_fill', or init_from to a generator of Hugging Face")
     prompt_format = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
                                  config.chat_template_kwargs, config.prompt_format)
     data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
-                          prompt_format, config.block_size, config.gym_settings)
+                          prompt_format, config.block_size, config.gym_settings, mode == MASKED_FILL)
     if not data.prepared:  # data/custom/prepare.py does this for a prepared one
         data.records = {split: list(map(with_completion, records)) for split, records in data.records.items()}
     data.require("completion", "supervised training")

@@ -10,7 +10,7 @@ from core.model import SEQUENCE_SCORER
 def supervised_sums(model, input, target, mask):
     """Sums over the batch; divide by 'count' for means.
 
-    input, target: (B, T), for a cls judge input (B, 1 + T); mask: (B, T) True where the loss counts
+    input, target: (B, T), for a cls judge input (B, 1 + T); mask: (B, T) True where the loss counts, or its weights
     Returns {"loss", "correct", "count"}
     """
     if model.mode != SEQUENCE_SCORER:
@@ -22,7 +22,7 @@ def supervised_sums(model, input, target, mask):
 
 def token_sums(model, input, target, mask):
     """Cross-entropy of the masked tokens, the logits in bounded memory."""
-    position, hidden = masked_positions(mask, input.device)                          # (B, M) each
+    position, hidden = masked_positions(mask > 0, input.device)                      # (B, M) each
     h = model.states(input, position)                                                # (B, M, C)
     target = target.gather(1, position)                                              # (B, M)
 
@@ -32,10 +32,11 @@ def token_sums(model, input, target, mask):
         return token_logp(logp, target), logp.argmax(-1) == target                   # (K,), (K,)
 
     logp, correct = in_parts(predicted, model.vocabulary, h.flatten(0, 1), target.flatten())
-    hidden = hidden.flatten().float().to(input.device)                               # (B * M,)
-    return {"loss": -(logp * hidden).sum(),
-            "correct": (correct * hidden).sum(),
-            "count": hidden.sum()}
+    weight = mask.float().to(input.device).gather(1, position)                       # (B, M)
+    weight = weight.flatten() * hidden.flatten().to(input.device)                    # (B * M,)
+    return {"loss": -(logp * weight).sum(),
+            "correct": (correct * weight).sum(),
+            "count": weight.sum()}
 
 
 def realness_sums(model, input, target):

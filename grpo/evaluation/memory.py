@@ -1,9 +1,12 @@
 """The memory that a run needs, estimated before anything is allocated; a run that cannot fit is refused."""
 
+import math
+
 import torch
 
 from core.distributions import LOGITS_AT_ONCE
 from core.model import LANGUAGE_MODEL
+from core.prompts import PromptConsumer
 from core.run.memory import memory_in_use, memory_limit
 from grpo.kl import choose_estimator
 
@@ -24,7 +27,7 @@ def memory_estimate(config, models, data, dist):
     size = 2 if dist.dtype == torch.bfloat16 else 4                   # bytes of a number
     problems = config.batch_size * config.gradient_accumulation_steps
     new = config.max_new_tokens                                       # the most sampled tokens of a completion
-    if policy.model.mode != LANGUAGE_MODEL:
+    if policy.model.mode != LANGUAGE_MODEL and not isinstance(data, PromptConsumer):
         new = max(1, round(config.mask_high * config.block_size))
     of_step = sampling(config, policy.model, data, size, config.batch_size, config.group_size)
     of_evaluation = sampling(config, policy.model, data, size, 1, config.eval_completions)
@@ -62,11 +65,12 @@ def training(config, model, data, size):
     if model.mode == LANGUAGE_MODEL:
         of_problem = data.longest + G * config.max_new_tokens
     else:
+        blocks, length = blocks_and_length(config, data)
         texts = {
-            "trajectory": 1 + (config.unmask_steps - 1) * G,
+            "trajectory": 1 + (blocks * config.unmask_steps - 1) * G,
             "random_mask": G,
             "coupled": 2 * G}
-        of_problem = texts.get(config.fill_estimator, 1) * config.block_size
+        of_problem = texts.get(config.fill_estimator, 1) * length
     tokens = config.batch_size * of_problem
     if config.micro_batch_tokens is not None:  # a problem is never cut
         of_iteration = tokens * config.gradient_accumulation_steps
@@ -82,12 +86,21 @@ def sampling(config, model, data, size, problems, group):
     _, width, cached = model.dimensions
     layer = KEPT * size * width
     if model.mode != LANGUAGE_MODEL:
-        texts = problems if config.unmask_steps == 1 else problems * group
-        return texts * config.block_size * layer
+        blocks, length = blocks_and_length(config, data)
+        texts = problems if blocks * config.unmask_steps == 1 else problems * group
+        return texts * length * layer
     T = data.longest
     cache = (T + group * (T + config.max_new_tokens)) * cached * size
     attention = T**2 * (1 + size)  # which tokens of a prompt see which others, in bool and as numbers
     return problems * (cache + T * layer + attention)
+
+
+def blocks_and_length(config, data):
+    """(number of blocks, tokens) of a text that a masked-fill model reads: a window, or a prompt and its completion."""
+    if not isinstance(data, PromptConsumer):
+        return 1, config.block_size
+    blocks = math.ceil(config.max_new_tokens / (config.block_length or config.max_new_tokens))
+    return blocks, data.longest + config.max_new_tokens
 
 
 def check_fits(config, models, data, dist):

@@ -78,35 +78,8 @@ class CausalPolicy(ModelPolicy):
             truncated=generation.truncated,
             max_tokens=config.max_new_tokens,
             reading=reading,
-            texts=self._texts(problems, prompt, padding, generation, config))
-
-    def _texts(self, problems, prompt, padding, generation, config):
-        """Texts of the completions of prompts (P, T)."""
-        G = config.group_size
-        stop = self._stop(config)
-        records = [record for record in problems["record"] for _ in range(G)]
-        prompts, columns = as_columns(records)
-        mask = generation.mask                                                       # (N, M)
-        prompt = prompt.repeat_interleave(G, 0)                                      # (N, T)
-        padding = padding.repeat_interleave(G)                                       # (N,)
-        ends = set(self.tokenizer.stop_token_ids)
-        tokens = []
-        completion_ids = []
-        for n, length in enumerate(mask.sum(1).int().tolist()):
-            ids = generation.target[n, :length]
-            completion_ids.append(ids.tolist())
-            if ends.intersection(completion_ids[n]):  # only the last token can be one
-                ids = ids[:-1]
-            tokens.append(torch.cat((prompt[n, padding[n] :], ids)))
-        begin = prompt.shape[1] - padding                                            # (N,) length of the prompt
-        place = begin[:, None] + torch.arange(mask.shape[1])                         # (N, M)
-        metrics = {
-            "completion_length": (mask.sum(), len(mask)),
-            "truncated": (generation.truncated.sum(), len(mask))}
-        return Texts(
-            prompts, [stop.text(ids) for ids in completion_ids], columns, tokens, completion_ids,
-            place=place.to(self.device),
-            metrics=metrics)
+            texts=completion_texts(
+                self._stop(config), problems, prompt, padding, target, mask, generation.truncated))
 
     def _stop(self, config):
         return Stop(self.tokenizer, config.stop_sequences, config.response_prefix)
@@ -167,3 +140,33 @@ class CausalPolicy(ModelPolicy):
         """The likeliest completion of every prompt, as texts (P,)."""
         likeliest = SimpleNamespace(**vars(config) | {"group_size": 1, "top_k": 1})
         return self.sample(problems, 0, likeliest).texts.completions
+
+
+def completion_texts(stop, problems, prompt, padding, target, mask, truncated):
+    """Texts of N = P * G completions.
+
+    stop: a core.generation.Stop; prompt: (P, T), padded on the left; padding: (P,) number of padded columns, on the CPU
+    target: (N, M) tokens; mask: (N, M) 1.0 where one is of the completion, from the first on; truncated: (N,) bool
+    """
+    N, M = target.shape
+    G = N // len(prompt)
+    records = [record for record in problems["record"] for _ in range(G)]
+    prompts, columns = as_columns(records)
+    prompt = prompt.repeat_interleave(G, 0)                                          # (N, T)
+    padding = padding.repeat_interleave(G)                                           # (N,)
+    ends = set(stop.tokenizer.stop_token_ids)
+    tokens = []
+    completion_ids = []
+    for n, length in enumerate(mask.sum(1).int().tolist()):
+        ids = target[n, :length]
+        completion_ids.append(ids.tolist())
+        if ends.intersection(completion_ids[n]):  # only the last token can be one
+            ids = ids[:-1]
+        tokens.append(torch.cat((prompt[n, padding[n] :], ids)))
+    begin = prompt.shape[1] - padding                                                # (N,) length of the prompt
+    place = begin[:, None] + torch.arange(M)                                         # (N, M)
+    metrics = {"completion_length": (mask.sum(), N), "truncated": (truncated.sum(), N)}
+    return Texts(
+        prompts, [stop.text(ids) for ids in completion_ids], columns, tokens, completion_ids,
+        place=place.to(target.device),
+        metrics=metrics)

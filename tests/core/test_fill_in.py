@@ -16,7 +16,7 @@ class TinyVocabulary(torch.nn.Module):
         super().__init__()
         self.vocabulary, self.logits = 6, 2 * torch.randn(5, 6)
 
-    def states(self, input, position):
+    def states(self, input, position, padding=None):
         return position[..., None]
 
     def project(self, states):

@@ -22,6 +22,7 @@ from grpo.build import (
 )
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
+from grpo.policies.prompt_fill import PromptFillPolicy
 from grpo.rewards import Rewards
 from grpo.scoring import with_reference
 from tests.families import folder_maker, write_prose, write_sums
@@ -169,8 +170,12 @@ def test_models_and_settings_that_do_not_fit_are_refused(checkpoints, dataset, p
 def test_a_generator_needs_a_dataset_of_its_kind(tmp_path, prompts):
     fill = str(tmp_path / "fill.safetensors")
     save_model(fill, model(tokenizer=CAUSAL), CAUSAL)
-    with pytest.raises(ValueError, match="mode masked_fill and needs a dataset of running text, such as data/char"):
-        build_models(config(generator_checkpoint=fill), prompt_consumer(prompts, config()), one_process())
+    text = config(generator_checkpoint=fill, dataset=str(tmp_path), block_length=4)
+    with pytest.raises(ValueError, match="block_length=4 is for prompts, in any order, not for fill-in, which generator"):
+        build_models(text, None, one_process())
+    c = prompt_config(generator_checkpoint=fill, dataset=str(prompts), block_length=4, kl_beta=0.0)
+    models = build_models(c, prompt_consumer(prompts, c), one_process())
+    assert type(models.policy) is PromptFillPolicy
 
 
 def test_held_out_problems_are_the_same_for_every_seed_and_batch_size(dataset):

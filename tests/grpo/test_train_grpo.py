@@ -98,6 +98,30 @@ def test_a_causal_job_from_start_to_finish(causal_world):
 
 
 @pytest.mark.slow
+def test_a_masked_fill_model_learns_to_answer_prompts_and_is_then_trained_on_rewards(causal_world, tmp_path):
+    """The two commands: supervised on the records' completions, then GRPO in blocks."""
+    folder, base = causal_world
+    done = run_here("core/pretrain.py", f"--dataset={folder}/sums", "--mode=masked_fill", "--block_size=24", "--n_layer=1",
+                    "--n_embd=16", "--n_head=2", "--max_iters=12", "--eval_interval=6", "--batch_size=16", "--device=cpu",
+                    "--warmup_iters=0", f"--out_dir={tmp_path}/start")
+    assert done.returncode == 0, done.stderr
+    losses = [r["val_loss"] for r in read_records(tmp_path / "start" / "metrics.jsonl") if "val_loss" in r]
+    assert losses[-1] < losses[0]
+    settings = {"generator_checkpoint": f"{tmp_path}/start/model.safetensors", "reward_functions": "exact_match",
+                "unmask_steps": 2, "block_length": 3, "temperature": 1.0, "top_p": 1.0, "out_dir": tmp_path / "out"}
+    done = train(base, **settings)
+    assert done.returncode == 0, done.stderr
+    steps = [r for r in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in r]
+    assert steps[0]["mean_kl"] == 0.0 and steps[0]["mismatch_max"] < 1e-4 and steps[0]["ratio_minus_one"] < 1e-4
+    assert all(0 < r["completion_length"] <= 6 and 0 <= r["truncated"] <= 1 for r in steps)
+    for wrong, line in (({"stop_sequences": "('a',)"}, "stop_sequences=.* is for prompts, left to right"),
+                        ({"credit_window": 2}, "credit_window=2 is for fill-in, not for prompts, in any order")):
+        assert re.search(line, train(base, **settings | wrong).stderr)
+    resumed = train(base, **settings | {"max_iters": 4, "resume": True})
+    assert resumed.returncode == 0, resumed.stderr
+
+
+@pytest.mark.slow
 def test_a_run_of_no_steps_evaluates_and_ends(causal_world):
     folder, base = causal_world
     done = train(base, reward_functions="exact_match", max_iters=0, out_dir=folder / "evaluated")

@@ -37,7 +37,7 @@ class Knows(torch.nn.Module):
         super().__init__()
         self.p, self.batches = torch.nn.Parameter(torch.zeros(1)), evaluation.batches
 
-    def states(self, input, position):
+    def states(self, input, position, padding=None):
         truth = [next(batch["target"][i] for _, batch in self.batches for i, shown in enumerate(batch["input"])
                       if (shown == x.numpy()).all()) for x in input]
         return torch.nn.functional.one_hot(torch.from_numpy(np.stack(truth)).gather(1, position), 96).float()

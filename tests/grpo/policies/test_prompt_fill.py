@@ -1,0 +1,157 @@
+"""Prompts that are answered in any order: what is sampled, how likely it was, and where a completion ends."""
+
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+
+from core.distributions import kept_tokens, restrict, sampling_logp
+from grpo.policies import prompt_fill
+from grpo.policies.prompt_fill import PromptFillPolicy
+from grpo.scoring import score
+from tests.tiny import CAUSAL, flat_gradient, model, prompt_config, prompt_consumer, sampled
+
+SETTINGS = {"max_new_tokens": 9, "unmask_steps": 2, "block_length": 4, "kl_estimator": "exact"}
+MASK, END = CAUSAL.mask_token_id, CAUSAL.stop_token_id
+
+
+def policy_of(seed=0, scale=8.0):
+    return PromptFillPolicy(model(seed=seed, scale=scale, tokenizer=CAUSAL, block_size=64), CAUSAL)
+
+
+def more_ends(policy):
+    """The policy with end tokens that are as likely as a few others, so that completions end early."""
+    with torch.no_grad():
+        weight = policy.model.head.weight
+        weight[END] = weight[5:25].mean(0)
+    return policy
+
+
+def passes_of(policy, problems, config):
+    """The Filled of a rollout, and the rollout."""
+    with mock.patch.object(prompt_fill, "Filled", wraps=prompt_fill.Filled) as filled:
+        rollouts = policy.sample(problems, 0, config)
+    arguments, named = filled.call_args
+    return prompt_fill.Filled(*arguments, **named), rollouts
+
+
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.7}, {"unmask_order": "left_to_right", "unmask_steps": 4},
+                                  {"unmask_order": "confidence"}, {"block_length": None, "unmask_steps": 3}], ids=str)
+@torch.no_grad()
+def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(prompts, more):
+    c = prompt_config(**SETTINGS | {"temperature": 0.8} | more)
+    policy, data = more_ends(policy_of(1)), prompt_consumer(prompts, c)
+    problems = data.problems("train", 0)
+    assert problems["padding"].any()
+    filled, rollouts = passes_of(policy, problems, c)
+    scores = score(policy, rollouts, c.temperature)
+    torch.testing.assert_close(scores.logp, rollouts.old_logp, rtol=0, atol=1e-5)
+    G, L = c.group_size, c.max_new_tokens
+    T = problems["input"].shape[1]
+    blocks = -(-L // (c.block_length or L))
+    ended_early = 0
+    for n in range(len(rollouts.mask)):
+        p, g = divmod(n, G)
+        prompt = torch.from_numpy(problems["input"][p, problems["padding"][p] :])
+        text = torch.cat((prompt, torch.full((L,), MASK)))
+        turn, target = filled.turn[p, g], filled.text[p, g, T:]
+        for s in range(blocks * c.unmask_steps):
+            now = (turn == s).nonzero().flatten().tolist()
+            logits = policy.model(text[None])[0]
+            logp = sampling_logp(logits, c.temperature)
+            logp = restrict(logp, kept_tokens(logp, top_p=c.top_p))
+            for m in now:
+                if rollouts.mask[n, m]:
+                    assert abs(float(logp[len(prompt) + m, target[m]] - rollouts.old_logp[n, m])) < 1e-4
+            for m in now:
+                text[len(prompt) + m] = target[m]
+        drawn = turn >= 0
+        length = int(rollouts.mask[n].sum())
+        assert rollouts.mask[n, :length].all() and not rollouts.mask[n, length:].any()
+        ends = (target == END) & drawn
+        assert bool(rollouts.truncated[n]) == (not ends.any())
+        if ends.any():
+            assert length == int(ends.nonzero()[0]) + 1 and target[length - 1] == END
+            ended_early += int(not drawn.all())
+        else:
+            assert length == L
+    assert ended_early or c.top_p < 1 or c.block_length is None, "the passes of some completions are saved"
+
+
+@pytest.mark.parametrize("order", ["random", "left_to_right", "confidence"])
+@torch.no_grad()
+def test_blocks_follow_each_other_and_the_order_within_them_is_the_one_asked_for(prompts, order):
+    c = prompt_config(**SETTINGS | {"unmask_order": order, "unmask_steps": 4, "max_new_tokens": 8, "group_size": 16})
+    policy = policy_of(2)
+    filled, _ = passes_of(policy, prompt_consumer(prompts, c).problems("train", 0), c)
+    turn = filled.turn.flatten(0, 1)                                                 # (N, 8)
+    whole = turn[(turn >= 0).all(1)]
+    assert len(whole) > 10
+    assert (whole[:, :4].sort(1)[0] == torch.arange(4)).all() and (whole[:, 4:].sort(1)[0] == torch.arange(4, 8)).all()
+    in_order = (whole == torch.arange(8)).all(1)
+    assert in_order.all() if order == "left_to_right" else not in_order.all()
+
+
+@torch.no_grad()
+def test_confidence_keeps_the_likeliest_of_the_drawn_tokens(prompts):
+    c = prompt_config(**SETTINGS | {"unmask_order": "confidence", "block_length": None, "unmask_steps": 9, "top_k": 1})
+    policy = policy_of(3)
+    problems = prompt_consumer(prompts, c).problems("train", 0)
+    filled, _ = passes_of(policy, problems, c)
+    T = problems["input"].shape[1]
+    for p in range(len(problems["padding"])):
+        padding = torch.from_numpy(problems["padding"][p : p + 1])
+        for s in range(9):
+            read = filled.read[p, 0, s][None]
+            best = policy.model(read, padding=padding)[0, T:].log_softmax(-1).amax(-1)
+            best = best.masked_fill(read[0, T:] != MASK, -torch.inf)
+            now = (filled.turn[p, 0] == s).nonzero().flatten().tolist()
+            assert now in ([], [int(best.argmax())])
+
+
+def test_padding_and_the_other_prompts_change_nothing(prompts):
+    c = prompt_config(**SETTINGS)
+    policy, data = more_ends(policy_of(1)), prompt_consumer(prompts, c)
+    problems = data.problems("train", 0)
+    whole = policy.sample(problems, 0, c)
+    for p in range(len(problems["number"])):
+        alone = {key: x[p : p + 1] for key, x in problems.items()}
+        cut = int(alone["padding"][0])
+        alone |= {"input": alone["input"][:, cut:], "padding": alone["padding"] - cut}
+        part = policy.sample(alone, 0, c)
+        rows = slice(p * c.group_size, (p + 1) * c.group_size)
+        assert part.texts.completions == whole.texts.completions[rows]
+        torch.testing.assert_close(part.old_logp, whole.old_logp[rows], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("estimator", ["trajectory", "one_step", "prompt_mask", "random_mask", "coupled"])
+def test_micro_batches_and_completions_read_alone_have_the_gradient_of_all(prompts, estimator):
+    c = prompt_config(**SETTINGS | {"fill_estimator": estimator})
+    policy, data = more_ends(policy_of(1)), prompt_consumer(prompts, c)
+    rollouts = policy.sample(data.problems("train", 0), 0, c)
+    weight = torch.rand(rollouts.target.shape) * rollouts.train_mask
+    assert (rollouts.train_mask <= rollouts.mask).all() and rollouts.train_mask.any(1).all()
+    found = []
+    for parts in ([torch.arange(rollouts.problems)], torch.arange(rollouts.problems).split(1)):
+        for p in policy.parameters():
+            p.grad = None
+        for part in parts:
+            some, rows = rollouts.select(part)
+            (score(policy, some, c.temperature).logp * weight[rows]).sum().backward()
+        found.append(flat_gradient(policy))
+    assert (found[0] - found[1]).norm() < 1e-4 * found[0].norm() > 0
+
+
+@torch.no_grad()
+def test_no_reward_sees_what_stands_behind_the_end(prompts):
+    c = prompt_config(**SETTINGS)
+    policy = more_ends(policy_of(1))
+    rollouts = sampled(policy, prompts, c)
+    for text, ids, row, mask in zip(rollouts.texts.completions, rollouts.texts.completion_ids, rollouts.target,
+                                    rollouts.mask, strict=True):
+        assert ids == row[: int(mask.sum())].tolist() and text == CAUSAL.decode(ids)
+        assert END not in ids[:-1] and not row[mask == 0].any()
+    assert not rollouts.truncated.all() and rollouts.truncated.any()
+    greedy = policy.greedy(prompt_consumer(prompts, c).problems("train", 0), SimpleNamespace(**vars(c)))
+    assert len(greedy) == rollouts.problems and all(isinstance(text, str) for text in greedy)
