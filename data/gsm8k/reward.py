@@ -1,17 +1,18 @@
 """The reward of GSM8K and data in its form, whose answers end in "#### 42"."""
 
 import re
+from decimal import Decimal
 
 from grpo.rewards import reward
 
-BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
-NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")
+BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")  # with one level of braces in it
+NUMBER = re.compile(r"(?<![0-9.])-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+")
 
 
 def last_number(text):
-    """The last number of a text, without commas and trailing zeros; "" if it has none."""
+    """The exact value of the last number of a text; None if it has none."""
     numbers = NUMBER.findall(text)
-    return f"{float(numbers[-1].replace(',', '')):g}" if numbers else ""
+    return Decimal(numbers[-1].replace(",", "")) if numbers else None
 
 
 @reward(0, 1)
@@ -21,5 +22,5 @@ def gsm8k(prompts, completions, answer, **columns):
     for text, truth in zip(completions, answer, strict=True):
         boxes = BOXED.findall(text)
         found = last_number(boxes[-1] if boxes else text)
-        scores.append(float(found != "" and found == last_number(truth.rpartition("####")[2])))
+        scores.append(float(found is not None and found == last_number(truth.rpartition("####")[2])))
     return scores

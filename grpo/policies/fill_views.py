@@ -34,7 +34,7 @@ class Filled:
 
     def random_share(self):
         """(P, G, M) bool: each hidden token with a chance t that is uniform for each completion; at least one token."""
-        t = self.noise[:, 1, :, :1]                                                  # (P, G, 1)
+        t = self.noise[:, 1, :, -1:]                                                 # (P, G, 1)
         noise = self.noise[:, 0].take_along_dim(self.position, 2)                    # (P, G, M)
         noise = noise.masked_fill(~self.hidden, 2.0)
         least = noise.amin(2, keepdim=True)                                          # (P, G, 1)

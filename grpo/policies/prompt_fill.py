@@ -51,7 +51,8 @@ class PromptFillPolicy(FillPolicy):
         before = ends.int().cumsum(1) - ends.int()                                   # (N, L) ends to the left
         of_completion = (before == 0) & (turn >= 0)                                  # (N, L)
         grouped = of_completion.view(P, G, L)
-        text = fill_in(input, position, hidden.to(self.device), target.view(P, G, L))
+        shown = target.where(of_completion, self.tokenizer.mask_token_id)            # (N, L)
+        text = fill_in(input, position, hidden.to(self.device), shown.view(P, G, L))
         filled = Filled(
             input, text, position[:, None], grouped,
             turn=turn.view(P, G, L),

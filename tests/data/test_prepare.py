@@ -131,7 +131,8 @@ def test_gsm8k_becomes_prompts_with_working_out(tmp_path):
 @pytest.mark.parametrize("text, truth, score", [
     ("It is 42.", "#### 42", 1), ("42 of 43", "#### 42", 0), (r"\boxed{42}, not 43", "#### 42", 1), ("", "#### 42", 0),
     (r"\boxed{41} and \boxed{\$1,042.00}.", "So 3.\n#### 1,042", 1), ("-3", "#### 3", 0), ("no number", "####", 0),
-    (r"42 \boxed{none}", "#### 42", 0), ("it's 12, 13", "#### 13", 1)])
+    (r"42 \boxed{none}", "#### 42", 0), ("1234568", "#### 1234567", 0), ("10-3", "#### 3", 1), ("42.0", "#### 42", 1),
+    (r"\boxed{\text{41}} not 42", "#### 42", 0), (r"\boxed{.5}", "#### 5", 0), ("1,2", "#### 12", 0), ("it's 12, 13", "#### 13", 1)])
 def test_the_reward_of_gsm8k_compares_the_number_in_the_last_box_or_the_last_number(text, truth, score):
     load_reward_file(os.path.join(ROOT, "data", "gsm8k", "reward.py"))
     expect_rewards("gsm8k", {text: score}, answer=truth)

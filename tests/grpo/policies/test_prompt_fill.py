@@ -64,8 +64,10 @@ def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(pr
             for m in now:
                 if rollouts.mask[n, m]:
                     assert abs(float(logp[len(prompt) + m, target[m]] - rollouts.old_logp[n, m])) < 1e-4
+            later = filled.read[p, g, s + 1 :, T:]                                   # what is drawn behind an end, too
             for m in now:
-                text[len(prompt) + m] = target[m]
+                text[len(prompt) + m] = later[0, m] if len(later) else target[m]
+        assert (target[rollouts.mask[n] == 0] == MASK).all(), "no estimator reads what is behind the end"
         drawn = turn >= 0
         length = int(rollouts.mask[n].sum())
         assert rollouts.mask[n, :length].all() and not rollouts.mask[n, length:].any()
@@ -141,6 +143,15 @@ def test_micro_batches_and_completions_read_alone_have_the_gradient_of_all(promp
             (score(policy, some, c.temperature).logp * weight[rows]).sum().backward()
         found.append(flat_gradient(policy))
     assert (found[0] - found[1]).norm() < 1e-4 * found[0].norm() > 0
+
+
+@torch.no_grad()
+def test_each_completion_of_a_group_has_a_share_of_its_own(prompts):
+    c = prompt_config(**SETTINGS)
+    filled, _ = passes_of(policy_of(1), prompt_consumer(prompts, c).problems("train", 0), c)
+    shares = filled.noise[:, 1, :, -1]
+    assert all(len(row.unique()) == c.group_size for row in shares)
+    assert len({tuple(row) for row in filled.random_share()[0].tolist()}) > 1
 
 
 @torch.no_grad()
