@@ -6,6 +6,7 @@ import difflib
 import inspect
 import json
 import os
+import re
 import runpy
 import typing
 
@@ -95,6 +96,7 @@ class RunConfig:
                              f"dataset={self.dataset} is not; leave them out, or use dataset=gym:leg_counting")
 
 
+WORD = re.compile(r"[\w.:/-]+")  # a text that can stand for a tuple of itself
 CHOICES = {"template": ("plain", "chat", "math", "code", "model"), "optimizer": ("adamw", "muon"),
            "resume": (True, False, "auto")}
 RANGES = {"block_size": "[2, 1e6]", "max_prompt_length": "[1, 1e6]", "batch_size": "[1, 1e6]",
@@ -189,13 +191,13 @@ def literal(text, hint):
 
 
 def checked(key, value, hints, where):
-    """`value` as the type of its key. Conversions: int to float, list to tuple, one text to a tuple of that text."""
+    """`value` as the type of its key. Conversions: int to float, list to tuple, one word to a tuple of that word."""
     if key not in hints:
         raise UsageError(f"{where}: {unknown_key(key, hints)}")
     types = {typing.get_origin(t) or t: typing.get_args(t)[:1] for t in allowed_types(hints[key])}
     if type(value) is list and tuple in types:
         value = tuple(value)
-    if type(value) is str and str not in types and types.get(tuple) == (str,) and "," not in value:
+    if type(value) is str and str not in types and types.get(tuple) == (str,) and WORD.fullmatch(value):
         value = (value,)
     if float in types:
         value = as_float(value)

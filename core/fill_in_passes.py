@@ -1,5 +1,7 @@
 """Fill-in sampling in several passes: each pass reads the tokens that were drawn in the passes before it."""
 
+import math
+
 import torch
 
 from core.distributions import in_parts, token_logp
@@ -48,40 +50,38 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, budge
     order = order.flatten(0, 1).gather(1, column.cpu())                              # (N, M)
     plan = draw_passes(order, hidden.repeat_interleave(G, 0), passes, block_length)  # (N, M)
     noise = uniform.flatten(0, 1)[:, None]                                           # (N, 1, T)
-    each_padding = None if padding is None else padding.repeat_interleave(G)         # (N,)
-    blocks = 1 if block_length is None else -(-position.shape[1] // block_length)
+    each_padding = None
+    if padding is not None:
+        each_padding = padding.repeat_interleave(G)                                  # (N,)
+    blocks = 1
+    if block_length is not None:
+        blocks = math.ceil(position.shape[1] / block_length)
     turn = torch.full_like(plan, -1)
-    ended = torch.zeros(len(plan), dtype=torch.bool)                                 # (N,)
+    ended = torch.zeros(len(plan), 1, dtype=torch.bool)                              # (N, 1)
     target = torch.zeros_like(column)
     logp = torch.zeros(column.shape, device=device)
     collector = KeptCollector(budget)
     read = []
     for i in range(blocks * passes):
         read.append(text)
-        now = (plan == i) & ~ended[:, None]                                          # (N, M)
+        now = (plan == i) & ~ended                                                   # (N, M)
         if not now.any():  # no text has as many hidden tokens as there are passes, or all have ended
             continue
         drawn = now
         if by_confidence:
-            drawn = (plan // passes == i // passes) & (turn < 0) & ~ended[:, None]
-        if i == 0:  # the completions of a problem share its text
-            some = drawn.unflatten(0, (-1, G)).any(1)                                # (P, M) in any completion
-            token, drawn_logp, kept = predict_and_sample_tokens(
-                model, input, position, uniform, some, padding=padding, **sampling)
-            token, drawn_logp = token.flatten(0, 1), drawn_logp.flatten(0, 1)        # (N, M) each
-            number = (some.flatten().cumsum(0).view_as(some) - 1).repeat_interleave(G, 0)  # (N, M) index in `kept`
+            in_block = plan // passes == i // passes
+            drawn = in_block & (turn < 0) & ~ended
+        if i == 0:
+            draws = draw_for_groups(model, input, position, uniform, drawn, padding, sampling)
         else:
-            rows = drawn.any(1).nonzero().squeeze(1)                                 # (n,)
-            here = rows.to(device)
-            own = None if padding is None else each_padding[here]
-            new, new_logp, kept = predict_and_sample_tokens(
-                model, text[here], column[here], noise[rows], drawn[rows], padding=own, **sampling)
-            token, drawn_logp = torch.zeros_like(target), torch.zeros_like(logp)
-            token[here], drawn_logp[here] = new[:, 0], new_logp[:, 0]
-            number = drawn.flatten().cumsum(0).view_as(drawn) - 1                    # (N, M)
+            draws = draw_in_rows(model, text, column, noise, drawn, each_padding, sampling)
+        token, drawn_logp, kept, number = draws
         if by_confidence:
-            likeliness = untruncated_logp(model, text, column, token, each_padding).cpu()
-            rank = likeliness.masked_fill(~drawn, -torch.inf).argsort(1, descending=True).argsort(1)  # (N, M)
+            sure = drawn_logp
+            if kept is not None or sampling.get("temperature", 1.0) != 1.0:
+                sure = untruncated_logp(model, text, column, token, drawn, each_padding)
+            sure = sure.cpu().masked_fill(~drawn, -torch.inf)
+            rank = sure.argsort(1, descending=True).argsort(1)                       # (N, M)
             now = drawn & (rank < now.sum(1, keepdim=True))
         if kept is not None:
             collector.add(now.flatten().nonzero().squeeze(1), kept[number[now]])
@@ -91,20 +91,61 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, budge
         logp = torch.where(now, drawn_logp, logp)
         text = fill_in(text, column, now, target[:, None])[:, 0]
         if end_ids:
-            end = torch.isin(target, torch.tensor(end_ids, device=device)).cpu() & (turn >= 0)   # (N, M)
-            whole = (turn >= 0).int().cumprod(1).bool()                              # (N, M) all up to here are there
-            ended = (end & whole).any(1)
+            there = turn >= 0                                                        # (N, M)
+            end = torch.isin(target, torch.tensor(end_ids, device=device)).cpu() & there
+            all_before = there.int().cumprod(1).bool()
+            ended = (end & all_before).any(1, keepdim=True)
     read = torch.stack(read, 1)
     return target, logp, turn.to(device), read, collector.joined()
 
 
-def untruncated_logp(model, text, column, token, padding):
-    """Log-probability at temperature 1, and without truncation, of tokens (N, M) at their columns (N, M) of texts
-    (N, T), which are read again: (N, M)."""
-    h = model.states(text, column, padding=padding)                                  # (N, M, C)
+def draw_for_groups(model, input, position, uniform, drawn, padding, sampling):
+    """Draws tokens in the first pass, whose text (P, T) the completions of a problem share.
 
-    def logp(h, token):
+    drawn: (N, M) bool, True where a token is wanted; the other arguments are those of fill_in_passes
+    Returns token, logp (N, M), the KeptTokens or None, and the index (N, M) of each place in them
+    """
+    G = uniform.shape[1]
+    of_any = drawn.unflatten(0, (-1, G)).any(1)                                      # (P, M)
+    token, logp, kept = predict_and_sample_tokens(
+        model, input, position, uniform, of_any, padding=padding, **sampling)
+    number = of_any.flatten().cumsum(0).view_as(of_any) - 1                          # (P, M)
+    return token.flatten(0, 1), logp.flatten(0, 1), kept, number.repeat_interleave(G, 0)
+
+
+def draw_in_rows(model, text, column, noise, drawn, padding, sampling):
+    """Draws tokens in a later pass, in which every completion has a text of its own; rows without one are not read.
+
+    text: (N, T); column: (N, M); noise: (N, 1, T); drawn: (N, M) bool; padding: (N,) or None
+    Returns what draw_for_groups returns, 0 in rows that are not read
+    """
+    rows = drawn.any(1).nonzero().squeeze(1)                                         # (n,)
+    here = rows.to(text.device)
+    if padding is not None:
+        padding = padding[here]
+    new, new_logp, kept = predict_and_sample_tokens(
+        model, text[here], column[here], noise[rows], drawn[rows], padding=padding, **sampling)
+    token = torch.zeros_like(column)
+    logp = torch.zeros(column.shape, device=text.device)
+    token[here] = new[:, 0]
+    logp[here] = new_logp[:, 0]
+    number = drawn.flatten().cumsum(0).view_as(drawn) - 1                            # (N, M)
+    return token, logp, kept, number
+
+
+def untruncated_logp(model, text, column, token, drawn, padding):
+    """Log-probability at temperature 1, and without truncation, of the drawn tokens: (N, M), elsewhere 0. Their texts
+    are read again. The arguments are those of draw_in_rows, token (N, M)."""
+    row, number = drawn.nonzero().to(text.device).unbind(1)                          # (K,) each
+    rows, place = row.unique(return_inverse=True)                                    # (n,), (K,)
+    if padding is not None:
+        padding = padding[rows]
+    h = model.states(text[rows], column[rows], padding=padding)[place, number]       # (K, C)
+
+    def logp_of(h, token):
         return (token_logp(model.project(h).log_softmax(-1), token),)
 
-    found, = in_parts(logp, model.vocabulary, h.flatten(0, 1), token.flatten())
-    return found.view(token.shape)
+    found, = in_parts(logp_of, model.vocabulary, h, token[row, number])              # (K,)
+    logp = found.new_zeros(token.shape)
+    logp[row, number] = found
+    return logp

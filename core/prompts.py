@@ -69,7 +69,7 @@ class PromptFormat:
 
     def check(self, tokenizer):
         """Raises ValueError unless the settings go together and with the tokenizer."""
-        if self.prompt_format and "{prompt}" not in self.prompt_format:
+        if self.prompt_format is not None and "{prompt}" not in self.prompt_format:
             raise ValueError(f"prompt_format={self.prompt_format!r} must have {{prompt}} where the prompt stands")
         if self.template == MODEL and not hasattr(tokenizer, "render_chat"):
             raise ValueError("template='model' is the chat template of a Hugging Face model, which this model is not; "
@@ -210,7 +210,10 @@ class PromptConsumer:
             words += f", {self.repeated} repeated ones left out"
         if self.block_size:
             records = sum(self.records.values(), [])
-            cut = sum(len(self._example(record)) > self.block_size + 1 for record in records)
+            room = self.block_size
+            if not self.masked:
+                room += 1  # the last token is a target alone
+            cut = sum(len(self._example(record)) > room for record in records)
             if cut:
                 words += f"; {cut} training examples are cut at block_size={self.block_size}"
         return words

@@ -115,10 +115,12 @@ def build_models(config, data, dist):
 
 
 def check_kind(config, mode, data):
-    """Raises ValueError for a dataset, or a setting, of the other kind of generator. mode: the generator's"""
+    """Raises ValueError for a dataset, or a setting, of another kind of generator. mode: the generator's"""
     if data is not None and mode == LANGUAGE_MODEL and not isinstance(data, PromptConsumer):
         raise ValueError(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
                          f"prompts, such as data/arithmetic, which dataset={config.dataset} is not")
+    if data is None and mode == MASKED_FILL:
+        return  # a dry run: whether the dataset will have prompts is not known yet
     kind = kind_of(config, mode)
     for key, (default, *kinds) in ONLY_FOR.items():
         if kind not in kinds and getattr(config, key) != default:
@@ -228,6 +230,9 @@ def build_evaluation(config, models, rewards, data):
         raise ValueError(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens do not "
                          f"fit the {reads} tokens that the model reads; lower max_new_tokens or max_prompt_length, "
                          f"together to at most {reads}")
+    places = config.block_length or config.max_new_tokens
+    if config.unmask_steps > places:
+        raise ValueError(f"unmask_steps={config.unmask_steps} must be at most the {places} places of a block")
     return PromptEvaluation(data, models.reference, rewards, config)
 
 

@@ -143,6 +143,9 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
 
 def check_sizes(c):
     """Raises ValueError if a number does not fit another one."""
+    if c.max_iters == 0 and c.resume:
+        raise ValueError(f"max_iters=0 evaluates a model, and resume={c.resume} has nothing to go on with; leave "
+                         "resume out, and name the model with generator_checkpoint")
     if c.train_pass_k > c.group_size:
         raise ValueError(f"train_pass_k={c.train_pass_k} must be 1 to group_size={c.group_size}")
     if c.minibatches > c.batch_size * c.gradient_accumulation_steps:

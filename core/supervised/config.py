@@ -9,7 +9,7 @@ from core.model import MASKED_FILL, SEQUENCE_SCORER, GPTConfig
 from core.settings.ranges import check_ranges
 
 RANGES = {"fill_temperature_low": "[1e-6, 1e3]", "fill_temperature_high": "[1e-6, 1e3]", "clean_share": "[0, 1]",
-          "eval_batches": "[1, 1e6]"}  # of PretrainConfig, besides those of its bases
+          "eval_batches": "[1, 1e6]", "max_iters": "[1, 1e12]"}  # of PretrainConfig, besides those of its bases
 
 
 @dataclass(frozen=True)

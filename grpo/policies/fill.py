@@ -22,9 +22,6 @@ class FillReading(Reading):
     """W texts of one length for each problem, and the positions in them that predict sampled tokens."""
     texts: torch.Tensor     # (P, W, T)
     position: torch.Tensor  # (P, 1 or G, M) of the token in the W texts of a problem, one after another
-    padding: torch.Tensor | None = None  # (P,) number of leading columns of the texts without a token, on the CPU
-
-    ON_CPU = ("chosen", "padding")
 
     def sizes(self):
         P, W, T = self.texts.shape

@@ -40,6 +40,9 @@ def test_one_word_for_a_list_stands_for_itself_and_several_are_refused_with_the_
     assert load("--fill_checkpoints=a").fill_checkpoints == ("a",)
     (tmp_path / "c.py").write_text("fill_checkpoints = 'a'\n")
     assert load(str(tmp_path / "c.py")).fill_checkpoints == ("a",)
+    for text in ("", "[a", "a b", r"\n", "('a'"):
+        with pytest.raises(UsageError, match="must be tuple of str, not str; write"):
+            load(f"--fill_checkpoints={text}")
     written = "('a', 'b')"
     with pytest.raises(UsageError) as error:
         load("--fill_checkpoints=a,b")

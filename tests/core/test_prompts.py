@@ -201,6 +201,7 @@ REFUSED = {
                        {"format": PromptFormat(system_prompt="b")}, "record 1: the prompt has a system message"),
     "arguments": (prepared, {"format": PromptFormat("chat", chat_template_kwargs={"x": False})},
                   "chat_template_kwargs=.*which template='chat' does not use; set template="),
+    "nothing around the prompt": (prepared, {"format": PromptFormat(prompt_format="")}, "prompt_format='' must have"),
     "no place for the prompt": (prepared, {"format": PromptFormat(prompt_format="Question: ")},
                                 "prompt_format='Question: ' must have {prompt} where the prompt stands"),
     "template": (prepared, {"format": PromptFormat("model")},
@@ -220,3 +221,25 @@ def test_a_missing_field_is_named_with_its_file_and_line(folder):
     data.require("completion", "training")
     with pytest.raises(ValueError, match="prompts.jsonl, line 2: no answer, which the reward needs.*solution"):
         data.require("answer", "the reward")
+
+
+def test_masked_examples_are_the_answer_and_ends_with_a_uniform_share_of_masks(prompts):
+    data = PromptConsumer(prompts, 40, block_size=12, masked=True)
+    shares = []
+    for step in range(25):
+        batch = data.batch("train", step)
+        records, _ = data._drawn("train", step, 0)
+        for record, input, target, weight in zip(records, batch["input"], batch["target"], batch["mask"], strict=True):
+            length = len(record["tokens"])
+            text = [*record["tokens"], *data.tokenizer.encode(record["completion"])]
+            assert target.tolist() == (text + [data.tokenizer.stop_token_id] * 12)[:12]
+            masked = weight > 0
+            assert (input[masked] == data.tokenizer.mask_token_id).all() and (input == target)[~masked].all()
+            assert masked.any() and not masked[:length].any()
+            assert (weight[masked] == np.float32(1 / masked.sum())).all(), "every example weighs the same"
+            shares.append(masked.sum() / (12 - length))
+    assert abs(np.mean([share <= 0.5 for share in shares]) - 0.5) < 0.1
+    long = [len(record["tokens"]) + len(record["completion"]) + 1 for record in data.records["train"] + data.records["val"]]
+    most = max(long)
+    said = PromptConsumer(prompts, 2, block_size=most - 1, masked=True).size()
+    assert f"{long.count(most)} training examples are cut at block_size={most - 1}" in said

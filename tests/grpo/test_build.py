@@ -1,12 +1,13 @@
 """What a config builds, and what is refused before the first step."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
 from core.dataset_consumer import DatasetConsumer
-from core.model import SEQUENCE_SCORER
+from core.model import MASKED_FILL, SEQUENCE_SCORER
 from core.models import load_tokenizer, save_model
 from core.performance.prepacked import has_fast_bfloat16
 from core.prompts import PromptConsumer
@@ -17,6 +18,7 @@ from grpo.build import (
     build_models,
     build_reference,
     build_what_is_missing,
+    check_kind,
     check_memory,
     make_policy,
 )
@@ -172,10 +174,14 @@ def test_a_generator_needs_a_dataset_of_its_kind(tmp_path, prompts):
     save_model(fill, model(tokenizer=CAUSAL), CAUSAL)
     text = config(generator_checkpoint=fill, dataset=str(tmp_path), block_length=4)
     with pytest.raises(ValueError, match="block_length=4 is for prompts, in any order, not for fill-in, which generator"):
-        build_models(text, None, one_process())
+        check_kind(text, MASKED_FILL, "running text")
+    build_models(text, None, one_process())  # the dry run of a data set that is not built yet
     c = prompt_config(generator_checkpoint=fill, dataset=str(prompts), block_length=4, kl_beta=0.0)
     models = build_models(c, prompt_consumer(prompts, c), one_process())
     assert type(models.policy) is PromptFillPolicy
+    with pytest.raises(ValueError, match="unmask_steps=5 must be at most the 4 places of a block"):
+        c = replace(c, unmask_steps=5)
+        build_evaluation(c, models, Rewards(c), prompt_consumer(prompts, c))
 
 
 def test_held_out_problems_are_the_same_for_every_seed_and_batch_size(dataset):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from core.config import UsageError, load_config
+from core.supervised.config import PretrainConfig
 from grpo.advantages import ADVANTAGES
 from grpo.grpo_config import GRPOConfig
 from grpo.objectives import OBJECTIVES, baseline_of
@@ -24,6 +25,14 @@ def test_a_key_of_another_project_is_translated(argument, message):
     with pytest.raises(UsageError, match=message) as error:
         load(argument)
     assert "\n" not in str(error.value)
+
+
+def test_an_evaluation_alone_is_not_resumed():
+    assert load("--max_iters=0").max_iters == 0
+    with pytest.raises(ValueError, match="max_iters=0 evaluates a model, and resume=True has nothing to go on with"):
+        load("--max_iters=0", "--resume=True")
+    with pytest.raises(ValueError, match="max_iters=0 must be at least 1"):
+        load_config(PretrainConfig, ["--max_iters=0"])
 
 
 def test_a_config_can_add_an_objective_of_its_own(tmp_path, monkeypatch):
