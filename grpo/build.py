@@ -119,14 +119,14 @@ def check_kind(config, mode, data):
     if data is not None and mode == LANGUAGE_MODEL and not isinstance(data, PromptConsumer):
         raise ValueError(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
                          f"prompts, such as data/arithmetic, which dataset={config.dataset} is not")
-    if data is None and mode == MASKED_FILL:
-        return  # a dry run: whether the dataset will have prompts is not known yet
-    kind = kind_of(config, mode)
+    possible = {kind_of(config, mode)}
+    if data is None and mode == MASKED_FILL:  # a dry run: whether the dataset will have prompts is not known yet
+        possible = {FILL_IN, ANY_ORDER}
     for key, (default, *kinds) in ONLY_FOR.items():
-        if kind not in kinds and getattr(config, key) != default:
-            raise ValueError(f"{key}={getattr(config, key)} is for {' and '.join(kinds)}, not for {kind}, which "
-                             f"generator_checkpoint={config.generator_checkpoint} does with dataset={config.dataset}; "
-                             f"use {key}={default}")
+        if possible.isdisjoint(kinds) and getattr(config, key) != default:
+            raise ValueError(f"{key}={getattr(config, key)} is for {' and '.join(kinds)}, not for "
+                             f"{' or '.join(sorted(possible))}, which generator_checkpoint="
+                             f"{config.generator_checkpoint} does with dataset={config.dataset}; use {key}={default}")
 
 
 def kind_of(config, mode):

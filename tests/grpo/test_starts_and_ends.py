@@ -225,5 +225,5 @@ def test_a_dry_run_still_refuses_what_cannot_work_while_the_data_is_missing(laun
     for more in ({}, missing | {"judge_checkpoint": None}):
         assert "'exact' is not one of" in launch(1, **recipe, **more, reward_functions="exact").stderr
     save(tmp_path / "fill.safetensors", model())
-    error = launch(1, **recipe, generator_checkpoint=tmp_path / "fill.safetensors", block_size=32, mask_truncated=True)
-    assert "mask_truncated=True is for prompts" in error.stderr and not (tmp_path / "out").exists()
+    error = launch(1, **recipe, generator_checkpoint=tmp_path / "fill.safetensors", block_size=32, stop_sequences="x")
+    assert "is for prompts, left to right" in error.stderr and not (tmp_path / "out").exists()
