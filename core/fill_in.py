@@ -3,7 +3,6 @@
 import torch
 
 from core.distributions import draw_tokens, noise_on
-from core.masking import masked_positions
 
 
 def predict_and_sample_tokens(model, input, position, uniform, hidden=None,
@@ -46,11 +45,3 @@ def fill_in(input, position, hidden, target):
     column = position[:, None].expand_as(target)
     text = input[:, None].repeat(1, target.shape[1], 1)                              # (P, G, T)
     return text.scatter_(2, column, token)
-
-
-@torch.no_grad()
-def fill_once(model, input, mask, uniform, **sampling):
-    """The completed texts alone: input, mask (P, T), uniform (P, G, T), sampling as above -> (P, G, T)."""
-    position, hidden = masked_positions(mask, input.device)                          # (P, M) each
-    target, _, _ = predict_and_sample_tokens(model, input, position, uniform, hidden, **sampling)
-    return fill_in(input, position, hidden.to(input.device), target)

@@ -77,6 +77,14 @@ def max_rl(reward, mask, total):
     return x / mean.masked_fill(mean == 0, 1.0)
 
 
+def softmax_difference(reward, mask, total):
+    """G (softmax(r) - softmax(-r)) within the group: wd1, arXiv 2507.08838, with its psi = 1."""
+    x, count = centred(reward, mask)
+    high = x.masked_fill(mask == 0, -torch.inf).softmax(1)
+    low = (-x).masked_fill(mask == 0, -torch.inf).softmax(1)
+    return (high - low).nan_to_num() * count
+
+
 def step(reward, mask, total):
     """(r - mean) / (std + 1e-4), both over the whole step and all ranks: REINFORCE++, arXiv 2501.03262.
 
@@ -95,7 +103,7 @@ def step(reward, mask, total):
 
 
 ADVANTAGES = {"group_std": group_std, "group_mean": group_mean, "leave_one_out": leave_one_out, "batch_std": batch_std,
-              "step_std": step_std, "max_rl": max_rl, "step": step}
+              "step_std": step_std, "max_rl": max_rl, "softmax_difference": softmax_difference, "step": step}
 
 
 def compute_advantages(reward, name, mask=None, total=lambda x: x):

@@ -29,8 +29,9 @@ from grpo.rewards import Rewards
 FILL_IN, LEFT_TO_RIGHT, ANY_ORDER = "fill-in", "prompts, left to right", "prompts, in any order"  # kinds of a run
 POLICIES = {FILL_IN: FillPolicy, LEFT_TO_RIGHT: CausalPolicy, ANY_ORDER: PromptFillPolicy}
 ONLY_FOR = {"unmask_steps": (1, FILL_IN, ANY_ORDER), "fill_estimator": ("trajectory", FILL_IN, ANY_ORDER),
-            "block_length": (None, ANY_ORDER), "unmask_order": ("random", ANY_ORDER),
-            "credit_window": (None, FILL_IN), "gold_judge_checkpoint": (None, FILL_IN),
+            "passes_read": (2, FILL_IN, ANY_ORDER), "unmask_order": ("random", ANY_ORDER),
+            "block_length": (None, ANY_ORDER), "credit_window": (None, FILL_IN),
+            "gold_judge_checkpoint": (None, FILL_IN),
             "stop_sequences": ((), LEFT_TO_RIGHT), "overlong_buffer": (0, LEFT_TO_RIGHT, ANY_ORDER),
             "mask_truncated": (False, LEFT_TO_RIGHT, ANY_ORDER)}  # {setting: (its value elsewhere, kinds that have it)}
 

@@ -17,13 +17,14 @@ from grpo.sandbox.settings import SandboxConfig
 
 CHOICES = {"objective": OBJECTIVES, "advantage": ADVANTAGES, "reference_mode": REFERENCES,
            "kl_estimator": ("exact", *KL_ESTIMATORS), "zero_std": ("keep", "drop", "resample"),
-           "fill_estimator": ("trajectory", "one_step", "prompt_mask", "random_mask", "coupled"),
+           "fill_estimator": ("trajectory", "agrpo", "step_merge", "one_step", "prompt_mask", "random_mask", "coupled"),
            "unmask_order": ("random", "left_to_right", "confidence")}
 ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate": SURROGATES}  # of OBJECTIVES
 RANGES = {
     "max_new_tokens": "[1, 1e6]",
     "batch_size": "[1, 1e6]", "group_size": "[1, 1e5]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
     "top_k": "[0, 1e9]", "min_p": "[0, 1)", "unmask_steps": "[1, 1e6]", "block_length": "[1, 1e6]",
+    "passes_read": "[1, 1e6]",
     "stored_megabytes": "[1, 1e9]",
     "credit_window": "[0, 1e9]", "distill_beta": "(0, 1e6]", "kl_beta": "[0, 1e6]", "kl_target": "(0, 1e6]",
     "entropy_bonus": "[0, 1e6]", "overlong_buffer": "[0, 1e6]",
@@ -65,6 +66,7 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
     unmask_order: str = "random"              # ... order in a block: random, left_to_right, or confidence, the
                                               # likeliest first, for which log-probabilities are estimates
     fill_estimator: str = "trajectory"        # fill-in: estimator of log-probabilities (grpo/policies/fill_views.py)
+    passes_read: int = 2                      # passes of a completion that agrpo and step_merge read
     stored_megabytes: int = 2048              # memory for distributions kept with rollouts: tokens that truncation
                                               # kept, the reference's for the exact KL; a run that needs more is refused
                                               # before its first step, or while it is sampled, as soon as the kept ids
@@ -189,6 +191,9 @@ def check_objective(c):
     if c.fill_estimator != "trajectory" and (c.top_p, c.top_k, c.min_p) != (1.0, 0, 0.0):
         raise ValueError(f"fill_estimator={c.fill_estimator!r} scores the whole distribution, not the part of it "
                          "that top_p, top_k and min_p sample from; set top_p=1.0, top_k=0, min_p=0.0")
+    if c.passes_read != 2 and c.fill_estimator not in ("agrpo", "step_merge"):
+        raise ValueError(f"passes_read={c.passes_read} is for fill_estimator='agrpo' and 'step_merge', not for "
+                         f"{c.fill_estimator!r}")
     if c.fill_estimator != "trajectory" and c.kl_in_reward:
         raise ValueError("kl_in_reward needs the log-probability of the tokens as they were sampled: use "
                          "fill_estimator='trajectory'")

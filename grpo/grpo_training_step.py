@@ -223,8 +223,7 @@ def train_on_rollouts(policy, rollouts, sums, optimizers, config, dist, on_polic
     The backward pass runs in micro-batches. The weights are those of the whole step over all ranks, so that neither the
     cut nor the number of ranks changes the gradient.
     """
-    average = OBJECTIVES[config.objective].average
-    weight = token_weights(rollouts.train_mask, average, rollouts.max_tokens, dist.total)
+    weight = loss_weights(rollouts, OBJECTIVES[config.objective].average, dist)
     problems, learned = needed_problems(rollouts, config)
     trained = empty_sums(rollouts, on_policy, config)
     reading = rollouts.reading
@@ -246,6 +245,18 @@ def train_on_rollouts(policy, rollouts, sums, optimizers, config, dist, on_polic
     finite = all(math.isfinite(totals[name]) for name in sums if name in DECIDING)
     metrics["bad_rollouts"] = int(not finite or totals.get(BAD_REWARDS, 0) > 0)
     return metrics
+
+
+def loss_weights(rollouts, average, dist):
+    """(N, M) token_weights over the whole step. An estimator that leaves tokens out counts the others more often, so
+    that the loss stays one over whole completions."""
+    in_loss = rollouts.train_mask                                                    # (N, M)
+    if rollouts.token_weight is not None:
+        in_loss = rollouts.mask * in_loss.any(1, keepdim=True)
+    weight = token_weights(in_loss, average, rollouts.max_tokens, dist.total)
+    if rollouts.token_weight is not None:
+        weight = weight * rollouts.token_weight
+    return weight
 
 
 def has_reference(rollouts):

@@ -148,6 +148,8 @@ class Rollouts:
     ref_logp: torch.Tensor | None = None           # (N, M) of the token under the reference, on the same kept tokens
     ref_distributions: torch.Tensor | None = None  # (K, V) the reference's, untruncated, for the exact KL
     advantage: torch.Tensor | None = None          # (N, 1 or M) how much better each completion, or token, is
+    token_weight: torch.Tensor | None = None       # (N, M) how often the loss counts a token, 0 for those that
+                                                   # fill_estimator leaves out; None: each once
 
     @property
     def group_size(self):

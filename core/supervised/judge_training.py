@@ -10,11 +10,21 @@ import torch
 
 from core.dataset_consumer import DatasetConsumer, unpack_batch
 from core.distributions import draw_uniforms
-from core.fill_in import fill_once
+from core.fill_in import fill_in, predict_and_sample_tokens
 from core.judge import calculate_judge_scores, calculate_realness
+from core.masking import masked_positions
 
 NOISE = 1          # added to a seed, keeps the noise of training apart from other noise
 REPORT_NOISE = 7   # the same for reports
+
+
+@torch.no_grad()
+def fill_once(model, input, mask, uniform, **sampling):
+    """The completed texts alone: input, mask (P, T), uniform (P, G, T), sampling as in predict_and_sample_tokens ->
+    (P, G, T)."""
+    position, hidden = masked_positions(mask, input.device)                          # (P, M) each
+    target, _, _ = predict_and_sample_tokens(model, input, position, uniform, hidden, **sampling)
+    return fill_in(input, position, hidden.to(input.device), target)
 
 
 @dataclass

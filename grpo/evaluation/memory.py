@@ -68,6 +68,8 @@ def training(config, model, data, size):
         blocks, length = blocks_and_length(config, data)
         texts = {
             "trajectory": 1 + (blocks * config.unmask_steps - 1) * G,
+            "agrpo": config.passes_read * G,
+            "step_merge": 1 + (config.passes_read - 1) * G,
             "random_mask": G,
             "coupled": 2 * G}
         of_problem = texts.get(config.fill_estimator, 1) * length

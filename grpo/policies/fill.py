@@ -35,7 +35,8 @@ class FillPolicy(ModelPolicy):
     kl_estimator = "exact"
 
     def sample_part(self, problems, iteration, config, budget):
-        """config: group_size, seed, temperature, top_p, top_k, min_p, unmask_steps, fill_estimator, block_size"""
+        """config: group_size, seed, temperature, top_p, top_k, min_p, unmask_steps, fill_estimator, passes_read,
+        block_size"""
         input, truth, mask = unpack_batch(problems, self.device)                     # (P, T) each
         position, hidden = masked_positions(mask, self.device)                       # (P, M), (P, M) on the CPU
         P, T = input.shape
@@ -50,7 +51,7 @@ class FillPolicy(ModelPolicy):
             if kept is not None:
                 budget.add(kept)
             text = fill_in(input, position, was_hidden, target)                      # (P, G, T)
-            views, place, scored = input[:, None], position[:, None], None
+            views, place, weight = input[:, None], position[:, None], None
         else:
             with self.autocast():
                 target, logp, turn, read, kept = fill_in_passes(
@@ -63,13 +64,17 @@ class FillPolicy(ModelPolicy):
                 turn=turn.view(P, G, -1),
                 read=read.unflatten(0, (P, G)),
                 noise=noise[:, 2:].float().to(self.device),
-                mask_id=self.tokenizer.mask_token_id)
-            views, place, scored = FILL_ESTIMATORS[config.fill_estimator](filled)
+                mask_id=self.tokenizer.mask_token_id,
+                passes_read=config.passes_read)
+            views, place, weight = FILL_ESTIMATORS[config.fill_estimator](filled)
         sampled = was_hidden[:, None].expand_as(target)                              # (P, G, M)
         mask = sampled.flatten(0, 1).float()                                         # (N, M)
         train_mask = mask
-        if scored is not None:
-            train_mask = mask * scored.flatten(0, 1)
+        chosen = hidden[:, None].expand(place.shape)                                 # (P, 1 or G, M)
+        if weight is not None:
+            chosen = chosen & (weight > 0).cpu()
+            weight = weight.flatten(0, 1)                                            # (N, M)
+            train_mask = mask * (weight > 0)
         true = truth.gather(1, position)[:, None]                                    # (P, 1, M)
         right = (target == true) & sampled                                           # (P, G, M)
         metrics = {"mean_token_accuracy": (right.sum(), sampled.sum())}
@@ -78,7 +83,8 @@ class FillPolicy(ModelPolicy):
             old_logp=logp.reshape(mask.shape),
             truncated=torch.zeros_like(mask[:, 0], dtype=torch.bool),
             max_tokens=config.block_size,
-            reading=FillReading(G, hidden[:, None].expand(place.shape), kept, views, place),
+            reading=FillReading(G, chosen, kept, views, place),
+            token_weight=weight,
             texts=self._texts(input, truth, text, position, metrics))
 
     def _texts(self, input, truth, text, position, metrics):

@@ -1,11 +1,13 @@
 """Estimators of the log-probability of a completion that a masked-diffusion policy sampled in several passes.
 
 An estimator chooses the texts that are read for a problem and, for each sampled token, the text and the place whose
-hidden state predicts it. Only `trajectory` is the probability of what was sampled; the others are published
-estimates that read fewer texts. The cost is the number of texts read for a group of G completions sampled in S passes.
+hidden state predicts it. `trajectory` is the probability of what was sampled, and the gradient of `agrpo` is that of
+`trajectory` in expectation; the others are published estimates that read fewer texts. The cost is the number of texts
+read for a group of G completions sampled in S passes.
 
 Each returns the W texts of each problem (P, W, T); the position (P, 1 or G, M) of each token in them, one text after
-another, in a row for each completion or in one for the group; and (P, G, M) bool, which tokens it scores, or None: all.
+another, in a row for each completion or in one for the group; and the weight (P, G, M) of each token in the loss, 0
+for one that it does not score, or None: all count the same.
 """
 
 from dataclasses import dataclass
@@ -26,15 +28,30 @@ class Filled:
     read: torch.Tensor      # (P, G, S, T) the text that each pass read
     noise: torch.Tensor     # (P, 2, G, T) float32
     mask_id: int            # the token that hides another
+    passes_read: int = 2    # passes of a completion that agrpo and step_merge read
 
     def first_text(self, texts_each):
         """(G, 1) the index of the first text of each completion, if each has `texts_each` of the problem's texts."""
         number = torch.arange(self.text.shape[1], device=self.text.device)           # (G,)
         return number[:, None] * texts_each
 
-    def random_share(self):
-        """(P, G, M) bool: each hidden token with a chance t that is uniform for each completion; at least one token."""
-        t = self.noise[:, 1, :, -1:]                                                 # (P, G, 1)
+    def passes(self):
+        """(P, G, 1) the number of passes of each completion up to the last one that drew a token."""
+        return self.turn.masked_fill(~self.hidden, -1).amax(2, keepdim=True) + 1
+
+    def read_by(self, passes):
+        """The texts (P, G n, T) that these passes (P, G, n) of each completion read."""
+        where = passes.clamp(max=self.read.shape[2] - 1)[..., None].expand(-1, -1, -1, self.read.shape[3])
+        return self.read.gather(2, where).flatten(1, 2)
+
+    def share(self, chosen):
+        """(P, G, 1) the share of the hidden tokens that is chosen (P, G, M)."""
+        return chosen.sum(2, keepdim=True) / self.hidden.sum(2, keepdim=True).clamp(min=1)
+
+    def random_share(self, low=0.0, high=1.0):
+        """(P, G, M) bool: each hidden token with a chance t that is uniform in [low, high] for each completion; at
+        least one token."""
+        t = low + (high - low) * self.noise[:, 1, :, -1:]                            # (P, G, 1)
         noise = self.noise[:, 0].take_along_dim(self.position, 2)                    # (P, G, M)
         noise = noise.masked_fill(~self.hidden, 2.0)
         least = noise.amin(2, keepdim=True)                                          # (P, G, 1)
@@ -74,24 +91,56 @@ def prompt_mask(x):
     return text[:, None], x.position, None
 
 
+def agrpo(x):
+    """The tokens of k of the S passes, each with the weight S / k: an unbiased estimate of the gradient of `trajectory`
+    (Amortized GRPO, arXiv 2510.04019). k = passes_read; the passes are drawn at equal distances from a random start.
+    Reads k G texts."""
+    S = x.passes()                                                                   # (P, G, 1)
+    k = S.clamp(max=x.passes_read)
+    number = torch.arange(x.passes_read, device=S.device)                            # (k,)
+    start = x.noise[:, 1, :, -1:].double()                                           # (P, G, 1)
+    passes = ((start + number) * S / k).long()                                       # (P, G, k)
+    drawn = (x.turn[..., None] == passes[..., None, :]) & (number < k[..., None])    # (P, G, M, k)
+    scored = drawn.any(-1) & x.hidden                                                # (P, G, M)
+    text = x.first_text(x.passes_read) + drawn.int().argmax(-1)
+    T = x.text.shape[2]
+    return x.read_by(passes), text * T + x.position, scored * S / k
+
+
+def step_merge(x):
+    """Each token in the text that the first pass of its segment read: the S passes are cut into K segments of like
+    length (StepMerge of d2, arXiv 2509.21474). K = passes_read; exact for K = S. Reads 1 + (K - 1) G texts."""
+    S = x.passes()                                                                   # (P, G, 1)
+    K = x.passes_read
+    begin = (torch.arange(1, K, device=S.device) * S + K - 1) // K                   # (P, G, K - 1)
+    segment = x.turn * K // S.clamp(min=1)                                           # (P, G, M)
+    text = x.first_text(K - 1) + segment
+    text = text.where(segment > 0, 0)                                                # 0 is the problem itself
+    texts = torch.cat((x.input[:, None], x.read_by(begin)), 1)                       # (P, W, T)
+    return texts, text * x.text.shape[2] + x.position, None
+
+
 def random_mask(x):
-    """A random share of the tokens, given the rest of the completion (UniGRPO of MMaDA, arXiv 2505.15809). The others
-    are not trained on. One draw serves all epochs of a rollout, where the paper draws anew. Reads G texts."""
+    """A random share t of the tokens, given the rest of the completion, with the weight 1 / t (UniGRPO of MMaDA,
+    arXiv 2505.15809). One draw serves all epochs of a rollout, where the paper draws anew. Reads G texts."""
     chosen = x.random_share()
     T = x.text.shape[2]
-    return x.masked_again(chosen), x.first_text(1) * T + x.position, chosen
+    return x.masked_again(chosen), x.first_text(1) * T + x.position, chosen / x.share(chosen)
 
 
 def coupled(x):
-    """Every token once, in one of two complementary halves of random size (coupled-GRPO of DiffuCoder,
-    arXiv 2506.20639; its code adds the fully hidden text, hides a share t of .2 to .8, and weights the halves by 1 / t
-    and 1 / (1 - t)). Reads 2 G texts."""
-    chosen = x.random_share()
+    """Every token once, in one of two complementary halves, of which the first has a share t of .2 to .8 of the tokens.
+    The halves have the weights 1 / (2 t) and 1 / (2 (1 - t)) (coupled-GRPO of DiffuCoder, arXiv 2506.20639; its code
+    also scores every token in the fully hidden text). Reads 2 G texts."""
+    chosen = x.random_share(0.2, 0.8)
     T = x.text.shape[2]
     halves = torch.stack((x.masked_again(chosen), x.masked_again(~chosen)), 2)       # (P, G, 2, T)
     text = x.first_text(2) + (~chosen).long()                                        # (P, G, M)
-    return halves.flatten(1, 2), text * T + x.position, None
+    share = x.share(chosen)                                                          # (P, G, 1)
+    count = 1 + (share < 1)  # if one half has all tokens, the other has none
+    weight = 1 / torch.where(chosen, share, 1 - share) / count                       # (P, G, M)
+    return halves.flatten(1, 2), text * T + x.position, weight.masked_fill(~x.hidden, 0.0)
 
 
-FILL_ESTIMATORS = {"trajectory": trajectory, "one_step": one_step, "prompt_mask": prompt_mask,
-                   "random_mask": random_mask, "coupled": coupled}
+FILL_ESTIMATORS = {"trajectory": trajectory, "agrpo": agrpo, "step_merge": step_merge, "one_step": one_step,
+                   "prompt_mask": prompt_mask, "random_mask": random_mask, "coupled": coupled}

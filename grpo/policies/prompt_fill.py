@@ -37,7 +37,7 @@ class PromptFillPolicy(FillPolicy):
 
     def sample_part(self, problems, iteration, config, budget):
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, unmask_steps, block_length,
-        unmask_order, fill_estimator, response_prefix"""
+        unmask_order, fill_estimator, passes_read, response_prefix"""
         prompt = torch.from_numpy(problems["input"]).to(self.device)                 # (P, T)
         padding = torch.from_numpy(problems["padding"])                              # (P,)
         P, T = prompt.shape
@@ -77,12 +77,16 @@ class PromptFillPolicy(FillPolicy):
             turn=turn.view(P, G, L),
             read=read.unflatten(0, (P, G)),
             noise=noise[:, 2:].float().to(self.device),
-            mask_id=mask_id)
-        views, place, scored = FILL_ESTIMATORS[config.fill_estimator](filled)
+            mask_id=mask_id,
+            passes_read=config.passes_read)
+        views, place, weight = FILL_ESTIMATORS[config.fill_estimator](filled)
         mask = of_completion.float()
         train_mask = mask
-        if scored is not None:
-            train_mask = mask * scored.flatten(0, 1)
+        chosen = filled.hidden                                                       # (P, G, L)
+        if weight is not None:
+            chosen = chosen & (weight > 0)
+            weight = weight.flatten(0, 1)                                            # (N, L)
+            train_mask = mask * (weight > 0)
         truncated = ~end.any(1)
         stop = Stop(self.tokenizer, prefix=config.response_prefix)
         return Rollouts(
@@ -91,7 +95,8 @@ class PromptFillPolicy(FillPolicy):
             truncated=truncated,
             max_tokens=L,
             reading=PromptFillReading(
-                G, filled.hidden.cpu(), kept, views, place.expand(P, G, L).cpu(), padding),
+                G, chosen.cpu(), kept, views, place.expand(P, G, L).cpu(), padding),
+            token_weight=weight,
             texts=completion_texts(stop, problems, prompt, padding, target, mask, truncated))
 
     def _noise(self, problems, iteration, config):

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from core.distributions import draw_uniforms
-from core.fill_in import fill_in, fill_once, predict_and_sample_tokens
+from core.fill_in import fill_in, predict_and_sample_tokens
 from core.masking import masked_positions
+from core.supervised.judge_training import fill_once
 from tests.tiny import TOKENIZER, config, consumer, expect_frequencies, masked_problems, model
 
 

@@ -41,7 +41,7 @@ def test_scores_equal_reading_each_text_on_its_own(dataset, estimator, S):
         i, g = divmod(n, 4)
         p = [sampling_logp(policy.model(text[None]), 1.0)[0] for text in r.reading.texts[i]]
         for m in range(r.target.shape[1]):
-            if r.mask[n, m]:
+            if r.train_mask[n, m]:
                 view, place = divmod(int(r.reading.position[i, g if rows > 1 else 0, m]), T)
                 assert place == position[i, m]
                 assert abs(float(p[view][place, r.target[n, m]].detach() - logp[n, m].detach())) < 1e-4
@@ -81,6 +81,9 @@ def test_credit_near_a_token_finds_its_place_in_the_text(dataset, estimator):
 @pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
 def test_the_states_of_a_problem_are_as_many_as_planned_for(dataset, S, estimator):
     c, policy = config(unmask_steps=S, fill_estimator=estimator, mask_low=0.5, mask_high=0.5), fill_policy()
-    assert sampled(policy, dataset, c).reading.counts().tolist() == [policy.stored_states(c)] * c.batch_size
+    found = sampled(policy, dataset, c).reading.counts()
+    assert (found <= policy.stored_states(c)).all()
+    if estimator not in ("agrpo", "random_mask"):  # which leave tokens out
+        assert (found == policy.stored_states(c)).all()
     assert policy.stored_states(config(unmask_steps=S, fill_estimator=estimator, mask_high=0.75)) == 1.5 * (
         policy.stored_states(c)), "it plans for the largest masked share"

@@ -3,8 +3,12 @@
 import pytest
 import torch
 
+from grpo.grpo_training_step import loss_weights
+from grpo.objectives import AVERAGES
 from grpo.policies.fill_views import FILL_ESTIMATORS, PROMPT_MASKED, Filled
-from tests.tiny import TOKENIZER, config, consumer, count_rows, fill_policy, masked_problems, sampled
+from grpo.scoring import score
+from tests.tiny import (
+    TOKENIZER, config, consumer, count_rows, fill_policy, flat_gradient, masked_problems, one_process, sampled)
 
 MASK = TOKENIZER.mask_token_id
 
@@ -15,8 +19,9 @@ def rollouts_of(dataset, estimator, S=3):
     return c, policy, sampled(policy, dataset, c), masked_problems(consumer(dataset, c))[1:]
 
 
-@pytest.mark.parametrize("estimator, texts", [("trajectory", 1 + 2 * 4), ("one_step", 1), ("prompt_mask", 1),
-                                              ("random_mask", 4), ("coupled", 2 * 4)])
+@pytest.mark.parametrize("estimator, texts", [("trajectory", 1 + 2 * 4), ("agrpo", 2 * 4), ("step_merge", 1 + 4),
+                                              ("one_step", 1), ("prompt_mask", 1), ("random_mask", 4),
+                                              ("coupled", 2 * 4)])
 def test_an_estimator_reads_as_many_texts_as_it_says(dataset, estimator, texts):
     c, policy, rollouts, _ = rollouts_of(dataset, estimator)
     rows = count_rows(policy.model)
@@ -53,6 +58,72 @@ def test_coupled_reads_every_token_hidden_exactly_once(dataset):
     assert torch.equal(r.mask, chosen.repeat_interleave(4, 0)) and torch.equal(r.train_mask, r.mask)
 
 
+def test_the_tokens_that_coupled_hides_together_weigh_half_of_the_completion(dataset):
+    _, _, r, (_, position, chosen) = rollouts_of(dataset, "coupled")
+    T = r.reading.texts.shape[2]
+    for n in range(len(r.target)):
+        p, g = divmod(n, 4)
+        there = chosen[p] > 0
+        second = (r.reading.position[p, g] // T - 2 * g)[there] == 1
+        weight = r.token_weight[n][there]
+        for half in (second, ~second):
+            if half.any():
+                assert abs(float(weight[half].sum()) - len(weight) / (1 + int(second.any() and (~second).any()))) < 1e-4
+        assert not r.token_weight[n][~there].any()
+
+
+def gradient_of(policy, rollouts, average, advantage):
+    """Of the sum over tokens of advantage times log-probability, with the weights of the loss."""
+    for p in policy.parameters():
+        p.grad = None
+    weight = loss_weights(rollouts, average, one_process())
+    (score(policy, rollouts, 1.0).logp * weight * advantage).sum().backward()
+    return flat_gradient(policy)
+
+
+@pytest.mark.parametrize("S, k", [(3, 1), (4, 3), (2, 5)])
+@pytest.mark.parametrize("average", AVERAGES)
+def test_the_expected_gradient_of_agrpo_is_that_of_the_trajectory(dataset, monkeypatch, average, S, k):
+    settings = {"unmask_steps": S, "batch_size": 2, "group_size": 2}
+    c, policy = config(**settings, fill_estimator="agrpo", passes_read=k), fill_policy(scale=8.0)
+    advantage = torch.tensor([[1.0], [-0.5], [0.3], [2.0]])
+    exact = gradient_of(policy, sampled(policy, dataset, config(**settings)), average, advantage)
+    starts, found, unequal = 12, 0, 0.0  # the passes change with the start at multiples of 1 / S and k / S alone
+    agrpo = FILL_ESTIMATORS["agrpo"]
+    for i in range(starts):
+        def started(x, start=(i + 0.5) / starts):
+            x.noise[:, 1] = start
+            return agrpo(x)
+
+        monkeypatch.setitem(FILL_ESTIMATORS, "agrpo", started)
+        one = gradient_of(policy, sampled(policy, dataset, c), average, advantage)
+        found, unequal = found + one / starts, unequal + float((one - exact).norm())
+    assert (found - exact).norm() < 1e-4 * exact.norm() > 0
+    assert (unequal > 0.1 * exact.norm()) == (k < S), "one draw of passes alone is not exact; all passes are"
+
+
+@pytest.mark.parametrize("S, K", [(3, 1), (4, 2), (5, 3), (3, 3), (3, 7)])
+def test_step_merge_reads_each_token_in_the_text_at_the_begin_of_its_segment(dataset, S, K):
+    c = config(unmask_steps=S, fill_estimator="step_merge", passes_read=K, batch_size=3)
+    policy, caught = fill_policy(), []
+    merge = FILL_ESTIMATORS["step_merge"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FILL_ESTIMATORS, "step_merge", lambda x: caught.append(x) or merge(x))
+        r = sampled(policy, dataset, c)
+    x, T = caught[0], c.block_size
+    for n, m in r.mask.nonzero().tolist():
+        p, g = divmod(n, 4)
+        passes = 1 + int(x.turn[p, g][r.mask[n] > 0].max())
+        turn = int(x.turn[p, g, m])
+        segments = [[s for s in range(passes) if s * K // passes == segment] for segment in range(K)]
+        begin, = [segment[0] for segment in segments if turn in segment]
+        text, place = divmod(int(r.reading.position[p, g, m]), T)
+        assert torch.equal(r.reading.texts[p, text], x.read[p, g, begin]) and r.reading.texts[p, text, place] == MASK
+    logp = score(policy, r, 1.0).logp
+    exact = torch.allclose(logp * r.mask, r.old_logp * r.mask, rtol=0, atol=1e-4)
+    assert exact == (K >= S)
+
+
 def test_random_mask_scores_the_tokens_that_it_hides_and_nothing_else(dataset):
     c, _, r, (_, _, chosen) = rollouts_of(dataset, "random_mask")
     shares = []
@@ -62,6 +133,7 @@ def test_random_mask_scores_the_tokens_that_it_hides_and_nothing_else(dataset):
         places = r.reading.position[p, g] - g * c.block_size
         assert sorted(places[r.train_mask[n] > 0].tolist()) == hidden and hidden
         shares.append(len(hidden) / int(chosen[p].sum()))
+        assert abs(float(r.token_weight[n].sum() - chosen[p].sum())) < 1e-4
     assert min(shares) < 0.4 and max(shares) > 0.6
     assert torch.equal(r.mask, chosen.repeat_interleave(4, 0)), "all sampled tokens are counted"
 
@@ -101,8 +173,8 @@ def test_every_token_is_hidden_again_equally_often_and_padding_never():
 def test_after_one_pass_each_scored_token_is_read_hidden(name):
     x = filled(3, torch.ones(8) > 0)
     x.read = x.input[:, None, None].expand(3, 50, 1, 12)
-    texts, position, scored = FILL_ESTIMATORS[name](x)
+    texts, position, weight = FILL_ESTIMATORS[name](x)
     place = position % 12
     assert torch.equal(place, x.position.expand_as(place))
     read = texts.flatten(1)[:, None].expand(3, place.shape[1], -1).gather(2, position)
-    assert ((read == MASK) | (torch.zeros_like(read) > 0 if scored is None else ~scored)).all()
+    assert ((read == MASK) | (torch.zeros_like(read) > 0 if weight is None else weight == 0)).all()

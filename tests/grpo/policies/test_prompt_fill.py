@@ -8,6 +8,7 @@ import torch
 
 from core.distributions import kept_tokens, restrict, sampling_logp
 from grpo.policies import prompt_fill
+from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.policies.prompt_fill import PromptFillPolicy
 from grpo.scoring import score
 from tests.tiny import CAUSAL, flat_gradient, model, prompt_config, prompt_consumer, sampled
@@ -127,7 +128,7 @@ def test_padding_and_the_other_prompts_change_nothing(prompts):
         torch.testing.assert_close(part.old_logp, whole.old_logp[rows], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("estimator", ["trajectory", "one_step", "prompt_mask", "random_mask", "coupled"])
+@pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
 def test_micro_batches_and_completions_read_alone_have_the_gradient_of_all(prompts, estimator):
     c = prompt_config(**SETTINGS | {"fill_estimator": estimator})
     policy, data = more_ends(policy_of(1)), prompt_consumer(prompts, c)
