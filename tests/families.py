@@ -13,6 +13,8 @@ from tests.tiny import TEXT
 
 RECURRENT_FAMILIES = ("qwen3_5", "qwen3_next", "lfm2", "falcon_h1", "mamba2", "bamba")
 CAUSAL_FAMILIES = ("gpt2", "llama", "qwen2", "qwen3", "gemma3", "mistral", "gemma4", *RECURRENT_FAMILIES)
+DIFFUSION_FAMILIES = {"llama both ways": "llama", "llada": "llama", "a2d-qwen3": "qwen3", "Dream": "qwen2",
+                      "sdar": "qwen3"}  # {model_type of a published folder: the family of transformers that it is}
 FILL_FAMILIES = ("bert", "distilbert", "roberta", "modernbert", "electra")
 CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -62,7 +64,7 @@ def word_pieces():
 def tokenizer_of(kind):
     """A transformers tokenizer.
 
-    kind: bytes (no pad token), padded, chat (with a chat template and <|im_end|>), start (a start token before each
+    kind: bytes (no pad token), padded, masked (a token for masks that it does not name as such), chat (with a chat template and <|im_end|>), start (a start token before each
     text, no pad token), words (BERT's), angle (RoBERTa's), square (ModernBERT's)
     """
     from transformers import PreTrainedTokenizerFast
@@ -73,6 +75,7 @@ def tokenizer_of(kind):
     build = {"bytes": lambda: (byte_pairs([end]), {"bos_token": end, "eos_token": end}),
              "padded": lambda: (byte_pairs([end, "<|pad|>"]), {"eos_token": end, "pad_token": "<|pad|>"}),
              "chat": lambda: (byte_pairs([end, "<|im_start|>", "<|im_end|>"]), {"eos_token": end, "pad_token": end}),
+             "masked": lambda: (byte_pairs([end, "<|mask|>"]), {"eos_token": end}),  # config.json names the mask
              "start": lambda: (byte_pairs(["<s>", "</s>"], "<s> $A"), {"bos_token": "<s>", "eos_token": "</s>"}),
              "words": lambda: (word_pieces(), framed),
              "angle": lambda: (byte_pairs(dict.fromkeys(angle.values()), "<s> $A </s>"), angle),
@@ -165,6 +168,8 @@ def model_folder(path, family, seed=0, scale=12.0, **shape):
 
     shape: n_layer, n_embd, longest
     """
+    if family in DIFFUSION_FAMILIES:
+        return diffusion_folder(str(path), family, seed, scale, **shape)
     tokenizer = tokenizer_of(TOKENIZERS.get(family, "words"))
     kind, config = architecture(family, tokenizer, **shape)
     model = randomise(kind(config), seed, scale)
@@ -175,6 +180,56 @@ def model_folder(path, family, seed=0, scale=12.0, **shape):
     model.save_pretrained(str(path))
     tokenizer.save_pretrained(str(path))
     return str(path)
+
+
+LLADA_LAYER = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ff_norm", "self_attn.q_proj": "q_proj",
+               "self_attn.k_proj": "k_proj", "self_attn.v_proj": "v_proj", "self_attn.o_proj": "attn_out",
+               "mlp.gate_proj": "ff_proj", "mlp.up_proj": "up_proj", "mlp.down_proj": "ff_out"}
+LLADA_TOP = {"model.embed_tokens": "wte", "model.norm": "ln_f", "lm_head": "ff_out"}
+
+
+def name_in_llada(name):
+    """The name of a weight of transformers' Llama in a published LLaDA folder."""
+    name = name.removesuffix(".weight")
+    if name in LLADA_TOP:
+        return f"model.transformer.{LLADA_TOP[name]}.weight"
+    _, _, layer, rest = name.split(".", 3)
+    return f"model.transformer.blocks.{layer}.{LLADA_LAYER[rest]}.weight"
+
+
+def diffusion_folder(path, model_type, seed=0, scale=12.0, **shape):
+    """Writes a small random diffusion language model as such folders are published: with a config.json in their words
+    that asks for code of its own, and their names of weights. Returns the folder."""
+    from safetensors.torch import save_file
+    family, tokenizer = DIFFUSION_FAMILIES[model_type], tokenizer_of("masked")
+    kind, config = architecture(family, tokenizer, **shape)
+    model = randomise(kind(config), seed, scale)
+    weights = {name: x.clone() for name, x in model.state_dict().items()}
+    values = config.to_dict() | {"mask_token_id": tokenizer.convert_tokens_to_ids("<|mask|>"), "rope_theta": 5000.0}
+    for name in ("rope_parameters", "transformers_version", "architectures", "dtype", "is_causal"):
+        values.pop(name, None)
+    if model_type == "llama both ways":
+        values |= {"architectures": ["LlamaForCausalLM"], "is_causal": False}
+    else:
+        values |= {"model_type": model_type, "auto_map": {"AutoModel": "modeling.Model", "AutoConfig": "conf.Config"}}
+    if model_type == "llada":
+        theirs = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads",
+                  "num_hidden_layers": "n_layers", "intermediate_size": "mlp_hidden_size",
+                  "max_position_embeddings": "max_sequence_length", "tie_word_embeddings": "weight_tying"}
+        known = ("model_type", "auto_map", "vocab_size", "rms_norm_eps", "rope_theta", "mask_token_id", "eos_token_id")
+        values = {theirs.get(name, name): x for name, x in values.items() if name in theirs or name in known}
+        values |= {"embedding_size": values["vocab_size"], "vocab_size": values["vocab_size"] - 1,
+                   "block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu", "mlp_ratio": 4}
+        weights = {name_in_llada(name): x for name, x in weights.items()}
+    if model_type == "sdar":
+        values |= {"block_size": 4}
+    if values.get("tie_word_embeddings"):
+        del weights["lm_head.weight"]
+    os.makedirs(path)
+    save_file(weights, os.path.join(path, "model.safetensors"), metadata={"format": "pt"})
+    json.dump(values, open(os.path.join(path, "config.json"), "w"))
+    tokenizer.save_pretrained(path)
+    return path
 
 
 def folder_with_pictures(path, family):

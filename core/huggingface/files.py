@@ -5,6 +5,7 @@ import pathlib
 
 from core.files.json_text import read_object
 from core.files.whole_files import as_usual, flush
+from core.huggingface.diffusion import PUBLISHED, as_known
 from core.settings.optional import HUB, local_name, on_hub, opening, quiet_transformers
 from core.settings.ranges import shown
 
@@ -54,6 +55,8 @@ def read_config(path, key):
             if name.endswith(("layer", "layers", "experts")) and isinstance(count, int) and count > MOST_LAYERS:
                 raise ValueError(f"{key}={path}: {name}={shown(count)} in its config.json is more than any model has; "
                                  f"{AGAIN}")
+    if values.get("model_type") in PUBLISHED:
+        return as_known(values, f"{key}={path}")
     return calling(transformers.AutoConfig.from_pretrained, path, key)
 
 

@@ -8,11 +8,13 @@ import shutil
 import torch
 
 from core.files.whole_files import writing
+from core.huggingface.diffusion import PUBLISHED, reads_both_ways
 from core.huggingface.files import (
     base_of,
     calling,
     check_target,
     check_weights,
+    declared_in,
     is_adapter,
     read_config,
     replace_files,
@@ -45,6 +47,9 @@ def load_huggingface(path, device="cpu", mode=None, tokenizer=None, key="checkpo
                          f"({tokenizer.vocab_size}, not the same); use models with the same tokenizer")
     net, mode = open_transformer(path, key, mode, adapter, dtype, device)
     check_vocabulary(net.base_model, own, named)
+    if mode == MASKED_FILL and own.mask_token_id is None:
+        raise ValueError(f"{named} fills in masked tokens, but has no mask token; name one as mask_token in its "
+                         "tokenizer_config.json")
     if adapter.has_adapter:
         net = add_adapter(net, adapter)
         for settings in net.peft_config.values():
@@ -81,7 +86,13 @@ def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device=
     settings = {"dtype": dtype if adapter.has_adapter else torch.float32}
     if adapter.load_in_4bit:
         settings |= four_bits(transformers, dtype, device)
-    return read_weights(getattr(transformers, CLASSES[found]), path, key, **settings), found
+    kind = CLASSES[LANGUAGE_MODEL] if reads_both_ways(config) else CLASSES[found]
+    published = PUBLISHED.get(declared_in(path, "config.json", key).get("model_type"))
+    if published is None:
+        return read_weights(getattr(transformers, kind), path, key, **settings), found
+    net = read_weights(getattr(transformers, kind), path, key, config=config, key_mapping=published.names, **settings)
+    net._weight_conversions = None  # it is saved with the names of transformers
+    return net, found
 
 
 def model_mode(path, key):
@@ -102,6 +113,8 @@ def mode_of(config, path, key):
                          "with the reward reward_model")
     if config.model_type == "electra" and name.endswith("ForPreTraining"):
         return SEQUENCE_SCORER
+    if reads_both_ways(config):
+        return MASKED_FILL
     if not config.is_encoder_decoder:
         fills, writes = known.MODEL_FOR_MASKED_LM_MAPPING_NAMES, known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if config.model_type in fills and not name.endswith(("ForCausalLM", "LMHeadModel")):
@@ -150,7 +163,8 @@ def check_outputs(model, named):
     T, S = 6, len(model.start_ids)
     tokens = torch.arange(T, device=next(model.parameters()).device)[None]           # (1, T)
     framed = tokens.new_tensor([[*model.start_ids, *range(T), *model.end_ids]])
-    expected = model.net(input_ids=framed).logits[:, S : S + T].float()              # (1, T, V), of a judge (1, T)
+    expected = model.net(**model.inputs(framed)).logits                              # (1, T, V), of a judge (1, T)
+    expected = model.of_their_own_token(expected)[:, S : S + T].float()
     if model.mode == SEQUENCE_SCORER:
         expected = -expected
     if model.mode == LANGUAGE_MODEL:

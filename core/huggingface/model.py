@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from core.distributions import at_least_float32
 from core.huggingface.cache import empty_cache
+from core.huggingface.diffusion import block_mask, reads_both_ways
 from core.huggingface.lora import POLICY, REFERENCE, adapter_identity, adapter_weights, copy_weights, using
 from core.huggingface.settings import FULL
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, freeze
@@ -83,9 +84,11 @@ class HuggingFaceModel(nn.Module):
         head._modules = dict(bare._modules) | {bare.base_model_prefix: given}
         # Plain attributes, not registered: their weights are those of net
         self.__dict__ |= {"body": body, "head": head, "given": given, "layers": layers_of(body)}
+        self.stop_ids = tokenizer.stop_token_ids
         self.start_ids = self.end_ids = ()
-        if mode != LANGUAGE_MODEL:
+        if mode != LANGUAGE_MODEL and not reads_both_ways(self.config):
             self.start_ids, self.end_ids = tokenizer.start_ids, tokenizer.end_ids
+        self.first_position = first_position(body)
         self.longest_input = most_tokens(body) - len(self.start_ids) - len(self.end_ids)
         arguments = inspect.signature(body.forward).parameters
         self.takes_position = "position_ids" in arguments
@@ -102,21 +105,47 @@ class HuggingFaceModel(nn.Module):
             # A single token would change the states in place, without a gradient. One behind it changes nothing for it,
             # and with gradients nothing is read after it
             end = tokens
-        inputs = {"input_ids": torch.cat((start, tokens, end), 1)}
+        inputs = self.inputs(torch.cat((start, tokens, end), 1), before, padding)
         if self.mode == LANGUAGE_MODEL:
             inputs |= {"use_cache": past is not None, self.cache_name: past and past.content}
-        if padding is not None:
-            columns = torch.arange(before + inputs["input_ids"].shape[1], device=tokens.device) - len(self.start_ids)
-            real = (columns >= padding[:, None]) | (columns < 0)                     # (B, before + columns read)
-            inputs["attention_mask"] = real.long()
-            if self.takes_position:
-                inputs["position_ids"] = (real.cumsum(1) - 1).clamp(min=0)[:, before:]
         with using(self.net, self.adapter), self.checkpointing(past):
-            h = self.body(**inputs).last_hidden_state
+            h = self.of_their_own_token(self.body(**inputs).last_hidden_state, padding)
         h = h[:, len(self.start_ids) : len(self.start_ids) + T]                      # (B, T, C)
         if past is not None:
             past.length += T
         return h if position is None else h.gather(1, position[..., None].expand(-1, -1, h.shape[-1]))
+
+    def inputs(self, tokens, before=0, padding=None):
+        """Arguments of the transformers model that reads tokens (B, T), start and end tokens included, behind `before`
+        ones in its cache. padding: as in `states`"""
+        inputs = {"input_ids": tokens}
+        block = getattr(self.config, "attention_block", None)
+        if padding is None and block:
+            padding = tokens.new_zeros(len(tokens))
+        if padding is None:
+            return inputs
+        columns = torch.arange(before + tokens.shape[1], device=tokens.device) - len(self.start_ids)
+        real = (columns >= padding[:, None]) | (columns < 0)                         # (B, before + columns read)
+        inputs["attention_mask"] = block_mask(padding, tokens.shape[1], block) if block else real.long()
+        if self.takes_position:
+            inputs["position_ids"] = self.first_position + (real.cumsum(1) - 1).clamp(min=0)[:, before:]
+        return inputs
+
+    def of_their_own_token(self, h, padding=None):
+        """States or logits (B, T, C) in the order of the tokens that they predict; the first token has its own state."""
+        if not getattr(self.config, "shifted_logits", False):
+            return h
+        B, T, C = h.shape
+        first = h.new_zeros(B, dtype=torch.long) if padding is None else padding
+        place = (torch.arange(T, device=h.device) - 1).maximum(first[:, None])       # (B, T)
+        return h.gather(1, place[..., None].expand(B, T, C))
+
+    def answer_prompts(self):
+        """From now on a masked-fill model reads prompts as they are, which a template frames, and can sample end
+        tokens."""
+        self.longest_input += len(self.start_ids) + len(self.end_ids)
+        self.start_ids = self.end_ids = ()
+        self.banned_ids = tuple(i for i in self.banned_ids if i not in self.stop_ids)
 
     def project(self, h):
         """Float32 logits (..., vocabulary) from states (..., C); of a judge the log-odds (...) that a token is true."""
@@ -219,8 +248,13 @@ def most_tokens(net):
     """The most tokens in a row that a transformers model reads, special tokens included."""
     config = net.config.get_text_config()
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or UNLIMITED
+    return longest - first_position(net)
+
+
+def first_position(net):
+    """The number of the first token's place: RoBERTa counts from padding_idx + 1."""
     for part in net.modules():
         table = getattr(part, "position_embeddings", None)
-        if getattr(table, "padding_idx", None) is not None:  # RoBERTa counts positions from padding_idx + 1
-            return longest - table.padding_idx - 1
-    return longest
+        if getattr(table, "padding_idx", None) is not None:
+            return table.padding_idx + 1
+    return 0

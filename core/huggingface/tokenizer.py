@@ -5,6 +5,7 @@ import json
 import os
 import re
 
+from core.huggingface.diffusion import PUBLISHED
 from core.huggingface.files import AGAIN, base_of, declared_in, is_adapter
 from core.settings.optional import HUB, local_name, on_hub, opening, quiet_transformers
 from core.settings.user_code import guarded
@@ -119,7 +120,13 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
     with opening(path, key, ": its tokenizer"):
         config, generation = (declared_in(model, file, key) for file in ("config.json", "generation_config.json"))
         ends = end_ids(config) + end_ids(config.get("text_config") or {}) + end_ids(generation)
-        backend = transformers.AutoTokenizer.from_pretrained(local_name(path), trust_remote_code=False)
+        kind = transformers.AutoTokenizer
+        published = PUBLISHED.get(config.get("model_type"))
+        if published and published.tokenizer:
+            kind = getattr(transformers, published.tokenizer)
+        backend = kind.from_pretrained(local_name(path), trust_remote_code=False)
+        if backend.mask_token_id is None and config.get("mask_token_id") is not None:
+            backend.mask_token = backend.convert_ids_to_tokens(config["mask_token_id"])
         size = 1 + max(backend.get_vocab().values())
         if size > MOST_IDS:
             raise ValueError(f"{key}={path}: its tokenizer has a token with the id {size - 1}, more than any "
@@ -127,7 +134,7 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
         if not all(0 <= i < size for i in ends):
             raise ValueError(f"{key}={path}: the model declares the end tokens {ends}, but its tokenizer has {size} "
                              "tokens; copy the tokenizer files that belong to the model")
-        writes = re.search(CAUSAL, " ".join(config.get("architectures") or []))
+        writes = re.search(CAUSAL, " ".join(config.get("architectures") or [])) and config.get("is_causal") is not False
         return HuggingFaceTokenizer(backend, path, ends, fills=backend.mask_token_id is not None and not writes)
 
 

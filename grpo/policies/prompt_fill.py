@@ -31,6 +31,11 @@ class PromptFillReading(FillReading):
 class PromptFillPolicy(FillPolicy):
     """Completes prompts (batches of PromptConsumer) with a masked-fill model."""
 
+    def __init__(self, model, *settings):
+        if hasattr(model, "answer_prompts"):  # one of Hugging Face
+            model.answer_prompts()
+        super().__init__(model, *settings)
+
     Reading = PromptFillReading
     stored_states = CausalPolicy.stored_states
     greedy = CausalPolicy.greedy  # each token is the likeliest of its pass
