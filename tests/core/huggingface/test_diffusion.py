@@ -129,3 +129,22 @@ def test_a_variant_of_another_shape_and_a_model_without_a_mask_are_refused(folde
     other = spoiled(tmp_path / "sequential", folder("llada"), block_type="sequential")
     refused(other, "block_type='sequential' in its config.json is not the llada", "'llama'")
     refused(spoiled(tmp_path / "no_mask", folder("a2d-qwen3"), mask_token_id=None), "has no mask token", "mask_token")
+
+
+@pytest.mark.parametrize("family", ["roberta", "modernbert"])
+@torch.no_grad()
+def test_an_encoder_that_answers_prompts_reads_them_without_its_frame_and_behind_padding(family, folder):
+    """RoBERTa counts places from 2, and its frame would stand around the padding."""
+    path = folder(family)
+    model, tokenizer = load_model(path)[0], load_tokenizer(path)
+    longest, banned = model.longest_input, set(model.banned_ids)
+    assert model.start_ids and banned >= set(tokenizer.stop_token_ids)
+    model.answer_prompts()
+    assert model.longest_input == longest + 2 and banned - set(model.banned_ids) == set(tokenizer.stop_token_ids)
+    tokens = random_ids(tokenizer, 2, 9)
+    whole = transformers.AutoModelForMaskedLM.from_pretrained(path).eval()
+    sampled = torch.tensor([i for i in range(model.vocabulary) if i not in model.banned_ids])
+    torch.testing.assert_close(model(tokens)[..., sampled], whole(tokens).logits[..., sampled])
+    padded = torch.cat((torch.zeros(2, 4, dtype=torch.long), tokens), 1)
+    behind = model(padded, padding=torch.tensor([4, 4]))[:, 4:, sampled]
+    torch.testing.assert_close(behind, model(tokens)[..., sampled], rtol=1e-4, atol=1e-4)
