@@ -118,7 +118,7 @@ def test_with_a_mask_token_it_becomes_a_start_for_a_model_that_fills_in_masks(tm
                          f"--out_dir={tmp_path}/out")
     assert trained.returncode == 0, trained.stderr
     losses = [r["loss"] for r in read_json_lines(tmp_path / "out" / "metrics.jsonl") if "loss" in r]
-    assert sum(losses[-3:]) < 0.7 * sum(losses[:3])
+    assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
     assert load_model(f"{tmp_path}/out/model")[0].mode == MASKED_FILL
 
 
