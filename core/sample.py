@@ -1,7 +1,9 @@
-"""Fills in a text of yours, where each _ is one hidden token, or completes it with a causal model.
+"""Fills in a text of yours, where each _ is one hidden token, or completes it: left to right, or in any order.
 
 python core/sample.py --checkpoint=data/char_diffusion/pretrained/generator.safetensors --text='The ____ of the ____'
 python core/sample.py --checkpoint=data/arithmetic/pretrained/generator.safetensors --text='347+85='
+python core/sample.py --checkpoint=data/countdown/pretrained/any_order.safetensors --text='6 6 21:33=' --unmask_steps=8 \
+    --max_new_tokens=12
 python core/sample.py --checkpoint=hf:Qwen/Qwen3-0.6B --template=model --text='What is 347 + 85?'
 """
 
@@ -41,7 +43,7 @@ class SampleConfig:
     checkpoint: str = "out-grpo/model.safetensors"  # a model file of this project, a folder in Hugging Face format, or
                                #   hf:owner/name
     text: str = ""             # the text to complete, or to fill in, where each _ is one hidden token
-    template: str = "plain"    # plain: a causal model completes the text; model: it answers it, by its chat template;
+    template: str = "plain"    # plain: a text without _ is completed; model: it is answered, by the chat template;
                                #   chat, math and code: by these of core/prompts.py
     unmask_steps: int = 1      # passes in which a masked-fill model fills in
     max_new_tokens: int = 128  # most tokens of a completion
@@ -75,7 +77,7 @@ def encode_with_masks(text, tokenizer):
 
 
 def complete(model, tokenizer, config, device):
-    """Prints completions of the text by a causal model, each up to its stop token."""
+    """Prints completions of the text, each up to its stop token."""
     prompt_format = PromptFormat(config.template)
     prompt_format.check(tokenizer)
     _, ids = prompt_format.encode(config.text, tokenizer)
@@ -83,14 +85,33 @@ def complete(model, tokenizer, config, device):
     if not ids or room < 1:
         raise ValueError(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens of the model's "
                          f"vocabulary, not {len(ids)}")
-    noise = draw_uniforms(config.seed, 0, [0], (config.num_samples, room))
     stop = Stop(tokenizer)
-    out = generate(model, torch.tensor([ids], device=device), None, noise, stop,
-                   temperature=config.temperature, top_p=config.top_p)
+    sampling = {"temperature": config.temperature, "top_p": config.top_p}
+    if model.mode == LANGUAGE_MODEL:
+        noise = draw_uniforms(config.seed, 0, [0], (config.num_samples, room))
+        out = generate(model, torch.tensor([ids], device=device), None, noise, stop, **sampling)
+        rows = [row[:length] for row, length in zip(out.target.tolist(), out.mask.sum(1).int().tolist(), strict=True)]
+    else:
+        rows = in_any_order(model, tokenizer, ids, room, config, device, sampling)
     text = config.text if config.template == "plain" else config.text + "\n"
-    for row, length in zip(out.target.tolist(), out.mask.sum(1).int().tolist(), strict=True):
-        completion = stop.text(row[:length])
+    for row in rows:
+        completion = stop.text(row)
         print(highlight(text + completion, [0] * len(text) + [1] * len(completion), sys.stdout.isatty()))
+
+
+def in_any_order(model, tokenizer, ids, room, config, device, sampling):
+    """Completions as lists of ids, up to their first end token: `room` masked places behind the prompt, filled in."""
+    if hasattr(model, "answer_prompts"):  # one of Hugging Face
+        model.answer_prompts()
+    T = len(ids)
+    text = torch.tensor([[*ids, *[tokenizer.mask_token_id] * room]], device=device)  # (1, T + room)
+    places = torch.arange(T, T + room, device=device)[None]                          # (1, room)
+    noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, T + room))
+    ends = tokenizer.stop_token_ids
+    drawn, *_ = fill_in_passes(model, text, places, torch.ones(1, room, dtype=torch.bool), noise[:, 0], noise[:, 1],
+                               config.unmask_steps, end_ids=ends, **sampling)
+    rows = drawn.tolist()
+    return [row[: 1 + next((i for i, token in enumerate(row) if token in ends), room)] for row in rows]
 
 
 def fill(model, tokenizer, config, device):
@@ -114,7 +135,8 @@ def main(argv):
     if model.mode == SEQUENCE_SCORER:
         raise ValueError(f"checkpoint={config.checkpoint} has mode {model.mode}: it scores texts and samples none; "
                          "name a generator")
-    sample = complete if model.mode == LANGUAGE_MODEL else fill
+    is_prompt = model.mode == LANGUAGE_MODEL or (HIDDEN not in config.text and tokenizer.stop_token_ids)
+    sample = complete if is_prompt else fill
     sample(model, tokenizer, config, device)
 
 

@@ -107,6 +107,11 @@ def causal_policy(seed=0, scale=8.0, dtype=torch.float32, **settings):
     return CausalPolicy(causal_model(seed, scale, **settings), CAUSAL, dtype=dtype)
 
 
+def prompt_fill_policy(seed=0, scale=8.0):
+    """A policy that answers prompts in any order, with a tiny model of CAUSAL's vocabulary."""
+    return PromptFillPolicy(model(seed=seed, scale=scale, tokenizer=CAUSAL, block_size=64), CAUSAL)
+
+
 def same(a, b):
     """Whether two models or policies hold the same weights, to the last bit."""
     a, b = (x.weights() if hasattr(x, "weights") else x.state_dict() for x in (a, b))

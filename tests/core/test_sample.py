@@ -5,7 +5,7 @@ import pytest
 from core import sample
 from core.models import load_tokenizer, save_model
 from tests.families import model_folder
-from tests.tiny import CAUSAL, causal_model, judge, model, run_here, save
+from tests.tiny import CAUSAL, causal_model, judge, model, prompt_fill_policy, run_here, save
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,15 @@ def test_a_text_is_completed(paths, capsys):
     lines = printed(capsys, paths["causal"], "7+8=", "--num_samples=3", "--max_new_tokens=20")
     lines = "\n".join(lines).strip("\n").split("\n")
     assert len(lines) == 3 and all(x.startswith("7+8=") and 4 < len(x) <= 24 for x in lines)
+
+
+def test_a_text_is_completed_in_any_order(tmp_path, capsys):
+    path = str(tmp_path / "any_order.safetensors")
+    save_model(path, prompt_fill_policy(seed=1).model, CAUSAL)
+    arguments = ("7+8=", "--num_samples=4", "--max_new_tokens=9", "--unmask_steps=3")
+    lines = printed(capsys, path, *arguments)
+    assert len(lines) == 4 and all(line.startswith("7+8=") and len(line) <= 13 for line in lines) and len(set(lines)) > 1
+    assert lines == printed(capsys, path, *arguments)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])

@@ -9,16 +9,11 @@ import torch
 from core.distributions import kept_tokens, restrict, sampling_logp
 from grpo.policies import prompt_fill
 from grpo.policies.fill_views import FILL_ESTIMATORS
-from grpo.policies.prompt_fill import PromptFillPolicy
 from grpo.scoring import score
-from tests.tiny import CAUSAL, flat_gradient, model, prompt_config, prompt_consumer, sampled
+from tests.tiny import CAUSAL, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy, sampled
 
 SETTINGS = {"max_new_tokens": 9, "unmask_steps": 2, "block_length": 4, "kl_estimator": "exact"}
 MASK, END = CAUSAL.mask_token_id, CAUSAL.stop_token_id
-
-
-def policy_of(seed=0, scale=8.0):
-    return PromptFillPolicy(model(seed=seed, scale=scale, tokenizer=CAUSAL, block_size=64), CAUSAL)
 
 
 def more_ends(policy):
@@ -42,7 +37,7 @@ def passes_of(policy, problems, config):
 @torch.no_grad()
 def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(prompts, more):
     c = prompt_config(**SETTINGS | {"temperature": 0.8} | more)
-    policy, data = more_ends(policy_of(1)), prompt_consumer(prompts, c)
+    policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
     problems = data.problems("train", 0)
     assert problems["padding"].any()
     filled, rollouts = passes_of(policy, problems, c)
@@ -86,7 +81,7 @@ def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(pr
 @torch.no_grad()
 def test_blocks_follow_each_other_and_the_order_within_them_is_the_one_asked_for(prompts, order):
     c = prompt_config(**SETTINGS | {"unmask_order": order, "unmask_steps": 4, "max_new_tokens": 8, "group_size": 16})
-    policy = policy_of(2)
+    policy = prompt_fill_policy(2)
     filled, _ = passes_of(policy, prompt_consumer(prompts, c).problems("train", 0), c)
     turn = filled.turn.flatten(0, 1)                                                 # (N, 8)
     whole = turn[(turn >= 0).all(1)]
@@ -99,7 +94,7 @@ def test_blocks_follow_each_other_and_the_order_within_them_is_the_one_asked_for
 @torch.no_grad()
 def test_confidence_keeps_the_likeliest_of_the_drawn_tokens(prompts):
     c = prompt_config(**SETTINGS | {"unmask_order": "confidence", "block_length": None, "unmask_steps": 9, "top_k": 1})
-    policy = policy_of(3)
+    policy = prompt_fill_policy(3)
     problems = prompt_consumer(prompts, c).problems("train", 0)
     filled, _ = passes_of(policy, problems, c)
     T = problems["input"].shape[1]
@@ -115,7 +110,7 @@ def test_confidence_keeps_the_likeliest_of_the_drawn_tokens(prompts):
 
 def test_padding_and_the_other_prompts_change_nothing(prompts):
     c = prompt_config(**SETTINGS)
-    policy, data = more_ends(policy_of(1)), prompt_consumer(prompts, c)
+    policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
     problems = data.problems("train", 0)
     whole = policy.sample(problems, 0, c)
     for p in range(len(problems["number"])):
@@ -131,7 +126,7 @@ def test_padding_and_the_other_prompts_change_nothing(prompts):
 @pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
 def test_micro_batches_and_completions_read_alone_have_the_gradient_of_all(prompts, estimator):
     c = prompt_config(**SETTINGS | {"fill_estimator": estimator})
-    policy, data = more_ends(policy_of(1)), prompt_consumer(prompts, c)
+    policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
     rollouts = policy.sample(data.problems("train", 0), 0, c)
     weight = torch.rand(rollouts.target.shape) * rollouts.train_mask
     assert (rollouts.train_mask <= rollouts.mask).all() and rollouts.train_mask.any(1).all()
@@ -149,7 +144,7 @@ def test_micro_batches_and_completions_read_alone_have_the_gradient_of_all(promp
 @torch.no_grad()
 def test_each_completion_of_a_group_has_a_share_of_its_own(prompts):
     c = prompt_config(**SETTINGS)
-    filled, _ = passes_of(policy_of(1), prompt_consumer(prompts, c).problems("train", 0), c)
+    filled, _ = passes_of(prompt_fill_policy(1), prompt_consumer(prompts, c).problems("train", 0), c)
     shares = filled.noise[:, 1, :, -1]
     assert all(len(row.unique()) == c.group_size for row in shares)
     assert len({tuple(row) for row in filled.random_share()[0].tolist()}) > 1
@@ -158,7 +153,7 @@ def test_each_completion_of_a_group_has_a_share_of_its_own(prompts):
 @torch.no_grad()
 def test_no_reward_sees_what_stands_behind_the_end(prompts):
     c = prompt_config(**SETTINGS)
-    policy = more_ends(policy_of(1))
+    policy = more_ends(prompt_fill_policy(1))
     rollouts = sampled(policy, prompts, c)
     for text, ids, row, mask in zip(rollouts.texts.completions, rollouts.texts.completion_ids, rollouts.target,
                                     rollouts.mask, strict=True):

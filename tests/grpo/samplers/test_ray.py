@@ -13,7 +13,8 @@ import torch
 from grpo.samplers import ray as module
 from grpo.samplers.ray import RaySampler
 from grpo.samplers.sampler import SamplerError
-from tests.tiny import causal_policy, config, consumer, fill_policy, one_process, prompt_config, prompt_consumer
+from tests.tiny import (
+    causal_policy, config, consumer, fill_policy, one_process, prompt_config, prompt_consumer, prompt_fill_policy)
 
 
 class RayError(Exception):
@@ -80,6 +81,8 @@ def world(fake, dataset, prompts):
         policy_of, c_of, data_of = causal_policy, prompt_config, partial(prompt_consumer, prompts)
         if kind == "fill":
             policy_of, c_of, data_of = fill_policy, config, partial(consumer, dataset)
+        if kind == "any order":
+            policy_of = prompt_fill_policy
         c = c_of(sampler="ray", **{"ray_workers": 2} | settings)
         policy = policy_of()
         sampler = RaySampler(lambda config: policy_of(seed=9), policy, c, one_process())
@@ -103,6 +106,7 @@ def expect_same(found, policy, problems, iteration, c):
 @pytest.mark.parametrize("kind, workers, settings", [
     ("causal", 1, {}), ("causal", 3, {"top_p": 0.8, "top_k": 9}), ("causal", 7, {}),  # more workers than problems
     ("fill", 3, {"top_p": 0.8}), ("fill", 3, {"unmask_steps": 3, "top_p": 0.8}),
+    ("fill", 2, {"unmask_steps": 3, "fill_estimator": "agrpo"}), ("any order", 2, {"unmask_steps": 3}),
     ("fill", 2, {"unmask_steps": 3, "fill_estimator": "coupled"}), ("fill", 2, {"fill_estimator": "prompt_mask"})])
 def test_workers_write_what_the_policy_writes(world, kind, workers, settings):
     sampler, policy, problems = world(kind, ray_workers=workers, **settings)

@@ -1,0 +1,26 @@
+# python grpo/train_grpo.py config/grpo_any_order.py
+# Countdown in any order: three numbers make a target with + - *, and the places of the answer are filled in eight
+# passes, in random order. The same prompts and reward, left to right: config/grpo_countdown.py
+dataset = "countdown"
+generator_checkpoint = "data/countdown/pretrained/any_order.safetensors"
+max_new_tokens = 12
+unmask_steps = 8
+fill_estimator = "agrpo"          # reads two of the eight passes, and has the gradient of all in expectation
+temperature = 1.0
+top_p = 1.0
+batch_size = 32
+group_size = 8
+reward_functions = ("countdown",)
+objective = "dr_grpo"
+kl_beta = 0.0                     # the answer is verified: there is no judge to fool
+optimizer = "muon"
+max_iters = 300
+learning_rate = 3e-4
+min_lr = 3e-5
+eval_problems = 256
+eval_completions = 16
+pass_k = 8
+eval_interval = 100
+sample_interval = 100
+save_interval = 100
+out_dir = "out-any-order-grpo"
