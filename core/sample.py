@@ -2,8 +2,8 @@
 
 python core/sample.py --checkpoint=data/char_diffusion/pretrained/generator.safetensors --text='The ____ of the ____'
 python core/sample.py --checkpoint=data/arithmetic/pretrained/generator.safetensors --text='347+85='
-python core/sample.py --checkpoint=data/countdown/pretrained/any_order.safetensors --text='6 6 21:33=' --unmask_steps=8 \
-    --max_new_tokens=12
+python core/sample.py --checkpoint=data/countdown/pretrained/any_order.safetensors --text='6 6 21:33=' \
+    --unmask_steps=8 --max_new_tokens=12
 python core/sample.py --checkpoint=hf:Qwen/Qwen3-0.6B --template=model --text='What is 347 + 85?'
 """
 

@@ -29,7 +29,7 @@ LLADA_NAMES |= {rf"^model\.transformer\.blocks\.(\d+)\.{theirs}\.": rf"model.lay
 
 @dataclass(frozen=True)
 class Published:
-    """How the folders of one model_type are opened with a class of transformers."""
+    """The way to open the folders of one model_type with a class of transformers."""
     config: str                                   # a class of configs of transformers
     settings: dict = field(default_factory=dict)  # {name in their config.json: name in that class, None: left out}
     must_be: dict = field(default_factory=dict)   # {name: value} that they must have, if they name it at all
@@ -57,8 +57,8 @@ def reads_both_ways(config):
 
 
 def block_mask(padding, length, block):
-    """(B, 1, length, length) bool: True where the token of a row reads that of a column, in blocks that are counted from
-    the first token behind the padding. Padding reads itself, so that no row is empty.
+    """(B, 1, length, length) bool: True where the token of a row reads that of a column, in blocks that are counted
+    from the first token behind the padding. Padding reads itself, so that no row is empty.
 
     padding: (B,) number of leading columns without a token
     """
@@ -87,5 +87,9 @@ def as_known(values, named):
     if row.shifted:
         config.shifted_logits = True
     if row.block:
-        config.attention_block = values[row.block]
+        block = values.get(row.block)
+        if not isinstance(block, int) or block < 1:
+            raise ValueError(f"{named}: {row.block}={block!r} in its config.json must be the number of tokens of a "
+                             "block")
+        config.attention_block = block
     return config

@@ -56,7 +56,8 @@ def read_config(path, key):
                 raise ValueError(f"{key}={path}: {name}={shown(count)} in its config.json is more than any model has; "
                                  f"{AGAIN}")
     if values.get("model_type") in PUBLISHED:
-        return as_known(values, f"{key}={path}")
+        with opening(path, key):
+            return as_known(values, f"{key}={path}")
     return calling(transformers.AutoConfig.from_pretrained, path, key)
 
 

@@ -132,7 +132,7 @@ class HuggingFaceModel(nn.Module):
         return inputs
 
     def of_their_own_token(self, h, padding=None):
-        """States or logits (B, T, C) in the order of the tokens that they predict; the first token has its own state."""
+        """States or logits (B, T, C) in the order of the tokens that they predict; the first token has its own."""
         if not getattr(self.config, "shifted_logits", False):
             return h
         B, T, C = h.shape

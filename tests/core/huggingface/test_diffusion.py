@@ -128,6 +128,8 @@ def test_what_is_saved_opens_again_in_transformers_own_words(family, folder, tmp
 def test_a_variant_of_another_shape_and_a_model_without_a_mask_are_refused(folder, tmp_path):
     other = spoiled(tmp_path / "sequential", folder("llada"), block_type="sequential")
     refused(other, "block_type='sequential' in its config.json is not the llada", "'llama'")
+    refused(spoiled(tmp_path / "no_block", folder("sdar"), block_size=None), "block_size=None", "number of tokens")
+    refused(spoiled(tmp_path / "odd", folder("llada"), d_model="wide"), "odd")
     refused(spoiled(tmp_path / "no_mask", folder("a2d-qwen3"), mask_token_id=None), "has no mask token", "mask_token")
 
 
