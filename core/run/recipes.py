@@ -19,6 +19,7 @@ RECIPES = {  # {a checkpoint that a shipped config names: the config that trains
     "data/char_diffusion/pretrained/gold_judge.safetensors": "config/pretrain_gold_judge.py",
     "data/char_diffusion/pretrained/judge.safetensors": "config/pretrain_judge.py",
     "data/code/pretrained/generator.safetensors": "config/pretrain_code.py",
+    "data/countdown/pretrained/any_order.safetensors": "config/pretrain_any_order.py",
     "data/countdown/pretrained/generator.safetensors": "config/pretrain_countdown.py",
     "data/smollm2/model": "data/smollm2/prepare.py",
     "data/sudoku/pretrained/generator.safetensors": "config/pretrain_sudoku.py",
