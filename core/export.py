@@ -1,4 +1,4 @@
-"""Writes a model to a folder that transformers loads: a causal model of ours, or a Hugging Face model with its adapter
+"""Writes a model to a folder that transformers loads: a generator of ours, or a Hugging Face model with its adapter
 merged into the weights.
 
 python core/export.py --checkpoint=data/arithmetic/pretrained/generator.safetensors --out=arithmetic-hf
@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import torch
 
 from core.config import load_config
-from core.huggingface.export import copy_merged, new_folder, write_causal
+from core.huggingface.export import copy_merged, new_folder, write_generator
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.settings.optional import quiet_transformers
 from core.settings.script import run_script
@@ -26,7 +26,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 class ExportConfig:
     """The settings of core/export.py and their defaults."""
 
-    checkpoint: str = "out-grpo/model.safetensors"  # a causal model of ours, a folder in Hugging Face format (a
+    checkpoint: str = "out-grpo/model.safetensors"  # a generator of ours, a folder in Hugging Face format (a
                                #   full model or an adapter), or hf:owner/name
     out: str = ""              # the folder to write; it must not exist yet
     dtype: str = "float32"     # of the weights in it: float32, bfloat16, float16
@@ -48,7 +48,7 @@ def main(argv):
             copy_merged(path, folder, dtype)
         else:
             model, _ = load_model(path)
-            write_causal(model, load_tokenizer(path), folder, dtype, where=f"checkpoint={path}")
+            write_generator(model, load_tokenizer(path), folder, dtype, where=f"checkpoint={path}")
     print(f"wrote {config.out} ({config.dtype})")
 
 

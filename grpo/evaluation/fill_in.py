@@ -84,6 +84,7 @@ class FillInEvaluation:
             seed=data.seed + NOISE_SEED,
             train_pass_k=1,
             fill_estimator="trajectory",
+            passes_read=2,
             stored_megabytes=10**9)  # a batch is small, and the KL here is always exact
         self.batches = []  # (number of the drawn batch, part of it)
         for step, first in enumerate(range(0, config.eval_problems, PROBLEMS_PER_STEP)):

@@ -51,6 +51,8 @@ class PromptEvaluation:
         self.config = replace(
             config,
             group_size=config.eval_completions,
+            fill_estimator="trajectory",
+            passes_read=2,
             seed=NOISE_SEED,
             train_pass_k=1)
         self.records = data.records["val"][: config.eval_problems]

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from core.files.whole_files import writing
 from core.generation import Generation, Stop
-from core.huggingface.export import new_folder, write_causal
+from core.huggingface.export import new_folder, write_generator
 from core.model import GPT, LANGUAGE_MODEL
 from core.run.names import VLLM_WEIGHTS
 from core.settings.script import print_error
@@ -242,7 +242,7 @@ def save_for_vllm(policy, path, weights):
         twin = GPT(policy.model.config)
         twin.load_weights(weights)
         with new_folder(path, "out_dir") as folder:
-            write_causal(twin, policy.tokenizer, folder)
+            write_generator(twin, policy.tokenizer, folder)
     else:
         policy.save(path, weights=weights)
 

@@ -20,10 +20,10 @@ from core.huggingface.export import (
     new_folder,
     qwen3_config,
     qwen3_weights,
-    write_causal,
+    write_generator,
 )
 from core.huggingface.tokenizer import load_huggingface_tokenizer
-from core.model import LANGUAGE_MODEL
+from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.models import load_model
 from core.tokenizer import ASCII, CharTokenizer, fold_to_ascii
 from tests.families import adapter_folder, base_model, model_folder, spoiled
@@ -63,7 +63,7 @@ def exported(path, tokenizer, tied=False, dtype=torch.float32):
     """(our model, the model of transformers from the folder that ours was exported to)."""
     net = causal(tokenizer, tied)
     with new_folder(str(path)) as folder:
-        write_causal(net, tokenizer, folder, dtype)
+        write_generator(net, tokenizer, folder, dtype)
     return net, transformers.AutoModelForCausalLM.from_pretrained(path)
 
 
@@ -172,11 +172,10 @@ def test_characters_are_folded_as_ours_are():
 
 def test_a_model_that_transformers_has_no_architecture_for_is_refused(tmp_path, monkeypatch):
     byte_pairs = small_bpe(monkeypatch)
-    for net, tokenizer, words in ((model(), CAUSAL, "mode masked_fill, for which transformers has no"),
-                                  (judge(), CAUSAL, "mode sequence_scorer, for which transformers has no"),
+    for net, tokenizer, words in ((judge(), CAUSAL, "mode sequence_scorer, for which transformers has no"),
                                   (causal(byte_pairs), byte_pairs, "a tokenizer of kind bpe, but only a")):
         with pytest.raises(ValueError, match=f"^checkpoint=x has {words}"):
-            write_causal(net, tokenizer, str(tmp_path / "hf"), where="checkpoint=x")
+            write_generator(net, tokenizer, str(tmp_path / "hf"), where="checkpoint=x")
     assert not os.listdir(tmp_path)
 
 
@@ -236,3 +235,26 @@ def test_what_cannot_be_merged_or_copied_is_one_line(tmp_path):
         with pytest.raises(ValueError, match=f"^checkpoint={folder} {words}[^\n]*$"):
             copy_merged(folder, str(tmp_path / "copy"))
     assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("tied, tokenizer", [(False, CAUSAL), (True, CharTokenizer())], ids=["prompts", "running text"])
+@torch.no_grad()
+def test_a_model_that_fills_in_masks_becomes_one_whose_tokens_read_each_other(tied, tokenizer, tmp_path):
+    net = model(MASKED_FILL, 3, 6.0, tokenizer, tied=tied, n_layer=2, block_size=48)
+    with new_folder(str(tmp_path / "hf")) as folder:
+        write_generator(net, tokenizer, folder)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    tokens = torch.randint(tokenizer.base_vocab_size, (2, 20))
+    tokens[:, 5:12] = tokenizer.mask_token_id
+    expected = net(tokens)
+    scale = 1e-5 * float(expected.abs().max())
+    torch.testing.assert_close(theirs(tokens).logits[..., : net.vocabulary], expected, rtol=0, atol=scale)
+    again, own = load_model(str(tmp_path / "hf"))[0], load_huggingface_tokenizer(str(tmp_path / "hf"))
+    assert again.mode == MASKED_FILL and own.mask_token_id == tokenizer.mask_token_id
+    assert own.stop_token_ids == tokenizer.stop_token_ids and own.encode("7+8=") == tokenizer.encode("7+8=")
+    if not tied:
+        again.answer_prompts()
+        padding = torch.tensor([0, 3])
+        found, expected = (m(tokens, padding=padding) for m in (again, net))
+        torch.testing.assert_close(found[1, 3:, : net.vocabulary], expected[1, 3:], rtol=0, atol=scale)
+    assert not [i for i in range(net.vocabulary) if i in again.banned_ids and i not in tokenizer.stop_token_ids]

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from core.distributions import kept_tokens, restrict, sampling_logp
+from grpo.evaluation.prompts import PromptEvaluation
 from grpo.policies import prompt_fill
 from grpo.policies.fill_views import FILL_ESTIMATORS
+from grpo.rewards import Rewards
 from grpo.scoring import score
 from tests.tiny import CAUSAL, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy, sampled
 
@@ -162,3 +164,12 @@ def test_no_reward_sees_what_stands_behind_the_end(prompts):
     assert not rollouts.truncated.all() and rollouts.truncated.any()
     greedy = policy.greedy(prompt_consumer(prompts, c).problems("train", 0), SimpleNamespace(**vars(c)))
     assert len(greedy) == rollouts.problems and all(isinstance(text, str) for text in greedy)
+
+
+def test_held_out_metrics_do_not_depend_on_the_estimator_of_training(prompts):
+    found = []
+    for estimator in ("trajectory", "agrpo"):
+        c = prompt_config(**SETTINGS | {"fill_estimator": estimator, "eval_problems": 6, "eval_completions": 4, "pass_k": 4})
+        evaluation = PromptEvaluation(prompt_consumer(prompts, c), None, Rewards(c), c)
+        found.append(evaluation(more_ends(prompt_fill_policy(1)), 1.0)[0])
+    assert found[0] == found[1] and found[0]["entropy"] > 0.1

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from core.huggingface.export import write_causal
+from core.huggingface.export import write_generator
 from core.huggingface.settings import LoraConfig
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer
@@ -35,7 +35,7 @@ MODEL = os.environ.get("VLLM_MODEL", os.path.join(ROOT, "data", "arithmetic", "p
 def folders(tmp_path_factory):
     """{kind: the folder that the server is started with}, and the sums that models in Hugging Face format complete."""
     root = tmp_path_factory.mktemp("vllm")
-    write_causal(causal_model(scale=3.0), CAUSAL, str(root / "ours"))
+    write_generator(causal_model(scale=3.0), CAUSAL, str(root / "ours"))
     qwen3 = model_folder(root / "qwen3", "qwen3", longest=64)
     return {"ours": str(root / "ours"), "qwen3": qwen3, "adapter": qwen3, "real": MODEL,
             "sums": write_sums(root / "sums.jsonl")}
