@@ -67,6 +67,8 @@ def values(keys, names):
 
 
 ZOO = values("objective", (name for name in OBJECTIVES if name != "drgrpo"))  # the same row as dr_grpo
+ESTIMATORS = values("fill_estimator", (name for name in FILL_ESTIMATORS if name != "step_merge"))
+ESTIMATORS["agrpo"] += ("--passes_read=1",)  # of two; with two segments step_merge is trajectory
 PASS = "advantage, train_pass_k"
 PASSES = ("leave_one_out, 1", "leave_one_out, 2", "max_rl, 1")
 STALE = "learning_rate, max_staleness, importance, ratio_to, objective"
@@ -81,8 +83,7 @@ STUDIES = {
     "fill_in": Study("config/grpo_example.py", "objective", ZOO, "word_validity", 0.46, (
         "--advantage=None", "--minibatches=4", "--max_iters=64", "--warmup_iters=4", "--eval_interval=8",
         "--eval_problems=32", "--gold_judge_checkpoint=None")),
-    "estimators": Study("config/grpo_equations.py", "fill_estimator", values("fill_estimator", FILL_ESTIMATORS),
-                        "reward/equations", 0.6, ()),
+    "estimators": Study("config/grpo_equations.py", "fill_estimator", ESTIMATORS, "reward/equations", 0.6, ()),
     "samplers": Study("config/grpo_arithmetic.py", "sampler", values("sampler", ("local", "ray")), "sampled_accuracy",
                       0.9, ()),
     "staleness": Study("config/grpo_arithmetic.py", STALE, values(STALE, FAST), "sampled_accuracy", 0.7, (
