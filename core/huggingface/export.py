@@ -78,11 +78,22 @@ def qwen3_config(model, stop_token_id):
     from transformers import Qwen3Config
     config = model.config
     return Qwen3Config(
-        is_causal=model.mode == LANGUAGE_MODEL, vocab_size=rows_of(model), hidden_size=config.n_embd, intermediate_size=4 * config.n_embd,
-        num_hidden_layers=config.n_layer, num_attention_heads=config.n_head, num_key_value_heads=config.n_head,
-        head_dim=config.n_embd // config.n_head, hidden_act="silu", max_position_embeddings=config.block_size,
-        rms_norm_eps=model.norm.eps, rope_parameters={"rope_type": "default", "rope_theta": ROTARY_BASE},
-        tie_word_embeddings=config.tied, eos_token_id=stop_token_id, bos_token_id=None, pad_token_id=None)
+        is_causal=model.mode == LANGUAGE_MODEL,
+        vocab_size=rows_of(model),
+        hidden_size=config.n_embd,
+        intermediate_size=4 * config.n_embd,
+        num_hidden_layers=config.n_layer,
+        num_attention_heads=config.n_head,
+        num_key_value_heads=config.n_head,
+        head_dim=config.n_embd // config.n_head,
+        hidden_act="silu",
+        max_position_embeddings=config.block_size,
+        rms_norm_eps=model.norm.eps,
+        rope_parameters={"rope_type": "default", "rope_theta": ROTARY_BASE},
+        tie_word_embeddings=config.tied,
+        eos_token_id=stop_token_id,
+        bos_token_id=None,
+        pad_token_id=None)
 
 
 def rows_of(model):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+FINE = 2**20          # agrpo draws its start as a whole number of such parts of a step between passes
 PROMPT_MASKED = 0.15  # share of the visible text that prompt_mask hides, as in d1
 
 
@@ -35,13 +36,19 @@ class Filled:
         number = torch.arange(self.text.shape[1], device=self.text.device)           # (G,)
         return number[:, None] * texts_each
 
+    def uniform(self):
+        """(P, G, 1) a random number from 0 to 1 for each completion."""
+        return self.noise[:, 1, :, -1:]
+
     def passes(self):
         """(P, G, 1) the number of passes of each completion up to the last one that drew a token."""
         return self.turn.masked_fill(~self.hidden, -1).amax(2, keepdim=True) + 1
 
     def read_by(self, passes):
         """The texts (P, G n, T) that these passes (P, G, n) of each completion read."""
-        where = passes.clamp(max=self.read.shape[2] - 1)[..., None].expand(-1, -1, -1, self.read.shape[3])
+        S, T = self.read.shape[2:]
+        where = passes.clamp(0, S - 1)[..., None]                                    # (P, G, n, 1)
+        where = where.expand(*passes.shape, T)
         return self.read.gather(2, where).flatten(1, 2)
 
     def share(self, chosen):
@@ -51,7 +58,7 @@ class Filled:
     def random_share(self, low=0.0, high=1.0):
         """(P, G, M) bool: each hidden token with a chance t that is uniform in [low, high] for each completion; at
         least one token."""
-        t = low + (high - low) * self.noise[:, 1, :, -1:]                            # (P, G, 1)
+        t = low + (high - low) * self.uniform()                                      # (P, G, 1)
         noise = self.noise[:, 0].take_along_dim(self.position, 2)                    # (P, G, M)
         noise = noise.masked_fill(~self.hidden, 2.0)
         least = noise.amin(2, keepdim=True)                                          # (P, G, 1)
@@ -98,11 +105,12 @@ def agrpo(x):
     S = x.passes()                                                                   # (P, G, 1)
     k = S.clamp(max=x.passes_read)
     number = torch.arange(x.passes_read, device=S.device)                            # (k,)
-    start = x.noise[:, 1, :, -1:].double()                                           # (P, G, 1)
-    passes = ((start + number) * S / k).long()                                       # (P, G, k)
-    drawn = (x.turn[..., None] == passes[..., None, :]) & (number < k[..., None])    # (P, G, M, k)
-    scored = drawn.any(-1) & x.hidden                                                # (P, G, M)
-    text = x.first_text(x.passes_read) + drawn.int().argmax(-1)
+    start = (x.uniform() * FINE).long()                                              # (P, G, 1)
+    passes = (number * FINE + start) * S // (k * FINE)                               # (P, G, k)
+    passes = passes.masked_fill(number >= k, -1)  # a completion with fewer passes
+    drew = x.turn[..., None] == passes[..., None, :]                                 # (P, G, M, k)
+    scored = drew.any(-1) & x.hidden                                                 # (P, G, M)
+    text = x.first_text(x.passes_read) + drew.int().argmax(-1)
     T = x.text.shape[2]
     return x.read_by(passes), text * T + x.position, scored * S / k
 
