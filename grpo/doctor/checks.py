@@ -29,6 +29,15 @@ def first_ratio(x):
                    f"ratio is not 1 (largest difference {most:.2g}, KL {mean:.1e} per token)."), inexact_model(x)
 
 
+def order_of_passes(x):
+    """A completion's places are filled in in an order that does not depend on the policy."""
+    if x.config.unmask_order != "confidence":
+        return None
+    return None, ("unmask_order='confidence' keeps the likeliest tokens first: the order depends on the policy, its "
+                  "probability is not in the loss, and the gradient is an estimate."), (
+        "nothing to do if you mean that; with unmask_order='random' or 'left_to_right' the order has no part in it")
+
+
 def first_kl(x):
     """The reference is the policy as it starts, and a teacher is not."""
     if "mean_kl" not in x.metrics or x.config.reference_checkpoint is not None:

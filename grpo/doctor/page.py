@@ -7,7 +7,8 @@ from grpo.doctor import rewards as reward_checks
 from grpo.doctor.step import examine
 
 CHECKS = {"prompt": checks.lost_characters, "end": checks.ends_of_completions, "cut": checks.cut_completions,
-          "sampler and scorer": checks.first_ratio, "KL": checks.first_kl, "gradient": checks.gradient,
+          "sampler and scorer": checks.first_ratio, "order": checks.order_of_passes, "KL": checks.first_kl,
+          "gradient": checks.gradient,
           "groups": reward_checks.groups_differ, "judge": reward_checks.judge_on_true_texts,
           "memory": checks.memory, "time": checks.duration}
 OF_EACH_REWARD = {"reward": reward_checks.values_seen, "right answers": reward_checks.own_answers,

@@ -14,6 +14,7 @@ from grpo.doctor.checks import (
     gradient,
     lost_characters,
     memory,
+    order_of_passes,
 )
 from tests.grpo.evaluation.patients import completing, examined, expect, sums
 
@@ -38,6 +39,7 @@ def test_prompts_are_not_looked_for_in_fill_in(healthy_fill):
     (first_ratio, {"mismatch_max": 0.3, "float32": False}, True, "is 1", ""),
     (first_ratio, {"mismatch_kl": 0.1, "float32": False}, False, "is not 1", "dtype='float32'"),
     (first_ratio, {"mismatch_max": 0.3, "fill_estimator": "one_step"}, None, "are estimates", "if you mean that"),
+    (order_of_passes, {"unmask_order": "confidence"}, None, "the order depends on the policy", "if you mean that"),
     (first_kl, {"mean_kl": 0.1, "float32": False}, False, "should be the same model", "dtype='float32'"),
     (gradient, {"grad_norm": 0.0}, False, "The gradient is 0, so nothing is learned", "see the checks of rewards"),
     (gradient, {"empty_steps": 1}, False, "The gradient is 0, so nothing is learned", "mask_truncated=True"),

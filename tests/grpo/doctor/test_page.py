@@ -14,8 +14,9 @@ from tests.data.test_prepare import prepare
 from tests.grpo.evaluation.patients import SHIPPED, completing, sums
 from tests.tiny import ROOT, TEXT, jsonl, write_text_dataset
 
-SMALL = {"arithmetic": ["--problems=200"], "code": ["--problems=116"], "countdown": ["--problems=100"],
+SMALL = {"any_order": ["--problems=100"], "arithmetic": ["--problems=200"], "code": ["--problems=116"], "countdown": ["--problems=100"],
          "equations": ["--copies=3"], "sudoku": [], "example": None}  # of each config, arguments for a small dataset
+DATASET = {"any_order": "countdown"}  # of a config that is not named after its own
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_a_shipped_config_is_not_called_wrong(name, arguments, ask, tmp_path):
     if arguments is None:
         write_text_dataset(tmp_path / "data", TEXT)
     else:
-        prepare(name).main([*arguments, f"--out={tmp_path}/data"])
+        prepare(DATASET.get(name, name)).main([*arguments, f"--out={tmp_path}/data"])
     if name == "equations":  # its generator is not shipped; after one step instead of two minutes it writes no true sum
         pretrain.main(["config/pretrain_equations.py", f"--dataset={tmp_path}/data", "--max_iters=1", "--device=cpu",
                        "--warmup_iters=0", "--batch_size=2", f"--out_dir={tmp_path}/equations"])
