@@ -12,6 +12,7 @@ from grpo.policies import prompt_fill
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Rewards
 from grpo.scoring import score
+from tests.grpo.policies.test_fill_views import gradient_of
 from tests.tiny import CAUSAL, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy, sampled
 
 SETTINGS = {"max_new_tokens": 9, "unmask_steps": 2, "block_length": 4, "kl_estimator": "exact"}
@@ -164,6 +165,26 @@ def test_no_reward_sees_what_stands_behind_the_end(prompts):
     assert not rollouts.truncated.all() and rollouts.truncated.any()
     greedy = policy.greedy(prompt_consumer(prompts, c).problems("train", 0), SimpleNamespace(**vars(c)))
     assert len(greedy) == rollouts.problems and all(isinstance(text, str) for text in greedy)
+
+
+def test_agrpo_has_the_gradient_of_the_trajectory_in_expectation_where_completions_end_early(prompts, monkeypatch):
+    settings = SETTINGS | {"block_length": None, "unmask_steps": 6, "batch_size": 3, "group_size": 2}
+    policy, c = more_ends(prompt_fill_policy(1)), prompt_config(**settings)
+    problems = prompt_consumer(prompts, c).problems("train", 0)
+    advantage = torch.tensor([[1.0], [-0.5], [0.3], [2.0], [-1.0], [0.7]])
+    rollouts = policy.sample(problems, 0, c)
+    assert len(set(rollouts.mask.sum(1).tolist())) > 1
+    exact = gradient_of(policy, rollouts, "sequence", advantage)
+    agrpo, found, starts = FILL_ESTIMATORS["agrpo"], 0, 60  # 60: every number of passes up to 6 divides it
+    for i in range(starts):
+        def started(x, start=(i + 0.5) / starts):
+            x.noise[:, 1] = start
+            return agrpo(x)
+
+        monkeypatch.setitem(FILL_ESTIMATORS, "agrpo", started)
+        part = policy.sample(problems, 0, prompt_config(**settings, fill_estimator="agrpo"))
+        found = found + gradient_of(policy, part, "sequence", advantage) / starts
+    assert (found - exact).norm() < 1e-4 * exact.norm() > 0
 
 
 def test_held_out_metrics_do_not_depend_on_the_estimator_of_training(prompts):
