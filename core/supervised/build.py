@@ -6,7 +6,7 @@ from core.dataset_consumer import DatasetConsumer, unpack_batch
 from core.files.records import has_prompts, is_file_of_records, with_completion
 from core.huggingface.files import check_target
 from core.huggingface.load import model_mode
-from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
+from core.model import GPT, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
 from core.supervised.judge_training import FilledText, judge_report
