@@ -240,7 +240,7 @@ def train_on_rollouts(policy, rollouts, sums, optimizers, config, dist, on_polic
         loss.backward()
     trained["loss_tokens"] = learned.sum(), None
     totals, metrics = end_step(policy, optimizers, sums | trained, config, dist)
-    if config.sampler != "local" and config.fill_estimator == "trajectory":  # the others estimate that probability
+    if config.sampler != "local" and config.fill_estimator in ("trajectory", "agrpo"):  # else an estimate
         check_mismatch(metrics, config.sampler)
     finite = all(math.isfinite(totals[name]) for name in sums if name in DECIDING)
     metrics["bad_rollouts"] = int(not finite or totals.get(BAD_REWARDS, 0) > 0)
@@ -248,12 +248,9 @@ def train_on_rollouts(policy, rollouts, sums, optimizers, config, dist, on_polic
 
 
 def loss_weights(rollouts, average, dist):
-    """(N, M) token_weights over the whole step. An estimator that leaves tokens out counts the others more often, so
-    that the loss stays one over whole completions."""
-    in_loss = rollouts.train_mask                                                    # (N, M)
-    if rollouts.token_weight is not None:
-        in_loss = rollouts.mask * in_loss.any(1, keepdim=True)
-    weight = token_weights(in_loss, average, rollouts.max_tokens, dist.total)
+    """(N, M) token_weights over the whole step. They count all tokens of the completions, also those that an estimator
+    leaves out: it weighs the others more."""
+    weight = token_weights(rollouts.train_mask, average, rollouts.max_tokens, dist.total)
     if rollouts.token_weight is not None:
         weight = weight * rollouts.token_weight
     return weight
@@ -271,7 +268,7 @@ def needed_problems(rollouts, config):
     is measured, so all are read.
     """
     problems = torch.arange(rollouts.problems)
-    learned = rollouts.train_mask                                                    # (N, M)
+    learned = rollouts.scored                                                        # (N, M)
     by_advantage_alone = config.entropy_bonus == 0 and (config.kl_in_reward or not has_reference(rollouts))
     if by_advantage_alone:
         learned = learned * (rollouts.advantage != 0)
@@ -301,8 +298,8 @@ def rollout_loss(policy, rollouts, weight, config, on_policy=True):
         with ratio_to='sampler', the ratio is to rollouts.old_logp
     """
     scores = score(policy, rollouts, config.temperature, learn_entropy=config.entropy_bonus > 0)
-    train_mask = rollouts.train_mask                                                 # (N, M)
-    tokens = train_mask.sum()
+    scored = rollouts.scored                                                         # (N, M)
+    tokens = scored.sum()
     old_logp = rollouts.old_logp                                                     # (N, M)
     if on_policy and config.ratio_to == "policy":
         old_logp = scores.logp.detach()
@@ -310,14 +307,14 @@ def rollout_loss(policy, rollouts, weight, config, on_policy=True):
                                        config.clip_low, config.clip_high, config.clip_cap)
     sums = {name: (x, tokens) for name, x in changed.items()}
     sums["pg_loss"] = loss.detach(), None
-    sums["entropy"] = (scores.entropy.detach() * train_mask).sum(), tokens
+    sums["entropy"] = (scores.entropy.detach() * scored).sum(), tokens
     if on_policy:
         sums |= mismatch(scores.logp, rollouts)
     kl = kl_per_token(scores, rollouts, choose_estimator(config, policy), ratio)
     if kl is not None:
         penalty = kl_penalty(kl, weight, config)
         loss = loss + penalty
-        sums["mean_kl"] = (kl.detach() * train_mask).sum(), tokens
+        sums["mean_kl"] = (kl.detach() * scored).sum(), tokens
         sums["kl_penalty"] = penalty.detach(), None
     if config.entropy_bonus > 0:
         entropy = torch.where(weight > 0, scores.entropy * weight, 0.0).sum()

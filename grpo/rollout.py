@@ -139,7 +139,7 @@ class Rollouts:
     target: torch.Tensor                           # (N, M) the sampled tokens
     mask: torch.Tensor                             # (N, M) 1.0 where the policy chose the token, 0.0 on padding and in
                                                    # completions that importance='sequence_mask' rejects
-    train_mask: torch.Tensor                       # (N, M) 1.0 where the loss sees the token
+    train_mask: torch.Tensor                       # (N, M) 1.0 where the token is in the loss
     old_logp: torch.Tensor                         # (N, M) log-probability under the distribution drawn from
     truncated: torch.Tensor                        # (N,) bool: ran out of room before its end
     max_tokens: int                                # the most tokens that a completion can have
@@ -150,6 +150,13 @@ class Rollouts:
     advantage: torch.Tensor | None = None          # (N, 1 or M) how much better each completion, or token, is
     token_weight: torch.Tensor | None = None       # (N, M) how often the loss counts a token, 0 for those that
                                                    # fill_estimator leaves out; None: each once
+
+    @property
+    def scored(self):
+        """(N, M) 1.0 where the loss reads the token: train_mask without those that fill_estimator leaves out."""
+        if self.token_weight is None:
+            return self.train_mask
+        return self.train_mask * (self.token_weight > 0)
 
     @property
     def group_size(self):

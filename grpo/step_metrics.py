@@ -102,7 +102,7 @@ def log_ratio(logp, rollouts):
 
     logp: (N, M) log p; rollouts.old_logp: log q. Returns (N, M)
     """
-    return (logp.detach() - rollouts.old_logp).masked_fill(rollouts.train_mask == 0, 0.0)
+    return (logp.detach() - rollouts.old_logp).masked_fill(rollouts.scored == 0, 0.0)
 
 
 def mismatch(logp, rollouts):
@@ -112,7 +112,7 @@ def mismatch(logp, rollouts):
     the largest d and -d, minus infinity without tokens. logp: (N, M)
     """
     d = log_ratio(logp, rollouts).clamp(-CLAMP, CLAMP)                               # (N, M)
-    counted = rollouts.train_mask > 0                                                # (N, M)
+    counted = rollouts.scored > 0                                                # (N, M)
     tokens = counted.sum()
     away = d.expm1()                                                                 # (N, M) exact where d is small
     ratio = torch.where(counted, d.exp(), 0.0)                                       # (N, M)

@@ -211,12 +211,14 @@ def diffusion_folder(path, model_type, seed=0, scale=12.0, **shape):
     if model_type == "llama both ways":
         values |= {"architectures": ["LlamaForCausalLM"], "is_causal": False}
     else:
-        values |= {"model_type": model_type, "auto_map": {"AutoModel": "modeling.Model", "AutoConfig": "conf.Config"}}
+        classes = {"llada": "LLaDAModelLM", "Dream": "DreamModel", "sdar": "SDARForCausalLM",
+                   "a2d-qwen3": "A2DQwen3LMHeadModel"}
+        values |= {"model_type": model_type, "architectures": [classes[model_type]], "auto_map": {"AutoModel": "modeling.Model", "AutoConfig": "conf.Config"}}
     if model_type == "llada":
         theirs = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads",
                   "num_hidden_layers": "n_layers", "intermediate_size": "mlp_hidden_size",
                   "max_position_embeddings": "max_sequence_length", "tie_word_embeddings": "weight_tying"}
-        known = ("model_type", "auto_map", "vocab_size", "rms_norm_eps", "rope_theta", "mask_token_id", "eos_token_id")
+        known = ("model_type", "architectures", "auto_map", "vocab_size", "rms_norm_eps", "rope_theta", "mask_token_id", "eos_token_id")
         values = {theirs.get(name, name): x for name, x in values.items() if name in theirs or name in known}
         values |= {"embedding_size": values["vocab_size"], "vocab_size": values["vocab_size"] - 1,
                    "block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu", "mlp_ratio": 4}

@@ -35,7 +35,7 @@ class Published:
     must_be: dict = field(default_factory=dict)   # {name: value} that they must have, if they name it at all
     names: dict = field(default_factory=dict)     # {regular expression: replacement} of the names of weights
     shifted: bool = False                         # shifted_logits
-    block: str | None = None                      # the setting of theirs that is attention_block
+    block: str | None = None                      # the setting of theirs that is attention_block; without it: 4
     tokenizer: str | None = None                  # the class of transformers, where theirs needs code
 
 
@@ -87,9 +87,18 @@ def as_known(values, named):
     if row.shifted:
         config.shifted_logits = True
     if row.block:
-        block = values.get(row.block)
-        if not isinstance(block, int) or block < 1:
-            raise ValueError(f"{named}: {row.block}={block!r} in its config.json must be the number of tokens of a "
-                             "block")
-        config.attention_block = block
+        config.attention_block = values.get(row.block, 4)
     return config
+
+
+def check_values(config, named):
+    """Raises ValueError for a value of another kind than this file says. named: the setting and the path"""
+    block = getattr(config, "attention_block", None)
+    if block is not None and (type(block) is not int or block < 1):
+        raise ValueError(f"{named}: attention_block={block!r} in its config.json must be the number of tokens of a "
+                         "block")
+    if block is not None and getattr(config, "_attn_implementation", None) not in (None, "sdpa"):
+        raise ValueError(f"{named}: blocks of tokens need attn_implementation='sdpa' in its config.json, or none")
+    shifted = getattr(config, "shifted_logits", False)
+    if type(shifted) is not bool:
+        raise ValueError(f"{named}: shifted_logits={shifted!r} in its config.json must be true or false")

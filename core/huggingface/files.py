@@ -5,7 +5,7 @@ import pathlib
 
 from core.files.json_text import read_object
 from core.files.whole_files import as_usual, flush
-from core.huggingface.diffusion import PUBLISHED, as_known
+from core.huggingface.diffusion import PUBLISHED, as_known, check_values
 from core.settings.optional import HUB, local_name, on_hub, opening, quiet_transformers
 from core.settings.ranges import shown
 
@@ -57,8 +57,11 @@ def read_config(path, key):
                                  f"{AGAIN}")
     if values.get("model_type") in PUBLISHED:
         with opening(path, key):
-            return as_known(values, f"{key}={path}")
-    return calling(transformers.AutoConfig.from_pretrained, path, key)
+            config = as_known(values, f"{key}={path}")
+    else:
+        config = calling(transformers.AutoConfig.from_pretrained, path, key)
+    check_values(config, f"{key}={path}")
+    return config
 
 
 def describe_experts(model):

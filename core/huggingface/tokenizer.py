@@ -134,7 +134,8 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
         if not all(0 <= i < size for i in ends):
             raise ValueError(f"{key}={path}: the model declares the end tokens {ends}, but its tokenizer has {size} "
                              "tokens; copy the tokenizer files that belong to the model")
-        writes = re.search(CAUSAL, " ".join(config.get("architectures") or [])) and config.get("is_causal") is not False
+        both_ways = published is not None or config.get("is_causal") is False
+        writes = not both_ways and re.search(CAUSAL, " ".join(config.get("architectures") or []))
         return HuggingFaceTokenizer(backend, path, ends, fills=backend.mask_token_id is not None and not writes)
 
 

@@ -55,6 +55,9 @@ class SmolLM2Config:
     out: str = HERE        # the folder of the dataset and of model/; another one is used as --dataset=FOLDER
 
     def __post_init__(self):
+        if self.mask_token and self.out == HERE:
+            raise ValueError(f"mask_token={self.mask_token} makes another model than {HERE}/model: name a folder for "
+                             "it, --out=FOLDER")
         pairs = (9 * 10 ** max(0, self.digits - 1)) ** 2
         if self.digits < 1 or not 20 <= self.problems <= pairs:
             raise ValueError(f"digits={self.digits} must be at least 1, problems={self.problems} 20 to {pairs}")

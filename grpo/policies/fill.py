@@ -65,21 +65,19 @@ class FillPolicy(ModelPolicy):
                 read=read.unflatten(0, (P, G)),
                 noise=noise[:, 2:].float().to(self.device),
                 mask_id=self.tokenizer.mask_token_id,
-                passes_read=config.passes_read)
+                passes_read=min(config.passes_read, read.shape[1]))
             views, place, weight = FILL_ESTIMATORS[config.fill_estimator](filled)
         sampled = was_hidden[:, None].expand_as(target)                              # (P, G, M)
         mask = sampled.flatten(0, 1).float()                                         # (N, M)
-        train_mask = mask
         chosen = hidden[:, None].expand(place.shape)                                 # (P, 1 or G, M)
         if weight is not None:
             chosen = chosen & (weight > 0).cpu()
             weight = weight.flatten(0, 1)                                            # (N, M)
-            train_mask = mask * (weight > 0)
         true = truth.gather(1, position)[:, None]                                    # (P, 1, M)
         right = (target == true) & sampled                                           # (P, G, M)
         metrics = {"mean_token_accuracy": (right.sum(), sampled.sum())}
         return Rollouts(
-            target.flatten(0, 1), mask, train_mask,
+            target.flatten(0, 1), mask, mask,
             old_logp=logp.reshape(mask.shape),
             truncated=torch.zeros_like(mask[:, 0], dtype=torch.bool),
             max_tokens=config.block_size,

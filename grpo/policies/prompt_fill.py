@@ -83,19 +83,17 @@ class PromptFillPolicy(FillPolicy):
             read=read.unflatten(0, (P, G)),
             noise=noise[:, 2:].float().to(self.device),
             mask_id=mask_id,
-            passes_read=config.passes_read)
+            passes_read=min(config.passes_read, read.shape[1]))
         views, place, weight = FILL_ESTIMATORS[config.fill_estimator](filled)
         mask = of_completion.float()
-        train_mask = mask
         chosen = filled.hidden                                                       # (P, G, L)
         if weight is not None:
             chosen = chosen & (weight > 0)
             weight = weight.flatten(0, 1)                                            # (N, L)
-            train_mask = mask * (weight > 0)
         truncated = ~end.any(1)
         stop = Stop(self.tokenizer, prefix=config.response_prefix)
         return Rollouts(
-            target * of_completion, mask, train_mask,
+            target * of_completion, mask, mask,
             old_logp=logp * mask,
             truncated=truncated,
             max_tokens=L,
@@ -120,6 +118,8 @@ class PromptFillPolicy(FillPolicy):
         number = problem * W + reading.position[reading.chosen] // T                 # (K,) of its text among P W
         column = reading.position[reading.chosen] % T                                # (K,) in that text
         used, text = number.unique(return_inverse=True)                              # (U,), (K,)
+        if not len(used):  # an estimator left out all tokens; every rank still calls the model as often
+            used = number.new_zeros(1)
         cut = int(reading.padding.min())
         padding = reading.padding[used // W] - cut                                   # (U,)
         on_device = None

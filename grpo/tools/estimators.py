@@ -8,7 +8,8 @@ cosine      with the gradient of `trajectory`, mean and standard deviation over 
             is 1 where there is a single pass
 of the sum  the same of the gradients summed over all batches, in which the noise of a single batch is smaller
 norm        length of the summed gradient, as a multiple of that of `trajectory`
-tokens      tokens read in training, as a multiple of those of `trajectory`
+tokens      tokens of the texts that are planned for, as a multiple of those of `trajectory`; those behind an early end
+            are not read
 time        seconds of the gradient, likewise
 """
 
@@ -86,7 +87,7 @@ def main(argv):
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
         build_what_is_missing(config, dist)
         data = build_data(config, dist)
-        models = build_models(config, data, dist)
+        models = build_models(replace(config, fill_estimator="agrpo"), data, dist)  # refuses a causal generator
         rewards = build_rewards(config, models, data, dist)
         batches = [measure(models.policy, rewards, data.problems("train", i), config, dist) for i in range(c.batches)]
     if not all(batch[EXACT][0].any() for batch in batches):

@@ -187,7 +187,7 @@ def test_the_train_mask_is_not_the_mask(dataset, prompts):
     hidden = torch.from_numpy(batch["mask"]).sum(1).repeat_interleave(4)
     assert torch.equal(trained.mask.sum(1), hidden.float()) and torch.equal(trained.mask, rollouts.mask)
     masked_again = (rollouts.reading.texts == TOKENIZER.mask_token_id).sum(2).flatten()
-    assert torch.equal(trained.train_mask.sum(1).long(), masked_again) and masked_again.sum() < hidden.sum()
+    assert torch.equal(trained.scored.sum(1).long(), masked_again) and masked_again.sum() < hidden.sum()
 
 
 def test_the_overlong_penalty_is_the_papers():

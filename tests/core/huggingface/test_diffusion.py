@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from core.model import MASKED_FILL
 from core.models import load_model, load_tokenizer, save_model
+from grpo.policies.prompt_fill import PromptFillPolicy, PromptFillReading
 from tests.families import DIFFUSION_FAMILIES, model_folder, name_in_llada, random_ids, refused, spoiled
 
 HEADS, KEY_HEADS, SIZE, THETA = 4, 2, 8, 5000.0
@@ -128,7 +129,12 @@ def test_what_is_saved_opens_again_in_transformers_own_words(family, folder, tmp
 def test_a_variant_of_another_shape_and_a_model_without_a_mask_are_refused(folder, tmp_path):
     other = spoiled(tmp_path / "sequential", folder("llada"), block_type="sequential")
     refused(other, "block_type='sequential' in its config.json is not the llada", "'llama'")
-    refused(spoiled(tmp_path / "no_block", folder("sdar"), block_size=None), "block_size=None", "number of tokens")
+    assert load_model(spoiled(tmp_path / "usual", folder("sdar"), block_size=None))[0].config.attention_block == 4
+    for name, block in (("none", 0), ("true", True), ("word", "x")):
+        refused(spoiled(tmp_path / name, folder("sdar"), block_size=block), "attention_block=", "number of tokens")
+    refused(spoiled(tmp_path / "eager", folder("sdar"), attn_implementation="eager"), "attn_implementation='sdpa'")
+    refused(spoiled(tmp_path / "shift", folder("llama both ways"), shifted_logits="no"), "must be true or false")
+    refused(spoiled(tmp_path / "recurrent", folder("mamba2"), is_causal=False, mask_token_id=1), "do not read those behind")
     refused(spoiled(tmp_path / "odd", folder("llada"), d_model="wide"), "odd")
     refused(spoiled(tmp_path / "no_mask", folder("a2d-qwen3"), mask_token_id=None), "has no mask token", "mask_token")
 
@@ -150,3 +156,12 @@ def test_an_encoder_that_answers_prompts_reads_them_without_its_frame_and_behind
     padded = torch.cat((torch.zeros(2, 4, dtype=torch.long), tokens), 1)
     behind = model(padded, padding=torch.tensor([4, 4]))[:, 4:, sampled]
     torch.testing.assert_close(behind, model(tokens)[..., sampled], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["sdar", "llama both ways"])
+def test_a_part_of_a_step_without_a_token_to_score_is_read_all_the_same(family, folder):
+    policy = PromptFillPolicy(load_model(folder(family))[0], load_tokenizer(folder(family)))
+    texts = random_ids(policy.tokenizer, 1, 3, 9)
+    nothing = torch.zeros(1, 2, 4, dtype=torch.bool)
+    reading = PromptFillReading(2, nothing, None, texts, torch.zeros(1, 2, 4, dtype=torch.long), torch.tensor([2]))
+    assert policy.states(reading).shape == (0, 32)

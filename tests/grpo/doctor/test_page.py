@@ -42,7 +42,7 @@ def test_what_is_wrong_is_named_with_its_remedy_and_the_folder_stays_as_it_is(as
     assert err == "" and sorted(os.listdir(tmp_path)) == ["mine.jsonl", "out"]
     assert os.listdir(tmp_path / "out") == ["metrics.jsonl"]
     assert (tmp_path / "out" / "metrics.jsonl").read_text() == '{"step": 7}\n'
-    checks = len(CHECKS) - 1 + len(OF_EACH_REWARD)  # all but that of the judge
+    checks = len(CHECKS) - 2 + len(OF_EACH_REWARD)  # all but those of the judge and the order
     verdicts = re.findall(r"^  (fine|look|WRONG) +(.{18})  ", out, re.M)
     assert len(verdicts) == checks
     wrong = [title.strip() for verdict, title in verdicts if verdict == "WRONG"]

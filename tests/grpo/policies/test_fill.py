@@ -41,7 +41,7 @@ def test_scores_equal_reading_each_text_on_its_own(dataset, estimator, S):
         i, g = divmod(n, 4)
         p = [sampling_logp(policy.model(text[None]), 1.0)[0] for text in r.reading.texts[i]]
         for m in range(r.target.shape[1]):
-            if r.train_mask[n, m]:
+            if r.scored[n, m]:
                 view, place = divmod(int(r.reading.position[i, g if rows > 1 else 0, m]), T)
                 assert place == position[i, m]
                 assert abs(float(p[view][place, r.target[n, m]].detach() - logp[n, m].detach())) < 1e-4

@@ -131,7 +131,7 @@ def test_random_mask_scores_the_tokens_that_it_hides_and_nothing_else(dataset):
         p, g = divmod(n, 4)
         hidden = (r.reading.texts[p, g] == MASK).nonzero().flatten().tolist()
         places = r.reading.position[p, g] - g * c.block_size
-        assert sorted(places[r.train_mask[n] > 0].tolist()) == hidden and hidden
+        assert sorted(places[r.scored[n] > 0].tolist()) == hidden and hidden
         shares.append(len(hidden) / int(chosen[p].sum()))
         assert abs(float(r.token_weight[n].sum() - chosen[p].sum())) < 1e-4
     assert min(shares) < 0.4 and max(shares) > 0.6

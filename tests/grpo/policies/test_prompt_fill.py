@@ -8,6 +8,7 @@ import torch
 
 from core.distributions import kept_tokens, restrict, sampling_logp
 from grpo.evaluation.prompts import PromptEvaluation
+from grpo.objectives import AVERAGES
 from grpo.policies import prompt_fill
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Rewards
@@ -131,8 +132,8 @@ def test_micro_batches_and_completions_read_alone_have_the_gradient_of_all(promp
     c = prompt_config(**SETTINGS | {"fill_estimator": estimator})
     policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
     rollouts = policy.sample(data.problems("train", 0), 0, c)
-    weight = torch.rand(rollouts.target.shape) * rollouts.train_mask
-    assert (rollouts.train_mask <= rollouts.mask).all() and rollouts.train_mask.any(1).all()
+    weight = torch.rand(rollouts.target.shape) * rollouts.scored
+    assert torch.equal(rollouts.train_mask, rollouts.mask) and rollouts.scored.any()
     found = []
     for parts in ([torch.arange(rollouts.problems)], torch.arange(rollouts.problems).split(1)):
         for p in policy.parameters():
@@ -167,14 +168,17 @@ def test_no_reward_sees_what_stands_behind_the_end(prompts):
     assert len(greedy) == rollouts.problems and all(isinstance(text, str) for text in greedy)
 
 
-def test_agrpo_has_the_gradient_of_the_trajectory_in_expectation_where_completions_end_early(prompts, monkeypatch):
-    settings = SETTINGS | {"block_length": None, "unmask_steps": 6, "batch_size": 3, "group_size": 2}
-    policy, c = more_ends(prompt_fill_policy(1)), prompt_config(**settings)
+@pytest.mark.parametrize("average", AVERAGES)
+def test_agrpo_has_the_gradient_of_the_trajectory_in_expectation_where_completions_end_early(
+        prompts, monkeypatch, average):
+    settings = SETTINGS | {"block_length": None, "unmask_steps": 6, "batch_size": 3, "group_size": 8}
+    policy, c = more_ends(prompt_fill_policy(5)), prompt_config(**settings)
     problems = prompt_consumer(prompts, c).problems("train", 0)
-    advantage = torch.tensor([[1.0], [-0.5], [0.3], [2.0], [-1.0], [0.7]])
+    advantage = torch.randn(24, 1, generator=torch.Generator().manual_seed(0))
     rollouts = policy.sample(problems, 0, c)
     assert len(set(rollouts.mask.sum(1).tolist())) > 1
-    exact = gradient_of(policy, rollouts, "sequence", advantage)
+    exact = gradient_of(policy, rollouts, average, advantage)
+    left_out = 0  # completions of which a draw of passes reads no token
     agrpo, found, starts = FILL_ESTIMATORS["agrpo"], 0, 60  # 60: every number of passes up to 6 divides it
     for i in range(starts):
         def started(x, start=(i + 0.5) / starts):
@@ -182,8 +186,10 @@ def test_agrpo_has_the_gradient_of_the_trajectory_in_expectation_where_completio
             return agrpo(x)
 
         monkeypatch.setitem(FILL_ESTIMATORS, "agrpo", started)
-        part = policy.sample(problems, 0, prompt_config(**settings, fill_estimator="agrpo"))
-        found = found + gradient_of(policy, part, "sequence", advantage) / starts
+        part = policy.sample(problems, 0, prompt_config(**settings, fill_estimator="agrpo", passes_read=1))
+        left_out += int((~part.scored.any(1)).sum())
+        found = found + gradient_of(policy, part, average, advantage) / starts
+    assert left_out
     assert (found - exact).norm() < 1e-4 * exact.norm() > 0
 
 

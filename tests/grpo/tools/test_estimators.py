@@ -1,7 +1,7 @@
 """The table of estimators: with one pass one_step and agrpo are exact, with several they are not."""
 
 from core.models import save_model
-from tests.tiny import CAUSAL, prompt_fill_policy, run_here
+from tests.tiny import CAUSAL, causal_model, prompt_fill_policy, run_here
 
 
 DIGITS = """
@@ -25,6 +25,14 @@ def rows(tmp_path, prompts, *arguments):
     assert done.returncode == 0, done.stderr
     lines = [line.split(" | ") for line in done.stdout.strip().split("\n")[2:]]
     return {name[2:]: [float(x.split(" ± ")[0]) for x in cells[:-1]] for name, *cells in lines}
+
+
+def test_a_causal_generator_has_no_estimators(prompts, tmp_path):
+    path = str(tmp_path / "causal.safetensors")
+    save_model(path, causal_model(), CAUSAL)
+    done = run_here("grpo/tools/estimators.py", f"--dataset={prompts}", f"--generator_checkpoint={path}", "--device=cpu",
+                    "--top_p=1.0", "--task_type=general", "--reward_functions=length_penalty")
+    assert done.returncode == 1 and "fill_estimator=agrpo is for fill-in and prompts, in any order" in done.stderr
 
 
 def test_where_an_estimator_is_exact_its_row_says_so(tmp_path, prompts):
