@@ -1,5 +1,6 @@
 """The models, data, rewards and evaluation of a run, checked against each other before the first step."""
 
+import os
 from dataclasses import dataclass
 
 from core.checkpoint_manager import shapes
@@ -151,7 +152,8 @@ def load_policy(key, config, tokenizer, dist, mode=None, adapter=FULL):
     model, _ = load_model(path, loads_on(config, dist), mode, tokenizer, key, adapter, dist.dtype)
     if model.mode == SEQUENCE_SCORER:
         raise ValueError(f"{key}={path} has mode {model.mode}, but {MASKED_FILL} or {LANGUAGE_MODEL} is needed here")
-    if kind_of(config, model.mode) == FILL_IN and config.block_size > model.longest_input:
+    built = os.path.exists(os.path.join(dataset_folder(config.dataset), "meta.json"))  # else it may have prompts
+    if built and kind_of(config, model.mode) == FILL_IN and config.block_size > model.longest_input:
         raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of {key}={path}; "
                          f"set block_size={model.longest_input}")
     return make_policy(model, tokenizer, config, dist)

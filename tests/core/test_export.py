@@ -13,7 +13,7 @@ from core import export
 from core.model import LANGUAGE_MODEL
 from core.models import save_model
 from tests.families import adapter_folder, model_folder
-from tests.tiny import CAUSAL, model, run_here, save
+from tests.tiny import CAUSAL, judge, model, run_here, save
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def paths(tmp_path_factory):
     with open(causal, "rb") as f:
         damaged.write_bytes(f.read()[:-100])
     return {"causal": causal, "damaged": str(damaged),
-            "fill": save(folder / "fill.safetensors", model()), "folder": model_folder(folder / "llama", "llama")}
+            "judge": save(folder / "judge.safetensors", judge()), "folder": model_folder(folder / "llama", "llama")}
 
 
 def test_an_adapter_is_merged_and_a_folder_copied(paths, tmp_path):
@@ -40,7 +40,7 @@ def test_an_adapter_is_merged_and_a_folder_copied(paths, tmp_path):
 
 
 @pytest.mark.parametrize("name, message", [
-    ("fill", "has mode masked_fill"), ("damaged", "is damaged or cut short"), ("gone", "does not exist")])
+    ("judge", "has mode sequence_scorer"), ("damaged", "is damaged or cut short"), ("gone", "does not exist")])
 def test_a_model_that_cannot_be_exported_is_one_line_and_leaves_nothing(paths, tmp_path, name, message):
     path = paths.get(name, f"{tmp_path}/gone.safetensors")
     with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
