@@ -1,6 +1,6 @@
 # python grpo/train_grpo.py config/grpo_any_order.py
-# Countdown in any order: three numbers make a target with + - *, and the places of the answer are filled in eight
-# passes, in random order. The same prompts and reward, left to right: config/grpo_countdown.py
+# Countdown in any order: an expression that reaches a target and uses each number once. The places of the answer are
+# filled in eight passes, in random order. The same prompts and reward, left to right: config/grpo_countdown.py
 dataset = "countdown"
 generator_checkpoint = "data/countdown/pretrained/any_order.safetensors"
 max_new_tokens = 12

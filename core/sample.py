@@ -43,8 +43,8 @@ class SampleConfig:
     checkpoint: str = "out-grpo/model.safetensors"  # a model file of this project, a folder in Hugging Face format, or
                                #   hf:owner/name
     text: str = ""             # the text to complete, or to fill in, where each _ is one hidden token
-    template: str = "plain"    # plain: a text without _ is completed; model: it is answered, by the chat template;
-                               #   chat, math and code: by these of core/prompts.py
+    template: str = "plain"    # plain: the text is completed (by a masked-fill model if it has no _); model: it
+                               #   is answered, by the chat template; chat, math and code: by these of core/prompts.py
     unmask_steps: int = 1      # passes in which a masked-fill model fills in
     max_new_tokens: int = 128  # most tokens of a completion
     num_samples: int = 5       # number of samples to print
