@@ -1,13 +1,18 @@
-"""Generates 4x4 sudoku boards for fill-in: writes train.bin, val.bin and meta.json beside this file.
+"""Generates 4x4 sudoku boards for fill-in, or puzzles as prompts.
 
-python data/sudoku/prepare.py
+python data/sudoku/prepare.py                       boards: train.bin, val.bin and meta.json beside this file
+python data/sudoku/prepare.py --prompts=20000       puzzles: prompts.jsonl and meta.json in data/sudoku_prompts
+python data/sudoku/prepare.py --prompts=20000 --evaluate=FILE.csv    validation prompts from a file of puzzles
 --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
 
 A board is four lines of four digits: each row, each column and each quarter has 1, 2, 3 and 4. There are 288 boards.
 Training masks digits of a board, which makes a puzzle; data/sudoku/reward.py checks the filled board. The 24 boards of
 a family, which differ in the names of their digits alone, are all for training or all for validation.
+A prompt is "0032230032000023=", 0 for a hidden digit, and its completion the 16 digits of the board that it was made
+from; its field `seen` says whether a training board solves it. FILE.csv has the columns Puzzle and Solution.
 """
 
+import csv
 import os
 import pathlib
 import random
@@ -19,23 +24,37 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import load_config
 from core.files.datasets import write_dataset
+from core.files.records import write_prompts
 from core.settings.script import run_script
 from core.tokenizer import CharTokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 DIGITS = "1234"
+HIDDEN = "0"   # a hidden digit of a prompt
 FAMILIES = 12  # of boards that differ in the names of their digits alone
 
 
 @dataclass(frozen=True)
 class SudokuConfig:
-    held_out: int = 3      # how many of the 12 families of boards are for validation
-    seed: int = 0          # seed of the choice of these families
-    out: str = HERE        # the folder of the dataset; another one is used as --dataset=FOLDER
+    prompts: int = 0           # how many puzzles to write as training prompts; 0: write boards for fill-in
+    fewest_hidden: int = 6     # fewest hidden digits of such a puzzle
+    most_hidden: int = 12      # most hidden digits
+    evaluate: str | None = None  # a CSV file of puzzles that are the validation prompts; None: a tenth as many as for
+                                 # training, made from the held-out boards
+    held_out: int = 3          # how many of the 12 families of boards are for validation
+    seed: int = 0              # seed of the choice of these families, and of the puzzles
+    out: str | None = None     # the folder of the dataset; None: data/sudoku, for prompts data/sudoku_prompts
 
     def __post_init__(self):
         if not 1 <= self.held_out < FAMILIES:
             raise ValueError(f"held_out={self.held_out} must be 1 to {FAMILIES - 1}")
+        if not 1 <= self.fewest_hidden <= self.most_hidden <= 16:
+            raise ValueError(f"fewest_hidden={self.fewest_hidden} must be 1 to most_hidden={self.most_hidden}, "
+                             "which must be at most 16")
+        if self.prompts != 0 and self.prompts < 10:
+            raise ValueError(f"prompts={self.prompts} must be 10 or more; 0 writes boards for fill-in")
+        if self.evaluate and not self.prompts:
+            raise ValueError(f"evaluate={self.evaluate} is for prompts: set prompts=20000, or another number")
 
 
 def complete(cells):
@@ -56,17 +75,72 @@ def family(board):
     return "\n".join(board).translate(str.maketrans(board[0], DIGITS))
 
 
-def main(argv):
-    config, _ = load_config(SudokuConfig, argv)
-    families = sorted(set(map(family, boards())))
-    held_out = random.Random(config.seed).sample(families, config.held_out)
-    text = {"train": "", "val": ""}
-    for board in boards():
-        text["val" if family(board) in held_out else "train"] += "\n".join(board) + "\n"
+def solutions(puzzle, every):
+    """The boards among `every`, texts of 16 digits, that have the given digits of a puzzle."""
+    return [board for board in every
+            if all(given in (HIDDEN, digit) for given, digit in zip(puzzle, board, strict=True))]
+
+
+def random_puzzle(rng, board, c):
+    """The board with fewest_hidden to most_hidden of its digits hidden, each number of them equally likely."""
+    hidden = rng.sample(range(16), rng.randint(c.fewest_hidden, c.most_hidden))
+    return "".join(HIDDEN if place in hidden else digit for place, digit in enumerate(board))
+
+
+def read_puzzles(path, every):
+    """The (puzzle, solution) pairs of a CSV file with the columns Puzzle and Solution."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"evaluate={path} does not exist; data/sudoku/README.md says where to download one")
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        pairs = [(row.get("Puzzle") or "", row.get("Solution") or "") for row in csv.DictReader(file)]
+    if not pairs:
+        raise ValueError(f"{path} has no puzzles")
+    for line, (puzzle, solution) in enumerate(pairs, 2):
+        if len(puzzle) != 16 or HIDDEN not in puzzle or solution not in solutions(puzzle, every):
+            raise ValueError(f"{path}, line {line}: Puzzle={puzzle} must have 16 digits, 0 for a hidden one, and "
+                             f"Solution={solution} must be a board that solves it")
+    return pairs
+
+
+def write_puzzles(c, rng, split_boards):
+    """Writes puzzles as prompts. A puzzle that is drawn for both splits is a validation prompt alone."""
+    train, held_out = (["".join(board) for board in split_boards[split]] for split in ("train", "val"))
+    every = train + held_out
+    drawn = {"train": [(random_puzzle(rng, board, c), board) for board in rng.choices(train, k=c.prompts)]}
+    if c.evaluate:
+        drawn["val"] = read_puzzles(c.evaluate, every)
+    else:
+        drawn["val"] = [(random_puzzle(rng, board, c), board) for board in rng.choices(held_out, k=c.prompts // 10)]
+    records = [{"prompt": f"{puzzle}=", "puzzle": puzzle, "answer": board, "completion": board, "split": split,
+                "seen": split == "train" or bool(solutions(puzzle, train))}
+               for split, pairs in drawn.items() for puzzle, board in pairs]
+    val = {record["puzzle"]: record for record in records if record["split"] == "val"}.values()  # each puzzle once
+    write_prompts(c.out or f"{HERE}_prompts", records, CharTokenizer(HIDDEN + DIGITS + "=", stop=True),
+                  val_with_several_solutions=sum(len(solutions(record["puzzle"], every)) > 1 for record in val),
+                  val_answer_is_a_training_board=sum(record["answer"] in train for record in val),
+                  val_solved_by_a_training_board=sum(record["seen"] for record in val))
+
+
+def write_boards(c, split_boards):
+    """Writes boards as running text for fill-in."""
+    text = {split: "".join("\n".join(board) + "\n" for board in found) for split, found in split_boards.items()}
     tokenizer = CharTokenizer("\n" + DIGITS)
     # A window is followed by one more token: with it the last board can be drawn too
-    write_dataset(config.out, {split: tokenizer.encode(x + "\n") for split, x in text.items()}, tokenizer,
+    write_dataset(c.out or HERE, {split: tokenizer.encode(x + "\n") for split, x in text.items()}, tokenizer,
                   stride=len("1234\n" * 4), boards=len(boards()))
+
+
+def main(argv):
+    config, _ = load_config(SudokuConfig, argv)
+    rng = random.Random(config.seed)
+    held_out = rng.sample(sorted(set(map(family, boards()))), config.held_out)
+    split_boards = {"train": [], "val": []}
+    for board in boards():
+        split_boards["val" if family(board) in held_out else "train"].append(board)
+    if config.prompts:
+        write_puzzles(config, rng, split_boards)
+    else:
+        write_boards(config, split_boards)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from core.dataset_consumer import DatasetConsumer
+from core.files.records import read_records
 from core.model import MASKED_FILL
 from core.tokenizer import load_meta
 from grpo.reward_functions.registry import REWARDS, load_reward_file
@@ -23,6 +24,12 @@ SIZE = len(BOARD)
 def rewards():
     load_reward_file(os.path.join(ROOT, "data", "sudoku", "reward.py"))
     return {name: REWARDS[name].fn for name in ("sudoku", "sudoku_units")}
+
+
+@pytest.fixture
+def prompt_rewards():
+    load_reward_file(os.path.join(ROOT, "data", "sudoku", "reward.py"))
+    return {name: REWARDS[f"sudoku_{name}"].fn for name in ("board", "unseen", "cells")}
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +125,123 @@ def test_what_is_no_board_earns_nothing(rewards, text):
 def test_both_splits_have_boards(tmp_path):
     with pytest.raises(ValueError, match="held_out=12 must be 1 to 11"):
         prepare("sudoku").main(["--held_out=12", f"--out={tmp_path}/d"])
+
+
+def digits(board):
+    """A board or a puzzle of a prompt: 16 digits, 0 for a hidden one."""
+    return board.replace("\n", "").replace("_", "0")
+
+
+def solves(puzzle, board):
+    return all(p in ("0", c) for p, c in zip(puzzle, board, strict=True))
+
+
+def puzzles_in(folder):
+    """({split: records}, meta.json) of a folder of prompts."""
+    records = read_records(str(folder / "prompts.jsonl"))
+    by_split = {split: [r for r in records if r["split"] == split] for split in ("train", "val")}
+    return by_split, json.loads((folder / "meta.json").read_text())
+
+
+def test_a_prompt_is_a_puzzle_of_its_answer_and_the_answers_of_validation_are_held_out_boards(tmp_path, boards):
+    prepare("sudoku").main(["--prompts=2000", f"--out={tmp_path}/d"])
+    records, meta = puzzles_in(tmp_path / "d")
+    train, every = list(map(digits, boards["train"])), list(map(digits, every_board()))
+    prompts = {split: {r["prompt"] for r in found} for split, found in records.items()}
+    assert len(prompts["val"]) == 200 and not prompts["val"] & prompts["train"]
+    for split, found in records.items():
+        assert {r["answer"] for r in found} <= set(map(digits, boards[split]))
+        assert {r["puzzle"].count("0") for r in found} == set(range(6, 13))
+        for r in found:
+            assert r["prompt"] == r["puzzle"] + "=" and r["answer"] == r["completion"]
+            assert solves(r["puzzle"], r["answer"])
+            assert r["seen"] == any(solves(r["puzzle"], board) for board in train)
+    several = [r for r in records["val"] if sum(solves(r["puzzle"], board) for board in every) > 1]
+    assert meta["val_with_several_solutions"] == len(several) and meta["val_answer_is_a_training_board"] == 0
+    assert 0 < meta["val_solved_by_a_training_board"] == sum(r["seen"] for r in records["val"]) < 200
+
+
+@pytest.mark.parametrize("count", [1, 6, 10, 16])
+def test_behind_a_prompt_every_solution_is_right_but_cells_are_compared_with_the_stored_one(prompt_rewards, count):
+    every, rng = list(map(digits, every_board())), np.random.default_rng(count)
+    answer, cells = every[rng.integers(288)], rng.choice(16, size=count, replace=False)
+    puzzle = "".join("0" if k in cells else c for k, c in enumerate(answer))
+    right = [float(solves(puzzle, board)) for board in every]
+    assert prompt_rewards["board"](every, [puzzle] * 288) == right
+    assert prompt_rewards["unseen"](every, [puzzle] * 288, [False] * 288) == right
+    assert prompt_rewards["unseen"](every, [puzzle] * 288, [True] * 288) == [None] * 288
+    same = [np.mean([board[k] == answer[k] for k in cells]) for board in every]
+    assert prompt_rewards["cells"](every, [puzzle] * 288, [answer] * 288) == pytest.approx(same)
+
+
+def test_a_right_board_that_is_not_the_stored_one_loses_cells_alone(prompt_rewards):
+    answer, other = "1234341221434321", "1234431221433421"
+    puzzle = "".join("0" if a != b else a for a, b in zip(answer, other, strict=True))
+    assert prompt_rewards["board"]([answer, other], [puzzle] * 2) == [1, 1]
+    assert prompt_rewards["cells"]([answer, other], [puzzle] * 2, [answer] * 2) == [1, 0]
+    texts = ["4" + answer[1:], answer + "1", answer[:5]]
+    assert prompt_rewards["cells"](texts, [puzzle] * 3, [answer] * 3) == [1, 1, 1 / 4]
+
+
+@pytest.mark.parametrize("text", ["", "1", "1" * 16, "123434122143432", "12343412214343211", "1234341221434325",
+                                  "1234\n3412\n2143\n4321\n", "1234\n341221434321", "0" * 16, "4321341221431234"])
+def test_behind_a_prompt_what_is_no_board_of_the_puzzle_earns_nothing(prompt_rewards, text):
+    assert prompt_rewards["board"]([text], ["1000000000000000"]) == [0]
+
+
+def test_puzzles_of_a_file_are_the_validation_prompts_and_the_output_says_which_boards_training_saw(
+        tmp_path, boards, capsys):
+    seen, held_out = digits(boards["train"][0]), digits(boards["val"][0])
+    several = "0" * 15 + seen[15]
+    rows = [(seen[:-1] + "0", seen), ("0" + held_out[1:], held_out), (several, seen)]
+    (tmp_path / "x.csv").write_text("Puzzle,Solution\n" + "".join(f"{a},{b}\n" for a, b in rows))
+    prepare("sudoku").main(["--prompts=50", f"--evaluate={tmp_path}/x.csv", f"--out={tmp_path}/d"])
+    records, _ = puzzles_in(tmp_path / "d")
+    assert [(r["puzzle"], r["answer"]) for r in records["val"]] == rows
+    assert [r["seen"] for r in records["val"]] == [True, False, True]
+    assert ("val with several solutions 1, val answer is a training board 2, val solved by a training board 2"
+            in capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("rows", "fault"), [
+    ("Puzzle,Solution\n", "x.csv has no puzzles"),
+    ("a,b\n1,2\n", "line 2: Puzzle= must have 16 digits"),
+    ("Puzzle,Solution\n0234341221434321,1234341221434321\n0234341221434321,1234341221434322\n",
+     "line 3: Puzzle=0234341221434321 .* Solution=1234341221434322 must be a board that solves it"),
+    ("Puzzle,Solution\n1234341221434321,1234341221434321\n", "line 2: .* 0 for a hidden one"),
+    ("Puzzle,Solution\n.234341221434321,1234341221434321\n", "line 2: ")])
+def test_a_file_of_puzzles_with_a_fault_is_refused_at_its_line(tmp_path, rows, fault):
+    (tmp_path / "x.csv").write_text(rows)
+    with pytest.raises(ValueError, match=fault):
+        prepare("sudoku").main(["--prompts=50", f"--evaluate={tmp_path}/x.csv", f"--out={tmp_path}/d"])
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(("arguments", "fault"), [
+    (["--prompts=5"], "prompts=5 must be 10 or more"), (["--evaluate=x.csv"], "evaluate=x.csv is for prompts"),
+    (["--fewest_hidden=9", "--most_hidden=8"], "fewest_hidden=9 must be 1 to most_hidden=8"),
+    (["--most_hidden=17"], "at most 16"), (["--prompts=50", "--evaluate=gone.csv"], "gone.csv does not exist")])
+def test_settings_of_the_prompts_that_cannot_work_are_refused(arguments, fault):
+    with pytest.raises((ValueError, FileNotFoundError), match=fault):
+        prepare("sudoku").main(arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "passes"), [("language_model", 1), ("masked_fill", 4)])
+def test_a_causal_and_a_masked_model_train_on_the_same_prompts_with_the_same_rewards(tmp_path, mode, passes):
+    prepare("sudoku").main(["--prompts=100", f"--out={tmp_path}/d"])
+    done = run_here("core/pretrain.py", f"--dataset={tmp_path}/d", f"--mode={mode}", "--block_size=34", "--n_layer=1",
+                    "--max_iters=2", "--batch_size=4", f"--out_dir={tmp_path}/start", "--device=cpu")
+    assert done.returncode == 0, done.stderr
+    done = run_here("grpo/train_grpo.py", f"--dataset={tmp_path}/d", "--reward_file=data/sudoku/reward.py",
+                    f"--generator_checkpoint={tmp_path}/start/model.safetensors", "--max_new_tokens=17",
+                    "--batch_size=2",
+                    "--reward_functions=('sudoku_board', 'sudoku_cells', 'sudoku_unseen')", "--max_iters=1",
+                    "--reward_weights=(1.0, 0.0, 0.0)", f"--unmask_steps={passes}", "--eval_problems=10",
+                    f"--out_dir={tmp_path}/out", "--device=cpu")
+    assert done.returncode == 0, done.stderr
+    first = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().split("\n")[0])
+    assert {"eval/reward/sudoku_board", "eval/reward/sudoku_cells", "eval/reward/sudoku_unseen"} <= set(first)
 
 
 @pytest.mark.slow
