@@ -8,7 +8,7 @@ python data/sudoku/prepare.py --prompts=20000 --evaluate=FILE.csv    validation 
 A board is four lines of four digits: each row, each column and each quarter has 1, 2, 3 and 4. There are 288 boards.
 Training masks digits of a board, which makes a puzzle; data/sudoku/reward.py checks the filled board. The 24 boards of
 a family, which differ in the names of their digits alone, are all for training or all for validation.
-A prompt is "0032230032000023=", 0 for a hidden digit, and its completion the 16 digits of the board that it was made
+A prompt is "0100040203200043=", 0 for a hidden digit, and its completion the 16 digits of the board that it was made
 from; its field `seen` says whether a training board solves it. FILE.csv has the columns Puzzle and Solution.
 """
 
