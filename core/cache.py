@@ -23,7 +23,7 @@ def attention_mask(before, T, padding, device, causal=True):
     Returns (1 or B, 1, T, before + T) bool, or None where the kernel's own causal mask, or none, is right. Every
     position reads itself, so that no softmax is empty.
     """
-    if padding is None and (before == 0 or T == 1):
+    if padding is None and (before == 0 or T == 1 or not causal):
         return None
     column = torch.arange(before + T, device=device)                                 # (before + T,)
     if not causal:
@@ -36,6 +36,13 @@ def attention_mask(before, T, padding, device, causal=True):
     return (seen & real) | (column == own)
 
 
+def prefix_mask(prompt, T):
+    """(B, 1, T, T) bool, as attention_mask, of texts whose first `prompt` (B,) columns read each other alone."""
+    column = torch.arange(T, device=prompt.device)                                   # (T,)
+    inside = column < prompt[:, None, None, None]                                    # (B, 1, 1, T)
+    return inside | ~inside.mT
+
+
 class Cache:
     """Keys and values of the tokens that the rows of a batch have read so far, so that no token is read twice.
 
@@ -43,14 +50,15 @@ class Cache:
     group shares is read once, and gradients flow back through its keys and values.
     """
 
-    def __init__(self, layers=(), length=0, room=0):
+    def __init__(self, layers=(), length=0, room=0, causal=True):
         self.layers = list(layers)          # (keys, values) of each layer, (B, H, length + room, D) each
         self.length = length
         self.room = room
+        self.causal = causal                # whether a new token reads none behind it
 
     def mask(self, T, padding, device):
         """The mask of the next T tokens, for the functions of `layer`. padding: (B,) or None."""
-        return attention_mask(self.length, T, padding, device)
+        return attention_mask(self.length, T, padding, device, self.causal)
 
     def layer(self, i):
         """The attention of layer i: a function of queries, keys and values (B, H, T, D) of new tokens, which read them
@@ -94,7 +102,7 @@ class Cache:
             if room:
                 pair = [F.pad(x, (0, 0, 0, room)) for x in pair]
             layers.append(pair)
-        return Cache(layers, self.length, room)
+        return Cache(layers, self.length, room, self.causal)
 
     def keep(self, rows):
         """Drops all rows but these. What remains moves forward in place, so that rows that stay where they are cost

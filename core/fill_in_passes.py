@@ -26,15 +26,19 @@ def draw_passes(order, hidden, passes, block_length=None):
     return torch.cat(turns, 1)
 
 
+def nothing(problems):
+    return {}
+
+
 @torch.no_grad()
-def fill_in_passes(model, input, position, hidden, uniform, order, passes, budget=None, padding=None,
+def fill_in_passes(model, input, position, hidden, uniform, order, passes, budget=None, before=nothing,
                    block_length=None, by_confidence=False, end_ids=(), **sampling):
     """Fills in hidden tokens in several passes; passes=1 draws what predict_and_sample_tokens draws.
 
     input: (P, T); position, hidden: (P, M) from masked_positions
     uniform, order: (P, G, T) noise by column of the text, for tokens and for their order, on the CPU
     budget: a KeptBudget, which raises ValueError for too many kept tokens, or None
-    padding: (P,) number of leading columns of a text without a token, or None
+    before: from the numbers of problems (n,), what stands before their texts: "past" and "padding" of `states`
     block_length: hidden tokens of a block, which has `passes` of its own; None: one block
     by_confidence: each pass draws all hidden tokens of its block and keeps the likeliest, as LLaDA does
     (arXiv 2502.09992): which ones depends on the policy
@@ -50,9 +54,6 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, budge
     order = order.flatten(0, 1).gather(1, column.cpu())                              # (N, M)
     plan = draw_passes(order, hidden.repeat_interleave(G, 0), passes, block_length)  # (N, M)
     noise = uniform.flatten(0, 1)[:, None]                                           # (N, 1, T)
-    each_padding = None
-    if padding is not None:
-        each_padding = padding.repeat_interleave(G)                                  # (N,)
     blocks = 1
     if block_length is not None:
         blocks = math.ceil(position.shape[1] / block_length)
@@ -72,14 +73,14 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, budge
             in_block = plan // passes == i // passes
             drawn = in_block & (turn < 0) & ~ended
         if i == 0:
-            draws = draw_for_groups(model, input, position, uniform, drawn, padding, sampling)
+            draws = draw_for_groups(model, input, position, uniform, drawn, before, sampling)
         else:
-            draws = draw_in_rows(model, text, column, noise, drawn, each_padding, sampling)
+            draws = draw_in_rows(model, text, column, noise, drawn, before, G, sampling)
         token, drawn_logp, kept, number = draws
         if by_confidence:
             sure = drawn_logp
             if kept is not None or sampling.get("temperature", 1.0) != 1.0:
-                sure = untruncated_logp(model, text, column, token, drawn, each_padding)
+                sure = untruncated_logp(model, text, column, token, drawn, before, G)
             sure = sure.cpu().masked_fill(~drawn, -torch.inf)
             rank = sure.argsort(1, descending=True).argsort(1)                       # (N, M)
             now = drawn & (rank < now.sum(1, keepdim=True))
@@ -99,7 +100,7 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, budge
     return target, logp, turn.to(device), read, collector.joined()
 
 
-def draw_for_groups(model, input, position, uniform, drawn, padding, sampling):
+def draw_for_groups(model, input, position, uniform, drawn, before, sampling):
     """Draws tokens in the first pass, whose text (P, T) the completions of a problem share.
 
     drawn: (N, M) bool, True where a token is wanted; the other arguments are those of fill_in_passes
@@ -107,24 +108,23 @@ def draw_for_groups(model, input, position, uniform, drawn, padding, sampling):
     """
     G = uniform.shape[1]
     of_any = drawn.unflatten(0, (-1, G)).any(1)                                      # (P, M)
+    all_before = before(torch.arange(len(input), device=input.device))
     token, logp, kept = predict_and_sample_tokens(
-        model, input, position, uniform, of_any, padding=padding, **sampling)
+        model, input, position, uniform, of_any, before=all_before, **sampling)
     number = of_any.flatten().cumsum(0).view_as(of_any) - 1                          # (P, M)
     return token.flatten(0, 1), logp.flatten(0, 1), kept, number.repeat_interleave(G, 0)
 
 
-def draw_in_rows(model, text, column, noise, drawn, padding, sampling):
+def draw_in_rows(model, text, column, noise, drawn, before, G, sampling):
     """Draws tokens in a later pass, in which every completion has a text of its own; rows without one are not read.
 
-    text: (N, T); column: (N, M); noise: (N, 1, T); drawn: (N, M) bool; padding: (N,) or None
+    text: (N, T); column: (N, M); noise: (N, 1, T); drawn: (N, M) bool; G: texts of a problem
     Returns what draw_for_groups returns, 0 in rows that are not read
     """
     rows = drawn.any(1).nonzero().squeeze(1)                                         # (n,)
     here = rows.to(text.device)
-    if padding is not None:
-        padding = padding[here]
     new, new_logp, kept = predict_and_sample_tokens(
-        model, text[here], column[here], noise[rows], drawn[rows], padding=padding, **sampling)
+        model, text[here], column[here], noise[rows], drawn[rows], before=before(here // G), **sampling)
     token = torch.zeros_like(column)
     logp = torch.zeros(column.shape, device=text.device)
     token[here] = new[:, 0]
@@ -133,14 +133,12 @@ def draw_in_rows(model, text, column, noise, drawn, padding, sampling):
     return token, logp, kept, number
 
 
-def untruncated_logp(model, text, column, token, drawn, padding):
+def untruncated_logp(model, text, column, token, drawn, before, G):
     """Log-probability at temperature 1, and without truncation, of the drawn tokens: (N, M), elsewhere 0. Their texts
     are read again. The arguments are those of draw_in_rows, token (N, M)."""
     row, number = drawn.nonzero().to(text.device).unbind(1)                          # (K,) each
     rows, place = row.unique(return_inverse=True)                                    # (n,), (K,)
-    if padding is not None:
-        padding = padding[rows]
-    h = model.states(text[rows], column[rows], padding=padding)[place, number]       # (K, C)
+    h = model.states(text[rows], column[rows], **before(rows // G))[place, number]   # (K, C)
 
     def logp_of(h, token):
         return (token_logp(model.project(h).log_softmax(-1), token),)

@@ -107,9 +107,9 @@ def causal_policy(seed=0, scale=8.0, dtype=torch.float32, **settings):
     return CausalPolicy(causal_model(seed, scale, **settings), CAUSAL, dtype=dtype)
 
 
-def prompt_fill_policy(seed=0, scale=8.0):
+def prompt_fill_policy(seed=0, scale=8.0, **settings):
     """A policy that answers prompts in any order, with a tiny model of CAUSAL's vocabulary."""
-    return PromptFillPolicy(model(seed=seed, scale=scale, tokenizer=CAUSAL, block_size=64), CAUSAL)
+    return PromptFillPolicy(model(seed=seed, scale=scale, tokenizer=CAUSAL, block_size=64, **settings), CAUSAL)
 
 
 def same(a, b):

@@ -13,6 +13,7 @@ from core.distributions import draw_uniforms
 from core.fill_in import fill_in
 from core.fill_in_passes import fill_in_passes
 from core.generation import Stop
+from core.performance.sharding import anchor
 from grpo.policies.causal import CausalPolicy, completion_texts
 from grpo.policies.fill import FillPolicy, FillReading
 from grpo.policies.fill_views import FILL_ESTIMATORS, Filled
@@ -22,10 +23,14 @@ from grpo.rollout import Rollouts
 
 @dataclass
 class PromptFillReading(FillReading):
-    """FillReading of texts that are padded on the left."""
-    padding: torch.Tensor  # (P,) number of leading columns of a problem's texts without a token
+    """FillReading of texts behind prompts that are read on their own, or of texts with their prompts."""
+    prompt: torch.Tensor   # (P, T or 0) the prompts, if they are read on their own
+    padding: torch.Tensor  # (P,) number of leading columns of a problem's prompt or texts without a token
 
     ON_CPU = ("chosen", "position", "padding")
+
+    def sizes(self):
+        return super().sizes() + self.prompt.shape[1]
 
 
 class PromptFillPolicy(FillPolicy):
@@ -48,21 +53,20 @@ class PromptFillPolicy(FillPolicy):
         P, T = prompt.shape
         G, L = config.group_size, config.max_new_tokens
         mask_id = self.tokenizer.mask_token_id
-        input = F.pad(prompt, (0, L), value=mask_id)                                 # (P, T + L)
-        position = torch.arange(T, T + L, device=self.device).expand(P, L)           # (P, L)
+        alone = T * self.model.prompt_alone                                                # columns that are not in the texts
+        first = T - alone                                                            # masked column of the texts
+        input = F.pad(prompt[:, alone:], (0, L), value=mask_id)                      # (P, first + L)
+        position = torch.arange(first, first + L, device=self.device).expand(P, L)   # (P, L)
         hidden = torch.ones(P, L, dtype=torch.bool)
-        noise = self._noise(problems, iteration, config)                             # (P, 4, G, T + L)
+        noise = self._noise(problems, iteration, config)[..., alone:]                # (P, 4, G, first + L)
         order = noise[:, 1]
         if config.unmask_order == "left_to_right":
-            order = torch.linspace(0, 1, T + L).expand_as(order)
-        on_device = None
-        if padding.any():
-            on_device = padding.to(self.device)
+            order = torch.linspace(0, 1, first + L).expand_as(order)
         end_ids = self.tokenizer.stop_token_ids
         with self.autocast():
             target, logp, turn, read, kept = fill_in_passes(
                 self.model, input, position, hidden, noise[:, 0], order, config.unmask_steps, budget,
-                padding=on_device,
+                before=self._before(prompt[:, :alone], padding)[0],
                 block_length=config.block_length,
                 by_confidence=config.unmask_order == "confidence",
                 end_ids=end_ids,
@@ -98,7 +102,7 @@ class PromptFillPolicy(FillPolicy):
             truncated=truncated,
             max_tokens=L,
             reading=PromptFillReading(
-                G, chosen.cpu(), kept, views, place.expand(P, G, L).cpu(), padding),
+                G, chosen.cpu(), kept, views, place.expand(P, G, L).cpu(), prompt[:, :alone], padding),
             token_weight=weight,
             texts=completion_texts(stop, problems, prompt, padding, target, mask, truncated))
 
@@ -111,6 +115,24 @@ class PromptFillPolicy(FillPolicy):
         of_prompt = of_prompt[:, None, None].expand(P, 4, G, T)
         return torch.cat((of_prompt, of_places.view(P, 4, G, L)), 3)
 
+    def _before(self, prompt, padding):
+        """What stands before the texts of problems, as fill_in_passes takes it, and the states of what was read for it.
+
+        prompt: (P, T or 0) those that are read on their own, which happens here; padding: (P,) on the CPU
+        """
+        found = {}
+        if padding.any():
+            found["padding"] = padding.to(self.device)
+        past = of_prompt = None
+        if prompt.shape[1]:
+            past = self.model.new_cache()
+            of_prompt = self.model.states(prompt, past=past, **found)                # (P, T, C)
+
+        def before(problems):
+            rows = {name: x[problems] for name, x in found.items()}
+            return rows | {"past": past and past.expand(problems)}
+        return before, of_prompt
+
     def states(self, reading):
         """Reads the texts in which tokens of completions are scored, without the columns that are padding in all."""
         _, W, T = reading.texts.shape
@@ -121,11 +143,14 @@ class PromptFillPolicy(FillPolicy):
         if not len(used):  # an estimator left out all tokens; every rank still calls the model as often
             used = number.new_zeros(1)
         cut = int(reading.padding.min())
-        padding = reading.padding[used // W] - cut                                   # (U,)
-        on_device = None
-        if padding.any():
-            on_device = padding.to(self.device)
-        tokens = reading.texts.flatten(0, 1)[used.to(self.device), cut:]             # (U, T - cut)
+        of_text = cut * (not reading.prompt.shape[1])
+        tokens = reading.texts.flatten(0, 1)[used.to(self.device), of_text:]         # (U, T - of_text)
         with self.autocast():
-            h = self.model.states(tokens, padding=on_device)                         # (U, T - cut, C)
-        return h[text.to(self.device), (column - cut).to(self.device)]
+            before, of_prompt = self._before(reading.prompt[:, cut:], reading.padding - cut)
+            h = self.model.states(tokens, **before((used // W).to(self.device)))     # (U, T - of_text, C)
+            if of_prompt is not None:
+                h = anchor(h, of_prompt, self.model)
+        return h[text.to(self.device), (column - of_text).to(self.device)]
+
+    def calls(self, reading):
+        return 1 + (reading.prompt.shape[1] > 0)

@@ -106,6 +106,12 @@ def test_a_hostile_header_is_one_line_before_memory_is_taken(tmp_path, change, m
         read_model_file(path, key="judge_checkpoint")
 
 
+def test_a_file_from_before_prompts_could_read_themselves_alone_opens(tmp_path):
+    path = save(tmp_path / "m.safetensors", model())
+    rewritten(path, lambda header, weights: header["config"].__delitem__("prompt_attention"))
+    assert read_model_file(path)[0].config.prompt_attention == "full"
+
+
 def test_a_model_with_numbers_that_are_not_finite_is_refused(tmp_path):
     net = model()
     with torch.no_grad():

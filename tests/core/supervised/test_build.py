@@ -191,6 +191,7 @@ def test_a_detector_of_replaced_tokens_learns_from_the_fills_of_generators(folde
 
 @pytest.mark.parametrize("settings, words", [
     ({"dropout": 0.1}, "dropout=0.1 is for new models; leave it out with init_from="),
+    ({"prompt_attention": "prefix"}, "prompt_attention='prefix' is for new models; leave it out"),
     ({"block_size": 129}, "block_size=129 is larger than the 128 of init_from="),
     ({"lora_rank": 4, "lora_targets": "nothing"}, "lora_targets=.*does not fit the model"),
     ({"init_from": "adapter", "lora_rank": 4}, "is an adapter: to train it further, set init_from to the model"),

@@ -17,6 +17,7 @@ from tests.grpo.policies.test_fill_views import gradient_of
 from tests.tiny import CAUSAL, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy, sampled
 
 SETTINGS = {"max_new_tokens": 9, "unmask_steps": 2, "block_length": 4, "kl_estimator": "exact"}
+PREFIX = {"prompt_attention": "prefix", "n_layer": 2}  # in one layer a prompt has no choice
 MASK, END = CAUSAL.mask_token_id, CAUSAL.stop_token_id
 
 
@@ -36,19 +37,21 @@ def passes_of(policy, problems, config):
     return prompt_fill.Filled(*arguments, **named), rollouts
 
 
+@pytest.mark.parametrize("shape", [{}, PREFIX], ids=["full", "prefix"])
 @pytest.mark.parametrize("more", [{}, {"top_p": 0.7}, {"unmask_order": "left_to_right", "unmask_steps": 4},
                                   {"unmask_order": "confidence"}, {"block_length": None, "unmask_steps": 3}], ids=str)
 @torch.no_grad()
-def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(prompts, more):
+def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(prompts, more, shape):
     c = prompt_config(**SETTINGS | {"temperature": 0.8} | more)
-    policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
+    policy, data = more_ends(prompt_fill_policy(1, **shape)), prompt_consumer(prompts, c)
     problems = data.problems("train", 0)
     assert problems["padding"].any()
     filled, rollouts = passes_of(policy, problems, c)
     scores = score(policy, rollouts, c.temperature)
     torch.testing.assert_close(scores.logp, rollouts.old_logp, rtol=0, atol=1e-5)
     G, L = c.group_size, c.max_new_tokens
-    T = problems["input"].shape[1]
+    T = filled.text.shape[2] - L
+    assert (T == 0) == bool(shape)
     blocks = -(-L // (c.block_length or L))
     ended_early = 0
     for n in range(len(rollouts.mask)):
@@ -58,7 +61,8 @@ def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(pr
         turn, target = filled.turn[p, g], filled.text[p, g, T:]
         for s in range(blocks * c.unmask_steps):
             now = (turn == s).nonzero().flatten().tolist()
-            logits = policy.model(text[None])[0]
+            alone = torch.tensor([len(prompt)]) if shape else None
+            logits = policy.project(policy.model.states(text[None], prompt=alone))[0]
             logp = sampling_logp(logits, c.temperature)
             logp = restrict(logp, kept_tokens(logp, top_p=c.top_p))
             for m in now:
@@ -112,9 +116,10 @@ def test_confidence_keeps_the_likeliest_of_the_drawn_tokens(prompts):
             assert now in ([], [int(best.argmax())])
 
 
-def test_padding_and_the_other_prompts_change_nothing(prompts):
+@pytest.mark.parametrize("shape", [{}, PREFIX], ids=["full", "prefix"])
+def test_padding_and_the_other_prompts_change_nothing(prompts, shape):
     c = prompt_config(**SETTINGS)
-    policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
+    policy, data = more_ends(prompt_fill_policy(1, **shape)), prompt_consumer(prompts, c)
     problems = data.problems("train", 0)
     whole = policy.sample(problems, 0, c)
     for p in range(len(problems["number"])):
@@ -127,10 +132,11 @@ def test_padding_and_the_other_prompts_change_nothing(prompts):
         torch.testing.assert_close(part.old_logp, whole.old_logp[rows], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
-def test_micro_batches_and_completions_read_alone_have_the_gradient_of_all(prompts, estimator):
+@pytest.mark.parametrize(("estimator", "shape"), [*((name, {}) for name in FILL_ESTIMATORS), ("trajectory", PREFIX)],
+                         ids=str)
+def test_micro_batches_and_completions_read_alone_have_the_gradient_of_all(prompts, estimator, shape):
     c = prompt_config(**SETTINGS | {"fill_estimator": estimator})
-    policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
+    policy, data = more_ends(prompt_fill_policy(1, **shape)), prompt_consumer(prompts, c)
     rollouts = policy.sample(data.problems("train", 0), 0, c)
     weight = torch.rand(rollouts.target.shape) * rollouts.scored
     assert torch.equal(rollouts.train_mask, rollouts.mask) and rollouts.scored.any()
@@ -200,3 +206,23 @@ def test_held_out_metrics_do_not_depend_on_the_estimator_of_training(prompts):
         evaluation = PromptEvaluation(prompt_consumer(prompts, c), None, Rewards(c), c)
         found.append(evaluation(more_ends(prompt_fill_policy(1)), 1.0)[0])
     assert found[0] == found[1] and found[0]["entropy"] > 0.1
+
+
+def test_a_prompt_that_is_read_once_has_the_gradient_of_texts_that_are_read_whole(prompts):
+    c = prompt_config(**SETTINGS | {"max_new_tokens": 5, "batch_size": 3, "group_size": 4})
+    policy = more_ends(prompt_fill_policy(1, **PREFIX))
+    problems = prompt_consumer(prompts, c).problems("train", 0)
+    filled, rollouts = passes_of(policy, problems, c)
+    weight = torch.rand(rollouts.target.shape) * rollouts.mask
+    (score(policy, rollouts, c.temperature).logp * weight).sum().backward()
+    shared = flat_gradient(policy)
+    for p in policy.parameters():
+        p.grad = None
+    for n, m in rollouts.mask.nonzero().tolist():
+        p, g = divmod(n, c.group_size)
+        prompt = torch.from_numpy(problems["input"][p, problems["padding"][p] :])
+        text = torch.cat((prompt, filled.read[p, g, filled.turn[p, g, m]]))
+        h = policy.model.states(text[None], prompt=torch.tensor([len(prompt)]))[0, len(prompt) + m]
+        logp = (policy.project(h) / c.temperature).log_softmax(-1)[rollouts.target[n, m]]
+        (logp * weight[n, m]).backward()
+    assert (shared - flat_gradient(policy)).norm() < 1e-5 * shared.norm() > 0
