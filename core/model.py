@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from core.cache import Cache, attend, attention_mask, prefix_mask
+from core.attention import attend, attention_mask, prefix_mask
+from core.cache import Cache
 from core.distributions import at_least_float32
 from core.performance.compiled_layers import compile_blocks
 from core.settings.ranges import check_choices, check_ranges, shown

@@ -10,8 +10,8 @@ from core.model import SEQUENCE_SCORER
 def supervised_sums(model, input, target, mask):
     """Sums over the batch; divide by 'count' for means.
 
-    input, target: (B, T), for a cls judge input (B, 1 + T); mask: (B, T) True where the loss counts, or its weights, below 0 in
-    a prompt
+    input, target: (B, T), for a cls judge input (B, 1 + T)
+    mask: (B, T) True where the loss counts, or its weights, below 0 in a prompt
     Returns {"loss", "correct", "count"}
     """
     if model.mode != SEQUENCE_SCORER:

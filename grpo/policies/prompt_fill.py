@@ -53,8 +53,8 @@ class PromptFillPolicy(FillPolicy):
         P, T = prompt.shape
         G, L = config.group_size, config.max_new_tokens
         mask_id = self.tokenizer.mask_token_id
-        alone = T * self.model.prompt_alone                                                # columns that are not in the texts
-        first = T - alone                                                            # masked column of the texts
+        alone = T * self.model.prompt_alone  # columns of the prompts that are not in the texts
+        first = T - alone                    # masked column of the texts
         input = F.pad(prompt[:, alone:], (0, L), value=mask_id)                      # (P, first + L)
         position = torch.arange(first, first + L, device=self.device).expand(P, L)   # (P, L)
         hidden = torch.ones(P, L, dtype=torch.bool)
@@ -116,9 +116,9 @@ class PromptFillPolicy(FillPolicy):
         return torch.cat((of_prompt, of_places.view(P, 4, G, L)), 3)
 
     def _before(self, prompt, padding):
-        """What stands before the texts of problems, as fill_in_passes takes it, and the states of what was read for it.
+        """Reads the prompts that are read on their own, prompt (P, T or 0); padding: (P,) on the CPU.
 
-        prompt: (P, T or 0) those that are read on their own, which happens here; padding: (P,) on the CPU
+        Returns what stands before the texts of problems, a function as fill_in_passes takes it, and the prompts' states
         """
         found = {}
         if padding.any():
