@@ -8,6 +8,8 @@ from core.distributions import in_parts, token_logp
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.performance.kept_tokens import KeptCollector
 
+UNMASK_ORDERS = ("random", "left_to_right", "confidence")  # confidence: by_confidence of fill_in_passes
+
 
 def draw_passes(order, hidden, passes, block_length=None):
     """The pass in which each hidden token is drawn: block after block, and in each block by rising `order`, about as
@@ -28,6 +30,13 @@ def draw_passes(order, hidden, passes, block_length=None):
 
 def nothing(problems):
     return {}
+
+
+def order_of_places(unmask_order, noise):
+    """The `order` (P, G, T) of fill_in_passes, for one of UNMASK_ORDERS. noise: (P, G, T) uniform"""
+    if unmask_order == "left_to_right":
+        return torch.linspace(0, 1, noise.shape[-1]).expand_as(noise)
+    return noise
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 python core/sample.py --checkpoint=data/char_diffusion/pretrained/generator.safetensors --text='The ____ of the ____'
 python core/sample.py --checkpoint=data/arithmetic/pretrained/generator.safetensors --text='347+85='
 python core/sample.py --checkpoint=data/countdown/pretrained/any_order.safetensors --text='6 6 21:33=' \
-    --unmask_steps=8 --max_new_tokens=12
+    --unmask_steps=8 --max_new_tokens=12 --unmask_order=confidence
 python core/sample.py --checkpoint=hf:Qwen/Qwen3-0.6B --template=model --text='What is 347 + 85?'
 """
 
@@ -19,7 +19,7 @@ from core.config import load_config
 from core.distributed import detect_device
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in
-from core.fill_in_passes import fill_in_passes
+from core.fill_in_passes import UNMASK_ORDERS, fill_in_passes, order_of_places
 from core.generation import Stop, generate
 from core.huggingface.tokenizer import HuggingFaceTokenizer
 from core.masking import masked_positions
@@ -32,8 +32,10 @@ from core.settings.script import run_script
 from core.tokenizer import by_character
 
 HIDDEN = "_"  # stands for a hidden token
-RANGES = {"unmask_steps": "[1, 1e6]", "max_new_tokens": "[1, 1e6]", "num_samples": "[1, 1e4]",
-          "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]", "seed": "[0, 1e18]"}  # of SampleConfig
+RANGES = {"unmask_steps": "[1, 1e6]", "block_length": "[1, 1e6]", "max_new_tokens": "[1, 1e6]",
+          "num_samples": "[1, 1e4]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
+          "seed": "[0, 1e18]"}  # of SampleConfig
+OF_PASSES = ("unmask_steps", "block_length", "unmask_order")  # settings of masked-fill models
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class SampleConfig:
     text: str = ""             # the text to complete, or to fill in, where each _ is one hidden token
     template: str = "plain"    # plain: the text is completed (by a masked-fill model if it has no _); model: it
                                #   is answered, by the chat template; chat, math and code: by these of core/prompts.py
-    unmask_steps: int = 1      # passes in which a masked-fill model fills in
+    unmask_steps: int = 1      # passes in which a masked-fill model fills in, in each block
+    block_length: int | None = None  # hidden tokens of a block; blocks are filled one after another. None: one block
+    unmask_order: str = "random"     # order within a block: random, left_to_right, or confidence, the likeliest first
     max_new_tokens: int = 128  # most tokens of a completion
     num_samples: int = 5       # number of samples to print
     temperature: float = 0.8   # below 1 prefers likely tokens, above 1 flattens
@@ -54,7 +58,7 @@ class SampleConfig:
     device: str = "auto"       # auto takes cuda, then mps, then cpu
 
     def __post_init__(self):
-        check_choices(self, {"template": (*TEMPLATES, MODEL)})
+        check_choices(self, {"template": (*TEMPLATES, MODEL), "unmask_order": UNMASK_ORDERS})
         check_ranges(self, RANGES)
 
 
@@ -86,41 +90,52 @@ def complete(model, tokenizer, config, device):
         raise ValueError(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens of the model's "
                          f"vocabulary, not {len(ids)}")
     stop = Stop(tokenizer)
-    sampling = {"temperature": config.temperature, "top_p": config.top_p}
     if model.mode == LANGUAGE_MODEL:
         noise = draw_uniforms(config.seed, 0, [0], (config.num_samples, room))
-        out = generate(model, torch.tensor([ids], device=device), None, noise, stop, **sampling)
+        out = generate(model, torch.tensor([ids], device=device), None, noise, stop, temperature=config.temperature,
+                       top_p=config.top_p)
         rows = [row[:length] for row, length in zip(out.target.tolist(), out.mask.sum(1).int().tolist(), strict=True)]
     else:
-        rows = in_any_order(model, tokenizer, ids, room, config, device, sampling)
+        rows = in_any_order(model, tokenizer, ids, room, config, device)
     text = config.text if config.template == "plain" else config.text + "\n"
     for row in rows:
         completion = stop.text(row)
         print(highlight(text + completion, [0] * len(text) + [1] * len(completion), sys.stdout.isatty()))
 
 
-def in_any_order(model, tokenizer, ids, room, config, device, sampling):
+def in_any_order(model, tokenizer, ids, room, config, device):
     """Completions as lists of ids, up to their first end token: `room` masked places behind the prompt, filled in."""
     if hasattr(model, "answer_prompts"):  # one of Hugging Face
         model.answer_prompts()
     T = len(ids)
     text = torch.tensor([[*ids, *[tokenizer.mask_token_id] * room]], device=device)  # (1, T + room)
     places = torch.arange(T, T + room, device=device)[None]                          # (1, room)
-    noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, T + room))
     ends = tokenizer.stop_token_ids
-    drawn, *_ = fill_in_passes(model, text, places, torch.ones(1, room, dtype=torch.bool), noise[:, 0], noise[:, 1],
-                               config.unmask_steps, end_ids=ends, **sampling)
-    rows = drawn.tolist()
+    rows = draw(model, text, places, torch.ones(1, room, dtype=torch.bool), config, end_ids=ends).tolist()
     return [row[: 1 + next((i for i, token in enumerate(row) if token in ends), room)] for row in rows]
+
+
+def draw(model, text, position, hidden, config, end_ids=()):
+    """Samples (num_samples, M) of the hidden tokens of a text (1, T). position, hidden: (1, M); end_ids: as in
+    fill_in_passes"""
+    noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, text.shape[1]))
+    target, *_ = fill_in_passes(
+        model, text, position, hidden, noise[:, 0],
+        order=order_of_places(config.unmask_order, noise[:, 1]),
+        passes=config.unmask_steps,
+        block_length=config.block_length,
+        by_confidence=config.unmask_order == "confidence",
+        end_ids=end_ids,
+        temperature=config.temperature,
+        top_p=config.top_p)
+    return target
 
 
 def fill(model, tokenizer, config, device):
     """Prints samples of the hidden characters in their text."""
     ids, mask = encode_with_masks(config.text, tokenizer)
-    noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, ids.shape[1]))
     ids, (position, hidden) = ids.to(device), masked_positions(mask, device)
-    target, *_ = fill_in_passes(model, ids, position, hidden, noise[:, 0], noise[:, 1], config.unmask_steps,
-                                temperature=config.temperature, top_p=config.top_p)
+    target = draw(model, ids, position, hidden, config)
     for row in fill_in(ids, position, hidden.to(device), target[None])[0].tolist():
         by_model = by_character(tokenizer, row, mask[0].tolist())
         print(highlight(tokenizer.decode(row), by_model, sys.stdout.isatty()))
@@ -135,6 +150,10 @@ def main(argv):
     if model.mode == SEQUENCE_SCORER:
         raise ValueError(f"checkpoint={config.checkpoint} has mode {model.mode}: it scores texts and samples none; "
                          "name a generator")
+    for key in OF_PASSES:
+        if model.mode == LANGUAGE_MODEL and getattr(config, key) != getattr(SampleConfig, key):
+            raise ValueError(f"{key}={getattr(config, key)} is for a masked-fill model, but checkpoint="
+                             f"{config.checkpoint} completes a text from left to right; leave it out")
     is_prompt = model.mode == LANGUAGE_MODEL or (HIDDEN not in config.text and tokenizer.stop_token_ids)
     sample = complete if is_prompt else fill
     sample(model, tokenizer, config, device)

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 
 from core.config import RunConfig
+from core.fill_in_passes import UNMASK_ORDERS
 from core.huggingface.settings import LoraConfig
 from core.masking import MaskConfig
 from core.performance.sharding import check_parallel
@@ -18,7 +19,7 @@ from grpo.sandbox.settings import SandboxConfig
 CHOICES = {"objective": OBJECTIVES, "advantage": ADVANTAGES, "reference_mode": REFERENCES,
            "kl_estimator": ("exact", *KL_ESTIMATORS), "zero_std": ("keep", "drop", "resample"),
            "fill_estimator": ("trajectory", "agrpo", "step_merge", "one_step", "prompt_mask", "random_mask", "coupled"),
-           "unmask_order": ("random", "left_to_right", "confidence")}
+           "unmask_order": UNMASK_ORDERS}
 ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate": SURROGATES}  # of OBJECTIVES
 RANGES = {
     "max_new_tokens": "[1, 1e6]",

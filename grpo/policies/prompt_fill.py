@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in
-from core.fill_in_passes import fill_in_passes
+from core.fill_in_passes import fill_in_passes, order_of_places
 from core.generation import Stop
 from core.performance.sharding import anchor
 from grpo.policies.causal import CausalPolicy, completion_texts
@@ -59,9 +59,7 @@ class PromptFillPolicy(FillPolicy):
         position = torch.arange(first, first + L, device=self.device).expand(P, L)   # (P, L)
         hidden = torch.ones(P, L, dtype=torch.bool)
         noise = self._noise(problems, iteration, config)[..., alone:]                # (P, 4, G, first + L)
-        order = noise[:, 1]
-        if config.unmask_order == "left_to_right":
-            order = torch.linspace(0, 1, first + L).expand_as(order)
+        order = order_of_places(config.unmask_order, noise[:, 1])                    # (P, G, first + L)
         end_ids = self.tokenizer.stop_token_ids
         with self.autocast():
             target, logp, turn, read, kept = fill_in_passes(

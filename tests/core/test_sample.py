@@ -1,11 +1,14 @@
 """core/sample.py: fills or completes a text of the user's."""
 
 import pytest
+import torch
 
 from core import sample
 from core.models import load_tokenizer, save_model
+from core.run.terminal import highlight
 from tests.families import model_folder
-from tests.tiny import CAUSAL, causal_model, judge, model, prompt_fill_policy, run_here, save
+from tests.tiny import (
+    CAUSAL, causal_model, judge, model, prompt_config, prompt_consumer, prompt_fill_policy, run_here, save)
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +39,10 @@ def test_the_script_fills_your_text(paths):
     ("causal", "", (), "must have 1 to 63 tokens"), ("causal", "a" * 64, (), "must have 1 to 63 tokens"),
     ("causal", "7+8=", ("--template=model",), "template='model' is the chat template of a Hugging Face model"),
     ("causal", "7+8=", ("--top_p=1.5",), "top_p=1.5 must be at most 1"),
+    ("causal", "7+8=", ("--unmask_order=confidence",), "unmask_order=confidence is for a masked-fill model"),
+    ("causal", "7+8=", ("--block_length=4",), "block_length=4 is for a masked-fill model"),
+    ("causal", "7+8=", ("--unmask_steps=2",), "unmask_steps=2 is for a masked-fill model"),
+    ("generator", "a_b", ("--unmask_order=backwards",), "is not one of random, left_to_right, confidence"),
     ("causal", "7+8=", ("--template=poem",), "template='poem' is not one of plain, chat, math, code, model")])
 def test_a_text_or_a_model_that_does_not_fit_is_refused(paths, capsys, name, text, more, words):
     with pytest.raises(ValueError, match=words) as error:
@@ -68,6 +75,25 @@ def test_a_text_is_completed_in_any_order(tmp_path, capsys):
     lines = printed(capsys, path, *arguments)
     assert len(lines) == 4 and all(line.startswith("7+8=") and len(line) <= 13 for line in lines) and len(set(lines)) > 1
     assert lines == printed(capsys, path, *arguments)
+
+
+@pytest.mark.parametrize("more", [{"block_length": 1, "unmask_steps": 1}, {"unmask_order": "left_to_right"},
+                                  {"unmask_order": "confidence", "block_length": 5}], ids=str)
+def test_blocks_and_orders_are_those_of_training(tmp_path, capsys, prompts, more):
+    """The likeliest tokens depend on the order alone, which is not random here."""
+    path = str(tmp_path / "any_order.safetensors")
+    policy = prompt_fill_policy(seed=1)
+    save_model(path, policy.model, CAUSAL)
+    c = prompt_config(**{"max_new_tokens": 9, "unmask_steps": 3, "seed": 0, "group_size": 2, "top_k": 1} | more)
+    problems = prompt_consumer(prompts, c).problems("train", 0)
+    with torch.no_grad():
+        rollouts = policy.sample(problems, 0, c)
+    found = []
+    for text in rollouts.texts.prompts[::2]:
+        arguments = [f"--{key}={value}" for key, value in ({"unmask_steps": 3} | more).items()]
+        found += printed(capsys, path, text, "--num_samples=1", "--max_new_tokens=9", "--temperature=1e-5", *arguments)
+    expected = map(str.__add__, rollouts.texts.prompts[::2], rollouts.texts.completions[::2])
+    assert found == [highlight(text, [0] * len(text), False) for text in expected]
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
