@@ -35,6 +35,7 @@ HIDDEN = "_"  # stands for a hidden token
 RANGES = {"unmask_steps": "[1, 1e6]", "block_length": "[1, 1e6]", "max_new_tokens": "[1, 1e6]",
           "num_samples": "[1, 1e4]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
           "seed": "[0, 1e18]"}  # of SampleConfig
+NEW_TOKENS = 128  # most tokens of a causal model's completion, if max_new_tokens is None
 OF_PASSES = ("unmask_steps", "block_length", "unmask_order")  # settings of masked-fill models
 
 
@@ -45,12 +46,13 @@ class SampleConfig:
     checkpoint: str = "out-grpo/model.safetensors"  # a model file of this project, a folder in Hugging Face format, or
                                #   hf:owner/name
     text: str = ""             # the text to complete, or to fill in, where each _ is one hidden token
-    template: str = "plain"    # plain: the text is completed (by a masked-fill model if it has no _); model: it
-                               #   is answered, by the chat template; chat, math and code: by these of core/prompts.py
+    template: str = "plain"    # plain: the text is completed; model: it is answered, by the chat template; chat, math
+                               #   and code: by these of core/prompts.py
     unmask_steps: int = 1      # passes in which a masked-fill model fills in, in each block
     block_length: int | None = None  # hidden tokens of a block; blocks are filled one after another. None: one block
     unmask_order: str = "random"     # order within a block: random, left_to_right, or confidence, the likeliest first
-    max_new_tokens: int = 128  # most tokens of a completion
+    max_new_tokens: int | None = None  # most tokens of a completion. None: 128; a masked-fill model completes a text
+                               #   only if this is given, and else fills it in
     num_samples: int = 5       # number of samples to print
     temperature: float = 0.8   # below 1 prefers likely tokens, above 1 flattens
     top_p: float = 0.95        # the nucleus; 1.0 for all tokens
@@ -76,7 +78,8 @@ def encode_with_masks(text, tokenizer):
     if mask.all():
         raise ValueError(f"--text={text!r} has no usable characters besides {HIDDEN!r} to go by")
     if not mask.any():
-        raise ValueError(f"--text={text!r} has nothing to fill in: write {HIDDEN!r} for every hidden token")
+        raise ValueError(f"--text={text!r} has nothing to fill in: write {HIDDEN!r} for every hidden token, or "
+                         "name with --max_new_tokens how many tokens may complete it")
     return ids, mask
 
 
@@ -85,7 +88,7 @@ def complete(model, tokenizer, config, device):
     prompt_format = PromptFormat(config.template)
     prompt_format.check(tokenizer)
     _, ids = prompt_format.encode(config.text, tokenizer)
-    room = min(config.max_new_tokens, model.longest_input - len(ids))
+    room = min(config.max_new_tokens or NEW_TOKENS, model.longest_input - len(ids))
     if not ids or room < 1:
         raise ValueError(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens of the model's "
                          f"vocabulary, not {len(ids)}")
@@ -154,7 +157,7 @@ def main(argv):
         if model.mode == LANGUAGE_MODEL and getattr(config, key) != getattr(SampleConfig, key):
             raise ValueError(f"{key}={getattr(config, key)} is for a masked-fill model, but checkpoint="
                              f"{config.checkpoint} completes a text from left to right; leave it out")
-    is_prompt = model.mode == LANGUAGE_MODEL or (HIDDEN not in config.text and tokenizer.stop_token_ids)
+    is_prompt = model.mode == LANGUAGE_MODEL or config.max_new_tokens is not None
     sample = complete if is_prompt else fill
     sample(model, tokenizer, config, device)
 

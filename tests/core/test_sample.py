@@ -77,6 +77,16 @@ def test_a_text_is_completed_in_any_order(tmp_path, capsys):
     assert lines == printed(capsys, path, *arguments)
 
 
+def test_a_masked_fill_model_completes_a_text_only_if_the_number_of_new_tokens_is_given(tmp_path, capsys):
+    pytest.importorskip("transformers")
+    path = model_folder(tmp_path, "roberta")
+    assert load_tokenizer(path).stop_token_ids, "an end token does not make a model one that answers prompts"
+    with pytest.raises(ValueError, match="nothing to fill in: write '_' for every hidden token, or name with --max_new"):
+        printed(capsys, path, "the quick brown fox")
+    lines = printed(capsys, path, "the quick_brown fox", "--max_new_tokens=6", "--temperature=5.0", "--num_samples=4")
+    assert len(set(lines)) == 4 and all(line.startswith("the quick_brown fox") for line in lines)
+
+
 @pytest.mark.parametrize("more", [{"block_length": 1, "unmask_steps": 1}, {"unmask_order": "left_to_right"},
                                   {"unmask_order": "confidence", "block_length": 5}], ids=str)
 def test_blocks_and_orders_are_those_of_training(tmp_path, capsys, prompts, more):
