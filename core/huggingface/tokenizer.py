@@ -136,7 +136,11 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
                              "tokens; copy the tokenizer files that belong to the model")
         both_ways = published is not None or config.get("is_causal") is False
         writes = not both_ways and re.search(CAUSAL, " ".join(config.get("architectures") or []))
-        return HuggingFaceTokenizer(backend, path, ends, fills=backend.mask_token_id is not None and not writes)
+        fills = backend.mask_token_id is not None and not writes
+        if fills and backend.mask_token_id in (backend.eos_token_id, *ends):
+            raise ValueError(f"{key}={path}: the mask token {backend.mask_token!r} (mask_token in its "
+                             "tokenizer_config.json, or mask_token_id in config.json) ends texts too; name another")
+        return HuggingFaceTokenizer(backend, path, ends, fills)
 
 
 def end_ids(values):

@@ -85,6 +85,19 @@ def test_what_has_no_text_is_never_written(tmp_path):
     assert t.banned_token_ids == (4, 5, 6, 7) and t.stop_token_id == 8 and t.base_vocab_size == 9
 
 
+@pytest.mark.parametrize("config, names", [({}, {"mask_token": "b", "eos_token": "b"}),
+                                           ({"mask_token_id": 2}, {"eos_token": "b"}),
+                                           ({"eos_token_id": [1, 2]}, {"mask_token": "b"})], ids=str)
+def test_a_mask_token_that_ends_a_text_too_is_refused(tmp_path, config, names):
+    path = word_tokenizer(tmp_path, {"?": 0, "a": 1, "b": 2}, **names)
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"]} | config))
+    with pytest.raises(ValueError, match="the mask token 'b' .mask_token in its tokenizer_config.json, or mask_token_id "
+                       "in config.json. ends texts too; name another$"):
+        load_huggingface_tokenizer(path)
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]} | config))
+    assert load_huggingface_tokenizer(path).stop_token_ids, "a causal model masks nothing"
+
+
 def test_a_masked_token_is_shown_and_word_pieces_stay_readable(tmp_path):
     t = loaded(tmp_path / "words", "words")
     ids = t.encode("the quick brown fox the lazy dog")
