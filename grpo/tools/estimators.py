@@ -23,7 +23,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 import torch
 
 from core.config import load_config
-from core.distributed import Distributed
+from core.distributed import Distributed, rank_and_world
 from core.settings.ranges import check_ranges
 from core.settings.script import run_script
 from grpo.build import build_data, build_models, build_rewards, build_what_is_missing
@@ -84,6 +84,9 @@ def main(argv):
     own = [a for a in argv if a.startswith("--batches=")]
     c, _ = load_config(EstimatorsConfig, own)
     config, _ = load_config(GRPOConfig, [a for a in argv if a not in own])
+    ranks = rank_and_world()[1]
+    if ranks > 1:
+        raise ValueError(f"the estimators are compared in one process, not in {ranks}: start it without torchrun")
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
         build_what_is_missing(config, dist)
         data = build_data(config, dist)

@@ -1,8 +1,10 @@
 """The table of estimators: with one pass one_step and agrpo are exact, with several they are not."""
 
-from core.models import save_model
-from tests.tiny import CAUSAL, causal_model, prompt_fill_policy, run_here
+import pytest
 
+from core.models import save_model
+from grpo.tools import estimators
+from tests.tiny import CAUSAL, causal_model, prompt_fill_policy, run_here
 
 DIGITS = """
 from grpo.rewards import reward
@@ -33,6 +35,14 @@ def test_a_causal_generator_has_no_estimators(prompts, tmp_path):
     done = run_here("grpo/tools/estimators.py", f"--dataset={prompts}", f"--generator_checkpoint={path}", "--device=cpu",
                     "--top_p=1.0", "--task_type=general", "--reward_functions=length_penalty")
     assert done.returncode == 1 and "fill_estimator=agrpo is for fill-in and prompts, in any order" in done.stderr
+
+
+def test_several_ranks_are_refused(monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(estimators, "Distributed", None)  # nobody waits for the other rank
+    with pytest.raises(ValueError, match="in one process, not in 2: start it without torchrun"):
+        estimators.main(["config/grpo_any_order.py"])
 
 
 def test_where_an_estimator_is_exact_its_row_says_so(tmp_path, prompts):
