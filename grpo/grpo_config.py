@@ -1,7 +1,7 @@
 """Every setting of GRPO training, in the order of the data flow."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.config import RunConfig
 from core.fill_in_passes import UNMASK_ORDERS
@@ -12,14 +12,14 @@ from core.settings.ranges import check_choices, check_ranges
 from grpo.advantages import ADVANTAGES
 from grpo.kl import KL_ESTIMATORS, REFERENCES
 from grpo.objectives import AVERAGES, OBJECTIVES, RATIOS, SURROGATES, baseline_of
+from grpo.policies.fill_views import AS_DRAWN, FILL_ESTIMATORS, READ_PASSES
 from grpo.reward_functions.settings import RewardConfig
 from grpo.samplers.settings import SamplerConfig, check_sampler
 from grpo.sandbox.settings import SandboxConfig
 
 CHOICES = {"objective": OBJECTIVES, "advantage": ADVANTAGES, "reference_mode": REFERENCES,
            "kl_estimator": ("exact", *KL_ESTIMATORS), "zero_std": ("keep", "drop", "resample"),
-           "fill_estimator": ("trajectory", "agrpo", "step_merge", "one_step", "prompt_mask", "random_mask", "coupled"),
-           "unmask_order": UNMASK_ORDERS}
+           "fill_estimator": FILL_ESTIMATORS, "unmask_order": UNMASK_ORDERS}
 ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate": SURROGATES}  # of OBJECTIVES
 RANGES = {
     "max_new_tokens": "[1, 1e6]",
@@ -143,6 +143,16 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
         if not all(self.stop_sequences):
             raise ValueError(f"stop_sequences={self.stop_sequences!r} must be texts that are not empty")
 
+    @property
+    def scores_as_drawn(self):
+        """True if training scores tokens in the texts that they were drawn from; else it has estimates."""
+        return self.fill_estimator in AS_DRAWN
+
+    def for_evaluation(self, **changes):
+        """The settings with which evaluations sample, whatever trains; changes: others."""
+        return replace(self, group_size=self.eval_completions, fill_estimator="trajectory",
+                       passes_read=GRPOConfig.passes_read, train_pass_k=1, **changes)
+
 
 def check_sizes(c):
     """Raises ValueError if a number does not fit another one."""
@@ -192,9 +202,9 @@ def check_objective(c):
     if c.fill_estimator != "trajectory" and (c.top_p, c.top_k, c.min_p) != (1.0, 0, 0.0):
         raise ValueError(f"fill_estimator={c.fill_estimator!r} scores the whole distribution, not the part of it "
                          "that top_p, top_k and min_p sample from; set top_p=1.0, top_k=0, min_p=0.0")
-    if c.passes_read != 2 and c.fill_estimator not in ("agrpo", "step_merge"):
-        raise ValueError(f"passes_read={c.passes_read} is for fill_estimator='agrpo' and 'step_merge', not for "
-                         f"{c.fill_estimator!r}")
+    if c.passes_read != GRPOConfig.passes_read and c.fill_estimator not in READ_PASSES:
+        raise ValueError(f"passes_read={c.passes_read} is for fill_estimator={' and '.join(map(repr, READ_PASSES))}, "
+                         f"not for {c.fill_estimator!r}")
     if c.fill_estimator != "trajectory" and c.kl_in_reward:
         raise ValueError("kl_in_reward needs the log-probability of the tokens as they were sampled: use "
                          "fill_estimator='trajectory'")

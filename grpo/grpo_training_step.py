@@ -240,7 +240,7 @@ def train_on_rollouts(policy, rollouts, sums, optimizers, config, dist, on_polic
         loss.backward()
     trained["loss_tokens"] = learned.sum(), None
     totals, metrics = end_step(policy, optimizers, sums | trained, config, dist)
-    if config.sampler != "local" and config.fill_estimator in ("trajectory", "agrpo"):  # else an estimate
+    if config.sampler != "local" and config.scores_as_drawn:
         check_mismatch(metrics, config.sampler)
     finite = all(math.isfinite(totals[name]) for name in sums if name in DECIDING)
     metrics["bad_rollouts"] = int(not finite or totals.get(BAD_REWARDS, 0) > 0)

@@ -10,7 +10,6 @@ from core.prompts import PromptConsumer, as_messages, plain
 from core.tokenizer import fold_to_ascii
 
 DAY = 24 * 3600
-EXACT = ("trajectory", "agrpo")  # values of fill_estimator that score tokens as they were drawn
 
 
 def first_ratio(x):
@@ -22,7 +21,7 @@ def first_ratio(x):
     if most < tolerated and mean < 1e-3:
         return True, ("Training gives each sampled token the log-probability that it was sampled with, so the first "
                       f"ratio is 1 (largest difference {most:.1g})."), ""
-    if x.config.fill_estimator not in EXACT:
+    if not x.config.scores_as_drawn:
         return None, (f"fill_estimator={x.config.fill_estimator!r} scores tokens in another text than they were drawn "
                       f"from: their log-probabilities are estimates, which differ by {most:.2g} nats at most."), (
             "nothing to do if you mean that; fill_estimator='trajectory' is exact and reads more texts")

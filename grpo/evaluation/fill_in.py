@@ -78,13 +78,8 @@ class FillInEvaluation:
         self.data, self.reference = data, reference
         self.rewards = rewards
         self.judges = {name: judge for name, judge in judges.items() if judge is not None}
-        self.config = replace(
-            config,
-            group_size=config.eval_completions,
+        self.config = config.for_evaluation(
             seed=data.seed + NOISE_SEED,
-            train_pass_k=1,
-            fill_estimator="trajectory",
-            passes_read=2,
             stored_megabytes=10**9)  # a batch is small, and the KL here is always exact
         self.batches = []  # (number of the drawn batch, part of it)
         for step, first in enumerate(range(0, config.eval_problems, PROBLEMS_PER_STEP)):

@@ -30,11 +30,10 @@ from grpo.build import build_data, build_models, build_rewards, build_what_is_mi
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import compute_rollout_advantages, loss_weights
 from grpo.objectives import OBJECTIVES
-from grpo.policies.fill_views import FILL_ESTIMATORS
+from grpo.policies.fill_views import FILL_ESTIMATORS, READ_PASSES
 from grpo.scoring import score
 
 EXACT = "trajectory"
-READ_SOME_PASSES = ("agrpo", "step_merge")
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def measure(policy, rewards, problems, config, dist):
     """{estimator: (gradient, tokens read, seconds)} of one batch; the completions are the same."""
     found, scored = {}, None
     for name in FILL_ESTIMATORS:
-        passes = config.passes_read if name in READ_SOME_PASSES else GRPOConfig.passes_read
+        passes = config.passes_read if name in READ_PASSES else GRPOConfig.passes_read
         c = replace(config, fill_estimator=name, passes_read=passes)
         rollouts = policy.sample(problems, 0, c)
         if scored is None:

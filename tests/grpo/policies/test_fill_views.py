@@ -5,7 +5,7 @@ import torch
 
 from grpo.grpo_training_step import loss_weights
 from grpo.objectives import AVERAGES
-from grpo.policies.fill_views import FILL_ESTIMATORS, PROMPT_MASKED, Filled
+from grpo.policies.fill_views import FILL_ESTIMATORS, PROMPT_MASKED, READ_PASSES, Filled
 from grpo.scoring import score
 from tests.tiny import (
     TOKENIZER, config, consumer, count_rows, fill_policy, flat_gradient, masked_problems, one_process, sampled)
@@ -27,6 +27,17 @@ def test_an_estimator_reads_as_many_texts_as_it_says(dataset, estimator, texts):
     rows = count_rows(policy.model)
     policy.states(rollouts.reading)
     assert sum(rows) == texts * c.batch_size and rollouts.reading.texts.shape == (3, texts, c.block_size)
+
+
+@pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
+def test_passes_read_is_a_setting_of_the_estimators_whose_texts_it_changes(dataset, estimator):
+    found = []
+    for k in (2, 3):  # the config refuses it where it changes nothing
+        c = config(unmask_steps=4, fill_estimator=estimator, passes_read=k if estimator in READ_PASSES else 2)
+        object.__setattr__(c, "passes_read", k)
+        found.append(sampled(fill_policy(), dataset, c).reading.texts)
+    differ = found[0].shape != found[1].shape or not torch.equal(*found)
+    assert differ == (estimator in READ_PASSES)
 
 
 def test_trajectory_reads_the_text_of_each_pass(dataset):

@@ -201,8 +201,8 @@ def test_agrpo_has_the_gradient_of_the_trajectory_in_expectation_where_completio
 
 def test_held_out_metrics_do_not_depend_on_the_estimator_of_training(prompts):
     found = []
-    for estimator in ("trajectory", "agrpo"):
-        c = prompt_config(**SETTINGS | {"fill_estimator": estimator, "eval_problems": 6, "eval_completions": 4, "pass_k": 4})
+    for more in ({}, {"fill_estimator": "agrpo", "passes_read": 3}):
+        c = prompt_config(**SETTINGS | more | {"eval_problems": 6, "eval_completions": 4, "pass_k": 4})
         evaluation = PromptEvaluation(prompt_consumer(prompts, c), None, Rewards(c), c)
         found.append(evaluation(more_ends(prompt_fill_policy(1)), 1.0)[0])
     assert found[0] == found[1] and found[0]["entropy"] > 0.1
