@@ -41,7 +41,7 @@ ROOMS = (RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig, Sandbox
 class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig, SandboxConfig):
     """The settings of grpo/train_grpo.py and their defaults; those shared with pretraining are in RunConfig."""
 
-    # prompts, for a causal generator
+    # prompts
     response_prefix: str = ""                 # the text that every answer begins with
     max_new_tokens: int = 128                 # tokens of a completion, at most
     stop_sequences: tuple[str, ...] = ()      # texts that end a completion, besides the end tokens

@@ -1,7 +1,7 @@
 """The policy that answers prompts in any order: a masked-fill model completes a prompt with masked places behind it.
 
 The places are cut into blocks, filled one after another, each in several passes. A completion is what stands up to its
-first end token; what was drawn behind it is not trained on, and no reward sees it.
+first end token or stop sequence; what was drawn behind it is not trained on, and no reward sees it.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class PromptFillPolicy(FillPolicy):
 
     def sample_part(self, problems, iteration, config, budget):
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, unmask_steps, block_length,
-        unmask_order, fill_estimator, passes_read, response_prefix"""
+        unmask_order, fill_estimator, passes_read, stop_sequences, response_prefix"""
         prompt = torch.from_numpy(problems["input"]).to(self.device)                 # (P, T)
         padding = torch.from_numpy(problems["padding"])                              # (P,)
         P, T = prompt.shape
@@ -60,17 +60,17 @@ class PromptFillPolicy(FillPolicy):
         hidden = torch.ones(P, L, dtype=torch.bool)
         noise = self._noise(problems, iteration, config)[..., alone:]                # (P, 4, G, first + L)
         order = order_of_places(config.unmask_order, noise[:, 1])                    # (P, G, first + L)
-        end_ids = self.tokenizer.stop_token_ids
         with self.autocast():
             target, logp, turn, read, kept = fill_in_passes(
                 self.model, input, position, hidden, noise[:, 0], order, config.unmask_steps, budget,
                 before=self._before(prompt[:, :alone], padding)[0],
                 block_length=config.block_length,
                 by_confidence=config.unmask_order == "confidence",
-                end_ids=end_ids,
+                end_ids=self.tokenizer.stop_token_ids,
                 **sampling_of(config))
         drawn = turn >= 0                                                            # (N, L)
-        end = torch.isin(target, target.new_tensor(end_ids)) & drawn
+        stop = Stop(self.tokenizer, config.stop_sequences, config.response_prefix)
+        end = stop(target, 0) & drawn                                                # the first one of a row counts
         ends_before = end.int().cumsum(1) - end.int()
         of_completion = drawn & (ends_before == 0)                                   # (N, L)
         if kept is not None:
@@ -93,7 +93,6 @@ class PromptFillPolicy(FillPolicy):
             chosen = chosen & (weight > 0)
             weight = weight.flatten(0, 1)                                            # (N, L)
         truncated = ~end.any(1)
-        stop = Stop(self.tokenizer, prefix=config.response_prefix)
         return Rollouts(
             target * of_completion, mask, mask,
             old_logp=logp * mask,

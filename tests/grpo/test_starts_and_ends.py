@@ -15,7 +15,7 @@ from core.run import recipes
 from core.run.names import STAYING, is_set_aside
 from core.settings import optional
 from grpo.report import plots
-from tests.tiny import CAUSAL, ROOT, causal_model, model, run_here, save, write_prompt_dataset
+from tests.tiny import CAUSAL, ROOT, causal_model, run_here, write_prompt_dataset
 
 TRAIN = "grpo/train_grpo.py"
 REWARDS = """
@@ -224,6 +224,6 @@ def test_a_dry_run_still_refuses_what_cannot_work_while_the_data_is_missing(laun
     missing = {"generator_checkpoint": "data/sudoku/pretrained/generator.safetensors"}
     for more in ({}, missing | {"judge_checkpoint": None}):
         assert "'exact' is not one of" in launch(1, **recipe, **more, reward_functions="exact").stderr
-    save(tmp_path / "fill.safetensors", model())
-    error = launch(1, **recipe, generator_checkpoint=tmp_path / "fill.safetensors", block_size=32, stop_sequences="x")
-    assert "is for prompts, left to right" in error.stderr and not (tmp_path / "out").exists()
+    save_model(str(tmp_path / "causal.safetensors"), causal_model(), CAUSAL)
+    error = launch(1, **recipe, generator_checkpoint=tmp_path / "causal.safetensors", unmask_steps=2)
+    assert "unmask_steps=2 is for fill-in and prompts, in any order, not for prompts, left to right" in error.stderr and not (tmp_path / "out").exists()

@@ -1,5 +1,6 @@
 """Prompts that are answered in any order: what is sampled, how likely it was, and where a completion ends."""
 
+import dataclasses
 from types import SimpleNamespace
 from unittest import mock
 
@@ -7,12 +8,15 @@ import pytest
 import torch
 
 from core.distributions import kept_tokens, restrict, sampling_logp
+from core.models import load_model, load_tokenizer
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.objectives import AVERAGES
 from grpo.policies import prompt_fill
 from grpo.policies.fill_views import FILL_ESTIMATORS
+from grpo.policies.prompt_fill import PromptFillPolicy
 from grpo.rewards import Rewards
 from grpo.scoring import score
+from tests.families import model_folder
 from tests.grpo.policies.test_fill_views import gradient_of
 from tests.tiny import CAUSAL, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy, sampled
 
@@ -172,6 +176,57 @@ def test_no_reward_sees_what_stands_behind_the_end(prompts):
     assert not rollouts.truncated.all() and rollouts.truncated.any()
     greedy = policy.greedy(prompt_consumer(prompts, c).problems("train", 0), SimpleNamespace(**vars(c)))
     assert len(greedy) == rollouts.problems and all(isinstance(text, str) for text in greedy)
+
+
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.7}, {"unmask_order": "confidence"}], ids=str)
+@torch.no_grad()
+def test_a_stop_sequence_ends_a_completion_with_the_token_that_completes_it(prompts, more):
+    c = prompt_config(**SETTINGS | {"response_prefix": "so "} | more)
+    policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
+    problems = data.problems("train", 0)
+    free = policy.sample(problems, 0, c)
+    texts = [text[3:] for text in free.texts.completions]
+    letter = max("abcdefghijklmnopqrstuvwxyz", key=lambda x: sum(x in text[1:] for text in texts))
+    pair = next(text[i - 1 : i + 1] for text in texts if (i := text.find(letter)) > 0)
+    for sequences in ((letter,), (pair, "END")):
+        cut = policy.sample(problems, 0, dataclasses.replace(c, stop_sequences=sequences))
+        assert torch.equal(cut.target, free.target * cut.mask.long()), "the draws are the same"
+        ended = 0
+        for n, whole in enumerate(texts):
+            ends = [whole.find(s) + len(s) for s in sequences if s in whole]
+            length = min(ends, default=int(free.mask[n].sum()))
+            assert cut.mask[n].tolist() == [1.0] * length + [0.0] * (c.max_new_tokens - length)
+            assert cut.texts.completions[n] == "so " + min((whole.split(s)[0] for s in sequences), key=len)
+            assert bool(cut.truncated[n]) == (bool(free.truncated[n]) and not ends)
+            ended += bool(ends)
+        assert ended
+        logp = score(policy, cut, c.temperature).logp
+        torch.testing.assert_close(logp, cut.old_logp, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_stop_sequence_may_end_inside_a_token(tmp_path):
+    pytest.importorskip("transformers")
+    path = model_folder(tmp_path / "model", "a2d-qwen3")
+    tokenizer = load_tokenizer(path)
+    policy = PromptFillPolicy(load_model(path)[0], tokenizer)
+    records = str(tmp_path / "sums.jsonl")
+    with open(records, "w") as f:
+        f.writelines(f'{{"prompt": "{i}+8=", "split": "{split}"}}\n' for i, split in enumerate(["train"] * 4 + ["val"]))
+    c = prompt_config(**SETTINGS)
+    problems = prompt_consumer(records, c, tokenizer=tokenizer).problems("train", 0)
+    free = policy.sample(problems, 0, c)
+    rows = [row[: int(mask.sum())].tolist() for row, mask in zip(free.target, free.mask, strict=True)]
+    first = next(text[0] for row in rows for text in map(tokenizer.decode, [[i] for i in row[1:]])
+                 if len(text) > 1 and text[0].isalnum() and text.isascii())
+    cut = policy.sample(problems, 0, dataclasses.replace(c, stop_sequences=(first,)))
+    inside = 0
+    for n, row in enumerate(rows):
+        ends = [m for m in range(len(row)) if first in tokenizer.decode(row[: m + 1])]
+        length = min(ends, default=len(row) - 1) + 1
+        assert int(cut.mask[n].sum()) == length and cut.texts.completions[n] == tokenizer.decode(row).split(first)[0]
+        inside += bool(ends) and not tokenizer.decode(row[:length]).endswith(first)
+    assert inside
 
 
 @pytest.mark.parametrize("average", AVERAGES)
