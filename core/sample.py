@@ -113,13 +113,18 @@ def in_any_order(model, tokenizer, ids, room, config, device):
     T = len(ids)
     text = torch.tensor([[*ids, *[tokenizer.mask_token_id] * room]], device=device)  # (1, T + room)
     places = torch.arange(T, T + room, device=device)[None]                          # (1, room)
+    hidden = torch.ones(1, room, dtype=torch.bool)
     ends = tokenizer.stop_token_ids
-    rows = draw(model, text, places, torch.ones(1, room, dtype=torch.bool), config, end_ids=ends).tolist()
+
+    def before(problems):
+        return {"prompt": torch.full_like(problems, T)} if model.prompt_alone else {}
+
+    rows = draw(model, text, places, hidden, config, before=before, end_ids=ends).tolist()
     return [row[: 1 + next((i for i, token in enumerate(row) if token in ends), room)] for row in rows]
 
 
-def draw(model, text, position, hidden, config, end_ids=()):
-    """Samples (num_samples, M) of the hidden tokens of a text (1, T). position, hidden: (1, M); end_ids: as in
+def draw(model, text, position, hidden, config, **more):
+    """Samples (num_samples, M) of the hidden tokens of a text (1, T). position, hidden: (1, M); more: arguments of
     fill_in_passes"""
     noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, text.shape[1]))
     target, *_ = fill_in_passes(
@@ -128,9 +133,9 @@ def draw(model, text, position, hidden, config, end_ids=()):
         passes=config.unmask_steps,
         block_length=config.block_length,
         by_confidence=config.unmask_order == "confidence",
-        end_ids=end_ids,
         temperature=config.temperature,
-        top_p=config.top_p)
+        top_p=config.top_p,
+        **more)
     return target
 
 
