@@ -122,7 +122,7 @@ class FillInEvaluation:
             sums.append(self._token_sums(policy, step, batch, rollouts, config))
             sums.append(reward_sums(values))
             if len(shown) < SHOWN:
-                shown += self._samples(batch, rollouts, total, values, log)
+                shown += self._samples(policy, batch, rollouts, total, values, log)
         return means_of(sums, logged), shown[:SHOWN]
 
     def _other_rewards(self, rollouts):
@@ -170,10 +170,10 @@ class FillInEvaluation:
                     recovered += found == word
         return {"word_validity": (valid, words), "words_recovered": (recovered, words)}
 
-    def _samples(self, batch, rollouts, total, values, log):
+    def _samples(self, policy, batch, rollouts, total, values, log):
         """Samples, with the characters that were masked. total: (N,) the rewards that order them"""
         tokenizer, records = self.data.tokenizer, []
-        samples = best_and_worst(rollouts, total, self.rewards, values, log, "truth")
+        samples = best_and_worst(policy, rollouts, total, self.rewards, values, log, "truth")
         for i, (record, numbers) in enumerate(samples):
             texts = {
                 "problem": batch["input"][i],

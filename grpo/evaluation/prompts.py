@@ -70,7 +70,7 @@ class PromptEvaluation:
             logged.append(log.metrics)
             if len(shown) < SHOWN:
                 total = self.rewards.total(values) if values else torch.zeros(len(rollouts.mask))
-                samples = best_and_worst(rollouts, total, self.rewards, values, log)
+                samples = best_and_worst(policy, rollouts, total, self.rewards, values, log)
                 shown += [record for record, _ in samples]
         return means_of(sums, logged), shown[:SHOWN]
 

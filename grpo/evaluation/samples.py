@@ -14,9 +14,10 @@ TEXTS = ("problem", "best", "worst")
 BOARD = 24             # characters of a line at most for texts of several lines to be shown side by side
 
 
-def best_and_worst(rollouts, total, rewards, values, log, answer="answer"):
+def best_and_worst(policy, rollouts, total, rewards, values, log, answer="answer"):
     """The first SHOWN problems with their best and worst completions, and what is known about these (reward, whether it
-    is correct, what rewards logged): [(record, {"best": n, "worst": n})] with the numbers of the completions.
+    is correct, what rewards logged, the best after each pass that filled it in): [(record, {"best": n, "worst": n})]
+    with the numbers of the completions.
 
     total: (N,) the reward that orders completions; values: {name of a reward: (N,)}; rewards: a Rewards, log: its Log,
     or None; answer: the record's name for the answer. A completion that the success reward skipped is neither correct
@@ -42,6 +43,8 @@ def best_and_worst(rollouts, total, rewards, values, log, answer="answer"):
                 record[f"{name}_right"] = bool(right[n])
             if log is not None and log.columns:
                 record[f"{name}_extra"] = log.extra(n)
+        if passes := policy.passes(rollouts, numbers["best"]):
+            record["passes"] = passes
         found.append((record, numbers))
     return found
 

@@ -136,6 +136,10 @@ class CausalPolicy(ModelPolicy):
         """The most states (K) of a problem that kept tokens or reference distributions are stored for."""
         return config.group_size * config.max_new_tokens
 
+    def passes(self, rollouts, n):
+        """A completion as a text after each pass that filled it in: there are none."""
+        return []
+
     def greedy(self, problems, config):
         """The likeliest completion of every prompt, as texts (P,)."""
         likeliest = SimpleNamespace(**vars(config) | {"group_size": 1, "top_k": 1})

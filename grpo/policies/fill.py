@@ -12,7 +12,7 @@ from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.fill_in_passes import fill_in_passes
 from core.masking import masked_positions
-from grpo.policies.fill_views import FILL_ESTIMATORS, Filled
+from grpo.policies.fill_views import FILL_ESTIMATORS, Filled, texts_of_passes
 from grpo.policies.model_policy import ModelPolicy, sampling_of
 from grpo.rollout import Reading, Rollouts, Texts
 
@@ -33,6 +33,7 @@ class FillPolicy(ModelPolicy):
 
     Reading = FillReading
     kl_estimator = "exact"
+    passes = texts_of_passes
 
     def sample_part(self, problems, iteration, config, budget):
         """config: group_size, seed, temperature, top_p, top_k, min_p, unmask_steps, fill_estimator, passes_read,
@@ -42,12 +43,11 @@ class FillPolicy(ModelPolicy):
         P, T = input.shape
         G = config.group_size
         noise = draw_uniforms(config.seed, iteration, problems["number"], (4, G, T)) # (P, 4, G, T)
-        sampling = sampling_of(config)
         was_hidden = hidden.to(self.device)                                          # (P, M)
         if config.unmask_steps == 1 and config.fill_estimator in ("trajectory", "one_step"):
             with self.autocast():
                 target, logp, kept = predict_and_sample_tokens(
-                    self.model, input, position, noise[:, 0], hidden, **sampling)
+                    self.model, input, position, noise[:, 0], hidden, **sampling_of(config))
             if kept is not None:
                 budget.add(kept)
             text = fill_in(input, position, was_hidden, target)                      # (P, G, T)
@@ -56,7 +56,7 @@ class FillPolicy(ModelPolicy):
             with self.autocast():
                 target, logp, turn, read, kept = fill_in_passes(
                     self.model, input, position, hidden, noise[:, 0], noise[:, 1],
-                    config.unmask_steps, budget, **sampling)
+                    config.unmask_steps, budget, **sampling_of(config))
             target = target.view(P, G, -1)                                           # (P, G, M)
             text = fill_in(input, position, was_hidden, target)                      # (P, G, T)
             filled = Filled(

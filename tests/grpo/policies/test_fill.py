@@ -21,6 +21,19 @@ def test_one_pass_writes_what_the_sampler_of_passes_writes(dataset):
     assert rollouts.max_tokens == c.block_size and not rollouts.truncated.any()
 
 
+def test_the_texts_of_the_passes_fill_up_to_the_completion(dataset):
+    c, policy = config(unmask_steps=3), fill_policy()
+    rollouts = sampled(policy, dataset, c)
+    G = c.group_size
+    for n, text in enumerate(rollouts.texts.completions):
+        p, g = divmod(n, G)
+        read = rollouts.reading.texts[p, 1 + 2 * g : 3 + 2 * g].tolist()             # what the passes 1 and 2 read
+        found = policy.passes(rollouts, n)
+        assert found == [*map(TOKENIZER.decode, read), text]
+        assert rollouts.texts.prompts[n].count("_") > found[0].count("_") > found[1].count("_") > found[2].count("_")
+    assert policy.passes(sampled(policy, dataset, config(unmask_steps=1)), 0) == []
+
+
 @pytest.mark.parametrize("S", [1, 2, 5])
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 def test_the_trajectory_scores_the_probability_of_what_was_sampled(dataset, S, top_p):
