@@ -15,14 +15,14 @@ LEAVE_SHARE = 0.9  # finished rows leave the batch once at most this share has n
 class Generation:
     """N = P * G sampled completions; M is the length of the longest."""
     target: torch.Tensor       # (N, M) tokens, the stop token included
-    mask: torch.Tensor         # (N, M) 1.0 where a token was sampled, 0.0 after the end
+    mask: torch.Tensor         # (N, M) 1.0 where a token was sampled, 0.0 after the end, and where it was given
     logp: torch.Tensor         # (N, M) log-probability under the distribution drawn from
     kept: KeptTokens | None    # the tokens that could be drawn, for the K sampled tokens in order; None: all
     truncated: torch.Tensor    # (N,) bool: ran out of room before its end
 
 
 @torch.no_grad()
-def generate(model, prompt, padding, uniform, stop, budget=None, **sampling):
+def generate(model, prompt, padding, uniform, stop, budget=None, turns=None, **sampling):
     """Samples G completions of every prompt: each prompt is read once, all rows are decoded together, and rows that
     have ended leave the batch. Returns a Generation.
 
@@ -30,6 +30,7 @@ def generate(model, prompt, padding, uniform, stop, budget=None, **sampling):
     uniform: (P, G, L) noise in [0, 1) of each completion's tokens, at most L of them
     stop: (tokens so far (n, t), f) -> (n, t - f) bool, whether a row ends at each of the columns from f on; as Stop
     budget: a KeptBudget, which raises ValueError for too many kept tokens, or None
+    turns: what answers a completion where `stop` ends it, as grpo.policies.turns.Episodes, or None: it is then over
     sampling: temperature, top_p, top_k, min_p; top_k=1 takes the likeliest
     """
     device = prompt.device
@@ -53,13 +54,20 @@ def generate(model, prompt, padding, uniform, stop, budget=None, **sampling):
                 h = model.states(token, None, past, padding)[:, 0]
             u = noise[number.to(noise.device), t, None]                              # (n, 1)
             token, token_logp, kept = draw_tokens(model, h, u, **sampling)           # (n, 1) each
+            live = chosen = length[number] > t                                       # (n,)
+            if turns is not None:
+                given = turns.given[number.cpu(), t].to(device)                      # (n,)
+                chosen = live & (given < 0)
+                token = torch.where(given < 0, token[:, 0], given)[:, None]
             target[number, t] = token[:, 0]
             logp[number, t] = token_logp[:, 0]
-            live = length[number] > t                                                # (n,)
             if kept is not None:
-                place = number[live] * L + t
-                collector.add(place.cpu(), kept[live.cpu()])
+                place = number[chosen] * L + t
+                collector.add(place.cpu(), kept[chosen.cpu()])
             ends = stop(target[number, : t + 1], t)[:, 0]                            # (n,)
+            if turns is not None:
+                over = turns(target, t, number[ends & chosen].tolist())
+                ends = torch.isin(number, number.new_tensor(over))
             length[number[ends & live]] = t + 1
             live &= ~ends
             left = int(live.sum())
@@ -75,6 +83,8 @@ def generate(model, prompt, padding, uniform, stop, budget=None, **sampling):
     M = int(length.clamp(max=L).max())
     mask = torch.arange(M, device=device) < length[:, None]                          # (N, M)
     target = target[:, :M] * mask
+    if turns is not None:
+        mask &= turns.given[:, :M].to(device) < 0
     logp = logp[:, :M] * mask
     return Generation(target, mask.float(), logp, collector.joined(), truncated=length > L)
 
@@ -110,8 +120,9 @@ class Stop:
             for row, ids in enumerate(tokens[:, begin:].tolist()):
                 for column in range(new.shape[1]):
                     end = first - begin + column + 1
-                    tail = self.tokenizer.decode(ids[max(0, end - self.window) : end])
-                    if any(s in tail for s in self.sequences):
+                    last = ids[max(0, end - self.window) : end]
+                    tail, before = self.tokenizer.decode(last), self.tokenizer.decode(last[:-1])
+                    if any(tail.count(s) > before.count(s) for s in self.sequences):  # an earlier turn may have one
                         ended[row, column] = True
         return ended
 

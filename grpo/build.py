@@ -33,6 +33,7 @@ ONLY_FOR = {"unmask_steps": (1, FILL_IN, ANY_ORDER), "fill_estimator": ("traject
             "passes_read": (2, FILL_IN, ANY_ORDER), "unmask_order": ("random", ANY_ORDER),
             "block_length": (None, ANY_ORDER), "credit_window": (None, FILL_IN),
             "gold_judge_checkpoint": (None, FILL_IN),
+            "environment": (None, LEFT_TO_RIGHT),
             "stop_sequences": ((), LEFT_TO_RIGHT, ANY_ORDER), "overlong_buffer": (0, LEFT_TO_RIGHT, ANY_ORDER),
             "mask_truncated": (False, LEFT_TO_RIGHT, ANY_ORDER)}  # {setting: (its value elsewhere, kinds that have it)}
 

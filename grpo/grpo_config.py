@@ -10,6 +10,7 @@ from core.masking import MaskConfig
 from core.performance.sharding import check_parallel
 from core.settings.ranges import check_choices, check_ranges
 from grpo.advantages import ADVANTAGES
+from grpo.environments import EnvironmentConfig, check_environment
 from grpo.kl import KL_ESTIMATORS, REFERENCES
 from grpo.objectives import AVERAGES, OBJECTIVES, RATIOS, SURROGATES, baseline_of
 from grpo.policies.fill_views import AS_DRAWN, FILL_ESTIMATORS, READ_PASSES
@@ -34,11 +35,11 @@ RANGES = {
     "ppo_epochs": "[1, 1e6]", "minibatches": "[1, 1e6]", "micro_batch_tokens": "[1, 1e12]",
     "eval_problems": "[1, 1e6]", "eval_completions": "[2, 1e5]", "pass_k": "[1, 1e5]", "sample_interval": "[1, 1e12]"}
 TEACHER_NEEDS = {"kl_beta": 0.0, "kl_target": None, "reference_checkpoint": None, "reference_mode": "static"}
-ROOMS = (RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig, SandboxConfig)
+ROOMS = (RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig, SandboxConfig, EnvironmentConfig)
 
 
 @dataclass(frozen=True)
-class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig, SandboxConfig):
+class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig, SandboxConfig, EnvironmentConfig):
     """The settings of grpo/train_grpo.py and their defaults; those shared with pretraining are in RunConfig."""
 
     # prompts
@@ -139,6 +140,7 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
         check_reference(self)
         check_files(self)
         check_sampler(self)
+        check_environment(self)
         check_parallel(self)
         if not all(self.stop_sequences):
             raise ValueError(f"stop_sequences={self.stop_sequences!r} must be texts that are not empty")

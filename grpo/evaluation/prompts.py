@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 from math import comb
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 
-from core.prompts import as_columns
 from grpo.evaluation.means import masked_sum, means_of, reward_sums, sum_and_count
 from grpo.evaluation.samples import SHOWN, best_and_worst
 from grpo.kl import choose_estimator, kl_per_token
@@ -80,10 +78,7 @@ class PromptEvaluation:
             return {}
         right = self.rewards.right(values)                                           # (N,) NaN where not scored
         right = right.view(-1, self.config.group_size)                               # (P, G)
-        prompts, columns = as_columns(batch["record"])
-        completions = policy.greedy(batch, self.config)
-        texts = SimpleNamespace(prompts=prompts, completions=completions, columns=columns, tokens=None)
-        greedy, _ = self.rewards.score(texts, 1, [self.rewards.success])
+        greedy, _ = self.rewards.score(policy.greedy(batch, self.config), 1, [self.rewards.success])
         return {
             "greedy_accuracy": sum_and_count(self.rewards.right(greedy)),
             "sampled_accuracy": sum_and_count(right),

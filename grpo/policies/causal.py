@@ -14,7 +14,9 @@ from core.generation import Stop, generate
 from core.performance.batching import parts_of_like_length
 from core.performance.sharding import anchor
 from core.prompts import as_columns
+from grpo.environments import REWARD
 from grpo.policies.model_policy import ModelPolicy, sampling_of
+from grpo.policies.turns import Episodes
 from grpo.rollout import Reading, Rollouts, Texts
 
 PART_TOKENS = 128  # what reading one more part of like length costs, in tokens
@@ -32,8 +34,8 @@ class CausalReading(Reading):
     ON_CPU = ("chosen", "prompt_length")
 
     def length(self):
-        """(N,) number of tokens of each completion."""
-        return self.chosen.sum(2).flatten()
+        """(N,) number of tokens of each completion, up to the last sampled one."""
+        return lengths(self.chosen).flatten()
 
     def sizes(self):
         return self.prompt_length + self.counts()
@@ -52,10 +54,17 @@ class CausalPolicy(ModelPolicy):
         shape = (config.group_size, config.max_new_tokens)
         noise = draw_uniforms(config.seed, iteration, problems["number"], shape)     # (P, G, max_new_tokens)
         padding = self._padding(padding)
+        stop, episodes = self._stop(config), None
+        if config.environment is not None:
+            episodes = Episodes(problems, iteration, config, stop)
         with self.autocast():
             generation = generate(
-                self.model, prompt, padding, noise, self._stop(config), budget, **sampling_of(config))
-        return self.rollouts(problems, generation, config)
+                self.model, prompt, padding, noise, stop, budget, episodes, **sampling_of(config))
+        rollouts = self.rollouts(problems, generation, config)
+        if episodes is not None:
+            rollouts.texts.metrics |= episodes.close()
+            rollouts.texts.columns[REWARD] = episodes.reward
+        return rollouts
 
     def rollouts(self, problems, generation, config):
         """Rollouts of completions (core/generation.py: Generation) of problems, whoever sampled them."""
@@ -66,6 +75,9 @@ class CausalPolicy(ModelPolicy):
         chosen = mask.bool().cpu()                                                   # (N, M)
         last = prompt[:, -1:].repeat_interleave(G, 0)                                # (N, 1)
         inputs = torch.cat((last, target[:, :-1]), 1)                                # (N, M)
+        stop = self._stop(config)
+        if config.environment is not None:  # its turns ended at the stop sequences
+            stop = Stop(self.tokenizer)
         reading = CausalReading(
             G, chosen.unflatten(0, (P, G)), generation.kept,
             prompt=prompt[:, :-1].flip(1),
@@ -78,8 +90,7 @@ class CausalPolicy(ModelPolicy):
             truncated=generation.truncated,
             max_tokens=config.max_new_tokens,
             reading=reading,
-            texts=completion_texts(
-                self._stop(config), problems, prompt, padding, target, mask, generation.truncated))
+            texts=completion_texts(stop, problems, prompt, padding, target, mask, generation.truncated))
 
     def _stop(self, config):
         return Stop(self.tokenizer, config.stop_sequences, config.response_prefix)
@@ -141,16 +152,22 @@ class CausalPolicy(ModelPolicy):
         return []
 
     def greedy(self, problems, config):
-        """The likeliest completion of every prompt, as texts (P,)."""
+        """The likeliest completion of every prompt: Texts (P,)."""
         likeliest = SimpleNamespace(**vars(config) | {"group_size": 1, "top_k": 1})
-        return self.sample(problems, 0, likeliest).texts.completions
+        return self.sample(problems, 0, likeliest).texts
+
+
+def lengths(chosen):
+    """(...,) the number of columns up to the last one in which chosen (..., M) is not 0."""
+    place = torch.arange(1, chosen.shape[-1] + 1, device=chosen.device)              # (M,)
+    return (place * (chosen > 0)).amax(-1)
 
 
 def completion_texts(stop, problems, prompt, padding, target, mask, truncated):
     """Texts of N = P * G completions.
 
     stop: a core.generation.Stop; prompt: (P, T), padded on the left; padding: (P,) number of padded columns, on the CPU
-    target: (N, M) tokens; mask: (N, M) 1.0 where one is of the completion, from the first on; truncated: (N,) bool
+    target: (N, M) tokens; mask: (N, M) 1.0 where one was sampled; truncated: (N,) bool
     """
     N, M = target.shape
     G = N // len(prompt)
@@ -161,10 +178,10 @@ def completion_texts(stop, problems, prompt, padding, target, mask, truncated):
     ends = set(stop.tokenizer.stop_token_ids)
     tokens = []
     completion_ids = []
-    for n, length in enumerate(mask.sum(1).int().tolist()):
+    for n, length in enumerate(lengths(mask).tolist()):
         ids = target[n, :length]
         completion_ids.append(ids.tolist())
-        if ends.intersection(completion_ids[n]):  # only the last token can be one
+        if ends.intersection(completion_ids[n][-1:]):
             ids = ids[:-1]
         tokens.append(torch.cat((prompt[n, padding[n] :], ids)))
     begin = prompt.shape[1] - padding                                                # (N,) length of the prompt

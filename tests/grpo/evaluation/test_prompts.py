@@ -132,7 +132,7 @@ def test_late_completions_count_neither_right_nor_wrong(prompts):
     written = evaluated_rollouts(policy, evaluation).texts.completions
     groups = [on_time(written[4 * i : 4 * i + 4]) for i in range(6)]
     chances = [np.mean([any(pair) for pair in combinations(group, 2)]) for group in groups if len(group) >= 2]
-    greedy = on_time(policy.greedy(evaluation.data.pack(evaluation.records, range(6)), evaluation.config))
+    greedy = on_time(policy.greedy(evaluation.data.pack(evaluation.records, range(6)), evaluation.config).completions)
     assert 0 < len(chances) < 6 and 0 < len(greedy) < 6 and 0 < len(on_time(written)) < 24
     assert metrics["sampled_accuracy"] == pytest.approx(np.mean(on_time(written))) != np.mean(early(None, written))
     assert metrics["pass_at_k"] == pytest.approx(np.mean(chances))

@@ -142,7 +142,7 @@ def test_padding_in_every_row_is_left_out(prompts):
 def test_greedy_completions_are_the_likeliest_tokens_one_by_one(prompts):
     c, policy = prompt_config(batch_size=8, max_new_tokens=9), causal_policy(scale=4.0)
     batch = prompt_consumer(prompts, c).problems("train", 0)
-    for record, text in zip(batch["record"], policy.greedy(batch, c), strict=True):
+    for record, text in zip(batch["record"], policy.greedy(batch, c).completions, strict=True):
         ids = list(record["tokens"])
         for _ in range(9):
             ids.append(int(policy.model(torch.tensor([ids]))[0, -1].argmax()))

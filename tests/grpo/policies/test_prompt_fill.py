@@ -174,7 +174,7 @@ def test_no_reward_sees_what_stands_behind_the_end(prompts):
         assert ids == row[: int(mask.sum())].tolist() and text == CAUSAL.decode(ids)
         assert END not in ids[:-1] and not row[mask == 0].any()
     assert not rollouts.truncated.all() and rollouts.truncated.any()
-    greedy = policy.greedy(prompt_consumer(prompts, c).problems("train", 0), SimpleNamespace(**vars(c)))
+    greedy = policy.greedy(prompt_consumer(prompts, c).problems("train", 0), SimpleNamespace(**vars(c))).completions
     assert len(greedy) == rollouts.problems and all(isinstance(text, str) for text in greedy)
 
 

@@ -1,0 +1,82 @@
+"""Environments: classes that answer what a model writes, so that a completion has several turns.
+
+from grpo.environments import environment
+
+@environment
+class Guess:
+    def __init__(self, seed): ...      # the same for all completions of a group: they start in the same state
+    def reset(self, record): ...       # the record that the prompt is from
+    def step(self, text): ...          # -> (answer, reward): the answer None ends the episode
+    def close(self): ...               # optional
+    metrics = {"name": (sum, count)}   # optional, read at the end: a mean that is logged as environment/name
+"""
+
+import functools
+import inspect
+from dataclasses import dataclass
+
+from core.settings.ranges import check_ranges
+from grpo.reward_functions.registry import load_reward_file
+
+ENVIRONMENTS = {}  # {name: class}
+REWARD = "environment_reward"  # the column of Texts with the sum of an episode's rewards, None where it failed
+RANGES = {"max_turns": "[1, 1e6]"}
+
+
+@dataclass(frozen=True)
+class EnvironmentConfig:
+    """The settings of environments."""
+
+    # environments: docs/environments.md
+    environment: str | None = None       # the class that answers each turn of a completion; None: there is one turn
+    environment_file: str | None = None  # a Python file of yours with @environment classes
+    max_turns: int = 8                   # turns of an episode, at most
+
+    def __post_init__(self):
+        check_ranges(self, RANGES)
+        if self.environment is None and (self.environment_file is not None or self.max_turns != 8):
+            raise ValueError("environment_file and max_turns are for environments: set environment to the name of a "
+                             "class, or leave them out")
+
+
+def check_environment(c):
+    """Raises ValueError if other settings do not go with those of environments. c: a GRPOConfig"""
+    asked = "environment" in c.reward_functions
+    if asked and c.environment is None:
+        raise ValueError("the reward 'environment' is what an environment gives: set environment, or leave it out of "
+                         "reward_functions")
+    if c.environment is None:
+        return
+    if not asked:
+        raise ValueError(f"environment={c.environment!r} gives rewards that nothing reads: add 'environment' to "
+                         "reward_functions")
+    if c.sampler == "vllm":
+        raise ValueError(f"environment={c.environment!r} does not go with sampler='vllm'; set sampler='local' or 'ray'")
+    if c.response_prefix:
+        raise ValueError(f"response_prefix={c.response_prefix!r} begins an answer, and environment={c.environment!r} "
+                         "asks for several; leave it out")
+    if c.template != "plain":
+        raise ValueError(f"environment={c.environment!r} appends its answers as plain text, and template="
+                         f"{c.template!r} would put text between the turns; set template='plain'")
+
+
+def environment(cls):
+    """Registers a class under its name. Raises ValueError if it lacks a method or the parameter of one."""
+    for method, arguments in (("__init__", ("self", 0)), ("reset", ("self", {})), ("step", ("self", ""))):
+        try:
+            inspect.signature(getattr(cls, method)).bind(*arguments)
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"environment {cls.__name__}: it needs __init__(self, seed), reset(self, record) and "
+                             f"step(self, text); {method}: {error}") from None
+    ENVIRONMENTS[cls.__name__] = cls
+    return cls
+
+
+@functools.cache
+def find_environment(name, path):
+    """The class of this name, in the file at `path` if there is one. The file runs once in a process."""
+    load_reward_file(path)
+    if name not in ENVIRONMENTS:
+        known = ", ".join(ENVIRONMENTS) or "none: set environment_file"
+        raise ValueError(f"environment={name!r} is not known; known are {known}")
+    return ENVIRONMENTS[name]

@@ -1,0 +1,101 @@
+"""The environments of completions while they are sampled: each turn is answered, and the answer's tokens are read in the
+same pass over the text, so that nothing is encoded or read twice."""
+
+import math
+import sys
+
+import numpy as np
+import torch
+
+from core.settings.user_code import UserCodeError, one_line, run_user_code
+from grpo.environments import find_environment
+
+SEEDS = 3          # begins the seeds of environments, and keeps them apart from other noise
+WARNED = set()     # lines of environments whose errors were printed in this process
+
+
+class Episodes:
+    """One environment for each of N = P * G completions. Those of a problem have the same seed and record.
+
+    given: (N, L) tokens that are not sampled but given, by column; -1: the policy writes
+    reward: N sums of the rewards of all turns; None where the environment failed
+    """
+
+    def __init__(self, problems, iteration, config, stop):
+        """problems: a batch of PromptConsumer; config: environment, environment_file, max_turns, group_size, seed,
+        max_new_tokens; stop: a core.generation.Stop, which ends a turn"""
+        self.stop, self.most = stop, config.max_turns
+        make = find_environment(config.environment, config.environment_file)
+        G = config.group_size
+        records = [record for record in problems["record"] for _ in range(G)]
+        numbers = np.repeat(problems["number"], G)
+        N = len(records)
+        self.given = torch.full((N, config.max_new_tokens), -1)
+        self.begin = [0] * N    # the column in which the turn begins
+        self.turns = [0] * N
+        self.reward = [0.0] * N
+        self.failed = 0
+        self.environments = [None] * N
+        for n, (record, number) in enumerate(zip(records, numbers, strict=True)):
+            seed = np.random.SeedSequence([SEEDS, config.seed, iteration, int(number)])
+            self.environments[n] = self.run(n, make, int(seed.generate_state(1)[0]))
+            if self.environments[n] is not None:
+                self.run(n, self.environments[n].reset, dict(record))
+
+    def run(self, n, function, *arguments):
+        """What a function of the environment of completion n returns; if it raises, None, and the episode is over."""
+        try:
+            return run_user_code(function, *arguments)
+        except UserCodeError as error:
+            self.reward[n] = None
+            self.failed += 1
+            if error.line not in WARNED:
+                WARNED.add(error.line)
+                sys.stderr.write(f"environment: {error}; the completion is skipped\n")
+
+    def __call__(self, target, t, numbers):
+        """Answers the completions whose turn ended in column t. Returns those whose episode is over, a list.
+
+        target: (N, L) tokens so far; numbers: of these completions
+        """
+        return [n for n in numbers if not self.goes_on(n, target[n, self.begin[n] : t + 1].tolist(), t)]
+
+    def goes_on(self, n, ids, t):
+        """Answers one completion, whose turn has these ids. Returns whether it has another turn."""
+        if self.reward[n] is not None:
+            result = self.run(n, self.environments[n].step, self.stop.text(ids))
+        if self.reward[n] is None:  # it failed, now or at its start
+            return False
+        answer, reward = checked(result)
+        self.reward[n] += reward
+        self.turns[n] += 1
+        if answer is None or self.turns[n] == self.most:
+            return False
+        ids = torch.tensor(self.stop.tokenizer.encode(answer), dtype=torch.long)
+        room = self.given.shape[1] - t - 1
+        self.given[n, t + 1 : t + 1 + len(ids)] = ids[:room]
+        self.begin[n] = t + 1 + len(ids)
+        return True
+
+    def close(self):
+        """Ends the environments. Returns {name: (sum, count)} of what they measured."""
+        sums = {"turns": (sum(self.turns), len(self.turns)), "failed": (self.failed, len(self.turns))}
+        for n, one in enumerate(self.environments):
+            if hasattr(one, "close"):
+                self.run(n, one.close)
+            for name, (total, count) in getattr(one, "metrics", {}).items():
+                before = sums.get(name, (0.0, 0))
+                sums[name] = before[0] + total, before[1] + count
+        return {f"environment/{name}": x for name, x in sums.items()}
+
+
+def checked(result):
+    """The answer and the reward of a step. Raises ValueError unless they are a text or None, and a finite number."""
+    try:
+        answer, reward = result
+        if (answer is None or isinstance(answer, str)) and math.isfinite(reward):
+            return answer, float(reward)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError("the step of an environment must return (a text or None, a finite number), not "
+                     f"{one_line(result, write=repr)}")

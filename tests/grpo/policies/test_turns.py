@@ -1,0 +1,216 @@
+"""Completions of several turns: exact to the token, equal starts in a group, and environments that fail."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from core.distributions import sampling_logp
+from grpo.environments import environment
+from grpo.policies import turns
+from grpo.rewards import Rewards
+from grpo.scoring import score
+from tests.grpo.trainers import prompt_trainer, training_records
+from tests.tiny import CAUSAL, causal_policy, clear_gradient, flat_gradient, prompt_config, prompt_consumer, same
+
+SETTINGS = {"environment": "Echo", "max_turns": 4, "max_new_tokens": 24, "group_size": 4, "batch_size": 4, "top_p": 1.0,
+            "reward_functions": ("environment",), "stop_sequences": tuple("abcdefghijklmnopqrstuvwxyz")}
+MADE = []  # the environments that were made
+
+
+@environment
+class Echo:
+    """Answers with the number of characters and a random number, and gives a tenth for each character."""
+
+    def __init__(self, seed):
+        self.random, self.seed = random.Random(seed), seed
+        self.heard, self.answers = [], []
+        MADE.append(self)
+
+    def reset(self, record):
+        self.record = record
+        self.opening = self.random.random()
+
+    def step(self, text):
+        self.heard.append(text)
+        answer = None if len(text) == 3 else f"<{len(text)}:{self.random.randint(0, 9)}>"
+        self.answers.append(answer)
+        return answer, len(text) / 10
+
+    def close(self):
+        self.closed = True
+
+    @property
+    def metrics(self):
+        return {"characters": (sum(map(len, self.heard)), len(self.heard))}
+
+
+@environment
+class Spoiled(Echo):
+    """Fails in the way that its class says, in problems with an even first number."""
+    where = "step"
+
+    def fails(self, where):
+        return self.where == where and int(self.record["prompt"].split("+")[0]) % 2 == 0
+
+    def reset(self, record):
+        super().reset(record)
+        if self.fails("reset"):
+            raise KeyError("no start")
+
+    def step(self, text):
+        if self.fails("step"):
+            raise RuntimeError("no answer")
+        return super().step(text)
+
+
+@pytest.fixture(autouse=True)
+def without_memory(monkeypatch):
+    MADE.clear()
+    monkeypatch.setattr(turns, "WARNED", set())
+
+
+def episodes(prompts, seed=1, **settings):
+    """(config, policy, problems, rollouts) of a tiny policy."""
+    c = prompt_config(**SETTINGS | settings)
+    policy = causal_policy(seed, scale=3.0)
+    problems = prompt_consumer(prompts, c).problems("train", 0)
+    return c, policy, problems, policy.sample(problems, 0, c)
+
+
+def pieces(rollouts, n):
+    """[(whether the policy wrote them, [tokens])] of a completion, in order."""
+    ids, found = rollouts.texts.completion_ids[n], []
+    for token, chosen in zip(ids, rollouts.mask[n].bool().tolist(), strict=False):
+        if not found or found[-1][0] != chosen:
+            found.append((chosen, []))
+        found[-1][1].append(token)
+    return found
+
+
+def test_the_tokens_are_those_that_were_sampled_and_those_of_the_answers(prompts):
+    c, _, _, rollouts = episodes(prompts)
+    several = 0
+    for n, one in enumerate(MADE):
+        parts = pieces(rollouts, n)
+        turns_of_policy = [ids for chosen, ids in parts if chosen]
+        answers = [ids for chosen, ids in parts if not chosen]
+        assert answers == [CAUSAL.encode(x) for x in one.answers[: len(answers)]]
+        heard = [CAUSAL.decode(ids) for ids in turns_of_policy]
+        for text, said in zip(one.heard, heard, strict=False):
+            assert said == text or (said[:-1] == text and said[-1] in c.stop_sequences)
+        assert len(turns_of_policy) <= c.max_turns
+        several += len(answers) > 1
+        if not rollouts.truncated[n]:
+            assert one.answers[-1] is None or len(one.answers) == c.max_turns
+            assert len(one.heard) == len(turns_of_policy)
+        assert math.isclose(rollouts.texts.columns["environment_reward"][n], sum(map(len, one.heard)) / 10, abs_tol=1e-9)
+        assert one.closed
+    assert several > 3 and not rollouts.truncated.all()
+    sums = rollouts.texts.metrics
+    assert sums["environment/turns"] == (sum(len(one.heard) for one in MADE), len(MADE))
+    assert sums["environment/characters"][0] == sum(len(text) for one in MADE for text in one.heard)
+
+
+@pytest.mark.parametrize("more", [{}, {"temperature": 0.7, "top_k": 20}], ids=str)
+def test_each_token_has_the_probability_of_the_whole_text_before_it(prompts, more):
+    c, policy, problems, rollouts = episodes(prompts, **more)
+    scores = score(policy, rollouts, c.temperature)
+    torch.testing.assert_close(scores.logp, rollouts.old_logp, rtol=0, atol=1e-5)
+    assert not scores.logp[rollouts.mask == 0].any()
+    clear_gradient(policy)
+    weight = torch.rand(rollouts.target.shape) * rollouts.mask
+    (scores.logp * weight).sum().backward()
+    shared = flat_gradient(policy)
+    clear_gradient(policy)
+    for n, ids in enumerate(rollouts.texts.completion_ids):  # each turn is scored by itself
+        p = n // c.group_size
+        text = problems["input"][p, problems["padding"][p] :].tolist()
+        place = 0
+        for chosen, part in pieces(rollouts, n):
+            if chosen:
+                read = torch.tensor([text + part])
+                logits = policy.project(policy.model.states(read))[0, len(text) - 1 : -1]
+                logp = sampling_logp(logits, c.temperature)                          # (t, V)
+                if "top_k" in more:
+                    logp = logp.masked_fill(logp < logp.topk(20)[0][:, -1:], -torch.inf).log_softmax(-1)
+                logp = logp[range(len(part)), part]
+                torch.testing.assert_close(logp, scores.logp[n, place : place + len(part)], rtol=0, atol=1e-5)
+                (logp * weight[n, place : place + len(part)]).sum().backward()
+            text, place = text + part, place + len(part)
+        assert place == len(ids)
+    assert (shared - flat_gradient(policy)).norm() < 1e-5 * shared.norm() > 0
+
+
+def test_a_group_starts_in_one_state_and_other_problems_in_others(prompts):
+    c, policy, problems, _ = episodes(prompts)
+    first = [one.opening for one in MADE]
+    groups = [set(first[i : i + c.group_size]) for i in range(0, len(first), c.group_size)]
+    assert all(len(group) == 1 for group in groups) and len(set.union(*groups)) == len(groups)
+    assert [one.record["prompt"] for one in MADE] == [r["prompt"] for r in problems["record"] for _ in range(c.group_size)]
+    for iteration in (0, 1):
+        MADE.clear()
+        policy.sample(problems, iteration, c)
+        assert ([one.opening for one in MADE] == first) == (iteration == 0)
+
+
+def test_padding_and_the_other_prompts_change_nothing(prompts):
+    c, policy, problems, whole = episodes(prompts)
+    for p in range(len(problems["number"])):
+        alone = {key: x[p : p + 1] for key, x in problems.items()}
+        part = policy.sample(alone, 0, c)
+        rows = slice(p * c.group_size, (p + 1) * c.group_size)
+        assert part.texts.completion_ids == whole.texts.completion_ids[rows]
+        M = part.old_logp.shape[1]
+        torch.testing.assert_close(part.old_logp, whole.old_logp[rows, :M], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_an_environment_that_raises_is_counted_and_its_completions_are_skipped(prompts, monkeypatch, capfd, where):
+    _, _, problems, plain = episodes(prompts)
+    monkeypatch.setattr(Spoiled, "where", where)
+    c, _, _, rollouts = episodes(prompts, environment="Spoiled")
+    values, _ = Rewards(c).score(rollouts.texts, c.group_size)
+    skipped = values["environment"].isnan().tolist()
+    wanted = [int(r["prompt"].split("+")[0]) % 2 == 0 for r in problems["record"] for _ in range(c.group_size)]
+    assert all(w for s, w in zip(skipped, wanted, strict=True) if s) and any(skipped) and not all(skipped)
+    if where == "reset":
+        assert skipped == wanted
+    failed, count = rollouts.texts.metrics["environment/failed"]
+    assert failed >= sum(skipped) and count == len(skipped)
+    said = capfd.readouterr().err.strip().split("\n")
+    assert len(said) == 1 and "test_turns.py, line " in said[0] and "the completion is skipped" in said[0]
+    for n, spoiled in enumerate(wanted):
+        if not spoiled:
+            assert rollouts.texts.completion_ids[n] == plain.texts.completion_ids[n]
+
+
+@pytest.mark.parametrize("result", [None, "text", ("a", "b"), (3, 1.0), ("a", math.nan)], ids=str)
+def test_a_step_that_returns_something_else_is_named(prompts, monkeypatch, result):
+    monkeypatch.setattr(Echo, "step", lambda self, text: result)
+    with pytest.raises(ValueError, match="^the step of an environment must return .a text or None, a finite number., not"):
+        episodes(prompts)
+
+
+def test_turns_end_with_the_room_and_with_their_most(prompts):
+    _, _, _, rollouts = episodes(prompts, max_new_tokens=6)
+    assert rollouts.truncated.any()
+    assert all(len(ids) <= 6 for ids in rollouts.texts.completion_ids)
+    MADE.clear()
+    _, _, _, rollouts = episodes(prompts, max_turns=1)
+    assert max(len(one.heard) for one in MADE) == 1 and (rollouts.mask.sum(1) == torch.tensor(
+        [len(ids) for ids in rollouts.texts.completion_ids])).all()
+
+
+def test_a_resumed_run_goes_on_bit_for_bit_with_environments(prompts, tmp_path):
+    settings = SETTINGS | {"max_new_tokens": 12, "max_iters": 4, "save_interval": 2, "learning_rate": 1e-3}
+    whole = prompt_trainer(prompts, tmp_path / "whole", **settings)
+    whole.run()
+    first = prompt_trainer(prompts, tmp_path / "parts", **settings | {"max_iters": 2})
+    first.run()
+    second = prompt_trainer(prompts, tmp_path / "parts", **settings)
+    second.resume()
+    second.run()
+    assert same(whole.policy, second.policy)
+    assert any("environment/turns" in record for record in training_records(tmp_path / "whole"))
