@@ -62,12 +62,13 @@ def check_environment(c):
 
 def environment(cls):
     """Registers a class under its name. Raises ValueError if it lacks a method or the parameter of one."""
-    for method, arguments in (("__init__", ("self", 0)), ("reset", ("self", {})), ("step", ("self", ""))):
+    for method, parameter in (("__init__", "seed"), ("reset", "record"), ("step", "text")):
         try:
-            inspect.signature(getattr(cls, method)).bind(*arguments)
-        except (AttributeError, TypeError) as error:
-            raise ValueError(f"environment {cls.__name__}: it needs __init__(self, seed), reset(self, record) and "
-                             f"step(self, text); {method}: {error}") from None
+            if method not in dir(cls) or getattr(cls, method) is object.__init__:
+                raise TypeError("it is not there")
+            inspect.signature(getattr(cls, method)).bind("self", parameter)
+        except TypeError as error:
+            raise ValueError(f"environment {cls.__name__}: it needs {method}(self, {parameter}): {error}") from None
     ENVIRONMENTS[cls.__name__] = cls
     return cls
 

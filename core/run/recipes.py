@@ -21,6 +21,7 @@ RECIPES = {  # {a checkpoint that a shipped config names: the config that trains
     "data/code/pretrained/generator.safetensors": "config/pretrain_code.py",
     "data/countdown/pretrained/any_order.safetensors": "config/pretrain_any_order.py",
     "data/countdown/pretrained/generator.safetensors": "config/pretrain_countdown.py",
+    "data/guess/pretrained/generator.safetensors": "config/pretrain_guess.py",
     "data/smollm2/model": "data/smollm2/prepare.py",
     "data/sudoku/pretrained/generator.safetensors": "config/pretrain_sudoku.py",
     "out-equations/generator.safetensors": "config/pretrain_equations.py",

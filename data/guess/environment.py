@@ -42,7 +42,7 @@ class Guess:
         return "-", 0.0
 
     def is_optimal(self, guess):
-        """Whether the guess leaves as few further guesses at worst as any."""
+        """Tells whether the guess leaves as few further guesses at worst as any."""
         rest = max(needed(guess - self.low), needed(self.high - guess))
         return rest < needed(self.high - self.low + 1)
 

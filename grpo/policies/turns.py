@@ -1,5 +1,8 @@
-"""The environments of completions while they are sampled: each turn is answered, and the answer's tokens are read in the
-same pass over the text, so that nothing is encoded or read twice."""
+"""The environments of completions while they are sampled.
+
+An answer is encoded once, and its tokens are read through the cache of its completion, one by one, as those that the
+policy writes.
+"""
 
 import math
 import sys
@@ -7,7 +10,7 @@ import sys
 import numpy as np
 import torch
 
-from core.settings.user_code import UserCodeError, one_line, run_user_code
+from core.settings.user_code import UserCodeError, one_line, run_user_code, time_limit
 from grpo.environments import find_environment
 
 SEEDS = 3          # begins the seeds of environments, and keeps them apart from other noise
@@ -22,9 +25,10 @@ class Episodes:
     """
 
     def __init__(self, problems, iteration, config, stop):
-        """problems: a batch of PromptConsumer; config: environment, environment_file, max_turns, group_size, seed,
-        max_new_tokens; stop: a core.generation.Stop, which ends a turn"""
-        self.stop, self.most = stop, config.max_turns
+        """problems: a batch of PromptConsumer; config: environment, environment_file, max_turns, reward_timeout,
+        group_size, seed, max_new_tokens; stop: a core.generation.Stop, which ends a turn"""
+        self.stop = stop
+        self.most, self.seconds = config.max_turns, config.reward_timeout
         make = find_environment(config.environment, config.environment_file)
         G = config.group_size
         records = [record for record in problems["record"] for _ in range(G)]
@@ -43,9 +47,11 @@ class Episodes:
                 self.run(n, self.environments[n].reset, dict(record))
 
     def run(self, n, function, *arguments):
-        """What a function of the environment of completion n returns; if it raises, None, and the episode is over."""
+        """Returns what a function of the environment of completion n returns; None if it raises, or takes more than
+        reward_timeout of the processor's time, which ends the episode."""
         try:
-            return run_user_code(function, *arguments)
+            with time_limit(self.seconds):
+                return run_user_code(function, *arguments)
         except UserCodeError as error:
             self.reward[n] = None
             self.failed += 1

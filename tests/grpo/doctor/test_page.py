@@ -15,7 +15,7 @@ from tests.grpo.evaluation.patients import SHIPPED, completing, sums
 from tests.tiny import ROOT, TEXT, jsonl, write_text_dataset
 
 SMALL = {"any_order": ["--problems=100"], "arithmetic": ["--problems=200"], "code": ["--problems=116"], "countdown": ["--problems=100"],
-         "equations": ["--copies=3"], "sudoku": [], "example": None}  # of each config, arguments for a small dataset
+         "equations": ["--copies=3"], "guess": ["--most=16"], "sudoku": [], "example": None}  # of each config, arguments for a small dataset
 DATASET = {"any_order": "countdown"}  # of a config that is not named after its own
 
 

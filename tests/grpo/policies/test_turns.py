@@ -186,6 +186,16 @@ def test_an_environment_that_raises_is_counted_and_its_completions_are_skipped(p
             assert rollouts.texts.completion_ids[n] == plain.texts.completion_ids[n]
 
 
+def test_an_environment_that_computes_for_ever_is_skipped(prompts, monkeypatch, capfd):
+    def forever(self, text):
+        while len(MADE) > 1:
+            pass
+    monkeypatch.setattr(Echo, "step", forever)
+    c, _, _, rollouts = episodes(prompts, reward_timeout=0.05, batch_size=1, group_size=2)
+    assert rollouts.texts.columns["environment_reward"] == [None, None]
+    assert "TimeoutError: it was not done after 0.05 seconds; the completion is skipped" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("result", [None, "text", ("a", "b"), (3, 1.0), ("a", math.nan)], ids=str)
 def test_a_step_that_returns_something_else_is_named(prompts, monkeypatch, result):
     monkeypatch.setattr(Echo, "step", lambda self, text: result)

@@ -1,0 +1,98 @@
+"""Environments by name, the settings that go with them, and the shipped game."""
+
+import random
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+
+from grpo.environments import ENVIRONMENTS, environment, find_environment
+from tests.tiny import ROOT, prompt_config
+
+GAME = {"environment": "Guess", "environment_file": f"{ROOT}/data/guess/environment.py",
+        "reward_functions": ("environment",)}
+
+
+def test_a_class_without_a_method_is_refused():
+    for lacking, words in (("reset", r"reset.self, record."), ("step", r"step.self, text."), ("__init__", "__init__.self, seed.")):
+        methods = {"__init__": lambda self, seed: None, "reset": lambda self, record: None,
+                   "step": lambda self, text: (None, 0.0)}
+        del methods[lacking]
+        for spoiled in (methods, methods | {lacking: lambda self: None}):
+            with pytest.raises(ValueError, match=f"^environment Half: it needs {words}:"):
+                environment(type("Half", (), spoiled))
+    assert "Half" not in ENVIRONMENTS
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"environment": None}, "environment_file and max_turns are for environments: set environment"),
+    ({"environment": None, "environment_file": None}, "the reward 'environment' is what an environment gives"),
+    ({"reward_functions": ("length_penalty",)}, "gives rewards that nothing reads: add 'environment'"),
+    ({"sampler": "vllm", "vllm_url": "http://localhost:1", "temperature": 1.0, "top_p": 1.0}, "does not go with sampler"),
+    ({"response_prefix": "A"}, "response_prefix='A' begins an answer"),
+    ({"template": "chat"}, "set template='plain'"),
+    ({"max_turns": 0}, "max_turns=0 must be at least 1")])
+def test_settings_that_do_not_go_together_are_refused(settings, words):
+    prompt_config(**GAME)
+    with pytest.raises(ValueError, match=words):
+        prompt_config(**GAME | settings)
+
+
+def test_a_name_that_the_file_does_not_have_is_refused_with_those_it_has(tmp_path):
+    with pytest.raises(ValueError, match="^environment='Chess' is not known; known are .*Guess"):
+        find_environment("Chess", GAME["environment_file"])
+    with pytest.raises((ValueError, FileNotFoundError), match="nowhere.py"):
+        find_environment("Guess", str(tmp_path / "nowhere.py"))
+
+
+def new_game(low, high, seed=0):
+    game = find_environment("Guess", GAME["environment_file"])(seed)
+    game.reset({"prompt": f"{low}-{high}:"})
+    return game
+
+
+@cache
+def worst(count):
+    """The guesses that the best player needs at worst for one of `count` numbers, by trying all guesses."""
+    if count == 0:
+        return 0
+    return 1 + min(max(worst(left), worst(count - 1 - left)) for left in range(count))
+
+
+def test_optimal_guesses_are_those_of_a_search_over_all_games():
+    for count in range(1, 64):
+        game = new_game(10, 9 + count)
+        assert game.allowed == worst(count)
+        for guess in range(10, 10 + count):
+            rest = max(worst(guess - 10), worst(9 + count - guess))
+            assert game.is_optimal(guess) == (1 + rest == worst(count)), (count, guess)
+
+
+def test_a_player_who_halves_always_wins_and_the_reward_falls_with_more_guesses():
+    rng = random.Random(1)
+    for seed in range(200):
+        low = rng.randint(1, 60)
+        game = new_game(low, low + rng.randint(7, 39), seed)
+        answer = "+"
+        while answer is not None:
+            answer, reward = game.step(str((game.low + game.high) // 2))
+        assert reward == 1.0 and game.metrics["optimal"] == (game.guesses, game.guesses)
+    game = new_game(1, 15)
+    game.number, rewards = 14, []
+    for guess in range(1, 15):
+        rewards.append(game.step(f" {guess}"))
+    assert rewards == [("+", 0.0)] * 13 + [(None, 0.0)] and game.optimal < 5
+    game = new_game(1, 15)
+    game.number = 5
+    assert [game.step(str(guess)) for guess in (1, 2, 3, 4, 5)] == [("+", 0.0)] * 4 + [(None, 0.75)]
+    for wrong in ("0", "16", "", "x", "-1", "\u0663"):
+        assert new_game(1, 15).step(wrong) == (None, 0.0)
+    game = new_game(1, 15)
+    game.number = 9
+    assert game.step("5") == ("+", 0.0) and game.step("4") == (None, 0.0), "the answers have ruled it out"
+
+
+def test_the_number_depends_on_the_seed_alone():
+    numbers = [new_game(1, 63, seed).number for seed in (*range(40), *range(40))]
+    assert numbers[:40] == numbers[40:] and len(set(numbers)) > 15
+    assert SimpleNamespace(**vars(new_game(3, 3))).number == 3
