@@ -3,6 +3,7 @@
 python grpo/tools/study.py arithmetic        every objective on sums, several steps per rollout
 python grpo/tools/study.py fill_in           every objective on fill-in with the judge
 python grpo/tools/study.py estimators        every fill_estimator on fill-in of equations in two passes
+python grpo/tools/study.py any_order         every fill_estimator on Countdown in any order
 python grpo/tools/study.py samplers          completions by this process, or by a worker of Ray
 python grpo/tools/study.py staleness         completions of an iteration ago, with and without corrections, at two high
                                              learning rates
@@ -84,6 +85,8 @@ STUDIES = {
         "--advantage=None", "--minibatches=4", "--max_iters=64", "--warmup_iters=4", "--eval_interval=8",
         "--eval_problems=32", "--gold_judge_checkpoint=None")),
     "estimators": Study("config/grpo_equations.py", "fill_estimator", ESTIMATORS, "reward/equations", 0.6, ()),
+    "any_order": Study("config/grpo_any_order.py", "fill_estimator", values("fill_estimator", FILL_ESTIMATORS),
+                       "sampled_accuracy", 0.35, ("--max_iters=100", "--eval_interval=50", "--eval_problems=128")),
     "samplers": Study("config/grpo_arithmetic.py", "sampler", values("sampler", ("local", "ray")), "sampled_accuracy",
                       0.9, ()),
     "staleness": Study("config/grpo_arithmetic.py", STALE, values(STALE, FAST), "sampled_accuracy", 0.7, (

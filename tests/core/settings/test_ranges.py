@@ -11,7 +11,7 @@ from core.huggingface import settings as huggingface
 from core.settings.help import allowed_types
 from core.settings.ranges import check_choices, check_ranges, fault_of, shown
 from core.supervised import config as pretrain_config
-from grpo import grpo_config
+from grpo import environments, grpo_config
 from grpo.reward_functions import settings as rewards
 from grpo.samplers import settings as samplers
 from grpo.sandbox import settings as sandbox
@@ -37,7 +37,8 @@ def test_the_first_setting_outside_is_named_and_none_passes():
 
 @pytest.mark.parametrize(("cls", "tables"), [
     (pretrain_config.PretrainConfig, (*SHARED, pretrain_config.RANGES, ("n_layer", "n_head", "n_embd", "dropout"))),
-    (grpo_config.GRPOConfig, (*SHARED, samplers.RANGES, rewards.RANGES, sandbox.RANGES, grpo_config.RANGES)),
+    (grpo_config.GRPOConfig, (*SHARED, samplers.RANGES, rewards.RANGES, sandbox.RANGES,
+                              environments.RANGES, grpo_config.RANGES)),
     (model.GPTConfig, (model.RANGES,)), (sample.SampleConfig, (sample.RANGES,))])
 def test_every_number_of_a_config_has_a_range(cls, tables):
     numbers = {f.name for f in dataclasses.fields(cls) if {int, float} & set(allowed_types(f.type))}
