@@ -84,15 +84,35 @@ class PromptFormat:
 
         prompt: a text or a list of {"role", "content"}; of one that is certainly too long only the beginning is read
         """
-        messages = as_messages(prompt, self.system_prompt, self.prompt_format)
+        text = self.render(as_messages(prompt, self.system_prompt, self.prompt_format), tokenizer)
         encode = tokenizer.encode_prompt
         if self.template == MODEL:
-            text = tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))
             encode = tokenizer.encode  # the text has the start token
-        else:
-            text = TEMPLATES[self.template](messages)
         text = text[: CHARACTERS * self.max_prompt_length]
         return text, encode(text + self.response_prefix)
+
+    def render(self, messages, tokenizer):
+        """The text of messages up to where the next answer begins."""
+        if self.template == MODEL:
+            return tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))
+        return TEMPLATES[self.template](messages)
+
+    def around(self, tokenizer):
+        """(front, back): the texts that stand around a message between two turns of the model, from the end of the one,
+        with its end token if the template has one, to the beginning of the other. Of plain text they are empty.
+
+        Raises ValueError if they cannot be told from what the template makes of three messages.
+        """
+        if self.template == "plain":
+            return "", ""
+        said, heard = "what the model said", "what it heard"
+        messages = [*as_messages("?", self.system_prompt), {"role": "assistant", "content": said},
+                    {"role": "user", "content": heard}]
+        text = self.render(messages, tokenizer)
+        if text.count(said) != 1 or text.count(heard) != 1 or text.index(said) > text.index(heard):
+            raise ValueError(f"template={self.template!r} does not repeat the messages of a chat one after another, so "
+                             "the text between two turns is not known; use template='plain'")
+        return tuple(text.split(said)[1].split(heard))
 
 
 def as_columns(records):

@@ -55,9 +55,6 @@ def check_environment(c):
     if c.response_prefix:
         raise ValueError(f"response_prefix={c.response_prefix!r} begins an answer, and environment={c.environment!r} "
                          "asks for several; leave it out")
-    if c.template != "plain":
-        raise ValueError(f"environment={c.environment!r} appends its answers as plain text, and template="
-                         f"{c.template!r} would put text between the turns; set template='plain'")
 
 
 def environment(cls):

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import torch
 
+from core.prompts import PromptFormat
 from core.settings.user_code import UserCodeError, one_line, run_user_code, time_limit
 from grpo.environments import find_environment
 
@@ -25,9 +26,13 @@ class Episodes:
     """
 
     def __init__(self, problems, iteration, config, stop):
-        """problems: a batch of PromptConsumer; config: environment, environment_file, max_turns, reward_timeout,
-        group_size, seed, max_new_tokens; stop: a core.generation.Stop, which ends a turn"""
+        """problems: a batch of PromptConsumer; stop: a core.generation.Stop, which ends a turn
+        config: environment, environment_file, max_turns, reward_timeout, group_size, seed, max_new_tokens, template,
+        system_prompt, chat_template_kwargs
+        """
         self.stop = stop
+        form = PromptFormat(config.template, config.system_prompt, chat_template_kwargs=config.chat_template_kwargs)
+        self.front, self.back = form.around(stop.tokenizer)
         self.most, self.seconds = config.max_turns, config.reward_timeout
         make = find_environment(config.environment, config.environment_file)
         G = config.group_size
@@ -77,11 +82,18 @@ class Episodes:
         self.turns[n] += 1
         if answer is None or self.turns[n] == self.most:
             return False
-        ids = torch.tensor(self.stop.tokenizer.encode(answer), dtype=torch.long)
+        ids = torch.tensor(self.encode(answer, ids[-1]), dtype=torch.long)
         room = self.given.shape[1] - t - 1
         self.given[n, t + 1 : t + 1 + len(ids)] = ids[:room]
         self.begin[n] = t + 1 + len(ids)
         return True
+
+    def encode(self, answer, last):
+        """The tokens behind a turn whose last token is `last`: the answer, and what the template puts around it."""
+        tokenizer, front = self.stop.tokenizer, self.front
+        if last in tokenizer.stop_token_ids:  # the model wrote the end token itself
+            front = front.removeprefix(tokenizer.stop_token_names[tokenizer.stop_token_ids.index(last)])
+        return tokenizer.encode(front + answer + self.back)
 
     def close(self):
         """Ends the environments. Returns {name: (sum, count)} of what they measured."""

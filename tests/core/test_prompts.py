@@ -5,7 +5,7 @@ import pytest
 
 from core.files.records import RAW, has_prompts, read_records, side, write_prompts
 from core.huggingface.tokenizer import load_huggingface_tokenizer
-from core.prompts import PromptConsumer, PromptFormat, as_columns
+from core.prompts import PromptConsumer, PromptFormat, as_columns, as_messages
 from core.tokenizer import CharTokenizer
 from tests.families import tokenizer_of
 from tests.tiny import CAUSAL, jsonl, without_place
@@ -158,6 +158,28 @@ def test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answ
     started = huggingface_tokenizer(tmp_path / "start", "start")
     started.backend.chat_template = "<s>{% for m in messages %}{{ m.content }}{% endfor %}"
     assert PromptFormat("model").encode("1+1?", started)[1] == started.backend("1+1?")["input_ids"], "one start token"
+
+
+@pytest.mark.parametrize(("template", "end"), [("chat", ""), ("math", ""), ("code", ""), ("model", "<|im_end|>")])
+def test_what_stands_around_a_message_joins_the_turns_of_a_whole_chat(tmp_path, template, end):
+    t = huggingface_tokenizer(tmp_path / "chat", "chat")
+    form = PromptFormat(template, "Add." if template == "model" else None)
+    front, back = form.around(t)
+    messages = as_messages("1+1?", form.system_prompt)
+    whole, _ = form.encode(messages[-1]["content"], t)
+    for said, heard in (("2", "right, and 2+2?"), ("4", "good")):
+        whole += said + front + heard + back
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": heard}]
+    assert whole == form.render(messages, t) and front.startswith(end)
+
+
+def test_a_template_that_shows_no_earlier_turns_is_refused_for_several(tmp_path):
+    t = huggingface_tokenizer(tmp_path / "chat", "chat")
+    assert PromptFormat().around(t) == ("", "")
+    for spoiled in ("{{ messages[-1].content }}", "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}"):
+        t.backend.chat_template = spoiled
+        with pytest.raises(ValueError, match="^template='model' does not repeat the messages .* use template='plain'$"):
+            PromptFormat("model").around(t)
 
 
 def test_the_start_of_a_run_shows_how_a_prompt_ends_and_what_ends_a_completion(folder, tmp_path):

@@ -30,7 +30,6 @@ def test_a_class_without_a_method_is_refused():
     ({"reward_functions": ("length_penalty",)}, "gives rewards that nothing reads: add 'environment'"),
     ({"sampler": "vllm", "vllm_url": "http://localhost:1", "temperature": 1.0, "top_p": 1.0}, "does not go with sampler"),
     ({"response_prefix": "A"}, "response_prefix='A' begins an answer"),
-    ({"template": "chat"}, "set template='plain'"),
     ({"max_turns": 0}, "max_turns=0 must be at least 1")])
 def test_settings_that_do_not_go_together_are_refused(settings, words):
     prompt_config(**GAME)

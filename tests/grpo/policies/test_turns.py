@@ -7,12 +7,25 @@ import pytest
 import torch
 
 from core.distributions import sampling_logp
+from core.models import load_model, load_tokenizer
+from core.prompts import PromptConsumer, PromptFormat
 from grpo.environments import environment
 from grpo.policies import turns
+from grpo.policies.causal import CausalPolicy
 from grpo.rewards import Rewards
 from grpo.scoring import score
+from tests.families import model_folder
 from tests.grpo.trainers import prompt_trainer, training_records
-from tests.tiny import CAUSAL, causal_policy, clear_gradient, flat_gradient, prompt_config, prompt_consumer, same
+from tests.tiny import (
+    CAUSAL,
+    causal_policy,
+    clear_gradient,
+    flat_gradient,
+    jsonl,
+    prompt_config,
+    prompt_consumer,
+    same,
+)
 
 SETTINGS = {"environment": "Echo", "max_turns": 4, "max_new_tokens": 24, "group_size": 4, "batch_size": 4, "top_p": 1.0,
             "reward_functions": ("environment",), "stop_sequences": tuple("abcdefghijklmnopqrstuvwxyz")}
@@ -141,6 +154,40 @@ def test_each_token_has_the_probability_of_the_whole_text_before_it(prompts, mor
             text, place = text + part, place + len(part)
         assert place == len(ids)
     assert (shared - flat_gradient(policy)).norm() < 1e-5 * shared.norm() > 0
+
+
+def test_turns_of_a_chat_model_make_the_text_of_its_template(tmp_path, prompts):
+    pytest.importorskip("transformers")
+    path = model_folder(str(tmp_path / "qwen3"), "qwen3")
+    tokenizer = load_tokenizer(path)
+    policy = CausalPolicy(load_model(path)[0], tokenizer)
+    end = tokenizer.backend.convert_tokens_to_ids("<|im_end|>")
+    assert end in tokenizer.stop_token_ids
+    c = prompt_config(**SETTINGS | {"template": "model", "stop_sequences": ("e",), "max_new_tokens": 70})
+    form = PromptFormat("model")
+    data = PromptConsumer(jsonl(tmp_path / "p.jsonl", *({"prompt": f"{i}+1?", "split": "train" if i else "val"} for i in range(5))),
+                          4, format=form, tokenizer=tokenizer)
+    problems = data.problems("train", 0)
+    first = policy.sample(problems, 0, c)
+    common = first.target[first.mask > 0].bincount().argmax()
+    with torch.no_grad():  # end tokens that are as likely as the commonest
+        policy.model.net.lm_head.weight[end] = policy.model.net.lm_head.weight[common]
+    MADE.clear()
+    rollouts = policy.sample(problems, 0, c)
+    torch.testing.assert_close(score(policy, rollouts, c.temperature).logp, rollouts.old_logp, rtol=0, atol=1e-4)
+    decode, compared = tokenizer.backend.decode, {True: 0, False: 0}
+    for n, ids in enumerate(rollouts.texts.completion_ids):
+        parts = pieces(rollouts, n)
+        if len(parts) < 3:
+            continue
+        said, ended = parts[0][1], parts[0][1][-1] == end
+        messages = [{"role": "user", "content": problems["record"][n // c.group_size]["prompt"]},
+                    {"role": "assistant", "content": decode(said[:-1] if ended else said)},
+                    {"role": "user", "content": MADE[n].answers[0]}]
+        begin = form.encode(messages[0]["content"], tokenizer)[0]
+        assert begin + decode(said + parts[1][1]) == form.render(messages, tokenizer)
+        compared[ended] += 1
+    assert all(compared.values())
 
 
 def test_a_group_starts_in_one_state_and_other_problems_in_others(prompts):
