@@ -122,7 +122,8 @@ class Stop:
                     end = first - begin + column + 1
                     last = ids[max(0, end - self.window) : end]
                     tail, before = self.tokenizer.decode(last), self.tokenizer.decode(last[:-1])
-                    if any(tail.count(s) > before.count(s) for s in self.sequences):  # an earlier turn may have one
+                    known = len(before.rstrip("\ufffd"))  # characters; the last one may have been a part of one
+                    if any(s in tail[max(0, known - len(s) + 1) :] for s in self.sequences):  # not of an earlier turn
                         ended[row, column] = True
         return ended
 

@@ -44,6 +44,7 @@ def code(messages):
 
 TEMPLATES = {"plain": plain, "chat": chat, "math": math, "code": code}
 MODEL = "model"     # the template that comes with a Hugging Face model
+OF_CONSUMER = {"text", "tokens", "where", "split"}  # fields of a record that a PromptConsumer adds, or needs alone
 CHARACTERS = 100    # most characters of a token, on average over a prompt
 
 
@@ -118,7 +119,7 @@ class PromptFormat:
 def as_columns(records):
     """(rendered prompts, {field: values}) of records of PromptConsumer: the arguments of rewards. If an answer was a
     number, the field RAW has all answers as they were."""
-    fields = {field for record in records for field in record} - {"text", "tokens", "where", "split"}
+    fields = {field for record in records for field in record} - OF_CONSUMER
     columns = {field: [r.get(field) for r in records] for field in fields}
     if RAW in columns:
         columns[RAW] = [r.get(RAW, r.get("answer")) for r in records]

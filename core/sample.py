@@ -162,6 +162,9 @@ def main(argv):
         if model.mode == LANGUAGE_MODEL and getattr(config, key) != getattr(SampleConfig, key):
             raise ValueError(f"{key}={getattr(config, key)} is for a masked-fill model, but checkpoint="
                              f"{config.checkpoint} completes a text from left to right; leave it out")
+    if model.prompt_alone and config.max_new_tokens is None:
+        raise ValueError(f"checkpoint={config.checkpoint} completes prompts (prompt_attention='prefix') and fills in "
+                         "no other texts; set max_new_tokens")
     is_prompt = model.mode == LANGUAGE_MODEL or config.max_new_tokens is not None
     sample = complete if is_prompt else fill
     sample(model, tokenizer, config, device)

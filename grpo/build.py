@@ -17,6 +17,7 @@ from core.performance.sharding import is_asked_for, loads_on, shard_all
 from core.prompts import PromptConsumer, PromptFormat
 from core.run.recipes import build_missing_checkpoint, build_missing_dataset
 from core.tokenizer import same_vocabulary
+from grpo.environments import find_environment
 from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.kl import choose_estimator, needs_reference
@@ -171,6 +172,9 @@ def build_reference(config, policy, dist):
         reference = policy.frozen()
     else:
         reference = load_policy(key, config, policy.tokenizer, dist, policy.model.mode)
+        if reference.model.prompt_alone != policy.model.prompt_alone:
+            raise ValueError(f"{key}={path} has another prompt_attention than the generator, which reads prompts for "
+                             "both; train one of them again")
         freeze(reference.model)
         if config.reference_mode != "static" and shapes(reference.weights()) != shapes(policy.weights()):
             raise ValueError(f"reference_checkpoint={path} has another shape than the generator, so "
@@ -212,6 +216,8 @@ def build_rewards(config, models, data, dist):
 
 def make_rewards(config, judge, dist):
     """A Rewards, with its reward model if the config names one."""
+    if config.environment is not None:
+        find_environment(config.environment, config.environment_file)
     scorer = None
     path = config.reward_model_checkpoint
     if path is not None:

@@ -8,7 +8,7 @@ class Guess:
     def reset(self, record): ...       # the record that the prompt is from
     def step(self, text): ...          # -> (answer, reward): the answer None ends the episode
     def close(self): ...               # optional
-    metrics = {"name": (sum, count)}   # optional, read at the end: a mean that is logged as environment/name
+    metrics = ("name",)                # optional: attributes that are (sum, count) at the end, logged as means
 """
 
 import functools
@@ -51,7 +51,11 @@ def check_environment(c):
         raise ValueError(f"environment={c.environment!r} gives rewards that nothing reads: add 'environment' to "
                          "reward_functions")
     if c.sampler == "vllm":
-        raise ValueError(f"environment={c.environment!r} does not go with sampler='vllm'; set sampler='local' or 'ray'")
+        raise ValueError(f"environment={c.environment!r} does not go with sampler='vllm'; set sampler='local' or "
+                         "'ray'")
+    if c.overlong_buffer:
+        raise ValueError(f"overlong_buffer={c.overlong_buffer} counts the tokens of the policy, and the answers of an "
+                         "environment take room too; set overlong_buffer=0")
     if c.response_prefix:
         raise ValueError(f"response_prefix={c.response_prefix!r} begins an answer, and environment={c.environment!r} "
                          "asks for several; leave it out")
@@ -66,6 +70,11 @@ def environment(cls):
             inspect.signature(getattr(cls, method)).bind("self", parameter)
         except TypeError as error:
             raise ValueError(f"environment {cls.__name__}: it needs {method}(self, {parameter}): {error}") from None
+    cls.metrics = getattr(cls, "metrics", ())
+    names = isinstance(cls.metrics, tuple) and all(isinstance(name, str) for name in cls.metrics)
+    if not names or {"turns", "failed"} & set(cls.metrics):
+        raise ValueError(f"environment {cls.__name__}: metrics={cls.metrics!r} must be a tuple of names of attributes, "
+                         "without 'turns' and 'failed', which are counted for all environments")
     ENVIRONMENTS[cls.__name__] = cls
     return cls
 
@@ -75,6 +84,6 @@ def find_environment(name, path):
     """The class of this name, in the file at `path` if there is one. The file runs once in a process."""
     load_reward_file(path)
     if name not in ENVIRONMENTS:
-        known = ", ".join(ENVIRONMENTS) or "none: set environment_file"
-        raise ValueError(f"environment={name!r} is not known; known are {known}")
+        known = ", ".join(ENVIRONMENTS) or "none"
+        raise ValueError(f"environment={name!r} is no @environment class of environment_file={path}; known: {known}")
     return ENVIRONMENTS[name]

@@ -89,9 +89,9 @@ def build_new_model(config, tokenizer):
         return model
     start, _ = load_model(config.init_from, tokenizer=tokenizer, key="init_from")
     same_output = (start.mode, start.judge_head) == (config.mode, config.judge_head)
-    for key in ("n_layer", "n_head", "n_embd", "tied"):
+    for key in ("n_layer", "n_head", "n_embd", "tied", "prompt_attention"):
         has, wanted = getattr(start.config, key), getattr(config, key)
-        if has != wanted and (same_output or key != "tied"):
+        if has != wanted and (same_output or key not in ("tied", "prompt_attention")):
             raise ValueError(f"init_from={config.init_from} has {key}={has}, the config {wanted}; make them equal")
     weights = start.state_dict()
     if not same_output:

@@ -17,9 +17,11 @@ class Guess:
     The reward is 1 for a game with no more guesses than halving needs at worst, and falls to 0 at twice as many.
     """
 
+    metrics = ("optimal",)
+
     def __init__(self, seed):
         self.random = random.Random(seed)
-        self.guesses = self.optimal = 0
+        self.guesses = self.best = 0
 
     def reset(self, record):
         self.low, self.high = map(int, record["prompt"].rstrip(":").split("-"))
@@ -32,7 +34,7 @@ class Guess:
         if not (digits.isascii() and digits.isdigit() and self.low <= int(digits) <= self.high):
             return None, 0.0  # not a number, or one that the answers have ruled out
         guess = int(digits)
-        self.optimal += self.is_optimal(guess)
+        self.best += self.is_optimal(guess)
         if guess == self.number:
             return None, max(0.0, 1 - max(0, self.guesses - self.allowed) / self.allowed)
         if guess < self.number:
@@ -47,5 +49,5 @@ class Guess:
         return rest < needed(self.high - self.low + 1)
 
     @property
-    def metrics(self):
-        return {"optimal": (self.optimal, self.guesses)}
+    def optimal(self):
+        return self.best, self.guesses

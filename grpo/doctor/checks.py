@@ -107,7 +107,7 @@ def ends_of_completions(x):
     own = [str(record["completion"]) for record in x.data.records["train"][:1000] if record.get("completion")]
     if not own:
         return None
-    for stop in x.config.stop_sequences:
+    for stop in x.config.stop_sequences if x.config.environment is None else ():  # else they end turns
         cut = [text for text in own if text.partition(stop)[2].strip()]  # one that ends with it is whole
         if cut:
             return False, f"The text {stop!r} is inside {len(cut) / len(own):.0%} of the records' completions.", (

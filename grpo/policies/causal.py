@@ -38,7 +38,7 @@ class CausalReading(Reading):
         return lengths(self.chosen).flatten()
 
     def sizes(self):
-        return self.prompt_length + self.counts()
+        return self.prompt_length + lengths(self.chosen).sum(1)
 
 
 class CausalPolicy(ModelPolicy):

@@ -4,13 +4,14 @@ An answer is encoded once, and its tokens are read through the cache of its comp
 policy writes.
 """
 
+import copy
 import math
 import sys
 
 import numpy as np
 import torch
 
-from core.prompts import PromptFormat
+from core.prompts import OF_CONSUMER, PromptFormat
 from core.settings.user_code import UserCodeError, one_line, run_user_code, time_limit
 from grpo.environments import find_environment
 
@@ -35,6 +36,7 @@ class Episodes:
         self.front, self.back = form.around(stop.tokenizer)
         self.most, self.seconds = config.max_turns, config.reward_timeout
         make = find_environment(config.environment, config.environment_file)
+        self.names = make.metrics
         G = config.group_size
         records = [record for record in problems["record"] for _ in range(G)]
         numbers = np.repeat(problems["number"], G)
@@ -49,7 +51,8 @@ class Episodes:
             seed = np.random.SeedSequence([SEEDS, config.seed, iteration, int(number)])
             self.environments[n] = self.run(n, make, int(seed.generate_state(1)[0]))
             if self.environments[n] is not None:
-                self.run(n, self.environments[n].reset, dict(record))
+                fields = {key: copy.deepcopy(x) for key, x in record.items() if key not in OF_CONSUMER}
+                self.run(n, self.environments[n].reset, fields)
 
     def run(self, n, function, *arguments):
         """Returns what a function of the environment of completion n returns; None if it raises, or takes more than
@@ -97,14 +100,29 @@ class Episodes:
 
     def close(self):
         """Ends the environments. Returns {name: (sum, count)} of what they measured."""
-        sums = {"turns": (sum(self.turns), len(self.turns)), "failed": (self.failed, len(self.turns))}
+        sums = {name: (0.0, 0.0) for name in self.names}
         for n, one in enumerate(self.environments):
+            for name in self.names:
+                sums[name] = add(sums[name], getattr(one, name, (0, 0)), name)
+            reward = self.reward[n]
             if hasattr(one, "close"):
                 self.run(n, one.close)
-            for name, (total, count) in getattr(one, "metrics", {}).items():
-                before = sums.get(name, (0.0, 0))
-                sums[name] = before[0] + total, before[1] + count
+            self.reward[n] = reward
+        N = len(self.turns)
+        sums |= {"turns": (sum(self.turns), N), "failed": (self.failed, N)}
         return {f"environment/{name}": x for name, x in sums.items()}
+
+
+def add(sums, measured, name):
+    """The sums of two pairs. Raises ValueError unless what an environment measured is a pair of finite numbers."""
+    try:
+        total, count = (float(x) for x in measured)
+        if math.isfinite(total + count):
+            return sums[0] + total, sums[1] + count
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(f"{name!r} in the metrics of an environment must be (sum, count), two finite numbers, not "
+                     f"{one_line(measured, write=repr)}")
 
 
 def checked(result):
@@ -113,7 +131,7 @@ def checked(result):
         answer, reward = result
         if (answer is None or isinstance(answer, str)) and math.isfinite(reward):
             return answer, float(reward)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     raise ValueError("the step of an environment must return (a text or None, a finite number), not "
                      f"{one_line(result, write=repr)}")

@@ -32,6 +32,8 @@ def register_functions(names, functions, path):
         fn, taken = functions.get(name), REWARDS.get(name)
         if fn is None or (taken and taken.fn is fn):  # it has @reward, here or where the file imports it from
             continue
+        if getattr(fn, "__module__", "") == "grpo.environments":  # what registers classes, beside a reward of this name
+            continue
         if taken and not taken.plain:
             raise ValueError(f"reward_functions: {name!r} is a function of reward_file={path}, but also a reward that "
                              "is defined elsewhere; give the function another name")

@@ -186,3 +186,9 @@ class Bytes:
 def test_a_sequence_is_found_where_its_last_character_is_written_in_parts(sequence, text):
     ends = Stop(Bytes, [sequence])(torch.tensor([Bytes.encode("aé→b→")]), 0)[0].tolist()
     assert ends.index(True) == len(text.encode()) - 1, "what is marked after the first end means nothing"
+
+
+def test_a_stop_sequence_of_an_earlier_turn_does_not_end_the_next_one():
+    for sequence, text in (("\n", "12\n+34\n-5\n"), ("aa", "xaaaaaaa"), ("ab", "ab+xab"), ("\n\n", "\n\n\n\nx\n\n")):
+        ends = Stop(CAUSAL, (sequence,))(torch.tensor([CAUSAL.encode(text)]), 0)[0].tolist()
+        assert ends == [text[: i + 1].endswith(sequence) for i in range(len(text))], text

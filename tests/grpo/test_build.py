@@ -21,6 +21,7 @@ from grpo.build import (
     check_kind,
     check_memory,
     make_policy,
+    make_rewards,
 )
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
@@ -167,6 +168,21 @@ def test_models_and_settings_that_do_not_fit_are_refused(checkpoints, dataset, p
     with pytest.raises(ValueError, match=message) as error:
         built(checkpoints, data, **settings)
     assert "\n" not in str(error.value)
+
+
+def test_a_reference_with_another_prompt_attention_is_refused(tmp_path, prompts):
+    paths = {attention: str(tmp_path / attention) for attention in ("full", "prefix")}
+    for attention, path in paths.items():
+        save_model(path, model(tokenizer=CAUSAL, block_size=64, prompt_attention=attention), CAUSAL)
+    c = prompt_config(dataset=prompts, generator_checkpoint=paths["full"], reference_checkpoint=paths["prefix"])
+    with pytest.raises(ValueError, match="^reference_checkpoint=.* has another prompt_attention than the generator"):
+        build_models(c, prompt_consumer(prompts, c), one_process())
+
+
+def test_an_environment_that_is_not_there_is_refused_before_the_first_step(prompts):
+    c = prompt_config(dataset=prompts, environment="Chess", reward_functions=("environment",))
+    with pytest.raises(ValueError, match="^environment='Chess' is no @environment class of environment_file=None"):
+        make_rewards(c, None, one_process())
 
 
 def test_a_generator_needs_a_dataset_of_its_kind(tmp_path, prompts):

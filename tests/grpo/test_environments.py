@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from grpo.environments import ENVIRONMENTS, environment, find_environment
+from grpo.reward_functions.trl import register_functions
+from grpo.rewards import REWARDS
 from tests.tiny import ROOT, prompt_config
 
 GAME = {"environment": "Guess", "environment_file": f"{ROOT}/data/guess/environment.py",
@@ -21,6 +23,10 @@ def test_a_class_without_a_method_is_refused():
         for spoiled in (methods, methods | {lacking: lambda self: None}):
             with pytest.raises(ValueError, match=f"^environment Half: it needs {words}:"):
                 environment(type("Half", (), spoiled))
+    whole = {"__init__": lambda self, seed: None, "reset": lambda self, record: None, "step": lambda self, text: None}
+    for metrics in (["a"], ("turns",), (1,), "a"):
+        with pytest.raises(ValueError, match="^environment Half: metrics=.* must be a tuple of names of attributes"):
+            environment(type("Half", (), whole | {"metrics": metrics}))
     assert "Half" not in ENVIRONMENTS
 
 
@@ -29,6 +35,7 @@ def test_a_class_without_a_method_is_refused():
     ({"environment": None, "environment_file": None}, "the reward 'environment' is what an environment gives"),
     ({"reward_functions": ("length_penalty",)}, "gives rewards that nothing reads: add 'environment'"),
     ({"sampler": "vllm", "vllm_url": "http://localhost:1", "temperature": 1.0, "top_p": 1.0}, "does not go with sampler"),
+    ({"overlong_buffer": 2}, "overlong_buffer=2 counts the tokens of the policy"),
     ({"response_prefix": "A"}, "response_prefix='A' begins an answer"),
     ({"max_turns": 0}, "max_turns=0 must be at least 1")])
 def test_settings_that_do_not_go_together_are_refused(settings, words):
@@ -38,10 +45,16 @@ def test_settings_that_do_not_go_together_are_refused(settings, words):
 
 
 def test_a_name_that_the_file_does_not_have_is_refused_with_those_it_has(tmp_path):
-    with pytest.raises(ValueError, match="^environment='Chess' is not known; known are .*Guess"):
+    with pytest.raises(ValueError, match="^environment='Chess' is no @environment class of environment_file=.*; known: .*Guess"):
         find_environment("Chess", GAME["environment_file"])
     with pytest.raises((ValueError, FileNotFoundError), match="nowhere.py"):
         find_environment("Guess", str(tmp_path / "nowhere.py"))
+
+
+def test_a_file_of_rewards_and_environments_can_be_one():
+    taken = REWARDS["environment"]
+    register_functions(("environment",), {"environment": environment}, "mine.py")
+    assert REWARDS["environment"] is taken
 
 
 def new_game(low, high, seed=0):
@@ -75,12 +88,12 @@ def test_a_player_who_halves_always_wins_and_the_reward_falls_with_more_guesses(
         answer = "+"
         while answer is not None:
             answer, reward = game.step(str((game.low + game.high) // 2))
-        assert reward == 1.0 and game.metrics["optimal"] == (game.guesses, game.guesses)
+        assert reward == 1.0 and game.optimal == (game.guesses, game.guesses)
     game = new_game(1, 15)
     game.number, rewards = 14, []
     for guess in range(1, 15):
         rewards.append(game.step(f" {guess}"))
-    assert rewards == [("+", 0.0)] * 13 + [(None, 0.0)] and game.optimal < 5
+    assert rewards == [("+", 0.0)] * 13 + [(None, 0.0)] and game.best < 5
     game = new_game(1, 15)
     game.number = 5
     assert [game.step(str(guess)) for guess in (1, 2, 3, 4, 5)] == [("+", 0.0)] * 4 + [(None, 0.75)]

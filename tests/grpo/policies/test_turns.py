@@ -36,6 +36,8 @@ MADE = []  # the environments that were made
 class Echo:
     """Answers with the number of characters and a random number, and gives a tenth for each character."""
 
+    metrics = ("characters",)
+
     def __init__(self, seed):
         self.random, self.seed = random.Random(seed), seed
         self.heard, self.answers = [], []
@@ -55,8 +57,8 @@ class Echo:
         self.closed = True
 
     @property
-    def metrics(self):
-        return {"characters": (sum(map(len, self.heard)), len(self.heard))}
+    def characters(self):
+        return sum(map(len, self.heard)), len(self.heard)
 
 
 @environment
@@ -190,6 +192,40 @@ def test_turns_of_a_chat_model_make_the_text_of_its_template(tmp_path, prompts):
     assert all(compared.values())
 
 
+def test_an_environment_gets_a_copy_of_its_record_without_what_the_project_adds(prompts, monkeypatch):
+    monkeypatch.setattr(Echo, "reset", lambda self, record: record["numbers"].append(1) or setattr(self, "record", record))
+    c = prompt_config(**SETTINGS)
+    problems = prompt_consumer(prompts, c).problems("train", 0)
+    for record in problems["record"]:
+        record["numbers"] = [0]
+    causal_policy(1, scale=3.0).sample(problems, 0, c)
+    assert all(record["numbers"] == [0] for record in problems["record"])
+    assert all(one.record["numbers"] == [0, 1] and set(one.record) == {"prompt", "answer", "completion", "numbers"} for one in MADE)
+
+
+def test_sizes_count_the_tokens_of_answers_too(prompts):
+    _, _, problems, rollouts = episodes(prompts)
+    sizes = rollouts.reading.sizes()
+    read = [sum(map(len, rollouts.texts.completion_ids[i : i + 4])) for i in range(0, len(MADE), 4)]
+    prompt = [len(r["tokens"]) - 1 for r in problems["record"]]
+    assert sizes.tolist() == [a + b for a, b in zip(prompt, read, strict=True)]
+    assert (sizes > rollouts.reading.counts() + torch.tensor(prompt)).any()
+
+
+def test_an_error_at_the_end_is_counted_and_keeps_the_reward(prompts, monkeypatch):
+    monkeypatch.setattr(Echo, "close", lambda self: 1 / 0)
+    _, _, _, rollouts = episodes(prompts)
+    assert rollouts.texts.metrics["environment/failed"] == (16, 16)
+    assert None not in rollouts.texts.columns["environment_reward"]
+
+
+@pytest.mark.parametrize("measured", [None, 3, (1,), ("a", 1), (math.inf, 1), (10**400, 1)], ids=lambda x: str(x)[:9])
+def test_what_an_environment_measures_must_be_a_pair_of_numbers(prompts, monkeypatch, measured):
+    monkeypatch.setattr(Echo, "characters", measured)
+    with pytest.raises(ValueError, match="^'characters' in the metrics of an environment must be .sum, count., two finite"):
+        episodes(prompts)
+
+
 def test_a_group_starts_in_one_state_and_other_problems_in_others(prompts):
     c, policy, problems, _ = episodes(prompts)
     first = [one.opening for one in MADE]
@@ -243,7 +279,8 @@ def test_an_environment_that_computes_for_ever_is_skipped(prompts, monkeypatch, 
     assert "TimeoutError: it was not done after 0.05 seconds; the completion is skipped" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("result", [None, "text", ("a", "b"), (3, 1.0), ("a", math.nan)], ids=str)
+@pytest.mark.parametrize("result", [None, "text", ("a", "b"), (3, 1.0), ("a", math.nan), ("a", 10**400)],
+                         ids=lambda x: str(x)[:9])
 def test_a_step_that_returns_something_else_is_named(prompts, monkeypatch, result):
     monkeypatch.setattr(Echo, "step", lambda self, text: result)
     with pytest.raises(ValueError, match="^the step of an environment must return .a text or None, a finite number., not"):
