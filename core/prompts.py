@@ -106,14 +106,16 @@ class PromptFormat:
         """
         if self.template == "plain":
             return "", ""
-        said, heard = "what the model said", "what it heard"
-        messages = [*as_messages("?", self.system_prompt), {"role": "assistant", "content": said},
-                    {"role": "user", "content": heard}]
+        turn, message = "what the model wrote", "the message behind it"
+        messages = [
+            *as_messages("?", self.system_prompt),
+            {"role": "assistant", "content": turn},
+            {"role": "user", "content": message}]
         text = self.render(messages, tokenizer)
-        if text.count(said) != 1 or text.count(heard) != 1 or text.index(said) > text.index(heard):
+        if text.count(turn) != 1 or text.count(message) != 1 or text.index(turn) > text.index(message):
             raise ValueError(f"template={self.template!r} does not repeat the messages of a chat one after another, so "
                              "the text between two turns is not known; use template='plain'")
-        return tuple(text.split(said)[1].split(heard))
+        return tuple(text.split(turn)[1].split(message))
 
 
 def as_columns(records):

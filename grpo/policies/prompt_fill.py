@@ -53,8 +53,10 @@ class PromptFillPolicy(FillPolicy):
         P, T = prompt.shape
         G, L = config.group_size, config.max_new_tokens
         mask_id = self.tokenizer.mask_token_id
-        alone = T * self.model.prompt_alone  # columns of the prompts that are not in the texts
-        first = T - alone                    # masked column of the texts
+        alone = 0          # columns of the prompts that are not in the texts
+        if self.model.prompt_alone:
+            alone = T
+        first = T - alone  # masked column of the texts
         input = F.pad(prompt[:, alone:], (0, L), value=mask_id)                      # (P, first + L)
         position = torch.arange(first, first + L, device=self.device).expand(P, L)   # (P, L)
         hidden = torch.ones(P, L, dtype=torch.bool)
@@ -140,7 +142,9 @@ class PromptFillPolicy(FillPolicy):
         if not len(used):  # an estimator left out all tokens; every rank still calls the model as often
             used = number.new_zeros(1)
         cut = int(reading.padding.min())
-        of_text = cut * (not reading.prompt.shape[1])
+        of_text = cut
+        if reading.prompt.shape[1]:  # the padding is that of the prompts, which the texts do not have
+            of_text = 0
         tokens = reading.texts.flatten(0, 1)[used.to(self.device), of_text:]         # (U, T - of_text)
         with self.autocast():
             before, of_prompt = self._before(reading.prompt[:, cut:], reading.padding - cut)
