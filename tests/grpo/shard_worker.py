@@ -125,6 +125,8 @@ class Run:
         shard_all([self.policy.model, self.reference and self.reference.model, scorer], c, dist)
         assert has_parts(self.policy.model) == (dist.world > 1) == all(map(is_sharded, self.policy.parameters()))
         self.optimizers, self.keep = build_optimizers(self.policy, c), Keep(self.policy)
+        for group in self.optimizers[0].param_groups:
+            group["eps"] = 1e-4  # with 1e-8, a gradient near 0 is divided by its own size, and shows its rounding
 
     def steps(self, first, last):
         """Steps of training with numbers from first to last. Returns the metrics of the last one."""
