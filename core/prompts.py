@@ -128,6 +128,19 @@ def as_columns(records):
     return [r["text"] for r in records], columns
 
 
+def as_problems(records, numbers, T, tokenizer):
+    """B records with their "tokens", at most T, as a batch of problems, padded on the left."""
+    padding = T - np.array([len(record["tokens"]) for record in records])            # (B,)
+    input = np.full((len(records), T), tokenizer.pad_token_id)                       # (B, T)
+    for row, start, record in zip(input, padding, records, strict=True):
+        row[start:] = record["tokens"]
+    return {
+        "input": input,
+        "padding": padding,
+        "number": np.asarray(numbers),
+        "record": np.array(records, dtype=object)}
+
+
 class PromptConsumer:
     """Prompts as problems to complete, or records as supervised training examples.
 
@@ -266,16 +279,8 @@ class PromptConsumer:
         return self.pack(*self._drawn(split, step, micro))
 
     def pack(self, records, numbers):
-        """The records as a batch of problems, padded on the left."""
-        padding = self.longest - np.array([len(record["tokens"]) for record in records])  # (B,)
-        input = np.full((len(records), self.longest), self.tokenizer.pad_token_id)   # (B, T)
-        for row, start, record in zip(input, padding, records, strict=True):
-            row[start:] = record["tokens"]
-        return {
-            "input": input,
-            "padding": padding,
-            "number": np.asarray(numbers),
-            "record": np.array(records, dtype=object)}
+        """The records as a batch of problems."""
+        return as_problems(records, numbers, self.longest, self.tokenizer)
 
     def _example(self, record):
         """Prompt, completion and stop token, as token ids."""

@@ -5,10 +5,11 @@ from grpo.environments import environment
 @environment
 class Guess:
     def __init__(self, seed): ...      # the same for all completions of a group: they start in the same state
-    def reset(self, record): ...       # the record that the prompt is from
+    def reset(self, record): ...       # gets the record; may return the prompt, a text or messages
     def step(self, text): ...          # -> (answer, reward): the answer None ends the episode
     def close(self): ...               # optional
     metrics = ("name",)                # optional: attributes that are (sum, count) at the end, logged as means
+    slow = True                        # optional: runs in reward_workers processes, if there are any
 """
 
 import functools
@@ -20,6 +21,7 @@ from grpo.reward_functions.registry import load_reward_file
 
 ENVIRONMENTS = {}  # {name: class}
 REWARD = "environment_reward"  # the column of Texts with the sum of an episode's rewards, None where it failed
+TURNS = "environment_turns"    # ... with [(column in which a turn begins, its reward)] of each episode
 RANGES = {"max_turns": "[1, 1e6]"}
 
 
@@ -31,12 +33,14 @@ class EnvironmentConfig:
     environment: str | None = None       # the class that answers each turn of a completion; None: there is one turn
     environment_file: str | None = None  # a Python file of yours with @environment classes
     max_turns: int = 8                   # turns of an episode, at most
+    turn_credit: bool = False            # a turn's tokens get the rewards from it on, not those of the whole episode
 
     def __post_init__(self):
         check_ranges(self, RANGES)
-        if self.environment is None and (self.environment_file is not None or self.max_turns != 8):
-            raise ValueError("environment_file and max_turns are for environments: set environment to the name of a "
-                             "class, or leave them out")
+        changed = self.environment_file is not None or self.max_turns != 8 or self.turn_credit
+        if self.environment is None and changed:
+            raise ValueError("environment_file, max_turns and turn_credit are for environments: set environment to the "
+                             "name of a class, or leave them out")
 
 
 def check_environment(c):
@@ -56,6 +60,9 @@ def check_environment(c):
     if c.overlong_buffer:
         raise ValueError(f"overlong_buffer={c.overlong_buffer} counts the tokens of the policy, and the answers of an "
                          "environment take room too; set overlong_buffer=0")
+    if c.turn_credit and (c.kl_in_reward or c.reward_normalisation != "none"):
+        raise ValueError("turn_credit=True divides the rewards of an episode among its turns, which kl_in_reward and "
+                         "reward_normalisation do not know; leave them out")
     if c.response_prefix:
         raise ValueError(f"response_prefix={c.response_prefix!r} begins an answer, and environment={c.environment!r} "
                          "asks for several; leave it out")

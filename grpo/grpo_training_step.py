@@ -165,11 +165,16 @@ def compute_rollout_advantages(rollouts, scored, config, dist):
     """Phase 3: the rollouts with their advantage, and a train_mask without the completions that no reward scored and,
     with mask_truncated, those that ran out of room."""
     seen = (~scored.reward.isnan()).float()                                          # (P, G)
-    credited = seen[..., None].expand_as(scored.credit)                              # (P, G, 1 or M)
-    if credited.shape[2] > 1:
+    credited = seen[..., None].expand_as(scored.credit)                              # (P, G, 1, M or K)
+    if scored.turn is not None:
+        chosen = rollouts.by_problem(rollouts.mask)                                  # (P, G, M)
+        credited = credited * torch.zeros_like(credited).scatter_reduce(2, scored.turn, chosen, "amax")
+    elif credited.shape[2] > 1:
         credited = credited * rollouts.by_problem(rollouts.mask)
-    credit = torch.where(credited > 0, scored.credit, 0.0)                           # (P, G, 1 or M)
+    credit = torch.where(credited > 0, scored.credit, 0.0)                           # (P, G, 1, M or K)
     advantage = compute_advantages(credit, baseline_of(config), credited, dist.total)
+    if scored.turn is not None:
+        advantage = advantage.gather(2, scored.turn)                                 # (P, G, M)
     if config.train_pass_k > 1:
         advantage = advantage * scored.weight[..., None]
     train_mask = rollouts.train_mask * seen.view(-1, 1)

@@ -74,9 +74,9 @@ def run_user_code(function, *arguments, **settings):
 
 
 @contextmanager
-def time_limit(seconds):
-    """Raises TimeoutError within, after this many seconds of the processor's time. None is no limit; where signals do
-    not reach, in a thread and on Windows, there is none."""
+def time_limit(seconds, waiting=False):
+    """Raises TimeoutError within, after this many seconds of the processor's time, or with `waiting` of all time. None
+    is no limit; where signals do not reach, in a thread and on Windows, there is none."""
     reached = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     if seconds is None or not reached:
         yield
@@ -85,13 +85,16 @@ def time_limit(seconds):
     def end(*_):
         raise TimeoutError(f"it was not done after {seconds} seconds")
 
-    before = signal.signal(signal.SIGPROF, end)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    number, timer = signal.SIGPROF, signal.ITIMER_PROF
+    if waiting:
+        number, timer = signal.SIGALRM, signal.ITIMER_REAL
+    before = signal.signal(number, end)
+    signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.setitimer(timer, 0)
+        signal.signal(number, before)
 
 
 def as_user_error(error, function):

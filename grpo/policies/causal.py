@@ -14,7 +14,6 @@ from core.generation import Stop, generate
 from core.performance.batching import parts_of_like_length
 from core.performance.sharding import anchor
 from core.prompts import as_columns
-from grpo.environments import REWARD
 from grpo.policies.model_policy import ModelPolicy, sampling_of
 from grpo.policies.turns import Episodes
 from grpo.rollout import Reading, Rollouts, Texts
@@ -50,20 +49,21 @@ class CausalPolicy(ModelPolicy):
     def sample_part(self, problems, iteration, config, budget):
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, stop_sequences,
         response_prefix"""
+        stop, episodes = self._stop(config), None
+        if config.environment is not None:
+            episodes = Episodes(problems, iteration, config, stop)
+            problems = episodes.problems
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         shape = (config.group_size, config.max_new_tokens)
         noise = draw_uniforms(config.seed, iteration, problems["number"], shape)     # (P, G, max_new_tokens)
         padding = self._padding(padding)
-        stop, episodes = self._stop(config), None
-        if config.environment is not None:
-            episodes = Episodes(problems, iteration, config, stop)
         with self.autocast():
             generation = generate(
                 self.model, prompt, padding, noise, stop, budget, episodes, **sampling_of(config))
         rollouts = self.rollouts(problems, generation, config)
         if episodes is not None:
+            rollouts.texts.columns |= episodes.columns()
             rollouts.texts.metrics |= episodes.close()
-            rollouts.texts.columns[REWARD] = episodes.reward
         return rollouts
 
     def rollouts(self, problems, generation, config):

@@ -5,90 +5,115 @@ policy writes.
 """
 
 import copy
+import itertools
 import math
 import sys
 
 import numpy as np
 import torch
 
-from core.prompts import OF_CONSUMER, PromptFormat
-from core.settings.user_code import UserCodeError, one_line, run_user_code, time_limit
-from grpo.environments import find_environment
+from core.prompts import CHARACTERS, OF_CONSUMER, PromptFormat, as_problems
+from core.settings.user_code import UserCodeError, one_line
+from grpo.environments import REWARD, TURNS, find_environment
+from grpo.policies.environment_calls import environments_of
 
-SEEDS = 3          # begins the seeds of environments, and keeps them apart from other noise
-WARNED = set()     # lines of environments whose errors were printed in this process
+SEEDS = 3                 # begins the seeds of environments, and keeps them apart from other noise
+KEYS = itertools.count()  # an environment has a key of its own in its process
+WARNED = set()            # lines of environments whose errors were printed in this process
 
 
 class Episodes:
     """One environment for each of N = P * G completions. Those of a problem have the same seed and record.
 
+    problems: those given, with the prompts that `reset` returned in the place of the records' own
     given: (N, L) tokens that are not sampled but given, by column; -1: the policy writes
-    reward: N sums of the rewards of all turns; None where the environment failed
+    begin: N lists of the columns in which turns begin; reward: N lists of the rewards of turns
     """
 
     def __init__(self, problems, iteration, config, stop):
         """problems: a batch of PromptConsumer; stop: a core.generation.Stop, which ends a turn
-        config: environment, environment_file, max_turns, reward_timeout, group_size, seed, max_new_tokens, template,
-        system_prompt, chat_template_kwargs
+        config: environment, environment_file, max_turns, reward_timeout, reward_workers, group_size, seed,
+        max_new_tokens, template, system_prompt, chat_template_kwargs, prompt_format, max_prompt_length
         """
-        self.stop = stop
-        form = PromptFormat(config.template, config.system_prompt, chat_template_kwargs=config.chat_template_kwargs)
-        self.front, self.back = form.around(stop.tokenizer)
-        self.most, self.seconds = config.max_turns, config.reward_timeout
-        make = find_environment(config.environment, config.environment_file)
-        self.names = make.metrics
+        self.stop, self.config = stop, config
+        self.form = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
+                                 config.chat_template_kwargs, config.prompt_format)
+        self.front, self.back = self.form.around(stop.tokenizer)
+        self.environments = environments_of(config.environment, config.environment_file, config.reward_timeout,
+                                            config.reward_workers)
         G = config.group_size
-        records = [record for record in problems["record"] for _ in range(G)]
-        numbers = np.repeat(problems["number"], G)
-        N = len(records)
+        N = len(problems["record"]) * G
         self.given = torch.full((N, config.max_new_tokens), -1)
-        self.begin = [0] * N    # the column in which the turn begins
-        self.turns = [0] * N
-        self.reward = [0.0] * N
-        self.failed = 0
-        self.environments = [None] * N
-        for n, (record, number) in enumerate(zip(records, numbers, strict=True)):
-            seed = np.random.SeedSequence([SEEDS, config.seed, iteration, int(number)])
-            self.environments[n] = self.run(n, make, int(seed.generate_state(1)[0]))
-            if self.environments[n] is not None:
-                fields = {key: copy.deepcopy(x) for key, x in record.items() if key not in OF_CONSUMER}
-                self.run(n, self.environments[n].reset, fields)
+        self.begin = [[0] for _ in range(N)]
+        self.reward = [[] for _ in range(N)]
+        self.failed = set()  # completions whose environment failed
+        self.names = find_environment(config.environment, config.environment_file).metrics
+        self.keys = [next(KEYS) for _ in range(N)]
+        calls = {}
+        for p, (record, number) in enumerate(zip(problems["record"], problems["number"], strict=True)):
+            seed = np.random.SeedSequence([SEEDS, config.seed, iteration, int(number)]).generate_state(1)[0]
+            fields = {key: x for key, x in record.items() if key not in OF_CONSUMER}
+            for n in range(p * G, (p + 1) * G):
+                calls[n] = "begin", int(seed), copy.deepcopy(fields)
+        self.problems = self.opened(problems, self.ask(calls))
 
-    def run(self, n, function, *arguments):
-        """Returns what a function of the environment of completion n returns; None if it raises, or takes more than
-        reward_timeout of the processor's time, which ends the episode."""
-        try:
-            with time_limit(self.seconds):
-                return run_user_code(function, *arguments)
-        except UserCodeError as error:
-            self.reward[n] = None
-            self.failed += 1
-            if error.line not in WARNED:
-                WARNED.add(error.line)
-                sys.stderr.write(f"environment: {error}; the completion is skipped\n")
+    def opened(self, problems, prompts):
+        """The problems, with the prompts of their environments, {completion: a text, messages or None}. Raises
+        ValueError if those of a group are not the same, or too long."""
+        records = list(problems["record"])
+        G, limit = self.config.group_size, self.config.max_prompt_length
+        for p, record in enumerate(records):
+            found = [prompts[n] for n in range(p * G, (p + 1) * G) if n in prompts]
+            if any(prompt != found[0] for prompt in found):
+                raise ValueError(f"environment={self.config.environment!r}: its reset gave the completions of a group "
+                                 "different prompts; draw what is random from random.Random(seed)")
+            if not found or found[0] is None:
+                continue
+            text, tokens = self.form.encode(found[0], self.stop.tokenizer)
+            if not 0 < len(tokens) <= limit:
+                raise ValueError(f"environment={self.config.environment!r}: its reset gave a prompt of {len(tokens)} "
+                                 f"tokens; it must have 1 to max_prompt_length={limit}")
+            records[p] = {**record, "prompt": found[0], "text": text, "tokens": tokens}
+        T = max(len(record["tokens"]) for record in records)
+        return as_problems(records, problems["number"], T, self.stop.tokenizer)
+
+    def ask(self, calls):
+        """Calls environments. calls: {completion: (method, *arguments)}. Returns {completion: what it returned} without
+        those that raised or took too long, which is printed once for each line of the user's file."""
+        found = self.environments.call({self.keys[n]: call for n, call in calls.items()})
+        answered = {}
+        for n in calls:
+            x = found[self.keys[n]]
+            if not isinstance(x, UserCodeError):
+                answered[n] = x
+                continue
+            self.failed.add(n)
+            if x.line not in WARNED:
+                WARNED.add(x.line)
+                sys.stderr.write(f"environment: {x}; the completion is skipped\n")
+        return answered
 
     def __call__(self, target, t, numbers):
         """Answers the completions whose turn ended in column t. Returns those whose episode is over, a list.
 
         target: (N, L) tokens so far; numbers: of these completions
         """
-        return [n for n in numbers if not self.goes_on(n, target[n, self.begin[n] : t + 1].tolist(), t)]
+        ids = {n: target[n, self.begin[n][-1] : t + 1].tolist() for n in numbers if n not in self.failed}
+        results = self.ask({n: ("step", self.stop.text(turn)) for n, turn in ids.items()})
+        going_on = {n for n, result in results.items() if self.goes_on(n, ids[n][-1], t, result)}
+        return [n for n in numbers if n not in going_on]
 
-    def goes_on(self, n, ids, t):
-        """Answers one completion, whose turn has these ids. Returns whether it has another turn."""
-        if self.reward[n] is not None:
-            result = self.run(n, self.environments[n].step, self.stop.text(ids))
-        if self.reward[n] is None:  # it failed, now or at its start
-            return False
+    def goes_on(self, n, last, t, result):
+        """Takes what the environment of one completion returned for its turn, whose last token is `last`. Returns
+        whether it has another turn."""
         answer, reward = checked(result)
-        self.reward[n] += reward
-        self.turns[n] += 1
-        if answer is None or self.turns[n] == self.most:
+        self.reward[n].append(reward)
+        if answer is None or len(self.reward[n]) == self.config.max_turns:
             return False
-        ids = torch.tensor(self.encode(answer, ids[-1]), dtype=torch.long)
         room = self.given.shape[1] - t - 1
+        ids = torch.tensor(self.encode(answer[: CHARACTERS * room], last), dtype=torch.long)
         self.given[n, t + 1 : t + 1 + len(ids)] = ids[:room]
-        self.begin[n] = t + 1 + len(ids)
+        self.begin[n].append(t + 1 + len(ids))
         return True
 
     def encode(self, answer, last):
@@ -98,18 +123,26 @@ class Episodes:
             front = front.removeprefix(tokenizer.stop_token_names[tokenizer.stop_token_ids.index(last)])
         return tokenizer.encode(front + answer + self.back)
 
+    def columns(self):
+        """{column of Texts: N values}, None where the environment failed."""
+        columns = {REWARD: [], TURNS: []}
+        for n, (begin, reward) in enumerate(zip(self.begin, self.reward, strict=True)):
+            failed = n in self.failed
+            turns = list(itertools.zip_longest(begin, reward, fillvalue=0.0))  # the last one may have no reward
+            columns[REWARD].append(None if failed else sum(reward))
+            columns[TURNS].append(None if failed else turns)
+        return columns
+
     def close(self):
         """Ends the environments. Returns {name: (sum, count)} of what they measured."""
+        N = len(self.begin)
+        measured = self.ask({n: ("measure",) for n in range(N)})
         sums = {name: (0.0, 0.0) for name in self.names}
-        for n, one in enumerate(self.environments):
-            for name in self.names:
-                sums[name] = add(sums[name], getattr(one, name, (0, 0)), name)
-            reward = self.reward[n]
-            if hasattr(one, "close"):
-                self.run(n, one.close)
-            self.reward[n] = reward
-        N = len(self.turns)
-        sums |= {"turns": (sum(self.turns), N), "failed": (self.failed, N)}
+        for one in measured.values():
+            for name, pair in one.items():
+                sums[name] = add(sums[name], pair, name)
+        self.ask({n: ("close",) for n in range(N)})
+        sums |= {"turns": (sum(map(len, self.reward)), N), "failed": (len(self.failed), N)}
         return {f"environment/{name}": x for name, x in sums.items()}
 
 

@@ -1,4 +1,4 @@
-"""Computed from the rewards of a whole group: normalised rewards (GDPO), and weights for pass@k."""
+"""Computed from the rewards of a whole group: normalised rewards (GDPO), weights for pass@k, and the credit of turns."""
 
 import torch
 
@@ -37,3 +37,23 @@ def pass_k_weight(right, k):
         wrong_left = (wrong_others - j).clamp(min=0)
         weight = weight * wrong_left / (others - j).clamp(min=1)
     return torch.where(others < k - 1, 1.0, weight)
+
+
+def credit_of_turns(total, weight, turns, M):
+    """The reward of each completion without what its environment gave for earlier turns, by turn; and the turn of each
+    token.
+
+    total: (N,) weighted sums of all rewards; weight: that of the reward 'environment'
+    turns: N lists of (column in which a turn begins, its reward), or None; M: columns of tokens
+    Returns (N, K) for at most K turns, and (N, M) numbers of turns from 0 on
+    """
+    K = max((len(of_one) for of_one in turns if of_one), default=1)
+    before = torch.zeros(len(turns), K)
+    turn = torch.zeros(len(turns), M, dtype=torch.long)
+    for n, of_one in enumerate(turns):
+        earlier = 0.0
+        for k, (begin, reward) in enumerate(of_one or ()):
+            before[n, k] = earlier
+            turn[n, begin:] = k
+            earlier += reward
+    return total[:, None] - weight * before.to(total), turn.to(total.device)

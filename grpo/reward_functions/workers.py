@@ -25,11 +25,12 @@ class Workers:
 
     timeout: the most seconds for all jobs of a call together
     start: a function of a module that each process calls first, as start(*arguments)
+    answer: a function of a module that each process calls with every job, as answer(*job)
     """
 
-    def __init__(self, count, timeout, start, *arguments):
+    def __init__(self, count, timeout, start, *arguments, answer=run_reward):
         self.count, self.timeout = count, timeout
-        self.start, self.arguments = start, arguments
+        self.start, self.arguments, self.answer = start, arguments, answer
         self.processes = {}  # {pipe: the process at its other end}
 
     def call(self, name, fields, settings, N):
@@ -98,7 +99,7 @@ class Workers:
     def start_one(self):
         """Starts a process. Returns the pipe to it."""
         pipe, other_end = PROCESSES.Pipe()
-        process = PROCESSES.Process(target=work, args=(other_end, self.start, self.arguments), daemon=True)
+        process = PROCESSES.Process(target=work, args=(other_end, self.start, self.arguments, self.answer), daemon=True)
         process.start()
         other_end.close()  # the process alone holds it, so that the pipe breaks when the process ends
         self.processes[pipe] = process
@@ -136,9 +137,9 @@ def received(pipe):
     return result
 
 
-def work(pipe, start, arguments):
+def work(pipe, start, arguments, answer):
     """The main function of a process, which ends when the run does, however that ends: start(*arguments), then one call
-    of run_reward after another."""
+    of `answer` after another."""
     if hasattr(os, "setpgid"):  # a signal to the run's group ends the run after its step, which needs the workers
         os.setpgid(0, 0)
     run = multiprocessing.parent_process()
@@ -149,7 +150,7 @@ def work(pipe, start, arguments):
     answer_with(pipe, start, arguments)
     with contextlib.suppress(EOFError):  # the run has closed its end of the pipe
         while True:
-            answer_with(pipe, run_reward, pipe.recv())
+            answer_with(pipe, answer, pipe.recv())
 
 
 def answer_with(pipe, function, arguments):

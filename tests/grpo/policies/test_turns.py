@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from core.distributions import sampling_logp
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
 from grpo.environments import environment
+from grpo.grpo_training_step import compute_rollout_advantages
 from grpo.policies import turns
 from grpo.policies.causal import CausalPolicy
 from grpo.rewards import Rewards
@@ -22,6 +24,7 @@ from tests.tiny import (
     clear_gradient,
     flat_gradient,
     jsonl,
+    one_process,
     prompt_config,
     prompt_consumer,
     same,
@@ -201,6 +204,74 @@ def test_an_environment_gets_a_copy_of_its_record_without_what_the_project_adds(
     causal_policy(1, scale=3.0).sample(problems, 0, c)
     assert all(record["numbers"] == [0] for record in problems["record"])
     assert all(one.record["numbers"] == [0, 1] and set(one.record) == {"prompt", "answer", "completion", "numbers"} for one in MADE)
+
+
+@pytest.mark.parametrize("opening", ["text", "messages"])
+def test_a_prompt_from_reset_is_the_prompt_of_its_group(prompts, tmp_path, monkeypatch, opening):
+    def reset(self, record):
+        Echo.opened = f"{record['prompt']}{self.random.randint(0, 10**6)}="
+        return Echo.opened if opening == "text" else [{"role": "user", "content": Echo.opened}]
+
+    monkeypatch.setattr(Echo, "reset", reset)
+    c, policy, problems, rollouts = episodes(prompts)
+    begin = [r["prompt"] for r in problems["record"] for _ in range(c.group_size)]
+    assert all(text.startswith(old) and len(text) > len(old) for text, old in zip(rollouts.texts.prompts, begin, strict=True))
+    records = [{"prompt": text, "split": "train"} for text in rollouts.texts.prompts[:: c.group_size]]
+    written = jsonl(tmp_path / "p.jsonl", *records, {"prompt": "1", "split": "val"})
+    data = PromptConsumer(written, 4, tokenizer=CAUSAL)
+    monkeypatch.setattr(Echo, "reset", lambda self, record: self.random.randint(0, 10**6) and None)
+    same_prompts = data.pack(data.records["train"], problems["number"])
+    again = policy.sample(same_prompts, 0, c)
+    assert again.texts.completion_ids == rollouts.texts.completion_ids
+    torch.testing.assert_close(again.old_logp, rollouts.old_logp, rtol=0, atol=1e-4)
+    torch.testing.assert_close(score(policy, rollouts, c.temperature).logp, rollouts.old_logp, rtol=0, atol=1e-5)
+
+
+def test_a_prompt_from_reset_that_differs_in_a_group_or_is_too_long_is_refused(prompts, monkeypatch):
+    monkeypatch.setattr(Echo, "reset", lambda self, record: str(len(MADE)))
+    with pytest.raises(ValueError, match="^environment='Echo': its reset gave the completions of a group different prompts"):
+        episodes(prompts)
+    for prompt in ("", 600 * "1"):
+        monkeypatch.setattr(Echo, "reset", lambda self, record, prompt=prompt: prompt)
+        with pytest.raises(ValueError, match=f"gave a prompt of {len(prompt)} tokens; it must have 1 to max_prompt_length=512"):
+            episodes(prompts)
+
+
+def test_with_turn_credit_a_turn_is_compared_by_the_rewards_from_it_on(prompts):
+    c, _, _, rollouts = episodes(prompts, turn_credit=True, advantage="leave_one_out",
+                                 reward_functions=("environment", "length_penalty"), reward_weights=(2.0, 0.5))
+    scored = Rewards(c)(rollouts)
+    advantage = compute_rollout_advantages(rollouts, scored, c, one_process()).advantage  # (N, M)
+    other, G = 0.5 * scored.values["length_penalty"], c.group_size
+    first, several = 0, 0
+    for n in range(len(MADE)):
+        group = range(n - n % G, n - n % G + G)
+
+        def from_turn(m, k):
+            """The rewards of completion m from turn k on; None if it has no such turn."""
+            turns = [ids for chosen, ids in pieces(rollouts, m) if chosen]
+            if k >= len(turns):
+                return None
+            return 2 * sum(map(len, MADE[m].heard[k:])) / 10 + float(other[m])
+
+        place = k = 0
+        for chosen, ids in pieces(rollouts, n):
+            if chosen:
+                own = from_turn(n, k)
+                others = [x for m in group if m != n and (x := from_turn(m, k)) is not None]
+                expected = own - sum(others) / len(others) if others else 0.0
+                found = advantage[n, place : place + len(ids)]
+                torch.testing.assert_close(found, torch.full_like(found, expected), rtol=0, atol=1e-5)
+                first, several, k = first + (k == 0), several + (k > 0 and bool(others)), k + 1
+            place += len(ids)
+    assert first == len(MADE) and several > 5
+
+
+def test_without_earlier_rewards_turn_credit_of_the_first_turn_is_that_of_the_episode(prompts):
+    c, _, _, rollouts = episodes(prompts, turn_credit=True, max_turns=1)
+    whole = replace(c, turn_credit=False)
+    found = [compute_rollout_advantages(rollouts, Rewards(x)(rollouts), x, one_process()).advantage for x in (c, whole)]
+    torch.testing.assert_close(*torch.broadcast_tensors(*found), rtol=0, atol=1e-6)
 
 
 def test_sizes_count_the_tokens_of_answers_too(prompts):
