@@ -1,6 +1,8 @@
 """Code of others that runs here: a user's config or reward, a library that reads a file of others. Whatever it raises
 becomes a ValueError of one line, and what may never end has a limit of time."""
 
+import asyncio
+import functools
 import inspect
 import os
 import pathlib
@@ -95,6 +97,15 @@ def time_limit(seconds, waiting=False):
     finally:
         signal.setitimer(timer, 0)
         signal.signal(number, before)
+
+
+@functools.cache
+def event_loop():
+    """An event loop in a thread of its own, for as long as the process runs: connections that a user's code keeps open
+    stay usable, and a notebook, whose own loop is running, can train."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
 
 
 def as_user_error(error, function):

@@ -1,4 +1,4 @@
-"""How environments are called: in this process, or in worker processes, with a limit of time."""
+"""Calls of environments, with a limit of time: in this process, or in worker processes."""
 
 import asyncio
 import contextlib
@@ -10,17 +10,18 @@ import time
 from collections import defaultdict
 from concurrent.futures import Future
 
-from core.settings.user_code import UserCodeError, definition, naming_line_of, time_limit
+from core.settings.user_code import UserCodeError, definition, event_loop, naming_line_of, time_limit
 from grpo.environments import find_environment
-from grpo.reward_functions.registry import event_loop
-from grpo.reward_functions.workers import END_SECONDS, ENDED, Workers, received
+from grpo.sandbox.processes import END_SECONDS, ENDED, Processes, received
 
 
 @functools.cache
 def environments_of(name, path, seconds, workers):
-    """What calls the environments of a class: those that are slow in worker processes, if there are any."""
-    if workers and getattr(find_environment(name, path), "slow", False):
-        return Processes(name, path, seconds, workers)
+    """Returns the object that calls the environments of a class. Those of a slow class are in worker processes, if
+    there are any."""
+    slow = getattr(find_environment(name, path), "slow", False)
+    if slow and workers > 0:
+        return RemoteEnvironments(name, path, seconds, workers)
     return Environments(name, path, seconds)
 
 
@@ -54,7 +55,7 @@ class Environments:
         found = {key: self.start(key, *call) for key, call in calls.items()}
         for key, x in found.items():
             if isinstance(x, Future):
-                found[key] = self.named(x.result)
+                found[key] = self.with_line(x.result)
         return found
 
     def start(self, key, method, *arguments):
@@ -63,7 +64,7 @@ class Environments:
             with time_limit(self.seconds, waiting=True):
                 return getattr(self, method)(key, *arguments)
 
-        x = self.named(limited)
+        x = self.with_line(limited)
         if inspect.iscoroutine(x):
             return asyncio.run_coroutine_threadsafe(self.awaited(x), event_loop())
         return x
@@ -74,8 +75,8 @@ class Environments:
         except asyncio.TimeoutError:
             raise TimeoutError(f"it was not done after {self.seconds} seconds") from None
 
-    def named(self, function):
-        """What a function returns, or a UserCodeError with the line of the class that raised within."""
+    def with_line(self, function):
+        """Returns what a function returns, or a UserCodeError with the line of the class that raised within."""
         try:
             with naming_line_of(self.make):
                 return function()
@@ -83,26 +84,28 @@ class Environments:
             return error
 
 
-class Processes:
+class RemoteEnvironments:
     """Environments in `count` worker processes. One that has not answered `seconds` after it was called, and a few more
     in which it may end a call by itself, is killed, and all its environments fail."""
 
     def __init__(self, name, path, seconds, count):
         path = path and os.path.abspath(path)
         self.place = definition(find_environment(name, path))
-        self.workers = Workers(count, seconds, begin_process, name, path, seconds, answer=call_here)
+        self.workers = Processes(count, seconds, call_here, begin_process, name, path, seconds)
         self.home = {}  # {key: the pipe to its process}
         self.numbers = itertools.count()
 
     def call(self, calls):
-        """As that of Environments."""
+        """Calls environments, as Environments.call does."""
         self.workers.start_missing()
         pipes = list(self.workers.processes)
         parts = defaultdict(dict)  # {pipe: {key: call}}
         for key, call in calls.items():
             if key not in self.home:
-                self.home[key] = pipes[next(self.numbers) % len(pipes)]
-            parts[self.home[key]][key] = call
+                number = next(self.numbers)
+                self.home[key] = pipes[number % len(pipes)]
+            pipe = self.home[key]
+            parts[pipe][key] = call
             if call[0] == "close":
                 del self.home[key]
         for pipe, part in parts.items():
@@ -115,11 +118,12 @@ class Processes:
         return found
 
     def answers(self, pipe, part, until):
-        """What the process at the other end of a pipe answered to its part of the calls."""
+        """Returns the answers of the process at the other end of a pipe to its part of the calls."""
         what = "the process of the environment has ended"
         if pipe in self.workers.processes:
             with contextlib.suppress(*ENDED):
-                if pipe.poll(max(0.0, until - time.monotonic())):
+                left = until - time.monotonic()
+                if pipe.poll(max(0.0, left)):
                     return received(pipe)
                 what = f"TimeoutError: it was not done after {self.workers.timeout} seconds"
             self.workers.end([pipe])

@@ -51,7 +51,8 @@ class Episodes:
         self.keys = [next(KEYS) for _ in range(N)]
         calls = {}
         for p, (record, number) in enumerate(zip(problems["record"], problems["number"], strict=True)):
-            seed = np.random.SeedSequence([SEEDS, config.seed, iteration, int(number)]).generate_state(1)[0]
+            sequence = np.random.SeedSequence([SEEDS, config.seed, iteration, int(number)])
+            seed = sequence.generate_state(1)[0]
             fields = {key: x for key, x in record.items() if key not in OF_CONSUMER}
             for n in range(p * G, (p + 1) * G):
                 calls[n] = "begin", int(seed), copy.deepcopy(fields)
@@ -111,7 +112,8 @@ class Episodes:
         if answer is None or len(self.reward[n]) == self.config.max_turns:
             return False
         room = self.given.shape[1] - t - 1
-        ids = torch.tensor(self.encode(answer[: CHARACTERS * room], last), dtype=torch.long)
+        answer = answer[: CHARACTERS * room]
+        ids = torch.tensor(self.encode(answer, last), dtype=torch.long)
         self.given[n, t + 1 : t + 1 + len(ids)] = ids[:room]
         self.begin[n].append(t + 1 + len(ids))
         return True

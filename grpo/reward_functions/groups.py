@@ -1,4 +1,4 @@
-"""Computed from the rewards of a whole group: normalised rewards (GDPO), weights for pass@k, and the credit of turns."""
+"""Computed from the rewards of a whole group: normalised rewards (GDPO), weights for pass@k, credit of turns."""
 
 import torch
 

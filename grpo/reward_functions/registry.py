@@ -2,12 +2,10 @@
 
 import asyncio
 import copy
-import functools
 import inspect
 import math
 import os
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ from typing import NamedTuple
 
 from core.config import run_config_file
 from core.files.records import RAW
-from core.settings.user_code import UserCodeError, definition, guarded, naming_line_of
+from core.settings.user_code import UserCodeError, definition, event_loop, guarded, naming_line_of
 from grpo.reward_functions.reward_log import Log
 
 
@@ -169,15 +167,6 @@ async def awaited(name, coroutine):
     """The return value of a reward's coroutine. No exit may leave it, since that would end the event loop."""
     with naming_reward(name):
         return await coroutine
-
-
-@functools.cache
-def event_loop():
-    """An event loop in a thread of its own, for as long as the process runs: connections that a reward keeps open stay
-    usable, and a notebook, whose own loop is running, can train."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    return loop
 
 
 @contextmanager

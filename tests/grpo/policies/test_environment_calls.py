@@ -7,7 +7,7 @@ import pytest
 from core.settings.user_code import UserCodeError
 from grpo.environments import environment
 from grpo.policies import turns
-from grpo.policies.environment_calls import Environments, Processes, environments_of
+from grpo.policies.environment_calls import Environments, RemoteEnvironments, environments_of
 from tests.grpo.policies.test_turns import episodes
 
 IN_PROCESSES = """
@@ -65,7 +65,7 @@ def start(pool, kinds):
 
 @pytest.mark.slow
 def test_an_environment_that_ends_or_holds_its_process_fails_alone_with_those_beside_it(careless):
-    pool = Processes("Careless", careless, 1.0, 3)
+    pool = RemoteEnvironments("Careless", careless, 1.0, 3)
     for kind, said in (("kill", "has ended"), ("exit", "has ended"), ("hang", "TimeoutError: it was not done after 1.0")):
         start(pool, [kind, "well", "well", "well"])  # 0 and 3 share a process
         found = pool.call({key: ("step", "a") for key in range(4)})
@@ -82,7 +82,7 @@ def test_an_environment_that_ends_or_holds_its_process_fails_alone_with_those_be
 
 @pytest.mark.slow
 def test_an_environment_that_waits_or_raises_in_a_process_fails_alone(careless):
-    pool = Processes("Careless", careless, 0.5, 1)
+    pool = RemoteEnvironments("Careless", careless, 0.5, 1)
     start(pool, ["sleep", "raise", "well"])
     found = pool.call({key: ("step", "a") for key in range(3)})
     assert "time.sleep(1000): TimeoutError: it was not done after 0.5 seconds" in str(found[0])

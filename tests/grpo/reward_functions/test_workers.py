@@ -1,4 +1,4 @@
-"""Worker processes of slow rewards: the jobs they get, what is late, and how they end."""
+"""Worker processes of slow rewards: the jobs they get, and what is late."""
 
 import ctypes
 import faulthandler
@@ -6,19 +6,18 @@ import math
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
 
 from grpo.reward_functions import registry
-from grpo.reward_functions import workers as module
-from grpo.reward_functions.registry import Reward, load_reward_file
+from grpo.reward_functions import workers as workers_module
+from grpo.reward_functions.registry import Reward
 from grpo.reward_functions.workers import Workers
 from grpo.sandbox import folder as sandbox_folder
-from tests.tiny import ROOT, fork_workers
+from grpo.sandbox import processes
+from tests.tiny import fork_workers
 
 
 def logging_length(completions, log_metric, log_extra, scale=1):
@@ -112,7 +111,8 @@ def test_a_job_that_does_not_end_is_late_and_its_process_is_replaced(workers):
 def clock(monkeypatch):
     """The clock of the deadline: it stands still until a test puts it forward."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    for module in (workers_module, processes):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 
@@ -124,7 +124,7 @@ def test_the_time_in_which_a_process_is_replaced_does_not_count(workers, clock, 
         return start_one()
 
     workers.start_one = start_slowly
-    monkeypatch.setattr(module, "START_SECONDS", 1000)
+    monkeypatch.setattr(processes, "START_SECONDS", 1000)
     assert called(workers, "ending", "exits", "is killed", "a", "bb", "ccc") == ([None, None, 1, 2, 3], {0, 1})
 
 
@@ -138,7 +138,7 @@ def test_an_answer_that_lies_ready_is_read_after_the_deadline_and_after_its_work
             list(workers.processes.values())[-1].kill()
         return pipes[:1]
 
-    monkeypatch.setattr(module, "wait", one_after_the_deadline)
+    monkeypatch.setattr(workers_module, "wait", one_after_the_deadline)
     assert called(workers, "alone", "a", "bb", "ccc") == ([1, 2, None], {2})
 
 
@@ -149,58 +149,3 @@ def test_folders_of_processes_that_were_ended_are_removed(workers, monkeypatch, 
     assert (tmp_path / "left").exists()
     called(workers, "ending", "exits")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("start", "argument", "message"), [
-    (endless, ["endless"], "it took too long; raise reward_timeout"),
-    (ending, ["exits"], "it ended with exit code 0"), (ending, ["is killed"], "it ended with exit code -9"),
-    (os.listdir, "gone", "[^\n]*No such file or directory: 'gone'"),
-    (load_reward_file, "mine.py", "mine.py, line 3: raise KeyError[^\n]*no key here'")])
-def test_a_worker_that_cannot_start_is_one_line(workers, monkeypatch, tmp_path, start, argument, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("import multiprocessing\nif multiprocessing.parent_process():\n"
-                                      "    raise KeyError('no key here')\n")
-    workers.start, workers.arguments = start, (argument,)
-    if start is endless:
-        monkeypatch.setattr(module, "START_SECONDS", 0.1)
-        workers.timeout = 0.1
-    with pytest.raises(ValueError, match=f"^a worker process could not start: {message}$"):
-        called(workers, "alone", "a")
-    assert not multiprocessing.active_children()
-
-
-BUSY = """import os, re
-from grpo.reward_functions import registry
-from grpo.reward_functions.workers import Workers
-
-def busy(completions):
-    print(os.getpid(), flush=True)
-    pow(10**6000, 10**200000, 10**6000 + 3)  # minutes; Python runs no other thread meanwhile
-
-def know():
-    registry.REWARDS["busy"] = registry.Reward(busy, 0, 9, True, False, None)
-
-if __name__ == "__main__":
-    know()
-    Workers(1, 60.0, know).call("busy", {"completions": ["a"]}, {}, 1)
-"""
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_busy_ends_with_a_run_that_is_killed(tmp_path):
-    (tmp_path / "run.py").write_text(BUSY)
-    run = subprocess.Popen([sys.executable, tmp_path / "run.py"], stdout=subprocess.PIPE, text=True,
-                           env=os.environ | {"PYTHONPATH": str(ROOT)})
-    pid = int(run.stdout.readline())
-    run.kill()
-    run.wait()
-    try:
-        for _ in range(500):
-            os.kill(pid, 0)
-            if "State:\tZ" in open(f"/proc/{pid}/status").read():  # ended, and nobody has asked for its exit code
-                return
-            time.sleep(0.02)
-        os.kill(pid, signal.SIGKILL)
-        pytest.fail("it goes on without the run")
-    except (ProcessLookupError, FileNotFoundError):
-        pass
