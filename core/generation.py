@@ -66,7 +66,7 @@ def generate(model, prompt, padding, uniform, stop, budget=None, turns=None, **s
                 collector.add(place.cpu(), kept[chosen.cpu()])
             ends = stop(target[number, : t + 1], t)[:, 0]                            # (n,)
             if turns is not None:
-                over = turns(target, t, number[ends & chosen].tolist())
+                over = turns(target, dict.fromkeys(number[ends & chosen].tolist(), t))
                 ends = torch.isin(number, number.new_tensor(over))
             length[number[ends & live]] = t + 1
             live &= ~ends

@@ -14,7 +14,7 @@ class Guess:
 
 import functools
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.settings.ranges import check_ranges
 from grpo.reward_functions.registry import load_reward_file
@@ -54,9 +54,6 @@ def check_environment(c):
     if not asked:
         raise ValueError(f"environment={c.environment!r} gives rewards that nothing reads: add 'environment' to "
                          "reward_functions")
-    if c.sampler == "vllm":
-        raise ValueError(f"environment={c.environment!r} does not go with sampler='vllm'; set sampler='local' or "
-                         "'ray'")
     if c.overlong_buffer:
         raise ValueError(f"overlong_buffer={c.overlong_buffer} counts the tokens of the policy, and the answers of an "
                          "environment take room too; set overlong_buffer=0")
@@ -66,6 +63,15 @@ def check_environment(c):
     if c.response_prefix:
         raise ValueError(f"response_prefix={c.response_prefix!r} begins an answer, and environment={c.environment!r} "
                          "asks for several; leave it out")
+
+
+def without_environment(c):
+    """A GRPOConfig like this one for completions of one turn, which nothing rewards."""
+    if c.environment is None:
+        return c
+    return replace(c, environment=None, environment_file=None, max_turns=8, turn_credit=False,
+                   reward_functions=("length_penalty",), reward_weights=(0.0,), success_reward=None, train_pass_k=1,
+                   zero_std="keep")
 
 
 def environment(cls):

@@ -49,9 +49,9 @@ class CausalPolicy(ModelPolicy):
     def sample_part(self, problems, iteration, config, budget):
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, stop_sequences,
         response_prefix"""
-        stop, episodes = self._stop(config), None
-        if config.environment is not None:
-            episodes = Episodes(problems, iteration, config, stop)
+        stop = self._stop(config)
+        episodes = self.episodes(problems, iteration, config, stop)
+        if episodes is not None:
             problems = episodes.problems
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         shape = (config.group_size, config.max_new_tokens)
@@ -60,13 +60,15 @@ class CausalPolicy(ModelPolicy):
         with self.autocast():
             generation = generate(
                 self.model, prompt, padding, noise, stop, budget, episodes, **sampling_of(config))
-        rollouts = self.rollouts(problems, generation, config)
-        if episodes is not None:
-            rollouts.texts.columns |= episodes.columns()
-            rollouts.texts.metrics |= episodes.close()
-        return rollouts
+        return self.rollouts(problems, generation, config, episodes)
 
-    def rollouts(self, problems, generation, config):
+    def episodes(self, problems, iteration, config, stop):
+        """The environments of an iteration's problems, or None if the config names none."""
+        if config.environment is None:
+            return None
+        return Episodes(problems, iteration, config, stop)
+
+    def rollouts(self, problems, generation, config, episodes=None):
         """Rollouts of completions (core/generation.py: Generation) of problems, whoever sampled them."""
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         P, T = prompt.shape
@@ -83,6 +85,10 @@ class CausalPolicy(ModelPolicy):
             prompt=prompt[:, :-1].flip(1),
             prompt_length=T - 1 - padding,
             inputs=inputs.unflatten(0, (P, G)))
+        texts = completion_texts(stop, problems, prompt, padding, target, mask, generation.truncated)
+        if episodes is not None:
+            texts.columns |= episodes.columns()
+            texts.metrics |= episodes.close()
         return Rollouts(
             target, mask,
             train_mask=mask,
@@ -90,7 +96,7 @@ class CausalPolicy(ModelPolicy):
             truncated=generation.truncated,
             max_tokens=config.max_new_tokens,
             reading=reading,
-            texts=completion_texts(stop, problems, prompt, padding, target, mask, generation.truncated))
+            texts=texts)
 
     def _stop(self, config):
         return Stop(self.tokenizer, config.stop_sequences, config.response_prefix)

@@ -64,7 +64,8 @@ class Episodes:
         records = list(problems["record"])
         G, limit = self.config.group_size, self.config.max_prompt_length
         for p, record in enumerate(records):
-            found = [prompts[n] for n in range(p * G, (p + 1) * G) if n in prompts]
+            group = range(p * G, (p + 1) * G)
+            found = [prompts[n] for n in group if n in prompts]
             if any(prompt != found[0] for prompt in found):
                 raise ValueError(f"environment={self.config.environment!r}: its reset gave the completions of a group "
                                  "different prompts; draw what is random from random.Random(seed)")
@@ -96,15 +97,19 @@ class Episodes:
                 sys.stderr.write(f"environment: {x}; the completion is skipped\n")
         return answered
 
-    def __call__(self, target, t, numbers):
-        """Answers the completions whose turn ended in column t. Returns those whose episode is over, a list.
+    def __call__(self, target, ends):
+        """Answers completions. Returns those whose episode is over, a list.
 
-        target: (N, L) tokens so far; numbers: of these completions
+        target: (N, L) tokens so far; ends: {completion: column of the last token of its turn}
         """
-        ids = {n: target[n, self.begin[n][-1] : t + 1].tolist() for n in numbers if n not in self.failed}
-        results = self.ask({n: ("step", self.stop.text(turn)) for n, turn in ids.items()})
-        going_on = {n for n, result in results.items() if self.goes_on(n, ids[n][-1], t, result)}
-        return [n for n in numbers if n not in going_on]
+        calls = {}
+        for n, t in ends.items():
+            ids = target[n, self.begin[n][-1] : t + 1].tolist()
+            if n not in self.failed:
+                calls[n] = "step", self.stop.text(ids)
+        results = self.ask(calls)
+        going_on = {n for n, result in results.items() if self.goes_on(n, int(target[n, ends[n]]), ends[n], result)}
+        return [n for n in ends if n not in going_on]
 
     def goes_on(self, n, last, t, result):
         """Takes what the environment of one completion returned for its turn, whose last token is `last`. Returns

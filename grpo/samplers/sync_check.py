@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from grpo.environments import without_environment
 from grpo.samplers.sampler import SamplerError
 from grpo.scoring import score_in_batches
 
@@ -30,7 +31,7 @@ class SyncCheck:
         # A server that is asked for the scores of a text writes one more token, for which there must be room
         shorter = {"max_new_tokens": max(1, config.max_new_tokens - 1), "overlong_buffer": 0}
         self.sampler, self.policy = sampler, policy
-        self.config = replace(config, temperature=1.0, **shorter)
+        self.config = replace(without_environment(config), temperature=1.0, **shorter)
         self.rollouts, self.answers = None, None
         self.now, self.earlier = None, None  # (version, its scores (N, M)), by the policy
 

@@ -8,7 +8,8 @@ import os
 import secrets
 import shutil
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,12 +25,25 @@ from grpo.rollout import join, moved
 from grpo.samplers.sampler import SamplerError
 from grpo.samplers.vllm_answers import Expected, check_first_batch, read_completions, read_scores, understanding
 from grpo.samplers.vllm_http import Server, Unknown
+from grpo.samplers.vllm_turns import play
 from grpo.scoring import score_in_batches
 
 SEEDS = 7            # keeps the servers' seeds apart from other noise of a problem
 NEVER = -100.0       # the bias of a token that the policy never samples
 MOST_NEVER = 1024    # such tokens that a server takes a bias for
 LAST_SECONDS = 10.0  # for each request with which a run ends
+
+
+@dataclass
+class Start:
+    """Completions that were asked for."""
+    problems: dict
+    iteration: int
+    episodes: object        # their environments, or None
+    model: str              # the name that was asked for
+    weights: str            # the name of the weights of the last sync
+    answers: list           # Futures of the answers, one for each problem
+    completions: list | None = None
 
 
 class VllmSampler:
@@ -59,7 +73,7 @@ class VllmSampler:
         self.folder = os.path.join(os.path.abspath(config.out_dir), VLLM_WEIGHTS)
         nonce = dist.names_of_all([secrets.token_hex(4)])[0]
         self.prefix = f"nano-grpo-{nonce}-"  # of the names of weights: no two runs give one to different weights
-        self.starts = deque()  # (problems, the name that was asked for, Futures of the answers)
+        self.starts = deque()  # Starts that were not finished
         self.loaded = []       # versions of the adapters that the server has
         self.first = True      # no batch has been finished
         self.name = None       # of the weights of the last sync
@@ -67,16 +81,25 @@ class VllmSampler:
         self.model = self._served()  # what requests ask for: the model that is served, or an adapter
 
     def start(self, problems, iteration):
+        episodes = self.policy.episodes(problems, iteration, self.config, self.expected.stop)
+        if episodes is not None:
+            problems = episodes.problems
         seeds = [seed_of(self.config.seed, iteration, number) for number in problems["number"]]
         bodies = [self._request(*asked) for asked in zip(prompts_of(problems), seeds, strict=True)]
-        self.starts.append((problems, self.model, self.server.begin("/v1/completions", bodies)))
+        answers = self.server.begin("/v1/completions", bodies)
+        self.starts.append(Start(problems, iteration, episodes, self.model, self.name, answers))
 
     def finish(self):
-        problems, model, answers = self.starts.popleft()
-        groups = [read_completions(answer.result(), model, self.expected) for answer in answers]
+        start = self.starts[0]
+        completions = self._completions(start)
+        self.starts.popleft()
         self._check_held()
-        generation = moved(as_generation(join(groups)), self.policy.device)
-        rollouts = self.policy.rollouts(problems, generation, self.config)
+        generation = as_generation(completions)
+        if start.episodes is not None:
+            M = generation.mask.shape[1]
+            generation.mask *= start.episodes.given[:, :M] < 0
+        generation = moved(generation, self.policy.device)
+        rollouts = self.policy.rollouts(start.problems, generation, self.config, start.episodes)
         if self.first:
             check_first_batch(self.policy, rollouts, self.config, self.server.named)
             self.first = False
@@ -84,9 +107,8 @@ class VllmSampler:
 
     def sync(self, weights, version):
         if not self.has_adapter:  # weights may not change while the server samples with them
-            for _, _, answers in self.starts:
-                for answer in answers:
-                    answer.result()
+            for start in self.starts:
+                self._completions(start)
             self._check_held()
             self.dist.barrier()
         self.name = f"{self.prefix}{version}"
@@ -122,8 +144,8 @@ class VllmSampler:
         return wait
 
     def close(self):
-        for _, _, answers in self.starts:
-            for answer in answers:
+        for start in self.starts:
+            for answer in start.answers:
                 answer.cancel()
         if self.dist.is_main:
             self.server.timeout = LAST_SECONDS
@@ -169,6 +191,41 @@ class VllmSampler:
         among_all = score_in_batches(self.policy, rollouts, c)
         model.vocabulary, model.banned_ids = before
         return (among_all - logp).cpu()
+
+    def _completions(self, start):
+        """Waits for the completions of a start, and plays their episodes: N (ids, log-probabilities, whether it was
+        cut)."""
+        if start.completions is None:
+            groups = [read_completions(answer.result(), start.model, self.expected) for answer in start.answers]
+            start.completions = join(groups)
+            if start.episodes is not None:
+                ask = partial(self._next_turns, start)
+                room = self.config.max_new_tokens
+                start.completions = play(start.episodes, start.completions, room, ask)
+        return start.completions
+
+    def _next_turns(self, start, so_far):
+        """Asks for a further turn of completions. so_far: {completion: its ids}. Returns {completion: (ids,
+        log-probabilities, whether it was cut)}."""
+        prompts, G = prompts_of(start.problems), self.config.group_size
+        bodies, expected = [], []
+        for n, ids in so_far.items():
+            p = n // G
+            number = start.problems["number"][p]
+            seed = seed_of(self.config.seed, start.iteration, number, n % G, len(ids))
+            room = self.config.max_new_tokens - len(ids)
+            own = {
+                "n": 1,
+                "max_tokens": room,
+                "model": start.model,
+                "cache_salt": start.weights}
+            bodies.append(self._request(prompts[p] + ids, seed) | own)
+            expected.append(replace(self.expected, group_size=1, longest=room))
+        answers = self.server.begin("/v1/completions", bodies)
+        turns = {}
+        for n, answer, one in zip(so_far, answers, expected, strict=True):
+            turns[n], = read_completions(answer.result(), start.model, one)
+        return turns
 
     def _request(self, prompt, seed):
         """The body of the request for a prompt. Settings that its generation_config.json may bring are named too."""
@@ -228,9 +285,12 @@ def never_sampled(policy):
     return [*policy.tokenizer.banned_token_ids, *range(policy.vocabulary, rows)]
 
 
-def seed_of(seed, iteration, number):
-    """The seed of a problem's completions; vLLM adds the number of the completion. It depends on these alone."""
-    return int(np.random.default_rng([SEEDS, seed, iteration, int(number)]).integers(2**62))
+def seed_of(seed, iteration, number, *turn):
+    """The seed of a problem's completions; vLLM adds the number of the completion. It depends on these alone.
+
+    turn: of a later turn, the number of the completion and its length so far
+    """
+    return int(np.random.default_rng([SEEDS, seed, iteration, int(number), *turn]).integers(2**62))
 
 
 def save_for_vllm(policy, path, weights):

@@ -35,7 +35,6 @@ def test_a_class_without_a_method_is_refused():
     ({"environment": None}, "environment_file, max_turns and turn_credit are for environments: set"),
     ({"environment": None, "environment_file": None}, "the reward 'environment' is what an environment gives"),
     ({"reward_functions": ("length_penalty",)}, "gives rewards that nothing reads: add 'environment'"),
-    ({"sampler": "vllm", "vllm_url": "http://localhost:1", "temperature": 1.0, "top_p": 1.0}, "does not go with sampler"),
     ({"overlong_buffer": 2}, "overlong_buffer=2 counts the tokens of the policy"),
     ({"response_prefix": "A"}, "response_prefix='A' begins an answer"),
     ({"turn_credit": True, "reward_normalisation": "group"}, "turn_credit=True divides the rewards of an episode"),

@@ -12,6 +12,7 @@ from core.models import save_model
 from grpo import train_grpo
 from grpo.samplers.vllm import VllmSampler, prompts_of, seed_of
 from grpo.scoring import score_in_batches
+from tests.grpo.policies.test_turns import MADE, pieces
 from tests.grpo.samplers.vllm_world import KINDS, URL, folders, world  # noqa: F401 fixtures
 from tests.tiny import CAUSAL, causal_model, one_process, run_here, run_script
 from tests.vllm_server import running
@@ -202,3 +203,42 @@ def test_two_sharded_ranks_train_an_adapter_on_what_the_server_writes_as_one_doe
         weights.append(torch.load(out / "state.pt", weights_only=True)["model"])
     for name, x in weights[0].items():
         torch.testing.assert_close(weights[1][name], x, rtol=1e-3, atol=1e-4)
+
+
+EPISODES = {"environment": "Echo", "max_turns": 3, "max_new_tokens": 24, "group_size": 4, "temperature": 1.0, "top_p": 1.0,
+            "reward_functions": ("environment",), "stop_sequences": tuple("abcdefghijklmnopqrstuvwxyz")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_turns_are_requests_whose_tokens_the_policy_scores_alike(world, kind):
+    w = world(kind, **EPISODES)
+    w.sync(0)
+    MADE.clear()
+    rollouts = w.write()
+    assert apart(w, rollouts) < 1e-4
+    several = 0
+    for n, one in enumerate(MADE):
+        parts = pieces(rollouts, n)
+        answers = [ids for chosen, ids in parts if not chosen]
+        whole = answers[:-1] if rollouts.truncated[n] else answers
+        assert whole == [w.policy.tokenizer.encode(x) for x in one.answers[: len(whole)]]
+        assert all(ids == w.policy.tokenizer.encode(one.answers[k])[: len(ids)] for k, ids in enumerate(answers))
+        several += len(answers) > 1
+        over = bool(one.answers) and (one.answers[-1] is None or len(one.answers) == 3)
+        assert bool(rollouts.truncated[n]) != over
+        assert rollouts.texts.columns["environment_reward"][n] == pytest.approx(sum(map(len, one.heard)) / 10)
+    assert several > 1 and not rollouts.truncated.all()
+    w.sync(0)
+    again = w.write()
+    assert again.texts.completion_ids == rollouts.texts.completion_ids, "the seeds of turns are the same again"
+
+
+def test_a_run_of_several_turns_trains_on_what_the_server_writes(folders, settings, tmp_path):
+    out = tmp_path / "out"
+    with running(folders["ours"]) as server:
+        settings |= {"vllm_url": server.url, "out_dir": out, "max_staleness": 1, "importance": "token"}
+        settings |= EPISODES | {"reward_file": None, "environment_file": None, "max_iters": 3}
+        train_grpo.main([f"--{key}={value}" for key, value in settings.items()])
+    steps = [record for record in read_records(str(out / "metrics.jsonl")) if "loss" in record]
+    assert [step["staleness"] for step in steps] == [0, 1, 1] and steps[0]["mismatch_max"] < 1e-4
+    assert all(step["environment/turns"] > 1 for step in steps)
