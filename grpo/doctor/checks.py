@@ -122,8 +122,8 @@ def ends_of_completions(x):
 
 
 def cut_completions(x):
-    """Most completions end by themselves."""
-    if not isinstance(x.data, PromptConsumer):
+    """Most completions end by themselves. Of episodes the doctor's environments.py tells."""
+    if not isinstance(x.data, PromptConsumer) or x.config.environment is not None:
         return None
     most, cut = x.config.max_new_tokens, float(x.rollouts.truncated.float().mean())
     sentence = f"{cut:.0%} of the completions are cut at max_new_tokens={most}; the others end by themselves."

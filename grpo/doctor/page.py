@@ -2,7 +2,7 @@
 
 import textwrap
 
-from grpo.doctor import checks
+from grpo.doctor import checks, environments
 from grpo.doctor import rewards as reward_checks
 from grpo.doctor.step import examine
 
@@ -11,6 +11,8 @@ CHECKS = {"prompt": checks.lost_characters, "end": checks.ends_of_completions, "
           "gradient": checks.gradient,
           "groups": reward_checks.groups_differ, "judge": reward_checks.judge_on_true_texts,
           "memory": checks.memory, "time": checks.duration}
+OF_ENVIRONMENT = {"equal starts": environments.equal_starts, "answers": environments.answers_in_loss,
+                  "template": environments.glue, "turns": environments.endless_turns}
 OF_EACH_REWARD = {"reward": reward_checks.values_seen, "right answers": reward_checks.own_answers,
                   "empty completion": reward_checks.empty_completions}
 VERDICTS = {True: "fine", False: "WRONG", None: "look"}
@@ -35,6 +37,8 @@ def check_up(config, models, rewards, data, dist):
 def results(x):
     """[(title, (verdict, sentence, remedy))] of all checks that apply to this run."""
     found = [(title, check(x)) for title, check in CHECKS.items()]
+    if x.config.environment is not None:
+        found += [(title, check(x)) for title, check in OF_ENVIRONMENT.items()]
     for name in x.rewards.names:
         found += [(title, check(x, name)) for title, check in OF_EACH_REWARD.items()]
     return [(title, result) for title, result in found if result is not None]

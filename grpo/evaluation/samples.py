@@ -1,23 +1,27 @@
 """Samples for people to read: how they are chosen, shown and kept; metrics before and after training."""
 
+import itertools
 import json
 import os
 import re
+from operator import itemgetter
 
 from core.files.whole_files import writing
 from core.logger import format_number
 from core.run.names import SAMPLES
 from core.run.terminal import highlight
+from grpo.environments import REWARD
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
 TEXTS = ("problem", "best", "worst")
 BOARD = 24             # characters of a line at most for texts of several lines to be shown side by side
+POLICY, ENVIRONMENT = "policy", "environment"  # who writes the turns of a completion
 
 
 def best_and_worst(policy, rollouts, total, rewards, values, log, answer="answer"):
     """The first SHOWN problems with their best and worst completions, and what is known about these (reward, whether it
-    is correct, what rewards logged, the best after each pass that filled it in): [(record, {"best": n, "worst": n})]
-    with the numbers of the completions.
+    is correct, its turns, what rewards logged, the best after each pass that filled it in): [(record, {"best": n,
+    "worst": n})] with the numbers of the completions.
 
     total: (N,) the reward that orders completions; values: {name of a reward: (N,)}; rewards: a Rewards, log: its Log,
     or None; answer: the record's name for the answer. A completion that the success reward skipped is neither correct
@@ -43,23 +47,38 @@ def best_and_worst(policy, rollouts, total, rewards, values, log, answer="answer
                 record[f"{name}_right"] = bool(right[n])
             if log is not None and log.columns:
                 record[f"{name}_extra"] = log.extra(n)
+            if REWARD in texts.columns:
+                turns = turns_of(rollouts, n)
+                record[f"{name}_turns"] = [(writer, policy.tokenizer.decode(ids)) for writer, ids in turns]
         if passes := policy.passes(rollouts, numbers["best"]):
             record["passes"] = passes
         found.append((record, numbers))
     return found
 
 
+def turns_of(rollouts, n):
+    """[(who wrote it, its token ids)] of the turns of completion n, those of POLICY with answers of ENVIRONMENT between
+    them."""
+    ids = rollouts.texts.completion_ids[n]
+    chosen = rollouts.mask[n, : len(ids)].tolist()
+    turns = []
+    for own, part in itertools.groupby(zip(chosen, ids, strict=True), key=itemgetter(0)):
+        writer = POLICY if own else ENVIRONMENT
+        turns.append((writer, [token for _, token in part]))
+    return turns
+
+
 def format_samples(records, color, completions):
     """The lines of samples for the console.
 
     records: [{"problem", "best", "worst", "best_score", "worst_score"}], and in fill-in "mask": for each
-    text, which of its characters were filled in
+    text, which of its characters were filled in; with an environment "best_turns" and "worst_turns"
     color: whether filled-in characters are coloured, except in the problem itself
     completions: of each problem
     """
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
-        board = is_board([record[name] for name in TEXTS])
+        board = "best_turns" not in record and is_board([record[name] for name in TEXTS])
         columns = []
         for name in TEXTS:
             text, score = record[name], ""
@@ -70,11 +89,23 @@ def format_samples(records, color, completions):
                 mask = record["mask"][name]
             if board:
                 columns.append(column(f"{name} {score}".rstrip(), text, mask))
+            elif f"{name}_turns" in record:
+                lines += turn_by_turn(f"  {name:<8}{score:>7} | ", record[f"{name}_turns"])
             else:
                 lines.append(f"  {name:<8}{score:>7} | {highlight(text, mask, True)}")
         for row in zip(*columns, strict=True):
             lines.append("  " + "   ".join(row).rstrip())
     return "\n".join(line for line in lines if line.strip())
+
+
+def turn_by_turn(title, turns):
+    """A line for each turn of a completion; before an answer of the environment stands a >."""
+    lines = []
+    for writer, text in turns:
+        mark = "> " if writer == ENVIRONMENT else "  "
+        lines.append(title + mark + highlight(text, [0] * len(text), False))
+        title = " " * (len(title) - 2) + "| "
+    return lines
 
 
 def column(title, text, mask):

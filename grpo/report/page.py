@@ -10,7 +10,7 @@ from core.files.whole_files import replacing
 from core.logger import format_number
 from core.run.names import REPORT
 from core.run.start import now, without_home
-from grpo.evaluation.samples import TEXTS, change, is_board
+from grpo.evaluation.samples import ENVIRONMENT, TEXTS, change, is_board
 from grpo.report.chart import COLORS, chart, short, text
 from grpo.report.run_files import Run, names_of
 
@@ -18,6 +18,7 @@ LONGEST = 4000  # characters of a sample's text at most
 PASSES = 8      # of a sample that are shown at most: every second, third, ... of many
 ABOUT = ("_score", "_right")  # end the names of what is known about a text
 JUDGED = 'filled in, by the reward: <mark class="right">right</mark> <mark class="wrong">wrong</mark>'
+ANSWERED = 'text turn by turn, <span class="answer">&gt; what the environment answered</span>'
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"/><title>{title}</title>
 <meta http-equiv="Content-Security-Policy"
@@ -154,10 +155,12 @@ def sample_table(record):
     record = record | {f"best, pass {i}": x for i, x in enumerate(passes, 1) if (len(passes) - i) % every == 0}
     rows = []
     for key, value in record.items():
-        if key in ("step", "filled", "passes") or key.endswith(ABOUT) or value in (None, {}):
+        if key in ("step", "filled", "passes") or key.endswith((*ABOUT, "_turns")) or value in (None, {}):
             continue
         rows.append((label(key, record), marked(key, record)))
     legend = JUDGED if "filled" in record and "best_right" in record else "text"
+    if "best_turns" in record:
+        legend = ANSWERED
     board = is_board([str(record.get(name, "")) for name in TEXTS])
     return table(("", legend), rows, "samples board" if board else "samples")
 
@@ -175,15 +178,33 @@ def label(key, record):
 
 def marked(key, record):
     """A text of a sample in which what was filled in is marked, in the color of the reward's verdict if it has one."""
+    if f"{key}_turns" in record:
+        return in_turns(record[f"{key}_turns"])
     value, kind = str(record[key]), {True: "right", False: "wrong", None: "filled"}[record.get(f"{key}_right")]
     html, start = "", 0
     for first, end in record.get("filled", {}).get(key, ()):
         html += f'{text(value[start:first])}<mark class="{kind}">{text(value[first:end])}</mark>'
         start = end
     html += text(value[start:LONGEST])
-    if len(value) > LONGEST:
-        html += f" <em>and {len(value) - LONGEST} characters</em>"
-    return html
+    return html + rest(len(value))
+
+
+def in_turns(turns):
+    """A text of a sample as a block for each turn; before an answer of the environment stands a >."""
+    html, length = "", 0
+    for writer, words in turns:
+        start = "<div>"
+        if writer == ENVIRONMENT:
+            start = '<div class="answer">&gt; '
+        if length < LONGEST:
+            html += f"{start}{text(words[: LONGEST - length])}</div>"
+        length += len(words)
+    return html + rest(length)
+
+
+def rest(length):
+    """Tells how many characters of a text of this length are not shown."""
+    return f" <em>and {length - LONGEST} characters</em>" if length > LONGEST else ""
 
 
 def private(value):

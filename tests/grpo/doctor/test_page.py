@@ -72,6 +72,7 @@ def test_a_shipped_config_is_not_called_wrong(name, arguments, ask, tmp_path):
     else:
         assert not wrong and code == 0 and err == "" and "nothing is wrong" in out, out
     assert name != "example" or "The judge gives" in out
+    assert all((name == "guess") == (words in out) for words in ("equal starts", "tokens of answers", "of the episodes"))
 
 
 def test_every_shipped_config_is_asked_about():

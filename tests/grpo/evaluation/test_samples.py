@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo.evaluation.samples import (append_samples, best_and_worst, change, comparison_table, format_samples,
-                                     spans)
+                                     spans, turns_of)
 from grpo.reward_functions.registry import Log
 
 FILLED = {"problem": "a_c", "truth": "abc", "best": "abc", "worst": "axc", "best_score": 0.9, "worst_score": 0.125,
@@ -72,6 +72,32 @@ def test_boards_are_shown_side_by_side():
 def test_texts_of_other_shapes_are_one_line_each(other):
     lines = format_samples([BOARD | other], False, 8).split("\n")[1:]
     assert len(lines) == 3 and all(" | " in line for line in lines)
+
+
+TURNS = [["policy", "43\n"], ["environment", "+\x1b"], ["policy", "> +\n"]]
+EPISODE = {"problem": "12-74:", "best": "43\n+\x1b> +\n", "worst": "99\n", "best_score": 0.5, "worst_score": 0.0,
+           "best_turns": TURNS, "worst_turns": [["policy", "99\n"]]}
+
+
+def test_the_turns_of_a_completion_are_its_tokens_cut_where_another_wrote_them():
+    ids = [[5, 6, 7, 8, 9], [5, 6], [5, 6, 7]]
+    mask = torch.tensor([[1.0, 1, 0, 0, 1], [1, 1, 0, 0, 0], [0, 1, 0, 0, 0]])
+    rollouts = SimpleNamespace(mask=mask, texts=SimpleNamespace(completion_ids=ids))
+    assert turns_of(rollouts, 0) == [("policy", [5, 6]), ("environment", [7, 8]), ("policy", [9])]
+    assert turns_of(rollouts, 1) == [("policy", [5, 6])], "what follows is padding"
+    assert turns_of(rollouts, 2) == [("environment", [5]), ("policy", [6]), ("environment", [7])]
+
+
+def test_a_completion_of_several_turns_is_a_line_for_each_and_a_policy_cannot_write_the_mark_of_an_answer():
+    assert format_samples([EPISODE, COMPLETED], False, 4).split("\n")[1:-3] == [
+        "  problem         | 12-74:",
+        "  best     0.5000 |   43\u21b5",
+        "                  | > +\ufffd",
+        "                  |   > +\u21b5",
+        "  worst    0.0000 |   99\u21b5"]
+    board = BOARD | {"best_turns": [["policy", "12\n"], ["environment", "34\n"]], "worst_turns": [["policy", "12\n34\n"]]}
+    lines = format_samples([board], False, 8).split("\n")[1:]
+    assert len(lines) == 4 and lines[2] == "                  | > 34\u21b5", "no board, in which turns look the same"
 
 
 def test_samples_are_added_to_a_file_with_the_places_that_were_filled_in(tmp_path):

@@ -120,6 +120,25 @@ def test_a_sample_that_was_filled_in_pass_by_pass_shows_its_passes(tmp_path):
     assert rows[4:] == [[f"best, pass {i}", str(i)] for i in range(2, 21, 3)], "of many passes every third one"
 
 
+def test_a_sample_of_several_turns_tells_answers_of_the_environment_apart(tmp_path):
+    turns = [["policy", "43\n"], ["environment", EVIL], ["policy", "> 5\n"]]
+    record = {"step": 2, "problem": "1-9:", "best": f"43\n{EVIL}> 5\n", "worst": "99", "best_score": 1, "best_turns": turns,
+              "worst_turns": [["policy", "99"]]}
+    page = page_of(tmp_path, None, [record, sample(2)])
+    shown = EVIL.removesuffix(HIDDEN) + len(HIDDEN) * "\ufffd"
+    assert page.tables[1] == [["", "text turn by turn, > what the environment answered"], ["problem", "1-9:"],
+                              ["best 1", f"43\n> {shown}> 5\n"], ["worst", "99"]]
+    divisions = ElementTree.fromstring(re.search("<td>(<div>43.*?)</td>", page.html, re.DOTALL)[0]).findall("div")
+    assert [(x.get("class"), x.text) for x in divisions] == [(None, "43\n"), ("answer", f"> {shown}"), (None, "> 5\n")]
+    assert "answer" not in str(page.tables[2]), "of a sample of one turn nothing changes"
+
+
+def test_an_episode_is_shown_up_to_a_limit(tmp_path):
+    turns = [["policy", "a" * 3000], ["environment", "b" * 3000], ["policy", "c" * 3000]]
+    record = {"step": 2, "problem": "1-9:", "best": "x", "best_turns": turns}
+    assert page_of(tmp_path, None, [record]).tables[1][2][1] == "a" * 3000 + "> " + "b" * 1000 + " and 5000 characters"
+
+
 def test_samples_of_prompts_show_all_that_the_record_holds(tmp_path):
     record = {"step": 2, "problem": "1+1=", "answer": "2", "best": "2", "worst": "", "best_score": 1, "worst_score": 0,
               "best_extra": {"n": 1}, "worst_extra": {}, "hint": None}
