@@ -3,13 +3,14 @@ ones."""
 
 import gc
 import random
+import re
 import tracemalloc
 import weakref
-from dataclasses import replace
 
 import pytest
 import torch
 
+from core.files.json_lines import read_records
 from grpo.environments import environment
 from grpo.objectives import token_weights
 from grpo.rewards import Rewards
@@ -164,6 +165,19 @@ def test_episodes_ahead_of_training_are_those_of_earlier_weights_to_the_last_bit
     by_hand(c, twin, data, Rewards(c), lambda i, copies: copies[max(0, i - 1)])
     assert same(policy, twin) and not same(policy, causal_policy(1, scale=3.0))
     assert [record["staleness"] for record in training_records(tmp_path)] == [0, 1, 1, 1]
+
+
+def test_samples_of_a_run_are_cut_where_the_environment_answered(prompts, tmp_path):
+    prompt_trainer(prompts, tmp_path, **SETTINGS | {"max_iters": 1}).run()
+    answers = 0
+    for record in read_records(str(tmp_path / "samples.jsonl")):
+        for name in ("best", "worst"):
+            turns = record[f"{name}_turns"]
+            assert "".join(text for _, text in turns) == record[name]
+            assert [writer for writer, _ in turns] == ["policy", *["environment", "policy"] * (len(turns) // 2)]
+            assert all(re.fullmatch("<[0-9][0-9]>", text) for _, text in turns[1::2])
+            answers += len(turns) // 2
+    assert answers > 3 and '<div class="answer">&gt; &lt;' in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import torch
 from grpo.samplers import ray as module
 from grpo.samplers.ray import RaySampler
 from grpo.samplers.sampler import SamplerError
+from tests.grpo.test_episodes import SETTINGS as EPISODES
 from tests.tiny import (
     causal_policy, config, consumer, fill_policy, one_process, prompt_config, prompt_consumer, prompt_fill_policy)
 
@@ -96,7 +97,8 @@ def expect_same(found, policy, problems, iteration, c):
     M = expected.mask > 0
     assert torch.equal(found.mask, expected.mask) and torch.equal(found.target[M], expected.target[M])
     torch.testing.assert_close(found.old_logp[M], expected.old_logp[M], rtol=0, atol=1e-5)
-    assert found.texts.completions == expected.texts.completions
+    assert found.texts.completions == expected.texts.completions and found.texts.columns == expected.texts.columns
+    assert found.texts.metrics == expected.texts.metrics
     assert torch.equal(found.reading.chosen, expected.reading.chosen)
     assert (found.reading.kept is None) == (expected.reading.kept is None)
     if found.reading.kept is not None:
@@ -104,6 +106,7 @@ def expect_same(found, policy, problems, iteration, c):
 
 
 @pytest.mark.parametrize("kind, workers, settings", [
+    ("causal", 1, EPISODES), ("causal", 3, EPISODES | {"top_k": 9}),
     ("causal", 1, {}), ("causal", 3, {"top_p": 0.8, "top_k": 9}), ("causal", 7, {}),  # more workers than problems
     ("fill", 3, {"top_p": 0.8}), ("fill", 3, {"unmask_steps": 3, "top_p": 0.8}),
     ("fill", 2, {"unmask_steps": 3, "fill_estimator": "agrpo"}), ("any order", 2, {"unmask_steps": 3}),
