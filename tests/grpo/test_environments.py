@@ -1,12 +1,15 @@
 """Environments by name, the settings that go with them, and the shipped game."""
 
+import pathlib
 import random
+import re
 from functools import cache
 from types import SimpleNamespace
 
 import pytest
 
 from core.files.json_lines import read_records
+from grpo import environments
 from grpo.environments import ENVIRONMENTS, environment, find_environment
 from grpo.reward_functions.trl import register_functions
 from grpo.rewards import REWARDS
@@ -56,6 +59,22 @@ def test_a_file_of_rewards_and_environments_can_be_one():
     taken = REWARDS["environment"]
     register_functions(("environment",), {"environment": environment}, "mine.py")
     assert REWARDS["environment"] is taken
+
+
+def test_the_examples_of_the_page_run(monkeypatch):
+    monkeypatch.setattr(environments, "ENVIRONMENTS", {})
+    page = pathlib.Path(ROOT, "docs", "environments.md").read_text()
+    found = {}
+    for example in re.findall("```python\n(.*?)```", page, re.DOTALL):
+        exec(example, found)
+    game = found["Guess"](3)
+    game.reset({})
+    assert game.step("x") == (None, 0.0) and game.step(str(game.number)) == (None, 1.0)
+    assert [game.step("0")[0], game.step("64")[0]] == ["+", "-"]
+    program = found["Mend"](3)
+    program.reset({"tests": "assert twice(2) == 4"})
+    assert program.step("def twice(x): return x") == ("The tests: failed. Try again.", 0.0)
+    assert program.step("def twice(x): return 2 * x") == (None, 1.0)
 
 
 def new_game(low, high, seed=0):
