@@ -1,8 +1,8 @@
-"""Products of two numbers of two digits, as chats with one solved example: writes prompts.jsonl and meta.json beside
-this file.
+"""Products of two numbers of two digits as questions for a chat model: writes prompts.jsonl and meta.json beside this
+file.
 
-python data/calculator/prepare.py                               the example uses the calculator of environment.py
-python data/calculator/prepare.py --tool=False --out=FOLDER     the same problems, answered directly
+python data/calculator/prepare.py                               behind an example that uses environment.py's calculator
+python data/calculator/prepare.py --tool=False --out=FOLDER     the same products without a calculator and an example
 --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
 """
 
@@ -26,7 +26,7 @@ EXAMPLE = 12, 34
 
 @dataclass(frozen=True)
 class CalculatorConfig:
-    tool: bool = True      # the example calls the calculator; False: it gives the product at once
+    tool: bool = True      # an example shows how to call the calculator; False: the question stands alone
     problems: int = 2000   # number of products; a tenth of them is for validation
     seed: int = 0          # seed of the random numbers
     out: str = HERE        # the folder of the dataset; another one is used as --dataset=FOLDER
@@ -40,23 +40,26 @@ def message(role, content):
     return {"role": role, "content": content}
 
 
-def example(tool):
-    """The messages of a solved problem."""
-    a, b = EXAMPLE
-    answer = str(a * b)
-    messages = [message("user", QUESTION.format(a, b))]
-    if tool:
-        messages += [message("assistant", f"<calc>{a}*{b}</calc>"), message("user", answer)]
-    return [*messages, message("assistant", answer)]
+def messages(a, b, tool):
+    """The prompt of a product, after a solved example if there is a calculator."""
+    question = QUESTION.format(a, b)
+    if not tool:
+        return [message("user", f"{question} Answer with the number only.")]
+    x, y = EXAMPLE
+    return [
+        message("user", QUESTION.format(x, y)),
+        message("assistant", f"<calc>{x}*{y}</calc>"),
+        message("user", str(x * y)),
+        message("assistant", str(x * y)),
+        message("user", question)]
 
 
 def products(config):
     """Records of different products, without that of the example."""
     pairs = [(a, b) for a in range(10, 100) for b in range(10, 100) if (a, b) != EXAMPLE]
     for i, (a, b) in enumerate(random.Random(config.seed).sample(pairs, config.problems)):
-        prompt = [*example(config.tool), message("user", QUESTION.format(a, b))]
-        split = "val" if i % 10 == 0 else "train"  # the same problems with and without the tool
-        yield {"prompt": prompt, "answer": str(a * b), "split": split}
+        split = "val" if i % 10 == 0 else "train"  # the same products with and without the tool
+        yield {"prompt": messages(a, b, config.tool), "answer": str(a * b), "split": split}
 
 
 def main(argv):

@@ -36,11 +36,9 @@ def test_the_problems_with_and_without_the_tool_are_the_same_and_none_is_the_exa
         found.append(read_records(f"{tmp_path}/{tool}/prompts.jsonl"))
     for with_tool, without in zip(*found, strict=True):
         *example, question = with_tool["prompt"]
-        *direct, same_question = without["prompt"]
-        assert question == same_question and with_tool["answer"] == without["answer"]
-        assert with_tool["split"] == without["split"]
+        assert [without["prompt"][0]["content"]] == [question["content"] + " Answer with the number only."]
+        assert with_tool["answer"] == without["answer"] and with_tool["split"] == without["split"]
         assert [m["role"] for m in example] == ["user", "assistant", "user", "assistant"]
-        assert direct == [example[0], example[-1]]
         a, b = question["content"].removeprefix("What is ").removesuffix("?").split("*")
         assert int(a) * int(b) == int(with_tool["answer"]) and (a, b) != ("12", "34")
     assert len({record["prompt"][-1]["content"] for record in found[0]}) == 8099
