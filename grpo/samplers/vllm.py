@@ -147,6 +147,8 @@ class VllmSampler:
         for start in self.starts:
             for answer in start.answers:
                 answer.cancel()
+            if start.episodes is not None:
+                start.episodes.close()
         if self.dist.is_main:
             self.server.timeout = LAST_SECONDS
             for version in self.loaded:

@@ -231,6 +231,11 @@ def test_turns_are_requests_whose_tokens_the_policy_scores_alike(world, kind):
     w.sync(0)
     again = w.write()
     assert again.texts.completion_ids == rollouts.texts.completion_ids, "the seeds of turns are the same again"
+    MADE.clear()
+    w.sampler.start(w.problems, 0)
+    w.sampler.close()
+    assert all(one.closed for one in MADE) and len(MADE) == 8, "also those of a run that ends early"
+    w.connect()
 
 
 def test_a_run_of_several_turns_trains_on_what_the_server_writes(folders, settings, tmp_path):
