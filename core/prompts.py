@@ -98,24 +98,27 @@ class PromptFormat:
             return tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))
         return TEMPLATES[self.template](messages)
 
+    def behind(self, messages, tokenizer):
+        """The text of messages behind a turn of the model: from the end of the turn, with its end token if the template
+        has one, to the beginning of the next."""
+        turn = "what the model wrote"
+        before = [*as_messages("?", self.system_prompt), {"role": "assistant", "content": turn}]
+        return self.render([*before, *messages], tokenizer).partition(turn)[2]
+
     def around(self, tokenizer):
-        """(front, back): the texts that stand around a message between two turns of the model, from the end of the one,
-        with its end token if the template has one, to the beginning of the other. Of plain text they are empty.
+        """(front, back): the texts around a message of the user between two turns of the model, from the end of the one
+        to the beginning of the other. Of plain text they are empty.
 
         Raises ValueError if they cannot be told from what the template makes of three messages.
         """
         if self.template == "plain":
             return "", ""
-        turn, message = "what the model wrote", "the message behind it"
-        messages = [
-            *as_messages("?", self.system_prompt),
-            {"role": "assistant", "content": turn},
-            {"role": "user", "content": message}]
-        text = self.render(messages, tokenizer)
-        if text.count(turn) != 1 or text.count(message) != 1 or text.index(turn) > text.index(message):
+        message = "the message behind it"
+        text = self.behind([{"role": "user", "content": message}], tokenizer)
+        if text.count(message) != 1 or "what the model wrote" in text:
             raise ValueError(f"template={self.template!r} does not repeat the messages of a chat one after another, so "
                              "the text between two turns is not known; use template='plain'")
-        return tuple(text.split(turn)[1].split(message))
+        return tuple(text.split(message))
 
 
 def as_columns(records):

@@ -14,10 +14,14 @@ class Guess:
 
 import functools
 import inspect
+import os
 from dataclasses import dataclass, replace
 
+from core.prompts import MODEL, PromptFormat, as_messages
 from core.settings.ranges import check_ranges
+from grpo.objectives import baseline_of
 from grpo.reward_functions.registry import load_reward_file
+from grpo.reward_functions.trl_environments import OPEN, with_tools
 
 ENVIRONMENTS = {}  # {name: class}
 REWARD = "environment_reward"  # the column of Texts with the sum of an episode's rewards, None where it failed
@@ -60,6 +64,9 @@ def check_environment(c):
     if c.turn_credit and (c.kl_in_reward or c.reward_normalisation != "none"):
         raise ValueError("turn_credit=True divides the rewards of an episode among its turns, which kl_in_reward and "
                          "reward_normalisation do not know; leave them out")
+    if c.turn_credit and (c.zero_std != "keep" or baseline_of(c) == "step"):
+        raise ValueError("turn_credit=True compares the turns of a group, but zero_std and the advantage 'step' "
+                         "compare episodes; set zero_std='keep' and another advantage, such as 'leave_one_out'")
     if c.response_prefix:
         raise ValueError(f"response_prefix={c.response_prefix!r} begins an answer, and environment={c.environment!r} "
                          "asks for several; leave it out")
@@ -92,11 +99,37 @@ def environment(cls):
     return cls
 
 
-@functools.cache
 def find_environment(name, path):
-    """The class of this name, in the file at `path` if there is one. The file runs once in a process."""
-    load_reward_file(path)
+    """The class of this name, in the file at `path` if there is one. The file runs once, and again after a change."""
+    if path is None:
+        return environment_in(name, None, None)
+    path = os.path.abspath(path)
+    changed = os.path.exists(path) and os.stat(path).st_mtime_ns
+    return environment_in(name, path, changed)
+
+
+@functools.cache
+def environment_in(name, path, changed):
+    """The class of this name in a file that was changed at this time."""
+    cls = load_reward_file(path).get(name)
+    if inspect.isclass(cls) and ENVIRONMENTS.get(name) is not cls:
+        environment(with_tools(cls))
     if name not in ENVIRONMENTS:
         known = ", ".join(ENVIRONMENTS) or "none"
         raise ValueError(f"environment={name!r} is no @environment class of environment_file={path}; known: {known}")
     return ENVIRONMENTS[name]
+
+
+def format_of(c, tokenizer):
+    """The PromptFormat in which the chats of a run with an environment are rendered, with its tools if it has some.
+    c: a GRPOConfig. Raises ValueError if the template does not show them as they are called here."""
+    form = PromptFormat(c.template, c.system_prompt, "", c.max_prompt_length, c.chat_template_kwargs, c.prompt_format)
+    tools = getattr(find_environment(c.environment, c.environment_file), "tools", None)
+    if tools is None:
+        return form
+    form = replace(form, chat_template_kwargs={"tools": tools} | (c.chat_template_kwargs or {}))
+    if c.template != MODEL or OPEN not in form.render(as_messages("?"), tokenizer):
+        raise ValueError(f"environment={c.environment!r} has tools, and template={c.template!r} does not say how to "
+                         f"call them between {OPEN} and </tool_call>; use template='model' and a model whose chat "
+                         "template does, as those of Qwen")
+    return form

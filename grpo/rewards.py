@@ -102,9 +102,10 @@ class Rewards:
             weight = pass_k_weight(self.right(values).view(-1, G), self.config.train_pass_k)
         total, turn = self.total(values), None                                       # (N,)
         if self.config.turn_credit:
-            own_weight = self.weights[self.names.index("environment")]
+            weight_of_turns = self.weights[self.names.index("environment")]
+            other = self.total(values | {"environment": torch.zeros_like(total)})    # (N,)
             turns = rollouts.texts.columns[TURNS]
-            credit, turn = credit_of_turns(total, own_weight, turns, rollouts.target.shape[1])
+            credit, turn = credit_of_turns(other, weight_of_turns, turns, rollouts.target.shape[1])
             credit, turn = credit.unflatten(0, (-1, G)), turn.unflatten(0, (-1, G))
         metrics = log.metrics if self.can_log else None
         return Scored(total.view(-1, G), credit, values, weight, metrics, turn)

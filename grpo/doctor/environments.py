@@ -6,7 +6,7 @@ A check takes an Examination of such a run and returns what those of checks.py d
 from types import SimpleNamespace
 
 from core.prompts import as_messages
-from grpo.environments import TURNS
+from grpo.environments import TURNS, format_of
 from grpo.evaluation.samples import ENVIRONMENT, POLICY, turns_of
 
 ANSWER = "what the environment answered"  # stands for each answer where the template renders the turns of a completion
@@ -79,13 +79,14 @@ def as_rendered(x, n):
     """Tells whether completion n, up to its last answer, is what the template renders for its turns, whatever the
     answers are."""
     tokenizer, texts = x.data.tokenizer, x.rollouts.texts
-    form = x.data.format
+    form = format_of(x.config, tokenizer)
+    answering = "tool" if "tools" in (form.chat_template_kwargs or {}) else "user"
     decode = getattr(tokenizer, "backend", tokenizer).decode  # transformers' own shows special tokens
     messages = as_messages(texts.columns["prompt"][n], form.system_prompt, form.prompt_format)
     ids = []
     for writer, turn in turns_of(x.rollouts, n)[:-1]:
         ids += turn
-        role, content = "user", ANSWER
+        role, content = answering, ANSWER
         if writer == POLICY:
             role, content = "assistant", decode([i for i in turn if i not in tokenizer.stop_token_ids])
         messages.append({"role": role, "content": content})

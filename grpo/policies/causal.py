@@ -14,6 +14,7 @@ from core.generation import Stop, generate
 from core.performance.batching import parts_of_like_length
 from core.performance.sharding import anchor
 from core.prompts import as_columns
+from grpo.policies.environment_calls import environments_of
 from grpo.policies.model_policy import ModelPolicy, sampling_of
 from grpo.policies.turns import Episodes
 from grpo.rollout import Reading, Rollouts, Texts
@@ -45,6 +46,7 @@ class CausalPolicy(ModelPolicy):
 
     Reading = CausalReading
     kl_estimator = "k3"
+    environments = None  # those of the run, from its first use on
 
     def sample_part(self, problems, iteration, config, budget):
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, stop_sequences,
@@ -66,7 +68,9 @@ class CausalPolicy(ModelPolicy):
         """The environments of an iteration's problems, or None if the config names none."""
         if config.environment is None:
             return None
-        return Episodes(problems, iteration, config, stop)
+        if self.environments is None:
+            self.environments = environments_of(config)
+        return Episodes(problems, iteration, config, stop, self.environments, self.model.longest_input)
 
     def rollouts(self, problems, generation, config, episodes=None):
         """Rollouts of completions (core/generation.py: Generation) of problems, whoever sampled them."""

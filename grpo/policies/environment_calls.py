@@ -1,28 +1,40 @@
 """Calls of environments, with a limit of time: in this process, or in worker processes."""
 
 import asyncio
-import contextlib
-import functools
 import inspect
 import itertools
+import math
 import os
 import time
-from collections import defaultdict
+from collections import deque
 from concurrent.futures import Future
+from multiprocessing.connection import wait
 
-from core.settings.user_code import UserCodeError, definition, event_loop, naming_line_of, time_limit
+from core.settings.user_code import (
+    UserCodeError,
+    definition,
+    event_loop,
+    naming_line_of,
+    one_line,
+    time_limit,
+)
 from grpo.environments import find_environment
+from grpo.sandbox.folder import empty_place
 from grpo.sandbox.processes import END_SECONDS, ENDED, Processes, received
+from grpo.sandbox.run import found_here, take_over
 
 
-@functools.cache
-def environments_of(name, path, seconds, workers):
-    """Returns the object that calls the environments of a class. Those of a slow class are in worker processes, if
-    there are any."""
-    slow = getattr(find_environment(name, path), "slow", False)
-    if slow and workers > 0:
-        return RemoteEnvironments(name, path, seconds, workers)
-    return Environments(name, path, seconds)
+def environments_of(config):
+    """Returns the object that calls the environments of a run. Those of a slow class are in worker processes, if there
+    are any.
+
+    config: environment, environment_file, reward_timeout, reward_workers
+    """
+    where = config.environment, config.environment_file, config.reward_timeout
+    slow = getattr(find_environment(*where[:2]), "slow", False)
+    if slow and config.reward_workers > 0:
+        return RemoteEnvironments(*where, config.reward_workers)
+    return Environments(*where)
 
 
 class Environments:
@@ -42,97 +54,176 @@ class Environments:
 
     def measure(self, key):
         """Returns {name: what one measured}."""
-        one = self.of.get(key)  # there is none if making it failed
-        return {name: getattr(one, name, (0, 0)) for name in self.make.metrics}
+        return {name: getattr(self.of[key], name) for name in self.make.metrics}
 
     def close(self, key):
-        one = self.of.pop(key, None)
+        one = self.of.pop(key, None)  # there is none if making it failed
         return one.close() if hasattr(one, "close") else None
 
     def call(self, calls):
         """calls: {key: (name of a method above, *arguments)}. Returns {key: what it returned, or a UserCodeError}. The
-        methods of environments that are `async def` run at the same time."""
+        methods of environments that are `async def` run at the same time. Raises ValueError for a step that returns
+        something else than it should."""
         found = {key: self.start(key, *call) for key, call in calls.items()}
+        until = time.monotonic() + self.seconds + 1  # a coroutine ends by itself after `seconds`, if it can
         for key, x in found.items():
             if isinstance(x, Future):
-                found[key] = self.with_line(x.result)
+                found[key] = self.result(x, until)
+            if calls[key][0] == "step":
+                found[key] = checked(found[key])
         return found
 
     def start(self, key, method, *arguments):
         """Calls a method. Returns what it returned, for an `async def` function a Future, or a UserCodeError."""
-        def limited():
-            with time_limit(self.seconds, waiting=True):
-                return getattr(self, method)(key, *arguments)
-
-        x = self.with_line(limited)
+        try:
+            with naming_line_of(self.make), time_limit(self.seconds, waiting=True):
+                x = getattr(self, method)(key, *arguments)
+        except UserCodeError as error:
+            return error
         if inspect.iscoroutine(x):
             return asyncio.run_coroutine_threadsafe(self.awaited(x), event_loop())
         return x
 
     async def awaited(self, coroutine):
+        """Returns what a coroutine returns, or a UserCodeError."""
         try:
-            return await asyncio.wait_for(coroutine, self.seconds)
-        except asyncio.TimeoutError:
-            raise TimeoutError(f"it was not done after {self.seconds} seconds") from None
+            return await asyncio.wait_for(self.caught(coroutine), self.seconds)
+        except TimeoutError:
+            return self.late()
 
-    def with_line(self, function):
-        """Returns what a function returns, or a UserCodeError with the line of the class that raised within."""
+    async def caught(self, coroutine):
+        """The same without a limit of time. No exit may leave it, since that would end the event loop."""
         try:
             with naming_line_of(self.make):
-                return function()
+                return await coroutine
         except UserCodeError as error:
+            if isinstance(error.__cause__, asyncio.CancelledError):  # its time is over
+                raise error.__cause__ from None
             return error
+
+    def result(self, future, until):
+        """The result of `awaited`; an event loop that a coroutine holds up is left to itself, and a new one begins."""
+        try:
+            return future.result(max(0.0, until - time.monotonic()))
+        except TimeoutError:
+            event_loop.cache_clear()
+            return self.late()
+
+    def late(self):
+        return UserCodeError(definition(self.make), f"TimeoutError: it was not done after {self.seconds} seconds")
+
+
+def checked(result):
+    """The answer and the reward of a step, or its UserCodeError. Raises ValueError unless they are a text, messages or
+    None, and a finite number."""
+    if isinstance(result, UserCodeError):
+        return result
+    try:
+        answer, reward = result
+        if is_answer(answer) and math.isfinite(reward):
+            return answer, float(reward)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError("the step of an environment must return (a text, messages or None, a finite number), not "
+                     f"{one_line(result, write=repr)}")
+
+
+def is_answer(x):
+    """True for None, a text, and messages."""
+    return x is None or isinstance(x, str) or is_chat(x)
+
+
+def is_chat(x):
+    """True for a list of {"role", "content"}."""
+    return isinstance(x, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in x)
 
 
 class RemoteEnvironments:
-    """Environments in `count` worker processes. One that has not answered `seconds` after it was called, and a few more
-    in which it may end a call by itself, is killed, and all its environments fail."""
+    """Environments in `count` worker processes. A process in which a call is not done after `seconds`, and a few more
+    in which it may end the call by itself, is killed, and all its environments fail."""
 
     def __init__(self, name, path, seconds, count):
         path = path and os.path.abspath(path)
         self.place = definition(find_environment(name, path))
-        self.workers = Processes(count, seconds, call_here, begin_process, name, path, seconds)
+        self.workers = Processes(count, seconds, call_here, begin_process, name, path, seconds, found_here())
         self.home = {}  # {key: the pipe to its process}
         self.numbers = itertools.count()
 
     def call(self, calls):
         """Calls environments, as Environments.call does."""
+        processes = self.workers.processes
+        self.workers.end([pipe for pipe, process in processes.items() if not process.is_alive()])
         self.workers.start_missing()
-        pipes = list(self.workers.processes)
-        parts = defaultdict(dict)  # {pipe: {key: call}}
+        pipes = list(processes)
+        waiting = {pipe: deque() for pipe in pipes}
+        found = {}
         for key, call in calls.items():
             if key not in self.home:
                 number = next(self.numbers)
                 self.home[key] = pipes[number % len(pipes)]
             pipe = self.home[key]
-            parts[pipe][key] = call
+            if pipe in waiting:
+                waiting[pipe].append((key, call))
+            else:
+                found[key] = self.ended()
             if call[0] == "close":
                 del self.home[key]
-        for pipe, part in parts.items():
-            with contextlib.suppress(*ENDED):  # `answers` finds it out
-                pipe.send((part,))
-        until = time.monotonic() + self.workers.timeout + END_SECONDS
-        found = {}
-        for pipe, part in parts.items():
-            found |= self.answers(pipe, part, until)
-        return found
+        return found | self.answers(waiting)
 
-    def answers(self, pipe, part, until):
-        """Returns the answers of the process at the other end of a pipe to its part of the calls."""
-        what = "the process of the environment has ended"
-        if pipe in self.workers.processes:
-            with contextlib.suppress(*ENDED):
-                left = until - time.monotonic()
-                if pipe.poll(max(0.0, left)):
-                    return received(pipe)
-                what = f"TimeoutError: it was not done after {self.workers.timeout} seconds"
-            self.workers.end([pipe])
-        return {key: UserCodeError(self.place, what) for key in part}
+    def answers(self, waiting):
+        """The answers of processes, each to one call after another. waiting: {pipe: its (key, call)}"""
+        found, busy = {}, {}  # busy: {pipe: (key, when its answer is late)}
+        try:
+            while True:
+                for pipe, own in waiting.items():
+                    if own and pipe not in busy:
+                        key, call = own.popleft()
+                        busy[pipe] = key, time.monotonic() + self.workers.timeout + END_SECONDS
+                        send(pipe, key, call)
+                if not busy:
+                    return found
+                first = min(until for _, until in busy.values())
+                ready = wait(list(busy), max(0.0, first - time.monotonic()))
+                for pipe in ready:
+                    key, _ = busy.pop(pipe)
+                    try:
+                        found |= received(pipe)
+                    except ENDED:
+                        found |= self.lost(pipe, key, waiting, self.ended())
+                late = [pipe for pipe, (_, until) in busy.items() if until <= time.monotonic()]
+                for pipe in late:
+                    key, _ = busy.pop(pipe)
+                    found |= self.lost(pipe, key, waiting, self.late())
+        finally:
+            self.workers.end(busy)  # an answer that nobody has read would be taken for that of the next call
+
+    def lost(self, pipe, key, waiting, error):
+        """Ends a process. Returns {key: the error} of the call that it had, and of those that wait for it."""
+        self.workers.end([pipe])
+        empty_place()  # it cannot remove the folder in which its code ran
+        keys = [key, *(other for other, _ in waiting[pipe])]
+        waiting[pipe].clear()
+        return dict.fromkeys(keys, error)
+
+    def ended(self):
+        return UserCodeError(self.place, "the process of the environment has ended")
+
+    def late(self):
+        return UserCodeError(self.place, f"TimeoutError: it was not done after {self.workers.timeout} seconds")
 
 
-def begin_process(name, path, seconds):
-    """Makes the Environments of a worker process."""
+def send(pipe, key, call):
+    """Sends a call to a process. `received` finds out if the process has ended."""
+    try:
+        pipe.send(({key: call},))
+    except ENDED:
+        pass
+
+
+def begin_process(name, path, seconds, sandbox):
+    """Makes the Environments of a worker process. sandbox: found_here() of the main process"""
     global here
+    take_over(*sandbox)
     here = Environments(name, path, seconds)
 
 

@@ -12,10 +12,10 @@ import sys
 import numpy as np
 import torch
 
-from core.prompts import CHARACTERS, OF_CONSUMER, PromptFormat, as_problems
+from core.prompts import CHARACTERS, OF_CONSUMER, as_problems
 from core.settings.user_code import UserCodeError, one_line
-from grpo.environments import REWARD, TURNS, find_environment
-from grpo.policies.environment_calls import environments_of
+from grpo.environments import REWARD, TURNS, find_environment, format_of
+from grpo.policies.environment_calls import is_chat
 
 SEEDS = 3                 # begins the seeds of environments, and keeps them apart from other noise
 KEYS = itertools.count()  # an environment has a key of its own in its process
@@ -30,17 +30,16 @@ class Episodes:
     begin: N lists of the columns in which turns begin; reward: N lists of the rewards of turns
     """
 
-    def __init__(self, problems, iteration, config, stop):
+    def __init__(self, problems, iteration, config, stop, environments, longest=math.inf):
         """problems: a batch of PromptConsumer; stop: a core.generation.Stop, which ends a turn
-        config: environment, environment_file, max_turns, reward_timeout, reward_workers, group_size, seed,
-        max_new_tokens, template, system_prompt, chat_template_kwargs, prompt_format, max_prompt_length
+        config: environment, environment_file, max_turns, group_size, seed, max_new_tokens, template, system_prompt,
+        chat_template_kwargs, prompt_format, max_prompt_length
+        environments: the Environments that are called; longest: tokens that fit into the model
         """
         self.stop, self.config = stop, config
-        self.form = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
-                                 config.chat_template_kwargs, config.prompt_format)
+        self.form = format_of(config, stop.tokenizer)
         self.front, self.back = self.form.around(stop.tokenizer)
-        self.environments = environments_of(config.environment, config.environment_file, config.reward_timeout,
-                                            config.reward_workers)
+        self.environments, self.longest = environments, longest
         G = config.group_size
         N = len(problems["record"]) * G
         self.given = torch.full((N, config.max_new_tokens), -1)
@@ -62,24 +61,34 @@ class Episodes:
         """The problems, with the prompts of their environments, {completion: a text, messages or None}. Raises
         ValueError if those of a group are not the same, or too long."""
         records = list(problems["record"])
-        G, limit = self.config.group_size, self.config.max_prompt_length
+        G = self.config.group_size
         for p, record in enumerate(records):
             group = range(p * G, (p + 1) * G)
             found = [prompts[n] for n in group if n in prompts]
             if any(prompt != found[0] for prompt in found):
                 raise ValueError(f"environment={self.config.environment!r}: its reset gave the completions of a group "
                                  "different prompts; draw what is random from random.Random(seed)")
-            if not found or found[0] is None:
-                continue
-            text, tokens = self.form.encode(found[0], self.stop.tokenizer)
-            if not 0 < len(tokens) <= limit:
-                raise ValueError(f"environment={self.config.environment!r}: its reset gave a prompt of {len(tokens)} "
-                                 f"tokens; it must have 1 to max_prompt_length={limit}")
-            records[p] = {**record, "prompt": found[0], "text": text, "tokens": tokens}
+            if found and found[0] is not None:
+                records[p] = self.with_prompt(record, found[0])
         if all(new is old for new, old in zip(records, problems["record"], strict=True)):
             return problems
         T = max(len(record["tokens"]) for record in records)
         return as_problems(records, problems["number"], T, self.stop.tokenizer)
+
+    def with_prompt(self, record, prompt):
+        """A record with the prompt of its environment. Raises ValueError unless that is a text or messages that fit."""
+        start = f"environment={self.config.environment!r}: its reset"
+        if not isinstance(prompt, str) and not (is_chat(prompt) and prompt):
+            raise ValueError(f"{start} must return None, a text or messages, not {one_line(prompt, write=repr)}")
+        if self.config.system_prompt and not isinstance(prompt, str) and prompt[0]["role"] == "system":
+            raise ValueError(f"{start} gave a system message, and system_prompt would be a second one; leave it out")
+        text, tokens = self.form.encode(prompt, self.stop.tokenizer)
+        limit, room = self.config.max_prompt_length, self.given.shape[1]
+        if not 0 < len(tokens) <= min(limit, self.longest - room):
+            raise ValueError(f"{start} gave a prompt of {len(tokens)} tokens; it must have 1 to max_prompt_length="
+                             f"{limit}, and leave room for max_new_tokens={room} in the {self.longest} that the model "
+                             "reads")
+        return {**record, "prompt": prompt, "text": text, "tokens": tokens}
 
     def ask(self, calls):
         """Calls environments. calls: {completion: (method, *arguments)}. Returns {completion: what it returned} without
@@ -94,7 +103,7 @@ class Episodes:
             self.failed.add(n)
             if x.line not in WARNED:
                 WARNED.add(x.line)
-                sys.stderr.write(f"environment: {x}; the completion is skipped\n")
+                sys.stderr.write(f"environment: {x}; it is counted as environment/failed\n")
         return answered
 
     def __call__(self, target, ends):
@@ -114,38 +123,45 @@ class Episodes:
     def goes_on(self, n, last, t, result):
         """Takes what the environment of one completion returned for its turn, whose last token is `last`. Returns
         whether it has another turn."""
-        answer, reward = checked(result)
+        answer, reward = result
         self.reward[n].append(reward)
         if answer is None or len(self.reward[n]) == self.config.max_turns:
             return False
         room = self.given.shape[1] - t - 1
-        answer = answer[: CHARACTERS * room]
-        ids = torch.tensor(self.encode(answer, last), dtype=torch.long)
+        text = self.between(answer, last)[: CHARACTERS * room]
+        ids = torch.tensor(self.stop.tokenizer.encode(text), dtype=torch.long)
         self.given[n, t + 1 : t + 1 + len(ids)] = ids[:room]
         self.begin[n].append(t + 1 + len(ids))
         return True
 
-    def encode(self, answer, last):
-        """The tokens behind a turn whose last token is `last`: the answer, and what the template puts around it."""
-        tokenizer, front = self.stop.tokenizer, self.front
+    def between(self, answer, last):
+        """The text behind a turn whose last token is `last`: the answer, and what the template puts around it."""
+        tokenizer = self.stop.tokenizer
+        if isinstance(answer, str):
+            text = self.front + answer + self.back
+        else:
+            text = self.form.behind(answer, tokenizer)
         if last in tokenizer.stop_token_ids:  # the model wrote the end token itself
-            front = front.removeprefix(tokenizer.stop_token_names[tokenizer.stop_token_ids.index(last)])
-        return tokenizer.encode(front + answer + self.back)
+            end = tokenizer.stop_token_ids.index(last)
+            text = text.removeprefix(tokenizer.stop_token_names[end])
+        return text
 
     def columns(self):
-        """{column of Texts: N values}, None where the environment failed."""
+        """{column of Texts: N values}. The reward is None where the environment failed; those of the turns are then
+        0, as is that of a last turn without an end."""
         columns = {REWARD: [], TURNS: []}
         for n, (begin, reward) in enumerate(zip(self.begin, self.reward, strict=True)):
             failed = n in self.failed
-            turns = list(itertools.zip_longest(begin, reward, fillvalue=0.0))  # the last one may have no reward
             columns[REWARD].append(None if failed else sum(reward))
-            columns[TURNS].append(None if failed else turns)
+            if failed:
+                reward = ()
+            columns[TURNS].append(list(itertools.zip_longest(begin, reward, fillvalue=0.0)))
         return columns
 
     def close(self):
         """Ends the environments. Returns {name: (sum, count)} of what they measured."""
         N = len(self.begin)
-        measured = self.ask({n: ("measure",) for n in range(N)})
+        measured = self.ask({n: ("measure",) for n in range(N) if n not in self.failed})
         sums = {name: (0.0, 0.0) for name in self.names}
         for one in measured.values():
             for name, pair in one.items():
@@ -165,15 +181,3 @@ def add(sums, measured, name):
         pass
     raise ValueError(f"{name!r} in the metrics of an environment must be (sum, count), two finite numbers, not "
                      f"{one_line(measured, write=repr)}")
-
-
-def checked(result):
-    """The answer and the reward of a step. Raises ValueError unless they are a text or None, and a finite number."""
-    try:
-        answer, reward = result
-        if (answer is None or isinstance(answer, str)) and math.isfinite(reward):
-            return answer, float(reward)
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise ValueError("the step of an environment must return (a text or None, a finite number), not "
-                     f"{one_line(result, write=repr)}")

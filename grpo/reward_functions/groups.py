@@ -39,21 +39,18 @@ def pass_k_weight(right, k):
     return torch.where(others < k - 1, 1.0, weight)
 
 
-def credit_of_turns(total, weight, turns, M):
-    """The reward of each completion without what its environment gave for earlier turns, by turn; and the turn of each
-    token.
+def credit_of_turns(other, weight, turns, M):
+    """The reward of each completion with what its environment gave from a turn on, by turn; and the turn of each token.
 
-    total: (N,) weighted sums of all rewards; weight: that of the reward 'environment'
-    turns: N lists of (column in which a turn begins, its reward), or None; M: columns of tokens
+    other: (N,) weighted sums of the other rewards; weight: that of the reward 'environment'
+    turns: N lists of (column in which a turn begins, its reward); M: columns of tokens
     Returns (N, K) for at most K turns, and (N, M) numbers of turns from 0 on
     """
-    K = max((len(of_one) for of_one in turns if of_one), default=1)
-    before = torch.zeros(len(turns), K)
+    K = max(map(len, turns))
+    to_come = torch.zeros(len(turns), K, dtype=torch.float64)
     turn = torch.zeros(len(turns), M, dtype=torch.long)
     for n, of_one in enumerate(turns):
-        earlier = 0.0
-        for k, (begin, reward) in enumerate(of_one or ()):
-            before[n, k] = earlier
+        for k, (begin, _) in enumerate(of_one):
+            to_come[n, k] = sum(reward for _, reward in of_one[k:])  # a difference of sums would round
             turn[n, begin:] = k
-            earlier += reward
-    return total[:, None] - weight * before.to(total), turn.to(total.device)
+    return other[:, None] + weight * to_come.to(other), turn.to(other.device)

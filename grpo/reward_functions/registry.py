@@ -82,7 +82,7 @@ def reward(low=-math.inf, high=math.inf, slow=False, whole_group=False, check=No
 def load_reward_file(path):
     """Runs a Python file, whose @reward functions are then in REWARDS; it may import files of its own folder.
 
-    Returns {name: function} of what it can call; None does nothing.
+    Returns {name: function or class}; None does nothing.
     """
     if path is None:
         return {}
@@ -92,7 +92,7 @@ def load_reward_file(path):
         names = run_config_file(path)
     finally:
         sys.path.remove(folder)
-    return {name: x for name, x in names.items() if callable(x) and not inspect.isclass(x)}
+    return {name: x for name, x in names.items() if callable(x)}
 
 
 def parameters(name):

@@ -4,6 +4,7 @@ def right(prompts, completions, completion_ids, answer, **kwargs):
     return [float(text.strip() == truth) for text, truth in zip(completions, answer)]
 """
 
+import inspect
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -30,6 +31,8 @@ def register_functions(names, functions, path):
     """
     for name in names:
         fn, taken = functions.get(name), REWARDS.get(name)
+        if inspect.isclass(fn):
+            continue
         if fn is None or (taken and taken.fn is fn):  # it has @reward, here or where the file imports it from
             continue
         if getattr(fn, "__module__", "") == "grpo.environments":  # what registers classes, beside a reward of this name

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import pickle
 import sys
 import threading
 import time
@@ -104,4 +105,7 @@ def answer_with(pipe, function, arguments):
         answer = function(*arguments), ""
     except (ValueError, OSError) as error:  # such as one of the user's reward_file, which loads in the main process
         answer = None, str(error) or type(error).__name__
-    pipe.send(answer)
+    try:
+        pipe.send(answer)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        pipe.send((None, f"a worker process returned what cannot be sent to the run: {error}"))

@@ -1,5 +1,6 @@
 """Environments by name, the settings that go with them, and the shipped game."""
 
+import os
 import pathlib
 import random
 import re
@@ -41,6 +42,8 @@ def test_a_class_without_a_method_is_refused():
     ({"overlong_buffer": 2}, "overlong_buffer=2 counts the tokens of the policy"),
     ({"response_prefix": "A"}, "response_prefix='A' begins an answer"),
     ({"turn_credit": True, "reward_normalisation": "group"}, "turn_credit=True divides the rewards of an episode"),
+    ({"turn_credit": True, "zero_std": "drop"}, "turn_credit=True compares the turns of a group"),
+    ({"turn_credit": True, "objective": "reinforce++"}, "turn_credit=True compares the turns of a group"),
     ({"max_turns": 0}, "max_turns=0 must be at least 1")])
 def test_settings_that_do_not_go_together_are_refused(settings, words):
     prompt_config(**GAME)
@@ -53,6 +56,18 @@ def test_a_name_that_the_file_does_not_have_is_refused_with_those_it_has(tmp_pat
         find_environment("Chess", GAME["environment_file"])
     with pytest.raises((ValueError, FileNotFoundError), match="nowhere.py"):
         find_environment("Guess", str(tmp_path / "nowhere.py"))
+
+
+def test_a_file_that_was_changed_runs_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(environments, "ENVIRONMENTS", {})
+    text = (pathlib.Path(ROOT) / "data" / "guess" / "environment.py").read_text()
+    (tmp_path / "mine.py").write_text(text + "print('it runs')\n")
+    first = find_environment("Guess", "mine.py")
+    assert find_environment("Guess", str(tmp_path / "mine.py")) is first
+    (tmp_path / "mine.py").write_text(text + "Guess.changed = True\n")
+    os.utime(tmp_path / "mine.py", (1, 1))
+    assert find_environment("Guess", "mine.py").changed and not hasattr(first, "changed")
 
 
 def test_a_file_of_rewards_and_environments_can_be_one():

@@ -1,13 +1,17 @@
 """Environments that are async, that hang, and that end their process."""
 
 import asyncio
+import gc
+import multiprocessing
+import sys
+import time
 
 import pytest
 
 from core.settings.user_code import UserCodeError
 from grpo.environments import environment
-from grpo.policies import turns
-from grpo.policies.environment_calls import Environments, RemoteEnvironments, environments_of
+from grpo.policies import environment_calls, turns
+from grpo.policies.environment_calls import Environments, RemoteEnvironments
 from tests.grpo.policies.test_turns import episodes
 
 IN_PROCESSES = """
@@ -38,6 +42,10 @@ class Careless:
             os.kill(os.getpid(), 9)
         if self.what == "exit":
             os._exit(0)
+        if self.what == "wait":
+            time.sleep(0.4)
+        if self.what == "object":
+            return iter(()), 0.0
         if self.what == "raise":
             raise KeyError("no answer")
         if self.what == "flood":
@@ -93,9 +101,30 @@ def test_an_environment_that_waits_or_raises_in_a_process_fails_alone(careless):
 
 
 @pytest.mark.slow
+def test_the_time_of_a_call_is_its_own_and_an_interrupted_call_leaves_no_answers(careless, monkeypatch):
+    pool = RemoteEnvironments("Careless", careless, 1.0, 1)
+    start(pool, ["wait"] * 20)  # longer than the time of one call, and the seconds that are added
+    found = pool.call({key: ("step", "a") for key in range(20)})
+    assert all(found[key][1] == 1.0 for key in range(20))
+
+    def interrupted(pipes, seconds):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(environment_calls, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool.call({0: ("step", "a")})
+    pool.call({key: ("close",) for key in range(20)})
+    start(pool, ["", "object"])
+    assert pool.call({0: ("step", "b")})[0][0].startswith("b0")
+    with pytest.raises(ValueError, match="^the step of an environment must return .a text, messages or None, a finite"):
+        pool.call({1: ("step", "b")})
+    pool.workers.close()
+
+
+@pytest.mark.slow
 def test_a_run_with_environments_in_processes_is_that_with_environments_in_its_own(careless, prompts, monkeypatch, capfd):
     monkeypatch.setattr(turns, "WARNED", set())
-    environments_of.cache_clear()
     text = IN_PROCESSES.replace('record["what"]', '("", "flood", "raise")[int(record["prompt"][0]) % 3]')
     with open(careless, "w") as f:
         f.write(text.replace("{os.getpid()}", ""))
@@ -107,7 +136,10 @@ def test_a_run_with_environments_in_processes_is_that_with_environments_in_its_o
     assert found[0].metrics == found[1].metrics
     rewards = found[0].columns["environment_reward"]
     assert None in rewards and max(x for x in rewards if x is not None) > 1
-    environments_of("Careless", careless, 30.0, 2).workers.close()
+    gc.collect()
+    for process in multiprocessing.active_children():
+        process.join(30)
+    assert not multiprocessing.active_children(), "they end with the policy"
 
 
 class Counter:
@@ -156,9 +188,34 @@ def test_async_environments_answer_side_by_side_and_those_that_wait_for_ever_fai
     assert "RuntimeError: no end" in str(pool.call({0: ("close",)})[0])
 
 
+@pytest.mark.parametrize("holds_up", [lambda: time.sleep(3), lambda: sys.exit(1)], ids=["sleeps", "exits"])
+def test_a_coroutine_that_holds_up_the_event_loop_or_exits_fails_and_the_next_ones_run(monkeypatch, holds_up):
+    async def step(self, text):
+        if self.never:
+            holds_up()
+        return text, 1.0
+
+    monkeypatch.setattr(Waiting, "step", step)
+    pool = Environments("Waiting", None, 0.2)
+    pool.call({key: ("begin", 0, {"never": key == 0}) for key in range(3)})
+    failed = pool.call({0: ("step", "a")})[0]
+    assert isinstance(failed, UserCodeError) and ("SystemExit" in str(failed) or "TimeoutError: it was not" in str(failed))
+    assert pool.call({key: ("step", "a") for key in (1, 2)}) == {1: ("a", 1.0), 2: ("a", 1.0)}
+
+
+def test_a_timeout_of_the_users_own_keeps_its_line(monkeypatch):
+    async def step(self, text):
+        raise TimeoutError("no answer from the server")
+
+    monkeypatch.setattr(Waiting, "step", step)
+    pool = Environments("Waiting", None, 5.0)
+    pool.call({0: ("begin", 0, {})})
+    error = str(pool.call({0: ("step", "a")})[0])
+    assert "test_environment_calls.py, line" in error and "TimeoutError: no answer from the server" in error
+
+
 def test_an_environment_that_waits_without_async_fails_after_its_time(prompts, monkeypatch, capfd):
     def waits(self, text):
-        import time
         time.sleep(1000)
 
     monkeypatch.setattr(turns, "WARNED", set())

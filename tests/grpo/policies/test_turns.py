@@ -14,6 +14,7 @@ from grpo.environments import environment
 from grpo.grpo_training_step import compute_rollout_advantages
 from grpo.policies import turns
 from grpo.policies.causal import CausalPolicy
+from grpo.reward_functions.groups import credit_of_turns
 from grpo.rewards import Rewards
 from grpo.scoring import score
 from tests.families import model_folder
@@ -231,10 +232,48 @@ def test_a_prompt_from_reset_that_differs_in_a_group_or_is_too_long_is_refused(p
     monkeypatch.setattr(Echo, "reset", lambda self, record: str(len(MADE)))
     with pytest.raises(ValueError, match="^environment='Echo': its reset gave the completions of a group different prompts"):
         episodes(prompts)
-    for prompt in ("", 600 * "1"):
+    for prompt in ("", 600 * "1", 50 * "1"):  # the model reads 64 tokens
         monkeypatch.setattr(Echo, "reset", lambda self, record, prompt=prompt: prompt)
         with pytest.raises(ValueError, match=f"gave a prompt of {len(prompt)} tokens; it must have 1 to max_prompt_length=512"):
             episodes(prompts)
+
+
+@pytest.mark.parametrize("returned", [5, ("a", {}), {"role": "user"}, [], [1], [{"role": "user"}], b"a", True], ids=str)
+def test_a_reset_that_returns_something_else_is_named(prompts, monkeypatch, returned):
+    monkeypatch.setattr(Echo, "reset", lambda self, record: returned)
+    with pytest.raises(ValueError, match="^environment='Echo': its reset must return None, a text or messages, not"):
+        episodes(prompts)
+
+
+def test_a_second_system_message_from_reset_is_refused(prompts, monkeypatch):
+    monkeypatch.setattr(Echo, "reset", lambda self, record: [{"role": "system", "content": "a"}])
+    with pytest.raises(ValueError, match="its reset gave a system message, and system_prompt would be a second one"):
+        episodes(prompts, system_prompt="b", template="chat")
+
+
+def test_turns_of_equal_rewards_have_no_advantage_however_large_earlier_ones_were():
+    turns = [[(0, large), (3, 0.7)] for large in (5.2, 1000.1, 100.3, 52.9)]
+    credit, turn = credit_of_turns(torch.zeros(4), 1.0, turns, 5)
+    assert len(set(credit[:, 1].tolist())) == 1 and turn.tolist() == [[0, 0, 0, 1, 1]] * 4
+
+
+def test_a_failed_episode_keeps_its_turns_for_another_reward(prompts, monkeypatch):
+    def step(self, text):
+        if len(self.heard) == 1:
+            raise RuntimeError("no second answer")
+        self.heard.append(text)
+        return "<>", 0.5
+
+    monkeypatch.setattr(Echo, "step", step)
+    c, _, _, rollouts = episodes(prompts, turn_credit=True, reward_functions=("environment", "length_penalty"))
+    scored = Rewards(c)(rollouts)
+    second = [n for n, reward in enumerate(rollouts.texts.columns["environment_reward"]) if reward is None]
+    assert second and not scored.reward.isnan().any()
+    for n in second:
+        alone = scored.values["length_penalty"][n]
+        assert torch.equal(scored.credit.flatten(0, 1)[n], alone.expand(scored.credit.shape[2]))
+        begin = [k for k, (chosen, _) in enumerate(pieces(rollouts, n)) if chosen]
+        assert scored.turn.flatten(0, 1)[n].max() == len(begin) - 1
 
 
 def test_with_turn_credit_a_turn_is_compared_by_the_rewards_from_it_on(prompts):
@@ -334,7 +373,7 @@ def test_an_environment_that_raises_is_counted_and_its_completions_are_skipped(p
     failed, count = rollouts.texts.metrics["environment/failed"]
     assert failed >= sum(skipped) and count == len(skipped)
     said = capfd.readouterr().err.strip().split("\n")
-    assert len(said) == 1 and "test_turns.py, line " in said[0] and "the completion is skipped" in said[0]
+    assert len(said) == 1 and "test_turns.py, line " in said[0] and "it is counted as environment/failed" in said[0]
     for n, spoiled in enumerate(wanted):
         if not spoiled:
             assert rollouts.texts.completion_ids[n] == plain.texts.completion_ids[n]
@@ -347,14 +386,14 @@ def test_an_environment_that_computes_for_ever_is_skipped(prompts, monkeypatch, 
     monkeypatch.setattr(Echo, "step", forever)
     c, _, _, rollouts = episodes(prompts, reward_timeout=0.05, batch_size=1, group_size=2)
     assert rollouts.texts.columns["environment_reward"] == [None, None]
-    assert "TimeoutError: it was not done after 0.05 seconds; the completion is skipped" in capfd.readouterr().err
+    assert "TimeoutError: it was not done after 0.05 seconds; it is counted as environment/failed" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("result", [None, "text", ("a", "b"), (3, 1.0), ("a", math.nan), ("a", 10**400)],
                          ids=lambda x: str(x)[:9])
 def test_a_step_that_returns_something_else_is_named(prompts, monkeypatch, result):
     monkeypatch.setattr(Echo, "step", lambda self, text: result)
-    with pytest.raises(ValueError, match="^the step of an environment must return .a text or None, a finite number., not"):
+    with pytest.raises(ValueError, match="^the step of an environment must return .a text, messages or None, a finite number., not"):
         episodes(prompts)
 
 

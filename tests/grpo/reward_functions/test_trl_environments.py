@@ -1,0 +1,171 @@
+"""Classes written for TRL's environment_factory are played as TRL plays them."""
+
+import json
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from core.generation import Stop
+from core.models import load_model, load_tokenizer
+from core.prompts import PromptConsumer, PromptFormat
+from grpo import environments
+from grpo.environments import find_environment, format_of
+from grpo.policies.causal import CausalPolicy
+from grpo.policies.environment_calls import environments_of
+from grpo.policies.turns import Episodes
+from grpo.scoring import score
+from tests.families import model_folder
+from tests.tiny import jsonl, prompt_config
+
+SHOP = '''
+import random
+
+class Shop:
+    """A stock of apples, as for TRL's environment_factory."""
+    def reset(self, **columns):
+        self.apples, self.columns = random.randint(10, 99), columns
+        return f" There are {self.apples}."
+
+    def buy(self, number: int) -> int:
+        """
+        Buys apples.
+
+        Args:
+            number: how many
+
+        Returns:
+            those that are left
+        """
+        if number > self.apples:
+            raise ValueError(f"there are {self.apples}")
+        self.apples -= number
+        return self.apples
+
+    async def look(self) -> str:
+        """Looks how many there are."""
+        return f"{self.apples} apples"
+
+    def _hidden(self):
+        return 1
+
+    def get_reward(self):
+        return 1 / (1 + self.apples)
+'''
+TEMPLATE = (  # as that of Qwen 3: tools in the system message, their results in a message of the user
+    "{% if tools %}<|im_start|>system\nTools: {% for t in tools %}{{ t | tojson }}\n{% endfor %}"
+    'Write <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call><|im_end|>\n{% endif %}'
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    "\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+@pytest.fixture
+def shop(tmp_path, monkeypatch):
+    """A config with the class in a file, and the problems of a small chat model whose template knows tools."""
+    monkeypatch.setattr(environments, "ENVIRONMENTS", {})
+    (tmp_path / "shop.py").write_text(SHOP)
+    path = model_folder(str(tmp_path / "qwen3"), "qwen3")
+    tokenizer = load_tokenizer(path)
+    tokenizer.backend.chat_template = TEMPLATE
+    c = prompt_config(environment="Shop", environment_file=str(tmp_path / "shop.py"), template="model", group_size=2,
+                      batch_size=2, max_new_tokens=1200, reward_functions=("environment",), max_prompt_length=1200)
+    data = PromptConsumer(jsonl(tmp_path / "p.jsonl", *({"prompt": f"Buy {i}.", "more": i, "split": "train" if i else "val"} for i in range(3))),
+                          2, format=PromptFormat("model"), tokenizer=tokenizer)
+    return SimpleNamespace(c=c, tokenizer=tokenizer, problems=data.problems("train", 0), path=path)
+
+
+def call(name, **arguments):
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def played(shop, *turns):
+    """The Episodes of completions in which the policy writes these turns, each with the end token of the template."""
+    stop = Stop(shop.tokenizer)
+    episodes = Episodes(shop.problems, 0, shop.c, stop, environments_of(shop.c))
+    N, L = episodes.given.shape
+    target, live, texts = torch.zeros(N, L, dtype=torch.long), list(range(N)), [[] for _ in range(N)]
+    for turn in turns:
+        ids = shop.tokenizer.encode(turn + "<|im_end|>")
+        ends = {}
+        for n in live:
+            begin = episodes.begin[n][-1]
+            target[n, begin : begin + len(ids)] = torch.tensor(ids)
+            ends[n] = begin + len(ids) - 1
+        over = episodes(target, ends)
+        live = [n for n in live if n not in over]
+        for n in live:
+            given = episodes.given[n, ends[n] + 1 : episodes.begin[n][-1]]
+            texts[n].append(given.tolist())
+    return episodes, texts
+
+
+def test_the_prompt_has_the_tools_and_the_text_of_reset_and_a_group_starts_alike(shop):
+    episodes, _ = played(shop, "nothing")
+    from transformers.utils import get_json_schema
+    made = find_environment("Shop", shop.c.environment_file).played
+    schemas = [get_json_schema(getattr(made(), name)) for name in ("buy", "look")]  # as TRL makes them
+    stocks = set()
+    for p, record in enumerate(episodes.problems["record"]):
+        own = [episodes.environments.of[episodes.keys[n]].own for n in (2 * p, 2 * p + 1)]
+        assert own[0].apples == own[1].apples and own[0].columns["more"] == record["more"]
+        stocks.add(own[0].apples)
+        messages = [{"role": "user", "content": f"Buy {record['more']}. There are {own[0].apples}."}]
+        assert record["prompt"] == messages
+        assert record["text"] == shop.tokenizer.backend.apply_chat_template(messages, tools=schemas, tokenize=False, add_generation_prompt=True)
+        assert record["tokens"] == shop.tokenizer.encode(record["text"])
+    assert len(stocks) == 2 and random.random() != random.random()
+
+
+def test_results_of_tools_stand_where_trl_puts_them(shop):
+    trl = pytest.importorskip("trl")
+    several = call("buy", number=3) + call("look")
+    wrong = call("buy", number=1000) + call("sell", number=1) + call("buy", count=1) + "<tool_call>no json</tool_call>"
+    episodes, texts = played(shop, "I buy. " + several, wrong, "That is all.")
+    trainer = SimpleNamespace(processing_class=shop.tokenizer.backend, chat_template=None, chat_template_kwargs={},
+                              _is_vlm=False, _tokenizer=shop.tokenizer.backend)
+    shop.tokenizer.backend.eos_token = "<|im_end|>"
+    for n, answers in enumerate(texts):
+        left = episodes.environments.of[episodes.keys[n]].own.apples
+        results = [[("buy", str(left)), ("look", f"{left} apples")],
+                   [("buy", str({"error": f"there are {left}"})), ("sell", str({"error": "Tool sell not found."})),
+                    ("buy", answers and None)]]
+        assert len(answers) == 2
+        first = [{"role": "tool", "name": name, "content": content} for name, content in results[0]]
+        assert answers[0] == trl.GRPOTrainer._get_tool_suffix_ids(trainer, first)
+        second = shop.tokenizer.backend.decode(answers[1])
+        for _, content in results[1][:2]:
+            assert f"<tool_response>\n{content}\n</tool_response>" in second
+        assert "unexpected keyword argument 'count'" in second and second.count("<tool_response>") == 3
+        assert episodes.columns()["environment_reward"][n] == pytest.approx(1 / (1 + left))
+    sums = episodes.close()
+    assert sums["environment/calls"] == (5 * len(texts), len(texts)) and sums["environment/failures"] == (3 * len(texts), len(texts))
+
+
+def test_a_policy_samples_and_scores_with_tools_alike(shop):
+    policy = CausalPolicy(load_model(shop.path)[0], shop.tokenizer)
+    policy.model.longest_input = 4000
+    c = prompt_config(**vars(shop.c) | {"max_new_tokens": 24})
+    rollouts = policy.sample(shop.problems, 0, c)
+    torch.testing.assert_close(score(policy, rollouts, c.temperature).logp, rollouts.old_logp, rtol=0, atol=1e-4)
+    assert all("Tools: " in prompt for prompt in rollouts.texts.prompts)
+
+
+def test_what_cannot_be_played_is_refused(shop, tmp_path):
+    for template, backend in (("chat", TEMPLATE), ("model", TEMPLATE.replace("<tool_call>", "<call>"))):
+        shop.tokenizer.backend.chat_template = backend
+        c = prompt_config(**vars(shop.c) | {"template": template})
+        with pytest.raises(ValueError, match="^environment='Shop' has tools, and template=.* does not say how to call them between"):
+            format_of(c, shop.tokenizer)
+    for name, old, new, words in (("a", "get_reward", "reward", "neither @environment nor the method get_reward"),
+                                  ("b", "number: how many", "", "buy is no tool .*; give it types and a docstring with Args:")):
+        path = tmp_path / f"{name}.py"
+        path.write_text(SHOP.replace(old, new))
+        with pytest.raises(ValueError, match=words):
+            find_environment("Shop", str(path))
