@@ -101,23 +101,25 @@ def environment(cls):
 
 def find_environment(name, path):
     """The class of this name, in the file at `path` if there is one. The file runs once, and again after a change."""
-    if path is None:
-        return environment_in(name, None, None)
-    path = os.path.abspath(path)
-    changed = os.path.exists(path) and os.stat(path).st_mtime_ns
-    return environment_in(name, path, changed)
+    found = None
+    if path is not None:
+        path = os.path.abspath(path)
+        changed = os.path.exists(path) and os.stat(path).st_mtime_ns
+        found = environment_in(name, path, changed)
+    found = found or ENVIRONMENTS.get(name)
+    if found is None:
+        known = ", ".join(ENVIRONMENTS) or "none"
+        raise ValueError(f"environment={name!r} is no @environment class of environment_file={path}; known: {known}")
+    return found
 
 
 @functools.cache
 def environment_in(name, path, changed):
-    """The class of this name in a file that was changed at this time."""
+    """The class of this name in a file that was changed at this time, or None."""
     cls = load_reward_file(path).get(name)
     if inspect.isclass(cls) and ENVIRONMENTS.get(name) is not cls:
         environment(with_tools(cls))
-    if name not in ENVIRONMENTS:
-        known = ", ".join(ENVIRONMENTS) or "none"
-        raise ValueError(f"environment={name!r} is no @environment class of environment_file={path}; known: {known}")
-    return ENVIRONMENTS[name]
+    return ENVIRONMENTS.get(name)
 
 
 def format_of(c, tokenizer):

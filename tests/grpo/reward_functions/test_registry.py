@@ -207,7 +207,7 @@ def test_a_reward_file_imports_its_neighbours_and_gives_the_functions_that_it_ha
                     "class Kind: pass\n\n@reward(0, 1)\ndef decorated(completions): return []\n\n"
                     "def half(completions): return [POINTS for _ in completions]\n")
     found = registry.load_reward_file(str(mine))
-    assert set(found) == {"reward", "decorated", "half"} and set(registry.REWARDS) == {"decorated"}
+    assert set(found) == {"reward", "decorated", "half", "Kind"} and set(registry.REWARDS) == {"decorated"}
     assert found["half"](["a"]) == [0.5] and registry.load_reward_file(None) == {}
     mine.write_text("import package_that_nobody_has\n")
     with pytest.raises(ValueError, match="mine.py, line 1: import package_.*: No module named 'package_that_nobody_has'"):

@@ -97,7 +97,7 @@ import random
 from grpo.environments import environment
 
 @environment
-class Question:
+class Asked:
     def __init__(self, seed):
         self.random = random.Random(seed)
 
@@ -111,7 +111,7 @@ class Question:
 
 def test_workers_play_the_episodes_of_the_run(own_ray, run, tmp_path):
     (tmp_path / "question.py").write_text(QUESTION)
-    episodes = {"environment": "Question", "environment_file": tmp_path / "question.py", "max_turns": 3, "max_new_tokens": 16,
+    episodes = {"environment": "Asked", "environment_file": tmp_path / "question.py", "max_turns": 3, "max_new_tokens": 16,
                 "stop_sequences": tuple("abcdefghijklmnop"), "reward_functions": "('environment',)", "reward_file": None}
     settings = settings_of(tmp_path, max_iters=3, max_staleness=1, importance="sequence_mask", ray_workers=1, log_interval=1,
                            **episodes)
