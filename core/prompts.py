@@ -1,7 +1,7 @@
 """Prompts: records rendered by a template, and drawn as problems or training examples."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -43,6 +43,7 @@ def code(messages):
 
 
 TEMPLATES = {"plain": plain, "chat": chat, "math": math, "code": code}
+TOOL_CALL = "<tool_call>"  # begins a call of a tool, as the templates of Qwen and Hermes have it
 MODEL = "model"     # the template that comes with a Hugging Face model
 OF_CONSUMER = {"text", "tokens", "where", "split"}  # fields of a record that a PromptConsumer adds, or needs alone
 CHARACTERS = 100    # most characters of a token, on average over a prompt
@@ -97,6 +98,17 @@ class PromptFormat:
         if self.template == MODEL:
             return tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))
         return TEMPLATES[self.template](messages)
+
+    def with_tools(self, tools, tokenizer):
+        """This format, with JSON schemas of tools in the chat template. Raises ValueError unless the template says how
+        to call them."""
+        arguments = {"tools": tools} | (self.chat_template_kwargs or {})
+        form = replace(self, chat_template_kwargs=arguments)
+        if self.template != MODEL or TOOL_CALL not in form.render(as_messages("?"), tokenizer):
+            raise ValueError(f"environment: it has tools, and template={self.template!r} does not say how to call them "
+                             f"between {TOOL_CALL} and </tool_call>; use template='model' and a model whose chat "
+                             "template does, as those of Qwen")
+        return form
 
     def behind(self, messages, tokenizer):
         """The text of messages behind a turn of the model: from the end of the turn, with its end token if the template

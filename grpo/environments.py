@@ -17,11 +17,9 @@ import inspect
 import os
 from dataclasses import dataclass, replace
 
-from core.prompts import MODEL, PromptFormat, as_messages
 from core.settings.ranges import check_ranges
 from grpo.objectives import baseline_of
 from grpo.reward_functions.registry import load_reward_file
-from grpo.reward_functions.trl_environments import OPEN, with_tools
 
 ENVIRONMENTS = {}  # {name: class}
 REWARD = "environment_reward"  # the column of Texts with the sum of an episode's rewards, None where it failed
@@ -118,20 +116,6 @@ def environment_in(name, path, changed):
     """The class of this name in a file that was changed at this time, or None."""
     cls = load_reward_file(path).get(name)
     if inspect.isclass(cls) and ENVIRONMENTS.get(name) is not cls:
+        from grpo.reward_functions.trl_environments import with_tools
         environment(with_tools(cls))
     return ENVIRONMENTS.get(name)
-
-
-def format_of(c, tokenizer):
-    """The PromptFormat in which the chats of a run with an environment are rendered, with its tools if it has some.
-    c: a GRPOConfig. Raises ValueError if the template does not show them as they are called here."""
-    form = PromptFormat(c.template, c.system_prompt, "", c.max_prompt_length, c.chat_template_kwargs, c.prompt_format)
-    tools = getattr(find_environment(c.environment, c.environment_file), "tools", None)
-    if tools is None:
-        return form
-    form = replace(form, chat_template_kwargs={"tools": tools} | (c.chat_template_kwargs or {}))
-    if c.template != MODEL or OPEN not in form.render(as_messages("?"), tokenizer):
-        raise ValueError(f"environment={c.environment!r} has tools, and template={c.template!r} does not say how to "
-                         f"call them between {OPEN} and </tool_call>; use template='model' and a model whose chat "
-                         "template does, as those of Qwen")
-    return form

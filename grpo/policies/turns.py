@@ -12,9 +12,9 @@ import sys
 import numpy as np
 import torch
 
-from core.prompts import CHARACTERS, OF_CONSUMER, as_problems
+from core.prompts import CHARACTERS, OF_CONSUMER, PromptFormat, as_problems
 from core.settings.user_code import UserCodeError, one_line
-from grpo.environments import REWARD, TURNS, find_environment, format_of
+from grpo.environments import REWARD, TURNS, find_environment
 from grpo.policies.environment_calls import is_chat
 
 SEEDS = 3                 # begins the seeds of environments, and keeps them apart from other noise
@@ -37,7 +37,11 @@ class Episodes:
         environments: the Environments that are called; longest: tokens that fit into the model
         """
         self.stop, self.config = stop, config
-        self.form = format_of(config, stop.tokenizer)
+        make = find_environment(config.environment, config.environment_file)
+        self.form = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
+                                 config.chat_template_kwargs, config.prompt_format)
+        if hasattr(make, "tools"):
+            self.form = self.form.with_tools(make.tools, stop.tokenizer)
         self.front, self.back = self.form.around(stop.tokenizer)
         self.environments, self.longest = environments, longest
         G = config.group_size
@@ -46,7 +50,7 @@ class Episodes:
         self.begin = [[0] for _ in range(N)]
         self.reward = [[] for _ in range(N)]
         self.failed = set()  # completions whose environment failed
-        self.names = find_environment(config.environment, config.environment_file).metrics
+        self.names = make.metrics
         self.keys = [next(KEYS) for _ in range(N)]
         calls = {}
         for p, (record, number) in enumerate(zip(problems["record"], problems["number"], strict=True)):

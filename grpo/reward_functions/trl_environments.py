@@ -13,12 +13,11 @@ import random
 import re
 from contextlib import contextmanager
 
-from core.prompts import as_messages
+from core.prompts import TOOL_CALL, as_messages
 from core.settings.optional import require
 from core.settings.user_code import UserCodeError, event_loop, guarded, naming_line_of
 
-OPEN = "<tool_call>"
-CALL = re.compile(OPEN + "(.*?)</tool_call>", re.DOTALL)  # as the templates of Qwen and Hermes have it
+CALL = re.compile(TOOL_CALL + "(.*?)</tool_call>", re.DOTALL)
 NOT_TOOLS = ("reset", "get_reward")
 
 

@@ -13,7 +13,7 @@ from core.generation import Stop
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
 from grpo import environments
-from grpo.environments import find_environment, format_of
+from grpo.environments import find_environment
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.environment_calls import environments_of
 from grpo.policies.turns import Episodes
@@ -161,8 +161,8 @@ def test_what_cannot_be_played_is_refused(shop, tmp_path):
     for template, backend in (("chat", TEMPLATE), ("model", TEMPLATE.replace("<tool_call>", "<call>"))):
         shop.tokenizer.backend.chat_template = backend
         c = prompt_config(**vars(shop.c) | {"template": template})
-        with pytest.raises(ValueError, match="^environment='Shop' has tools, and template=.* does not say how to call them between"):
-            format_of(c, shop.tokenizer)
+        with pytest.raises(ValueError, match="^environment: it has tools, and template=.* does not say how to call them between"):
+            Episodes(shop.problems, 0, c, Stop(shop.tokenizer), environments_of(c))
     for name, old, new, words in (("a", "get_reward", "reward", "neither @environment nor the method get_reward"),
                                   ("b", "number: how many", "", "buy is no tool .*; give it types and a docstring with Args:")):
         path = tmp_path / f"{name}.py"
