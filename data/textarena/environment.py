@@ -1,0 +1,60 @@
+"""Single-player games of the package textarena as an environment: pip install --no-deps -r requirements-textarena.txt"""
+
+import contextlib
+import random
+
+from core.settings.optional import require
+from grpo.environments import environment
+
+INSTALL = "--no-deps -r requirements-textarena.txt"
+# Those that play alone and offline. The others of textarena's single-player games download words, ask a model over
+# the network, or end with an error.
+GAMES = ("2048", "Bandit", "Blackjack", "Countdown", "Crosswords", "Cryptarithm", "FifteenPuzzle", "FrozenLake",
+         "GuessTheNumber", "LightsOut", "LogicPuzzle", "Mastermind", "Minesweeper", "PegJump", "RushHour", "Secretary",
+         "Set", "Slitherlink", "Sokoban", "Sudoku", "ThreeCardMonte", "TowerOfHanoi")
+
+
+@environment
+class TextArena:
+    """The game that a record names, by its number: the same moves of two players get the same answers.
+
+    The prompt is what the game says first, an answer what is new after a move. The reward is the game's own at its end.
+    """
+
+    def __init__(self, seed):
+        """seed: not used, since the number of a game is in its record"""
+        self.arena = require("textarena", "environment='TextArena'", INSTALL)
+
+    def reset(self, record):
+        """record: game, number, game_settings. Returns the prompt."""
+        self.random = random.Random(record["number"]).getstate()
+        with self.own_random():
+            self.game = self.arena.make(record["game"], **record["game_settings"])
+            self.game.reset(num_players=1, seed=record["number"])
+        return self.news()
+
+    def step(self, text):
+        with self.own_random():
+            done, _ = self.game.step(text)
+        if not done:
+            return self.news(), 0.0
+        rewards, _ = self.game.close()
+        return None, float(rewards[0])
+
+    @contextlib.contextmanager
+    def own_random(self):
+        """Games draw from the global state of `random`: each has its own, which goes on where it was."""
+        outside = random.getstate()
+        random.setstate(self.random)
+        try:
+            yield
+        finally:
+            self.random = random.getstate()
+            random.setstate(outside)
+
+    def news(self):
+        """The messages of the game since the last call, a text. Some say that the player's own move is the game's."""
+        messages = self.game.state.get_current_player_observation()
+        move = self.arena.ObservationType.PLAYER_ACTION
+        found = [text for sender, text, kind in messages if sender == self.arena.GAME_ID and kind is not move]
+        return "\n".join(found).strip()
