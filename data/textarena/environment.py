@@ -1,4 +1,4 @@
-"""Single-player games of the package textarena as an environment: pip install --no-deps -r requirements-textarena.txt"""
+"""Single-player games of the package textarena: pip install --no-deps -r requirements-textarena.txt"""
 
 import contextlib
 import random

@@ -64,7 +64,7 @@ def test_prompts_name_games_and_a_wrong_game_is_one_line(tmp_path):
     records = read_records(f"{tmp_path}/a/prompts.jsonl")
     assert done.returncode == 0 and [r["number"] for r in records] == list(range(20)), done.stderr
     done = run_here("data/textarena/prepare.py", "--game=Chess-v7", f"--out={tmp_path}/b")
-    assert done.returncode and "game=Chess-v7 with game_settings=None does not start" in done.stderr
+    assert done.returncode and "game=Chess-v7 is none of 2048, Bandit" in done.stderr
 
 
 def test_without_the_package_one_line_says_how_to_install_it(monkeypatch):
