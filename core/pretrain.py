@@ -15,11 +15,12 @@ import torch
 
 from core.config import describe, load_config
 from core.distributed import Distributed
+from core.files.datasets import dataset_folder
 from core.huggingface.files import describe_experts
 from core.logger import create_logger
 from core.prompts import PromptConsumer
 from core.run.folder import check_run_folder, run_folder
-from core.run.recipes import build_missing_checkpoint
+from core.run.recipes import build_missing_checkpoint, build_missing_dataset
 from core.run.start import Recorded
 from core.run.trackers import check_trackers
 from core.settings.script import run_script
@@ -34,13 +35,11 @@ def main(argv):
     check_run_folder(config.out_dir)
     check_trackers(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
+        how = print, config.dry_run
+        if is_missing(dist, build_missing_dataset, dataset_folder(config.dataset), *how):
+            return
         data = build_data(config, dist)
-        missing = dist.is_main and build_missing_checkpoint(config.init_from, "init_from", config.dataset, print,
-                                                            config.dry_run)
-        dist.barrier()
-        if dist.agree(missing):
-            if dist.is_main:
-                print("dry run: what is there is in order, nothing was built or trained")
+        if is_missing(dist, build_missing_checkpoint, config.init_from, "init_from", config.dataset, *how):
             return
         model = build_model(config, data, dist)
         batches, evaluate = build_batches(config, data, dist)
@@ -59,6 +58,15 @@ def main(argv):
                 trainer.resume()
             with Recorded(config, origin, dist, trainer, resume):
                 trainer.run()
+
+
+def is_missing(dist, build, *arguments):
+    """Lets rank 0 build a file that is not there. Returns whether it still is not, in a dry run, and says so."""
+    missing = dist.is_main and build(*arguments)
+    dist.barrier()
+    if missing:
+        print("dry run: what is there is in order, nothing was built or trained")
+    return dist.agree(missing)
 
 
 def plan(config, model, data, dist):

@@ -30,7 +30,10 @@ class PromptFillReading(FillReading):
     ON_CPU = ("chosen", "position", "padding")
 
     def sizes(self):
-        return super().sizes() + self.prompt.shape[1]
+        P, W, T = self.texts.shape
+        if self.prompt.shape[1]:  # it has the padding, and is read once
+            return W * T + self.prompt.shape[1] - self.padding
+        return W * (T - self.padding)
 
 
 class PromptFillPolicy(FillPolicy):

@@ -5,6 +5,7 @@ python grpo/tools/bench.py causal       prompts of 256 tokens, read once or agai
 python grpo/tools/bench.py turns        completions of one turn, and of several with an environment between them
 python grpo/tools/bench.py checkpoint   grad_checkpoint: activations stored, or computed again in the backward pass
 python grpo/tools/bench.py peer         TRL and this project in turns (pip install -r requirements-peer.txt)
+python grpo/tools/bench.py learning     TRL and this project learn in turns: SmolLM2, or --task=tools
 python grpo/tools/bench.py fill --n_layer=4 --n_embd=128 --block_size=128 --batch_size=16
 python grpo/tools/bench.py peer --cases=T,S_mixed --steps=3
 
@@ -21,6 +22,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 from core.config import UsageError, load_config
 from core.settings.script import run_script
 from grpo.benchmarks.comparison import BenchConfig, Causal, Checkpointed, Fill, Turns, compare
+from grpo.benchmarks.learning import LearningConfig, run_learning
 from grpo.benchmarks.peer import PeerConfig, run_peer
 
 BENCHMARKS = {
@@ -29,6 +31,7 @@ BENCHMARKS = {
     "turns": (BenchConfig, partial(compare, Turns)),
     "checkpoint": (BenchConfig, partial(compare, Checkpointed)),
     "peer": (PeerConfig, run_peer),
+    "learning": (LearningConfig, run_learning),
 }
 
 

@@ -60,6 +60,20 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(dataset, tmp_path, monkeyp
     assert end == "dry run: what is there is in order, nothing was built or trained"
 
 
+def test_a_missing_dataset_that_has_a_prepare_py_is_built_and_a_dry_run_says_so(tmp_path):
+    (tmp_path / "sums").mkdir()
+    (tmp_path / "sums" / "prepare.py").write_text("import os, runpy, sys\n"
+        f"sys.argv[1:] = ['--problems=60', '--digits=1', '--working=False', *sys.argv[1:]]\n"
+        f"runpy.run_path({os.path.join(ROOT, 'data/arithmetic/prepare.py')!r}, run_name='__main__')\n")
+    arguments = "--mode=language_model", "--max_iters=1"
+    done = launch(tmp_path / "sums", tmp_path / "out", *arguments, "--dry_run")
+    assert done.returncode == 0 and "would be built by" in done.stdout and "nothing was built or trained" in done.stdout, done.stderr
+    assert not (tmp_path / "sums" / "meta.json").exists()
+    done = launch(tmp_path / "sums", tmp_path / "out", *arguments)
+    assert done.returncode == 0 and "meta.json is missing; building it with" in done.stdout, done.stderr
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
 def test_an_earlier_run_is_set_aside_even_if_the_new_one_starts_from_its_model(dataset, tmp_path):
     pretrain(dataset, tmp_path / "out", "--max_iters=2")
     done = launch(dataset, tmp_path / "out", "--max_iters=1", f"--init_from={tmp_path}/out/model.safetensors")

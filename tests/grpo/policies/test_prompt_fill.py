@@ -155,6 +155,26 @@ def test_micro_batches_and_completions_read_alone_have_the_gradient_of_all(promp
     assert (found[0] - found[1]).norm() < 1e-4 * found[0].norm() > 0
 
 
+@pytest.mark.parametrize("shape", [{}, PREFIX], ids=["full", "prefix"])
+@torch.no_grad()
+def test_problems_of_like_length_are_read_together_without_their_padding(prompts, shape):
+    c = prompt_config(**SETTINGS | {"batch_size": 8, "fill_estimator": "one_step"})
+    policy = prompt_fill_policy(1, **shape)
+    problems = prompt_consumer(prompts, c).problems("train", 0)
+    rollouts = policy.sample(problems, 0, c)
+    lengths = [len(record["tokens"]) for record in problems["record"]]
+    sizes = rollouts.reading.sizes()
+    assert sizes.tolist() == [length + c.max_new_tokens for length in lengths] and len(set(lengths)) > 2
+    read = {}
+    for limit in (int(sizes.max()), 10**6):
+        parts = rollouts.reading.micro_batches(dataclasses.replace(c, micro_batch_tokens=limit))
+        with mock.patch.object(policy.model, "states", wraps=policy.model.states) as states:
+            for part in parts:
+                score(policy, rollouts.select(part)[0], c.temperature)
+        read[len(parts)] = sum(call.args[0].numel() for call in states.call_args_list)
+    assert read == {1: len(sizes) * int(sizes.max()), len(sizes): int(sizes.sum())}
+
+
 @torch.no_grad()
 def test_each_completion_of_a_group_has_a_share_of_its_own(prompts):
     c = prompt_config(**SETTINGS)

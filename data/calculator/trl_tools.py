@@ -1,0 +1,32 @@
+"""The calculator as a class for TRL's environment_factory: its public methods are tools.
+
+python grpo/train_grpo.py --environment=Multiply --environment_file=data/calculator/trl_tools.py \
+    --reward_functions="('environment',)" --dataset=products.jsonl --template=model --generator_checkpoint=FOLDER
+
+Records need the answer. The chat template of the model must say how to call tools, as those of Qwen do.
+"""
+
+
+class Multiply:
+    """The reward is 1 if the tool has returned the record's answer."""
+
+    def reset(self, answer, **columns):
+        self.answer, self.right = answer, 0.0
+
+    def multiply(self, a: int, b: int) -> int:
+        """
+        Multiplies two numbers.
+
+        Args:
+            a: The first number.
+            b: The second number.
+
+        Returns:
+            The product.
+        """
+        product = int(a) * int(b)
+        self.right = max(self.right, float(str(product) == self.answer))
+        return product
+
+    def get_reward(self):
+        return self.right

@@ -1,0 +1,98 @@
+"""The comparison of learning: both sides read the same prompts and give the same rewards; the table; the small model."""
+
+import json
+
+import pytest
+
+from core.settings.user_code import run_user_code
+from grpo.benchmarks import learning, tool_task
+from grpo.benchmarks.learning import LearningConfig, report
+from grpo.benchmarks.learning_ours import our_steps
+from tests.grpo.benchmarks.test_peer import steps_of
+from tests.tiny import ROOT, jsonl, prompt_config
+
+REWARD = '''
+import json
+from grpo.rewards import reward
+
+@reward(0, 1)
+def seen(prompts, completions, answer, **columns):
+    """The share of digits; writes down what it was called with."""
+    shares = [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
+    with open({path!r}, "a") as file:
+        file.write(json.dumps([sorted(answer), sum(shares) / len(shares)]) + "\\n")
+    return shares
+'''
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"task": "chess"}, "task='chess' is not one of sums, tools"), ({"steps": 4}, "steps=4 must be at least 5"),
+    ({"group_size": 1}, "group_size=1 must be at least 2")])
+def test_settings_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        LearningConfig(**changes)
+
+
+def test_the_table_has_the_mean_of_each_fifth_over_seeds_and_the_ratio_of_the_times(capsys):
+    def side(rewards, seconds):
+        return [{"reward": x, "seconds": seconds} for x in rewards]
+    low, high = [0, 0, 0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 1, 1, 0.4], [0.2] * 11
+    report([(side(low, 6.0), side(high, 2.0)), (side([x / 2 for x in low], 6.0), side(high, 2.0))])
+    *lines, last = capsys.readouterr().out.strip().split("\n")
+    assert json.loads(last) == {"ratio": 3.0, "TRL": {"seconds": 6.0, "rewards": [[0, 0.3, 0.7, 0.8, 0.8], [0, 0.15, 0.35, 0.4, 0.4]]},
+                                "ours": {"seconds": 2.0, "rewards": [[0.2] * 5] * 2}}
+    assert "0.225 ± 0.106" in lines[0] and "0.525 ± 0.247" in lines[0] and lines[1].count("0.200 ± 0.000") == 5
+
+
+@pytest.mark.slow
+def test_both_sides_read_the_same_prompts_in_each_step_and_record_the_reward_of_what_they_wrote(tmp_path):
+    pytest.importorskip("trl")
+    from grpo.benchmarks.learning_trl import trl_steps
+    from tests.families import model_folder
+    seen = tmp_path / "seen.jsonl"
+    (tmp_path / "seen.py").write_text(REWARD.replace("{path!r}", repr(str(seen))))
+    records = ({"prompt": f"{a}+{b}=", "answer": str(100 * a + b)} for a in range(1, 9) for b in range(1, 9))
+    c = prompt_config(generator_checkpoint=model_folder(tmp_path / "qwen3", "qwen3", longest=256), template="model",
+                      dataset=jsonl(tmp_path / "sums.jsonl", *records), reward_file=str(tmp_path / "seen.py"),
+                      reward_functions=("seen",), batch_size=3, group_size=2, max_new_tokens=5, max_iters=3, kl_beta=0.0, lora_rank=2,
+                      temperature=1.0)
+    calls = {}
+    for run in (our_steps, trl_steps):
+        seen.write_text("")
+        recorded = [record["reward"] for record in steps_of(run, c, steps=3)]
+        written = [json.loads(line) for line in seen.read_text().splitlines()]
+        calls[run] = [answers for answers, _ in written if len(answers) == 6][-3:]  # others are checks of the records
+        assert recorded == pytest.approx([share for answers, share in written if len(answers) == 6][-3:])
+    assert calls[our_steps] == calls[trl_steps] and len(set(map(tuple, calls[our_steps]))) == 3
+
+
+def test_examples_of_the_tool_have_the_right_numbers_in_half_of_the_calls(tmp_path):
+    import random
+    rng, right = random.Random(0), []
+    tool = run_user_code(tool_task.load_reward_file, tool_task.TOOL_FILE)["Multiply"]()
+    for _ in range(400):
+        record = tool_task.example(rng)
+        turns = [message["content"] for message in record["prompt"]]
+        call = record["completion"] if len(turns) == 1 else turns[1]
+        arguments = json.loads(call.removeprefix("<tool_call>").removesuffix("</tool_call>"))["arguments"]
+        tool.reset(**{key: x for key, x in record.items() if key in ("answer", "completion")})
+        product = tool.multiply(**arguments)
+        assert len(turns) == 1 or turns[2] == record["completion"] == str(product)
+        assert turns[0] == f"What is {int(record['answer']) // arguments['b']}*{arguments['b']}?"
+        right.append(tool.get_reward())
+    assert 0.5 < sum(right) / len(right) < 0.65, "half, and wrong numbers that are right by chance"
+
+
+@pytest.mark.slow
+def test_the_small_model_calls_the_tool_and_its_calls_are_played(tmp_path, monkeypatch):
+    pytest.importorskip("trl")
+    monkeypatch.setattr(tool_task, "SUPERVISED", (*tool_task.SUPERVISED, "--max_iters=1", "--warmup_iters=1", "--batch_size=2"))
+    monkeypatch.setattr(tool_task, "EXAMPLES", 60)
+    monkeypatch.setattr(tool_task, "PROBLEMS", 60)
+    from core.config import load_config
+    from grpo.grpo_config import GRPOConfig
+    c, _ = load_config(GRPOConfig, [*learning.TASKS["tools"](str(tmp_path)), "--max_iters=1", "--batch_size=2", "--group_size=2", "--max_new_tokens=8"])
+    from grpo.benchmarks.learning_trl import trl_steps
+    for run in (our_steps, trl_steps):
+        record, = steps_of(run, c, steps=1)
+        assert record["reward"] == 0.0 and record["seconds"] > 0
