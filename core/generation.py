@@ -28,7 +28,7 @@ def generate(model, prompt, padding, uniform, stop, budget=None, turns=None, **s
 
     prompt: (P, T) tokens, padded on the left; padding: (P,) number of padded columns, or None for none
     uniform: (P, G, L) noise in [0, 1) of each completion's tokens, at most L of them
-    stop: (tokens so far (n, t), f) -> (n, t - f) bool, whether a row ends at each of the columns from f on; as Stop
+    stop: a Stop, or a function with its arguments: it tells where rows end
     budget: a KeptBudget, which raises ValueError for too many kept tokens, or None
     turns: what answers a completion where `stop` ends it, as grpo.policies.turns.Episodes, or None: it is then over
     sampling: temperature, top_p, top_k, min_p; top_k=1 takes the likeliest
@@ -64,7 +64,10 @@ def generate(model, prompt, padding, uniform, stop, budget=None, turns=None, **s
             if kept is not None:
                 place = number[chosen] * L + t
                 collector.add(place.cpu(), kept[chosen.cpu()])
-            ends = stop(target[number, : t + 1], t)[:, 0]                            # (n,)
+            begin = None
+            if turns is not None:
+                begin = [turns.begin[n][-1] for n in number.tolist()]
+            ends = stop(target[number, : t + 1], t, begin)[:, 0]                     # (n,)
             if turns is not None:
                 over = turns(target, dict.fromkeys(number[ends & chosen].tolist(), t))
                 ends = torch.isin(number, number.new_tensor(over))
@@ -108,8 +111,9 @@ class Stop:
         # Tokens that can hold a sequence, and one before them: a tokenizer may leave out a space that begins a text
         self.window = max((len(s.encode()) + 1 for s in sequences), default=0)
 
-    def __call__(self, tokens, first):
+    def __call__(self, tokens, first, turn=None):
         """Marks the columns at which rows end. tokens: (n, t) so far, of which those from column `first` on are new.
+        turn: n columns in which the turns of rows begin, None: 0; no stop sequence reaches back behind them.
 
         Returns (n, t - first) bool; the first end of a row counts, and what is marked after it means nothing.
         """
@@ -118,9 +122,12 @@ class Stop:
         if self.sequences:
             begin = max(0, first + 1 - self.window)
             for row, ids in enumerate(tokens[:, begin:].tolist()):
+                earliest = 0
+                if turn is not None:
+                    earliest = max(0, turn[row] - begin)
                 for column in range(new.shape[1]):
                     end = first - begin + column + 1
-                    last = ids[max(0, end - self.window) : end]
+                    last = ids[max(earliest, end - self.window) : end]
                     tail, before = self.tokenizer.decode(last), self.tokenizer.decode(last[:-1])
                     known = len(before.rstrip("\ufffd"))  # characters; the last one may have been a part of one
                     if any(s in tail[max(0, known - len(s) + 1) :] for s in self.sequences):  # not of an earlier turn

@@ -104,10 +104,14 @@ class PromptFormat:
         to call them."""
         arguments = {"tools": tools} | (self.chat_template_kwargs or {})
         form = replace(self, chat_template_kwargs=arguments)
-        if self.template != MODEL or TOOL_CALL not in form.render(as_messages("?"), tokenizer):
+        text = form.render(as_messages("?"), tokenizer) if self.template == MODEL else ""
+        if TOOL_CALL not in text or '"arguments"' not in text:
             raise ValueError(f"environment: it has tools, and template={self.template!r} does not say how to call them "
-                             f"between {TOOL_CALL} and </tool_call>; use template='model' and a model whose chat "
-                             "template does, as those of Qwen")
+                             f'between {TOOL_CALL} and </tool_call>, as {{"name": ..., "arguments": ...}}; use '
+                             "template='model' and a model whose chat template does, as those of Qwen 2.5 and 3")
+        if TOOL_CALL not in tokenizer.decode(tokenizer.encode(TOOL_CALL)):
+            raise ValueError(f"environment: it has tools, and the tokenizer leaves {TOOL_CALL} out of what it decodes, "
+                             "so no call would be seen; it must be no special token")
         return form
 
     def behind(self, messages, tokenizer):

@@ -13,8 +13,8 @@ from tests.tiny import TEXT
 
 RECURRENT_FAMILIES = ("qwen3_5", "qwen3_next", "lfm2", "falcon_h1", "mamba2", "bamba")
 CAUSAL_FAMILIES = ("gpt2", "llama", "qwen2", "qwen3", "gemma3", "mistral", "gemma4", *RECURRENT_FAMILIES)
-DIFFUSION_FAMILIES = {"llama both ways": "llama", "llada": "llama", "a2d-qwen3": "qwen3", "Dream": "qwen2",
-                      "sdar": "qwen3"}  # {model_type of a published folder: the family of transformers that it is}
+DIFFUSION_FAMILIES = {"llama both ways": "llama", "llada": "llama", "a2d-llama": "llama",
+                      "a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3", "Dream": "qwen2", "sdar": "qwen3"}  # {model_type of a published folder: the family of transformers that it is}
 FILL_FAMILIES = ("bert", "distilbert", "roberta", "modernbert", "electra")
 CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -212,7 +212,7 @@ def diffusion_folder(path, model_type, seed=0, scale=12.0, **shape):
         values |= {"architectures": ["LlamaForCausalLM"], "is_causal": False}
     else:
         classes = {"llada": "LLaDAModelLM", "Dream": "DreamModel", "sdar": "SDARForCausalLM",
-                   "a2d-qwen3": "A2DQwen3LMHeadModel"}
+                   "a2d-llama": "A2DLlamaLMHeadModel", "a2d-qwen2": "A2DQwen2LMHeadModel", "a2d-qwen3": "A2DQwen3LMHeadModel"}
         values |= {"model_type": model_type, "architectures": [classes[model_type]], "auto_map": {"AutoModel": "modeling.Model", "AutoConfig": "conf.Config"}}
     if model_type == "llada":
         theirs = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads",

@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import pathlib
+import random
 import signal
 import sysconfig
 import threading
@@ -28,6 +29,10 @@ class UserCodeError(ValueError):
 
     def __str__(self):
         return f"{self.line}: {self.what}"
+
+
+class OutOfTime(TimeoutError):
+    """A time_limit is over."""
 
 
 @contextmanager
@@ -77,7 +82,7 @@ def run_user_code(function, *arguments, **settings):
 
 @contextmanager
 def time_limit(seconds, waiting=False):
-    """Raises TimeoutError within, after this many seconds of the processor's time, or with `waiting` of all time. None
+    """Raises OutOfTime within, after this many seconds of the processor's time, or with `waiting` of all time. None
     is no limit; where signals do not reach, in a thread and on Windows, there is none."""
     reached = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     if seconds is None or not reached:
@@ -85,7 +90,7 @@ def time_limit(seconds, waiting=False):
         return
 
     def end(*_):
-        raise TimeoutError(f"it was not done after {seconds} seconds")
+        raise OutOfTime(f"it was not done after {seconds} seconds")
 
     number, timer = signal.SIGPROF, signal.ITIMER_PROF
     if waiting:
@@ -97,6 +102,22 @@ def time_limit(seconds, waiting=False):
     finally:
         signal.setitimer(timer, 0)
         signal.signal(number, before)
+
+
+class OwnRandom:
+    """A context in which Python's `random` is that of one piece of code: it goes on where it was, and is not changed by
+    what others draw meanwhile."""
+
+    def __init__(self, seed):
+        self.state = random.Random(seed).getstate()
+
+    def __enter__(self):
+        self.outside = random.getstate()
+        random.setstate(self.state)
+
+    def __exit__(self, *_):
+        self.state = random.getstate()
+        random.setstate(self.outside)
 
 
 @functools.cache

@@ -1,9 +1,7 @@
 """Single-player games of the package textarena: pip install --no-deps -r requirements-textarena.txt"""
 
-import contextlib
-import random
-
 from core.settings.optional import require
+from core.settings.user_code import OwnRandom
 from grpo.environments import environment
 
 INSTALL = "--no-deps -r requirements-textarena.txt"
@@ -29,30 +27,19 @@ class TextArena:
         """record: game, number, game_settings. Returns the prompt."""
         if record["game"].partition("-v")[0] not in GAMES:
             raise ValueError(f"game={record['game']} is none of {', '.join(GAMES)}")
-        self.random = random.Random(record["number"]).getstate()
-        with self.own_random():
+        self.random = OwnRandom(record["number"])  # games draw from Python's `random`
+        with self.random:
             self.game = self.arena.make(record["game"], **record["game_settings"])
             self.game.reset(num_players=1, seed=record["number"])
         return self.news()
 
     def step(self, text):
-        with self.own_random():
+        with self.random:
             done, _ = self.game.step(text)
         if not done:
             return self.news(), 0.0
         rewards, _ = self.game.close()
         return None, float(rewards[0])
-
-    @contextlib.contextmanager
-    def own_random(self):
-        """Games draw from the global state of `random`: each has its own, which goes on where it was."""
-        outside = random.getstate()
-        random.setstate(self.random)
-        try:
-            yield
-        finally:
-            self.random = random.getstate()
-            random.setstate(outside)
 
     def news(self):
         """The messages of the game since the last call, a text. Some say that the player's own move is the game's."""

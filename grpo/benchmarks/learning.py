@@ -17,7 +17,7 @@ from grpo.benchmarks.learning_ours import our_steps
 from grpo.benchmarks.learning_trl import trl_steps
 from grpo.benchmarks.peer import ENVIRONMENT
 from grpo.benchmarks.side import in_turns
-from grpo.benchmarks.tool_task import NEEDS, tool_task
+from grpo.benchmarks.learning_tools import NEEDS, tool_task
 from grpo.build import build_what_is_missing
 from grpo.grpo_config import GRPOConfig
 

@@ -6,8 +6,8 @@ import time
 from core.distributed import Distributed
 from core.prompts import OF_CONSUMER, as_messages
 from core.settings.optional import quiet_transformers, require
-from grpo.benchmarks.peer_trl import ROWS
-from grpo.benchmarks.tool_task import NEEDS
+from grpo.benchmarks.peer_trl import ROWS, turns_of
+from grpo.benchmarks.learning_tools import NEEDS
 from grpo.build import build_data
 from grpo.reward_functions.registry import load_reward_file
 
@@ -72,16 +72,9 @@ def reward_of(config):
 
 
 def in_turns_with(transformers, turn):
-    """A callback that waits for the turn between two steps, when TRL has logged the reward."""
-    class Turns(transformers.TrainerCallback):
-        def on_train_begin(self, args, state, control, **_):
-            self.wait(None, control)
-
+    """A callback that waits for the turn when TRL has logged the reward of a step."""
+    class EachLog(turns_of(transformers, turn)):
         def on_log(self, args, state, control, logs, **_):
             if "reward" in logs:
                 self.wait({"seconds": time.perf_counter() - self.start, "reward": logs["reward"]}, control)
-
-        def wait(self, record, control):
-            control.should_training_stop = not turn(record)
-            self.start = time.perf_counter()
-    return Turns()
+    return EachLog()

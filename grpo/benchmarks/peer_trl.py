@@ -68,19 +68,24 @@ def tokenizer_of(transformers, work):
     return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, eos_token=end, pad_token=end)
 
 
-def in_turns_with(transformers, turn):
-    """A callback that waits for the turn between two steps."""
+def turns_of(transformers, turn):
+    """A kind of callback that waits for the first turn when training begins, and in `wait` for the next one."""
     class Turns(transformers.TrainerCallback):
         def on_train_begin(self, args, state, control, **_):
             self.wait(None, control)
 
-        def on_step_end(self, args, state, control, **_):
-            self.wait(record_of(self.start, args.device), control)
-
         def wait(self, record, control):
             control.should_training_stop = not turn(record)
             self.start = time.perf_counter()
-    return Turns()
+    return Turns
+
+
+def in_turns_with(transformers, turn):
+    """A callback that waits for the turn between two steps."""
+    class EachStep(turns_of(transformers, turn)):
+        def on_step_end(self, args, state, control, **_):
+            self.wait(record_of(self.start, args.device), control)
+    return EachStep()
 
 
 def end_at_drawn_lengths(trainer, work):

@@ -1,6 +1,8 @@
 """Calls of environments, with a limit of time: in this process, or in worker processes."""
 
 import asyncio
+import contextlib
+import copy
 import inspect
 import itertools
 import math
@@ -10,12 +12,15 @@ from collections import deque
 from concurrent.futures import Future
 from multiprocessing.connection import wait
 
+from core.files.records import fault_of_messages
+from core.prompts import OF_CONSUMER
 from core.settings.user_code import (
     UserCodeError,
-    definition,
+    as_user_error,
     event_loop,
     naming_line_of,
     one_line,
+    shortest,
     time_limit,
 )
 from grpo.environments import find_environment
@@ -37,11 +42,30 @@ def environments_of(config):
     return Environments(*where)
 
 
+def check_begins(config, record):
+    """Raises ValueError if the environment of a config cannot begin an episode with a record: then none would be
+    played, and the run would learn nothing. One of a slow class is not tried, since it may end its process."""
+    cls = find_environment(config.environment, config.environment_file)
+    if getattr(cls, "slow", False):
+        return
+    one = Environments(config.environment, config.environment_file, config.reward_timeout)
+    began = one.call({0: ("begin", 0, own_fields(record))})[0]
+    one.call({0: ("close",)})
+    if isinstance(began, UserCodeError):
+        raise ValueError(f"environment={config.environment!r} does not begin with {record['where']}: {began}")
+
+
+def own_fields(record):
+    """A copy of the fields that a record has in the user's file."""
+    return copy.deepcopy({key: x for key, x in record.items() if key not in OF_CONSUMER})
+
+
 class Environments:
     """The environments of a process, by key. A call that is not done after `seconds` fails."""
 
     def __init__(self, name, path, seconds):
         self.make, self.seconds = find_environment(name, path), seconds
+        self.place = place_of(name, path)
         self.of = {}
 
     def begin(self, key, seed, record):
@@ -88,8 +112,9 @@ class Environments:
         """Returns what a coroutine returns, or a UserCodeError."""
         try:
             return await asyncio.wait_for(self.caught(coroutine), self.seconds)
-        except TimeoutError:
-            return self.late()
+        except TimeoutError as error:
+            found = as_user_error(error.__cause__ or error, self.make)
+            return late(found.line, self.seconds)
 
     async def caught(self, coroutine):
         """The same without a limit of time. No exit may leave it, since that would end the event loop."""
@@ -107,10 +132,17 @@ class Environments:
             return future.result(max(0.0, until - time.monotonic()))
         except TimeoutError:
             event_loop.cache_clear()
-            return self.late()
+            return late(self.place, self.seconds)
 
-    def late(self):
-        return UserCodeError(definition(self.make), f"TimeoutError: it was not done after {self.seconds} seconds")
+
+def place_of(name, path):
+    """The file and the name of a class, for errors that no line of it can be named for."""
+    return name if path is None else f"{shortest(path)}, class {name}"
+
+
+def late(place, seconds):
+    """The error of a call that takes too long."""
+    return UserCodeError(place, f"OutOfTime: it was not done after {seconds} seconds")
 
 
 def checked(result):
@@ -130,12 +162,7 @@ def checked(result):
 
 def is_answer(x):
     """True for None, a text, and messages."""
-    return x is None or isinstance(x, str) or is_chat(x)
-
-
-def is_chat(x):
-    """True for a list of {"role", "content"}."""
-    return isinstance(x, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in x)
+    return x is None or isinstance(x, str) or not fault_of_messages(x)
 
 
 class RemoteEnvironments:
@@ -144,7 +171,7 @@ class RemoteEnvironments:
 
     def __init__(self, name, path, seconds, count):
         path = path and os.path.abspath(path)
-        self.place = definition(find_environment(name, path))
+        self.place = place_of(name, path)
         self.workers = Processes(count, seconds, call_here, begin_process, name, path, seconds, found_here())
         self.home = {}  # {key: the pipe to its process}
         self.numbers = itertools.count()
@@ -179,7 +206,8 @@ class RemoteEnvironments:
                     if own and pipe not in busy:
                         key, call = own.popleft()
                         busy[pipe] = key, time.monotonic() + self.workers.timeout + END_SECONDS
-                        send(pipe, key, call)
+                        with contextlib.suppress(*ENDED):  # `received` raises it again
+                            pipe.send(({key: call},))
                 if not busy:
                     return found
                 first = min(until for _, until in busy.values())
@@ -190,10 +218,10 @@ class RemoteEnvironments:
                         found |= received(pipe)
                     except ENDED:
                         found |= self.lost(pipe, key, waiting, self.ended())
-                late = [pipe for pipe, (_, until) in busy.items() if until <= time.monotonic()]
-                for pipe in late:
+                overdue = [pipe for pipe, (_, until) in busy.items() if until <= time.monotonic()]
+                for pipe in overdue:
                     key, _ = busy.pop(pipe)
-                    found |= self.lost(pipe, key, waiting, self.late())
+                    found |= self.lost(pipe, key, waiting, late(self.place, self.workers.timeout))
         finally:
             self.workers.end(busy)  # an answer that nobody has read would be taken for that of the next call
 
@@ -207,17 +235,6 @@ class RemoteEnvironments:
 
     def ended(self):
         return UserCodeError(self.place, "the process of the environment has ended")
-
-    def late(self):
-        return UserCodeError(self.place, f"TimeoutError: it was not done after {self.workers.timeout} seconds")
-
-
-def send(pipe, key, call):
-    """Sends a call to a process. `received` finds out if the process has ended."""
-    try:
-        pipe.send(({key: call},))
-    except ENDED:
-        pass
 
 
 def begin_process(name, path, seconds, sandbox):

@@ -4,7 +4,6 @@ An answer is encoded once, and its tokens are read through the cache of its comp
 policy writes.
 """
 
-import copy
 import itertools
 import math
 import sys
@@ -12,10 +11,11 @@ import sys
 import numpy as np
 import torch
 
-from core.prompts import CHARACTERS, OF_CONSUMER, PromptFormat, as_problems
+from core.files.records import fault_of_messages
+from core.prompts import CHARACTERS, PromptFormat, as_problems
 from core.settings.user_code import UserCodeError, one_line
 from grpo.environments import REWARD, TURNS, find_environment
-from grpo.policies.environment_calls import is_chat
+from grpo.policies.environment_calls import own_fields
 
 SEEDS = 3                 # begins the seeds of environments, and keeps them apart from other noise
 KEYS = itertools.count()  # an environment has a key of its own in its process
@@ -56,9 +56,8 @@ class Episodes:
         for p, (record, number) in enumerate(zip(problems["record"], problems["number"], strict=True)):
             sequence = np.random.SeedSequence([SEEDS, config.seed, iteration, int(number)])
             seed = sequence.generate_state(1)[0]
-            fields = {key: x for key, x in record.items() if key not in OF_CONSUMER}
             for n in range(p * G, (p + 1) * G):
-                calls[n] = "begin", int(seed), copy.deepcopy(fields)
+                calls[n] = "begin", int(seed), own_fields(record)
         self.problems = self.opened(problems, self.ask(calls))
 
     def opened(self, problems, prompts):
@@ -82,7 +81,7 @@ class Episodes:
     def with_prompt(self, record, prompt):
         """A record with the prompt of its environment. Raises ValueError unless that is a text or messages that fit."""
         start = f"environment={self.config.environment!r}: its reset"
-        if not isinstance(prompt, str) and not (is_chat(prompt) and prompt):
+        if not isinstance(prompt, str) and fault_of_messages(prompt):
             raise ValueError(f"{start} must return None, a text or messages, not {one_line(prompt, write=repr)}")
         if self.config.system_prompt and not isinstance(prompt, str) and prompt[0]["role"] == "system":
             raise ValueError(f"{start} gave a system message, and system_prompt would be a second one; leave it out")
@@ -115,6 +114,8 @@ class Episodes:
 
         target: (N, L) tokens so far; ends: {completion: column of the last token of its turn}
         """
+        if not ends:
+            return []
         calls = {}
         for n, t in ends.items():
             ids = target[n, self.begin[n][-1] : t + 1].tolist()

@@ -58,12 +58,8 @@ def plain_arguments(name, texts, known, all_fields=()):
     Raises ValueError if a parameter without a default is none of these.
     """
     columns = {field: [None] * len(texts.completions) for field in all_fields} | texts.columns
-    if RAW in texts.columns:
-        columns["answer"] = texts.columns[RAW]
     columns.pop("completion", None)
-    for field, names in FIELDS.items():
-        if field in columns:
-            columns = dict.fromkeys(names, columns[field]) | columns
+    columns = under_all_names(columns)
     prompts, completions = own_prompts(texts), []
     for prompt, text in zip(prompts, texts.completions, strict=True):
         is_chat = not isinstance(prompt, str)
@@ -71,6 +67,18 @@ def plain_arguments(name, texts, known, all_fields=()):
     as_trl = SimpleNamespace(prompts=prompts, completions=completions, completion_ids=texts.completion_ids,
                              columns=columns)
     return arguments(name, as_trl, {"trainer_state": known["trainer_state"]})
+
+
+def under_all_names(columns):
+    """The fields of records, or of one, as their file may name them: prompt and answer under their other names too, and
+    an answer as it was there, a number or a text."""
+    columns = dict(columns)
+    if RAW in columns:
+        columns["answer"] = columns.pop(RAW)
+    for field, names in FIELDS.items():
+        if field in columns:
+            columns = dict.fromkeys(names, columns[field]) | columns
+    return columns
 
 
 def own_prompts(texts):

@@ -9,13 +9,19 @@ class Adder:
 import asyncio
 import inspect
 import json
-import random
 import re
-from contextlib import contextmanager
 
 from core.prompts import TOOL_CALL, as_messages
 from core.settings.optional import require
-from core.settings.user_code import UserCodeError, event_loop, guarded, naming_line_of
+from core.settings.user_code import (
+    OutOfTime,
+    OwnRandom,
+    UserCodeError,
+    event_loop,
+    guarded,
+    naming_line_of,
+)
+from grpo.reward_functions.trl import under_all_names
 
 CALL = re.compile(TOOL_CALL + "(.*?)</tool_call>", re.DOTALL)
 NOT_TOOLS = ("reset", "get_reward")
@@ -40,25 +46,27 @@ def with_tools(cls):
 
 class WithTools:
     """Plays a class of TRL's kind. A turn without a call of a tool ends the episode; the rewards of all turns add up to
-    what get_reward returns in the end."""
+    what get_reward returns in the end. Such a class gets no seed: what it draws from `random` is the same for a group.
+    """
 
     metrics = ("calls", "failures")
 
     def __init__(self, seed):
-        self.seed, self.given = seed, 0.0
+        self.random, self.given = OwnRandom(seed), 0.0
         self.calls = self.failures = (0, 1)
 
     def reset(self, record):
         messages = as_messages(record["prompt"])
-        with seeded(self.seed):
+        with self.random:
             self.own = self.played()
-            added = self.own.reset(**record)
+            added = finished(self.own.reset(**wanted(self.own.reset, under_all_names(record))))
         last = messages[-1]
         return [*messages[:-1], {**last, "content": last["content"] + (added or "")}]
 
     def step(self, text):
-        answers = [self.answer(call) for call in calls_in(text)]
-        reward = finished(self.own.get_reward())
+        with self.random:
+            answers = [self.answer(call) for call in calls_in(text)]
+            reward = finished(self.own.get_reward())
         earlier, self.given = self.given, reward
         return answers or None, reward - earlier
 
@@ -73,6 +81,8 @@ class WithTools:
                 with naming_line_of(tool):
                     return message(name, finished(tool(**call["arguments"])))
             except UserCodeError as raised:
+                if isinstance(raised.__cause__, OutOfTime):  # of the whole step, not an error of the tool
+                    raise raised.__cause__ from None
                 error = str(raised.__cause__)
         self.failures = self.failures[0] + 1, 1
         return message(name, {"error": error})
@@ -96,19 +106,23 @@ def calls_in(text):
     return calls
 
 
+def wanted(function, columns):
+    """The columns that a function has parameters for; with **kwargs all of them."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return columns
+    names = {parameter.name for parameter in parameters}
+    return {name: x for name, x in columns.items() if name in names}
+
+
 def finished(result):
     """Returns the result of a function, also of an `async def` function."""
-    if inspect.iscoroutine(result):
-        return asyncio.run_coroutine_threadsafe(result, event_loop()).result()
-    return result
-
-
-@contextmanager
-def seeded(seed):
-    """Lets Python's `random` draw from this seed within: such a class gets none of its own."""
-    before = random.getstate()
-    random.seed(seed)
+    if not inspect.iscoroutine(result):
+        return result
+    future = asyncio.run_coroutine_threadsafe(result, event_loop())
     try:
-        yield
-    finally:
-        random.setstate(before)
+        return future.result()
+    except OutOfTime:
+        future.cancel()
+        event_loop.cache_clear()  # it may be held up; the next coroutine gets a new one
+        raise

@@ -15,11 +15,11 @@ NOISE = draw_uniforms(3, 7, range(3), (16, 20))
 TRUNCATED = pytest.mark.parametrize("truncation", [{}, {"top_p": 0.9}])
 
 
-def never(tokens, first):
+def never(tokens, first, turn=None):
     return torch.zeros_like(tokens[:, first:], dtype=torch.bool)
 
 
-def early(tokens, first):
+def early(tokens, first, turn=None):
     """About a quarter of the vocabulary ends a row."""
     return tokens[:, first:] >= 72
 
@@ -192,3 +192,10 @@ def test_a_stop_sequence_of_an_earlier_turn_does_not_end_the_next_one():
     for sequence, text in (("\n", "12\n+34\n-5\n"), ("aa", "xaaaaaaa"), ("ab", "ab+xab"), ("\n\n", "\n\n\n\nx\n\n")):
         ends = Stop(CAUSAL, (sequence,))(torch.tensor([CAUSAL.encode(text)]), 0)[0].tolist()
         assert ends == [text[: i + 1].endswith(sequence) for i in range(len(text))], text
+
+
+def test_a_stop_sequence_does_not_begin_in_the_answer_before_a_turn():
+    stop = Stop(CAUSAL, ["END"])
+    rows = torch.tensor([CAUSAL.encode("abEN" + "Dx"), CAUSAL.encode("abEN" + "Dx")])
+    assert stop(rows, 4, [4, 0]).tolist() == [[False, False], [True, False]]
+    assert stop.text(CAUSAL.encode("Dx")) == "Dx", "what the environment of the first row hears"

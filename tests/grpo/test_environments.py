@@ -14,7 +14,7 @@ from grpo import environments
 from grpo.environments import ENVIRONMENTS, environment, find_environment
 from grpo.reward_functions.trl import register_functions
 from grpo.rewards import REWARDS
-from tests.tiny import ROOT, prompt_config, run_here, run_script
+from tests.tiny import ROOT, jsonl, prompt_config, run_here, run_script
 
 GAME = {"environment": "Guess", "environment_file": f"{ROOT}/data/guess/environment.py",
         "reward_functions": ("environment",)}
@@ -56,6 +56,17 @@ def test_a_name_that_the_file_does_not_have_is_refused_with_those_it_has(tmp_pat
         find_environment("Chess", GAME["environment_file"])
     with pytest.raises((ValueError, FileNotFoundError), match="nowhere.py"):
         find_environment("Guess", str(tmp_path / "nowhere.py"))
+
+
+def test_an_environment_that_cannot_begin_ends_the_start_with_the_line_of_its_file(tmp_path):
+    (tmp_path / "broken.py").write_text("from grpo.environments import environment\n@environment\nclass Broken:\n"
+        "    def __init__(self, seed): pass\n    def reset(self, record): record['gone']\n    def step(self, text): return None, 1.0\n")
+    done = run_here("grpo/train_grpo.py", "config/grpo_guess.py", "--environment=Broken", f"--environment_file={tmp_path}/broken.py",
+                    f"--out_dir={tmp_path}/out", "--dry_run",
+                    f"--dataset={jsonl(tmp_path / 'p.jsonl', *({'prompt': f'{n}-9:'} for n in range(40)))}")
+    assert done.returncode == 1 and not (tmp_path / "out").exists()
+    assert "environment='Broken' does not begin with " in done.stderr
+    assert "broken.py, line 5: def reset(self, record): record['gone']: KeyError: 'gone'" in done.stderr
 
 
 def test_a_file_that_was_changed_runs_again(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 from safetensors.torch import load_file
 
+from core import export
 from core.model import MASKED_FILL
 from core.models import load_model, load_tokenizer, save_model
 from grpo.policies.prompt_fill import PromptFillPolicy, PromptFillReading
@@ -61,7 +62,7 @@ def logits_by_hand(path, family, tokens):
     for layer in range(2):
         x = norm(h, w("input_layernorm", layer))
         q, k, v = (x @ w(f"self_attn.{name}_proj", layer).T for name in "qkv")
-        if family == "Dream":
+        if DIFFUSION_FAMILIES[family] == "qwen2":
             q, k, v = (y + w(f"self_attn.{name}_proj", layer, "bias") for y, name in zip((q, k, v), "qkv", strict=True))
         q, k, v = (y.view(T, -1, SIZE) for y in (q, k, v))
         if DIFFUSION_FAMILIES[family] == "qwen3":
@@ -111,9 +112,14 @@ def test_the_logits_are_those_of_the_paper_and_padding_changes_nothing(family, f
 
 
 @pytest.mark.parametrize("family", DIFFUSION_FAMILIES)
-def test_what_is_saved_opens_again_in_transformers_own_words(family, folder, tmp_path):
+@pytest.mark.parametrize("exported", [False, True], ids=["saved", "exported"])
+def test_what_is_saved_or_exported_opens_again_in_transformers_own_words(family, exported, folder, tmp_path):
     model, tokenizer = load_model(folder(family))[0], load_tokenizer(folder(family))
-    save_model(str(tmp_path / "out"), model, tokenizer)
+    if exported:
+        export.main([f"--checkpoint={folder(family)}", f"--out={tmp_path}/out"])
+        assert load_tokenizer(str(tmp_path / "out")).mask_token_id == tokenizer.mask_token_id
+    else:
+        save_model(str(tmp_path / "out"), model, tokenizer)
     values = json.load(open(tmp_path / "out" / "config.json"))
     assert values["model_type"] == DIFFUSION_FAMILIES[family] and "auto_map" not in values
     assert all("transformer." not in name for name in load_file(tmp_path / "out" / "model.safetensors"))

@@ -1,15 +1,16 @@
 """The comparison of learning: both sides read the same prompts and give the same rewards; the table; the small model."""
 
 import json
+import random
 
 import pytest
 
-from core.settings.user_code import run_user_code
-from grpo.benchmarks import learning, tool_task
+from grpo.benchmarks import learning, learning_tools
 from grpo.benchmarks.learning import LearningConfig, report
 from grpo.benchmarks.learning_ours import our_steps
+from grpo.reward_functions.registry import load_reward_file
 from tests.grpo.benchmarks.test_peer import steps_of
-from tests.tiny import ROOT, jsonl, prompt_config
+from tests.tiny import jsonl, prompt_config
 
 REWARD = '''
 import json
@@ -66,29 +67,28 @@ def test_both_sides_read_the_same_prompts_in_each_step_and_record_the_reward_of_
     assert calls[our_steps] == calls[trl_steps] and len(set(map(tuple, calls[our_steps]))) == 3
 
 
-def test_examples_of_the_tool_have_the_right_numbers_in_half_of_the_calls(tmp_path):
-    import random
+def test_most_calls_in_the_examples_have_a_wrong_number_and_the_tool_answers_them():
     rng, right = random.Random(0), []
-    tool = run_user_code(tool_task.load_reward_file, tool_task.TOOL_FILE)["Multiply"]()
-    for _ in range(400):
-        record = tool_task.example(rng)
+    tool = load_reward_file(learning_tools.TOOL_FILE)["Multiply"]()
+    for _ in range(2000):
+        record = learning_tools.example(rng)
         turns = [message["content"] for message in record["prompt"]]
         call = record["completion"] if len(turns) == 1 else turns[1]
         arguments = json.loads(call.removeprefix("<tool_call>").removesuffix("</tool_call>"))["arguments"]
-        tool.reset(**{key: x for key, x in record.items() if key in ("answer", "completion")})
+        tool.reset(**record)
         product = tool.multiply(**arguments)
         assert len(turns) == 1 or turns[2] == record["completion"] == str(product)
-        assert turns[0] == f"What is {int(record['answer']) // arguments['b']}*{arguments['b']}?"
+        assert f"what is {record['a']}*{record['b']}?" in turns[0] and record["answer"] == str(record["a"] * record["b"])
         right.append(tool.get_reward())
-    assert 0.5 < sum(right) / len(right) < 0.65, "half, and wrong numbers that are right by chance"
+    assert 0.25 < sum(right) / len(right) < 0.35, "a fifth, and wrong numbers that are right by chance"
 
 
 @pytest.mark.slow
 def test_the_small_model_calls_the_tool_and_its_calls_are_played(tmp_path, monkeypatch):
     pytest.importorskip("trl")
-    monkeypatch.setattr(tool_task, "SUPERVISED", (*tool_task.SUPERVISED, "--max_iters=1", "--warmup_iters=1", "--batch_size=2"))
-    monkeypatch.setattr(tool_task, "EXAMPLES", 60)
-    monkeypatch.setattr(tool_task, "PROBLEMS", 60)
+    monkeypatch.setattr(learning_tools, "SUPERVISED", (*learning_tools.SUPERVISED, "--max_iters=1", "--warmup_iters=1", "--batch_size=2"))
+    monkeypatch.setattr(learning_tools, "EXAMPLES", 60)
+    monkeypatch.setattr(learning_tools, "PROBLEMS", 60)
     from core.config import load_config
     from grpo.grpo_config import GRPOConfig
     c, _ = load_config(GRPOConfig, [*learning.TASKS["tools"](str(tmp_path)), "--max_iters=1", "--batch_size=2", "--group_size=2", "--max_new_tokens=8"])

@@ -74,7 +74,7 @@ def start(pool, kinds):
 @pytest.mark.slow
 def test_an_environment_that_ends_or_holds_its_process_fails_alone_with_those_beside_it(careless):
     pool = RemoteEnvironments("Careless", careless, 1.0, 3)
-    for kind, said in (("kill", "has ended"), ("exit", "has ended"), ("hang", "TimeoutError: it was not done after 1.0")):
+    for kind, said in (("kill", "has ended"), ("exit", "has ended"), ("hang", "OutOfTime: it was not done after 1.0")):
         start(pool, [kind, "well", "well", "well"])  # 0 and 3 share a process
         found = pool.call({key: ("step", "a") for key in range(4)})
         for key in (0, 3):
@@ -93,7 +93,7 @@ def test_an_environment_that_waits_or_raises_in_a_process_fails_alone(careless):
     pool = RemoteEnvironments("Careless", careless, 0.5, 1)
     start(pool, ["sleep", "raise", "well"])
     found = pool.call({key: ("step", "a") for key in range(3)})
-    assert "time.sleep(1000): TimeoutError: it was not done after 0.5 seconds" in str(found[0])
+    assert "time.sleep(1000): OutOfTime: it was not done after 0.5 seconds" in str(found[0])
     assert 'careless.py, line ' in str(found[1]) and "KeyError: 'no answer'" in str(found[1])
     assert found[2][1] == 1.0
     assert pool.call({2: ("measure",)}) == {2: {"calls": (1, 1)}}
@@ -183,7 +183,7 @@ def test_async_environments_answer_side_by_side_and_those_that_wait_for_ever_fai
     assert begun == dict.fromkeys(range(8))
     found = pool.call({key: ("step", "abc"[key % 3]) for key in range(8)})
     assert COUNTER.most == 8
-    assert "TimeoutError: it was not done after 0.5 seconds" in str(found.pop(3))
+    assert "OutOfTime: it was not done after 0.5 seconds" in str(found.pop(3))
     assert found == {key: ("ABC"[key % 3], 0.5) for key in range(8) if key != 3}
     assert "RuntimeError: no end" in str(pool.call({0: ("close",)})[0])
 
@@ -199,7 +199,7 @@ def test_a_coroutine_that_holds_up_the_event_loop_or_exits_fails_and_the_next_on
     pool = Environments("Waiting", None, 0.2)
     pool.call({key: ("begin", 0, {"never": key == 0}) for key in range(3)})
     failed = pool.call({0: ("step", "a")})[0]
-    assert isinstance(failed, UserCodeError) and ("SystemExit" in str(failed) or "TimeoutError: it was not" in str(failed))
+    assert isinstance(failed, UserCodeError) and ("SystemExit" in str(failed) or "OutOfTime: it was not" in str(failed))
     assert pool.call({key: ("step", "a") for key in (1, 2)}) == {1: ("a", 1.0), 2: ("a", 1.0)}
 
 
@@ -222,4 +222,4 @@ def test_an_environment_that_waits_without_async_fails_after_its_time(prompts, m
     monkeypatch.setattr(Waiting, "step", waits)
     _, _, _, rollouts = episodes(prompts, environment="Waiting", reward_timeout=0.05, batch_size=1, group_size=2)
     assert rollouts.texts.columns["environment_reward"] == [None, None]
-    assert "time.sleep(1000): TimeoutError: it was not done after 0.05 seconds" in capfd.readouterr().err
+    assert "time.sleep(1000): OutOfTime: it was not done after 0.05 seconds" in capfd.readouterr().err

@@ -386,7 +386,7 @@ def test_an_environment_that_computes_for_ever_is_skipped(prompts, monkeypatch, 
     monkeypatch.setattr(Echo, "step", forever)
     c, _, _, rollouts = episodes(prompts, reward_timeout=0.05, batch_size=1, group_size=2)
     assert rollouts.texts.columns["environment_reward"] == [None, None]
-    assert "TimeoutError: it was not done after 0.05 seconds; it is counted as environment/failed" in capfd.readouterr().err
+    assert "OutOfTime: it was not done after 0.05 seconds; it is counted as environment/failed" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("result", [None, "text", ("a", "b"), (3, 1.0), ("a", math.nan), ("a", 10**400)],

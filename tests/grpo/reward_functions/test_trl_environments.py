@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,14 +10,16 @@ import torch
 
 pytest.importorskip("transformers")
 
+from core.files.records import RAW
 from core.generation import Stop
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
 from grpo import environments
-from grpo.environments import find_environment
+from grpo.environments import environment, find_environment
 from grpo.policies.causal import CausalPolicy
-from grpo.policies.environment_calls import environments_of
+from grpo.policies.environment_calls import Environments, environments_of
 from grpo.policies.turns import Episodes
+from grpo.reward_functions.trl_environments import with_tools
 from grpo.scoring import score
 from tests.families import model_folder
 from tests.tiny import jsonl, prompt_config
@@ -158,7 +161,8 @@ def test_a_policy_samples_and_scores_with_tools_alike(shop):
 
 
 def test_what_cannot_be_played_is_refused(shop, tmp_path):
-    for template, backend in (("chat", TEMPLATE), ("model", TEMPLATE.replace("<tool_call>", "<call>"))):
+    others = TEMPLATE.replace("<tool_call>", "<call>"), TEMPLATE.replace('"arguments": {...}', "<function=name>")
+    for template, backend in (("chat", TEMPLATE), *(("model", other) for other in others)):
         shop.tokenizer.backend.chat_template = backend
         c = prompt_config(**vars(shop.c) | {"template": template})
         with pytest.raises(ValueError, match="^environment: it has tools, and template=.* does not say how to call them between"):
@@ -169,3 +173,60 @@ def test_what_cannot_be_played_is_refused(shop, tmp_path):
         path.write_text(SHOP.replace(old, new))
         with pytest.raises(ValueError, match=words):
             find_environment("Shop", str(path))
+
+
+def test_a_tokenizer_that_leaves_out_the_tags_of_calls_is_refused(shop):
+    shop.tokenizer.backend.add_special_tokens({"additional_special_tokens": ["<tool_call>"]})
+    with pytest.raises(ValueError, match="the tokenizer leaves <tool_call> out of what it decodes"):
+        PromptFormat("model").with_tools(find_environment("Shop", shop.c.environment_file).tools, shop.tokenizer)
+
+
+class Dice:
+    """It gets columns by name, draws in its tool, and may wait for ever."""
+    def reset(self, question, solution):
+        self.seen, self.rolled = (question, solution), []
+
+    def roll(self, wait: bool) -> int:
+        """
+        Rolls.
+
+        Args:
+            wait: whether it never ends
+        """
+        if wait:
+            time.sleep(1000)
+        self.rolled.append(random.random())
+        return len(self.rolled)
+
+    async def hold(self):
+        """Holds the event loop."""
+        time.sleep(3)
+
+    def get_reward(self):
+        return 0.0
+
+
+def test_a_class_gets_the_fields_of_its_file_and_what_its_tools_draw_is_the_same_for_a_group():
+    record = {"prompt": "6*7=", "answer": "42", RAW: 42}
+    played = [with_tools(Dice)(seed) for seed in (1, 1, 2)]
+    for one in played:
+        one.reset(record)
+        assert one.own.seen == ("6*7=", 42)
+    for _ in range(2):
+        before = random.getstate()
+        for one in played:
+            one.step(call("roll", wait=False))
+        assert random.getstate() == before
+    first, second, other = (one.own.rolled for one in played)
+    assert first == second != other and len(set(first)) == 2
+
+
+def test_a_tool_that_never_ends_ends_its_episode_and_later_tools_are_called(monkeypatch):
+    for tool, place in ((call("roll", wait=True), "time.sleep(1000)"), (call("hold"), "Dice")):
+        monkeypatch.setattr(environments, "ENVIRONMENTS", {"Dice": environment(with_tools(Dice))})
+        pool = Environments("Dice", None, 0.2)
+        pool.call({key: ("begin", 0, {"prompt": "a", "answer": "b"}) for key in (0, 1)})
+        began = time.monotonic()
+        found = pool.call({0: ("step", 3 * tool), 1: ("step", call("roll", wait=False))})
+        assert f"{place}: OutOfTime: it was not done after 0.2 seconds" in str(found[0])
+        assert found[1][0][0]["content"] == "1" and time.monotonic() - began < 2.5

@@ -80,13 +80,13 @@ def test_a_run_starts_a_ray_of_its_own_and_ends_it(run, dataset, tmp_path):
     assert not [title for title, parent in children if parent == os.getpid() and b"raylet" in title]
 
 
-@pytest.mark.parametrize("correction", [{"importance": "token"}, {"ratio_to": "sampler", "objective": "dppo"}],
-                         ids=["importance", "ratio"])
-def test_a_hugging_face_model_with_an_adapter_is_trained_one_step_off(own_ray, run, tmp_path, correction):
+@pytest.mark.parametrize(("family", "correction"), [
+    ("qwen3_5", {"importance": "token"}), ("lfm2", {"ratio_to": "sampler", "objective": "dppo"}), ("mamba2", {}), ("gemma4", {})])
+def test_a_hugging_face_model_with_an_adapter_is_trained_one_step_off(own_ray, run, tmp_path, family, correction):
     pytest.importorskip("peft")
     (tmp_path / "letters.py").write_text(LETTERS)
     settings = RUN | {"dataset": write_sums(tmp_path / "sums.jsonl"), "lora_rank": 4, "max_new_tokens": 5,
-                      "generator_checkpoint": model_folder(tmp_path / "qwen3_5", "qwen3_5"), "top_p": 1.0,
+                      "generator_checkpoint": model_folder(tmp_path / family, family), "top_p": 1.0,
                       "reward_file": tmp_path / "letters.py", "reward_functions": "('letters',)",
                       "max_staleness": 1, **correction}
     expect_alike(run("local", **settings), run("ray", **settings, **RAY), staleness=(0, 1, 1))

@@ -1,9 +1,10 @@
 """A task with a tool for the comparison of learning: a small Llama with the chat template of Qwen, which has learned to
-call a tool that multiplies, half of the time with a wrong number."""
+call a tool that multiplies, most of the time with a wrong number."""
 
 import json
 import os
 import random
+import string
 import subprocess
 import sys
 
@@ -14,12 +15,14 @@ from grpo.reward_functions.registry import load_reward_file
 NEEDS = "bench.py learning", "-r requirements-peer.txt -r requirements-hf.txt"  # who needs TRL, what pip is to install
 TOOL_FILE = os.path.join(ROOT, "data", "calculator", "trl_tools.py")
 END, PAD = "<|im_end|>", "<|endoftext|>"
-SPECIAL = ["<|im_start|>", END, PAD, "<tool_call>", "</tool_call>"]
+SPECIAL = ["<|im_start|>", END, PAD]
+TAGS = ["<tool_call>", "</tool_call>"]  # tokens of their own, but a part of the text, as in the tokenizers of Qwen
 VOCABULARY = 1200  # each word that explains the tool is then one token
-EXAMPLES = 10000   # of supervised training
+EXAMPLES = 10000  # of supervised training
 PROBLEMS = 1000
+WRONG = 0.8       # share of the examples whose call has a number drawn at random
 SUPERVISED = ("--template=model", "--block_size=384", "--max_prompt_length=320", "--optimizer=adamw",
-              "--learning_rate=3e-3", "--batch_size=16", "--max_iters=600", "--warmup_iters=20")
+              "--learning_rate=3e-3", "--batch_size=16", "--max_iters=500", "--warmup_iters=20")
 GRPO = ("--template=model", "--environment=Multiply", f"--environment_file={TOOL_FILE}", "--max_turns=3",
         "--reward_functions=('environment',)", "--max_new_tokens=64", "--temperature=1.0", "--top_p=1.0",
         "--learning_rate=1e-3", "--kl_beta=0.0", "--dtype=float32")
@@ -32,7 +35,7 @@ def tool_task(folder):
                                       ("start", "examples.jsonl", "problems.jsonl", "out"))
     schema = write_start(start)
     write_records(examples, (example(rng) for _ in range(EXAMPLES)))
-    write_records(problems, (problem(*numbers(rng)) for _ in range(PROBLEMS)))
+    write_records(problems, (problem(rng) for _ in range(PROBLEMS)))
     command = (sys.executable, os.path.join(ROOT, "core", "pretrain.py"), f"--init_from={start}",
                f"--dataset={examples}", f"--out_dir={out}", f"--chat_template_kwargs={ {'tools': [schema]} }")
     if subprocess.run([*command, *SUPERVISED], stdout=subprocess.DEVNULL).returncode:
@@ -69,28 +72,28 @@ def byte_pairs(text):
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=SPECIAL, show_progress=False,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator([text], trainer)
+    tokenizer.add_tokens(TAGS)
     return tokenizer
 
 
-def numbers(rng):
-    """Two numbers of two digits."""
-    return rng.randint(10, 99), rng.randint(10, 99)
-
-
-def problem(a, b):
-    """A record of a product."""
-    return {"prompt": [{"role": "user", "content": f"What is {a}*{b}?"}], "answer": str(a * b)}
+def problem(rng):
+    """A record of a product of two digits; whose question it is makes prompts differ."""
+    who = "".join(rng.choices(string.ascii_uppercase, k=2))
+    a, b = rng.randint(2, 9), rng.randint(2, 9)
+    return {"prompt": [{"role": "user", "content": f"{who} asks: what is {a}*{b}?"}], "a": a, "b": b,
+            "answer": str(a * b)}
 
 
 def example(rng):
-    """A record of supervised training: a call, half of the time with a wrong number, or what follows its result."""
-    a, b = numbers(rng)
-    record = problem(a, b)
-    x = rng.choice([a, rng.randint(10, 99)])
-    call = f'<tool_call>\n{json.dumps({"name": "multiply", "arguments": {"a": x, "b": b}})}\n</tool_call>'
+    """A record of supervised training: a call, most of the time with a wrong number, or what follows its result."""
+    record = problem(rng)
+    a, b = record["a"], record["b"]
+    if rng.random() < WRONG:
+        a = rng.randint(2, 9)
+    call = f'<tool_call>\n{json.dumps({"name": "multiply", "arguments": {"a": a, "b": b}})}\n</tool_call>'
     if rng.random() < 0.5:
         return record | {"completion": call}
-    result = str(x * b)
+    result = str(a * b)
     turns = [{"role": "assistant", "content": call}, {"role": "tool", "name": "multiply", "content": result}]
     return record | {"prompt": record["prompt"] + turns, "completion": result}
 
