@@ -113,7 +113,7 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
     # evaluation, logging, checkpoints
     eval_problems: int = 128                  # fixed validation texts or prompts
     eval_completions: int = 4                 # completions of each, at least 2
-    pass_k: int = 4                           # causal: pass@k, for a k of at most eval_completions
+    pass_k: int = 4                           # of prompts: pass@k, for a k of at most eval_completions
     log_interval: int = 10
     eval_interval: int = 50
     sample_interval: int = 50                 # steps between two sets of samples for people to read

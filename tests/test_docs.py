@@ -143,7 +143,7 @@ def test_the_reward_of_the_readme_suits_its_command(tmp_path, monkeypatch):
 @pytest.mark.parametrize("document", ["README.md", "AGENTS.md", "grpo/README.md", "docs/results.md", "docs/log.md",
                                       "docs/architecture.md", "docs/huggingface.md", "docs/own_text.md",
                                       "docs/tasks.md", "docs/diffusion.md", "data/sudoku/README.md",
-                                      "docs/environments.md", "data/guess/README.md", "data/calculator/README.md",
+                                      "docs/environments.md", "data/guess/README.md", "data/calculator/README.md", "data/textarena/README.md",
                                       "data/char_diffusion/pretrained/README.md"])
 def test_commands_name_scripts_and_configs_that_exist(document):
     text = pathlib.Path(ROOT, document).read_text()

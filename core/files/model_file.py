@@ -40,8 +40,11 @@ def read_header(path, key="checkpoint"):
     if not os.path.exists(path):
         if re.fullmatch(r"[\w.-]+/[\w.-]+(?<!\.safetensors)", path):
             raise FileNotFoundError(f"{key}={path} does not exist here; a model of the hub is {key}={HUB}{path}")
-        raise FileNotFoundError(f"{key}={path} does not exist; correct the path, or train it with python "
-                                f"core/pretrain.py CONFIG --export={path}, CONFIG as in config/pretrain_*.py")
+        remedy = f"train it with python core/pretrain.py CONFIG --export={path}, CONFIG as in config/pretrain_*.py"
+        folder = os.path.dirname(path)
+        if os.path.basename(folder).startswith("out-"):
+            remedy = f"train it first, with the config whose out_dir is {folder}"
+        raise FileNotFoundError(f"{key}={path} does not exist; correct the path, or {remedy}")
     try:
         if not os.path.isfile(path):  # a pipe would be waited for
             raise OSError("it is no file")

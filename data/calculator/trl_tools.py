@@ -1,9 +1,10 @@
 """The calculator as a class for TRL's environment_factory: its public methods are tools.
 
 python grpo/train_grpo.py --environment=Multiply --environment_file=data/calculator/trl_tools.py \
-    --reward_functions="('environment',)" --dataset=products.jsonl --template=model --generator_checkpoint=FOLDER
+    --reward_functions="('environment',)" --dataset=FILE --template=model --generator_checkpoint=FOLDER
 
-Records need the answer. The chat template of the model must say how to call tools, as those of Qwen do.
+FILE has records such as {"prompt": "What is 17*23?", "answer": "391"}. The chat template of the model in FOLDER must
+say how to call tools, as those of Qwen 2.5 and 3 do.
 """
 
 

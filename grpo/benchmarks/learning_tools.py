@@ -1,5 +1,5 @@
 """A task with a tool for the comparison of learning: a small Llama with the chat template of Qwen, which has learned to
-call a tool that multiplies, most of the time with a wrong number."""
+call a tool that multiplies, half of the time with a wrong number."""
 
 import json
 import os
@@ -20,12 +20,12 @@ TAGS = ["<tool_call>", "</tool_call>"]  # tokens of their own, but a part of the
 VOCABULARY = 1200  # each word that explains the tool is then one token
 EXAMPLES = 10000  # of supervised training
 PROBLEMS = 1000
-WRONG = 0.8       # share of the examples whose call has a number drawn at random
+WRONG = 0.5       # share of the examples whose call has a number drawn at random
 SUPERVISED = ("--template=model", "--block_size=384", "--max_prompt_length=320", "--optimizer=adamw",
-              "--learning_rate=3e-3", "--batch_size=16", "--max_iters=500", "--warmup_iters=20")
+              "--learning_rate=2e-3", "--batch_size=16", "--max_iters=700", "--warmup_iters=20")
 GRPO = ("--template=model", "--environment=Multiply", f"--environment_file={TOOL_FILE}", "--max_turns=3",
         "--reward_functions=('environment',)", "--max_new_tokens=64", "--temperature=1.0", "--top_p=1.0",
-        "--learning_rate=1e-3", "--kl_beta=0.0", "--dtype=float32")
+        "--learning_rate=3e-4", "--kl_beta=0.0", "--dtype=float32")
 
 
 def tool_task(folder):
@@ -85,7 +85,7 @@ def problem(rng):
 
 
 def example(rng):
-    """A record of supervised training: a call, most of the time with a wrong number, or what follows its result."""
+    """A record of supervised training: a call, half of the time with a wrong number, or what follows its result."""
     record = problem(rng)
     a, b = record["a"], record["b"]
     if rng.random() < WRONG:

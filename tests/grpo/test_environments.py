@@ -1,5 +1,6 @@
 """Environments by name, the settings that go with them, and the shipped game."""
 
+import asyncio
 import os
 import pathlib
 import random
@@ -97,6 +98,10 @@ def test_the_examples_of_the_page_run(monkeypatch):
     game.reset({})
     assert game.step("x") == (None, 0.0) and game.step(str(game.number)) == (None, 1.0)
     assert [game.step("0")[0], game.step("64")[0]] == ["+", "-"]
+    lookup = found["Lookup"](3)
+    asyncio.run(lookup.reset({"answer": "France"}))
+    assert asyncio.run(lookup.step("search Paris")) == ("the capital of France", 0.0)
+    assert asyncio.run(lookup.step("France")) == (None, 1.0)
     program = found["Mend"](3)
     program.reset({"tests": "assert twice(2) == 4"})
     assert program.step("def twice(x): return x") == ("The tests: failed. Try again.", 0.0)

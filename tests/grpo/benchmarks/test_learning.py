@@ -67,7 +67,7 @@ def test_both_sides_read_the_same_prompts_in_each_step_and_record_the_reward_of_
     assert calls[our_steps] == calls[trl_steps] and len(set(map(tuple, calls[our_steps]))) == 3
 
 
-def test_most_calls_in_the_examples_have_a_wrong_number_and_the_tool_answers_them():
+def test_half_of_the_calls_in_the_examples_have_a_wrong_number_and_the_tool_answers_them():
     rng, right = random.Random(0), []
     tool = load_reward_file(learning_tools.TOOL_FILE)["Multiply"]()
     for _ in range(2000):
@@ -80,7 +80,7 @@ def test_most_calls_in_the_examples_have_a_wrong_number_and_the_tool_answers_the
         assert len(turns) == 1 or turns[2] == record["completion"] == str(product)
         assert f"what is {record['a']}*{record['b']}?" in turns[0] and record["answer"] == str(record["a"] * record["b"])
         right.append(tool.get_reward())
-    assert 0.25 < sum(right) / len(right) < 0.35, "a fifth, and wrong numbers that are right by chance"
+    assert 0.5 < sum(right) / len(right) < 0.62, "half, and wrong numbers that are right by chance"
 
 
 @pytest.mark.slow
