@@ -46,7 +46,8 @@ class LearningConfig:
 
 
 def run_learning(c):
-    """Prints the rewards of both sides, mean ± sd over the seeds, and a JSON object with those of each seed."""
+    """Prints the rewards of both sides, mean ± sd over the seeds, and a JSON object with those of each seed and step.
+    """
     require("trl", *NEEDS)
     os.environ.update(ENVIRONMENT)
     with tempfile.TemporaryDirectory() as folder:
@@ -64,11 +65,14 @@ def report(seeds):
     """Prints the table. seeds: for each seed the records of TRL's steps and of ours, {"seconds", "reward"}"""
     result = {}
     for i, side in enumerate(SIDES):
-        fifths = [parts([step["reward"] for step in sides[i]]) for sides in seeds]
+        rewards = [[round(step["reward"], 4) for step in sides[i]] for sides in seeds]
         seconds = median(step["seconds"] for sides in seeds for step in sides[i])
-        shown = " ".join(f"{mean(x):>7.3f} ± {stdev(x) if len(x) > 1 else 0.0:.3f}" for x in zip(*fifths, strict=True))
+        shown = ""
+        for x in zip(*map(parts, rewards), strict=True):
+            deviation = stdev(x) if len(x) > 1 else 0.0
+            shown += f"  {mean(x):.3f} ± {deviation:.3f}"
         print(f"{side:<6}{seconds:>8.2f} s a step; mean reward of each fifth of the steps:{shown}")
-        result[side] = {"seconds": round(seconds, 3), "rewards": fifths}
+        result[side] = {"seconds": round(seconds, 3), "rewards": rewards}
     result["ratio"] = round(result["TRL"]["seconds"] / result["ours"]["seconds"], 2)
     print(json.dumps(result))
 
@@ -78,4 +82,4 @@ def parts(rewards):
     size = len(rewards) // PARTS
     starts = [i * size for i in range(PARTS)]
     ends = [*starts[1:], len(rewards)]
-    return [round(mean(rewards[start:end]), 4) for start, end in zip(starts, ends, strict=True)]
+    return [mean(rewards[start:end]) for start, end in zip(starts, ends, strict=True)]

@@ -126,12 +126,18 @@ def test_the_prompt_has_the_tools_and_the_text_of_reset_and_a_group_starts_alike
     assert len(stocks) == 2 and random.random() != random.random()
 
 
-def test_results_of_tools_stand_where_trl_puts_them(shop):
+@pytest.mark.parametrize("template", ["short", "qwen2_5", "qwen3", "qwen3_instruct_2507"])
+def test_results_of_tools_stand_where_trl_puts_them(shop, template):
     trl = pytest.importorskip("trl")
+    of_training = None
+    if template != "short":
+        shop.tokenizer.backend.chat_template = getattr(trl.chat_template_utils, f"{template}_chat_template")
+    if template == "qwen3":  # which changes earlier turns; TRL takes another one then
+        of_training = trl.chat_template_utils.qwen3_training_chat_template
     several = call("buy", number=3) + call("look")
     wrong = call("buy", number=1000) + call("sell", number=1) + call("buy", count=1) + "<tool_call>no json</tool_call>"
     episodes, texts = played(shop, "I buy. " + several, wrong, "That is all.")
-    trainer = SimpleNamespace(processing_class=shop.tokenizer.backend, chat_template=None, chat_template_kwargs={},
+    trainer = SimpleNamespace(processing_class=shop.tokenizer.backend, chat_template=of_training, chat_template_kwargs={},
                               _is_vlm=False, _tokenizer=shop.tokenizer.backend)
     shop.tokenizer.backend.eos_token = "<|im_end|>"
     for n, answers in enumerate(texts):
