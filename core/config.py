@@ -29,7 +29,7 @@ class RunConfig:
     """The settings that every training script has."""
 
     # data
-    dataset: str = "char_diffusion"        # a folder under data/, which GRPO training builds with its prepare.py if it
+    dataset: str = "char_diffusion"        # a folder under data/, which is built with its prepare.py if it
                                            # is empty; a folder of your own; or prompts: a .jsonl, .json or .parquet
                                            # file, hf:owner/name, or tasks of reasoning-gym: gym:leg_counting
     gym_settings: dict | None = None       # of these tasks: "size", the number of problems, "seed", "shots", solved

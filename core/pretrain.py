@@ -36,10 +36,13 @@ def main(argv):
     check_trackers(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
         how = print, config.dry_run
-        if is_missing(dist, build_missing_dataset, dataset_folder(config.dataset), *how):
-            return
-        data = build_data(config, dist)
-        if is_missing(dist, build_missing_checkpoint, config.init_from, "init_from", config.dataset, *how):
+        no_dataset = is_missing(dist, build_missing_dataset, dataset_folder(config.dataset), *how)
+        if not no_dataset:
+            data = build_data(config, dist)
+        no_start = is_missing(dist, build_missing_checkpoint, config.init_from, "init_from", config.dataset, *how)
+        if no_dataset or no_start:
+            if dist.is_main:
+                print("dry run: what is there is in order, nothing was built or trained")
             return
         model = build_model(config, data, dist)
         batches, evaluate = build_batches(config, data, dist)
@@ -61,11 +64,9 @@ def main(argv):
 
 
 def is_missing(dist, build, *arguments):
-    """Lets rank 0 build a file that is not there. Returns whether it still is not, in a dry run, and says so."""
+    """Lets rank 0 build a file that is not there. Returns whether it still is not, in a dry run."""
     missing = dist.is_main and build(*arguments)
     dist.barrier()
-    if missing:
-        print("dry run: what is there is in order, nothing was built or trained")
     return dist.agree(missing)
 
 

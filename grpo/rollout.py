@@ -68,6 +68,7 @@ class Reading:
     kept: KeptTokens | None       # the tokens that could be drawn at each of the K True ones in order; None: all
 
     ON_CPU = ("chosen",)  # fields from which indices are made, without waiting for the device
+    padded = False        # problems that are read together take as many tokens each as the largest of them
 
     def index(self):
         """(K, g) indices into the N x M sampled tokens, flattened: state k predicts g of them."""
@@ -93,7 +94,8 @@ class Reading:
             return []
         if config.micro_batch_tokens is None:
             return list(problems.split(config.batch_size))
-        return [problems[part] for part in parts_of_tokens(self.sizes()[problems], config.micro_batch_tokens)]
+        return [problems[part] for part in parts_of_tokens(
+            self.sizes()[problems], config.micro_batch_tokens, self.padded)]
 
     def select(self, problems):
         """The reading of these problems, given by their indices on the CPU."""

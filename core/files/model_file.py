@@ -38,12 +38,12 @@ def write_model_file(path, model, tokenizer, dtype=torch.float32, weights=None, 
 def read_header(path, key="checkpoint"):
     """The header of a model file. `key` is the setting that named it, for the error."""
     if not os.path.exists(path):
-        if re.fullmatch(r"[\w.-]+/[\w.-]+(?<!\.safetensors)", path):
-            raise FileNotFoundError(f"{key}={path} does not exist here; a model of the hub is {key}={HUB}{path}")
         remedy = f"train it with python core/pretrain.py CONFIG --export={path}, CONFIG as in config/pretrain_*.py"
         folder = os.path.dirname(path)
         if os.path.basename(folder).startswith("out-"):
             remedy = f"train it first, with the config whose out_dir is {folder}"
+        elif re.fullmatch(r"[\w.-]+/[\w.-]+(?<!\.safetensors)", path):
+            raise FileNotFoundError(f"{key}={path} does not exist here; a model of the hub is {key}={HUB}{path}")
         raise FileNotFoundError(f"{key}={path} does not exist; correct the path, or {remedy}")
     try:
         if not os.path.isfile(path):  # a pipe would be waited for

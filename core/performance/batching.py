@@ -29,16 +29,21 @@ def parts_of_like_length(length, overhead):
     return parts[::-1]
 
 
-def parts_of_tokens(size, most):
+def parts_of_tokens(size, most, padded=False):
     """The rows, the largest first, in parts of at most `most` tokens together; a larger row is a part of its own.
 
-    size: (n,) tokens of each row, on the CPU. Returns a list of index tensors, each in ascending order
+    size: (n,) tokens of each row, on the CPU; padded: every row of a part takes as many as its largest one
+    Returns a list of index tensors, each in ascending order
     """
     parts, room = [], 0
     for row in torch.as_tensor(size).argsort(descending=True, stable=True).tolist():
-        if not parts or int(size[row]) > room:
+        tokens = int(size[row])
+        if parts and padded:
+            tokens = int(size[parts[-1][0]])
+        if not parts or tokens > room:
             parts.append([])
             room = most
+            tokens = int(size[row])
         parts[-1].append(row)
-        room -= int(size[row])
+        room -= tokens
     return [torch.tensor(sorted(part)) for part in parts]

@@ -31,8 +31,8 @@ class UserCodeError(ValueError):
         return f"{self.line}: {self.what}"
 
 
-class OutOfTime(TimeoutError):
-    """A time_limit is over."""
+class OutOfTime(BaseException):
+    """A time_limit is over. It is no Exception, so that user code which catches those does not go on."""
 
 
 @contextmanager
@@ -127,6 +127,14 @@ def event_loop():
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     return loop
+
+
+def replace_event_loop_if_held():
+    """Leaves the event loop to itself if a coroutine holds it up; `event_loop` then begins a new one."""
+    try:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), event_loop()).result(1.0)
+    except TimeoutError:
+        event_loop.cache_clear()
 
 
 def as_user_error(error, function):

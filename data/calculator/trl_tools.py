@@ -12,7 +12,7 @@ class Multiply:
     """The reward is 1 if the tool has returned the record's answer."""
 
     def reset(self, answer, **columns):
-        self.answer, self.right = answer, 0.0
+        self.answer, self.right = str(answer), 0.0
 
     def multiply(self, a: int, b: int) -> int:
         """

@@ -16,6 +16,7 @@ from core.settings.ranges import check_choices, check_ranges
 from grpo.benchmarks.learning_ours import our_steps
 from grpo.benchmarks.learning_trl import trl_steps
 from grpo.benchmarks.peer import ENVIRONMENT
+from grpo.benchmarks.peer_trl import ROWS
 from grpo.benchmarks.side import in_turns
 from grpo.benchmarks.learning_tools import NEEDS, tool_task
 from grpo.build import build_what_is_missing
@@ -43,6 +44,10 @@ class LearningConfig:
         check_choices(self, {"task": TASKS})
         check_ranges(self, {"steps": f"[{PARTS}, 1e6]", "seeds": "[1, 1e3]", "batch_size": "[1, 1e3]",
                             "group_size": "[2, 1e3]"})
+        rows = self.batch_size * self.group_size
+        if rows > ROWS and rows % ROWS:
+            raise ValueError(f"batch_size={self.batch_size} * group_size={self.group_size} must be at most {ROWS} or a "
+                             f"multiple of it, since TRL reads {ROWS} completions at a time")
 
 
 def run_learning(c):

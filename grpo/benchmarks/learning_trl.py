@@ -43,7 +43,8 @@ def settings_of(trl, config, folder):
     bfloat16 = config.dtype == "bfloat16"
     return trl.GRPOConfig(
         folder, per_device_train_batch_size=at_once, gradient_accumulation_steps=rows // at_once,
-        num_generations=config.group_size, max_completion_length=config.max_new_tokens, beta=config.kl_beta,
+        num_generations=config.group_size, max_completion_length=config.max_new_tokens,
+        max_tool_calling_iterations=config.max_turns - 1, beta=config.kl_beta,
         temperature=config.temperature, top_p=config.top_p, num_iterations=1, loss_type=config.objective,
         learning_rate=config.learning_rate, lr_scheduler_type="constant", adam_beta1=config.beta1,
         adam_beta2=config.beta2, weight_decay=config.weight_decay, max_grad_norm=config.grad_clip, max_steps=10**6,

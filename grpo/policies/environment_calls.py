@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from multiprocessing.connection import wait
 
 from core.files.records import fault_of_messages
@@ -52,7 +52,8 @@ def check_begins(config, record):
     began = one.call({0: ("begin", 0, own_fields(record))})[0]
     one.call({0: ("close",)})
     if isinstance(began, UserCodeError):
-        raise ValueError(f"environment={config.environment!r} does not begin with {record['where']}: {began}")
+        raise ValueError(f"environment={config.environment!r} does not begin with {record['where']}: {began}; "
+                         "correct the class or the record")
 
 
 def own_fields(record):
@@ -133,6 +134,8 @@ class Environments:
         except TimeoutError:
             event_loop.cache_clear()
             return late(self.place, self.seconds)
+        except CancelledError:
+            return UserCodeError(self.place, "CancelledError: its coroutine was cancelled")
 
 
 def place_of(name, path):

@@ -28,6 +28,7 @@ class PromptFillReading(FillReading):
     padding: torch.Tensor  # (P,) number of leading columns of a problem's prompt or texts without a token
 
     ON_CPU = ("chosen", "position", "padding")
+    padded = True
 
     def sizes(self):
         P, W, T = self.texts.shape

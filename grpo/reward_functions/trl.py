@@ -57,7 +57,7 @@ def plain_arguments(name, texts, known, all_fields=()):
     all_fields: the fields that any record of the data has
     Raises ValueError if a parameter without a default is none of these.
     """
-    columns = {field: [None] * len(texts.completions) for field in all_fields} | texts.columns
+    columns = {field: [None] * len(texts.completions) for field in all_fields if field != RAW} | texts.columns
     columns.pop("completion", None)
     columns = under_all_names(columns)
     prompts, completions = own_prompts(texts), []

@@ -20,6 +20,7 @@ from core.settings.user_code import (
     event_loop,
     guarded,
     naming_line_of,
+    replace_event_loop_if_held,
 )
 from grpo.reward_functions.trl import under_all_names
 
@@ -124,5 +125,5 @@ def finished(result):
         return future.result()
     except OutOfTime:
         future.cancel()
-        event_loop.cache_clear()  # it may be held up; the next coroutine gets a new one
+        replace_event_loop_if_held()
         raise

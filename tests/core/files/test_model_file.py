@@ -67,6 +67,8 @@ def test_a_wrong_file_is_named_with_what_was_found(tmp_path):
 
 
 def test_a_missing_file_is_one_line_with_the_command_that_makes_it():
+    with pytest.raises(FileNotFoundError, match="or train it first, with the config whose out_dir is out-teacher$"):
+        read_header("out-teacher/model", "teacher_checkpoint")
     with pytest.raises(FileNotFoundError, match="^init_from=nowhere does not exist; .*CONFIG --export=nowhere, CONFIG"):
         read_header("nowhere", "init_from")
     with pytest.raises(FileNotFoundError, match="^init_from=owner/a-1B does not exist here; .*=hf:owner/a-1B$"):

@@ -28,7 +28,8 @@ def seen(prompts, completions, answer, **columns):
 
 @pytest.mark.parametrize("changes, message", [
     ({"task": "chess"}, "task='chess' is not one of sums, tools"), ({"steps": 4}, "steps=4 must be at least 5"),
-    ({"group_size": 1}, "group_size=1 must be at least 2")])
+    ({"group_size": 1}, "group_size=1 must be at least 2"),
+    ({"batch_size": 5, "group_size": 4}, "batch_size=5 . group_size=4 must be at most 16 or a multiple of it")])
 def test_settings_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         LearningConfig(**changes)
@@ -84,7 +85,7 @@ def test_half_of_the_calls_in_the_examples_have_a_wrong_number_and_the_tool_answ
 
 
 @pytest.mark.slow
-def test_the_small_model_calls_the_tool_and_its_calls_are_played(tmp_path, monkeypatch):
+def test_both_sides_play_the_task_with_the_tool_from_the_same_model(tmp_path, monkeypatch):
     pytest.importorskip("trl")
     monkeypatch.setattr(learning_tools, "SUPERVISED", (*learning_tools.SUPERVISED, "--max_iters=1", "--warmup_iters=1", "--batch_size=2"))
     monkeypatch.setattr(learning_tools, "EXAMPLES", 60)
@@ -95,4 +96,4 @@ def test_the_small_model_calls_the_tool_and_its_calls_are_played(tmp_path, monke
     from grpo.benchmarks.learning_trl import trl_steps
     for run in (our_steps, trl_steps):
         record, = steps_of(run, c, steps=1)
-        assert record["reward"] == 0.0 and record["seconds"] > 0
+        assert 0.0 <= record["reward"] <= 1.0 and record["seconds"] > 0

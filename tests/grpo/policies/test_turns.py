@@ -2,6 +2,7 @@
 
 import math
 import random
+import string
 from dataclasses import replace
 
 import pytest
@@ -130,6 +131,19 @@ def test_the_tokens_are_those_that_were_sampled_and_those_of_the_answers(prompts
     sums = rollouts.texts.metrics
     assert sums["environment/turns"] == (sum(len(one.heard) for one in MADE), len(MADE))
     assert sums["environment/characters"][0] == sum(len(text) for one in MADE for text in one.heard)
+
+
+def test_no_turn_ends_with_a_stop_sequence_that_begins_in_the_answer_before_it(prompts):
+    """The answers of Echo end in ">"."""
+    reaching_back = [">" + character for character in string.ascii_letters + string.digits + string.punctuation + " "]
+    c, _, _, rollouts = episodes(prompts, stop_sequences=("e", "t", "a", "o", *reaching_back), max_new_tokens=50)
+    answered = 0
+    for n in range(len(MADE)):
+        wrote = [ids for chosen, ids in pieces(rollouts, n) if chosen]
+        for ids in wrote[:-1]:
+            assert ids[-1] in CAUSAL.stop_token_ids or any(s in CAUSAL.decode(ids) for s in c.stop_sequences)
+        answered += len(wrote) - 1
+    assert answered > 10
 
 
 @pytest.mark.parametrize("more", [{}, {"temperature": 0.7, "top_k": 20}], ids=str)

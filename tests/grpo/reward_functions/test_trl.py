@@ -48,6 +48,8 @@ def test_a_function_with_kwargs_gets_all_that_trl_gives():
 def test_a_number_as_an_answer_stays_a_number():
     found = given(everything, texts(answer=["5", "x"], **{RAW: [5, "x"]}), all_fields=("answer", RAW))
     assert found["answer"] == found["solution"] == [5, "x"] and RAW not in found
+    found = given(everything, texts(answer=["5", "x"]), all_fields=("answer", RAW))  # a step without such a record
+    assert found["answer"] == found["solution"] == ["5", "x"] and RAW not in found
 
 
 def test_other_functions_get_what_they_name_and_a_field_that_a_record_lacks_as_none():

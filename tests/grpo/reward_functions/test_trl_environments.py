@@ -1,5 +1,6 @@
 """Classes written for TRL's environment_factory are played as TRL plays them."""
 
+import asyncio
 import json
 import random
 import time
@@ -14,6 +15,7 @@ from core.files.records import RAW
 from core.generation import Stop
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
+from core.settings.user_code import event_loop
 from grpo import environments
 from grpo.environments import environment, find_environment
 from grpo.policies.causal import CausalPolicy
@@ -208,6 +210,14 @@ class Dice:
         """Holds the event loop."""
         time.sleep(3)
 
+    async def wait(self):
+        """Waits for ever, and lets others run."""
+        await asyncio.sleep(1000)
+
+    async def look(self) -> int:
+        """Looks how often it was rolled."""
+        return len(self.rolled)
+
     def get_reward(self):
         return 0.0
 
@@ -228,11 +238,14 @@ def test_a_class_gets_the_fields_of_its_file_and_what_its_tools_draw_is_the_same
 
 
 def test_a_tool_that_never_ends_ends_its_episode_and_later_tools_are_called(monkeypatch):
-    for tool, place in ((call("roll", wait=True), "time.sleep(1000)"), (call("hold"), "Dice")):
+    for tool, place in ((call("roll", wait=True), "time.sleep(1000)"), (call("wait"), "Dice"), (call("hold"), "Dice")):
+        loop = event_loop()
+        state = random.getstate()
         monkeypatch.setattr(environments, "ENVIRONMENTS", {"Dice": environment(with_tools(Dice))})
         pool = Environments("Dice", None, 0.2)
         pool.call({key: ("begin", 0, {"prompt": "a", "answer": "b"}) for key in (0, 1)})
         began = time.monotonic()
-        found = pool.call({0: ("step", 3 * tool), 1: ("step", call("roll", wait=False))})
+        found = pool.call({0: ("step", 3 * tool), 1: ("step", call("roll", wait=False) + call("look"))})
         assert f"{place}: OutOfTime: it was not done after 0.2 seconds" in str(found[0])
-        assert found[1][0][0]["content"] == "1" and time.monotonic() - began < 2.5
+        assert [message["content"] for message in found[1][0]] == ["1", "1"] and time.monotonic() - began < 2.5
+        assert (event_loop() is loop) == (tool != call("hold")) and random.getstate() == state
