@@ -21,6 +21,7 @@ from tests.tiny import (
     one_process,
     prompt_config,
     prompt_consumer,
+    prompt_fill_policy,
     same,
     step_problems,
     without_clock,
@@ -33,7 +34,8 @@ def mean_id(rollouts):
 
 
 KINDS = {"fill": (fill_policy, config, consumer, mean_id),
-         "causal": (causal_policy, prompt_config, prompt_consumer, length_reward)}
+         "causal": (causal_policy, prompt_config, prompt_consumer, length_reward),
+         "any order": (prompt_fill_policy, prompt_config, prompt_consumer, mean_id)}
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +76,7 @@ def logged(c):
 
 @pytest.mark.parametrize("kind, k, settings", [
     ("fill", 0, {}), ("causal", 0, {"zero_std": "resample"}), ("fill", 1, {}), ("causal", 2, {}),
+    ("any order", 1, {"unmask_steps": 3, "max_new_tokens": 9}),
     ("causal", 1, {"ratio_to": "sampler", "objective": "dppo"}), ("fill", 1, {"ratio_to": "sampler"})])
 def test_rollouts_are_sampled_by_the_weights_of_k_iterations_before_to_the_last_bit(world, kind, k, settings):
     c, policy, data, reward = world(kind, max_staleness=k, max_iters=4, **settings)
