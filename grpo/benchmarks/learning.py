@@ -5,6 +5,7 @@ Both sides read the same prompts in each step and have the same settings; the le
 
 import json
 import os
+import sys
 import tempfile
 from dataclasses import dataclass, replace
 from statistics import mean, median, stdev
@@ -14,11 +15,11 @@ from core.distributed import Distributed
 from core.settings.optional import require
 from core.settings.ranges import check_choices, check_ranges
 from grpo.benchmarks.learning_ours import our_steps
+from grpo.benchmarks.learning_tools import NEEDS, tool_task
 from grpo.benchmarks.learning_trl import trl_steps
 from grpo.benchmarks.peer import ENVIRONMENT
 from grpo.benchmarks.peer_trl import ROWS
 from grpo.benchmarks.side import in_turns
-from grpo.benchmarks.learning_tools import NEEDS, tool_task
 from grpo.build import build_what_is_missing
 from grpo.grpo_config import GRPOConfig
 
@@ -63,6 +64,7 @@ def run_learning(c):
         for seed in range(1, c.seeds + 1):
             of_seed = replace(config, seed=seed)
             seeds.append(in_turns([(trl_steps, of_seed), (our_steps, of_seed)], c.steps))
+            print(f"seed {seed} of {c.seeds} is done", file=sys.stderr)
     report(seeds)
 
 
