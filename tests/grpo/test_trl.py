@@ -11,11 +11,13 @@ from core.huggingface.settings import FULL, LoraConfig
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import load_model
 from core.prompts import PromptConsumer
-from grpo.grpo_training_step import rollout_loss
+from core.training_step import build_optimizers
+from grpo.grpo_training_step import rollout_loss, train_on_rollouts
 from grpo.objectives import OBJECTIVES, token_weights
 from grpo.policies.causal import CausalPolicy
+from grpo.step_metrics import DECIDING
 from tests.families import adapter_folder, model_folder, write_sums
-from tests.tiny import prompt_config
+from tests.tiny import one_process, prompt_config
 from tests.tiny_objectives import MAX_TOKENS, M, N, objective_config, table_rollouts, with_advantage
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
@@ -138,3 +140,31 @@ def test_loss_and_gradient_of_a_hugging_face_model_equal_those_of_trls_trainer(n
     for key, grad in theirs.items():
         assert grad.norm() > 0, key
         torch.testing.assert_close(ours[key], grad, rtol=1e-4, atol=1e-5 * float(grad.abs().max()), msg=key)
+
+
+def test_three_optimizer_steps_on_given_rollouts_move_the_weights_as_trls_do(llama, tmp_path):
+    folder, _, prompts = llama
+    c = prompt_config(objective="grpo", temperature=1.0, top_p=1.0, kl_beta=0.0, max_new_tokens=8, learning_rate=3e-4,
+                      min_lr=3e-5, grad_clip=1.0, stop_sequences=("e", "o", "1", "x", "L"))
+    model, _ = load_model(folder)
+    policy = CausalPolicy(model, load_huggingface_tokenizer(folder))
+    before = {key: p.detach().clone() for key, p in model.net.named_parameters()}
+    problems = PromptConsumer(prompts, c.batch_size, tokenizer=policy.tokenizer).problems("train", 0)
+    rollouts = policy.sample(problems, 0, c)
+    rollouts = dataclasses.replace(rollouts, advantage=torch.randn(len(rollouts.mask), 1))
+    trainer = their_trainer(folder, None, "grpo", c, tmp_path)
+    for key, value in {"learning_rate": c.learning_rate, "adam_beta1": c.beta1, "adam_beta2": c.beta2, "weight_decay": c.weight_decay}.items():
+        setattr(trainer.args, key, value)
+    trainer.create_optimizer()
+    inputs = their_inputs(problems, rollouts, c.group_size) | {"ref_per_token_logps": None, "old_per_token_logps": None}
+    optimizers = build_optimizers(policy, c)
+    sums = dict.fromkeys(DECIDING, (0.0, None)) | {"text_tokens": (1.0, None)}
+    for _ in range(3):
+        train_on_rollouts(policy, rollouts, sums, optimizers, c, one_process())
+        trainer._compute_loss(trainer.model, inputs).backward()
+        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), c.grad_clip)
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+    ours, theirs = dict(model.net.named_parameters()), dict(trainer.model.named_parameters())
+    moved, apart = (sum(float((p.detach() - other[key].detach()).norm() ** 2) for key, p in ours.items()) ** 0.5 for other in (before, theirs))
+    assert moved > 0 and apart < 1e-3 * moved
