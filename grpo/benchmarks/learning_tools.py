@@ -77,7 +77,7 @@ def byte_pairs(text):
 
 
 def problem(rng):
-    """A record of a product of two digits; whose question it is makes prompts differ."""
+    """A record with a product of two one-digit numbers. The initials of who asks make prompts differ."""
     who = "".join(rng.choices(string.ascii_uppercase, k=2))
     a, b = rng.randint(2, 9), rng.randint(2, 9)
     return {"prompt": [{"role": "user", "content": f"{who} asks: what is {a}*{b}?"}], "a": a, "b": b,

@@ -6,8 +6,8 @@ import time
 from core.distributed import Distributed
 from core.prompts import OF_CONSUMER, as_messages
 from core.settings.optional import quiet_transformers, require
-from grpo.benchmarks.peer_trl import ROWS, turns_of
 from grpo.benchmarks.learning_tools import NEEDS
+from grpo.benchmarks.peer_trl import ROWS, turns_of
 from grpo.build import build_data
 from grpo.reward_functions.registry import load_reward_file
 
