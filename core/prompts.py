@@ -106,9 +106,9 @@ class PromptFormat:
         form = replace(self, chat_template_kwargs=arguments)
         text = form.render(as_messages("?"), tokenizer) if self.template == MODEL else ""
         if TOOL_CALL not in text or '"arguments"' not in text:
-            raise ValueError(f"environment: it has tools, and template={self.template!r} does not say how to call them "
-                             f'between {TOOL_CALL} and </tool_call>, as {{"name": ..., "arguments": ...}}; use '
-                             "template='model' and a model whose chat template does, as those of Qwen 2.5 and 3")
+            raise ValueError(f"environment: it has tools, and prompts with template={self.template!r} do not say how "
+                             f'to call them between {TOOL_CALL} and </tool_call>, as {{"name": ..., "arguments": ...}}'
+                             "; use template='model' and a model whose own chat template does, as that of Qwen 3")
         if TOOL_CALL not in tokenizer.decode(tokenizer.encode(TOOL_CALL)):
             raise ValueError(f"environment: it has tools, and the tokenizer leaves {TOOL_CALL} out of what it decodes, "
                              "so no call would be seen; it must be no special token")

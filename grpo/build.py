@@ -213,7 +213,7 @@ def build_rewards(config, models, data, dist):
     if isinstance(data, PromptConsumer):
         rewards.check(data.records["train"] + data.records["val"], data.tokenizer)
         if config.environment is not None:
-            check_begins(config, data.records["train"][0])
+            check_begins(config, data)
     return rewards
 
 

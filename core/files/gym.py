@@ -26,6 +26,8 @@ def read_gym(dataset, settings=None):
     try:
         with ProcessPoolExecutor(1, SPAWN) as process:
             return process.submit(make_rows, dataset, settings or {}).result()
+    except ValueError as error:  # without the traceback of the process
+        raise ValueError(str(error)) from None
     finally:
         del os.environ[HASH_SEED]
         if before is not None:

@@ -42,10 +42,14 @@ def environments_of(config):
     return Environments(*where)
 
 
-def check_begins(config, record):
-    """Raises ValueError if the environment of a config cannot begin an episode with a record: then none would be
-    played, and the run would learn nothing. One of a slow class is not tried, since it may end its process."""
+def check_begins(config, data):
+    """Raises ValueError if the environment of a config cannot begin an episode with the first record of `data`, a
+    PromptConsumer: then none would be played, and the run would learn nothing. An environment of a slow class is not
+    made here, since it may end the process."""
     cls = find_environment(config.environment, config.environment_file)
+    record = data.records["train"][0]
+    if hasattr(cls, "tools"):
+        data.format.with_tools(cls.tools, data.tokenizer)
     if getattr(cls, "slow", False):
         return
     one = Environments(config.environment, config.environment_file, config.reward_timeout)

@@ -145,7 +145,7 @@ def test_a_step_of_equal_rewards_moves_nothing_unless_kl_or_entropy_have_a_gradi
 
 def test_truncated_completions_are_counted_and_can_be_left_out(prompts, monkeypatch):
     moved = {}
-    never = lambda stop, written, first: torch.zeros_like(written[:, first:], dtype=torch.bool)
+    never = lambda stop, written, first, turn=None: torch.zeros_like(written[:, first:], dtype=torch.bool)
     monkeypatch.setattr("core.generation.Stop.__call__", never)
     for masked in (False, True):
         c = prompt_config(kl_beta=0.0, mask_truncated=masked, weight_decay=0.0, max_new_tokens=1)

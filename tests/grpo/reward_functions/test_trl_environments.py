@@ -173,7 +173,7 @@ def test_what_cannot_be_played_is_refused(shop, tmp_path):
     for template, backend in (("chat", TEMPLATE), *(("model", other) for other in others)):
         shop.tokenizer.backend.chat_template = backend
         c = prompt_config(**vars(shop.c) | {"template": template})
-        with pytest.raises(ValueError, match="^environment: it has tools, and template=.* does not say how to call them between"):
+        with pytest.raises(ValueError, match="^environment: it has tools, and prompts with template=.* do not say how to call them between"):
             Episodes(shop.problems, 0, c, Stop(shop.tokenizer), environments_of(c))
     for name, old, new, words in (("a", "get_reward", "reward", "neither @environment nor the method get_reward"),
                                   ("b", "number: how many", "", "buy is no tool .*; give it types and a docstring with Args:")):
