@@ -31,7 +31,7 @@ class PromptFillReading(FillReading):
     padded = True
 
     def sizes(self):
-        P, W, T = self.texts.shape
+        _, W, T = self.texts.shape
         if self.prompt.shape[1]:  # it has the padding, and is read once
             return W * T + self.prompt.shape[1] - self.padding
         return W * (T - self.padding)
