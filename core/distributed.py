@@ -17,6 +17,7 @@ import torch.distributed as dist
 from core.settings.user_code import one_line
 
 LONGEST_WAIT = timedelta(hours=12)  # ranks wait while rank 0 evaluates, saves, or builds a checkpoint from its recipe
+NVIDIA = "/dev/nvidia0"             # the first GPU of a Linux machine
 START_WAIT = timedelta(minutes=10)  # until all ranks have come
 
 
@@ -27,21 +28,30 @@ def detect_device(name="auto", local_rank=0):
     kind, _, index = name.partition(":")
     if name == "auto":
         kind = kinds[0]
+        if kind == "cpu" and os.path.exists(NVIDIA) and "CUDA_VISIBLE_DEVICES" not in os.environ:
+            raise ValueError(f"device='auto' finds {NVIDIA}, but torch {torch.__version__} cannot use it: its driver is "
+                             "too old, or this torch is built for CPUs; mend that, or set device='cpu'")
     if kind not in kinds or (index and not index.isdecimal()):
         raise ValueError(f"device={name!r} is no device of this machine; set auto or one of: {', '.join(kinds)}")
     if kind != "cuda":
         return torch.device(kind)
+    count = torch.cuda.device_count()
+    if count == 1 and not index:  # a launcher may show each rank a GPU of its own
+        local_rank = 0
+    if index and count > 1 and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
+        raise ValueError(f"device={name!r} would put all ranks of this machine on one GPU; set device='cuda'")
     index = int(index or local_rank)
-    if index >= torch.cuda.device_count():
-        raise ValueError(f"GPU {index} is asked for, but there are {torch.cuda.device_count()}; start fewer ranks or "
-                         "set device")
+    if index >= count:
+        raise ValueError(f"GPU {index} is asked for, but there are {count}; start fewer ranks or set device")
     return torch.device("cuda", index)
 
 
 def detect_dtype(name, device):
-    """'auto' is bfloat16 on a GPU that has it and float32 elsewhere."""
+    """'auto' is bfloat16 on a GPU that computes in it (from capability 8.0), and float32 elsewhere."""
     if name == "auto":
-        name = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+        name = "float32"
+        if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+            name = "bfloat16"
     if name not in ("float32", "bfloat16"):
         raise ValueError(f"dtype={name!r} is not one of auto, float32, bfloat16")
     return getattr(torch, name)

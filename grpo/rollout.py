@@ -243,8 +243,8 @@ def moved(x, device):
     """A record, and all tensors in it, on another device."""
     if hasattr(x, "to"):
         return x.to(device)
-    if isinstance(x, list):
-        return [moved(part, device) for part in x]
+    if isinstance(x, (list, tuple)):
+        return type(x)(moved(part, device) for part in x)
     if isinstance(x, dict):
         return {name: moved(part, device) for name, part in x.items()}
     if not is_dataclass(x):

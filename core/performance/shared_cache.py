@@ -38,7 +38,7 @@ class SharedCache:
         S = int(number.max()) + 1
         self.slot_of_row = self.prompt * S + number                                  # (n,) in 0 .. P S - 1
         self.row_of_slot = prompt.new_zeros(len(used), S)                            # (P, S) 0 where there is none
-        self.row_of_slot.view(-1)[self.slot_of_row] = torch.arange(len(prompt))
+        self.row_of_slot.view(-1)[self.slot_of_row] = torch.arange(len(prompt), device=prompt.device)
 
     def keep(self, rows):
         """Drops all rows but these, as Cache.keep does."""

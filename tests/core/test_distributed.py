@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from core import distributed
 from core.distributed import LONGEST_WAIT, Distributed, OtherRank, detect_device, detect_dtype, store_of_attempt
 from tests.tiny import ROOT, TORCHRUN, run_script
 
@@ -27,6 +28,23 @@ def test_devices_and_types(monkeypatch):
     for name, rank in (("cuda", 2), ("cuda:2", 0)):
         with pytest.raises(ValueError, match="GPU 2 is asked for, but there are 2"):
             detect_device(name, rank)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="device='cuda:1' .* set device='cuda'"):
+        detect_device("cuda:1", local_rank=1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # a launcher shows each rank one GPU
+    assert {detect_device(name, local_rank=3) for name in ("auto", "cuda", "cuda:0")} == {torch.device("cuda", 0)}
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert detect_dtype("auto", torch.device("cuda", 0)) == torch.float32, "bfloat16 would be emulated"
+
+
+def test_a_gpu_that_torch_cannot_use_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "NVIDIA", str(tmp_path))  # a path that exists
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(ValueError, match="device='auto' .*set device='cpu'"):
+        detect_device("auto")
+    assert detect_device("cpu") == torch.device("cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert detect_device("auto") == torch.device("cpu"), "the GPU was hidden"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -90,14 +90,14 @@ def test_prompts_of_one_token_are_read_and_join_longer_ones(tmp_path):
 
 
 def test_texts_are_joined_with_the_fields_of_all_records_and_moved_with_their_tokens():
-    a = Texts(["p"], ["c"], {"answer": [7]}, [torch.tensor([1, 2])], [[2]], torch.tensor([[1]]), {"length": (1.0, 1)})
+    a = Texts(["p"], ["c"], {"answer": [7]}, [torch.tensor([1, 2])], [[2]], torch.tensor([[1]]), {"length": (torch.tensor(1.0), 1)})
     b = Texts(["q"], ["d"], {"level": ["hard"]}, [torch.tensor([3])], [[3, 4]], torch.tensor([[1, 2]]), {"length": (2.0, 1)})
     joined = join([a, b])
     assert joined.columns == {"answer": [7, None], "level": [None, "hard"]} and joined.metrics == {"length": (3.0, 2)}
     assert joined.prompts == ["p", "q"] and joined.completion_ids == [[2], [3, 4]]
     assert joined.place.tolist() == [[1, 0], [1, 2]]
     elsewhere = moved(joined, "meta")
-    assert {x.device.type for x in (*elsewhere.tokens, elsewhere.place)} == {"meta"} and elsewhere.prompts == ["p", "q"]
+    assert {x.device.type for x in (*elsewhere.tokens, elsewhere.place, elsewhere.metrics["length"][0])} == {"meta"} and elsewhere.prompts == ["p", "q"]
 
 
 def test_rows_of_different_lengths_are_padded_on_the_right():
