@@ -28,6 +28,11 @@ def draw_passes(order, hidden, passes, block_length=None):
     return torch.cat(turns, 1)
 
 
+def count_passes(places, block_length, passes):
+    """The passes of all blocks of a text with this many hidden places. passes: those of a block"""
+    return math.ceil(places / (block_length or places)) * passes
+
+
 def nothing(problems):
     return {}
 
@@ -45,7 +50,9 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, budge
     """Fills in hidden tokens in several passes; passes=1 draws what predict_and_sample_tokens draws.
 
     input: (P, T); position, hidden: (P, M) from masked_positions
-    uniform, order: (P, G, T) noise by column of the text, for tokens and for their order, on the CPU
+    uniform: (P, G, T) noise for tokens by column of the text, on the CPU; with by_confidence (all passes, P, G, T),
+    because passes draw the same place again
+    order: (P, G, T) noise for the order of the places, on the CPU
     budget: a KeptBudget, which raises ValueError for too many kept tokens, or None
     before: from the numbers of problems (n,), what stands before their texts: "past" and "padding" of `states`
     block_length: hidden tokens of a block, which has `passes` of its own; None: one block
@@ -56,23 +63,21 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, budge
     the KeptTokens of the drawn tokens in order, or None for all. Where nothing is drawn target and logp are 0, and the
     pass is -1
     """
-    G = uniform.shape[1]
+    G = uniform.shape[-2]
     device = input.device
     text = input.repeat_interleave(G, 0)                                             # (N, T)
     column = position.repeat_interleave(G, 0)                                        # (N, M)
     order = order.flatten(0, 1).gather(1, column.cpu())                              # (N, M)
     plan = draw_passes(order, hidden.repeat_interleave(G, 0), passes, block_length)  # (N, M)
-    noise = uniform.flatten(0, 1)[:, None]                                           # (N, 1, T)
-    blocks = 1
-    if block_length is not None:
-        blocks = math.ceil(position.shape[1] / block_length)
+    total = count_passes(position.shape[1], block_length, passes)
+    uniform = uniform.expand(total, *uniform.shape[-3:])                             # (all passes, P, G, T)
     turn = torch.full_like(plan, -1)
     ended = torch.zeros(len(plan), 1, dtype=torch.bool)                              # (N, 1)
     target = torch.zeros_like(column)
     logp = torch.zeros(column.shape, device=device)
     collector = KeptCollector(budget)
     read = []
-    for i in range(blocks * passes):
+    for i in range(total):
         read.append(text)
         now = (plan == i) & ~ended                                                   # (N, M)
         if not now.any():  # no text has as many hidden tokens as there are passes, or all have ended
@@ -82,8 +87,9 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, budge
             in_block = plan // passes == i // passes
             drawn = in_block & (turn < 0) & ~ended
         if i == 0:
-            draws = draw_for_groups(model, input, position, uniform, drawn, before, sampling)
+            draws = draw_for_groups(model, input, position, uniform[0], drawn, before, sampling)
         else:
+            noise = uniform[i].flatten(0, 1)[:, None]                                # (N, 1, T)
             draws = draw_in_rows(model, text, column, noise, drawn, before, G, sampling)
         token, drawn_logp, kept, number = draws
         if by_confidence:

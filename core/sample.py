@@ -19,7 +19,7 @@ from core.config import load_config
 from core.distributed import detect_device
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in
-from core.fill_in_passes import UNMASK_ORDERS, fill_in_passes, order_of_places
+from core.fill_in_passes import UNMASK_ORDERS, count_passes, fill_in_passes, order_of_places
 from core.generation import Stop, generate
 from core.huggingface.tokenizer import HuggingFaceTokenizer
 from core.masking import masked_positions
@@ -126,13 +126,18 @@ def in_any_order(model, tokenizer, ids, room, config, device):
 def draw(model, text, position, hidden, config, **more):
     """Samples (num_samples, M) of the hidden tokens of a text (1, T). position, hidden: (1, M); more: arguments of
     fill_in_passes"""
-    noise = draw_uniforms(config.seed, 0, [0], (2, config.num_samples, text.shape[1]))
+    by_confidence = config.unmask_order == "confidence"
+    draws = 1
+    if by_confidence:
+        draws = count_passes(position.shape[1], config.block_length, config.unmask_steps)
+    noise = draw_uniforms(config.seed, 0, [0], (1 + draws, config.num_samples, text.shape[1]))
+    of_passes = noise[:, [0, *range(2, 1 + draws)]].transpose(0, 1)                  # (draws, 1, num_samples, T)
     target, *_ = fill_in_passes(
-        model, text, position, hidden, noise[:, 0],
+        model, text, position, hidden, of_passes,
         order=order_of_places(config.unmask_order, noise[:, 1]),
         passes=config.unmask_steps,
         block_length=config.block_length,
-        by_confidence=config.unmask_order == "confidence",
+        by_confidence=by_confidence,
         temperature=config.temperature,
         top_p=config.top_p,
         **more)

@@ -177,6 +177,8 @@ def build_reference(config, policy, dist):
             raise ValueError(f"{key}={path} has another prompt_attention than the generator, which reads prompts for "
                              "both; train one of them again")
         freeze(reference.model)
+        if hasattr(policy.model, "banned_ids"):  # those of the policy: its model may declare other end tokens
+            reference.model.banned_ids = policy.model.banned_ids
         if config.reference_mode != "static" and shapes(reference.weights()) != shapes(policy.weights()):
             raise ValueError(f"reference_checkpoint={path} has another shape than the generator, so "
                              f"reference_mode={config.reference_mode!r} cannot move it to the policy; use 'static'")

@@ -65,6 +65,9 @@ def check_environment(c):
     if c.turn_credit and (c.zero_std != "keep" or baseline_of(c) == "step"):
         raise ValueError("turn_credit=True compares the turns of a group, but zero_std and the advantage 'step' "
                          "compare episodes; set zero_std='keep' and another advantage, such as 'leave_one_out'")
+    if c.turn_credit and baseline_of(c) == "max_rl":
+        raise ValueError("turn_credit=True with advantage='max_rl' would divide by the successes among those that "
+                         "reached a turn, which is another objective; set advantage='leave_one_out'")
     if c.response_prefix:
         raise ValueError(f"response_prefix={c.response_prefix!r} begins an answer, and environment={c.environment!r} "
                          "asks for several; leave it out")

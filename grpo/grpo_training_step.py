@@ -172,6 +172,10 @@ def compute_rollout_advantages(rollouts, scored, config, dist):
     elif credited.shape[2] > 1:
         credited = credited * rollouts.by_problem(rollouts.mask)
     credit = torch.where(credited > 0, scored.credit, 0.0)                           # (P, G, 1, M or K)
+    if scored.turn is not None:  # a turn that one completion reached is compared with the others' episodes
+        alone = credited.sum(1, keepdim=True) == 1                                   # (P, 1, K)
+        credit = torch.where(alone & (credited == 0), credit[..., :1], credit)
+        credited = torch.where(alone, seen[..., None], credited)
     advantage = compute_advantages(credit, baseline_of(config), credited, dist.total)
     if scored.turn is not None:
         advantage = advantage.gather(2, scored.turn)                                 # (P, G, M)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in
-from core.fill_in_passes import fill_in_passes, order_of_places
+from core.fill_in_passes import count_passes, fill_in_passes, order_of_places
 from core.generation import Stop
 from core.performance.sharding import anchor
 from grpo.policies.causal import CausalPolicy, completion_texts
@@ -64,11 +64,12 @@ class PromptFillPolicy(FillPolicy):
         input = F.pad(prompt[:, alone:], (0, L), value=mask_id)                      # (P, first + L)
         position = torch.arange(first, first + L, device=self.device).expand(P, L)   # (P, L)
         hidden = torch.ones(P, L, dtype=torch.bool)
-        noise = self._noise(problems, iteration, config)[..., alone:]                # (P, 4, G, first + L)
+        noise = self._noise(problems, iteration, config)[..., alone:]                # (P, >= 4, G, first + L)
+        of_passes = noise[:, [0, *range(4, noise.shape[1])]].transpose(0, 1)         # (1 or passes, P, G, first + L)
         order = order_of_places(config.unmask_order, noise[:, 1])                    # (P, G, first + L)
         with self.autocast():
             target, logp, turn, read, kept = fill_in_passes(
-                self.model, input, position, hidden, noise[:, 0], order, config.unmask_steps, budget,
+                self.model, input, position, hidden, of_passes, order, config.unmask_steps, budget,
                 before=self._before(prompt[:, :alone], padding)[0],
                 block_length=config.block_length,
                 by_confidence=config.unmask_order == "confidence",
@@ -80,7 +81,7 @@ class PromptFillPolicy(FillPolicy):
         ends_before = end.int().cumsum(1) - end.int()
         of_completion = drawn & (ends_before == 0)                                   # (N, L)
         if kept is not None:
-            kept = kept[of_completion[drawn].nonzero().squeeze(1)]
+            kept = kept[of_completion[drawn].nonzero().squeeze(1).cpu()]
         shown = target.where(of_completion, mask_id)
         filled = Filled(
             input,
@@ -89,7 +90,7 @@ class PromptFillPolicy(FillPolicy):
             of_completion.view(P, G, L),
             turn=turn.view(P, G, L),
             read=read.unflatten(0, (P, G)),
-            noise=noise[:, 2:].float().to(self.device),
+            noise=noise[:, 2:4].float().to(self.device),
             mask_id=mask_id,
             passes_read=min(config.passes_read, read.shape[1]))
         views, place, weight = FILL_ESTIMATORS[config.fill_estimator](filled)
@@ -110,13 +111,18 @@ class PromptFillPolicy(FillPolicy):
             texts=completion_texts(stop, problems, prompt, padding, target, mask, truncated))
 
     def _noise(self, problems, iteration, config):
-        """(P, 4, G, T + L) uniform noise; that of the L places does not depend on the length T of the prompts."""
+        """(P, 4, G, T + L) uniform noise; that of the L places does not depend on the length T of the prompts. With
+        `confidence`, which draws a place again in each pass, a channel more for each pass but the first."""
         P, T = problems["input"].shape
         G, L = config.group_size, config.max_new_tokens
-        noise = draw_uniforms(config.seed, iteration, problems["number"], (4 * G * L + T,))
-        of_places, of_prompt = noise.split((4 * G * L, T), 1)
-        of_prompt = of_prompt[:, None, None].expand(P, 4, G, T)
-        return torch.cat((of_prompt, of_places.view(P, 4, G, L)), 3)
+        channels = 4
+        if config.unmask_order == "confidence":
+            channels += count_passes(L, config.block_length, config.unmask_steps) - 1
+        size = channels * G * L
+        noise = draw_uniforms(config.seed, iteration, problems["number"], (size + T,))
+        of_places, of_prompt = noise.split((size, T), 1)
+        of_prompt = of_prompt[:, None, None].expand(P, channels, G, T)
+        return torch.cat((of_prompt, of_places.view(P, channels, G, L)), 3)
 
     def _before(self, prompt, padding):
         """Reads the prompts that are read on their own, prompt (P, T or 0); padding: (P,) on the CPU.

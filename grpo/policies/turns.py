@@ -143,13 +143,13 @@ class Episodes:
         """The text behind a turn whose last token is `last`: the answer, and what the template puts around it."""
         tokenizer = self.stop.tokenizer
         if isinstance(answer, str):
-            text = self.front + answer + self.back
+            front, behind = self.front, answer + self.back
         else:
-            text = self.form.behind(answer, tokenizer)
+            front, behind = self.form.behind(answer, tokenizer), ""
         if last in tokenizer.stop_token_ids:  # the model wrote the end token itself
             end = tokenizer.stop_token_ids.index(last)
-            text = text.removeprefix(tokenizer.stop_token_names[end])
-        return text
+            front = front.removeprefix(tokenizer.stop_token_names[end])
+        return front + behind
 
     def columns(self):
         """{column of Texts: N values}. The reward is None where the environment failed; those of the turns are then

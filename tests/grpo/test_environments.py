@@ -45,6 +45,7 @@ def test_a_class_without_a_method_is_refused():
     ({"turn_credit": True, "reward_normalisation": "group"}, "turn_credit=True divides the rewards of an episode"),
     ({"turn_credit": True, "zero_std": "drop"}, "turn_credit=True compares the turns of a group"),
     ({"turn_credit": True, "objective": "reinforce++"}, "turn_credit=True compares the turns of a group"),
+    ({"turn_credit": True, "advantage": "max_rl"}, "set advantage='leave_one_out'"),
     ({"max_turns": 0}, "max_turns=0 must be at least 1")])
 def test_settings_that_do_not_go_together_are_refused(settings, words):
     prompt_config(**GAME)

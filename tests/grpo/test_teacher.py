@@ -18,7 +18,8 @@ from grpo.kl import kl_as_reward, kl_penalty, kl_per_token
 from grpo.objectives import OBJECTIVES, policy_loss
 from grpo.rewards import Rewards
 from grpo.scoring import Scores
-from tests.families import model_folder, write_sums
+from tests import families
+from tests.families import model_folder, spoiled, tokenizer_of, write_sums
 from tests.grpo.trainers import assembled, prompt_trainer, records, run, trainer
 from tests.tiny import (
     CAUSAL,
@@ -299,3 +300,21 @@ def test_a_hugging_face_student_with_an_adapter_learns_from_a_larger_model(tmp_p
     first, second = (grpo_step(models.policy, models.reference, rewards, data, c)["mean_kl"] for _ in range(2))
     assert models.reference.model.num_parameters() > models.policy.model.num_parameters()
     assert 0 < second < first, "the same completions"
+
+
+@pytest.mark.parametrize("key", ["teacher_checkpoint", "reference_checkpoint"])
+def test_a_model_of_equal_weights_that_declares_fewer_end_tokens_has_no_kl(tmp_path, monkeypatch, key):
+    pytest.importorskip("transformers")
+    tokenizer = tokenizer_of("masked")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    monkeypatch.setattr(families, "tokenizer_of", lambda kind: tokenizer)
+    one_end = model_folder(str(tmp_path / "one"), "a2d-qwen3")
+    ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    two_ends = spoiled(tmp_path / "two", one_end, eos_token_id=ends)
+    c = config(generator_checkpoint=two_ends, dataset=write_sums(tmp_path / "sums.jsonl"), max_new_tokens=6, unmask_steps=3,
+               task_type="fill_in", reward_functions=("exact_match",), kl_beta=0.1 * (key == "reference_checkpoint"),
+               **{key: one_end})
+    data, models, rewards = assembled(c)
+    assert models.policy.tokenizer.stop_token_ids == tuple(ends)
+    metrics = grpo_step(models.policy, models.reference, rewards, data, c)
+    assert metrics["mean_kl"] == 0 and metrics["grad_norm"] < 100

@@ -4,6 +4,7 @@ import math
 import random
 import string
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from grpo.environments import environment
 from grpo.grpo_training_step import compute_rollout_advantages
 from grpo.policies import turns
 from grpo.policies.causal import CausalPolicy
-from grpo.reward_functions.groups import credit_of_turns
+from grpo.reward_functions.groups import credit_of_turns, pass_k_weight
 from grpo.rewards import Rewards
+from grpo.rollout import Reading, Rollouts, Scored
 from grpo.scoring import score
 from tests.families import model_folder
 from tests.grpo.trainers import prompt_trainer, training_records
@@ -290,13 +292,14 @@ def test_a_failed_episode_keeps_its_turns_for_another_reward(prompts, monkeypatc
         assert scored.turn.flatten(0, 1)[n].max() == len(begin) - 1
 
 
-def test_with_turn_credit_a_turn_is_compared_by_the_rewards_from_it_on(prompts):
-    c, _, _, rollouts = episodes(prompts, turn_credit=True, advantage="leave_one_out",
+@pytest.mark.parametrize("group_size", [2, 4])
+def test_with_turn_credit_a_turn_is_compared_by_the_rewards_from_it_on(prompts, group_size):
+    c, _, _, rollouts = episodes(prompts, turn_credit=True, advantage="leave_one_out", group_size=group_size,
                                  reward_functions=("environment", "length_penalty"), reward_weights=(2.0, 0.5))
     scored = Rewards(c)(rollouts)
     advantage = compute_rollout_advantages(rollouts, scored, c, one_process()).advantage  # (N, M)
     other, G = 0.5 * scored.values["length_penalty"], c.group_size
-    first, several = 0, 0
+    first, several, alone = 0, 0, 0
     for n in range(len(MADE)):
         group = range(n - n % G, n - n % G + G)
 
@@ -312,12 +315,60 @@ def test_with_turn_credit_a_turn_is_compared_by_the_rewards_from_it_on(prompts):
             if chosen:
                 own = from_turn(n, k)
                 others = [x for m in group if m != n and (x := from_turn(m, k)) is not None]
-                expected = own - sum(others) / len(others) if others else 0.0
+                if not others:  # the others' episodes instead: none of their turns depends on this one
+                    others = [from_turn(m, 0) for m in group if m != n]
+                    alone += 1
+                expected = own - sum(others) / len(others)
                 found = advantage[n, place : place + len(ids)]
                 torch.testing.assert_close(found, torch.full_like(found, expected), rtol=0, atol=1e-5)
-                first, several, k = first + (k == 0), several + (k > 0 and bool(others)), k + 1
+                first, several, k = first + (k == 0), several + (k > 0), k + 1
             place += len(ids)
-    assert first == len(MADE) and several > 5
+    assert first == len(MADE) and several > 5 and (alone or group_size > 2)
+
+
+@pytest.mark.parametrize("G", [2, 4])
+@pytest.mark.parametrize("k", [1, 2])
+def test_the_expected_gradient_with_turn_credit_is_that_of_pass_at_k(G, k):
+    """All groups of episodes that answer at once, or call a tool and answer in their second turn. A call is rare, so
+    that often one completion alone has a second turn."""
+    theta = torch.tensor([-2.5, -1.5, 0.5], dtype=torch.float64, requires_grad=True)  # call, right at once, right then
+    call, at_once, then = theta.sigmoid()
+    turns = [[(0, 1.0)], [(0, 0.0)], [(0, 0.0), (1, 1.0)], [(0, 0.0), (1, 0.0)]]
+    first = torch.stack([(1 - call) * at_once, (1 - call) * (1 - at_once), call, call])
+    second = torch.stack([torch.ones_like(then), torch.ones_like(then), then, 1 - then])
+    p = torch.stack([first, second], 1)                                              # (4, 2) chance of each turn
+    episodes = torch.tensor(list(product(range(4), repeat=G)))                       # (P, G) all groups
+    credit, turn = credit_of_turns(torch.zeros(episodes.numel()), 1.0, [turns[i] for i in episodes.flatten()], 2)
+    right = torch.tensor([1.0, 0.0, 1.0, 0.0])[episodes]                             # (P, G)
+    mask = (episodes.flatten() > 1)[:, None] | torch.tensor([True, False])           # (N, 2)
+    scored = Scored(right, credit.view(-1, G, 2), weight=pass_k_weight(right, k), turn=turn.view(-1, G, 2))
+    reading = Reading(G, mask.view(-1, G, 2), None)
+    rollouts = Rollouts(turn, mask.float(), mask.float(), mask.float(), ~mask[:, 0], 2, reading)
+    c = prompt_config(turn_credit=True, advantage="leave_one_out", group_size=G, train_pass_k=k,
+                      environment="Echo", reward_functions=("environment",))
+    advantage = compute_rollout_advantages(rollouts, scored, c, one_process()).advantage.double()
+    chance = p.detach().prod(1)[episodes].prod(1).repeat_interleave(G)               # (N,) of a group
+    loss = chance[:, None] * advantage * p.log()[episodes].flatten(0, 1) * mask / G
+    found, = torch.autograd.grad(loss.sum(), theta, retain_graph=True)
+    success = (1 - call) * at_once + call * then
+    expected, = torch.autograd.grad(1 - (1 - success) ** k, theta)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_an_answer_may_begin_with_the_name_of_the_end_token(prompts, monkeypatch):
+    monkeypatch.setattr(Echo, "step", lambda self, text: (f"{CAUSAL.stop_token_names[0]}PED", 0.0))
+    c, policy = prompt_config(**SETTINGS), causal_policy(1, scale=3.0)
+    with torch.no_grad():  # the model ends turns itself, too
+        weight = policy.model.head.weight
+        weight[CAUSAL.stop_token_id] = 3 * weight[5:25].mean(0)
+    rollouts = policy.sample(prompt_consumer(prompts, c).problems("train", 0), 0, c)
+    by_model = 0
+    for n in range(len(MADE)):
+        parts = pieces(rollouts, n)
+        for (_, wrote), (_, answer) in zip(parts[::2], parts[1:-1:2], strict=False):
+            assert answer == CAUSAL.encode(f"{CAUSAL.stop_token_names[0]}PED")
+            by_model += wrote[-1] == CAUSAL.stop_token_id
+    assert by_model
 
 
 def test_without_earlier_rewards_turn_credit_of_the_first_turn_is_that_of_the_episode(prompts):
