@@ -63,7 +63,7 @@ class RunConfig:
     save_interval: int = 500               # steps between two checkpoints
     keep_checkpoints: int = 0              # numbered models to keep beside the latest
     out_dir: str = "out"                   # the folder of everything that the run writes
-    resume: bool | str = False             # go on from out_dir/state.pt, bit for bit; auto: if there is a state
+    resume: bool | str = False             # go on from out_dir/state.pt, bit for bit on a CPU; auto: if there is one
     seed: int = 1337                       # of the data, of what is sampled, and of a new model
     # system
     device: str = "auto"                   # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps

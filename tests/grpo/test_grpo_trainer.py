@@ -285,7 +285,7 @@ def test_steps_without_a_group_are_counted_and_leave_the_policy_alone(dataset, t
 
 
 def test_every_key_of_every_setting_is_documented(dataset, tmp_path):
-    for i, settings in enumerate(({"objective": "dr_grpo", "kl_in_reward": True, "zero_std": "resample"},
+    for i, settings in enumerate(({"objective": "dr_grpo", "kl_in_reward": True}, {"kl_beta": 0.0, "zero_std": "resample"},
                                   {"kl_target": 0.1, "ppo_epochs": 2, "minibatches": 2, "entropy_bonus": 0.01})):
         run(trainer(dataset, tmp_path / str(i), max_iters=2, **settings))
         logged = logged_keys(tmp_path / str(i))

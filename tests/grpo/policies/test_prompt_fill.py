@@ -43,7 +43,7 @@ def passes_of(policy, problems, config):
 
 @pytest.mark.parametrize("shape", [{}, PREFIX], ids=["full", "prefix"])
 @pytest.mark.parametrize("more", [{}, {"top_p": 0.7}, {"unmask_order": "left_to_right", "unmask_steps": 4},
-                                  {"unmask_order": "confidence"}, {"block_length": None, "unmask_steps": 3}], ids=str)
+                                  {"unmask_order": "confidence", "group_size": 12}, {"block_length": None, "unmask_steps": 3}], ids=str)
 @torch.no_grad()
 def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(prompts, more, shape):
     c = prompt_config(**SETTINGS | {"temperature": 0.8} | more)
