@@ -97,6 +97,7 @@ REFUSED = {  # {arguments: words of the error}; every number has a range (tests/
     f"{TAUGHT} --reference_mode=ema": "set reference_mode='static'",
     f"{TAUGHT} --kl_target=0.1": "set kl_target=None",
     f"{TAUGHT} --task_type=math": "name the rewards in reward_functions",
+    f"{TAUGHT} --teacher_checkpoint=out-grpo/model.safetensors": "teacher_checkpoint=.* is in out_dir=out-grpo",
     f"{TAUGHT} --zero_std=drop": "without rewards these are all",
     f"{TAUGHT} --group_size=1 --reward_functions=('judge',)": "group_size=1 leaves no other.*no reward_functions",
     f"{TAUGHT} --group_size=1 --kl_in_reward=True": "kl_in_reward"}
@@ -115,7 +116,7 @@ def test_settings_that_cannot_work_are_refused_in_one_line(arguments):
     ["--lora_rank=16", "--load_in_4bit=True"], ["--generator_checkpoint=out-grpo/model"],
     ["--generator_checkpoint=out-grpo/previous/1/model", "--lora_rank=4"],
     ["--generator_checkpoint=hf:owner/name", "--lora_rank=4"], [*TAUGHT.split(), "--group_size=1"],
-    [*TAUGHT.split(), "--kl_in_reward=True"], [*TAUGHT.split(), "--lora_rank=4", "--ref_offload=True"],
+    [*TAUGHT.split(), "--kl_in_reward=True"], [*TAUGHT.split(), "--teacher_checkpoint=out-grpo/previous/1/model"], [*TAUGHT.split(), "--lora_rank=4", "--ref_offload=True"],
     [*TAUGHT.split(), "--group_size=1", "--reward_functions=('math_number',)", "--reward_weights=(0.0,)"], ["--chat_template_kwargs={'enable_thinking': False}"]])
 def test_settings_that_suit_each_other_are_not_refused(arguments):
     assert load(*arguments)
