@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import difflib
+import functools
 import inspect
 import json
 import os
@@ -94,6 +95,11 @@ class RunConfig:
         if self.gym_settings and not is_gym(self.dataset):
             raise ValueError(f"gym_settings={shown(self.gym_settings)} are for tasks of reasoning-gym, which "
                              f"dataset={self.dataset} is not; leave them out, or use dataset=gym:leg_counting")
+
+    @functools.cached_property
+    def absolute_out_dir(self):
+        """The path of out_dir, the same from its first use on: a user's class or reward may call os.chdir."""
+        return self.out_dir and os.path.abspath(self.out_dir)
 
 
 WORD = re.compile(r"[\w.:/-]+")  # a text that can stand for a tuple of itself

@@ -21,8 +21,8 @@ def create_logger(config, dist, total_steps, columns):
     config: a RunConfig; columns: metrics of the console line, in order
     """
     if not dist.is_main:
-        return Logger(config.out_dir, total_steps, columns, silent=True)
-    logger = Logger(config.out_dir, total_steps, columns)
+        return Logger(config.absolute_out_dir, total_steps, columns, silent=True)
+    logger = Logger(config.absolute_out_dir, total_steps, columns)
     logger.trackers = Trackers(config, logger.say)
     return logger
 

@@ -32,7 +32,7 @@ from core.trainer import COLUMNS, Trainer
 def main(argv):
     """Trains the model that the config files and --key=value settings in argv describe."""
     config, origin = load_config(PretrainConfig, argv)
-    check_run_folder(config.out_dir)
+    check_run_folder(config.absolute_out_dir)
     check_trackers(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
         how = print, config.dry_run

@@ -54,8 +54,8 @@ class Trainer:
         self.optimizers = build_optimizers(model, config, dist.device.type)
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
-        self.checkpoints = CheckpointManager(config.out_dir, self.write_model, config.keep_checkpoints, model.suffix,
-                                             getattr(model, "identity", dict)(),
+        self.checkpoints = CheckpointManager(config.absolute_out_dir, self.write_model, config.keep_checkpoints,
+                                             model.suffix, getattr(model, "identity", dict)(),
                                              write_card=functools.partial(write_card, config))
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger, dist.rank)
         self.step = self.skipped_steps = 0

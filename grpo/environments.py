@@ -9,7 +9,6 @@ class Guess:
     def step(self, text): ...          # -> (answer, reward): the answer None ends the episode
     def close(self): ...               # optional
     metrics = ("name",)                # optional: attributes that are (sum, count) at the end, logged as means
-    slow = True                        # optional: runs in reward_workers processes, if there are any
 """
 
 import functools
@@ -92,7 +91,7 @@ def environment(cls):
         except TypeError as error:
             raise ValueError(f"environment {cls.__name__}: it needs {method}(self, {parameter}): {error}") from None
     cls.metrics = getattr(cls, "metrics", ())
-    names = isinstance(cls.metrics, tuple) and all(isinstance(name, str) for name in cls.metrics)
+    names = isinstance(cls.metrics, tuple) and all(isinstance(x, str) and x.isidentifier() for x in cls.metrics)
     if not names or {"turns", "failed"} & set(cls.metrics):
         raise ValueError(f"environment {cls.__name__}: metrics={cls.metrics!r} must be a tuple of names of attributes, "
                          "without 'turns' and 'failed', which are counted for all environments")
@@ -104,9 +103,10 @@ def find_environment(name, path):
     """The class of this name, in the file at `path` if there is one. The file runs once, and again after a change."""
     found = None
     if path is not None:
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"environment_file={path} does not exist; correct the path")
         path = os.path.abspath(path)
-        changed = os.path.exists(path) and os.stat(path).st_mtime_ns
-        found = environment_in(name, path, changed)
+        found = environment_in(name, path, os.stat(path).st_mtime_ns)
     found = found or ENVIRONMENTS.get(name)
     if found is None:
         known = ", ".join(ENVIRONMENTS) or "none"

@@ -222,12 +222,15 @@ def check_objective(c):
 
 
 def check_files(c):
-    """Raises ValueError if a model that Ray's workers load, at any time, would be set aside with an earlier run."""
-    for key in ("generator_checkpoint", "judge_checkpoint") if c.sampler == "ray" else ():
+    """Raises ValueError if a model that is read again, by Ray's workers or in a resumed run, lies in out_dir."""
+    keys = ["teacher_checkpoint"]
+    if c.sampler == "ray":
+        keys += ["generator_checkpoint", "judge_checkpoint"]
+    for key in keys:
         path = getattr(c, key) and os.path.realpath(getattr(c, key))
         if path and os.path.dirname(path) == os.path.realpath(c.out_dir):
-            raise ValueError(f"{key}={getattr(c, key)} is in out_dir={c.out_dir}, whose files a new run sets aside; "
-                             "move it to another folder, or choose another out_dir")
+            raise ValueError(f"{key}={getattr(c, key)} is in out_dir={c.out_dir}, whose files a new run sets aside "
+                             "and writes anew; move it to another folder, or choose another out_dir")
 
 
 def check_teacher(c):

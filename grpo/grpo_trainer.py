@@ -50,8 +50,8 @@ class GRPOTrainer:
         self.optimizers = build_optimizers(policy, config, dist.device.type)
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
-        self.checkpoints = CheckpointManager(config.out_dir, policy.save, config.keep_checkpoints, policy.suffix,
-                                             getattr(policy, "identity", dict)(), dist.is_main,
+        self.checkpoints = CheckpointManager(config.absolute_out_dir, policy.save, config.keep_checkpoints,
+                                             policy.suffix, getattr(policy, "identity", dict)(), dist.is_main,
                                              functools.partial(write_card, config))
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.prefetcher = None  # of a sampler elsewhere, or ahead of training; None: the policy samples at once
@@ -238,7 +238,7 @@ class GRPOTrainer:
         shown = [f"{name.removeprefix('eval/')} {format_number(value)}" for name, value in metrics.items()]
         self.logger.say("  held out | " + " | ".join(shown))
         if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
-            append_samples(self.config.out_dir, self.step, samples)
+            append_samples(self.checkpoints.out_dir, self.step, samples)
             self.logger.trackers.text(self.step, samples)
             self.logger.say(format_samples(samples, sys.stdout.isatty(), self.config.eval_completions))
         return metrics
@@ -254,7 +254,7 @@ class GRPOTrainer:
 
     def write_page(self):
         with self.shown_in(REPORT):
-            write_report(self.config.out_dir)
+            write_report(self.checkpoints.out_dir)
 
     @contextlib.contextmanager
     def shown_in(self, name):

@@ -35,7 +35,7 @@ from grpo.samplers.build import build_sampler, check_sampler_is_there
 def main(argv):
     """Config, device, data, models, evaluation, trainer; then run."""
     config, origin = load_config(GRPOConfig, argv)
-    check_run_folder(config.out_dir)
+    check_run_folder(config.absolute_out_dir)
     check_trackers(config)
     check_sampler_is_there(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist:

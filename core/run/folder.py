@@ -44,11 +44,11 @@ def check_out_dir(path):
 def run_folder(config, dist):
     """Keeps other runs out of out_dir during the block. Gives whether the run goes on from a state there.
 
-    config: out_dir, resume (True, False, or 'auto': if there is a state)
+    config: absolute_out_dir, resume (True, False, or 'auto': if there is a state)
     """
     dist.barrier()  # every rank has seen the folder as it was
-    with locked(config.out_dir) if dist.is_main else contextlib.nullcontext():
-        found = dist.is_main and bool(states(config.out_dir))
+    with locked(config.absolute_out_dir) if dist.is_main else contextlib.nullcontext():
+        found = dist.is_main and bool(states(config.absolute_out_dir))
         goes_on = config.resume is True or (config.resume == "auto" and found)
         yield bool(dist.agree(goes_on))
 

@@ -23,7 +23,7 @@ from core.files.whole_files import CannotWrite, replacing
 from core.run.folder import set_aside
 from core.run.names import CONFIG, STARTS
 from core.settings.ranges import shown
-from core.settings.user_code import ROOT, one_line
+from core.settings.user_code import ROOT, one_line, shortest
 
 PACKAGES = ("torch", "numpy", "safetensors", "transformers", "peft", "datasets", "tokenizers", "ray")
 
@@ -45,13 +45,13 @@ class Recorded:
         self.dist.barrier()  # every rank has read its checkpoints, one of which may be about to move
         if not self.dist.is_main:
             return
-        say, out_dir = self.trainer.logger.say, self.config.out_dir
+        say, out_dir = self.trainer.logger.say, self.config.absolute_out_dir
         if self.resume:
             say("\n".join(how_it_goes_on(self.config, self.trainer)))
         else:
             previous = set_aside(out_dir)
             if previous:
-                say(f"{out_dir} held an earlier run, which is now in {previous}")
+                say(f"{self.config.out_dir} held an earlier run, which is now in {shortest(previous)}")
         record_start(self.config, self.origin, self.dist, self.trainer.step)
         save_config(self.config, os.path.join(out_dir, CONFIG))
 
@@ -70,7 +70,7 @@ class Recorded:
             ended, why = "failed", f"{type(error).__name__}: {one_line(error)}"
         elif step < self.config.max_iters:
             ended, why = "stopped", self.trainer.stopped_by
-        add_record(self.config.out_dir, step, ended=ended, why=why)
+        add_record(self.config.absolute_out_dir, step, ended=ended, why=why)
         if error is not None:
             text = without_home("".join(traceback.format_exception(error)))
             self.trainer.logger.write_console(f"failed at step {step}: {why}\n{text}")
@@ -81,12 +81,12 @@ class Recorded:
 def how_it_goes_on(config, trainer):
     """Lines that tell the user from where a resumed run goes on, and what is not as it was."""
     path, step = trainer.checkpoints.last
-    line = f"going on from {path}, step {step} of {config.max_iters}"
+    line = f"going on from {shortest(path)}, step {step} of {config.max_iters}"
     changed = changes(config)
     if changed:
         line += f"; changed since: {', '.join(changed)}"
     yield line
-    starts = read_records(os.path.join(config.out_dir, STARTS))
+    starts = read_records(os.path.join(config.absolute_out_dir, STARTS))
     if starts and "ended" not in starts[-1]:
         yield "the process before this one did not end properly: it was killed, or the machine stopped"
     if step >= config.max_iters:
@@ -95,7 +95,7 @@ def how_it_goes_on(config, trainer):
 
 def changes(config):
     """Settings that are not as config.json has them, in words."""
-    path = os.path.join(config.out_dir, CONFIG)
+    path = os.path.join(config.absolute_out_dir, CONFIG)
     if not os.path.exists(path):
         return []
     before = read_object(path, path, "delete it")
@@ -112,8 +112,8 @@ def record_start(config, origin, dist, step):
     settings = {}
     for key, (value, default, where) in changed_settings(config, origin).items():
         settings[key] = {"value": value, "default": default, "set in": where}
-    add_record(config.out_dir, step, command=shlex.join(["python", *sys.argv]), commit=commit(), **machine(dist),
-               python=platform.python_version(), **versions(), settings=settings)
+    add_record(config.absolute_out_dir, step, command=shlex.join(["python", *sys.argv]), commit=commit(),
+               **machine(dist), python=platform.python_version(), **versions(), settings=settings)
 
 
 def add_record(out_dir, step, **facts):

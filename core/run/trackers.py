@@ -26,8 +26,9 @@ class Wandb:
         settings = wandb.Settings(finish_timeout=FINISH_SECONDS, x_transaction_log_flush_interval=FLUSH_SECONDS,
                                   console="off", x_disable_meta=True, disable_git=True)
         self.library = wandb
-        self.run = wandb.init(project=config.wandb_project, name=config.wandb_run_name, dir=config.out_dir, id=id,
-                              config=settings_to_send(config), resume="allow" if id else None, settings=settings)
+        self.run = wandb.init(project=config.wandb_project, name=config.wandb_run_name, dir=config.absolute_out_dir,
+                              id=id, config=settings_to_send(config), resume="allow" if id else None,
+                              settings=settings)
         self.id = self.run.id  # under which a later process goes on
 
     def log(self, step, metrics):
@@ -60,7 +61,7 @@ class TensorBoard:
     def __init__(self, config, step, id):
         from torch.utils.tensorboard import SummaryWriter
         # a reader forgets what an earlier process wrote of the steps from purge_step on
-        self.writer = SummaryWriter(config.out_dir, purge_step=step + 1 if step else None)
+        self.writer = SummaryWriter(config.absolute_out_dir, purge_step=step + 1 if step else None)
 
     def log(self, step, metrics):
         for name, value in metrics.items():
@@ -122,7 +123,7 @@ class Trackers:
         """
         if not self.names:
             return
-        path, ids = os.path.join(self.config.out_dir, TRACKER_IDS), {}
+        path, ids = os.path.join(self.config.absolute_out_dir, TRACKER_IDS), {}
         if step and os.path.exists(path):
             ids = read_object(path, path, "delete it")
         last = max((record["step"] for record in records), default=-1)

@@ -55,6 +55,8 @@ class SmolLM2Config:
     out: str = HERE        # the folder of the dataset and of model/; another one is used as --dataset=FOLDER
 
     def __post_init__(self):
+        if not self.out:
+            raise ValueError("out is empty; name a folder with --out=FOLDER")
         if self.mask_token and self.out == HERE:
             raise ValueError(f"mask_token={self.mask_token} makes another model than {HERE}/model: name a folder for "
                              "it, --out=FOLDER")

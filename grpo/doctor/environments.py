@@ -6,7 +6,7 @@ A check takes an Examination of such a run and returns what those of checks.py d
 from types import SimpleNamespace
 
 from core.prompts import as_messages
-from grpo.environments import TURNS, find_environment
+from grpo.environments import TURNS
 from grpo.evaluation.samples import ENVIRONMENT, POLICY, turns_of
 
 ANSWER = "what the environment answered"  # stands for each answer where the template renders the turns of a completion
@@ -79,7 +79,7 @@ def as_rendered(x, n):
     """Tells whether completion n, up to its last answer, is what the template renders for its turns, whatever the
     answers are."""
     tokenizer, texts = x.data.tokenizer, x.rollouts.texts
-    make = find_environment(x.config.environment, x.config.environment_file)
+    make = x.models.policy.environments.make
     form, answering = x.data.format, "user"
     if hasattr(make, "tools"):
         form, answering = form.with_tools(make.tools, tokenizer), "tool"

@@ -11,10 +11,9 @@ import sys
 import numpy as np
 import torch
 
-from core.files.records import fault_of_messages
 from core.prompts import CHARACTERS, PromptFormat, as_problems
-from core.settings.user_code import UserCodeError, one_line
-from grpo.environments import REWARD, TURNS, find_environment
+from core.settings.user_code import UserCodeError
+from grpo.environments import REWARD, TURNS
 from grpo.policies.environment_calls import own_fields
 
 SEEDS = 3                 # begins the seeds of environments, and keeps them apart from other noise
@@ -32,12 +31,12 @@ class Episodes:
 
     def __init__(self, problems, iteration, config, stop, environments, longest=math.inf):
         """problems: a batch of PromptConsumer; stop: a core.generation.Stop, which ends a turn
-        config: environment, environment_file, max_turns, group_size, seed, max_new_tokens, template, system_prompt,
+        config: environment, max_turns, group_size, seed, max_new_tokens, template, system_prompt,
         chat_template_kwargs, prompt_format, max_prompt_length
         environments: the Environments that are called; longest: tokens that fit into the model
         """
         self.stop, self.config = stop, config
-        make = find_environment(config.environment, config.environment_file)
+        make = environments.make
         self.form = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
                                  config.chat_template_kwargs, config.prompt_format)
         if hasattr(make, "tools"):
@@ -79,10 +78,8 @@ class Episodes:
         return as_problems(records, problems["number"], T, self.stop.tokenizer)
 
     def with_prompt(self, record, prompt):
-        """A record with the prompt of its environment. Raises ValueError unless that is a text or messages that fit."""
+        """A record with the prompt of its environment. Raises ValueError unless it fits."""
         start = f"environment={self.config.environment!r}: its reset"
-        if not isinstance(prompt, str) and fault_of_messages(prompt):
-            raise ValueError(f"{start} must return None, a text or messages, not {one_line(prompt, write=repr)}")
         if self.config.system_prompt and not isinstance(prompt, str) and prompt[0]["role"] == "system":
             raise ValueError(f"{start} gave a system message, and system_prompt would be a second one; leave it out")
         text, tokens = self.form.encode(prompt, self.stop.tokenizer)
@@ -169,20 +166,8 @@ class Episodes:
         measured = self.ask({n: ("measure",) for n in range(N) if n not in self.failed})
         sums = {name: (0.0, 0.0) for name in self.names}
         for one in measured.values():
-            for name, pair in one.items():
-                sums[name] = add(sums[name], pair, name)
+            for name, (total, count) in one.items():
+                sums[name] = sums[name][0] + total, sums[name][1] + count
         self.ask({n: ("close",) for n in range(N)})
         sums |= {"turns": (sum(map(len, self.reward)), N), "failed": (len(self.failed), N)}
         return {f"environment/{name}": x for name, x in sums.items()}
-
-
-def add(sums, measured, name):
-    """The sums of two pairs. Raises ValueError unless what an environment measured is a pair of finite numbers."""
-    try:
-        total, count = (float(x) for x in measured)
-        if math.isfinite(total + count):
-            return sums[0] + total, sums[1] + count
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise ValueError(f"{name!r} in the metrics of an environment must be (sum, count), two finite numbers, not "
-                     f"{one_line(measured, write=repr)}")

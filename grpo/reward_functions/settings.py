@@ -26,8 +26,7 @@ class RewardConfig:
     reward_file: str | None = None            # a Python file of yours with more: @reward functions,
                                               # or functions as TRL calls them
     reward_settings: dict | None = None       # {keyword-only parameter of a function of reward_file: value}
-    reward_workers: int = 0                   # processes for slow rewards, and as many for slow environments; 0 runs
-                                              # them in the training process
+    reward_workers: int = 0                   # processes for slow rewards; 0 runs them in the training process
     reward_timeout: float = 30.0              # seconds for a step's slow rewards in workers, of which late ones are
                                               # skipped, and for each method of an environment
     success_reward: str | None = None         # a completion is correct if this reward is at its maximum; None: the

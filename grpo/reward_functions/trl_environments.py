@@ -41,8 +41,7 @@ def with_tools(cls):
     for name in names:
         with guarded(f"environment={cls.__name__!r}: {name} is no tool", "give it types and a docstring with Args:"):
             tools.append(utils.get_json_schema(getattr(cls, name)))
-    slow = getattr(cls, "slow", False)
-    return type(cls.__name__, (WithTools,), {"played": cls, "names": names, "tools": tools, "slow": slow})
+    return type(cls.__name__, (WithTools,), {"played": cls, "names": names, "tools": tools})
 
 
 class WithTools:

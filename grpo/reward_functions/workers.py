@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import threading
 import time
 from collections import deque
 from multiprocessing.connection import wait
@@ -54,8 +55,7 @@ class Workers(Processes):
                 for pipe in self.processes:
                     if waiting and left > 0 and pipe not in busy:
                         busy[pipe] = waiting.popleft()
-                        with contextlib.suppress(*ENDED):  # `received` raises it again
-                            pipe.send(jobs[busy[pipe]])
+                        self.send(pipe, jobs[busy[pipe]], left)
                 ready = wait(list(busy), max(0.0, left))
                 if not ready:
                     break
@@ -69,6 +69,16 @@ class Workers(Processes):
         finally:
             self.end(busy)
         return answers
+
+    def send(self, pipe, job, seconds):
+        """Sends a job. A process that does not read it within these seconds is killed."""
+        timer = threading.Timer(seconds, self.processes[pipe].kill)
+        timer.start()
+        try:
+            with contextlib.suppress(*ENDED):  # `received` raises it again
+                pipe.send(job)
+        finally:
+            timer.cancel()
 
     def close(self):
         super().close()

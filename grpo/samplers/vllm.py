@@ -70,7 +70,7 @@ class VllmSampler:
             self.server.named, config.group_size, config.max_new_tokens,
             ids=set(range(policy.vocabulary)).difference(self.never),
             stop=Stop(policy.tokenizer, config.stop_sequences, config.response_prefix))
-        self.folder = os.path.join(os.path.abspath(config.out_dir), VLLM_WEIGHTS)
+        self.folder = os.path.join(config.absolute_out_dir, VLLM_WEIGHTS)
         nonce = dist.names_of_all([secrets.token_hex(4)])[0]
         self.prefix = f"nano-grpo-{nonce}-"  # of the names of weights: no two runs give one to different weights
         self.starts = deque()  # Starts that were not finished

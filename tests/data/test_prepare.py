@@ -56,7 +56,7 @@ def ids_in(folder):
 @pytest.mark.parametrize(("name", "count", "reward"), [("arithmetic", 200, verify_math.math_answer),
                                                        ("countdown", 100, verify_math.countdown),
                                                        ("code", 116, verify_code.code_correctness)])
-def test_an_offline_generator_writes_what_its_reward_asks_for(tmp_path, name, count, reward):
+def test_an_offline_generator_writes_what_its_reward_asks_for(tmp_path, monkeypatch, name, count, reward):
     assert "val records" in run(name, f"--problems={count}", f"--out={tmp_path}/d")
     data = PromptConsumer(str(tmp_path / "d"), 4)
     records = data.records["train"] + data.records["val"]
@@ -66,6 +66,8 @@ def test_an_offline_generator_writes_what_its_reward_asks_for(tmp_path, name, co
     run(name, f"--problems={count}", f"--out={tmp_path}/again")
     assert records_in(tmp_path / "again") == records_in(tmp_path / "d"), "the same seed, the same problems"
     assert "problems=3" in error(name, "--problems=3", f"--out={tmp_path}/x")
+    monkeypatch.chdir(tmp_path)  # nothing is written there
+    assert "--out" in error(name, f"--problems={count}", "--out=") and sorted(os.listdir()) == ["again", "d"]
 
 
 def passes(code, tests):

@@ -150,6 +150,7 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path):
     pytest.importorskip("gguf")
     (tmp_path / "my.gguf").write_bytes(b"GGUF" + bytes(60))
     assert "my.gguf could not be read" in error("smollm2", f"--gguf={tmp_path}/my.gguf", f"--out={tmp_path}/d")
+    assert "--out" in error("smollm2", f"--gguf={tmp_path}/my.gguf", "--out=")
     assert not (tmp_path / "d").exists()
 
 

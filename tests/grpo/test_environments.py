@@ -30,7 +30,7 @@ def test_a_class_without_a_method_is_refused():
             with pytest.raises(ValueError, match=f"^environment Half: it needs {words}:"):
                 environment(type("Half", (), spoiled))
     whole = {"__init__": lambda self, seed: None, "reset": lambda self, record: None, "step": lambda self, text: None}
-    for metrics in (["a"], ("turns",), (1,), "a"):
+    for metrics in (["a"], ("turns",), (1,), "a", ("\x1b[31m",)):
         with pytest.raises(ValueError, match="^environment Half: metrics=.* must be a tuple of names of attributes"):
             environment(type("Half", (), whole | {"metrics": metrics}))
     assert "Half" not in ENVIRONMENTS
@@ -56,8 +56,9 @@ def test_settings_that_do_not_go_together_are_refused(settings, words):
 def test_a_name_that_the_file_does_not_have_is_refused_with_those_it_has(tmp_path):
     with pytest.raises(ValueError, match="^environment='Chess' is no @environment class of environment_file=.*; known: .*Guess"):
         find_environment("Chess", GAME["environment_file"])
-    with pytest.raises((ValueError, FileNotFoundError), match="nowhere.py"):
-        find_environment("Guess", str(tmp_path / "nowhere.py"))
+    for path in (str(tmp_path / "nowhere.py"), ""):
+        with pytest.raises(FileNotFoundError, match=f"environment_file={path} "):
+            find_environment("Guess", path)
 
 
 def test_an_environment_that_cannot_begin_ends_the_start_with_the_line_of_its_file(tmp_path):

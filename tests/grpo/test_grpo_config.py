@@ -101,6 +101,7 @@ REFUSED = {  # {arguments: words of the error}; every number has a range (tests/
     **{f"--unmask_order=confidence {key}": "set unmask_order='random'" for key in
        ("--kl_in_reward=True", "--importance=token", "--ratio_to=sampler")},
     f"{TAUGHT} --kl_in_reward=True": "distill_beta without effect; set advantage='leave_one_out'",
+    f"{TAUGHT} --teacher_checkpoint=out-grpo/model.safetensors": "teacher_checkpoint=.* is in out_dir=out-grpo",
     f"{TAUGHT} --zero_std=drop": "without rewards these are all",
     f"{TAUGHT} --group_size=1 --reward_functions=('judge',)": "group_size=1 leaves no other.*no reward_functions",
     f"{TAUGHT} --group_size=1 --kl_in_reward=True": "kl_in_reward"}
@@ -121,6 +122,7 @@ def test_settings_that_cannot_work_are_refused_in_one_line(arguments):
     ["--generator_checkpoint=hf:owner/name", "--lora_rank=4"], [*TAUGHT.split(), "--group_size=1"],
     [*TAUGHT.split(), "--kl_in_reward=True", "--objective=rloo"],
     [*TAUGHT.split(), "--kl_in_reward=True", "--reward_functions=('math_number',)"], [*TAUGHT.split(), "--lora_rank=4", "--ref_offload=True"],
+    [*TAUGHT.split(), "--teacher_checkpoint=out-grpo/previous/1/model"],
     [*TAUGHT.split(), "--group_size=1", "--reward_functions=('math_number',)", "--reward_weights=(0.0,)"], ["--chat_template_kwargs={'enable_thinking': False}"]])
 def test_settings_that_suit_each_other_are_not_refused(arguments):
     assert load(*arguments)

@@ -133,6 +133,32 @@ def test_a_resumed_run_says_from_where_it_goes_on_and_what_has_changed(launch, t
     assert "the run was finished, and there is nothing to do; to train on, set max_iters above 3" in shown
 
 
+MOVES = """
+import os
+from grpo.environments import environment
+
+@environment
+class Moves:
+    def __init__(self, seed): os.chdir({elsewhere!r})
+    def reset(self, record): pass
+    def step(self, text): return None, float(len(text))
+"""
+
+
+def test_a_class_that_changes_the_working_directory_does_not_move_its_run(launch, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "mine.py").write_text(MOVES.format(elsewhere=str(tmp_path / "elsewhere")))
+    settings = {"environment": "Moves", "environment_file": "mine.py", "reward_functions": "('environment',)", "out_dir": "out"}
+    launch(**settings, max_iters=2)
+    assert {"state.pt", "model.safetensors", "metrics.jsonl", "report.html"} <= set(os.listdir(tmp_path / "out"))
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["out_dir"] == "out"
+    os.chdir(tmp_path)
+    shown = launch(**settings, resume=True).stdout
+    assert "state.pt, step 2 of 3; changed since: max_iters 2 -> 3\n" in shown
+    assert os.listdir(tmp_path / "elsewhere") == [] and os.getcwd() == str(tmp_path / "elsewhere")
+
+
 def test_a_start_that_is_refused_leaves_a_finished_run_as_it_was_and_a_dry_run_says_the_same(launch, tmp_path,
                                                                                              monkeypatch):
     launch(max_iters=1)

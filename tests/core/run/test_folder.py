@@ -141,7 +141,7 @@ def test_a_link_in_the_place_of_the_lock_is_refused(tmp_path):
                                                     ("auto", True, True), ("auto", False, False)])
 def test_auto_goes_on_if_there_is_a_state(tmp_path, resume, state, goes_on):
     write(tmp_path, {"metrics.jsonl": "A"} | ({"state-000002.pt": "A"} if state else {}))
-    with run_folder.run_folder(SimpleNamespace(out_dir=str(tmp_path), resume=resume), one_process()) as found:
+    with run_folder.run_folder(SimpleNamespace(absolute_out_dir=str(tmp_path), resume=resume), one_process()) as found:
         assert found is goes_on and (tmp_path / "metrics.jsonl").exists(), "nothing is moved yet"
 
 

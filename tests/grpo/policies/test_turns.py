@@ -257,7 +257,7 @@ def test_a_prompt_from_reset_that_differs_in_a_group_or_is_too_long_is_refused(p
 @pytest.mark.parametrize("returned", [5, ("a", {}), {"role": "user"}, [], [1], [{"role": "user"}], b"a", True], ids=str)
 def test_a_reset_that_returns_something_else_is_named(prompts, monkeypatch, returned):
     monkeypatch.setattr(Echo, "reset", lambda self, record: returned)
-    with pytest.raises(ValueError, match="^environment='Echo': its reset must return None, a text or messages, not"):
+    with pytest.raises(ValueError, match="^environment='Echo': its reset must return"):
         episodes(prompts)
 
 
@@ -397,7 +397,7 @@ def test_an_error_at_the_end_is_counted_and_keeps_the_reward(prompts, monkeypatc
 @pytest.mark.parametrize("measured", [None, 3, (1,), ("a", 1), (math.inf, 1), (10**400, 1)], ids=lambda x: str(x)[:9])
 def test_what_an_environment_measures_must_be_a_pair_of_numbers(prompts, monkeypatch, measured):
     monkeypatch.setattr(Echo, "characters", measured)
-    with pytest.raises(ValueError, match="^'characters' in the metrics of an environment must be .sum, count., two finite"):
+    with pytest.raises(ValueError, match="^environment='Echo': its metrics must be .*'characters'"):
         episodes(prompts)
 
 
@@ -458,7 +458,7 @@ def test_an_environment_that_computes_for_ever_is_skipped(prompts, monkeypatch, 
                          ids=lambda x: str(x)[:9])
 def test_a_step_that_returns_something_else_is_named(prompts, monkeypatch, result):
     monkeypatch.setattr(Echo, "step", lambda self, text: result)
-    with pytest.raises(ValueError, match="^the step of an environment must return .a text, messages or None, a finite number., not"):
+    with pytest.raises(ValueError, match="^environment='Echo': its step must return"):
         episodes(prompts)
 
 

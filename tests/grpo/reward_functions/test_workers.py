@@ -107,6 +107,16 @@ def test_a_job_that_does_not_end_is_late_and_its_process_is_replaced(workers):
     assert called(workers, "endless", "a") == ([1], set())
 
 
+def test_a_process_that_does_not_read_a_large_job_is_late_and_is_replaced(workers):
+    called(workers, "alone", "a", "b")
+    for process in multiprocessing.active_children():
+        os.kill(process.pid, signal.SIGSTOP)
+    workers.timeout = 0.2
+    assert called(workers, "alone", 10**7 * "a", "b") == ([None, None], {0, 1})
+    workers.timeout = 60.0
+    assert called(workers, "alone", "a", "bb") == ([1, 2], set())
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """The clock of the deadline: it stands still until a test puts it forward."""

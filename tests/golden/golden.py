@@ -1,0 +1,137 @@
+"""Golden runs: a few steps of every kind of training, whose metrics and weights are recorded as numbers.
+
+python tests/golden/golden.py                     # runs all and compares them with golden.json
+python tests/golden/golden.py main_job ray        # these alone
+python tests/golden/golden.py --record [NAME...]  # writes golden.json anew; say in the commit why a number changed
+
+A run is compared exactly on a machine with the recorded processor and packages, elsewhere to 1e-5.
+"""
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, ROOT)
+PATH = os.path.join(ROOT, "tests", "golden", "golden.json")
+ELSEWHERE = 1e-5  # of a number, or of 1 if that is larger
+SMALL = ("--max_iters=3", "--warmup_iters=0", "--learning_rate=1e-3", "--min_lr=1e-4", "--batch_size=3", "--group_size=4", "--device=cpu",
+         "--dtype=float32", "--eval_problems=3", "--eval_completions=2", "--eval_interval=3", "--sample_interval=3",
+         "--save_interval=3", "--log_interval=1")
+PROMPTS = (*SMALL, "--pass_k=2")
+LLAMA = ("--generator_checkpoint=FOLDER/llama", "--dataset=FOLDER/sums.jsonl", "--reward_functions=length_penalty",
+         "--length_min=1", "--length_max=12", "--max_new_tokens=8", "--temperature=1.0", "--top_p=1.0", "--kl_beta=0.05",
+         *PROMPTS)
+PRETRAINED = "data/arithmetic/pretrained/generator.safetensors"
+JOBS = {
+    "main_job": ("config/grpo_example.py", *SMALL),
+    "arithmetic": ("config/grpo_arithmetic.py", *PROMPTS),
+    "countdown_with_kl": ("config/grpo_countdown.py", "--kl_beta=0.05", *PROMPTS),
+    "sudoku_in_passes": ("config/grpo_sudoku.py", *SMALL),
+    "any_order": ("config/grpo_any_order.py", *PROMPTS),
+    "guess": ("config/grpo_guess.py", *PROMPTS),
+    "epochs_and_minibatches": ("config/grpo_arithmetic.py", *PROMPTS, "--ppo_epochs=2", "--minibatches=2", "--max_iters=8"),
+    "llama": LLAMA,
+    "llama_lora": (*LLAMA, "--lora_rank=4"),
+    "teacher": ("config/distill_arithmetic.py", *PROMPTS, f"--teacher_checkpoint={PRETRAINED}",
+                "--generator_checkpoint=data/guess/pretrained/generator.safetensors"),
+    "two_ranks": ("config/grpo_arithmetic.py", *PROMPTS),
+    "ray": ("config/grpo_arithmetic.py", *PROMPTS, "--sampler=ray", "--ray_workers=1", "--max_staleness=1"),
+}
+NOT_NUMBERS = ("time/", "tokens_per_second", "eta")  # metrics of the clock
+
+
+def machine():
+    """What the last bits of a run depend on: the processor and the packages."""
+    import torch
+    with open("/proc/cpuinfo") as f:
+        about = [line for line in f.read().split("\n\n")[0].split("\n") if not line.startswith(("cpu MHz", "bogomips", "processor", "core id", "apicid", "initial"))]
+    packages = torch.__version__, torch.backends.cpu.get_cpu_capability()
+    return hashlib.sha256(repr((about, packages)).encode()).hexdigest()[:16]
+
+
+def run(name, folder):
+    """The numbers of a run: {"metrics": [{name: number} of each line], "weights": {tensor: three numbers}}."""
+    if name.startswith("llama"):
+        from tests.families import model_folder, write_sums
+        model_folder(os.path.join(folder, "llama"), "llama")
+        write_sums(os.path.join(folder, "sums.jsonl"))
+    out = os.path.join(folder, name)
+    argv = ["grpo/train_grpo.py", *(part.replace("FOLDER", folder) for part in JOBS[name]), f"--out_dir={out}"]
+    if name == "two_ranks":
+        argv = ["tests/ranks.py", "2", *argv]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, *argv], cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{name} ended with exit code {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    with open(os.path.join(out, "metrics.jsonl")) as f:
+        lines = [json.loads(line) for line in f]
+    metrics = [{key: x for key, x in line.items() if not key.startswith(NOT_NUMBERS)} for line in lines]
+    return {"metrics": metrics, "weights": weights_of(out)}
+
+
+def weights_of(out):
+    """{tensor: its mean, its norm, its product with fixed noise of norm 1} of the model that a run left."""
+    import numpy
+    from safetensors.numpy import load_file
+    path = os.path.join(out, "model.safetensors")
+    if not os.path.exists(path):
+        path = next(p for name in ("model.safetensors", "adapter_model.safetensors")
+                    if os.path.exists(p := os.path.join(out, "model", name)))
+    found = {}
+    for name, x in sorted(load_file(path).items()):
+        x = x.astype(numpy.float64).ravel()
+        noise = numpy.random.default_rng(0).standard_normal(len(x))
+        found[name] = [float(x.mean()), float(numpy.linalg.norm(x)), float(x @ noise / numpy.linalg.norm(noise))]
+    return found
+
+
+def differences(expected, found, limit, where=""):
+    """Lines that name what differs; limit: 0 for exactly."""
+    if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
+        return [line for key in expected for line in differences(expected[key], found[key], limit, f"{where}/{key}")]
+    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        pairs = enumerate(zip(expected, found, strict=True))
+        return [line for i, pair in pairs for line in differences(*pair, limit, f"{where}/{i}")]
+    numbers = all(isinstance(x, (int, float)) for x in (expected, found))
+    if expected == found or (numbers and math.isclose(expected, found, rel_tol=limit, abs_tol=limit)):
+        return []
+    return [f"{where}: {expected} was recorded, {found} was found"]
+
+
+def compare(name, folder):
+    """What differs between a run and its record: lines."""
+    with open(PATH) as f:
+        golden = json.load(f)
+    limit = 0 if golden["machine"] == machine() else ELSEWHERE
+    return differences(golden["runs"][name], run(name, folder), limit, name)
+
+
+def main(argv):
+    names = [name for name in argv if name != "--record"] or list(JOBS)
+    failed = []
+    golden = {"machine": machine(), "runs": {}}
+    if os.path.exists(PATH):
+        with open(PATH) as f:
+            golden["runs"] = json.load(f)["runs"]
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            if "--record" in argv:
+                golden["runs"][name] = run(name, folder)
+                print(f"{name}: recorded", flush=True)
+                continue
+            lines = compare(name, folder)
+        print(*lines[:10], f"{name}: {len(lines)} numbers differ" if lines else f"{name}: equal", sep="\n", flush=True)
+        failed += lines
+    if "--record" in argv:
+        with open(PATH, "w") as f:
+            json.dump(golden, f, indent=0)
+    raise SystemExit(bool(failed))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
