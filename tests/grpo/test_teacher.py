@@ -285,9 +285,10 @@ def test_a_teacher_that_does_not_suit_is_refused_in_one_line(ask, teachers, sett
     assert re.search(words, err), err
 
 
-def test_a_teacher_of_fill_in_must_read_as_much_as_the_student(teachers):
+def test_a_teacher_of_fill_in_must_read_as_much_as_the_student(dataset, teachers):
     with pytest.raises(ValueError, match="block_size=32 is larger than the 16 of teacher_checkpoint=.*small"):
-        build_reference(config(teacher_checkpoint=teachers["small"], kl_beta=0.0), fill_policy(), one_process())
+        c = config(dataset=dataset, teacher_checkpoint=teachers["small"], kl_beta=0.0)
+        build_reference(c, fill_policy(), one_process())
 
 
 def test_a_hugging_face_student_with_an_adapter_learns_from_a_larger_model(tmp_path):
