@@ -3,9 +3,12 @@
 import os
 import signal
 import sys
+import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each of the processes that run tests beside each other
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test never waits for the network
+if capability := os.environ.get("ATEN_CPU_CAPABILITY"):  # code compiled for one set of instructions fails on another
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"inductor_{capability}"))
 # A shell ignores Ctrl-C for what it runs in the background, and nohup ignores SIGHUP: processes that tests start would
 # inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -299,6 +299,12 @@ def random_ids(tokenizer, *shape, seed=0):
     return allowed[torch.randint(len(allowed), shape, generator=torch.Generator().manual_seed(seed))]
 
 
+def expect_close(found, expected):
+    """Checks that logits are equal up to rounding, in each that of the largest. That of a banned id is -1e9."""
+    limit = 1e-5 * float(expected[expected > -1e8].abs().max())
+    torch.testing.assert_close(found, expected, rtol=0, atol=limit, equal_nan=True)
+
+
 def folder_maker(root):
     """family -> the folder below `root` with its model, made when it is first asked for."""
     made = {}

@@ -154,7 +154,7 @@ def test_in_all_epochs_and_minibatches_the_first_ratio_is_one_until_the_policy_m
     for i, record in enumerate(records):
         assert (record["kl_to_old"] == 0) == (i % 4 == 0), record
         assert record["environment/turns"] > 1.2 and record["grad_norm"] > 0
-    assert records[0]["mismatch_max"] < 1e-4 and records[0]["mean_kl"] == 0 < records[1]["mean_kl"]
+    assert records[0]["mismatch_max"] < 1e-4 and records[0]["mean_kl"] < 1e-9 < records[1]["mean_kl"], "rounding, squared"
 
 
 def test_episodes_ahead_of_training_are_those_of_earlier_weights_to_the_last_bit(prompts, tmp_path):

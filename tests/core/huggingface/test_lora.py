@@ -17,7 +17,7 @@ from core.logger import Logger
 from core.models import load_model, save_model
 from core.supervised.config import PretrainConfig
 from core.trainer import Trainer
-from tests.families import adapter_folder, base_model, model_folder, refused
+from tests.families import adapter_folder, base_model, expect_close, model_folder, refused
 from tests.tiny import one_process
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
@@ -80,7 +80,7 @@ def expect_those_of_peft(model, path, adapter):
     theirs = net(torch.cat((start, TOKENS, end), 1)).logits[:, len(model.start_ids) :]
     ours, theirs = logits(model), theirs[:, : TOKENS.shape[1], : model.vocabulary]
     sampled = ours[0, 0] > -1e8
-    torch.testing.assert_close(ours[..., sampled], theirs[..., sampled], rtol=1e-4, atol=1e-5)
+    expect_close(ours[..., sampled], theirs[..., sampled])
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
@@ -115,7 +115,7 @@ def test_rank_and_alpha_are_those_of_the_paper_in_every_linear_layer_but_the_out
                 linear.remove(layer)
         expected = by_hand(TOKENS).logits[..., : model.vocabulary]
     assert not linear
-    torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-5)
+    expect_close(logits(model), expected)
 
 
 @pytest.mark.parametrize("from_file", [False, True])
@@ -181,7 +181,7 @@ def test_a_saved_adapter_opens_with_peft_is_a_model_by_itself_and_a_start_whose_
         assert not {"model.safetensors", "reference"} & set(os.listdir(out))
         expect_those_of_peft(model, path, out)
         merged, _ = load_model(str(out), tokenizer=tokenizer, mode=model.mode)
-        torch.testing.assert_close(logits(merged), logits(model), rtol=1e-4, atol=1e-5)
+        expect_close(logits(merged), logits(model))
         assert all(p.requires_grad for p in merged.parameters()), "all of it can be trained"
         more = load(path, kind=Near, lora_init_from=str(out))
         reference = more.frozen()
