@@ -181,7 +181,7 @@ def unknown_key(key, hints):
     near = difflib.get_close_matches(key, hints, n=1, cutoff=NEAR)
     if near and settings is None:
         return f"unknown key {key}; did you mean {near[0]}?"
-    return f"unknown key {key}; --help=all lists the keys"
+    return f"unknown key {key}; --help=all lists the keys, docs/coming_from.md what other projects call them"
 
 
 def literal(text, hint):
@@ -246,17 +246,17 @@ def save_config(config, path):
 def changed_settings(config, origin):
     """{key: (value, default, the file or argument that set it)} of the settings that differ from their defaults."""
     changed = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.name in origin and value != field.default:
-            changed[field.name] = value, field.default, origin[field.name]
+    for key, where in origin.items():
+        value, default = getattr(config, key), getattr(type(config), key)
+        if value != default:
+            changed[key] = value, default, where
     return changed
 
 
 def describe(config, origin):
-    """The settings that differ from the defaults and where each was set, one line each."""
-    changed = changed_settings(config, origin)
-    texts = [f"{key} = {value!r}" for key, (value, _, _) in changed.items()]
-    width = min(80, max(map(len, texts), default=0))  # a long list does not widen all lines
-    return [f"{text:<{width}}  (default {default!r}; {where})"
-            for text, (_, default, where) in zip(texts, changed.values(), strict=True)]
+    """The settings that differ from the defaults and where each was set, one line each, in the order of the config."""
+    lines = []
+    for key, (value, default, where) in changed_settings(config, origin).items():
+        setting = f"{key} = {value!r}"
+        lines.append(f"{setting:<40}  (default {default!r}; {where})")
+    return lines

@@ -120,13 +120,13 @@ class Logger:
         """One aligned line; every HEADER_EVERY lines a line of column names above it."""
         names, cells = [f"{'step':>6}"], [f"{step:>6}"]
         for name in self.columns:
-            width = max(len(name), 8)
+            width = max(len(name) + 1, 8)
             names.append(name.rjust(width))
             cells.append(format_number(metrics.get(name)).rjust(width))
         if self.lines % self.HEADER_EVERY == 0:
-            self.say("  ".join([*names, f"{'eta':>8}"]))
+            self.say(" ".join([*names, f"{'eta':>8}"]))
         self.lines += 1
-        self.say("  ".join([*cells, f"{self.eta(step):>8}"]))
+        self.say(" ".join([*cells, f"{self.eta(step):>8}"]))
 
     def doing(self, what):
         """Shows beside the progress bar what the run is doing."""

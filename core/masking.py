@@ -46,8 +46,7 @@ def line_mask(rng, tokens, count, newline):
 
 
 MASKS = {"random": random_mask, "in_lines": in_lines_mask, "span": span_mask, "line": line_mask}
-RANGES = {"mask_random": "[0, 1e6]", "mask_in_lines": "[0, 1e6]", "mask_span": "[0, 1e6]", "mask_line": "[0, 1e6]",
-          "mask_low": "(0, 1]", "mask_high": "(0, 1]"}  # of MaskConfig
+RANGES = {f"mask_{name}": "[0, 1e6]" for name in MASKS} | {"mask_low": "(0, 1]", "mask_high": "(0, 1]"}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from core.prompts import PromptConsumer
 from core.run.folder import check_run_folder, run_folder
 from core.run.recipes import build_missing_checkpoint, build_missing_dataset
 from core.run.start import Recorded
+from core.run.terminal import folded
 from core.run.trackers import check_trackers
 from core.settings.script import run_script
 from core.supervised.build import build_batches, build_data, build_model
@@ -46,7 +47,7 @@ def main(argv):
             return
         model = build_model(config, data, dist)
         batches, evaluate = build_batches(config, data, dist)
-        lines = "\n".join([*describe(config, origin), *plan(config, model, data, dist)])
+        lines = "\n".join(folded([*describe(config, origin), *plan(config, model, data, dist)]))
         if config.dry_run:
             if dist.is_main:
                 print(lines, "dry run: everything is in place, nothing was trained", sep="\n")

@@ -47,6 +47,7 @@ TOOL_CALL = "<tool_call>"  # begins a call of a tool, as the templates of Qwen a
 MODEL = "model"     # the template that comes with a Hugging Face model
 OF_CONSUMER = {"text", "tokens", "where", "split"}  # fields of a record that a PromptConsumer adds, or needs alone
 CHARACTERS = 100    # most characters of a token, on average over a prompt
+SHORT = 300         # characters of the first prompt that the start of a run prints
 
 
 def as_messages(prompt, system_prompt=None, prompt_format=None):
@@ -274,11 +275,12 @@ class PromptConsumer:
         return words
 
     def describe_prompts(self):
-        """Yields lines for the start of a run: how the first prompt ends as the model reads it, and what ends a
+        """Yields lines for the start of a run: the first prompt as the model reads it, or its end, and what ends a
         completion."""
         t = self.tokenizer
         text = self.records["train"][0]["text"] + self.format.response_prefix
-        yield f"the first prompt ends in {text[-80:]!r}"
+        start = "is" if len(text) <= SHORT else "ends in"
+        yield f"the first prompt {start} {text[-SHORT:]!r}"
         ends = [f"{i} {name!r}" for i, name in zip(t.stop_token_ids, t.stop_token_names, strict=True)]
         yield f"a completion ends with token {' or '.join(ends)}"
         if self.format.template != MODEL and getattr(t, "has_chat_template", False):

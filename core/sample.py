@@ -4,7 +4,7 @@ python core/sample.py --checkpoint=data/char_diffusion/pretrained/generator.safe
 python core/sample.py --checkpoint=data/arithmetic/pretrained/generator.safetensors --text='347+85='
 python core/sample.py --checkpoint=data/countdown/pretrained/any_order.safetensors --text='6 6 21:33=' \
     --unmask_steps=8 --max_new_tokens=12 --unmask_order=confidence
-python core/sample.py --checkpoint=hf:Qwen/Qwen3-0.6B --template=model --text='What is 347 + 85?'
+python core/sample.py --checkpoint=hf:Qwen/Qwen3-0.6B --text='What is 347 + 85?'
 """
 
 import os
@@ -46,8 +46,8 @@ class SampleConfig:
     checkpoint: str = "out-grpo/model.safetensors"  # a model file of this project, a folder in Hugging Face format, or
                                #   hf:owner/name
     text: str = ""             # the text to complete, or to fill in, where each _ is one hidden token
-    template: str = "plain"    # plain: the text is completed; model: it is answered, by the chat template; chat, math
-                               #   and code: by these of core/prompts.py
+    template: str | None = None  # plain: the text is completed; model: it is answered, by the model's chat template;
+                               #   chat, math, code: those of core/prompts.py. None: model if it has one, else plain
     unmask_steps: int = 1      # passes in which a masked-fill model fills in, in each block
     block_length: int | None = None  # hidden tokens of a block; blocks are filled one after another. None: one block
     unmask_order: str = "random"     # order within a block: random, left_to_right, or confidence, the likeliest first
@@ -85,7 +85,8 @@ def encode_with_masks(text, tokenizer):
 
 def complete(model, tokenizer, config, device):
     """Prints completions of the text, each up to its stop token."""
-    prompt_format = PromptFormat(config.template)
+    template = config.template or (MODEL if getattr(tokenizer, "has_chat_template", False) else "plain")
+    prompt_format = PromptFormat(template)
     prompt_format.check(tokenizer)
     _, ids = prompt_format.encode(config.text, tokenizer)
     room = min(config.max_new_tokens or NEW_TOKENS, model.longest_input - len(ids))
@@ -100,7 +101,7 @@ def complete(model, tokenizer, config, device):
         rows = [row[:length] for row, length in zip(out.target.tolist(), out.mask.sum(1).int().tolist(), strict=True)]
     else:
         rows = in_any_order(model, tokenizer, ids, room, config, device)
-    text = config.text if config.template == "plain" else config.text + "\n"
+    text = config.text if template == "plain" else config.text + "\n"
     for row in rows:
         completion = stop.text(row)
         print(highlight(text + completion, [0] * len(text) + [1] * len(completion), sys.stdout.isatty()))

@@ -124,6 +124,8 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask):
     """The loss that equation 3 maximises the negative of; (N, L) each, advantages (N, 1).
 
     old_logp: of the policy that wrote the completions; ref_logp: of the reference. Both are constants.
+    In the first inner step the loss is near 0: every ratio is 1, and the advantages of a group sum to 0. Its gradient is
+    not: that of the ratio is the gradient of logp, and each completion's is multiplied by its own advantage.
     """
     ratio = (logp - old_logp).exp()                                                   # (N, L), 1 in the first inner step
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)

@@ -228,7 +228,7 @@ class GRPOTrainer:
 
     def evaluate(self):
         """Held-out metrics; a few samples every sample_interval."""
-        self.logger.doing("evaluating")
+        self.logger.say("  evaluating ...")
         self.tell_rewards()
         metrics, samples = self.evaluation(self.policy, self.config.temperature)
         metrics = {f"eval/{name}": value for name, value in metrics.items()}
@@ -236,7 +236,8 @@ class GRPOTrainer:
         self.buffer.store_evaluation_data(self.step, finite)
         self.logger.log(self.step, metrics, show=False)
         shown = [f"{name.removeprefix('eval/')} {format_number(value)}" for name, value in metrics.items()]
-        self.logger.say("  held out | " + " | ".join(shown))
+        for first in range(0, len(shown), 3):
+            self.logger.say("  held out | " + " | ".join(shown[first : first + 3]))
         if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
             append_samples(self.checkpoints.out_dir, self.step, samples)
             self.logger.trackers.text(self.step, samples)

@@ -45,7 +45,7 @@ def train(policy, judge, P=16, G=8, T=128,
         # 1. Sample G completions of each problem. One forward serves a group: the logits depend on the problem alone.
         batch = data.problems("train", step)
         input, _, hidden = unpack_batch(batch, "cpu")                                # (P, T) each
-        position, is_hidden = masked_positions(hidden, "cpu")                        # (P, M) each
+        position, is_hidden = masked_positions(hidden, "cpu")                        # (P, M) each; False: padding
         noise = draw_uniforms(seed, step, batch["number"], (G, T))                   # (P, G, T)
         with torch.no_grad():
             tokens, _, _ = predict_and_sample_tokens(policy, input, position, noise, hidden=is_hidden)
@@ -59,14 +59,16 @@ def train(policy, judge, P=16, G=8, T=128,
 
         # 3. Advantage: the reward minus the mean of its group, divided by the standard deviation of the whole step.
             sampled = is_hidden[:, None].expand_as(reward).float()                   # (P, G, M) 0 on padding
-            advantage = batch_std(reward * sampled, sampled, total=lambda x: x)      # (P, G, M)
+            advantage = batch_std(reward * sampled, sampled, total=lambda x: x)      # (P, G, M); total: over ranks
             ref_logp = reference(input, position).log_softmax(-1)                    # (P, M, V)
 
         # 4. Loss: more likely where the advantage is positive, less likely where it is negative; near the reference.
+        # Its value is near 0: the ratio is 1, and the advantages of a group sum to 0. Its gradient is not: each advantage
+        # multiplies the gradient of its own ratio, which is that of logp.
         all_logp = policy(input, position).log_softmax(-1)                           # (P, M, V)
         logp = all_logp.gather(2, tokens.mT).mT                                      # (P, G, M)
         ratio = (logp - logp.detach()).exp()                                         # 1, with the gradient of logp
-        kl = exact_kl(all_logp, ref_logp)[:, None]                                   # (P, 1, M)
+        kl = exact_kl(all_logp, ref_logp)[:, None]                                   # (P, 1, M) over all V: no sample
         weight = sampled / sampled.sum(2, keepdim=True) / (P * G)                    # each completion counts the same
         kl_penalty = KL_BETA * (kl * weight).sum()
         loss = kl_penalty - (ratio * advantage * weight).sum()

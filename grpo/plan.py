@@ -47,11 +47,12 @@ def plan_without(missing, config, origin, dist):
 
 
 def describe_batch(config, dist):
-    """A line with the number of completions of an optimizer step, as the product that it is."""
+    """A line with the number of completions of an optimizer step, as the product that it is, and of an evaluation."""
     problems = config.batch_size * config.gradient_accumulation_steps * dist.world
     return (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
             f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {problems * config.group_size} "
-            "completions")
+            f"completions; an evaluation every {config.eval_interval} steps: at most {config.eval_problems} problems x "
+            f"{config.eval_completions}")
 
 
 def describe_models(config, models):
@@ -96,7 +97,8 @@ def describe_rewards(config, rewards):
         return
     terms = []
     for name, weight in zip(rewards.names, rewards.weights, strict=True):
-        terms.append(f"{weight:g} x {name} [{REWARDS[name].low:g}, {REWARDS[name].high:g}]")
+        terms.append(f"{weight:g} x {name} {REWARDS[name].range}")
     yield f"rewards: {', '.join(terms)}"
+    yield "a loss near 0 is right: advantages cancel within a group, their gradients do not; watch mean_reward"
     if any("sandbox" in parameters(name) for name in rewards.names):
         yield describe_sandbox(config.sandbox, config.sandbox_seconds, config.sandbox_megabytes)

@@ -249,7 +249,7 @@ def main(argv):
             raise UsageError(f"{argument}: the one option is --reward_file=FILE")
         load_reward_file(path)
     for name, r in REWARDS.items():
-        print(f"{name:<18}[{r.low:g}, {r.high:g}]".ljust(34) + (inspect.getdoc(r.fn) or "").split("\n")[0])
+        print(f"{name:<18}{r.range}".ljust(34) + (inspect.getdoc(r.fn) or "").split("\n")[0])
     print("\npresets (task_type)")
     for name, names in PRESETS.items():
         print(f"{name:<18}{', '.join(names)}")

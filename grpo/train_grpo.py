@@ -16,6 +16,7 @@ from core.distributed import Distributed
 from core.logger import create_logger
 from core.run.folder import check_run_folder, run_folder
 from core.run.start import Recorded
+from core.run.terminal import folded
 from core.run.trackers import check_trackers
 from core.settings.script import run_script
 from grpo.build import (
@@ -41,7 +42,7 @@ def main(argv):
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
         missing = build_what_is_missing(config, dist)
         if missing:
-            lines = list(plan_without(missing, config, origin, dist))
+            lines = folded(plan_without(missing, config, origin, dist))
             if dist.is_main:
                 print(*lines, "dry run: what is there is in order, nothing was built or trained", sep="\n")
             return
@@ -50,7 +51,7 @@ def main(argv):
         rewards = build_rewards(config, models, data, dist)
         check_fits(config, models, data, dist)
         evaluation = build_evaluation(config, models, rewards, data)
-        lines = list(plan(config, origin, models, rewards, data, dist))
+        lines = folded(plan(config, origin, models, rewards, data, dist))
         if config.dry_run:
             if dist.is_main:
                 print(*lines, "dry run: everything is in place, nothing was trained", sep="\n")

@@ -9,10 +9,12 @@ import shlex
 import sys
 
 import pytest
+import torch
 
 from core.config import load_config
 from core.settings.script import exit_code
 from core.supervised.config import PretrainConfig
+from grpo import objectives
 from grpo.grpo_config import GRPOConfig
 from grpo.objectives import OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
@@ -138,6 +140,20 @@ def test_the_reward_of_the_readme_suits_its_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config, _ = load_config(GRPOConfig, shlex.split(command))
     assert Rewards(config).names == ("short",)
+
+
+def test_the_objective_of_the_guide_is_one_that_a_config_brings(tmp_path):
+    text = pathlib.Path(ROOT, "grpo/README.md").read_text()
+    (tmp_path / "mine.py").write_text(re.search("```python\n(# mine.py.*?objective = .*?)```", text, re.DOTALL)[1])
+    try:
+        config, _ = load_config(GRPOConfig, [f"{ROOT}/config/grpo_arithmetic.py", str(tmp_path / "mine.py")])
+        row = objectives.OBJECTIVES[config.objective]
+        logp, advantage, weight = torch.randn(2, 3, requires_grad=True), torch.tensor([[1.0], [-2.0]]), torch.ones(2, 3)
+        loss, _, _ = objectives.policy_loss(logp, logp.detach(), advantage, weight, row)
+        gradient, = torch.autograd.grad(loss, logp)
+        assert torch.equal(gradient, -advantage.expand(2, 3))
+    finally:
+        del objectives.OBJECTIVES["mine"], objectives.SURROGATES["no_clip"]
 
 
 @pytest.mark.parametrize("document", ["README.md", "AGENTS.md", "grpo/README.md", "docs/results.md", "docs/log.md",

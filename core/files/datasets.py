@@ -67,8 +67,8 @@ def check_meta(folder, meta, tokenizer, masks):
     if not same_vocabulary(meta["tokenizer"], tokenizer):
         raise ValueError(f"dataset={folder} was prepared with another vocabulary "
                          f"({meta['tokenizer'].get('vocab_size')} tokens) than the model's ({tokenizer.vocab_size}); "
-                         "use a model of that vocabulary, or prepare the text for this one: "
-                         "data/char_diffusion/prepare.py --tokenizer=MODEL")
+                         "name prompts with --dataset=FILE.jsonl, use a model of that vocabulary, or prepare the text "
+                         "for this one: data/char_diffusion/prepare.py --tokenizer=MODEL")
     if masks and tokenizer.mask_token_id is None:
         raise ValueError(f"dataset={folder}: its tokenizer has no mask token, which filling in needs; prepare it with "
                          "the tokenizer of a masked language model, such as BERT's")

@@ -33,11 +33,12 @@ def fault_of_messages(value):
 
 def split_messages(record):
     """The record with its "messages", a whole conversation, as prompt and completion: the completion is the content of
-    the last turn if that is the assistant's."""
+    the last turn if that is the assistant's. It is the answer too if the record has none."""
     messages = record.pop("messages")
     if fault_of_messages(messages) or messages[-1]["role"] != "assistant":
         return record | {"prompt": messages}
-    return {"completion": messages[-1]["content"]} | record | {"prompt": messages[:-1]}
+    turn = messages[-1]["content"]
+    return {"completion": turn, "answer": turn} | record | {"prompt": messages[:-1]}
 
 
 def check_record(record, where):
@@ -104,7 +105,18 @@ def read_records(path):
         found = {f"{path}, record {n}": record for n, record in enumerate(whole, 1)}
     if not found:
         raise ValueError(f"{path} has no records")
-    return [check_record(record, where) for where, record in found.items()]
+    return check_all(found, path)
+
+
+def check_all(found, name):
+    """The records {where: as it was read}, checked; says how many have the last turn of their messages as answer."""
+    records = [check_record(record, where) for where, record in found.items()]
+    turns = 0
+    for old, new in zip(found.values(), records, strict=True):
+        turns += "answer" in new and old.keys().isdisjoint(FIELDS["answer"])
+    if turns:
+        print(f"{name}: the last turn of {turns} records is their completion, and the answer that rewards get")
+    return records
 
 
 def check_rows(rows, name, reserved=RESERVED):
@@ -115,11 +127,10 @@ def check_rows(rows, name, reserved=RESERVED):
     taken = [key for key in reserved if key in rows[0]]
     if taken:
         print(f"{name}: left out the columns {', '.join(taken)}, whose names are reserved")
-    records = []
+    found = {}
     for number, row in enumerate(rows, 1):
-        filled = {key: value for key, value in row.items() if value is not None and key not in taken}
-        records.append(check_record(filled, f"{name}, row {number}"))
-    return records
+        found[f"{name}, row {number}"] = {key: x for key, x in row.items() if x is not None and key not in taken}
+    return check_all(found, name)
 
 
 def with_completion(record):

@@ -8,12 +8,13 @@ from relu(h) ** 2 by at most 0.48 / s ** 2. With relu itself it would be equal, 
 
 import contextlib
 import os
+import pathlib
 import re
 import shutil
 
 import torch
 
-from core.files.whole_files import writing
+from core.files.whole_files import as_usual, writing
 from core.huggingface.load import open_transformer
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
@@ -44,6 +45,8 @@ def new_folder(path, key="out"):
     with writing(path):
         try:
             yield partial
+            for file in pathlib.Path(partial).glob("*.safetensors"):
+                as_usual(file)
             os.rename(partial, path)
         finally:
             shutil.rmtree(partial, ignore_errors=True)

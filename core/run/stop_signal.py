@@ -7,7 +7,7 @@ import signal
 
 # Windows has no SIGHUP
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
-NOTICE = "the run ends after this step and is saved; a second signal ends it at once\n"
+NOTICE = "the run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
 
 
 class StopSignal:

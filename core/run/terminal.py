@@ -1,7 +1,10 @@
-"""Text that models and users wrote, shown on a terminal or a page without obeying it."""
+"""Text on a terminal or a page: in lines that fit, and that of models and users without obeying it."""
 
 import itertools
+import textwrap
 import unicodedata
+
+WIDTH = 100  # columns of the console
 
 HIDDEN = ("Cc", "Cf", "Cs")  # Unicode's categories of what a terminal or browser obeys (control, direction of writing),
                              # does not show (no width), or cannot be encoded
@@ -18,6 +21,12 @@ class Visible(dict):
 
 
 ON_ONE_LINE = Visible({ord("\n"): "\u21b5"})
+
+
+def folded(lines):
+    """The lines of a text, each in as many lines of at most WIDTH characters as it needs."""
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return [part for line in lines for part in wrapper.wrap(line)]
 
 
 def highlight(text, sampled, color):

@@ -49,7 +49,7 @@ def class_comments(cls):
         elif code == "    ":
             section = text
         elif text and name:
-            comments[name] = comments[name][0], f"{comments[name][1]} {text}"
+            comments[name] = comments[name][0], f"{comments[name][1]} {text.strip()}"
     return comments
 
 

@@ -63,8 +63,8 @@ def values_seen(x, name):
         return None, f"{name} gave all {len(seen)} completions {most:g}, its highest value: it teaches nothing.", (
             "leave it out, or keep it to guard what the model can do already")
     skipped = 1 - len(seen) / len(values)
-    return True, (f"{name} gave {least:.3g} to {most:.3g}, {float(seen.mean()):.3g} on average (possible: {low:g} to "
-                  f"{high:g}), and skipped {skipped:.0%} of the completions."), ""
+    return True, (f"{name} gave {least:.3g} to {most:.3g}, {float(seen.mean()):.3g} on average (possible: "
+                  f"{REWARDS[name].range}), and skipped {skipped:.0%} of the completions."), ""
 
 
 def own_answers(x, name):

@@ -54,23 +54,12 @@ def word_between(text, before, after):
 class FillInEvaluation:
     """Fixed problems and fixed noise, so that two policies are compared on the same draws.
 
-    evaluation(policy, temperature) returns ({metric: mean over all completions of all problems}, samples to show):
-      judge, gold_judge     score of the completed text
-      reward/<name>         the other rewards of the run; and under their own names, the metrics that rewards log
-      word_validity         of the words of the true text with a masked character, the share whose filled span is one
-                            word of the training text; one-letter words separated by spaces do not count
-      words_recovered       of the same words, the share whose filled span is the true word
-      token_accuracy        share of masked tokens filled with the true one
-      ngram_bits            -log2 of the probability that an n-gram model of the training text gives to a token, mean
-                            over the tokens that are masked or come at most six after one
-      kl                    exact KL to the reference per masked token, in nats, at the sampling temperature; with
-                            several passes, in the first
-      entropy               entropy of the policy per masked token, likewise
-      unique_completions    number of distinct completions of a problem
+    evaluation(policy, temperature) returns ({metric: mean over all completions of all problems}, samples to show);
+    docs/metrics.md has the metrics.
     """
 
-    columns = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "grad_norm", "lr",
-               "tokens_per_second")  # columns of the console line
+    # columns of the console line
+    columns = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "grad_norm")
 
     def __init__(self, data, reference, judges, rewards, config):
         """data: a DatasetConsumer with batches of PROBLEMS_PER_STEP; judges: {"judge", "gold_judge": a Judge or None}

@@ -106,11 +106,11 @@ def blocks_and_length(config, data):
 
 
 def check_fits(config, models, data, dist):
-    """Raises ValueError for a run that needs far more memory than there is, naming what needs the most."""
+    """Raises ValueError for a run, not a dry one, that needs far more memory than there is, naming what needs most."""
     megabytes = memory_estimate(config, models, data, dist)
     limit = memory_limit(dist.device)
     needed = sum(megabytes.values())
-    if limit is None or needed <= MARGIN * limit:
+    if config.dry_run or limit is None or needed <= MARGIN * limit:
         return
     largest = max(megabytes, key=megabytes.get)
     length = "max_new_tokens" if models.policy.model.mode == LANGUAGE_MODEL else "unmask_steps"

@@ -23,21 +23,13 @@ def pass_at_k(right, n, k):
 class PromptEvaluation:
     """Fixed validation prompts and fixed noise, so that two policies are compared on the same draws.
 
-    evaluation(policy, temperature) returns ({metric: number}, samples to show):
-      greedy_accuracy     share of prompts whose greedy completion is correct
-      sampled_accuracy    share of correct completions among those sampled as in training
-      pass_at_k           probability that at least one of k sampled completions is correct, k = config.pass_k
-      reward/<name>       mean over the sampled completions; and under their own names, the metrics that rewards log
-      completion_length   number of tokens, the stop token included
-      truncated           share of completions that reached max_new_tokens without an end
-      kl, entropy         per token of the sampled completions; KL to the reference by the run's estimator
-
+    evaluation(policy, temperature) returns ({metric: number}, samples to show); docs/metrics.md has the metrics.
     A completion is correct if the success reward is at its maximum. One that the success reward skips, or that is late,
-    counts neither as correct nor as wrong. Without a success reward the first three are left out.
+    counts neither as correct nor as wrong. Without a success reward accuracies and pass@k are left out.
     """
 
-    columns = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "completion_length", "truncated", "grad_norm",
-               "lr", "tokens_per_second")  # columns of the console line
+    # columns of the console line
+    columns = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "completion_length", "truncated")
 
     def __init__(self, data, reference, rewards, config):
         """data: a PromptConsumer; config: the run's. Its first eval_problems validation prompts are completed

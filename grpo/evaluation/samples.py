@@ -9,12 +9,13 @@ from operator import itemgetter
 from core.files.whole_files import writing
 from core.logger import format_number
 from core.run.names import SAMPLES
-from core.run.terminal import highlight
+from core.run.terminal import WIDTH, highlight
 from grpo.environments import REWARD
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
 TEXTS = ("problem", "best", "worst")
 BOARD = 24             # characters of a line at most for texts of several lines to be shown side by side
+ROOM = WIDTH - 22      # characters of a text that is shown on one line, behind its title
 POLICY, ENVIRONMENT = "policy", "environment"  # who writes the turns of a completion
 
 
@@ -37,7 +38,8 @@ def best_and_worst(policy, rollouts, total, rewards, values, log, answer="answer
         of_group = total[first : first + G]
         best, worst = of_group.argmax(), of_group.argmin()
         numbers = {"best": first + int(best), "worst": first + int(worst)}
-        record = {"problem": texts.prompts[first]}
+        prompt = texts.columns.get("prompt", texts.prompts)[first]  # as the record has it, without the template
+        record = {"problem": prompt if isinstance(prompt, str) else prompt[-1]["content"]}
         if "answer" in texts.columns:
             record[answer] = texts.columns["answer"][first]
         for name, n in numbers.items():
@@ -71,16 +73,16 @@ def turns_of(rollouts, n):
 def format_samples(records, color, completions):
     """The lines of samples for the console.
 
-    records: [{"problem", "best", "worst", "best_score", "worst_score"}], and in fill-in "mask": for each
-    text, which of its characters were filled in; with an environment "best_turns" and "worst_turns"
-    color: whether filled-in characters are coloured, except in the problem itself
-    completions: of each problem
+    records: those of best_and_worst, in fill-in with "mask": for each text, which of its characters were filled in
+    color: whether these are coloured, except in the problem itself; completions: of each problem
     """
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
         board = "best_turns" not in record and is_board([record[name] for name in TEXTS])
-        columns = []
-        for name in TEXTS:
+        columns, titles = [], {name: name for name in TEXTS}
+        if record["best_score"] == record["worst_score"]:  # one completion stands for all
+            titles = {"problem": "problem", "best": "equal"}
+        for name, title in titles.items():
             text, score = record[name], ""
             if name != "problem":
                 score = format_number(record[f"{name}_score"])
@@ -88,14 +90,22 @@ def format_samples(records, color, completions):
             if color and name != "problem" and "mask" in record:
                 mask = record["mask"][name]
             if board:
-                columns.append(column(f"{name} {score}".rstrip(), text, mask))
+                columns.append(column(f"{title} {score}".rstrip(), text, mask))
             elif f"{name}_turns" in record:
-                lines += turn_by_turn(f"  {name:<8}{score:>7} | ", record[f"{name}_turns"])
+                lines += turn_by_turn(f"  {title:<8}{score:>7} | ", record[f"{name}_turns"])
             else:
-                lines.append(f"  {name:<8}{score:>7} | {highlight(text, mask, True)}")
+                lines.append(f"  {title:<8}{score:>7} | {shortened(text, mask)}")
         for row in zip(*columns, strict=True):
             lines.append("  " + "   ".join(row).rstrip())
     return "\n".join(line for line in lines if line.strip())
+
+
+def shortened(text, mask):
+    """A text on one line, coloured where the mask is true; of one that is longer than ROOM its beginning and end."""
+    if len(text) <= ROOM:
+        return highlight(text, mask, True)
+    half = (ROOM - 5) // 2
+    return highlight(text[:half], mask[:half], True) + " ... " + highlight(text[-half:], mask[-half:], True)
 
 
 def turn_by_turn(title, turns):
@@ -103,7 +113,7 @@ def turn_by_turn(title, turns):
     lines = []
     for writer, text in turns:
         mark = "> " if writer == ENVIRONMENT else "  "
-        lines.append(title + mark + highlight(text, [0] * len(text), False))
+        lines.append(title + mark + shortened(text, [0] * len(text)))
         title = " " * (len(title) - 2) + "| "
     return lines
 

@@ -169,5 +169,6 @@ class Episodes:
             for name, (total, count) in one.items():
                 sums[name] = sums[name][0] + total, sums[name][1] + count
         self.ask({n: ("close",) for n in range(N)})
-        sums |= {"turns": (sum(map(len, self.reward)), N), "failed": (len(self.failed), N)}
+        begun = sum(t < self.given.shape[1] for begin in self.begin for t in begin)
+        sums |= {"turns": (begun, N), "failed": (len(self.failed), N)}
         return {f"environment/{name}": x for name, x in sums.items()}

@@ -28,6 +28,11 @@ class Reward:
     check: Callable | None   # check(**fields of a record) raises ValueError if the record cannot be scored
     plain: bool = False      # a function without @reward: it gets what TRL gives it (grpo/reward_functions/trl.py)
 
+    @property
+    def range(self):
+        """The smallest and the largest value, in words."""
+        return f"[{self.low:g}, {self.high:g}]".replace("[-inf, inf]", "[no range given]")
+
 
 class Call(NamedTuple):
     name: str        # of a registered function

@@ -133,6 +133,7 @@ def test_the_difference_from_the_defaults_is_shown_with_its_origin(tmp_path):
     config, origin = load_config(PretrainConfig, [str(tmp_path / "c.py"), "--n_layer=3"])
     lines = describe(config, origin)
     assert len(lines) == 2 and any("dropout = 0.5" in x and "default 0.0" in x and "c.py" in x for x in lines)
+    assert [line.split()[0] for line in lines] == ["dropout", "n_layer"], "in the order in which they were set"
     save_config(config, tmp_path / "c.json")
     saved = json.loads((tmp_path / "c.json").read_text())
     assert saved["dropout"] == 0.5 and saved["n_layer"] == 3 and saved["fill_checkpoints"] == []

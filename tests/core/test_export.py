@@ -37,6 +37,8 @@ def test_an_adapter_is_merged_and_a_folder_copied(paths, tmp_path):
         export.main([f"--checkpoint={path}", f"--out={tmp_path / name}"])
     merged, copied = (transformers.AutoModelForCausalLM.from_pretrained(tmp_path / x) for x in ("merged", "copied"))
     plain = transformers.AutoModelForCausalLM.from_pretrained(paths["folder"])
+    modes = {(tmp_path / "merged" / name).stat().st_mode for name in ("model.safetensors", "config.json")}
+    assert len(modes) == 1, "whoever can read one can read the other"
     weights = [net.model.layers[0].mlp.up_proj.weight for net in (plain, copied, merged)]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 

@@ -185,7 +185,7 @@ def test_a_template_that_shows_no_earlier_turns_is_refused_for_several(tmp_path)
 def test_the_start_of_a_run_shows_how_a_prompt_ends_and_what_ends_a_completion(folder, tmp_path):
     data = PromptConsumer(folder, 4, format=PromptFormat("chat", response_prefix="="))
     prompt = data.records["train"][0]["prompt"]
-    assert list(data.describe_prompts()) == [f"the first prompt ends in 'User: {prompt}\\n\\nAssistant: ='",
+    assert list(data.describe_prompts()) == [f"the first prompt is 'User: {prompt}\\n\\nAssistant: ='",
                                              "a completion ends with token 96 'STOP'"]
     t = huggingface_tokenizer(tmp_path / "chat", "chat")
     t.stop_token_ids, t.stop_token_names = (0, 2), ("<|endoftext|>", "<|im_end|>")

@@ -3,7 +3,9 @@
 import ast
 import dataclasses
 import inspect
+import pathlib
 import re
+import shlex
 import typing
 
 import pytest
@@ -15,6 +17,7 @@ from grpo.grpo_config import GRPOConfig
 from grpo.kl import KL_ESTIMATORS
 from grpo.objectives import OBJECTIVES
 from tests.test_docs import CODE, tables
+from tests.tiny import ROOT
 
 ROWS = [(heading[0], *cells) for heading, cells in tables("docs/coming_from.md")]
 DEFAULTS = [(project, name, CODE.findall(here), *found.groups()) for project, name, here, told in ROWS
@@ -44,6 +47,18 @@ def test_the_defaults_and_the_names_of_trl_are_those_of_trl():
     rows = [(name.partition("=")[0], remark) for project, name, _, remark in ROWS if project == "TRL"]
     unknown = {name for name, _ in rows} - there.keys() - inspect.signature(trl.GRPOTrainer).parameters.keys()
     assert len(rows) > 35 and unknown == {name for name, remark in rows if remark.startswith("gone from TRL")}
+
+
+def test_the_command_with_the_defaults_of_trl_sets_every_one_that_differs_in_optimization_and_sampling():
+    """Sizes, seeds and intervals are the user's."""
+    text = pathlib.Path(ROOT, "docs/coming_from.md").read_text().replace("\\\n", " ")
+    config, origin = load_config(GRPOConfig, shlex.split(re.search("python grpo/train_grpo.py (.* --objective=dapo.*)", text)[1]))
+    left_out = {"seed", "save_interval", "importance", "min_p"}
+    differing = {keys[0]: there for project, _, keys, here, there in DEFAULTS if project == "TRL" and here != there}
+    assert left_out < differing.keys()
+    told = {key: ast.literal_eval(there) for key, there in differing.items() if key not in left_out}
+    assert len(told) > 7 and {key: getattr(config, key) for key in told} == told
+    assert config.objective == "dapo" and config.clip_high == 0.2 == OBJECTIVES["dapo"].clip_low
 
 
 @pytest.mark.parametrize("cls", [GRPOConfig, PretrainConfig])

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from core.models import load_model, save_model
+from core.prompts import SHORT
 from grpo.plan import plan
 from grpo.sandbox import run as sandbox
 from tests.families import folder_maker, model_folder, write_sums
@@ -51,19 +52,20 @@ def test_a_mixture_of_experts_says_that_its_load_is_not_balanced(folder, sums):
     assert said == ["experts: the load-balancing loss of config.json (router_aux_loss_coef=0.001) is not added"]
 
 
-def test_the_plan_shows_how_the_rendered_prompt_ends_and_every_end_of_a_completion(folder, sums):
-    """The tail is what transformers' own chat template gives; qwen3's second end is in its generation_config alone."""
+@pytest.mark.parametrize("system, verb", [("Add.", "is"), ("Add. " * SHORT, "ends in")])
+def test_the_plan_shows_the_rendered_prompt_or_its_end_and_every_end_of_a_completion(folder, sums, system, verb):
+    """The text is what transformers' own chat template gives; qwen3's second end is in its generation_config alone."""
     import transformers
     c = prompt_config(dataset=sums, generator_checkpoint=folder("qwen3"), template="model", response_prefix="It is",
-                      chat_template_kwargs={"enable_thinking": False}, system_prompt="Add.")
+                      chat_template_kwargs={"enable_thinking": False}, system_prompt=system)
     lines, models, data = planned(c)
     theirs = transformers.AutoTokenizer.from_pretrained(folder("qwen3"))
-    messages = [{"role": "system", "content": "Add."},
+    messages = [{"role": "system", "content": system},
                 {"role": "user", "content": data.records["train"][0]["prompt"]}]
     text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
                                       enable_thinking=False) + "It is"
-    assert text.endswith("<|im_start|>assistant\n<think></think>It is") and len(text) > 80
-    assert f"the first prompt ends in {text[-80:]!r}" in lines
+    assert text.endswith("<|im_start|>assistant\n<think></think>It is")
+    assert f"the first prompt {verb} {text[-SHORT:]!r}" in lines
     ends = [f"{theirs.convert_tokens_to_ids(name)} {name!r}" for name in ("<|endoftext|>", "<|im_end|>")]
     assert f"a completion ends with token {' or '.join(ends)}" in lines
     assert set(models.policy.tokenizer.stop_token_ids) == {int(end.split()[0]) for end in ends}

@@ -9,6 +9,7 @@ import pytest
 
 from core.files.json_lines import read_records
 from core.models import load_model, save_model
+from core.run.terminal import WIDTH
 from grpo.grpo_config import GRPOConfig
 from tests.families import model_folder
 from tests.tiny import (
@@ -79,7 +80,9 @@ def test_the_main_job_from_start_to_finish(world):
         assert expected in done.stdout, expected
     assert {"config.json", "metrics.jsonl", "samples.jsonl", "model.safetensors", "state.pt", "curves.png"} <= set(
         os.listdir(folder / "out"))
-    steps = [line for line in done.stdout.split("\n") if re.match(r" +\d+  ", line)]
+    assert all(len(line) <= WIDTH for line in done.stdout.split("\n") if str(folder) not in line), done.stdout
+    assert done.stdout.index("evaluating") < done.stdout.index("held out |")
+    steps = [line for line in done.stdout.split("\n") if re.match(r" +\d+ ", line)]
     assert [int(line.split()[0]) for line in steps] == [1, 2, 3] and len(set(map(len, steps))) == 1, "aligned lines"
 
 
@@ -136,6 +139,8 @@ def test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing(w
     done = train(changed)
     out = done.stdout
     assert done.returncode == 0 and done.stderr == "" and "nothing was trained" in out and " MB: weights" in out
+    assert all(len(line) <= WIDTH for line in out.split("\n") if str(folder) not in line), out
+    out = out.replace("\n    ", " ")  # lines that were too long
     settings, plan = out[: out.index("effective batch")], out[out.index("effective batch") :]
     keys = [line.split(" = ")[0] for line in settings.strip().split("\n")]
     assert sorted(keys) == sorted(key for key, value in changed.items() if str(getattr(GRPOConfig, key)) != str(value))

@@ -69,7 +69,7 @@ class Limited(CharTokenizer):
 
 @pytest.mark.parametrize(("tokenizer", "masks", "message"), [
     (CharTokenizer(stop=True), {"span": 1.0}, "dataset=.* was prepared with another vocabulary .99 tokens. than the "
-                                              "model's .100.; .*--tokenizer=MODEL"),
+                                              "model's .100.; .*--dataset=.*--tokenizer=MODEL"),
     (Limited(mask_token_id=None), {"span": 1.0}, "its tokenizer has no mask token, which filling in needs"),
     (Limited(newline_token_id=-1), {"span": 1.0, "line": 0.5}, "mask_line is above 0, but the tokenizer has no token")])
 def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path, tokenizer, masks, message):

@@ -80,12 +80,22 @@ def test_what_is_wrong_with_messages_is_named(messages, fault):
 
 def test_a_conversation_is_its_prompt_and_the_assistant_s_last_turn():
     record = check_record({"messages": TURNS, "level": 1}, "a, line 1")
-    assert record == {"prompt": TURNS[:2], "completion": "2", "level": 1, "where": "a, line 1"}
+    assert record == {"prompt": TURNS[:2], "completion": "2", "answer": "2", "level": 1, "where": "a, line 1"}
+    assert check_record({"messages": TURNS, "solution": "two"}, "a")["answer"] == "two", "the record's own comes first"
     assert check_record({"messages": TURNS[:2]}, "a")["prompt"] == TURNS[:2], "without an answer there is no completion"
     assert check_record({"messages": TURNS, "prompt": "mine"}, "a")["messages"] == TURNS, "a prompt comes first"
     assert check_record({"prompt": "a", "completion": TURNS[2:]}, "a")["completion"] == "2"
     with pytest.raises(ValueError, match="^a, line 3: prompt must be"):
         check_record({"messages": TURNS[2:]}, "a, line 3")
+
+
+def test_the_records_whose_last_turn_is_their_answer_are_counted(tmp_path, capsys):
+    path = jsonl(tmp_path / "a.jsonl", {"messages": TURNS}, {"messages": TURNS, "answer": "2"}, {"messages": TURNS[:2]},
+                 {"prompt": "a"}, {"messages": TURNS})
+    assert [record.get("answer") for record in read_records(str(path))] == ["2", "2", None, None, "2"]
+    assert " 2 records " in capsys.readouterr().out
+    read_records(str(jsonl(tmp_path / "b.jsonl", {"prompt": "a", "answer": "b"})))
+    assert not capsys.readouterr().out
 
 
 def test_of_a_repeated_prompt_the_last_record_is_kept():

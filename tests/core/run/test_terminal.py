@@ -1,8 +1,16 @@
-"""Text of others on a terminal."""
+"""Text on a terminal: lines that fit, and what others wrote."""
 
 import pytest
 
-from core.run.terminal import highlight
+from core.run.terminal import WIDTH, folded, highlight
+
+
+def test_a_long_line_becomes_several_that_fit_and_lose_no_word():
+    long = "name  " + " ".join(f"word-{i}" for i in range(60))
+    first, *rest = folded([long, "  short"])
+    assert rest.pop() == "  short" and len(rest) > 3 and first.startswith("name  word-0 ")
+    assert all(len(line) <= WIDTH and line.startswith("    word") for line in rest) and len(first) <= WIDTH
+    assert " ".join([first, *rest]).split() == long.split()
 
 
 def test_a_text_is_shown_on_one_line_with_its_sampled_characters_coloured():

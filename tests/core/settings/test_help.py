@@ -32,7 +32,7 @@ class Shared:
 class Example(Shared):
     # model
     width: int = 8              # of the hidden states: a reason that goes on and on for so long that it needs
-                                # a second line of its own
+                                #   a second line of its own
     rate: float = 0.5           # how fast
 
     # system

@@ -33,7 +33,7 @@ def test_groups_of_equal_rewards_are_found(healthy, groups, verdict, sentence, r
 
 
 @pytest.mark.parametrize(("values", "verdict", "sentence", "remedy"), [
-    ([-1.5, 3.5, NAN, 1.0], True, "gave -1.5 to 3.5, 1 on average (possible: -2.5 to 3.5), and skipped 25%", ""),
+    ([-1.5, 3.5, NAN, 1.0], True, "gave -1.5 to 3.5, 1 on average (possible: [-2.5, 3.5]), and skipped 25%", ""),
     ([NAN, NAN], False, "skipped all 2 completions", "returns None"),
     ([0.5, INF], False, "numbers that are not finite", "return None"),
     ([0.0, 5.0], False, "gave 0 to 5, but declares -2.5 to 3.5", "@reward(-2.5, 5)"),

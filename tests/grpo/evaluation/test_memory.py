@@ -49,6 +49,9 @@ def test_sizes_that_cannot_fit_are_refused_by_the_name_of_the_setting(kind, sett
         check(parts)
     text = str(found.value)
     assert text.startswith("the run needs about ") and "but cpu has 8,000" in text and words in text, text
+    parts.config = parts.config.__class__(**vars(parts.config) | {"dry_run": True})
+    check(parts)  # it may be on a smaller machine than the run
+    parts.config = parts.config.__class__(**vars(parts.config) | {"dry_run": False})
     monkeypatch.setattr(memory, "memory_limit", lambda device: None)  # a system that does not tell refuses nothing
     check(parts)
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from core.run.terminal import WIDTH
 from grpo.evaluation.samples import (append_samples, best_and_worst, change, comparison_table, format_samples,
                                      spans, turns_of)
 from grpo.reward_functions.registry import Log
@@ -37,6 +38,8 @@ def test_a_sample_is_the_best_and_the_worst_completion_of_a_problem_with_what_is
         "worst": "a", "worst_score": 0.0, "worst_right": False, "worst_extra": {"x": "0"},
         "passes": ["_", "b"]}
     assert "best_right" not in found[1][0] and found[1][0]["worst_right"] is False
+    texts.columns = {"prompt": ["p", "p", [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "q"]}
+    assert [record["problem"] for record, _ in best_and_worst(policy, rollouts, total[:4], None, {}, None)] == ["p", "u"]
     texts.columns = {}
     for rewards, log in ((None, None), (Rewards(), Log())):
         record, _ = best_and_worst(policy, rollouts, total, rewards, {}, log)[1]
@@ -54,6 +57,20 @@ def test_a_sample_is_three_aligned_lines_with_scores_and_on_a_terminal_coloured_
     _, problem, best, worst = format_samples([FILLED], True, 4).split("\n")
     assert problem.endswith("| a_c")
     assert best.endswith("a\033[1;32mb\033[0mc") and worst.endswith("a\033[1;32mx\033[0mc")
+
+
+def test_equal_rewards_are_shown_once_and_of_a_long_text_the_ends():
+    equal = COMPLETED | {"best_score": -1.0}
+    assert [line.split()[0] for line in format_samples([equal], False, 4).split("\n")[1:]] == ["problem", "equal"]
+    turns = EPISODE | {"worst_score": 0.5}
+    assert sum("99" in line for line in format_samples([turns], False, 4).split("\n")) == 0
+    long = "".join(chr(ord("a") + i % 26) for i in range(999)) + "!"
+    record = {"problem": long, "best": long, "worst": long, "best_score": 1.0, "worst_score": 0.0,
+              "mask": dict.fromkeys(("best", "worst"), [1] + 998 * [0] + [1])}
+    for line in format_samples([record, EPISODE | {"best_turns": [["environment", long]]}], False, 4).split("\n"):
+        assert len(line) <= WIDTH and ("abc" in line) == ("!" in line)
+    best = format_samples([record], True, 4).split("\n")[2]
+    assert "\033[1;32ma\033[0m" in best and "\033[1;32m!\033[0m" in best, "what was filled in stays coloured"
 
 
 BOARD = {"problem": "1_\n_4\n", "best": "12\n34\n", "worst": "12\n\x1b4\n", "best_score": 1.0, "worst_score": 0.0,

@@ -113,10 +113,11 @@ def pieces(rollouts, n):
 
 def test_the_tokens_are_those_that_were_sampled_and_those_of_the_answers(prompts):
     c, _, _, rollouts = episodes(prompts)
-    several = 0
+    several = turns = 0
     for n, one in enumerate(MADE):
         parts = pieces(rollouts, n)
         turns_of_policy = [ids for chosen, ids in parts if chosen]
+        turns += len(turns_of_policy)
         answers = [ids for chosen, ids in parts if not chosen]
         assert answers == [CAUSAL.encode(x) for x in one.answers[: len(answers)]]
         heard = [CAUSAL.decode(ids) for ids in turns_of_policy]
@@ -131,7 +132,7 @@ def test_the_tokens_are_those_that_were_sampled_and_those_of_the_answers(prompts
         assert one.closed
     assert several > 3 and not rollouts.truncated.all()
     sums = rollouts.texts.metrics
-    assert sums["environment/turns"] == (sum(len(one.heard) for one in MADE), len(MADE))
+    assert sums["environment/turns"] == (turns, len(MADE)), "one that max_new_tokens cuts too"
     assert sums["environment/characters"][0] == sum(len(text) for one in MADE for text in one.heard)
 
 
