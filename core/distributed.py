@@ -29,8 +29,8 @@ def detect_device(name="auto", local_rank=0):
     if name == "auto":
         kind = kinds[0]
         if kind == "cpu" and os.path.exists(NVIDIA) and "CUDA_VISIBLE_DEVICES" not in os.environ:
-            raise ValueError(f"device='auto' finds {NVIDIA}, but torch {torch.__version__} cannot use it: its driver is "
-                             "too old, or this torch is built for CPUs; mend that, or set device='cpu'")
+            raise ValueError(f"device='auto' finds {NVIDIA}, but torch {torch.__version__} cannot use it: its driver "
+                             "is too old, or this torch is built for CPUs; mend that, or set device='cpu'")
     if kind not in kinds or (index and not index.isdecimal()):
         raise ValueError(f"device={name!r} is no device of this machine; set auto or one of: {', '.join(kinds)}")
     if kind != "cuda":

@@ -194,8 +194,8 @@ def check_objective(c):
                          f"whole step (advantage='step', objective={c.objective!r}) they teach too; set "
                          "zero_std='keep'")
     if c.kl_in_reward and c.zero_std != "keep":
-        raise ValueError(f"zero_std={c.zero_std!r} leaves out groups of equal rewards, and the KL that kl_in_reward puts "
-                         "into their rewards with them; set zero_std='keep'")
+        raise ValueError(f"zero_std={c.zero_std!r} leaves out groups of equal rewards, and with them the KL that "
+                         "kl_in_reward puts into their rewards; set zero_std='keep'")
     if c.unmask_order == "confidence" and (c.kl_in_reward or c.importance != "none" or c.ratio_to == "sampler"):
         raise ValueError("unmask_order='confidence' leaves out the probability of its order, which kl_in_reward, "
                          "importance and ratio_to='sampler' need; set unmask_order='random'")
@@ -251,8 +251,8 @@ def check_teacher(c):
                          "reward_functions, or leave both out for none")
     rewarded = c.reward_functions and (not c.reward_weights or any(c.reward_weights))
     if c.kl_in_reward and not rewarded and baseline_of(c) not in ("leave_one_out", "group_mean"):
-        raise ValueError(f"kl_in_reward without other rewards, divided by their std (advantage={baseline_of(c)!r}), leaves "
-                         "distill_beta without effect; set advantage='leave_one_out'")
+        raise ValueError(f"advantage={baseline_of(c)!r} divides by a standard deviation, which leaves distill_beta "
+                         "without effect where kl_in_reward is the only reward; set advantage='leave_one_out'")
     if not rewarded and c.zero_std != "keep":
         raise ValueError(f"zero_std={c.zero_std!r} leaves out groups of equal rewards: without rewards these are all; "
                          "set zero_std='keep'")

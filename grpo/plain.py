@@ -63,8 +63,8 @@ def train(policy, judge, P=16, G=8, T=128,
             ref_logp = reference(input, position).log_softmax(-1)                    # (P, M, V)
 
         # 4. Loss: more likely where the advantage is positive, less likely where it is negative; near the reference.
-        # Its value is near 0: the ratio is 1, and the advantages of a group sum to 0. Its gradient is not: each advantage
-        # multiplies the gradient of its own ratio, which is that of logp.
+        # Its value is near 0: the ratio is 1, and the advantages of a group sum to 0. Its gradient is not: each
+        # advantage multiplies the gradient of its own ratio, which is that of logp.
         all_logp = policy(input, position).log_softmax(-1)                           # (P, M, V)
         logp = all_logp.gather(2, tokens.mT).mT                                      # (P, G, M)
         ratio = (logp - logp.detach()).exp()                                         # 1, with the gradient of logp

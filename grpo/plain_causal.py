@@ -56,8 +56,8 @@ def train(policy, P=32, G=8, max_new_tokens=48,
         one = torch.ones_like(reward)
         advantage = batch_std(reward, one, total=lambda x: x).view(-1, 1)            # (N, 1)
 
-        # 4. Loss: more likely where the advantage is positive, less likely where it is negative. Its value is near 0, as
-        # the advantages of a group sum to 0, but not its gradient: grpo/plain.py says why.
+        # 4. Loss: more likely where the advantage is positive, less likely where it is negative. Its value is near 0,
+        # as the advantages of a group sum to 0, but not its gradient: grpo/plain.py says why.
         whole = torch.cat((prompt.repeat_interleave(G, 0), tokens), 1)               # (N, T + M)
         h = policy.states(whole[:, :-1], padding=padding.repeat_interleave(G))       # (N, T + M - 1, C)
         h = h[:, prompt.shape[1] - 1:]                                               # (N, M, C)

@@ -145,7 +145,7 @@ class Environments:
         return UserCodeError(line, f"OutOfTime: it was not done after {self.seconds} seconds")
 
     def checked(self, method, result):
-        """What a method returned, in Python's own types; a ValueError in its place says what it should return."""
+        """Returns what a method returned, in Python's own types; a ValueError in its place says what it should be."""
         if method == "close":
             return None
         convert, wanted = RETURNS[method]

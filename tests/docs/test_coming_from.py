@@ -53,7 +53,7 @@ def test_the_command_with_the_defaults_of_trl_sets_every_one_that_differs_in_opt
     """Sizes, seeds and intervals are the user's."""
     text = pathlib.Path(ROOT, "docs/coming_from.md").read_text().replace("\\\n", " ")
     config, origin = load_config(GRPOConfig, shlex.split(re.search("python grpo/train_grpo.py (.* --objective=dapo.*)", text)[1]))
-    left_out = {"seed", "save_interval", "importance", "min_p"}
+    left_out = {"seed", "save_interval", "min_p"}
     differing = {keys[0]: there for project, _, keys, here, there in DEFAULTS if project == "TRL" and here != there}
     assert left_out < differing.keys()
     told = {key: ast.literal_eval(there) for key, there in differing.items() if key not in left_out}

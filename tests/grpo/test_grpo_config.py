@@ -100,7 +100,7 @@ REFUSED = {  # {arguments: words of the error}; every number has a range (tests/
     "--kl_in_reward=True --zero_std=drop": "kl_in_reward.*set zero_std='keep'",
     **{f"--unmask_order=confidence {key}": "set unmask_order='random'" for key in
        ("--kl_in_reward=True", "--importance=token", "--ratio_to=sampler")},
-    f"{TAUGHT} --kl_in_reward=True": "distill_beta without effect; set advantage='leave_one_out'",
+    f"{TAUGHT} --kl_in_reward=True": "distill_beta without effect.*set advantage='leave_one_out'",
     f"{TAUGHT} --teacher_checkpoint=out-grpo/model.safetensors": "teacher_checkpoint=.* is in out_dir=out-grpo",
     f"{TAUGHT} --zero_std=drop": "without rewards these are all",
     f"{TAUGHT} --group_size=1 --reward_functions=('judge',)": "group_size=1 leaves no other.*no reward_functions",

@@ -57,7 +57,7 @@ def test_the_plan_shows_the_rendered_prompt_or_its_end_and_every_end_of_a_comple
     """The text is what transformers' own chat template gives; qwen3's second end is in its generation_config alone."""
     import transformers
     c = prompt_config(dataset=sums, generator_checkpoint=folder("qwen3"), template="model", response_prefix="It is",
-                      chat_template_kwargs={"enable_thinking": False}, system_prompt=system)
+                      chat_template_kwargs={"enable_thinking": False}, system_prompt=system, max_prompt_length=4000)
     lines, models, data = planned(c)
     theirs = transformers.AutoTokenizer.from_pretrained(folder("qwen3"))
     messages = [{"role": "system", "content": system},

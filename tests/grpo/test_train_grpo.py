@@ -226,7 +226,7 @@ def test_a_config_of_a_published_run_works_on_a_small_model_and_rows_of_that_for
         "dataset": f"hf:{tmp_path}/data", "generator_checkpoint": model_folder(tmp_path / "model", "qwen3", longest=999),
         "max_iters": 1, "max_new_tokens": 4, "out_dir": tmp_path / "out"}))
     assert done.returncode == 0, done.stderr
-    assert "8 training and 8 validation prompts" in done.stdout
+    assert "8 training and 8 validation prompts" in " ".join(done.stdout.split())
     assert "boxed{}" in done.stdout or "boxed{ANSWER}" in done.stdout
     assert "nswer:" in done.stdout or name == "gsm8k", "the text around the prompt is its end"
     evaluation = read_records(tmp_path / "out" / "metrics.jsonl")[0]
