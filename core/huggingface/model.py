@@ -22,7 +22,8 @@ from core.performance.sharding import layers_of, weights_of
 
 BANNED = -1e9         # logit of a token that is never sampled: its probability is 0, and products with 0 stay finite
 UNLIMITED = 2**30     # longest input of a model whose config names none
-HANDED_ON = ("router_logits", "image_hidden_states", "audio_hidden_states", "shared_kv_states", "cache_params")
+HANDED_ON = ("router_logits", "image_hidden_states", "audio_hidden_states", "image_outputs", "audio_outputs",
+             "shared_kv_states", "cache_params", "cache")
 
 
 class GivenStates(nn.Module):
@@ -93,7 +94,8 @@ class HuggingFaceModel(nn.Module):
         self.longest_input = most_tokens(body) - len(self.start_ids) - len(self.end_ids)
         arguments = inspect.signature(body.forward).parameters
         self.takes_position = "position_ids" in arguments
-        self.cache_name = "cache_params" if "cache_params" in arguments else "past_key_values"
+        names = ("cache", "cache_params", "past_key_values")  # the first since transformers 5.24
+        self.cache_name = next((name for name in names if name in arguments), None)
 
     def states(self, tokens, position=None, past=None, padding=None):
         """Final hidden states; arguments and result as in core.model.GPT.states."""
