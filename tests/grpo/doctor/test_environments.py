@@ -164,7 +164,8 @@ def test_the_template_of_a_chat_model_renders_what_the_policy_read_unless_a_turn
     texts = [tokenizer.backend.decode(ids) for ids in rollouts.texts.completion_ids]
     several = sum("<|im_start|>user" in text for text in texts)
     other_end = sum("<|endoftext|><|im_end|>" in text for text in texts)
-    expect(glue(SimpleNamespace(config=c, data=data, rollouts=rollouts)), None, f"In {several - other_end} of {several} episodes")
+    x = SimpleNamespace(config=c, data=data, rollouts=rollouts, models=SimpleNamespace(policy=policy))
+    expect(glue(x), None, f"In {several - other_end} of {several} episodes")
     assert 0 < other_end < several - 1
 
 
