@@ -163,12 +163,12 @@ def test_the_objective_of_the_guide_is_one_that_a_config_brings(tmp_path):
                                       "data/char_diffusion/pretrained/README.md"])
 def test_commands_name_scripts_and_configs_that_exist(document):
     text = pathlib.Path(ROOT, document).read_text()
-    for path in re.findall(r"(?:python|nproc_per_node=\d+) ((?:core|grpo|data)/\S+?\.py)", text) + re.findall(
+    for path in re.findall(r"(?:python|nproc_per_node=\d+) ((?:core|grpo|data|bench)/\S+?\.py)", text) + re.findall(
             r"\b(config/\w+\.py)", text):
         assert pathlib.Path(ROOT, path).exists(), path
 
 
-SCRIPTS = [str(p.relative_to(ROOT)) for folder in ("core", "grpo", "data") for p in sorted(
+SCRIPTS = [str(p.relative_to(ROOT)) for folder in ("core", "grpo", "data", "bench") for p in sorted(
     pathlib.Path(ROOT, folder).rglob("*.py")) if "\n    run_script(main)\n" in p.read_text()]
 
 

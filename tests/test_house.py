@@ -15,10 +15,11 @@ import pytest
 
 from tests.tiny import ROOT
 
-MAP = re.findall(r"^\| `((?:core|grpo)/[^`]+\.py)` \|", pathlib.Path(ROOT, "docs/map.md").read_text(), re.M)
+MAP = re.findall(r"^\| `((?:core|grpo|bench)/[^`]+\.py)` \|", pathlib.Path(ROOT, "docs/map.md").read_text(), re.M)
+LAYERS = ("core", "grpo", "bench")  # a file imports those of its own layer and of the ones before it
 TABLES = {"grpo/rewards.py"}  # a script that prints the table it holds
-ROOMS = ("policies", "reward_functions", "sandbox", "samplers", "evaluation", "doctor", "report", "benchmarks", "tools")
-FILES = sorted(p for folder in ("core", "grpo", "config", "data") for p in pathlib.Path(ROOT, folder).rglob("*.py"))
+ROOMS = ("policies", "reward_functions", "sandbox", "samplers", "evaluation", "doctor", "report", "tools")
+FILES = sorted(p for folder in (*LAYERS, "config", "data") for p in pathlib.Path(ROOT, folder).rglob("*.py"))
 SHOWS = {("report", "evaluation"), ("doctor", "evaluation")}  # rooms that show what another room measured
 TOKENS_TO_A_LINE = 9.8  # what is reached; it may only fall
 CATCH_ALL = ("user_code.py", "trackers.py")  # nobody knows what other people's code raises
@@ -49,7 +50,7 @@ def imports(name):
 
 
 def test_the_map_lists_every_file_once():
-    found = {str(p.relative_to(ROOT)) for folder in ("core", "grpo") for p in pathlib.Path(ROOT, folder).rglob("*.py")
+    found = {str(p.relative_to(ROOT)) for folder in LAYERS for p in pathlib.Path(ROOT, folder).rglob("*.py")
              if p.name != "__init__.py"}
     assert sorted(MAP) == sorted(found)
 
@@ -62,7 +63,7 @@ def test_a_file_imports_only_what_stands_above_it_in_its_table_and_no_imports_ru
             same_table = pathlib.Path(other).parent == pathlib.Path(name).parent
             assert other in MAP[:place] or not same_table, f"{name} imports {other}, which the map has below it"
             assert other not in scripts, f"{name} imports the script {other}"
-            assert not (name.startswith("core/") and other.startswith("grpo/")), f"{name} imports {other}"
+            assert LAYERS.index(other.split("/")[0]) <= LAYERS.index(name.split("/")[0]), f"{name} imports {other}"
     while left:
         ready = {name for name, others in left.items() if not others & left.keys()}
         assert ready, f"imports in a circle among {sorted(left)}"
@@ -73,7 +74,7 @@ def test_rooms_do_not_import_their_neighbours():
     room = lambda name: parts[1] if len(parts := name.split("/")) == 3 and parts[1] in ROOMS else None
     for name in MAP:
         for other in imports(name):
-            allowed = (room(other) in (None, "sandbox", room(name)) or room(name) in (None, "benchmarks", "tools")
+            allowed = (room(other) in (None, "sandbox", room(name)) or room(name) in (None, "tools")
                        or (room(name), room(other)) in SHOWS)
             assert allowed, f"{name} imports {other} of another room"
             assert room(other) != "tools", f"{name} imports {other}: nothing imports a tool"
@@ -140,7 +141,7 @@ def test_nothing_evaluates_text_or_catches_every_error():
 
 def test_one_guess_finds_the_test_of_a_file():
     missing = []
-    for name in MAP:
+    for name in (name for name in MAP if not name.startswith("bench/")):  # tests/test_bench.py
         folder, _, file = name.rpartition("/")
         stem = file.removesuffix(".py")
         guesses = [pathlib.Path(ROOT, "tests", folder, f"test_{guess}.py") for guess in (stem, stem.split("_")[0])]

@@ -1,23 +1,20 @@
 """The training step of this project compared with the usual way to the same gradient."""
 
 import json
-import string
 import time
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from bench.sides import in_turns, problems, wait_for_device
 from core.distributed import Distributed
 from core.judge import calculate_judge_scores
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
 from core.run.memory import memory_in_use
 from core.tokenizer import CharTokenizer
 from grpo.advantages import compute_advantages
-from grpo.benchmarks.side import in_turns
-from grpo.benchmarks.work import problems, wait_for_device
 from grpo.build import make_policy
-from grpo.environments import environment
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import rollout_loss
 from grpo.objectives import token_weights
@@ -26,23 +23,7 @@ from grpo.scoring import with_reference
 TOKENIZER = CharTokenizer(stop=True)
 MASKED = 0.3     # share of a text to fill in
 HEAD_WIDTH = 64
-TURN_ENDS = tuple(string.ascii_lowercase)  # a random model writes one of them every few tokens
-ROWS = {"seconds": "time_ratio", "seconds, no judge": "time_ratio_without_judge", "ms per 1,000 tokens": "time_ratio",
-        "peak MB": "memory_ratio"}
-
-
-@environment
-class Answers:
-    """An environment that answers each turn with eight characters."""
-
-    def __init__(self, seed):
-        """There is nothing random in it."""
-
-    def reset(self, record):
-        """The prompt is that of the record."""
-
-    def step(self, text):
-        return "ANSWERED", 0.0
+ROWS = {"seconds": "time_ratio", "seconds, no judge": "time_ratio_without_judge", "peak MB": "memory_ratio"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +34,7 @@ class BenchConfig:
     n_layer: int = 6             # layers
     n_embd: int = 384            # width of the hidden states; an attention head has 64 of it
     # the batch
-    block_size: int = 256        # fill, checkpoint: tokens of a text, 30% of them masked
+    block_size: int = 256        # fill: tokens of a text, 30% of them masked
     batch_size: int = 16         # problems
     group_size: int = 8          # completions of each problem
     prompt_length: int = 256     # causal: tokens of a prompt
@@ -69,9 +50,6 @@ class Comparison:
 
     A subclass defines both sides, which return the seconds of a judge, or None.
     """
-
-    columns = ("naive", "shared")
-    same_gradient = True
 
     def __init__(self, c, mode, length, **settings):
         self.c, self.length = c, length
@@ -197,52 +175,8 @@ class Fill(Comparison):
         return judge
 
 
-class Checkpointed(Fill):
-    """The fill-in step: activations stored for the backward pass (naive) or computed again (shared)."""
-
-    columns = ("stored", "again")
-
-    def naive(self):
-        self.policy.model.grad_checkpoint = False
-        return super().shared()
-
-    def shared(self):
-        self.policy.model.grad_checkpoint = True
-        return super().shared()
-
-
-class Turns(Comparison):
-    """Sampling and training of completions of one turn (naive), or in turns with an environment (shared)."""
-
-    columns = ("one turn", "turns")
-    same_gradient = False
-
-    def __init__(self, c):
-        super().__init__(c, LANGUAGE_MODEL, c.prompt_length + c.completion_length, kl_beta=0.0,
-                         max_new_tokens=c.completion_length)
-        prompts = np.random.default_rng(0).integers(96, size=(c.batch_size, c.prompt_length))
-        self.problems = problems(prompts)
-        self.in_turns = replace(self.config, environment="Answers", reward_functions=("environment",),
-                                stop_sequences=TURN_ENDS, max_turns=c.completion_length)
-
-    def step(self, side):
-        rows = super().step(side)
-        return {"ms per 1,000 tokens": 1e6 * rows["seconds"] / self.tokens, "peak MB": rows["peak MB"]}
-
-    def naive(self):
-        self.sample_and_learn(self.config)
-
-    def shared(self):
-        self.sample_and_learn(self.in_turns)
-
-    def sample_and_learn(self, config):
-        rollouts = self.policy.sample(self.problems, 0, config)
-        self.tokens = sum(map(len, rollouts.texts.completion_ids))  # those of answers too
-        self.learn(rollouts)
-
-
 def take_steps(kind, c, side, turn):
-    """One side in turns (grpo/benchmarks/side.py), after a step on one problem, which loads kernels."""
+    """One side in turns (bench/sides.py), after a step on one problem, which loads kernels."""
     kind(replace(c, batch_size=1)).step(side)
     comparison = kind(c)
     go_on = turn(None)
@@ -255,16 +189,15 @@ def compare(kind, c):
     of the gradients."""
     naive, shared = in_turns([(take_steps, kind, c, side) for side in ("naive", "shared")], c.repeats)
     print(f"{kind.__doc__}\n{c}")
-    print(f"{'':<24}{kind.columns[0]:>12}{kind.columns[1]:>12}{'ratio':>8}")
+    print(f"{'':<24}{'naive':>12}{'shared':>12}{'ratio':>8}")
     result = {}
     for row, key in ROWS.items():
         if row in naive[0]:
             a, b = (min(record[row] for record in found) for found in (naive, shared))
             print(f"{row:<24}{a:>12.5g}{b:>12.5g}{a / b:>8.2f}")
             result[key] = round(a / b, 2)
-    if kind.same_gradient:
-        wanted = naive[0]["gradient"]
-        difference = float(np.linalg.norm(shared[0]["gradient"] - wanted) / np.linalg.norm(wanted))
-        result["gradient_difference"] = difference
-        print(f"relative difference of the gradients {difference:.1e}")
+    wanted = naive[0]["gradient"]
+    difference = float(np.linalg.norm(shared[0]["gradient"] - wanted) / np.linalg.norm(wanted))
+    print(f"relative difference of the gradients {difference:.1e}")
+    result["gradient_difference"] = difference
     print(json.dumps(result))

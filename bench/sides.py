@@ -1,0 +1,72 @@
+"""The sides of a benchmark take their steps in turns: one works, the others wait at a pipe and use no processor."""
+
+import logging
+import multiprocessing
+import os
+import warnings
+
+import numpy as np
+import torch
+
+
+def in_turns(calls, steps):
+    """Lets sides take steps in turns, A B A B, each in a child process. Returns the records of each.
+
+    calls: (run, *arguments) of each side. run calls turn(None) when it is ready, and turn(record) at the end of every
+    step; turn waits until the next step may begin and returns whether there is one.
+    """
+    context = multiprocessing.get_context("spawn")
+    sides = []
+    for call in calls:
+        pipe, end = context.Pipe()
+        process = context.Process(target=work_in_turns, args=(end, *call), daemon=True)
+        process.start()
+        end.close()  # only the child holds it now, so that its end is noticed
+        step(process, pipe)
+        sides.append((process, pipe))
+    records = [[step(*side) for side in sides] for _ in range(steps)]
+    for process, pipe in sides:
+        pipe.send(False)
+        process.join()
+    return list(zip(*records, strict=True))
+
+
+def step(process, pipe):
+    """The record of a step that the child takes now. Raises ValueError if it has ended."""
+    try:
+        pipe.send(True)
+        return pipe.recv()
+    except (EOFError, ConnectionError):
+        process.join()
+        raise ValueError(f"a side of the benchmark ended with exit code {process.exitcode}; its error is above; a "
+                         "negative code is a signal, -9 often the lack of memory") from None
+
+
+def work_in_turns(pipe, run, *arguments):
+    """The life of a child. Its errors are shown; what it prints and warns of is not part of the table."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore")
+
+    def turn(record):
+        pipe.send(record)
+        return pipe.recv()
+
+    pipe.recv()
+    run(*arguments, turn)
+
+
+def wait_for_device(device):
+    """Returns when a GPU has finished: it still computes when a function returns."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def problems(prompts):
+    """Prompts (P, T) of one length as problems of core/prompts.py: PromptConsumer."""
+    P = len(prompts)
+    return {
+        "input": prompts,
+        "padding": np.zeros(P, dtype=np.int64),
+        "number": np.arange(P),
+        "record": [{"text": "a", "prompt": "a"}] * P}
