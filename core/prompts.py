@@ -1,7 +1,7 @@
 """Prompts: records rendered by a template, and drawn as problems or training examples."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,7 +43,6 @@ def code(messages):
 
 
 TEMPLATES = {"plain": plain, "chat": chat, "math": math, "code": code}
-TOOL_CALL = "<tool_call>"  # begins a call of a tool, as the templates of Qwen and Hermes have it
 MODEL = "model"     # the template that comes with a Hugging Face model
 OF_CONSUMER = {"text", "tokens", "where", "split"}  # fields of a record that a PromptConsumer adds, or needs alone
 CHARACTERS = 100    # most characters of a token, on average over a prompt
@@ -99,21 +98,6 @@ class PromptFormat:
         if self.template == MODEL:
             return tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))
         return TEMPLATES[self.template](messages)
-
-    def with_tools(self, tools, tokenizer):
-        """This format, with JSON schemas of tools in the chat template. Raises ValueError unless the template says how
-        to call them."""
-        arguments = {"tools": tools} | (self.chat_template_kwargs or {})
-        form = replace(self, chat_template_kwargs=arguments)
-        text = form.render(as_messages("?"), tokenizer) if self.template == MODEL else ""
-        if TOOL_CALL not in text or '"arguments"' not in text:
-            raise ValueError(f"environment: it has tools, and prompts with template={self.template!r} do not say how "
-                             f'to call them between {TOOL_CALL} and </tool_call>, as {{"name": ..., "arguments": ...}}'
-                             "; use template='model' and a model whose own chat template does, as that of Qwen 3")
-        if TOOL_CALL not in tokenizer.decode(tokenizer.encode(TOOL_CALL)):
-            raise ValueError(f"environment: it has tools, and the tokenizer leaves {TOOL_CALL} out of what it decodes, "
-                             "so no call would be seen; it must be no special token")
-        return form
 
     def behind(self, messages, tokenizer):
         """The text of messages behind a turn of the model: from the end of the turn, with its end token if the template

@@ -117,8 +117,5 @@ def find_environment(name, path):
 @functools.cache
 def environment_in(name, path, changed):
     """The class of this name in a file that was changed at this time, or None."""
-    cls = load_reward_file(path).get(name)
-    if inspect.isclass(cls) and ENVIRONMENTS.get(name) is not cls:
-        from grpo.reward_functions.trl_environments import with_tools
-        environment(with_tools(cls))
+    load_reward_file(path)
     return ENVIRONMENTS.get(name)

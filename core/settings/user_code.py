@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import pathlib
-import random
 import signal
 import sysconfig
 import threading
@@ -104,22 +103,6 @@ def time_limit(seconds, waiting=False):
         signal.signal(number, before)
 
 
-class OwnRandom:
-    """A context in which Python's `random` is that of one piece of code: it goes on where it was, and is not changed by
-    what others draw meanwhile."""
-
-    def __init__(self, seed):
-        self.state = random.Random(seed).getstate()
-
-    def __enter__(self):
-        self.outside = random.getstate()
-        random.setstate(self.state)
-
-    def __exit__(self, *_):
-        self.state = random.getstate()
-        random.setstate(self.outside)
-
-
 @functools.cache
 def event_loop():
     """An event loop in a thread of its own, for as long as the process runs: connections that a user's code keeps open
@@ -127,14 +110,6 @@ def event_loop():
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     return loop
-
-
-def replace_event_loop_if_held():
-    """Leaves the event loop to itself if a coroutine holds it up; `event_loop` then begins a new one."""
-    try:
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), event_loop()).result(1.0)
-    except TimeoutError:
-        event_loop.cache_clear()
 
 
 def as_user_error(error, function):

@@ -56,8 +56,7 @@ def first_kl(x):
 def inexact_model(x):
     """The remedy where a model gives other log-probabilities than it gave before."""
     if x.float32:
-        return ("the model computes something else token by token than at once: python grpo/tools/check_model.py MODEL "
-                "says where")
+        return "the model computes something else token by token than at once: look at its cache and its padding"
     return "set dtype='float32'"
 
 

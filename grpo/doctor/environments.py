@@ -79,16 +79,13 @@ def as_rendered(x, n):
     """Tells whether completion n, up to its last answer, is what the template renders for its turns, whatever the
     answers are."""
     tokenizer, texts = x.data.tokenizer, x.rollouts.texts
-    make = x.models.policy.environments.make
-    form, answering = x.data.format, "user"
-    if hasattr(make, "tools"):
-        form, answering = form.with_tools(make.tools, tokenizer), "tool"
+    form = x.data.format
     decode = getattr(tokenizer, "backend", tokenizer).decode  # transformers' own shows special tokens
     messages = as_messages(texts.columns["prompt"][n], form.system_prompt, form.prompt_format)
     ids = []
     for writer, turn in turns_of(x.rollouts, n)[:-1]:
         ids += turn
-        role, content = answering, ANSWER
+        role, content = "user", ANSWER
         if writer == POLICY:
             role, content = "assistant", decode([i for i in turn if i not in tokenizer.stop_token_ids])
         messages.append({"role": role, "content": content})

@@ -32,8 +32,6 @@ def check_begins(environments, data):
     """Raises ValueError if an environment cannot begin an episode with the first record of `data`, a PromptConsumer:
     then none would be played, and the run would learn nothing."""
     record = data.records["train"][0]
-    if hasattr(environments.make, "tools"):
-        data.format.with_tools(environments.make.tools, data.tokenizer)
     began = environments.call({0: ("begin", 0, own_fields(record))})[0]
     environments.call({0: ("close",)})
     if isinstance(began, UserCodeError):

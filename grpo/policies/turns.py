@@ -36,11 +36,8 @@ class Episodes:
         environments: the Environments that are called; longest: tokens that fit into the model
         """
         self.stop, self.config = stop, config
-        make = environments.make
         self.form = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
                                  config.chat_template_kwargs, config.prompt_format)
-        if hasattr(make, "tools"):
-            self.form = self.form.with_tools(make.tools, stop.tokenizer)
         self.front, self.back = self.form.around(stop.tokenizer)
         self.environments, self.longest = environments, longest
         G = config.group_size
@@ -49,7 +46,7 @@ class Episodes:
         self.begin = [[0] for _ in range(N)]
         self.reward = [[] for _ in range(N)]
         self.failed = set()  # completions whose environment failed
-        self.names = make.metrics
+        self.names = environments.make.metrics
         self.keys = [next(KEYS) for _ in range(N)]
         calls = {}
         for p, (record, number) in enumerate(zip(problems["record"], problems["number"], strict=True)):

@@ -108,6 +108,12 @@ def test_the_examples_of_the_page_run(monkeypatch):
     program.reset({"tests": "assert twice(2) == 4"})
     assert program.step("def twice(x): return x") == ("The tests: failed. Try again.", 0.0)
     assert program.step("def twice(x): return 2 * x") == (None, 1.0)
+    tools = found["Tools"](3)
+    assert tools.reset({"prompt": "6*7=", "answer": "42"}) == "6*7="
+    call = '<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": %s}}</tool_call>'
+    assert tools.step(call % 7) == ([{"role": "tool", "content": "42"}], 1.0)
+    assert tools.step("no call") == (None, 0.0)
+    assert tools.step("<tool_call>no json</tool_call>")[0][0]["content"].startswith("error")
 
 
 def new_game(low, high, seed=0):

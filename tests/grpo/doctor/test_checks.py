@@ -34,8 +34,8 @@ def test_prompts_are_not_looked_for_in_fill_in(healthy_fill):
 
 
 @pytest.mark.parametrize(("check", "changes", "verdict", "sentence", "remedy"), [
-    (first_ratio, {"mismatch_max": 0.01}, False, "is not 1 (largest difference 0.01", "check_model.py"),
-    (first_ratio, {"mismatch_max": float("nan")}, False, "is not 1", "check_model.py"),
+    (first_ratio, {"mismatch_max": 0.01}, False, "is not 1 (largest difference 0.01", "cache"),
+    (first_ratio, {"mismatch_max": float("nan")}, False, "is not 1", "cache"),
     (first_ratio, {"mismatch_max": 0.3, "float32": False}, True, "is 1", ""),
     (first_ratio, {"mismatch_kl": 0.1, "float32": False}, False, "is not 1", "dtype='float32'"),
     (first_ratio, {"mismatch_max": 0.3, "fill_estimator": "one_step"}, None, "are estimates", "if you mean that"),
@@ -79,8 +79,8 @@ def frozen_layer(run):
 
 
 @pytest.mark.parametrize(("break_it", "check", "sentence", "remedy"), [
-    (wrong_sampler, first_ratio, "the first ratio is not 1 (largest difference 0.25", "check_model.py"),
-    (wrong_reference, first_kl, "but both should be the same model", "check_model.py"),
+    (wrong_sampler, first_ratio, "the first ratio is not 1 (largest difference 0.25", "cache"),
+    (wrong_reference, first_kl, "but both should be the same model", "cache"),
     (frozen_layer, gradient, "The gradient is 0 in layer 2:", "without freezing them")])
 def test_what_is_wrong_with_the_models_is_found(tmp_path, break_it, check, sentence, remedy):
     run = completing(tmp_path)
