@@ -11,11 +11,10 @@ import torch
 from core.distributed import Distributed
 from core.judge import calculate_judge_scores
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
-from core.run.memory import memory_in_use
 from core.tokenizer import CharTokenizer
 from grpo.advantages import compute_advantages
 from grpo.benchmarks.side import in_turns
-from grpo.benchmarks.work import problems, wait_for_device
+from grpo.benchmarks.work import memory_in_use, problems, wait_for_device
 from grpo.build import make_policy
 from grpo.environments import environment
 from grpo.grpo_config import GRPOConfig

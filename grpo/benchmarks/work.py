@@ -1,13 +1,13 @@
 """The work of a training step that several trainers do: its shapes, its lengths, its counted operations."""
 
+import resource
+import sys
 import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.utils.benchmark import Timer
-
-from core.run.memory import memory_in_use
 
 MEAN_LENGTH = 24  # of completions that end by themselves
 LENGTHS = 11      # keeps the draw of lengths apart from that of prompts
@@ -90,6 +90,16 @@ def counted_operations(work, lengths):
     logits = work.n_embd * work.vocab_size * lengths.sum()
     attention = 2 * work.n_layer * work.n_embd * pairs
     return 5 * 2 * (layers + logits + attention)
+
+
+def memory_in_use(device):
+    """The most megabytes that this process has needed so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    if sys.platform == "linux":  # of this program alone; resource counts the process that started it too
+        with open("/proc/self/status") as f:
+            return next(int(line.split()[1]) for line in f if line.startswith("VmHWM")) * 1024 / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def record_of(start, device):
