@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from bench.sides import in_turns, problems, wait_for_device
+from bench.sides import in_turns, memory_in_use, problems, wait_for_device
 from core.distributed import Distributed
 from core.judge import calculate_judge_scores
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
-from core.run.memory import memory_in_use
 from core.tokenizer import CharTokenizer
 from grpo.advantages import compute_advantages
 from grpo.build import make_policy

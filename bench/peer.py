@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch.utils.benchmark import Timer
 
-from bench.sides import in_turns, problems, wait_for_device
+from bench.sides import in_turns, memory_in_use, problems, wait_for_device
 from core.distributed import Distributed
 from core.huggingface.model import HuggingFaceModel
 from core.model import GPT, LANGUAGE_MODEL, GPTConfig
-from core.run.memory import memory_in_use
 from core.settings.optional import quiet_transformers, require
 from core.settings.ranges import check_choices, check_ranges
 from core.training_step import build_optimizers

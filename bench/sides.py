@@ -3,6 +3,8 @@
 import logging
 import multiprocessing
 import os
+import resource
+import sys
 import warnings
 
 import numpy as np
@@ -54,6 +56,16 @@ def work_in_turns(pipe, run, *arguments):
 
     pipe.recv()
     run(*arguments, turn)
+
+
+def memory_in_use(device):
+    """The most megabytes that this process has needed so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    if sys.platform == "linux":  # of this program alone; resource counts the process that started it too
+        with open("/proc/self/status") as f:
+            return next(int(line.split()[1]) for line in f if line.startswith("VmHWM")) * 1024 / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def wait_for_device(device):

@@ -45,7 +45,7 @@ def order_of_places(unmask_order, noise):
 
 
 @torch.no_grad()
-def fill_in_passes(model, input, position, hidden, uniform, order, passes, budget=None, before=nothing,
+def fill_in_passes(model, input, position, hidden, uniform, order, passes, before=nothing,
                    block_length=None, by_confidence=False, end_ids=(), **sampling):
     """Fills in hidden tokens in several passes; passes=1 draws what predict_and_sample_tokens draws.
 
@@ -53,7 +53,6 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, budge
     uniform: (P, G, T) noise for tokens by column of the text, on the CPU; with by_confidence (all passes, P, G, T),
     because passes draw the same place again
     order: (P, G, T) noise for the order of the places, on the CPU
-    budget: a KeptBudget, which raises ValueError for too many kept tokens, or None
     before: from the numbers of problems (n,), what stands before their texts: "past" and "padding" of `states`
     block_length: hidden tokens of a block, which has `passes` of its own; None: one block
     by_confidence: each pass draws all hidden tokens of its block and keeps the likeliest, as LLaDA does
@@ -75,7 +74,7 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, budge
     ended = torch.zeros(len(plan), 1, dtype=torch.bool)                              # (N, 1)
     target = torch.zeros_like(column)
     logp = torch.zeros(column.shape, device=device)
-    collector = KeptCollector(budget)
+    collector = KeptCollector()
     read = []
     for i in range(total):
         read.append(text)

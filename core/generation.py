@@ -22,14 +22,13 @@ class Generation:
 
 
 @torch.no_grad()
-def generate(model, prompt, padding, uniform, stop, budget=None, turns=None, **sampling):
+def generate(model, prompt, padding, uniform, stop, turns=None, **sampling):
     """Samples G completions of every prompt: each prompt is read once, all rows are decoded together, and rows that
     have ended leave the batch. Returns a Generation.
 
     prompt: (P, T) tokens, padded on the left; padding: (P,) number of padded columns, or None for none
     uniform: (P, G, L) noise in [0, 1) of each completion's tokens, at most L of them
     stop: a Stop, or a function with its arguments: it tells where rows end
-    budget: a KeptBudget, which raises ValueError for too many kept tokens, or None
     turns: what answers a completion where `stop` ends it, as grpo.policies.turns.Episodes, or None: it is then over
     sampling: temperature, top_p, top_k, min_p; top_k=1 takes the likeliest
     """
@@ -46,7 +45,7 @@ def generate(model, prompt, padding, uniform, stop, budget=None, turns=None, **s
     past = past.expand(number // G, L)
     if padding is not None:
         padding = padding[number // G]                                               # (n,)
-    collector = KeptCollector(budget)
+    collector = KeptCollector()
     with prepacked(model.layers):
         for t in range(L):
             if t > 0:

@@ -276,6 +276,5 @@ class GPT(nn.Module):
 
     @property
     def dimensions(self):
-        """(number of layers, width of the hidden states, keys and values that a cache holds for a token)."""
-        c = self.config
-        return c.n_layer, c.n_embd, 2 * c.n_layer * c.n_embd
+        """(number of layers, width of the hidden states)."""
+        return self.config.n_layer, self.config.n_embd

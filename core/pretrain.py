@@ -20,6 +20,7 @@ from core.huggingface.files import describe_experts
 from core.logger import create_logger
 from core.prompts import PromptConsumer
 from core.run.folder import check_run_folder, run_folder
+from core.run.out_of_memory import naming_what_lowers_memory
 from core.run.recipes import build_missing_checkpoint, build_missing_dataset
 from core.run.start import Recorded
 from core.run.terminal import folded
@@ -35,7 +36,7 @@ def main(argv):
     config, origin = load_config(PretrainConfig, argv)
     check_run_folder(config.absolute_out_dir)
     check_trackers(config)
-    with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
+    with Distributed(config.device, config.dtype, config.rank_timeout) as dist, naming_what_lowers_memory(config):
         how = print, config.dry_run
         no_dataset = is_missing(dist, build_missing_dataset, dataset_folder(config.dataset), *how)
         if not no_dataset:

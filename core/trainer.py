@@ -3,7 +3,6 @@
 import functools
 import os
 import time
-from dataclasses import asdict
 
 import torch
 
@@ -57,7 +56,7 @@ class Trainer:
         self.checkpoints = CheckpointManager(config.absolute_out_dir, self.write_model, config.keep_checkpoints,
                                              model.suffix, getattr(model, "identity", dict)(),
                                              write_card=functools.partial(write_card, config))
-        self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger, dist.rank)
+        self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
         self.step = self.skipped_steps = 0
         self.facts = {}         # metrics of the last evaluation
         self.stopped_by = None  # the signal that ended the run early
@@ -104,7 +103,7 @@ class Trainer:
         metrics = training_step(self.model, batches, self.optimizers, c.grad_clip, self.dist)
         self.step += 1
         if metrics["skipped_steps"]:
-            self.bad.add(self.step, metrics, plain_batch(batches, lr, c))
+            self.bad.add(self.step, metrics)
         else:
             self.bad.in_a_row = 0
         self.skipped_steps += metrics["skipped_steps"]
@@ -134,9 +133,3 @@ class Trainer:
 
     def report(self):
         """Nothing: the console and the records show the run."""
-
-
-def plain_batch(batches, lr, config):
-    """The micro-batches [(input, target, mask)] of a step as plain tensors and values."""
-    input, target, mask = ([x.cpu() for x in tensors] for tensors in zip(*batches, strict=True))
-    return {"input": input, "target": target, "mask": mask, "lr": lr, "config": asdict(config)}

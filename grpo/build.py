@@ -5,13 +5,11 @@ from dataclasses import dataclass
 
 from core.checkpoint_manager import shapes
 from core.dataset_consumer import DatasetConsumer
-from core.distributions import truncates
 from core.files.datasets import dataset_folder
 from core.files.records import has_prompts, is_file_of_records
 from core.huggingface.settings import FULL
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
-from core.performance.kept_tokens import KeptTokens
 from core.performance.prepacked import has_fast_bfloat16
 from core.performance.sharding import is_asked_for, loads_on, shard_all
 from core.prompts import PromptConsumer, PromptFormat
@@ -20,7 +18,7 @@ from core.tokenizer import same_vocabulary
 from grpo.environments import find_environment
 from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
 from grpo.evaluation.prompts import PromptEvaluation
-from grpo.kl import choose_estimator, needs_reference
+from grpo.kl import needs_reference
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.environment_calls import check_begins, environments_of
 from grpo.policies.fill import FillPolicy
@@ -235,9 +233,7 @@ def make_rewards(config, judge, dist):
 
 
 def build_evaluation(config, models, rewards, data):
-    """The evaluation that suits the generator. Raises ValueError if a prompt leaves no room for a completion, or if an
-    iteration's distributions need more than stored_megabytes."""
-    check_memory(config, models)
+    """The evaluation that suits the generator. Raises ValueError if a prompt leaves no room for a completion."""
     policy = models.policy
     if kind_of(config, policy.model.mode) == FILL_IN:
         return fill_in_evaluation(config, models, rewards)
@@ -250,28 +246,6 @@ def build_evaluation(config, models, rewards, data):
     if config.unmask_steps > places:
         raise ValueError(f"unmask_steps={config.unmask_steps} must be at most the {places} places of a block")
     return PromptEvaluation(data, models.reference, rewards, config)
-
-
-def check_memory(config, models):
-    """Raises ValueError if what is stored with an iteration's rollouts is certain not to fit into stored_megabytes. The
-    exact KL stores a number for each token of the vocabulary, truncation at least one token of each distribution."""
-    states = config.batch_size * config.gradient_accumulation_steps * models.policy.stored_states(config)
-    vocabulary = models.policy.vocabulary
-    stored, uses, ways = 0, [], []
-    if models.reference is not None and choose_estimator(config, models.policy) == "exact":
-        stored += 4 * states * vocabulary
-        uses.append(f"{vocabulary} numbers each for the exact KL")
-        sampled = "k3" if config.teacher_checkpoint is None else "k2"
-        ways.append(f"kl_estimator={sampled!r}")
-    if truncates(config.top_p, config.top_k, config.min_p):
-        stored += KeptTokens.LEAST_BYTES * states
-        uses.append("the tokens that truncation kept")
-        ways.append("top_p=1.0, top_k=0 and min_p=0.0")
-    megabytes = stored / 2**20
-    if megabytes > config.stored_megabytes:
-        raise ValueError(f"stored_megabytes={config.stored_megabytes} is not enough: for up to {states} tokens, "
-                         f"{' and '.join(uses)} take {megabytes:.0f} MB; set {' and '.join(ways)}, lower batch_size, "
-                         "group_size or the length, or raise stored_megabytes")
 
 
 def fill_in_evaluation(config, models, rewards=None):

@@ -27,7 +27,6 @@ RANGES = {
     "batch_size": "[1, 1e6]", "group_size": "[1, 1e5]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
     "top_k": "[0, 1e9]", "min_p": "[0, 1)", "unmask_steps": "[1, 1e6]", "block_length": "[1, 1e6]",
     "passes_read": "[1, 1e6]",
-    "stored_megabytes": "[1, 1e9]",
     "credit_window": "[0, 1e9]", "distill_beta": "(0, 1e6]", "kl_beta": "[0, 1e6]", "kl_target": "(0, 1e6]",
     "entropy_bonus": "[0, 1e6]", "overlong_buffer": "[0, 1e6]",
     "clip_low": "[0, 1e9]", "clip_high": "[0, 1e9]", "clip_cap": "(1, 1e9]",
@@ -69,10 +68,6 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
                                               # likeliest first, for which log-probabilities are estimates
     fill_estimator: str = "trajectory"        # fill-in: estimator of log-probabilities (grpo/policies/fill_views.py)
     passes_read: int = 2                      # passes of a completion that agrpo and step_merge read
-    stored_megabytes: int = 2048              # memory for distributions kept with rollouts: tokens that truncation
-                                              # kept, the reference's for the exact KL; a run that needs more is refused
-                                              # before its first step, or while it is sampled, as soon as the kept ids
-                                              # exceed it
     # objective
     objective: str = "grpo"                   # a row of OBJECTIVES (grpo/objectives.py)
     advantage: str | None = None              # a name in ADVANTAGES (grpo/advantages.py); None: the objective's own,
@@ -150,10 +145,10 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
         """True if training scores tokens in the texts that they were drawn from; else it has estimates."""
         return self.fill_estimator in AS_DRAWN
 
-    def for_evaluation(self, **changes):
-        """The settings with which evaluations sample, whatever trains; changes: others."""
+    def for_evaluation(self, seed):
+        """The settings with which evaluations sample, whatever trains."""
         return replace(self, group_size=self.eval_completions, fill_estimator="trajectory",
-                       passes_read=GRPOConfig.passes_read, train_pass_k=1, **changes)
+                       passes_read=GRPOConfig.passes_read, train_pass_k=1, seed=seed)
 
 
 def check_sizes(c):

@@ -5,7 +5,7 @@ import functools
 import math
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from grpo.evaluation.samples import append_samples, comparison_table, format_sam
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.kl import REFERENCES, adapted
 from grpo.report.page import write_report
-from grpo.rollout import moved, plain
 from grpo.samplers.local import LocalSampler
 from grpo.samplers.prefetch import Prefetcher
 from grpo.samplers.sync_check import SyncCheck
@@ -55,8 +54,7 @@ class GRPOTrainer:
                                              functools.partial(write_card, config))
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.prefetcher = None  # of a sampler elsewhere, or ahead of training; None: the policy samples at once
-        self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger, dist.rank)
-        self.sampled = []  # [(Rollouts, Scored)] of all that was sampled in the iteration
+        self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
         self.step, self.skipped_steps, self.empty_steps = 0, 0, 0
         self.before, self.after = {}, {}  # metrics of the first and of the last evaluation
@@ -121,8 +119,8 @@ class GRPOTrainer:
         timer = Timer()
         on_policy = not self.buffer.queue
         if on_policy:
-            rollouts, sums, self.sampled = collect_rollouts(self.policy, self.reference, self.rewards, self.sample, c,
-                                                            self.dist, timer)
+            rollouts, sums, _ = collect_rollouts(self.policy, self.reference, self.rewards, self.sample, c, self.dist,
+                                                 timer)
             id = self.buffer.store_rollout_data(rollouts, sums)
             self.buffer.prepare_training_batch(id, c.ppo_epochs, c.minibatches)
         self.logger.doing("training")
@@ -133,15 +131,15 @@ class GRPOTrainer:
         self.spent += sum(timer.times.values())
         metrics |= timer.metrics() | {"lr": lr, "kl_beta": self.kl_beta}
         metrics["tokens_per_second"] = metrics.pop("text_tokens") / self.spent
-        self.end_step(metrics, rollouts)
+        self.end_step(metrics)
         return metrics
 
-    def end_step(self, metrics, rollouts):
+    def end_step(self, metrics):
         """Counts a step that was skipped or empty; the last step of an iteration moves the reference and kl_beta."""
         c = self.config
         bad_rollouts = metrics.pop("bad_rollouts")
         if metrics["skipped_steps"]:
-            self.bad.add(self.step, metrics, self.plain_step(rollouts))
+            self.bad.add(self.step, metrics)
         else:
             self.bad.in_a_row = 0
         if "mean_reward" not in metrics:
@@ -155,19 +153,10 @@ class GRPOTrainer:
             self.buffer.skip_rest()  # of bad rollouts every other step would be skipped too
         if not self.buffer.queue:
             self.iteration += 1
-            self.spent, self.sampled = 0.0, []
+            self.spent = 0.0
             if self.reference is not None:
                 REFERENCES[c.reference_mode](self.reference, self.policy, self.iteration, c)
                 self.kl_beta = adapted(self.kl_beta, metrics.get("mean_kl", math.nan), c)
-
-    def plain_step(self, rollouts):
-        """The parts of the step, as plain tensors and values. Distributions over the vocabulary are left out: they
-        are large, and the models give them again."""
-        rollouts = replace(rollouts, ref_distributions=None, reading=replace(rollouts.reading, kept=None))
-        sampled = [{"prompts": part.texts.prompts, "completions": part.texts.completions, "reward": scored.reward,
-                    "values": scored.values} for part, scored in self.sampled]
-        return {"iteration": self.iteration, "kl_beta": self.kl_beta, "config": asdict(self.config),
-                "rollouts": plain(moved(rollouts, "cpu")), "sampled": moved(sampled, "cpu")}
 
     def sample(self, again, count=None):
         """Completions of this iteration's problems, or of the first `count` of another round, and sums for metrics."""

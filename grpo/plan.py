@@ -1,11 +1,10 @@
-"""The plan of a run, in lines for the user: settings, batch, models, data, rewards, memory."""
+"""The plan of a run, in lines for the user: settings, batch, models, data, rewards."""
 
 from core.config import describe
 from core.huggingface.files import describe_experts, is_adapter
 from core.huggingface.lora import share_without_adapter
 from core.prompts import PromptConsumer
-from grpo.build import build_models, check_memory, make_rewards
-from grpo.evaluation.memory import describe_memory
+from grpo.build import build_models, make_rewards
 from grpo.objectives import OBJECTIVES
 from grpo.reward_functions.registry import parameters
 from grpo.rewards import REWARDS
@@ -27,8 +26,7 @@ def plan(config, origin, models, rewards, data, dist):
     if isinstance(data, PromptConsumer):
         yield from data.describe_prompts()
     yield from describe_rewards(config, rewards)
-    if data is not None:
-        yield describe_memory(config, models, data, dist)
+    yield f"on {dist.device} in {dist.dtype}"
 
 
 def plan_without(missing, config, origin, dist):
@@ -38,7 +36,6 @@ def plan_without(missing, config, origin, dist):
     """
     if missing == ["dataset"]:
         models = build_models(config, None, dist)
-        check_memory(config, models)
         yield from plan(config, origin, models, make_rewards(config, models.judge, dist), None, dist)
         return
     if config.judge_checkpoint is None:  # the rewards need no model that is missing
@@ -86,7 +83,7 @@ def describe_models(config, models):
 
 def size_of(model):
     """A model's mode, layers, width and number of parameters, in words."""
-    layers, width, _ = model.dimensions
+    layers, width = model.dimensions
     return f"{model.mode}, {layers} layers x {width}, {model.num_parameters() / 1e6:.2f} M parameters"
 
 

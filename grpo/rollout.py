@@ -53,7 +53,7 @@ class Policy(Protocol):
     # Only a policy whose model is sharded needs calls(reading) -> number of times that `states` calls the model, and
     # idle_loss(times); its `save` also gets `weights`.
     # Only a run that grpo/build.py puts together also needs `model` and `tokenizer` (for checks between the models),
-    # stored_states(config), compile() and, to evaluate, passes(rollouts, n) and, of prompts, greedy(problems, config).
+    # compile() and, to evaluate, passes(rollouts, n) and, of prompts, greedy(problems, config).
 
 
 @dataclass

@@ -15,6 +15,7 @@ from core.config import load_config
 from core.distributed import Distributed
 from core.logger import create_logger
 from core.run.folder import check_run_folder, run_folder
+from core.run.out_of_memory import naming_what_lowers_memory
 from core.run.start import Recorded
 from core.run.terminal import folded
 from core.run.trackers import check_trackers
@@ -26,7 +27,6 @@ from grpo.build import (
     build_rewards,
     build_what_is_missing,
 )
-from grpo.evaluation.memory import check_fits
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.plan import plan, plan_without
@@ -39,7 +39,7 @@ def main(argv):
     check_run_folder(config.absolute_out_dir)
     check_trackers(config)
     check_sampler_is_there(config)
-    with Distributed(config.device, config.dtype, config.rank_timeout) as dist:
+    with Distributed(config.device, config.dtype, config.rank_timeout) as dist, naming_what_lowers_memory(config):
         missing = build_what_is_missing(config, dist)
         if missing:
             lines = folded(plan_without(missing, config, origin, dist))
@@ -49,7 +49,6 @@ def main(argv):
         data = build_data(config, dist)
         models = build_models(config, data, dist)
         rewards = build_rewards(config, models, data, dist)
-        check_fits(config, models, data, dist)
         evaluation = build_evaluation(config, models, rewards, data)
         lines = folded(plan(config, origin, models, rewards, data, dist))
         if config.dry_run:

@@ -238,13 +238,7 @@ class HuggingFaceModel(nn.Module):
     @property
     def dimensions(self):
         """The same sizes as core.model.GPT.dimensions."""
-        c = self.config
-        all_heads = getattr(c, "num_attention_heads", 1)  # FNet has no attention
-        head = getattr(c, "head_dim", None) or c.hidden_size // all_heads
-        heads = getattr(c, "num_key_value_heads", None) or all_heads
-        kinds = getattr(c, "layer_types", None) or [None] * c.num_hidden_layers
-        with_keys = sum(kind not in ("linear_attention", "conv") for kind in kinds)
-        return c.num_hidden_layers, c.hidden_size, 2 * with_keys * heads * head
+        return self.config.num_hidden_layers, self.config.hidden_size
 
 
 def most_tokens(net):

@@ -1,4 +1,4 @@
-"""The tokens that truncation kept: their ids, stored until they are scored, within a limit on memory."""
+"""The tokens that truncation kept: their ids, stored until they are scored."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,6 @@ class KeptTokens:
     stored, those of one distribution after another."""
     ids: torch.Tensor     # (E,) int32
     counts: torch.Tensor  # (K,) int64, on the CPU: number of ids of each distribution
-
-    LEAST_BYTES = 12      # of a distribution: its count and one id
 
     @classmethod
     def of(cls, mask):
@@ -27,10 +25,6 @@ class KeptTokens:
         if not parts or parts[0] is None:
             return None
         return cls(torch.cat([part.ids for part in parts]), torch.cat([part.counts for part in parts]))
-
-    @property
-    def bytes(self):
-        return self.ids.nbytes + self.counts.nbytes
 
     def __len__(self):
         return len(self.counts)
@@ -63,38 +57,15 @@ class KeptTokens:
 class KeptCollector:
     """Collects kept tokens while completions are sampled, and puts them in the order of the sampled tokens."""
 
-    def __init__(self, budget=None):
-        """budget: a KeptBudget that they count towards, or None for no limit."""
-        self.budget = budget
+    def __init__(self):
         self.numbers, self.parts = [], []
 
     def add(self, numbers, kept):
         """numbers: (k,) on the CPU, the rank of each distribution of `kept` in the final order."""
         self.numbers.append(numbers)
         self.parts.append(kept)
-        if self.budget is not None:
-            self.budget.add(kept)
 
     def joined(self):
         """All KeptTokens in ascending order of their numbers; None if there are none."""
         kept, self.parts = KeptTokens.join(self.parts), []
         return None if kept is None else kept[torch.cat(self.numbers).argsort()]
-
-
-class KeptBudget:
-    """The memory that the kept tokens of an iteration may take. Their number is known only once they are sampled, so
-    too many are refused then, before memory runs out."""
-
-    def __init__(self, megabytes):
-        self.megabytes, self.tokens = megabytes, 0
-        self.bytes = 0
-
-    def add(self, kept):
-        """Raises ValueError if the kept tokens so far need more than stored_megabytes."""
-        self.tokens += len(kept)
-        self.bytes += kept.bytes
-        if self.bytes > self.megabytes * 2**20:
-            raise ValueError(
-                f"stored_megabytes={self.megabytes} is not enough: the ids of the tokens that the first {self.tokens} "
-                f"sampled ones could be take {self.bytes / 2**20:.1f} MB; set top_p=1.0, top_k=0 and min_p=0.0, which "
-                "store nothing, or top_k=50, lower batch_size, group_size or the length, or raise stored_megabytes")

@@ -16,7 +16,6 @@ CURVES = "curves.png"
 LOCK = "lock"
 HELD = "lock.held"             # in place of a lock, where the file system has none
 PREVIOUS = "previous"          # the folder of earlier runs
-BAD_STEPS = "bad_steps"        # the folder of core/run/bad_steps.py
 WANDB = "wandb"                # folders of the programs that the run talks to
 VLLM_WEIGHTS = "vllm-weights"
 
@@ -29,7 +28,7 @@ STAYING = (LOCK, HELD, PREVIOUS, WANDB, VLLM_WEIGHTS)  # what a later run leaves
 
 def is_set_aside(name):
     """True if a later run sets aside what has this name."""
-    return name == BAD_STEPS or bool(FILES.fullmatch(name) or MODELS.fullmatch(name))
+    return bool(FILES.fullmatch(name) or MODELS.fullmatch(name))
 
 
 def shows_a_run(name):

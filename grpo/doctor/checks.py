@@ -1,4 +1,4 @@
-"""The doctor's checks of a step: log-probabilities, KL, gradient, prompts, ends of completions, memory and time.
+"""The doctor's checks of a step: log-probabilities, KL, gradient, prompts, ends of completions, time.
 
 A check takes an Examination and returns (verdict, sentence, remedy), or None where it does not apply. The verdict is
 True: as it should be; False: wrong, the remedy says what to change; None: it could not be checked, or is worth a look.
@@ -130,16 +130,6 @@ def cut_completions(x):
         f"raise max_new_tokens={most}; if completions go on and on, the model does not know this prompt: set "
         "template='model' for a chat model, name in stop_sequences what should end a completion, or train the model on "
         "such records first (core/pretrain.py)")
-
-
-def memory(x):
-    """A step with completions of full length fits."""
-    sentence = f"A step with texts of full length needs about {x.needed:.0f} MB"
-    if x.limit is None:
-        return None, f"{sentence}; how much there is, is not known here.", "compare it with what the machine has"
-    return x.needed <= 0.95 * x.limit, f"{sentence}, of the {x.limit:.0f} MB that the run can have.", (
-        "halve batch_size and double gradient_accumulation_steps, which changes nothing else, or set "
-        "micro_batch_tokens or grad_checkpoint=True")
 
 
 def duration(x):

@@ -10,7 +10,7 @@ CHECKS = {"prompt": checks.lost_characters, "end": checks.ends_of_completions, "
           "sampler and scorer": checks.first_ratio, "order": checks.order_of_passes, "KL": checks.first_kl,
           "gradient": checks.gradient,
           "groups": reward_checks.groups_differ, "judge": reward_checks.judge_on_true_texts,
-          "memory": checks.memory, "time": checks.duration}
+          "time": checks.duration}
 OF_ENVIRONMENT = {"equal starts": environments.equal_starts, "answers": environments.answers_in_loss,
                   "template": environments.glue, "turns": environments.endless_turns}
 OF_EACH_REWARD = {"reward": reward_checks.values_seen, "right answers": reward_checks.own_answers,

@@ -1,4 +1,4 @@
-"""The first step of a run, taken to be examined: its samples and scores, the gradient, the memory and the time."""
+"""The first step of a run, taken to be examined: its samples and scores, the gradient and the time."""
 
 import re
 from dataclasses import dataclass, replace
@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from core.prompts import PromptConsumer
-from core.run.memory import memory_in_use, memory_limit
-from grpo.evaluation.memory import memory_estimate
 from grpo.grpo_training_step import Timer, collect_rollouts, sampler_of, train_on_rollouts
 
 MOST = 16  # problems of the step
@@ -25,8 +23,6 @@ class Examination:
     problems: dict             # those of the step, as the policy samples for them
     metrics: dict              # of the step (docs/metrics.md)
     gradient: dict             # {part of the model: norm}
-    needed: float              # megabytes where all completions are as long as they may be
-    limit: float | None        # megabytes that this process can have; None where the system does not tell
     step_seconds: float
     evaluation_seconds: float
     float32: bool              # the precision of the models' matrix products; else bfloat16
@@ -40,7 +36,6 @@ def examine(config, models, rewards, data, dist):
     policy = models.policy
     c = replace(config, batch_size=min(MOST, config.batch_size), gradient_accumulation_steps=1, ppo_epochs=1,
                 minibatches=1, grad_clip=0.0)
-    before = memory_in_use(dist.device) or 0.0
 
     def collect(c, timer):
         def problems(again):
@@ -57,8 +52,6 @@ def examine(config, models, rewards, data, dist):
     timer.end("train")
     rollouts, scored = sampled[0]
 
-    estimate = memory_estimate(config, models, data, dist)
-    needed = max(before + sum(estimate.values()) - estimate["weights"], memory_in_use(dist.device) or 0.0)
     times = config.batch_size * config.gradient_accumulation_steps / c.batch_size  # as many problems has a step
     step_seconds = times / config.minibatches * (collecting / config.ppo_epochs + timer.times["train"])
     evaluated = config.eval_problems
@@ -66,8 +59,7 @@ def examine(config, models, rewards, data, dist):
         evaluated = min(evaluated, len(data.records["val"]))
     evaluation_seconds = collecting * evaluated * config.eval_completions / len(rollouts.target)
     return Examination(config, models, rewards, data, rollouts, scored, problems, metrics, gradient_norms(policy.model),
-                       needed, memory_limit(dist.device), step_seconds, evaluation_seconds,
-                       dist.dtype == torch.float32)
+                       step_seconds, evaluation_seconds, dist.dtype == torch.float32)
 
 
 def gradient_norms(model):

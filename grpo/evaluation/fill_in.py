@@ -67,9 +67,7 @@ class FillInEvaluation:
         self.data, self.reference = data, reference
         self.rewards = rewards
         self.judges = {name: judge for name, judge in judges.items() if judge is not None}
-        self.config = config.for_evaluation(
-            seed=data.seed + NOISE_SEED,
-            stored_megabytes=10**9)  # a batch is small, and the KL here is always exact
+        self.config = config.for_evaluation(data.seed + NOISE_SEED)
         self.batches = []  # (number of the drawn batch, part of it)
         for step, first in enumerate(range(0, config.eval_problems, PROBLEMS_PER_STEP)):
             batch = data.batch("val", step)

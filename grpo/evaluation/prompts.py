@@ -38,7 +38,7 @@ class PromptEvaluation:
             raise ValueError(f"pass_k={config.pass_k} must be at most eval_completions={config.eval_completions}")
         self.data, self.reference = data, reference
         self.rewards = rewards
-        self.config = config.for_evaluation(seed=NOISE_SEED)
+        self.config = config.for_evaluation(NOISE_SEED)
         self.records = data.records["val"][: config.eval_problems]
         # Prompts at a time: as many completions as in training, and at least those of one prompt
         self.at_once = max(1, config.batch_size * config.group_size // config.eval_completions)

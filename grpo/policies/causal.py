@@ -48,7 +48,7 @@ class CausalPolicy(ModelPolicy):
     kl_estimator = "k3"
     environments = None  # those of the run, from its first use on
 
-    def sample_part(self, problems, iteration, config, budget):
+    def sample_part(self, problems, iteration, config):
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, stop_sequences,
         response_prefix"""
         stop = self._stop(config)
@@ -61,7 +61,7 @@ class CausalPolicy(ModelPolicy):
         padding = self._padding(padding)
         with self.autocast():
             generation = generate(
-                self.model, prompt, padding, noise, stop, budget, episodes, **sampling_of(config))
+                self.model, prompt, padding, noise, stop, episodes, **sampling_of(config))
         return self.rollouts(problems, generation, config, episodes)
 
     def episodes(self, problems, iteration, config, stop):
@@ -152,10 +152,6 @@ class CausalPolicy(ModelPolicy):
             completions = (problems[:, None] * G + torch.arange(G)).flatten()        # (p G,)
             parts = parts_of_like_length(reading.length()[completions], PART_TOKENS)
             yield problems, [completions[part] for part in parts]
-
-    def stored_states(self, config):
-        """The most states (K) of a problem that kept tokens or reference distributions are stored for."""
-        return config.group_size * config.max_new_tokens
 
     def passes(self, rollouts, n):
         """A completion as a text after each pass that filled it in: there are none."""

@@ -35,7 +35,7 @@ class FillPolicy(ModelPolicy):
     kl_estimator = "exact"
     passes = texts_of_passes
 
-    def sample_part(self, problems, iteration, config, budget):
+    def sample_part(self, problems, iteration, config):
         """config: group_size, seed, temperature, top_p, top_k, min_p, unmask_steps, fill_estimator, passes_read,
         block_size"""
         input, truth, mask = unpack_batch(problems, self.device)                     # (P, T) each
@@ -48,15 +48,13 @@ class FillPolicy(ModelPolicy):
             with self.autocast():
                 target, logp, kept = predict_and_sample_tokens(
                     self.model, input, position, noise[:, 0], hidden, **sampling_of(config))
-            if kept is not None:
-                budget.add(kept)
             text = fill_in(input, position, was_hidden, target)                      # (P, G, T)
             views, place, weight = input[:, None], position[:, None], None
         else:
             with self.autocast():
                 target, logp, turn, read, kept = fill_in_passes(
                     self.model, input, position, hidden, noise[:, 0], noise[:, 1],
-                    config.unmask_steps, budget, **sampling_of(config))
+                    config.unmask_steps, **sampling_of(config))
             target = target.view(P, G, -1)                                           # (P, G, M)
             text = fill_in(input, position, was_hidden, target)                      # (P, G, T)
             filled = Filled(
@@ -114,11 +112,3 @@ class FillPolicy(ModelPolicy):
         begin = torch.arange(0, P * W * T, W * T, device=self.device)                # (P,)
         place = reading.position + begin[:, None, None]                              # (P, r, M)
         return h.flatten(0, 1)[place.flatten()[where]]
-
-    def stored_states(self, config):
-        """The most states (K) of a problem that kept tokens or reference distributions are stored for."""
-        shared = {"one_step", "prompt_mask"}
-        if config.unmask_steps == 1:
-            shared.add("trajectory")
-        states = max(1, round(config.mask_high * config.block_size))
-        return states if config.fill_estimator in shared else states * config.group_size

@@ -6,7 +6,6 @@ import torch
 
 from core.distributed import autocast
 from core.models import save_model
-from core.performance.kept_tokens import KeptBudget
 from core.performance.sharding import cut_like
 from grpo.rollout import join
 
@@ -43,12 +42,11 @@ class ModelPolicy:
     @torch.no_grad()
     def sample(self, problems, iteration, config):
         """Rollouts, of config.batch_size problems at a time."""
-        budget = KeptBudget(config.stored_megabytes)
         parts = []
         for first in range(0, len(problems["number"]), config.batch_size):
             rows = slice(first, first + config.batch_size)
             part = {key: x[rows] for key, x in problems.items()}
-            parts.append(self.sample_part(part, iteration, config, budget))
+            parts.append(self.sample_part(part, iteration, config))
         return join(parts)
 
     def autocast(self):

@@ -46,10 +46,9 @@ class PromptFillPolicy(FillPolicy):
         super().__init__(model, *settings)
 
     Reading = PromptFillReading
-    stored_states = CausalPolicy.stored_states
     greedy = CausalPolicy.greedy  # each token is the likeliest of its pass
 
-    def sample_part(self, problems, iteration, config, budget):
+    def sample_part(self, problems, iteration, config):
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, unmask_steps, block_length,
         unmask_order, fill_estimator, passes_read, stop_sequences, response_prefix"""
         prompt = torch.from_numpy(problems["input"]).to(self.device)                 # (P, T)
@@ -69,7 +68,7 @@ class PromptFillPolicy(FillPolicy):
         order = order_of_places(config.unmask_order, noise[:, 1])                    # (P, G, first + L)
         with self.autocast():
             target, logp, turn, read, kept = fill_in_passes(
-                self.model, input, position, hidden, of_passes, order, config.unmask_steps, budget,
+                self.model, input, position, hidden, of_passes, order, config.unmask_steps,
                 before=self._before(prompt[:, :alone], padding)[0],
                 block_length=config.block_length,
                 by_confidence=config.unmask_order == "confidence",

@@ -19,7 +19,6 @@ from grpo.build import (
     build_reference,
     build_what_is_missing,
     check_kind,
-    check_memory,
     make_policy,
     make_rewards,
 )
@@ -27,7 +26,6 @@ from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.policies.prompt_fill import PromptFillPolicy
 from grpo.rewards import Rewards
-from grpo.scoring import with_reference
 from tests.families import folder_maker, write_prose, write_sums
 from tests.grpo.trainers import assembled
 from tests.tiny import (
@@ -44,7 +42,6 @@ from tests.tiny import (
     prompt_config,
     prompt_consumer,
     same,
-    sampled,
     save,
 )
 
@@ -214,54 +211,6 @@ def test_the_shortest_model_bounds_the_room_for_completions(prompts):
     models = build.Models(causal_policy(), causal_policy(block_size=20), None, None)
     with pytest.raises(ValueError, match="20 tokens that the model reads; lower .*, together to at most 20"):
         build_evaluation(c, models, Rewards(c), prompt_consumer(prompts, c))
-
-
-class Wide:
-    """A policy of which only its sizes are asked."""
-    kl_estimator = "exact"
-
-    def __init__(self, vocabulary, states_of_a_problem):
-        self.vocabulary, self.states_of_a_problem = vocabulary, states_of_a_problem
-
-    def stored_states(self, config):
-        return self.states_of_a_problem
-
-
-KEPT = {"kl_estimator": "k3", "top_p": 0.9}
-
-
-@pytest.mark.parametrize("settings, words", [
-    ({}, ("stored_megabytes=2048", "8192 MB", "exact KL", "kl_estimator='k3'", "batch_size")),
-    ({"batch_size": 16, "gradient_accumulation_steps": 4}, ("8192 MB", "exact KL")),
-    ({"stored_megabytes": 8192}, None), ({"kl_estimator": "k3"}, None), ({"batch_size": 16}, None),
-    (KEPT | {"stored_megabytes": 6}, None),
-    (KEPT | {"stored_megabytes": 5}, ("stored_megabytes=5", "6 MB", "truncation", "top_p=1.0", "top_k=0", "min_p=0.0")),
-    ({"top_k": 5}, ("8198 MB", "exact KL", "truncation", "kl_estimator='k3'", "top_p=1.0"))], ids=str)
-def test_an_iteration_whose_distributions_need_too_much_memory_is_refused(settings, words):
-    """512 completions of up to 1024 tokens with 4096 numbers each are 8.6 GB. The tokens that truncation keeps are known
-    when they are sampled; at least one of each state is certain: 6 MB."""
-    policy = Wide(4096, 8 * 1024)
-    c = config(**{"batch_size": 64, "group_size": 8, "max_new_tokens": 1024} | settings)
-    if words is None:
-        return check_memory(c, build.Models(policy, policy, None, None))
-    with pytest.raises(ValueError) as error:
-        check_memory(c, build.Models(policy, policy, None, None))
-    assert "\n" not in str(error.value) and all(word in str(error.value) for word in words), error.value
-
-
-@pytest.mark.parametrize("settings", [{}, {"unmask_steps": 3, "fill_estimator": "coupled"},
-                                      {"mask_high": 0.3, "mask_line": 1.0, "mask_random": 0.0, "mask_span": 0.0}])
-def test_the_memory_that_is_checked_is_at_least_what_is_stored(dataset, prompts, settings):
-    """The number of states that the check expects is an upper bound of the rows that rollouts store."""
-    for number in range(2):
-        c = config(**settings)
-        rollouts = sampled(fill_policy(), dataset, c, number)
-        stored = with_reference(rollouts, fill_policy(seed=2), "exact", c).ref_distributions
-        assert 0 < len(stored) <= c.batch_size * fill_policy().stored_states(c)
-        c = config(max_new_tokens=6)
-        rollouts = sampled(causal_policy(scale=3.0), prompts, c, number)
-        stored = with_reference(rollouts, causal_policy(seed=2), "exact", c).ref_distributions
-        assert 0 < len(stored) <= c.batch_size * causal_policy().stored_states(c)
 
 
 # Hugging Face models

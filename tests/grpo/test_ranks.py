@@ -89,11 +89,8 @@ def test_both_ranks_skip_a_step_that_one_cannot_take(bad):
 
 
 def test_a_run_goes_on_after_it_and_the_ranks_stay_equal(ranks, bad):
-    out, shown = ranks
+    _, shown = ranks
     assert torch.equal(bad[0]["run"]["weights"], bad[1]["run"]["weights"])
     for found in bad:
         assert (found["run"]["skipped_steps"], found["run"]["step"], found["run"]["iteration"]) == (1, 6, 3)
-    rewards = [torch.load(f"{out}-run/bad_steps/step-000003-rank-{rank}.pt", weights_only=True)["sampled"][0]["reward"]
-               for rank in (0, 1)]
-    assert [int(reward.isinf().sum()) for reward in rewards] == [0, 1], "the files tell which rank it was"
     assert shown.count("step 3 is skipped") == 1

@@ -138,7 +138,7 @@ def test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing(w
     changed = base | {"out_dir": folder / "dry", "dry_run": True}
     done = train(changed)
     out = done.stdout
-    assert done.returncode == 0 and done.stderr == "" and "nothing was trained" in out and " MB: weights" in out
+    assert done.returncode == 0 and done.stderr == "" and "nothing was trained" in out
     assert all(len(line) <= WIDTH for line in out.split("\n") if str(folder) not in line), out
     out = out.replace("\n    ", " ")  # lines that were too long
     settings, plan = out[: out.index("effective batch")], out[out.index("effective batch") :]
@@ -159,7 +159,6 @@ REFUSED = {  # {mistake: (changed settings, exit code, words of the line)}; ever
     "a folder without a model": ({"generator_checkpoint": ROOT}, 1, "is a folder without a Hugging Face config.json"),
     "not prepared": ({"dataset": "nowhere"}, 1, "dataset not prepared"),
     "nothing to resume": ({"resume": True}, 1, "resume=True"),
-    "too much to store": ({"batch_size": 1024, "stored_megabytes": 5}, 1, "stored_megabytes=5"),
     "no answer": ({"dataset": "lacking", "reward_functions": "('exact_match',)"}, 1,
                   "prompts.jsonl, line 7: reward exact_match needs the field 'answer'")}
 

@@ -13,7 +13,6 @@ from grpo.doctor.checks import (
     first_ratio,
     gradient,
     lost_characters,
-    memory,
     order_of_passes,
 )
 from tests.grpo.evaluation.patients import completing, examined, expect, sums
@@ -44,9 +43,6 @@ def test_prompts_are_not_looked_for_in_fill_in(healthy_fill):
     (gradient, {"grad_norm": 0.0}, False, "The gradient is 0, so nothing is learned", "see the checks of rewards"),
     (gradient, {"empty_steps": 1}, False, "The gradient is 0, so nothing is learned", "mask_truncated=True"),
     (gradient, {"skipped_steps": 1}, False, "is not finite", "set dtype='float32'"),
-    (memory, {"needed": 900, "limit": 1000}, True, "needs about 900 MB, of the 1000 MB", ""),
-    (memory, {"needed": 960, "limit": 1000}, False, "about 960 MB", "halve batch_size"),
-    (memory, {"needed": 960, "limit": None}, None, "how much there is, is not known", "compare it"),
     (duration, OFTEN | {"step_seconds": 1.0, "evaluation_seconds": 5.0}, True,
      "A step takes about 1 s, an evaluation 5 s, the run of 100 steps and 11 evaluations 3 min", ""),
     (duration, OFTEN | {"step_seconds": 1.0, "evaluation_seconds": 20.0}, False, "Most of that are evaluations",

@@ -76,7 +76,6 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
     policy, reference = fill_policy(scale=3.0), fill_policy(seed=2, scale=3.0).frozen()
     evaluation = evaluation_of(dataset, reference, reader(), reader(6), unmask_steps=unmask_steps)
     assert not {"words", "ngrams"} & vars(evaluation).keys(), "only the rank that evaluates reads the training text"
-    assert evaluation.config.stored_megabytes > 10**6, "training with k3 needs no room for these distributions"
     metrics, shown = evaluation(policy, 0.7)
     batch = evaluation.data.batch("val", 0)
     batch = {key: x[:6] for key, x in batch.items()}

@@ -163,4 +163,3 @@ def test_stop_sequences_and_the_response_prefix_are_the_configs(prompts):
     for whole, short in zip(free.texts.completions, cut.texts.completions, strict=True):
         assert short == "so " + whole[3:].split(letter)[0]
     assert any(letter in text[3:] for text in free.texts.completions)
-    assert cut.reading.counts().max() <= policy.stored_states(c) == 4 * 20

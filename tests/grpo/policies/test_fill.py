@@ -88,15 +88,3 @@ def test_credit_near_a_token_finds_its_place_in_the_text(dataset, estimator):
     odds = scorer(torch.stack(rollouts.texts.tokens)).clamp(-6.9, 6.9)
     places = masked_problems(consumer(dataset, c))[2].repeat_interleave(4, 0)
     torch.testing.assert_close(credit.flatten(0, 1), odds.gather(1, places), rtol=1e-2, atol=1e-2)
-
-
-@pytest.mark.parametrize("S", [1, 3])
-@pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
-def test_the_states_of_a_problem_are_as_many_as_planned_for(dataset, S, estimator):
-    c, policy = config(unmask_steps=S, fill_estimator=estimator, mask_low=0.5, mask_high=0.5), fill_policy()
-    found = sampled(policy, dataset, c).reading.counts()
-    assert (found <= policy.stored_states(c)).all()
-    if estimator not in ("agrpo", "random_mask"):  # which leave tokens out
-        assert (found == policy.stored_states(c)).all()
-    assert policy.stored_states(config(unmask_steps=S, fill_estimator=estimator, mask_high=0.75)) == 1.5 * (
-        policy.stored_states(c)), "it plans for the largest masked share"

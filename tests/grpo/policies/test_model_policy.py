@@ -1,6 +1,5 @@
 """What the policies of both kinds do alike: precision, weights, copies, files, and the indices of their readings."""
 
-from dataclasses import replace
 
 import pytest
 import torch
@@ -151,18 +150,3 @@ def test_the_backward_pass_needs_no_autocast_around_it(sample, grad_checkpoint):
         (score(policy, rollouts, 1.0).logp * rollouts.mask).sum().backward()
         found.append(flat_gradient(policy))
     assert (found[0] - found[1]).norm() <= 1e-5 * found[0].norm()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_kept_tokens_that_do_not_fit_are_refused_while_they_are_sampled(first_problems, kind):
-    """The first half of the micro-batches fits into a megabyte, all of them do not: the last ones are not sampled."""
-    P = {"fill": 160, "passes": 20, "causal": 24}[kind]
-    common = {"group_size": 8, "max_new_tokens": 30, "top_p": 0.99, "mask_low": 0.9, "mask_high": 0.9}
-    policy, problems = build(kind, scale=0.1), first_problems(kind, settings(kind, **common, batch_size=P))
-    c = settings(kind, **common, batch_size=P // 4, stored_megabytes=1)
-    reads = count_rows(policy.model)
-    with pytest.raises(ValueError, match="stored_megabytes=1 .*top_p=1.0.*batch_size"):
-        policy.sample(problems, 0, c)
-    read = len(reads)
-    assert policy.sample(problems, 0, replace(c, stored_megabytes=2)).reading.kept.bytes > 2**20
-    assert read < len(reads) - read
