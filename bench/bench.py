@@ -2,7 +2,7 @@
 
 python bench/bench.py fill      6 layers x 384, sequence 256, 16 inputs x 8 completions, 30% masked
 python bench/bench.py causal    prompts of 256 tokens, read once or again with each completion of 64 tokens
-python bench/bench.py peer      TRL and this project in turns (pip install -r requirements-peer.txt)
+python bench/bench.py peer      TRL and this project in turns (pip install trl accelerate)
 python bench/bench.py fill --n_layer=4 --n_embd=128 --block_size=128 --batch_size=16
 python bench/bench.py peer --cases=T,S_mixed --steps=3
 

@@ -25,7 +25,7 @@ from grpo.grpo_training_step import grpo_training_step
 from grpo.policies import causal
 from grpo.rewards import Scored
 
-NEEDS = "bench.py peer", "-r requirements-peer.txt -r requirements-hf.txt"  # who needs TRL, what pip is to install
+NEEDS = "bench.py peer", "trl accelerate"  # who needs TRL, what pip is to install
 NO_STOP, STOP = 0.9, 1 - 1e-6  # of a flat distribution, noise below the first never draws the last token, STOP does
 PROMPTS = 32       # steps until TRL's prompts come again
 ROWS = 16          # TRL's fastest number of completions in a forward pass on two cores

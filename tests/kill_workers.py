@@ -3,7 +3,7 @@
 python tests/kill_workers.py --kills=20
 python tests/kill_workers.py --kills=4 --seed=3 --max_staleness=0
 A worker is killed while it starts, waits or writes. The run must end by itself, with the same bits in its weights and
-the same metrics: then every problem of every iteration was trained exactly once. Needs requirements-ray.txt.
+the same metrics: then every problem of every iteration was trained exactly once. Needs ray.
 """
 
 import contextlib

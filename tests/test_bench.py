@@ -77,7 +77,7 @@ def test_the_ratios_to_trl_are_those_of_steps_with_the_lengths_of_the_work(capsy
     ([], "bench.py fill"), (["speed"], "bench.py fill"), (["fill", "--layers=3"], "unknown key layers"),
     (["peer", "--layers=3"], "unknown key layers"), (["peer", "--cases=T,X"], "cases: 'X' is not one of T, S"),
     (["peer", "--steps=0"], "steps=0"), (["peer", "--device=auto"], "device='auto' is not one of cpu"),
-    (["peer"], "pip install -r requirements-peer.txt")])
+    (["peer"], "pip install trl")])
 def test_a_benchmark_that_cannot_be_is_refused(argv, message, monkeypatch):
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(ValueError, match=message):

@@ -8,7 +8,7 @@ import random
 import re
 from concurrent.futures import ProcessPoolExecutor
 
-from core.settings.optional import GYM, GYM_REQUIREMENTS, require
+from core.settings.optional import GYM, require
 from core.settings.ranges import shown
 from core.settings.user_code import guarded
 
@@ -41,7 +41,7 @@ def make_rows(dataset, settings):
     settings: those of DEFAULTS, and parameters of the tasks: NAME for every task that has it, or TASK.NAME
     Raises ValueError for an unknown task or setting, a value that a task refuses, or a missing package.
     """
-    package = require("reasoning_gym", f"dataset={dataset}", f"-r {GYM_REQUIREMENTS}")
+    package = require("reasoning_gym", f"dataset={dataset}", "reasoning-gym")
     tasks = dict(package.factory.DATASETS)
     tasks.pop("composite", None)  # made of other tasks, as gym:TASK+TASK is
     weights = weights_of(dataset, tasks)

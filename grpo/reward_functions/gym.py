@@ -4,7 +4,7 @@ import ast
 import re
 
 from core.files.gym import settings_of
-from core.settings.optional import GYM_REQUIREMENTS, require
+from core.settings.optional import require
 from core.settings.user_code import guarded
 from grpo.reward_functions.registry import reward
 from grpo.reward_functions.verify_math import syntax_tree
@@ -29,7 +29,7 @@ def gym(prompts, completions, answer, task, entry, *, log_metric, gym_settings=N
 
     The answer: see answer_in. Logs the mean score of each task, and the share of answers that a task could not read.
     """
-    package = require("reasoning_gym", "reward gym", f"-r {GYM_REQUIREMENTS}")
+    package = require("reasoning_gym", "reward gym", "reasoning-gym")
     scores = []
     for text, truth, name, problem in zip(completions, answer, task, entry, strict=True):
         score = score_of(package, name, answer_in(text, truth), problem, gym_settings)

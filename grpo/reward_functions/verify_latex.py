@@ -2,7 +2,7 @@
 
 import logging
 
-from core.settings.optional import GYM_REQUIREMENTS, require
+from core.settings.optional import require
 from grpo.reward_functions.registry import reward
 
 
@@ -14,7 +14,7 @@ def math_verify(prompts, completions, answer, *, log_metric, **columns):
     or a text with such a formula. What takes longer than 5 seconds counts as not equal. Logs the share of answers that
     cannot be read.
     """
-    package = require("math_verify", "reward math_verify", f"-r {GYM_REQUIREMENTS}")
+    package = require("math_verify", "reward math_verify", "math-verify[antlr4_13_2]")
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it would print every formula that takes too long
     scores = []
     for text, truth in zip(completions, answer, strict=True):

@@ -16,7 +16,7 @@ ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # a worker is
 def check_sampler_is_there(config):
     """Raises ValueError if the sampler's package is not installed or its server does not answer. Nothing is started."""
     if config.sampler == "ray":
-        require("ray", "sampler='ray'", "-r requirements-ray.txt")
+        require("ray", "sampler='ray'", "ray")
     if config.sampler == "vllm":
         from grpo.samplers.vllm_http import Server
         server = Server(config.vllm_url, config.sampler_timeout)

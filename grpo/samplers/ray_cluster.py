@@ -38,7 +38,7 @@ def joined_ray(config, dist, weights_bytes):
     Each rank of a run starts a Ray of its own, so that none depends on when another ends. weights_bytes: size of the
     weights that a sync brings. Raises SamplerError if no cluster answers at ray_address
     """
-    ray = require("ray", "sampler='ray'", "-r requirements-ray.txt")
+    ray = require("ray", "sampler='ray'", "ray")
     if ray.is_initialized():  # the caller's own: it also ends it
         return ray, lambda: None
     code = {"PYTHONPATH": os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))}

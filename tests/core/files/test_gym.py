@@ -72,7 +72,7 @@ def test_a_mistake_is_one_line(gym, dataset, settings, message):
 def test_without_the_package_there_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ValueError, match="^dataset=gym:gcd needs the package reasoning_gym: pip install "
-                                         "-r requirements-gym.txt$"):
+                                         "reasoning-gym$"):
         make_rows("gym:gcd", {})
 
 

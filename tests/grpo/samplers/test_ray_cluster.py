@@ -96,7 +96,7 @@ def test_a_ray_that_cannot_start_is_one_line(ray):
 
 def test_without_the_package_the_pip_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match="sampler='ray' needs the package ray: pip install -r requirements-ray.txt"):
+    with pytest.raises(ValueError, match="sampler='ray' needs the package ray: pip install ray"):
         join()
 
 
