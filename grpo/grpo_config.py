@@ -196,9 +196,9 @@ def check_objective(c):
     if c.kl_in_reward and c.zero_std != "keep":
         raise ValueError(f"zero_std={c.zero_std!r} leaves out groups of equal rewards, and with them the KL that "
                          "kl_in_reward puts into their rewards; set zero_std='keep'")
-    if c.unmask_order == "confidence" and (c.kl_in_reward or c.importance != "none" or c.ratio_to == "sampler"):
-        raise ValueError("unmask_order='confidence' leaves out the probability of its order, which kl_in_reward, "
-                         "importance and ratio_to='sampler' need; set unmask_order='random'")
+    if c.unmask_order == "confidence" and (c.kl_in_reward or c.ratio_to == "sampler"):
+        raise ValueError("unmask_order='confidence' leaves out the probability of its order, which kl_in_reward "
+                         "and ratio_to='sampler' need; set unmask_order='random'")
     if c.reward_normalisation == "group" and baseline == "group_std":
         raise ValueError("reward_normalisation='group' with advantage='group_std' would divide by the group's standard "
                          "deviation twice; leave advantage out")

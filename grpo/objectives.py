@@ -48,7 +48,7 @@ OBJECTIVES = {
     "gspo": Objective(
         "-1/N sum_o min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean_t log r_t)",
         "arXiv 2507.18071 in the token form of its section 4.3, sg(s) p / sg(p): the same for one advantage per "
-        "completion, and credit and importance of a token stay its own; the clipping range is that of section 5.1",
+        "completion, and credit of a token stays its own; the clipping range is that of section 5.1",
         advantage="group_std", average="sequence", ratio="sequence", clip_low=3e-4, clip_high=4e-4),
     "luspo": Objective(
         "-1/N sum_o |o| min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean_t log r_t)",
@@ -135,7 +135,7 @@ def token_weights(mask, average, max_new_tokens, total=lambda x: x):
     mask:  (N, M) 1.0 where the token is in the loss
     total: sums a tensor over ranks; on one rank, the identity
     Returns (N, M), zero where the mask is zero. The number of completions counts those with a token in the loss:
-    whatever takes a completion out of it (mask_truncated, no reward, importance) does not shrink the step
+    whatever takes a completion out of it (mask_truncated, no reward) does not shrink the step
     """
     N = total(mask.any(1).to(mask.dtype).sum()).clamp(min=1)
     if average == "sum":       # the log-probability of a completion is the sum over its tokens

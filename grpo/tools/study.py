@@ -72,9 +72,8 @@ ESTIMATORS = values("fill_estimator", (name for name in FILL_ESTIMATORS if name 
 ESTIMATORS["agrpo"] += ("--passes_read=1",)  # of two; with two segments step_merge is trajectory
 PASS = "advantage, train_pass_k"
 PASSES = ("leave_one_out, 1", "leave_one_out, 2", "max_rl, 1")
-STALE = "learning_rate, max_staleness, importance, ratio_to, objective"
-CORRECTIONS = ("0, none, policy, grpo", "1, none, policy, grpo", "1, token, policy, grpo",
-               "1, sequence_mask, policy, grpo", "1, none, sampler, grpo", "1, none, sampler, dppo")
+STALE = "learning_rate, max_staleness, ratio_to, objective"
+CORRECTIONS = ("0, policy, grpo", "1, policy, grpo", "1, sampler, grpo", "1, sampler, dppo")
 SLOW = [f"0.0003, {name}" for name in CORRECTIONS]
 FAST = [f"{rate}, {name}" for rate in ("0.0006", "0.001") for name in CORRECTIONS]
 STUDIES = {

@@ -99,7 +99,7 @@ REFUSED = {  # {arguments: words of the error}; every number has a range (tests/
     f"{TAUGHT} --task_type=math": "name the rewards in reward_functions",
     "--kl_in_reward=True --zero_std=drop": "kl_in_reward.*set zero_std='keep'",
     **{f"--unmask_order=confidence {key}": "set unmask_order='random'" for key in
-       ("--kl_in_reward=True", "--importance=token", "--ratio_to=sampler")},
+       ("--kl_in_reward=True", "--ratio_to=sampler")},
     f"{TAUGHT} --kl_in_reward=True": "distill_beta without effect.*set advantage='leave_one_out'",
     f"{TAUGHT} --teacher_checkpoint=out-grpo/model.safetensors": "teacher_checkpoint=.* is in out_dir=out-grpo",
     f"{TAUGHT} --zero_std=drop": "without rewards these are all",
