@@ -299,7 +299,7 @@ def rollout_loss(policy, rollouts, weight, config, on_policy=True):
     if on_policy and config.ratio_to == "policy":
         old_logp = scores.logp.detach()
     loss, ratio, changed = policy_loss(scores.logp, old_logp, rollouts.advantage, weight, OBJECTIVES[config.objective],
-                                       config.clip_low, config.clip_high, config.clip_cap)
+                                       config.clip_low, config.clip_high)
     sums = {name: (x, tokens) for name, x in changed.items()}
     sums["pg_loss"] = loss.detach(), None
     sums["entropy"] = (scores.entropy.detach() * scored).sum(), tokens
