@@ -69,9 +69,7 @@ def training(config, model, data, size):
         texts = {
             "trajectory": 1 + (blocks * config.unmask_steps - 1) * G,
             "agrpo": config.passes_read * G,
-            "step_merge": 1 + (config.passes_read - 1) * G,
-            "random_mask": G,
-            "coupled": 2 * G}
+            "step_merge": 1 + (config.passes_read - 1) * G}
         of_problem = texts.get(config.fill_estimator, 1) * length
     tokens = config.batch_size * of_problem
     if config.micro_batch_tokens is not None:  # a problem is never cut

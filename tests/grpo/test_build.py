@@ -139,7 +139,7 @@ REFUSED = {
     "a judge as generator": ("text", {"generator_checkpoint": "judge"},
                              "generator_checkpoint=.* has mode sequence_scorer, but masked_fill or language_model"),
     "passes": ("prompts", {"generator_checkpoint": "causal", "unmask_steps": 2}, "unmask_steps=2 is for fill-in"),
-    "estimator": ("prompts", {"generator_checkpoint": "causal", "fill_estimator": "coupled"},
+    "estimator": ("prompts", {"generator_checkpoint": "causal", "fill_estimator": "agrpo"},
                   "use fill_estimator=trajectory"),
     "credit of prompts": ("prompts", {"generator_checkpoint": "causal", "credit_window": 2}, "credit_window=2 is for"),
     "gold judge of prompts": ("prompts", {"generator_checkpoint": "causal", "gold_judge_checkpoint": "gold"},
@@ -249,7 +249,7 @@ def test_an_iteration_whose_distributions_need_too_much_memory_is_refused(settin
     assert "\n" not in str(error.value) and all(word in str(error.value) for word in words), error.value
 
 
-@pytest.mark.parametrize("settings", [{}, {"unmask_steps": 3, "fill_estimator": "coupled"},
+@pytest.mark.parametrize("settings", [{}, {"unmask_steps": 3, "fill_estimator": "agrpo"},
                                       {"mask_high": 0.3, "mask_line": 1.0, "mask_random": 0.0, "mask_span": 0.0}])
 def test_the_memory_that_is_checked_is_at_least_what_is_stored(dataset, prompts, settings):
     """The number of states that the check expects is an upper bound of the rows that rollouts store."""

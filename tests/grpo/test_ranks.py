@@ -37,7 +37,7 @@ def test_both_ranks_hold_the_same_weights(layouts):
 
 @pytest.mark.parametrize("other", ["8x1-0", "4x2-0"])
 def test_two_ranks_equal_one(layouts, other):
-    assert len(layouts["two-0"]) == 173
+    assert len(layouts["two-0"]) == 167
     for name, weights in layouts["two-0"].items():
         if name.startswith("alone"):  # the problems that replace others depend on the rank
             continue

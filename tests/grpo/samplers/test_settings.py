@@ -21,7 +21,7 @@ VLLM = {"sampler": "vllm", "vllm_url": "http://x", "top_p": 1.0}
     *((VLLM | {"vllm_url": url}, "^vllm_url='.* must be an address") for url in (
         "localhost:8000", "ftp://x", "http://", "http://[::1", "http://127.0.0.1:1/\r\nX: y", "http://a b",
         "http://x:abc", "http://name:password@x", "http://x/\x1b[31m", "")),
-    ({"ratio_to": "sampler", "fill_estimator": "coupled"}, "'coupled' only estimates.* or ratio_to='policy'"),
+    ({"ratio_to": "sampler", "fill_estimator": "agrpo"}, "'agrpo' only estimates.* or ratio_to='policy'"),
     ({"ratio_to": "itself"}, "ratio_to='itself' is not one of policy, sampler"),
     ({"sampler": "rey"}, "sampler='rey' is not one of local, ray, vllm"),
     ({"max_staleness": -1}, "max_staleness=-1"), ({"sampler_timeout": 0.0}, "sampler_timeout=0.0"),
