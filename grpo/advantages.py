@@ -53,16 +53,6 @@ def batch_std(reward, mask, total):
     return over_std(x, squares, count)
 
 
-def step_std(reward, mask, total):
-    """(r - mean of the group) / (std + 1e-4); the std is that of the rewards over the step and all ranks: Lite PPO,
-    arXiv 2508.08221."""
-    x, _ = centred(reward, mask)
-    count = total(mask.sum())
-    mean = total((reward * mask).sum()) / count.clamp(min=1)
-    away = (reward - mean) * mask
-    return over_std(x, total(away.square().sum()), count)
-
-
 def max_rl(reward, mask, total):
     """(r - mean) / mean within the group, 0 where no completion is right: MaxRL, arXiv 2602.02710.
 
@@ -75,14 +65,6 @@ def max_rl(reward, mask, total):
     x, count = centred(reward, mask)
     mean = counted.sum(1, keepdim=True) / count.clamp(min=1)
     return x / mean.masked_fill(mean == 0, 1.0)
-
-
-def softmax_difference(reward, mask, total):
-    """G (softmax(r) - softmax(-r)) within the group: wd1, arXiv 2507.08838, with its psi = 1."""
-    x, count = centred(reward, mask)
-    high = x.masked_fill(mask == 0, -torch.inf).softmax(1)
-    low = (-x).masked_fill(mask == 0, -torch.inf).softmax(1)
-    return (high - low).nan_to_num() * count
 
 
 def step(reward, mask, total):
@@ -103,7 +85,7 @@ def step(reward, mask, total):
 
 
 ADVANTAGES = {"group_std": group_std, "group_mean": group_mean, "leave_one_out": leave_one_out, "batch_std": batch_std,
-              "step_std": step_std, "max_rl": max_rl, "softmax_difference": softmax_difference, "step": step}
+              "max_rl": max_rl, "step": step}
 
 
 def compute_advantages(reward, name, mask=None, total=lambda x: x):

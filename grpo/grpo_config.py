@@ -29,7 +29,7 @@ RANGES = {
     "passes_read": "[1, 1e6]",
     "credit_window": "[0, 1e9]", "distill_beta": "(0, 1e6]", "kl_beta": "[0, 1e6]", "kl_target": "(0, 1e6]",
     "entropy_bonus": "[0, 1e6]", "overlong_buffer": "[0, 1e6]",
-    "clip_low": "[0, 1e9]", "clip_high": "[0, 1e9]", "clip_cap": "(1, 1e9]",
+    "clip_low": "[0, 1e9]", "clip_high": "[0, 1e9]",
     "ema_alpha": "[0, 1]", "reference_update_freq": "[1, 1e12]",
     "ppo_epochs": "[1, 1e6]", "minibatches": "[1, 1e6]", "micro_batch_tokens": "[1, 1e12]",
     "eval_problems": "[1, 1e6]", "eval_completions": "[2, 1e5]", "pass_k": "[1, 1e5]", "sample_interval": "[1, 1e12]"}
@@ -87,7 +87,6 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
     zero_std: str = "keep"                    # groups of equal rewards: keep, drop, or resample other problems
     clip_low: float | None = None             # the ratio is at least 1 - clip_low; None: the objective's own
     clip_high: float | None = None            # the ratio is at most 1 + clip_high; None: the objective's own
-    clip_cap: float | None = None             # the unclipped ratio's bound where the advantage is negative; None: none
     # reference
     reference_mode: str = "static"            # none, static, ema, periodic
     ema_alpha: float = 0.99                   # ema: share of the reference that stays after each iteration
@@ -191,17 +190,12 @@ def check_objective(c):
     if c.kl_in_reward and c.zero_std != "keep":
         raise ValueError(f"zero_std={c.zero_std!r} leaves out groups of equal rewards, and with them the KL that "
                          "kl_in_reward puts into their rewards; set zero_std='keep'")
-    if c.unmask_order == "confidence" and (c.kl_in_reward or c.importance != "none" or c.ratio_to == "sampler"):
-        raise ValueError("unmask_order='confidence' leaves out the probability of its order, which kl_in_reward, "
-                         "importance and ratio_to='sampler' need; set unmask_order='random'")
+    if c.unmask_order == "confidence" and (c.kl_in_reward or c.ratio_to == "sampler"):
+        raise ValueError("unmask_order='confidence' leaves out the probability of its order, which kl_in_reward "
+                         "and ratio_to='sampler' need; set unmask_order='random'")
     if c.reward_normalisation == "group" and baseline == "group_std":
         raise ValueError("reward_normalisation='group' with advantage='group_std' would divide by the group's standard "
                          "deviation twice; leave advantage out")
-    high = row.clip_high if c.clip_high is None else c.clip_high
-    if c.clip_cap is not None and row.surrogate != "clip":
-        raise ValueError(f"clip_cap={c.clip_cap} is not for objective={c.objective!r}, which has no unclipped branch")
-    if c.clip_cap is not None and c.clip_cap <= 1 + high:
-        raise ValueError(f"clip_cap={c.clip_cap} must be above 1 + clip_high={1 + high}")
     if c.fill_estimator != "trajectory" and (c.top_p, c.top_k, c.min_p) != (1.0, 0, 0.0):
         raise ValueError(f"fill_estimator={c.fill_estimator!r} scores the whole distribution, not the part of it "
                          "that top_p, top_k and min_p sample from; set top_p=1.0, top_k=0, min_p=0.0")

@@ -11,12 +11,12 @@ from grpo.advantages import compute_advantages
 from grpo.kl import choose_estimator, kl_as_reward, kl_penalty, kl_per_token, kl_weight
 from grpo.objectives import OBJECTIVES, baseline_of, policy_loss, token_weights
 from grpo.rollout import join
-from grpo.samplers.importance import check_mismatch, with_importance
 from grpo.scoring import score, score_in_batches, with_reference
 from grpo.step_metrics import (
     DECIDING,
     NO_MISMATCH,
     add_up,
+    check_mismatch,
     end_step,
     logged_sums,
     mismatch,
@@ -113,30 +113,16 @@ def collect_rollouts(policy, reference, rewards, sample, config, dist, timer):
         sums["mean_advantage"] = (rollouts.advantage * train_mask).sum(), train_mask.sum()
         timer.end("advantage")
         if rescores(config):
-            rollouts, more = with_old_logp(policy, rollouts, config)
-            sums |= more
+            logp = score_in_batches(policy, rollouts, config)                        # (N, M)
+            sums |= mismatch(logp, rollouts)
+            rollouts = replace(rollouts, old_logp=logp)  # the first ratio is exactly 1 whoever sampled
             timer.end("rescore")
     return replace(rollouts, texts=None), sums, sampled
 
 
 def rescores(config):
-    """True if the policy scores rollouts before the first step on them: for several steps, or importance weights."""
-    several_steps = config.ppo_epochs * config.minibatches > 1
-    return config.ratio_to == "policy" and (several_steps or config.importance != "none")
-
-
-def with_old_logp(policy, rollouts, config):
-    """The rollouts with old_logp of the policy before its first step on them, and sums of metrics.
-
-    The first ratio is then exactly 1 whoever sampled them. Importance weights correct the difference from the sampler's
-    log-probabilities.
-    """
-    logp = score_in_batches(policy, rollouts, config)                                # (N, M)
-    sums = mismatch(logp, rollouts)
-    if config.importance != "none":
-        rollouts, more = with_importance(rollouts, logp, config.importance)
-        sums |= more
-    return replace(rollouts, old_logp=logp), sums
+    """True if the policy scores rollouts before the first of several steps on them."""
+    return config.ratio_to == "policy" and config.ppo_epochs * config.minibatches > 1
 
 
 def with_penalties(scored, rollouts, config):
@@ -313,7 +299,7 @@ def rollout_loss(policy, rollouts, weight, config, on_policy=True):
     if on_policy and config.ratio_to == "policy":
         old_logp = scores.logp.detach()
     loss, ratio, changed = policy_loss(scores.logp, old_logp, rollouts.advantage, weight, OBJECTIVES[config.objective],
-                                       config.clip_low, config.clip_high, config.clip_cap)
+                                       config.clip_low, config.clip_high)
     sums = {name: (x, tokens) for name, x in changed.items()}
     sums["pg_loss"] = loss.detach(), None
     sums["entropy"] = (scores.entropy.detach() * scored).sum(), tokens

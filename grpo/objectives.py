@@ -48,7 +48,7 @@ OBJECTIVES = {
     "gspo": Objective(
         "-1/N sum_o min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean_t log r_t)",
         "arXiv 2507.18071 in the token form of its section 4.3, sg(s) p / sg(p): the same for one advantage per "
-        "completion, and credit and importance of a token stay its own; the clipping range is that of section 5.1",
+        "completion, and credit of a token stays its own; the clipping range is that of section 5.1",
         advantage="group_std", average="sequence", ratio="sequence", clip_low=3e-4, clip_high=4e-4),
     "luspo": Objective(
         "-1/N sum_o |o| min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean_t log r_t)",
@@ -100,23 +100,18 @@ def baseline_of(config):
     return OBJECTIVES[config.objective].advantage
 
 
-def clip(r, low, high, logp, advantage, clip_cap):
-    """min(r A, clip(r) A) of PPO (arXiv 1707.06347).
-
-    With clip_cap=c the unclipped r is at most c. This matters only where A is negative: the term is then at least c A
-    (dual clip, arXiv 1912.09729).
-    """
+def clip(r, low, high, logp, advantage):
+    """min(r A, clip(r) A) of PPO (arXiv 1707.06347)."""
     clipped = r.clamp(1 - low, 1 + high)
-    bounded = r if clip_cap is None else r.clamp(max=clip_cap)
-    return torch.min(bounded * advantage, clipped * advantage)
+    return torch.min(r * advantage, clipped * advantage)
 
 
-def detached_ratio(r, low, high, logp, advantage, clip_cap):
+def detached_ratio(r, low, high, logp, advantage):
     """sg(clip(r)) A log p: the policy gradient with truncated importance weights (arXiv 2506.13585)."""
     return r.clamp(1 - low, 1 + high).detach() * advantage * logp
 
 
-def probability_mask(r, low, high, logp, advantage, clip_cap):
+def probability_mask(r, low, high, logp, advantage):
     """r A, but 0 where A pulls the token's probability p away from p_old = p / r, and p is more than high above it or
     more than low below it (arXiv 2602.04879)."""
     p = logp.detach().exp()
@@ -135,7 +130,7 @@ def token_weights(mask, average, max_new_tokens, total=lambda x: x):
     mask:  (N, M) 1.0 where the token is in the loss
     total: sums a tensor over ranks; on one rank, the identity
     Returns (N, M), zero where the mask is zero. The number of completions counts those with a token in the loss:
-    whatever takes a completion out of it (mask_truncated, no reward, importance) does not shrink the step
+    whatever takes a completion out of it (mask_truncated, no reward) does not shrink the step
     """
     N = total(mask.any(1).to(mask.dtype).sum()).clamp(min=1)
     if average == "sum":       # the log-probability of a completion is the sum over its tokens
@@ -149,13 +144,13 @@ def token_weights(mask, average, max_new_tokens, total=lambda x: x):
     raise ValueError(f"average={average!r}")
 
 
-def policy_loss(logp, old_logp, advantage, weight, objective, clip_low=None, clip_high=None, clip_cap=None):
+def policy_loss(logp, old_logp, advantage, weight, objective, clip_low=None, clip_high=None):
     """The loss of an objective, without KL and entropy.
 
     logp, old_logp: (N, M) log-probability of each sampled token, now and when it was sampled
     advantage:      (N, 1) of each completion, or (N, M) of each token
     weight:         (N, M) from token_weights, zero on padding
-    objective:      a row of OBJECTIVES; clip_low, clip_high: None for its own; clip_cap: None for no cap
+    objective:      a row of OBJECTIVES; clip_low, clip_high: None for its own
     Returns the loss (), the ratio per token (N, M), and metrics {name: ()} as sums over tokens
     """
     low = objective.clip_low if clip_low is None else clip_low
@@ -170,10 +165,10 @@ def policy_loss(logp, old_logp, advantage, weight, objective, clip_low=None, cli
     else:
         used = r
     surrogate = SURROGATES[objective.surrogate]
-    term = surrogate(used, low, high, logp, advantage, clip_cap)                     # (N, M)
+    term = surrogate(used, low, high, logp, advantage)                               # (N, M)
     loss = -torch.where(counted, term * weight, 0.0).sum()                           # ()
     with torch.no_grad():
-        unclipped = surrogate(used, math.inf, math.inf, logp, advantage, None)       # (N, M)
+        unclipped = surrogate(used, math.inf, math.inf, logp, advantage)             # (N, M)
         changed = term != unclipped
         metrics = {"clip_fraction": (changed & counted).sum(),
                    "kl_to_old": torch.where(counted, k3(old_logp, logp), 0.0).sum()}

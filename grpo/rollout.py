@@ -139,8 +139,7 @@ class Texts:
 class Rollouts:
     """N = P * G completions of P problems (rows i*G .. i*G+G-1 answer problem i) of at most M sampled tokens."""
     target: torch.Tensor                           # (N, M) the sampled tokens
-    mask: torch.Tensor                             # (N, M) 1.0 where the policy chose the token, 0.0 on padding and in
-                                                   # completions that importance='sequence_mask' rejects
+    mask: torch.Tensor                             # (N, M) 1.0 where the policy chose the token, 0.0 on padding
     train_mask: torch.Tensor                       # (N, M) 1.0 where the token is in the loss
     old_logp: torch.Tensor                         # (N, M) log-probability under the distribution drawn from
     truncated: torch.Tensor                        # (N,) bool: ran out of room before its end

@@ -11,6 +11,7 @@ LOGGED = "logged by a reward: "  # begins the name of what rewards logged, which
 OF_THE_TRAINER = ("step", "lr", "kl_beta", "bad_rollouts", "tokens_per_second")  # added to a record later; and time/...
 DECIDING = ("loss", "mean_log_prob", "mean_advantage")  # a step in which one of these sums is not finite is skipped
 CLAMP = 20.0         # largest log ratio that is measured, so that sums of ratios stay finite
+MOST_KL = 0.2        # nats per token: a sampler of other processes that is further away than this is not the policy's
 EXTREMES = ("most_log_ratio", "most_minus_log_ratio")  # of these the largest over micro-batches and ranks counts
 MISMATCHES = ("ratio_minus_one", "mismatch_kl", "mismatch_mean", "ratio_mean", "ratio_square")  # means over tokens
 NO_MISMATCH = dict.fromkeys(MISMATCHES, (0.0, 0.0)) | dict.fromkeys(EXTREMES, (-math.inf, None))
@@ -96,23 +97,17 @@ def rollout_sums(rollouts, scored, differ, discriminative=False):
     return sums | rollouts.texts.metrics
 
 
-def log_ratio(logp, rollouts):
-    """log(p / q) of the tokens of the loss, 0 elsewhere: p is the probability under the policy before its first step on
-    them, q that under the sampler. They are equal if the policy itself sampled with the weights that it has.
-
-    logp: (N, M) log p; rollouts.old_logp: log q. Returns (N, M)
-    """
-    return (logp.detach() - rollouts.old_logp).masked_fill(rollouts.scored == 0, 0.0)
-
-
 def mismatch(logp, rollouts):
     """The sums of NO_MISMATCH over the tokens of the loss, with d = log(p / q) clamped to +-20.
 
-    Of |exp(d) - 1|, of exp(d) - d - 1, the k3 estimate of the KL from sampler to policy, of |d|, exp(d) and exp(2d);
-    the largest d and -d, minus infinity without tokens. logp: (N, M)
+    p is the probability under the policy before its first step on them, q that under the sampler. They are equal if the
+    policy itself sampled with the weights that it has. The sums are of |exp(d) - 1|, of exp(d) - d - 1, the k3 estimate
+    of the KL from sampler to policy, of |d|, exp(d) and exp(2d); the largest d and -d, minus infinity without tokens.
+    logp: (N, M) log p; rollouts.old_logp: log q
     """
-    d = log_ratio(logp, rollouts).clamp(-CLAMP, CLAMP)                               # (N, M)
-    counted = rollouts.scored > 0                                                # (N, M)
+    counted = rollouts.scored > 0                                                    # (N, M)
+    d = (logp.detach() - rollouts.old_logp).masked_fill(~counted, 0.0)               # (N, M)
+    d = d.clamp(-CLAMP, CLAMP)
     tokens = counted.sum()
     away = d.expm1()                                                                 # (N, M) exact where d is small
     ratio = torch.where(counted, d.exp(), 0.0)                                       # (N, M)
@@ -141,6 +136,16 @@ def mismatch_metrics(totals, tokens):
         "ratio_max": math.exp(high),
         "effective_sample_size": size,
     }
+
+
+def check_mismatch(metrics, sampler):
+    """Raises ValueError if rollouts of another process are further from the policy than any rounding or a few steps of
+    training explain. sampler: the setting"""
+    if metrics.get("mismatch_kl", 0.0) > MOST_KL:
+        raise ValueError(f"sampler={sampler!r}: mismatch_kl={metrics['mismatch_kl']:.3g} nats per token is above "
+                         f"{MOST_KL:g}: the sampler's log-probabilities are not those of the policy for the same "
+                         "tokens; check its model, its temperature and the ids that it reports, and with max_staleness "
+                         "above 0 lower learning_rate")
 
 
 def nonfinite_rewards(scored, mask):

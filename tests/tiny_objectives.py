@@ -27,13 +27,11 @@ def advantage_by_hand(name, reward):
     step_std = math.sqrt(sum((r - mean) ** 2 for row in rows for r in row) / (P * G - 1))
     for row, c in zip(rows, centred, strict=True):
         std = math.sqrt(sum(x * x for x in c) / (G - 1))
-        up, down = sum(math.exp(x) for x in c), sum(math.exp(-x) for x in c)
         for i, r in enumerate(row):
             others = [x for j, x in enumerate(row) if j != i]
             out.append({"group_std": c[i] / (std + 1e-4), "group_mean": c[i],
                         "leave_one_out": r - sum(others) / (G - 1), "batch_std": c[i] / (centred_std + 1e-4),
-                        "step_std": c[i] / (step_std + 1e-4), "max_rl": c[i] * G / sum(row) if any(row) else 0.0,
-                        "softmax_difference": G * (math.exp(c[i]) / up - math.exp(-c[i]) / down),
+                        "max_rl": c[i] * G / sum(row) if any(row) else 0.0,
                         "step": (r - mean) / (step_std + 1e-4)}[name])
     return out
 

@@ -42,7 +42,7 @@ class FillPolicy(ModelPolicy):
         position, hidden = masked_positions(mask, self.device)                       # (P, M), (P, M) on the CPU
         P, T = input.shape
         G = config.group_size
-        noise = draw_uniforms(config.seed, iteration, problems["number"], (4, G, T)) # (P, 4, G, T)
+        noise = draw_uniforms(config.seed, iteration, problems["number"], (4, G, T)) # (P, 4, G, T) the third is unused
         was_hidden = hidden.to(self.device)                                          # (P, M)
         if config.unmask_steps == 1 and config.fill_estimator in ("trajectory", "one_step"):
             with self.autocast():
@@ -58,11 +58,10 @@ class FillPolicy(ModelPolicy):
             target = target.view(P, G, -1)                                           # (P, G, M)
             text = fill_in(input, position, was_hidden, target)                      # (P, G, T)
             filled = Filled(
-                input, text, position[:, None], was_hidden[:, None],
+                input, position[:, None], was_hidden[:, None],
                 turn=turn.view(P, G, -1),
                 read=read.unflatten(0, (P, G)),
-                noise=noise[:, 2:].float().to(self.device),
-                mask_id=self.tokenizer.mask_token_id,
+                uniform=noise[:, 3, :, -1:].float().to(self.device),
                 passes_read=min(config.passes_read, read.shape[1]))
             views, place, weight = FILL_ESTIMATORS[config.fill_estimator](filled)
         sampled = was_hidden[:, None].expand_as(target)                              # (P, G, M)

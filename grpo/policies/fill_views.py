@@ -14,31 +14,24 @@ from dataclasses import dataclass
 
 import torch
 
-FINE = 2**20          # agrpo draws its start as a whole number of such parts of a step between passes
-PROMPT_MASKED = 0.15  # share of the visible text that prompt_mask hides, as in d1
+FINE = 2**20  # agrpo draws its start as a whole number of such parts of a step between passes
 
 
 @dataclass
 class Filled:
-    """G completions of each of P texts, and noise for the estimators that hide tokens again."""
+    """G completions of each of P texts."""
     input: torch.Tensor     # (P, T) the problems
-    text: torch.Tensor      # (P, G, T) the completed texts
     position: torch.Tensor  # (P, 1, M) where in its text each sampled token is
     hidden: torch.Tensor    # (P, 1, M) bool: True where a token was hidden, False on padding
     turn: torch.Tensor      # (P, G, M) the pass that drew the token, -1 on padding
     read: torch.Tensor      # (P, G, S, T) the text that each pass read
-    noise: torch.Tensor     # (P, 2, G, T) float32
-    mask_id: int            # the token that hides another
+    uniform: torch.Tensor   # (P, G, 1) float32, a random number from 0 to 1 for each completion
     passes_read: int = 2    # passes of a completion that agrpo and step_merge read
 
     def first_text(self, texts_each):
         """(G, 1) the index of the first text of each completion, if each has `texts_each` of the problem's texts."""
-        number = torch.arange(self.text.shape[1], device=self.text.device)           # (G,)
+        number = torch.arange(self.turn.shape[1], device=self.turn.device)           # (G,)
         return number[:, None] * texts_each
-
-    def uniform(self):
-        """(P, G, 1) a random number from 0 to 1 for each completion."""
-        return self.noise[:, 1, :, -1:]
 
     def passes(self):
         """(P, G, 1) the number of passes of each completion up to the last one that drew a token."""
@@ -50,25 +43,6 @@ class Filled:
         where = passes.clamp(0, S - 1)[..., None]                                    # (P, G, n, 1)
         where = where.expand(*passes.shape, T)
         return self.read.gather(2, where).flatten(1, 2)
-
-    def share(self, chosen):
-        """(P, G, 1) the share of the hidden tokens that is chosen (P, G, M)."""
-        return chosen.sum(2, keepdim=True) / self.hidden.sum(2, keepdim=True).clamp(min=1)
-
-    def random_share(self, low=0.0, high=1.0):
-        """(P, G, M) bool: each hidden token with a chance t that is uniform in [low, high] for each completion; at
-        least one token."""
-        t = low + (high - low) * self.uniform()                                      # (P, G, 1)
-        noise = self.noise[:, 0].take_along_dim(self.position, 2)                    # (P, G, M)
-        noise = noise.masked_fill(~self.hidden, 2.0)
-        least = noise.amin(2, keepdim=True)                                          # (P, G, 1)
-        return (noise < t) | (noise == least)
-
-    def masked_again(self, chosen):
-        """The completed texts with the chosen tokens (P, G, M) hidden again, (P, G, T)."""
-        hide = torch.zeros_like(self.text, dtype=torch.bool)
-        hide = hide.scatter(2, self.position.expand_as(chosen), chosen & self.hidden)
-        return self.text.masked_fill(hide, self.mask_id)
 
 
 def trajectory(x):
@@ -110,14 +84,6 @@ def one_step(x):
     return x.input[:, None], x.position, None
 
 
-def prompt_mask(x):
-    """one_step with 15% of the visible text hidden too (diffu-GRPO of d1, arXiv 2504.12216, which hides other places in
-    each epoch; here one draw serves a rollout). Reads 1 text."""
-    hide = x.noise[:, 0, 0] < PROMPT_MASKED                                          # (P, T)
-    text = x.input.masked_fill(hide, x.mask_id)
-    return text[:, None], x.position, None
-
-
 def agrpo(x):
     """The tokens of k of the S passes, each with the weight S / k: an unbiased estimate of the gradient of `trajectory`
     (Amortized GRPO, arXiv 2510.04019). k = passes_read; the passes are drawn at equal distances from a random start.
@@ -125,13 +91,13 @@ def agrpo(x):
     S = x.passes()                                                                   # (P, G, 1)
     k = S.clamp(max=x.passes_read)
     number = torch.arange(x.passes_read, device=S.device)                            # (k,)
-    start = (x.uniform() * FINE).long()                                              # (P, G, 1)
+    start = (x.uniform * FINE).long()                                                # (P, G, 1)
     passes = (number * FINE + start) * S // (k * FINE)                               # (P, G, k)
     passes = passes.masked_fill(number >= k, -1)  # a completion with fewer passes
     drew = x.turn[..., None] == passes[..., None, :]                                 # (P, G, M, k)
     scored = drew.any(-1) & x.hidden                                                 # (P, G, M)
     text = x.first_text(x.passes_read) + drew.int().argmax(-1)
-    T = x.text.shape[2]
+    T = x.input.shape[1]
     return x.read_by(passes), text * T + x.position, scored * S / k
 
 
@@ -145,32 +111,9 @@ def step_merge(x):
     text = x.first_text(K - 1) + segment
     text = text.where(segment > 0, 0)                                                # 0 is the problem itself
     texts = torch.cat((x.input[:, None], x.read_by(begin)), 1)                       # (P, W, T)
-    return texts, text * x.text.shape[2] + x.position, None
+    return texts, text * x.input.shape[1] + x.position, None
 
 
-def random_mask(x):
-    """A random share t of the tokens, given the rest of the completion, with the weight 1 / t (UniGRPO of MMaDA,
-    arXiv 2505.15809). One draw serves all epochs of a rollout, where the paper draws anew. Reads G texts."""
-    chosen = x.random_share()
-    T = x.text.shape[2]
-    return x.masked_again(chosen), x.first_text(1) * T + x.position, chosen / x.share(chosen)
-
-
-def coupled(x):
-    """Every token once, in one of two complementary halves, of which the first has a share t of .2 to .8 of the tokens.
-    The halves have the weights 1 / (2 t) and 1 / (2 (1 - t)) (coupled-GRPO of DiffuCoder, arXiv 2506.20639; its code
-    also scores every token in the fully hidden text). Reads 2 G texts."""
-    chosen = x.random_share(0.2, 0.8)
-    T = x.text.shape[2]
-    halves = torch.stack((x.masked_again(chosen), x.masked_again(~chosen)), 2)       # (P, G, 2, T)
-    text = x.first_text(2) + (~chosen).long()                                        # (P, G, M)
-    share = x.share(chosen)                                                          # (P, G, 1)
-    count = 1 + (share < 1)  # if one half has all tokens, the other has none
-    weight = 1 / torch.where(chosen, share, 1 - share) / count                       # (P, G, M)
-    return halves.flatten(1, 2), text * T + x.position, weight.masked_fill(~x.hidden, 0.0)
-
-
-FILL_ESTIMATORS = {"trajectory": trajectory, "agrpo": agrpo, "step_merge": step_merge, "one_step": one_step,
-                   "prompt_mask": prompt_mask, "random_mask": random_mask, "coupled": coupled}
+FILL_ESTIMATORS = {"trajectory": trajectory, "agrpo": agrpo, "step_merge": step_merge, "one_step": one_step}
 AS_DRAWN = ("trajectory", "agrpo")     # those that score a token in the text that it was drawn from
 READ_PASSES = ("agrpo", "step_merge")  # those that read `passes_read` of the passes

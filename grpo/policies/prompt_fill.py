@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional as F
 
 from core.distributions import draw_uniforms
-from core.fill_in import fill_in
 from core.fill_in_passes import count_passes, fill_in_passes, order_of_places
 from core.generation import Stop
 from core.performance.sharding import anchor
@@ -81,16 +80,13 @@ class PromptFillPolicy(FillPolicy):
         of_completion = drawn & (ends_before == 0)                                   # (N, L)
         if kept is not None:
             kept = kept[of_completion[drawn].nonzero().squeeze(1).cpu()]
-        shown = target.where(of_completion, mask_id)
         filled = Filled(
             input,
-            fill_in(input, position, hidden.to(self.device), shown.view(P, G, L)),
             position[:, None],
             of_completion.view(P, G, L),
             turn=turn.view(P, G, L),
             read=read.unflatten(0, (P, G)),
-            noise=noise[:, 2:4].float().to(self.device),
-            mask_id=mask_id,
+            uniform=noise[:, 3, :, -1:].float().to(self.device),
             passes_read=min(config.passes_read, read.shape[1]))
         views, place, weight = FILL_ESTIMATORS[config.fill_estimator](filled)
         mask = of_completion.float()

@@ -4,10 +4,8 @@ import re
 from dataclasses import dataclass
 
 from core.settings.ranges import check_choices, check_ranges
-from grpo.samplers.importance import IMPORTANCE
 
-CHOICES = {"sampler": ("local", "ray", "vllm"), "importance": IMPORTANCE,
-           "ratio_to": ("policy", "sampler")}
+CHOICES = {"sampler": ("local", "ray", "vllm"), "ratio_to": ("policy", "sampler")}
 RANGES = {"sampler_timeout": "(0, 1e6]", "max_staleness": "[0, 100]", "ray_workers": "[1, 1e4]"}
 ONLY_FOR = {  # {samplers: {setting that has an effect with these alone: its default}}
     ("ray",): {"ray_address": None, "ray_workers": 1}, ("vllm",): {"vllm_url": None},
@@ -30,8 +28,6 @@ class SamplerConfig:
     ray_address: str | None = None            # the cluster to join: auto, or host:port; None: a Ray of its own, here
     ray_workers: int = 1                      # worker processes of each rank, which share its problems
     vllm_url: str | None = None               # the address of the server, such as http://localhost:8000
-    importance: str = "none"                  # weights for rollouts of another process or of older weights: none,
-                                              # token, sequence_mask (docs/algorithm.md)
     ratio_to: str = "policy"                  # the clipped ratio is to the policy before its first step on the
                                               # rollouts, or to the sampler, as it was when it wrote them
 
@@ -52,15 +48,6 @@ def check_sampler(c):
                          "host:port")
     if c.sampler == "vllm":
         check_vllm(c)
-    if c.importance != "none" and c.sampler == "local" and not c.max_staleness:
-        raise ValueError(f"importance={c.importance!r} has nothing to correct: with sampler='local' and "
-                         "max_staleness=0 the policy that is trained wrote every completion; set importance='none'")
-    if c.importance != "none" and c.fill_estimator != "trajectory":
-        raise ValueError(f"importance={c.importance!r} needs the probability of what was sampled, which fill_estimator="
-                         f"{c.fill_estimator!r} only estimates; set fill_estimator='trajectory' or importance='none'")
-    if c.ratio_to == "sampler" and c.importance != "none":
-        raise ValueError(f"importance={c.importance!r} weights by the ratio of policy and sampler, which ratio_to="
-                         "'sampler' clips already; set importance='none' or ratio_to='policy'")
     if c.ratio_to == "sampler" and c.fill_estimator != "trajectory":
         raise ValueError("ratio_to='sampler' needs the probability of what was sampled, which fill_estimator="
                          f"{c.fill_estimator!r} only estimates; set fill_estimator='trajectory' or ratio_to='policy'")

@@ -65,11 +65,6 @@ def ppo_over_all_tokens(logp, old, A):
     return -sum(clipped(torch.exp(logp[i] - old[i]), A[i], 0.2, 0.2).sum() for i in range(N)) / tokens
 
 
-def lite_ppo(logp, old, reward):
-    std = stdev(r for group in reward for r in group)
-    return ppo_over_all_tokens(logp, old, of_groups(reward, lambda r, group: (r - mean(group)) / (std + EPS)))
-
-
 def gdpo(logp, old, rewards):
     """rewards: the table of each reward."""
     each = [of_groups(table, lambda r, group: (r - mean(group)) / (stdev(group) + EPS)) for table in rewards]
@@ -101,7 +96,7 @@ def dppo(logp, old, reward):
 
 
 @pytest.mark.parametrize("paper, formula", [
-    ("GSPO-token", gspo_token), ("LUSPO", luspo), ("Lite PPO", lite_ppo), ("GDPO", gdpo), ("GPG", gpg),
+    ("GSPO-token", gspo_token), ("LUSPO", luspo), ("GDPO", gdpo), ("GPG", gpg),
     ("MaxRL", max_rl), ("DPPO", dppo)])
 def test_a_recipe_gives_the_gradient_of_the_papers_formula(paper, formula):
     c = recipe(paper)

@@ -24,7 +24,6 @@ from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.objectives import OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Rewards, Scored
-from grpo.samplers import importance
 from grpo.samplers.local import LocalSampler
 from grpo.samplers.prefetch import Prefetcher
 from tests.tiny import (
@@ -51,7 +50,7 @@ MOVING = {"learning_rate": 1e-3, "min_lr": 1e-3, "grad_clip": 1.0}
 STEP = ("loss", "mean_reward", "std_reward", "entropy", "grad_norm", "unique_completions")
 LATER = ("loss", "pg_loss", "kl_penalty", "mean_kl", "entropy", "mean_reward", "grad_norm", "clip_fraction", "kl_to_old")
 MISMATCH = ("mismatch_max", "mismatch_kl", "mismatch_mean", "ratio_minus_one", "ratio_min", "ratio_mean", "ratio_max",
-            "effective_sample_size", "importance_capped", "importance_rejected")
+            "effective_sample_size")
 
 
 def weights(policy):
@@ -130,11 +129,8 @@ class Layout:
             return dataclasses.replace(rollouts, old_logp=rollouts.old_logp - off * rollouts.mask)
 
         policy.sample = sample_with_errors
-        # Scored in training, and before it; then with importance weights, which a part of the step exceeds
-        importance.TOKEN_CAP = importance.SEQUENCE_CAP = 1.0045
-        for i, settings in enumerate(({}, {"ppo_epochs": 2}, {"importance": "token", "max_staleness": 1},
-                                      {"importance": "sequence_mask", "max_staleness": 1},
-                                      {"ratio_to": "sampler", "max_staleness": 1})):
+        # Scored in training, and before it; then with the ratio to the sampler
+        for i, settings in enumerate(({}, {"ppo_epochs": 2}, {"ratio_to": "sampler", "max_staleness": 1})):
             c = self.config(kl_beta=0.0, **PROMPTS, **settings)
             rollouts, sums = collect(policy, Rewards(c), self.prompts(c), c, None, dist)
             catcher = Catcher(policy)
@@ -143,7 +139,7 @@ class Layout:
 
     def steps_ahead(self):
         """Completions that were written an iteration ago, each rank its own share."""
-        c = self.config(max_staleness=1, importance="token", kl_beta=0.0, **MOVING)
+        c = self.config(max_staleness=1, kl_beta=0.0, **MOVING)
         policy, data = fill_policy(seed=1, scale=3.0), self.texts(c)
         prefetcher = Prefetcher(LocalSampler(policy, c), policy, lambda number: step_problems(data, c, number)(), c)
         optimizers = build_optimizers(policy, c)

@@ -136,7 +136,7 @@ REFUSED = {
     "a judge as generator": ("text", {"generator_checkpoint": "judge"},
                              "generator_checkpoint=.* has mode sequence_scorer, but masked_fill or language_model"),
     "passes": ("prompts", {"generator_checkpoint": "causal", "unmask_steps": 2}, "unmask_steps=2 is for fill-in"),
-    "estimator": ("prompts", {"generator_checkpoint": "causal", "fill_estimator": "coupled"},
+    "estimator": ("prompts", {"generator_checkpoint": "causal", "fill_estimator": "agrpo"},
                   "use fill_estimator=trajectory"),
     "credit of prompts": ("prompts", {"generator_checkpoint": "causal", "credit_window": 2}, "credit_window=2 is for"),
     "gold judge of prompts": ("prompts", {"generator_checkpoint": "causal", "gold_judge_checkpoint": "gold"},

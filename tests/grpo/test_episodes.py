@@ -82,8 +82,7 @@ def answers_of(rollouts):
 @pytest.mark.parametrize("settings", [
     {}, {"kl_beta": 0.1}, {"kl_beta": 0.1, "kl_in_reward": True}, TAUGHT, {"objective": "gspo"}, {"objective": "dapo"},
     {"turn_credit": True}, {"turn_credit": True, "environment": "Often"}, {"mask_truncated": True}, {"environment": "Often", "zero_std": "resample"},
-    {"max_staleness": 1, "importance": "token"}, {"max_staleness": 1, "importance": "sequence_mask"},
-    {"max_staleness": 1, "ratio_to": "sampler", "objective": "dppo"}], ids=str)
+    {"max_staleness": 1}, {"max_staleness": 1, "ratio_to": "sampler", "objective": "dppo"}], ids=str)
 def test_what_answers_were_taken_for_has_no_part_in_the_gradient(prompts, settings):
     """Other tokens and log-probabilities in their places, of what the policy reads nothing, change no bit."""
     c, policy, reference, data = made(prompts, **settings)
@@ -158,7 +157,7 @@ def test_in_all_epochs_and_minibatches_the_first_ratio_is_one_until_the_policy_m
 
 
 def test_episodes_ahead_of_training_are_those_of_earlier_weights_to_the_last_bit(prompts, tmp_path):
-    c, policy, _, data = made(prompts, max_staleness=1, max_iters=4, importance="sequence_mask", out_dir=str(tmp_path),
+    c, policy, _, data = made(prompts, max_staleness=1, max_iters=4, out_dir=str(tmp_path),
                               eval_interval=100, sample_interval=100)
     twin = causal_policy(1, scale=3.0)
     trainer(c, policy, data, Rewards(c)).run()

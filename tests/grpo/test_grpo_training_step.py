@@ -1,19 +1,20 @@
 """The GRPO step: its first ratio, what it changes, its phases and how often it runs them."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 import torch
 
 from core.training_step import build_optimizers
-from grpo.objectives import OBJECTIVES
+from grpo.objectives import OBJECTIVES, policy_loss, token_weights
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Scored
 from grpo.scoring import score
 from tests.tiny import (Catcher, causal_policy, collect, config, consumer, count_rows, equal_rewards_in, fill_policy,
-                        fixed_rewards, grpo_step, judge, length_reward, prompt_config, prompt_consumer, rewards,
-                        same, share_of_e, step_gradient, train)
+                        fixed_rewards, flat_gradient, grpo_step, judge, length_reward, prompt_config, prompt_consumer,
+                        rewards, same, share_of_e, step_gradient, train)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
@@ -167,3 +168,63 @@ def test_the_stop_token_is_trained(prompts):
     for number in range(60):
         lengths.append(grpo_step(policy, None, brief, data, c, number, optimizers)["completion_length"])
     assert lengths[0] > 5 and np.mean(lengths[-5:]) < 2
+
+
+def samples_with_errors(policy, off):
+    """The policy's sampler reports log-probabilities that are lower by off(rollouts), (N, M), than its own."""
+    sample = policy.sample
+
+    def sample_with_errors(problems, iteration, config):
+        rollouts = sample(problems, iteration, config)
+        return dataclasses.replace(rollouts, old_logp=rollouts.old_logp - off(rollouts) * rollouts.mask)
+
+    policy.sample = sample_with_errors
+    return policy
+
+
+@pytest.mark.parametrize("kind", ["fill", "prompts"])
+def test_the_first_ratio_is_one_whoever_sampled(dataset, prompts, kind):
+    """The clipped ratio starts from the policy before the step."""
+    off = lambda rollouts: torch.randn_like(rollouts.mask) * 0.3
+    if kind == "fill":
+        c, policy = config(ppo_epochs=2, kl_beta=0.0), samples_with_errors(fill_policy(), off)
+        data, reward = consumer(dataset, c), fixed_rewards(torch.rand(4, 4))
+    else:
+        c = prompt_config(ppo_epochs=2, kl_beta=0.0)
+        policy, data, reward = samples_with_errors(causal_policy(), off), prompt_consumer(prompts, c), length_reward
+    rollouts, sums = collect(policy, reward, data, c)
+    assert torch.equal(score(policy, rollouts, c.temperature).logp, rollouts.old_logp)
+    metrics = train(policy, rollouts, sums, c)
+    assert metrics["clip_fraction"] == 0 and metrics["kl_to_old"] == 0 and metrics["mismatch_kl"] > 0.01
+
+
+def test_the_expected_gradient_with_the_ratio_to_the_sampler_is_the_policys():
+    """Over all tokens that the sampler can write, each with its probability there: without a bound on the ratio the
+    gradient is that of the expected advantage under the policy."""
+    g = torch.Generator().manual_seed(4)
+    theta, q, A = (torch.randn(7, dtype=torch.float64, generator=g) for _ in range(3))
+    theta.requires_grad_()
+    p, q = theta.log_softmax(0), q.log_softmax(0)
+    unbounded = {"clip_low": 1.0, "clip_high": 1e9}
+    loss, *_ = policy_loss(p[:, None], q[:, None], A[:, None], q.exp()[:, None], OBJECTIVES["rloo"], **unbounded)
+    found, = torch.autograd.grad(-loss, theta)
+    expected, = torch.autograd.grad((theta.softmax(0) * A).sum(), theta)
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_ratio_to_the_sampler_is_clipped_and_no_pass_scores_before_the_step(prompts):
+    """All ratios are 1.5, above the range: completions above their group's mean lose their gradient, the others count
+    one and a half times."""
+    c = prompt_config(kl_beta=0.0, max_staleness=1, ratio_to="sampler")
+    data, plain = prompt_consumer(prompts, c), causal_policy(scale=3.0)
+    policy = samples_with_errors(causal_policy(scale=3.0), lambda _: math.log(1.5))
+    catcher = Catcher(policy)
+    metrics = grpo_step(policy, None, length_reward, data, c, optimizers=[catcher])
+    assert metrics["ratio_mean"] == pytest.approx(1.5, rel=1e-4) and "time/rescore" not in metrics
+    rollouts, _ = collect(plain, length_reward, data, dataclasses.replace(c, ratio_to="policy"))
+    weight = token_weights(rollouts.mask, "sequence", c.max_new_tokens)
+    logp = score(plain, rollouts, c.temperature).logp
+    (-1.5 * (logp * rollouts.advantage.clamp(max=0) * weight).sum()).backward()
+    expected = flat_gradient(plain)
+    torch.testing.assert_close(catcher.gradient, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+    assert 0 < metrics["clip_fraction"] < 1

@@ -90,7 +90,7 @@ def test_the_gradient_does_not_depend_on_micro_batch_tokens(prompts, settings):
     assert forwards[1] > forwards[2] > forwards[3], "the fewer tokens at a time, the more forwards"
 
 
-@pytest.mark.parametrize("estimator", ["trajectory", "coupled"])
+@pytest.mark.parametrize("estimator", ["trajectory", "agrpo"])
 def test_on_fill_in_the_gradient_does_not_depend_on_micro_batch_tokens(dataset, estimator):
     found, reference = [], fill_policy(seed=2).frozen()
     for tokens in (None, 100, 1000):

@@ -17,7 +17,6 @@ from grpo.grpo_training_step import (
 from grpo.objectives import token_weights
 from grpo.rewards import Scored
 from tests.tiny import (
-    TOKENIZER,
     Catcher,
     causal_policy,
     collect,
@@ -180,14 +179,14 @@ def test_the_train_mask_is_not_the_mask(dataset, prompts):
             left_out = reward.flatten()[n].isnan() or masked and rollouts.truncated[n]
             assert torch.equal(trained.train_mask[n], rollouts.mask[n] * (0.0 if left_out else 1.0))
 
-    c = config(unmask_steps=3, fill_estimator="random_mask", batch_size=3)
+    c = config(unmask_steps=3, fill_estimator="agrpo", passes_read=1, batch_size=3)
     batch = consumer(dataset, c).problems("train", 0)
     rollouts = fill_policy().sample(batch, 0, c)
     trained = compute_rollout_advantages(rollouts, Scored(torch.rand(3, 4)), c, one_process())
     hidden = torch.from_numpy(batch["mask"]).sum(1).repeat_interleave(4)
     assert torch.equal(trained.mask.sum(1), hidden.float()) and torch.equal(trained.mask, rollouts.mask)
-    masked_again = (rollouts.reading.texts == TOKENIZER.mask_token_id).sum(2).flatten()
-    assert torch.equal(trained.scored.sum(1).long(), masked_again) and masked_again.sum() < hidden.sum()
+    scored = rollouts.reading.chosen.sum(2).flatten()
+    assert torch.equal(trained.scored.sum(1).long(), scored) and scored.sum() < hidden.sum()
 
 
 def test_the_overlong_penalty_is_the_papers():

@@ -37,7 +37,7 @@ def test_both_ranks_hold_the_same_weights(layouts):
 
 @pytest.mark.parametrize("other", ["8x1-0", "4x2-0"])
 def test_two_ranks_equal_one(layouts, other):
-    assert len(layouts["two-0"]) == 187
+    assert len(layouts["two-0"]) == 167
     for name, weights in layouts["two-0"].items():
         if name.startswith("alone"):  # the problems that replace others depend on the rank
             continue
@@ -54,8 +54,7 @@ def test_two_ranks_equal_one(layouts, other):
 
 
 def test_the_steps_that_were_compared_did_something(layouts):
-    """Later steps left the ratio of 1 and were clipped; importance weights exceeded their bounds in a part of the step;
-    rollouts of an iteration ago were trained on."""
+    """Later steps left the ratio of 1 and were clipped; rollouts of an iteration ago were trained on."""
     clipped = {}
     for name, metrics in layouts["8x1-0"].items():
         if name.endswith("/metrics") and name.startswith(("causal", "passes")):
@@ -63,8 +62,6 @@ def test_the_steps_that_were_compared_did_something(layouts):
             assert kl_to_old > 1e-4, name
             clipped[name.split("/")[1]] = clipped.get(name.split("/")[1], 0.0) + clip_fraction
     assert all(clipped[name] > 0 for name in OBJECTIVES if name not in ("cispo", "dppo")), clipped
-    token, sequence = (layouts["8x1-0"][f"mismatch/{i}/metrics"][-2:].tolist() for i in (2, 3))
-    assert 0.1 < token[0] < 0.9 and token[1] == 0 and 0.1 < sequence[1] < 0.9
     assert layouts["two-0"]["ahead/metrics"][0] == 1.0
 
 

@@ -12,7 +12,7 @@ from grpo.scoring import score, score_in_batches, with_reference
 from tests.tiny import CAUSAL, causal_policy, config, fill_policy, prompt_consumer, sampled
 
 KINDS = {"causal": {"max_new_tokens": 6}, "one pass": {}, "passes": {"unmask_steps": 3},
-         "coupled": {"unmask_steps": 3, "fill_estimator": "coupled"}}
+         "agrpo": {"unmask_steps": 3, "fill_estimator": "agrpo"}}
 
 
 def example(kind, dataset, prompts, estimator, number=0, **settings):
@@ -34,7 +34,7 @@ def test_places_of_is_the_places_of_a_loop():
 
 @pytest.mark.parametrize("kind, top_p, estimator", [
     ("causal", 0.8, "exact"), ("causal", 1.0, "k3"), ("one pass", 0.8, "exact"), ("one pass", 1.0, "k3"),
-    ("passes", 0.8, "exact"), ("coupled", 1.0, "exact")])
+    ("passes", 0.8, "exact"), ("agrpo", 1.0, "exact")])
 def test_selected_problems_have_the_rows_and_scores_that_they_had(dataset, prompts, kind, top_p, estimator):
     policy, rollouts = example(kind, dataset, prompts, estimator, top_p=top_p)
     rollouts = dataclasses.replace(rollouts, advantage=torch.randn(16, 1))

@@ -7,18 +7,23 @@ import pytest
 import torch
 
 from grpo.grpo_training_step import differ
+from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Scored
 from grpo.step_metrics import (
     EXTREMES,
+    NO_MISMATCH,
     add_up,
+    check_mismatch,
     discriminative_sums,
     logged_sums,
+    mismatch,
+    mismatch_metrics,
     nonfinite_rewards,
     rollout_sums,
     unique_completions,
 )
-from tests.tiny import (causal_policy, collect, config, consumer, fill_policy, fixed_rewards, prompt_config,
-                        prompt_consumer, sampled, train, undocumented)
+from tests.tiny import (causal_policy, collect, config, consumer, fill_policy, fixed_rewards, grpo_step,
+                        prompt_config, prompt_consumer, sampled, train, undocumented)
 
 NAN, INF = math.nan, math.inf
 
@@ -161,3 +166,57 @@ def test_completions_with_a_reward_that_is_not_finite_are_counted_once():
     assert nonfinite_rewards(Scored(reward, credit), mask) == 2, "not on padding, and not of what was skipped"
     values = {"a": torch.tensor([1.0, INF, -INF, 1.0]), "b": torch.tensor([NAN] * 4)}
     assert nonfinite_rewards(Scored(reward, credit, values), mask) == 3, "a reward may cancel in the sum"
+
+
+def test_the_mismatch_is_over_the_tokens_of_the_loss(dataset):
+    rollouts = sampled(fill_policy(), dataset, config())
+    rollouts.train_mask = rollouts.mask * torch.rand(rollouts.mask.shape).round()
+    logp = rollouts.old_logp + torch.randn(rollouts.mask.shape)
+    found = mismatch(logp, rollouts)
+    d = [float(logp[n, m] - rollouts.old_logp[n, m]) for n, m in rollouts.train_mask.nonzero().tolist()]
+    by_hand = {"ratio_minus_one": sum(abs(math.exp(x) - 1) for x in d), "mismatch_kl": sum(math.exp(x) - x - 1 for x in d),
+               "mismatch_mean": sum(map(abs, d)), "ratio_mean": sum(map(math.exp, d)),
+               "ratio_square": sum(math.exp(2 * x) for x in d)}
+    assert found.keys() == NO_MISMATCH.keys() == {*by_hand, *EXTREMES}
+    for name, value in by_hand.items():
+        assert [float(x) for x in found[name]] == pytest.approx([value, len(d)], rel=1e-4), name
+    assert [float(found[name][0]) for name in EXTREMES] == pytest.approx([max(d), -min(d)], rel=1e-5)
+
+
+@pytest.mark.parametrize("off", [100, -100])
+def test_a_mismatch_is_finite_however_far_apart_sampler_and_policy_are(dataset, off):
+    rollouts = sampled(fill_policy(), dataset, config())
+    found = mismatch(rollouts.old_logp + off, rollouts)
+    metrics = mismatch_metrics({name: float(x) for name, (x, _) in found.items()}, float(found["ratio_mean"][1]))
+    assert all(map(math.isfinite, metrics.values())) and metrics["mismatch_max"] == 20
+    assert metrics["ratio_min"] == metrics["ratio_max"] == pytest.approx(math.exp(off / 5), rel=1e-5)
+
+
+@pytest.mark.parametrize("weights, share", [([1, 1, 1], 1.0), ([3, 3], 1.0), ([1, 0, 0, 0], 0.25), ([4, 1, 1], 2 / 3)])
+def test_the_effective_sample_size_is_kishs(weights, share):
+    """n equal weights count as n samples, and one weight among zeros as one."""
+    totals = dict.fromkeys(EXTREMES, 0.0) | {"ratio_mean": sum(weights), "ratio_square": sum(w * w for w in weights)}
+    assert mismatch_metrics(totals, len(weights))["effective_sample_size"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
+def test_an_estimator_is_not_taken_for_a_fault_of_the_sampler(dataset, estimator):
+    """What an estimator gives is not the probability of what was sampled, though sampler and policy are the same. But
+    where it is that probability, a sampler with another temperature is a fault."""
+    c = config(sampler="ray", fill_estimator=estimator, unmask_steps=4, kl_beta=0.0)
+    policy = fill_policy(seed=1, scale=25.0)
+    step = lambda: grpo_step(policy, None, fixed_rewards(torch.rand(4, 4)), consumer(dataset, c), c)
+    assert (step()["mismatch_kl"] > 0.2) != c.scores_as_drawn
+    if estimator == "trajectory":
+        policy.sample = lambda problems, iteration, _: fill_policy(seed=1, scale=25.0).sample(
+            problems, iteration, dataclasses.replace(c, temperature=5.0))
+        with pytest.raises(ValueError, match="sampler='ray': mismatch_kl"):
+            step()
+
+
+def test_a_sampler_far_from_the_policy_ends_the_run_in_one_line():
+    check_mismatch({"mismatch_kl": 0.19}, "vllm")
+    check_mismatch({"mismatch_kl": math.nan}, "vllm")  # such a step is skipped and reported by itself
+    check_mismatch({}, "ray")
+    with pytest.raises(ValueError, match="^sampler='vllm': mismatch_kl=0.7 nats per token is above 0.2: .*temperature"):
+        check_mismatch({"mismatch_kl": 0.7}, "vllm")

@@ -5,7 +5,7 @@ import torch
 
 from grpo.grpo_training_step import loss_weights
 from grpo.objectives import AVERAGES
-from grpo.policies.fill_views import FILL_ESTIMATORS, PROMPT_MASKED, READ_PASSES, Filled
+from grpo.policies.fill_views import FILL_ESTIMATORS, READ_PASSES, Filled
 from grpo.scoring import score
 from tests.tiny import (
     TOKENIZER, config, consumer, count_rows, fill_policy, flat_gradient, masked_problems, one_process, sampled)
@@ -20,8 +20,7 @@ def rollouts_of(dataset, estimator, S=3):
 
 
 @pytest.mark.parametrize("estimator, texts", [("trajectory", 1 + 2 * 4), ("agrpo", 2 * 4), ("step_merge", 1 + 4),
-                                              ("one_step", 1), ("prompt_mask", 1), ("random_mask", 4),
-                                              ("coupled", 2 * 4)])
+                                              ("one_step", 1)])
 def test_an_estimator_reads_as_many_texts_as_it_says(dataset, estimator, texts):
     c, policy, rollouts, _ = rollouts_of(dataset, estimator)
     rows = count_rows(policy.model)
@@ -54,35 +53,6 @@ def test_trajectory_reads_the_text_of_each_pass(dataset):
         assert view == 0 or (view - 1) // 2 == g, "a later text is of the completion itself"
 
 
-def test_coupled_reads_every_token_hidden_exactly_once(dataset):
-    c, _, r, (_, position, chosen) = rollouts_of(dataset, "coupled")
-    T = c.block_size
-    for n in range(len(r.target)):
-        p, g = divmod(n, 4)
-        halves = r.reading.texts[p, 2 * g : 2 * g + 2]
-        hidden = position[p][chosen[p] > 0]
-        assert ((halves[:, hidden] == MASK).sum(0) == 1).all()
-        for m, place in enumerate(hidden):
-            view, where = divmod(int(r.reading.position[p, g, m]), T)
-            assert where == place and halves[view - 2 * g][place] == MASK
-            assert halves[1 - (view - 2 * g)][place] == r.texts.tokens[n][place]
-    assert torch.equal(r.mask, chosen.repeat_interleave(4, 0)) and torch.equal(r.train_mask, r.mask)
-
-
-def test_the_tokens_that_coupled_hides_together_weigh_half_of_the_completion(dataset):
-    _, _, r, (_, position, chosen) = rollouts_of(dataset, "coupled")
-    T = r.reading.texts.shape[2]
-    for n in range(len(r.target)):
-        p, g = divmod(n, 4)
-        there = chosen[p] > 0
-        second = (r.reading.position[p, g] // T - 2 * g)[there] == 1
-        weight = r.token_weight[n][there]
-        for half in (second, ~second):
-            if half.any():
-                assert abs(float(weight[half].sum()) - len(weight) / (1 + int(second.any() and (~second).any()))) < 1e-4
-        assert not r.token_weight[n][~there].any()
-
-
 def gradient_of(policy, rollouts, average, advantage):
     """Of the sum over tokens of advantage times log-probability, with the weights of the loss."""
     for p in policy.parameters():
@@ -103,7 +73,7 @@ def test_the_expected_gradient_of_agrpo_is_that_of_the_trajectory(dataset, monke
     agrpo = FILL_ESTIMATORS["agrpo"]
     for i in range(starts):
         def started(x, start=(i + 0.5) / starts):
-            x.noise[:, 1] = start
+            x.uniform[:] = start
             return agrpo(x)
 
         monkeypatch.setitem(FILL_ESTIMATORS, "agrpo", started)
@@ -135,55 +105,17 @@ def test_step_merge_reads_each_token_in_the_text_at_the_begin_of_its_segment(dat
     assert exact == (K >= S)
 
 
-def test_random_mask_scores_the_tokens_that_it_hides_and_nothing_else(dataset):
-    c, _, r, (_, _, chosen) = rollouts_of(dataset, "random_mask")
-    shares = []
-    for n in range(len(r.target)):
-        p, g = divmod(n, 4)
-        hidden = (r.reading.texts[p, g] == MASK).nonzero().flatten().tolist()
-        places = r.reading.position[p, g] - g * c.block_size
-        assert sorted(places[r.scored[n] > 0].tolist()) == hidden and hidden
-        shares.append(len(hidden) / int(chosen[p].sum()))
-        assert abs(float(r.token_weight[n].sum() - chosen[p].sum())) < 1e-4
-    assert min(shares) < 0.4 and max(shares) > 0.6
-    assert torch.equal(r.mask, chosen.repeat_interleave(4, 0)), "all sampled tokens are counted"
-
-
-def test_prompt_mask_hides_a_part_of_the_visible_text_for_the_whole_group(dataset):
-    _, _, r, (input, _, _) = rollouts_of(dataset, "prompt_mask")
-    visible, texts = input != MASK, r.reading.texts[:, 0]
-    share = float(((texts == MASK) & visible).sum() / visible.sum())
-    assert texts.shape == input.shape and 0.3 * PROMPT_MASKED < share < 2 * PROMPT_MASKED
-    assert torch.equal(texts[texts != MASK], input[texts != MASK]) and (texts[~visible] == MASK).all()
-
-
 def filled(P, hidden):
-    """50 completions of each of P texts, and noise; hidden: (M,) bool."""
+    """50 completions of each of P texts in one pass; hidden: (M,) bool."""
     M, G, T = len(hidden), 50, 12
-    g = torch.Generator().manual_seed(0)
-    text = torch.randint(0, 96, (P, G, T), generator=g)
-    return Filled(torch.full((P, T), MASK), text, torch.arange(M).expand(P, 1, M), hidden.expand(P, 1, M),
-                  torch.zeros(P, G, M).long(), text[:, :, None], torch.rand(P, 2, G, T, generator=g), MASK)
-
-
-def test_every_token_is_hidden_again_equally_often_and_padding_never():
-    x = filled(40, torch.arange(8) < 6)
-    share = x.random_share()                                                         # (P, G, M)
-    assert not share[..., 6:].any() and share[..., :6].any(2).all(), "at least one token of each completion"
-    often = share[..., :6].float().mean((0, 1))
-    assert (often - often.mean()).abs().max() < 0.05
-    # The chance t is uniform: the number of hidden tokens is nearly so (all or none: a seventh each, none becomes one)
-    counts = torch.bincount(share.sum(2).flatten(), minlength=7)[1:7] / share[..., 0].numel()
-    assert (counts - torch.tensor([2.0, 1, 1, 1, 1, 1]) / 7).abs().max() < 0.05
-    again = x.masked_again(share)
-    assert torch.equal((again == MASK)[..., :8], share) and not (again == MASK)[..., 8:].any()
-    assert torch.equal(again[again != MASK], x.text[again != MASK])
+    input, uniform = torch.full((P, T), MASK), torch.rand(P, G, 1, generator=torch.Generator().manual_seed(0))
+    return Filled(input, torch.arange(M).expand(P, 1, M), hidden.expand(P, 1, M), torch.zeros(P, G, M).long(),
+                  input[:, None, None].expand(P, G, 1, T), uniform)
 
 
 @pytest.mark.parametrize("name", FILL_ESTIMATORS)
 def test_after_one_pass_each_scored_token_is_read_hidden(name):
     x = filled(3, torch.ones(8) > 0)
-    x.read = x.input[:, None, None].expand(3, 50, 1, 12)
     texts, position, weight = FILL_ESTIMATORS[name](x)
     place = position % 12
     assert torch.equal(place, x.position.expand_as(place))

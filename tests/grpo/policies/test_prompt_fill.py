@@ -54,7 +54,7 @@ def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(pr
     scores = score(policy, rollouts, c.temperature)
     torch.testing.assert_close(scores.logp, rollouts.old_logp, rtol=0, atol=1e-5)
     G, L = c.group_size, c.max_new_tokens
-    T = filled.text.shape[2] - L
+    T = filled.input.shape[1] - L
     assert (T == 0) == bool(shape)
     blocks = -(-L // (c.block_length or L))
     ended_early = 0
@@ -62,7 +62,7 @@ def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(pr
         p, g = divmod(n, G)
         prompt = torch.from_numpy(problems["input"][p, problems["padding"][p] :])
         text = torch.cat((prompt, torch.full((L,), MASK)))
-        turn, target = filled.turn[p, g], filled.text[p, g, T:]
+        turn, target = filled.turn[p, g], rollouts.target[n].where(rollouts.mask[n] > 0, MASK)
         for s in range(blocks * c.unmask_steps):
             now = (turn == s).nonzero().flatten().tolist()
             alone = torch.tensor([len(prompt)]) if shape else None
@@ -75,7 +75,6 @@ def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(pr
             later = filled.read[p, g, s + 1 :, T:]                                   # what is drawn behind an end, too
             for m in now:
                 text[len(prompt) + m] = later[0, m] if len(later) else target[m]
-        assert (target[rollouts.mask[n] == 0] == MASK).all(), "no estimator reads what is behind the end"
         drawn = turn >= 0
         length = int(rollouts.mask[n].sum())
         assert rollouts.mask[n, :length].all() and not rollouts.mask[n, length:].any()
@@ -182,9 +181,7 @@ def test_problems_of_like_length_are_read_together_without_their_padding(prompts
 def test_each_completion_of_a_group_has_a_share_of_its_own(prompts):
     c = prompt_config(**SETTINGS)
     filled, _ = passes_of(prompt_fill_policy(1), prompt_consumer(prompts, c).problems("train", 0), c)
-    shares = filled.noise[:, 1, :, -1]
-    assert all(len(row.unique()) == c.group_size for row in shares)
-    assert len({tuple(row) for row in filled.random_share()[0].tolist()}) > 1
+    assert all(len(row.unique()) == c.group_size for row in filled.uniform[..., 0])
 
 
 @torch.no_grad()
@@ -286,7 +283,7 @@ def test_agrpo_has_the_gradient_of_the_trajectory_in_expectation_where_completio
     agrpo, found, starts = FILL_ESTIMATORS["agrpo"], 0, 60  # 60: every number of passes up to 6 divides it
     for i in range(starts):
         def started(x, start=(i + 0.5) / starts):
-            x.noise[:, 1] = start
+            x.uniform[:] = start
             return agrpo(x)
 
         monkeypatch.setitem(FILL_ESTIMATORS, "agrpo", started)

@@ -81,7 +81,7 @@ def test_a_run_starts_a_ray_of_its_own_and_ends_it(run, dataset, tmp_path):
 
 
 @pytest.mark.parametrize(("family", "correction"), [
-    ("qwen3_5", {"importance": "token"}), ("lfm2", {"ratio_to": "sampler", "objective": "dppo"}), ("mamba2", {})])
+    ("qwen3_5", {}), ("lfm2", {"ratio_to": "sampler", "objective": "dppo"}), ("mamba2", {})])
 def test_a_hugging_face_model_with_an_adapter_is_trained_one_step_off(own_ray, run, tmp_path, family, correction):
     pytest.importorskip("peft")
     (tmp_path / "letters.py").write_text(LETTERS)
@@ -113,7 +113,7 @@ def test_workers_play_the_episodes_of_the_run(own_ray, run, tmp_path):
     (tmp_path / "question.py").write_text(QUESTION)
     episodes = {"environment": "Asked", "environment_file": tmp_path / "question.py", "max_turns": 3, "max_new_tokens": 16,
                 "stop_sequences": tuple("abcdefghijklmnop"), "reward_functions": "('environment',)", "reward_file": None}
-    settings = settings_of(tmp_path, max_iters=3, max_staleness=1, importance="sequence_mask", ray_workers=1, log_interval=1,
+    settings = settings_of(tmp_path, max_iters=3, max_staleness=1, ray_workers=1, log_interval=1,
                            **episodes)
     local, outside = run("local", **inside_of(settings)), run("ray", **settings)
     expect_alike(local, outside, staleness=(0, 1, 1))

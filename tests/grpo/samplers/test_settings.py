@@ -21,13 +21,9 @@ VLLM = {"sampler": "vllm", "vllm_url": "http://x", "top_p": 1.0}
     *((VLLM | {"vllm_url": url}, "^vllm_url='.* must be an address") for url in (
         "localhost:8000", "ftp://x", "http://", "http://[::1", "http://127.0.0.1:1/\r\nX: y", "http://a b",
         "http://x:abc", "http://name:password@x", "http://x/\x1b[31m", "")),
-    ({"importance": "token"}, "importance='token' has nothing to correct"),
-    ({"importance": "token", "max_staleness": 1, "fill_estimator": "one_step"}, "'one_step' only estimates"),
-    ({"importance": "token", "max_staleness": 1, "ratio_to": "sampler"}, "which ratio_to='sampler' clips already"),
-    ({"ratio_to": "sampler", "fill_estimator": "coupled"}, "'coupled' only estimates.* or ratio_to='policy'"),
+    ({"ratio_to": "sampler", "fill_estimator": "agrpo"}, "'agrpo' only estimates.* or ratio_to='policy'"),
     ({"ratio_to": "itself"}, "ratio_to='itself' is not one of policy, sampler"),
     ({"sampler": "rey"}, "sampler='rey' is not one of local, ray, vllm"),
-    ({"importance": "some"}, "importance='some' is not one of none, token"),
     ({"max_staleness": -1}, "max_staleness=-1"), ({"sampler_timeout": 0.0}, "sampler_timeout=0.0"),
     ({"sampler": "ray", "ray_workers": 0}, "ray_workers=0")])
 def test_a_setting_without_effect_or_against_another_is_refused(settings, message):
@@ -38,7 +34,7 @@ def test_a_setting_without_effect_or_against_another_is_refused(settings, messag
 @pytest.mark.parametrize("settings", [
     VLLM | {"vllm_url": "http://localhost:8000", "temperature": 2.0}, VLLM | {"vllm_url": "https://10.0.0.2/vllm/"},
     VLLM | {"vllm_url": "http://[::1]:8000"}, {"sampler": "ray", "top_p": 0.9, "top_k": 5, "min_p": 0.01},
-    {"max_staleness": 2, "importance": "token", "top_p": 0.9},
+    {"max_staleness": 2, "top_p": 0.9},
     {"max_staleness": 1, "ratio_to": "sampler", "objective": "dppo"}, {"ratio_to": "sampler", "ppo_epochs": 2}])
 def test_what_goes_together_is_taken(settings):
     assert all(getattr(config(**settings), key) == x for key, x in settings.items())

@@ -177,7 +177,7 @@ def settings(folders, prompts, tmp_path):
 def test_a_run_trains_on_what_the_server_writes(folders, settings, tmp_path):
     out = tmp_path / "out"
     with running(folders["ours"]) as server:
-        settings |= {"vllm_url": server.url, "out_dir": out, "max_staleness": 1, "importance": "token"}
+        settings |= {"vllm_url": server.url, "out_dir": out, "max_staleness": 1}
         train_grpo.main([f"--{key}={value}" for key, value in settings.items()])
         assert server.asked.count("/collective_rpc") == 3
     steps = [record for record in read_records(str(out / "metrics.jsonl")) if "loss" in record]
@@ -241,7 +241,7 @@ def test_turns_are_requests_whose_tokens_the_policy_scores_alike(world, kind):
 def test_a_run_of_several_turns_trains_on_what_the_server_writes(folders, settings, tmp_path):
     out = tmp_path / "out"
     with running(folders["ours"]) as server:
-        settings |= {"vllm_url": server.url, "out_dir": out, "max_staleness": 1, "importance": "token"}
+        settings |= {"vllm_url": server.url, "out_dir": out, "max_staleness": 1}
         settings |= EPISODES | {"reward_file": None, "environment_file": None, "max_iters": 3}
         train_grpo.main([f"--{key}={value}" for key, value in settings.items()])
     steps = [record for record in read_records(str(out / "metrics.jsonl")) if "loss" in record]
