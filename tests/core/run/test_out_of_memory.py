@@ -36,7 +36,7 @@ def supervised(folder, dataset):
     (fill_in, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), ("max_new", "lora", "load_in")),
     (prompts, RuntimeError(ON_CPU), ("block_size",)),
     (supervised, MemoryError(), ("group", "max_new", "micro", "grad", "lora", "load_in")),
-    (supervised, RuntimeError("shapes do not fit"), None)], ids=str)
+    (supervised, RuntimeError("shapes do not fit"), None)])
 def test_out_of_memory_is_one_line_with_the_settings_and_the_run_goes_on_later(
         tmp_path, dataset, monkeypatch, kind, error, unnamed):
     command, out = [*kind(tmp_path, dataset), f"--out_dir={tmp_path / 'out'}"], tmp_path / "out"
