@@ -116,8 +116,6 @@ class FillPolicy(ModelPolicy):
 
     def stored_states(self, config):
         """The most states (K) of a problem that kept tokens or reference distributions are stored for."""
-        shared = {"one_step"}
-        if config.unmask_steps == 1:
-            shared.add("trajectory")
         states = max(1, round(config.mask_high * config.block_size))
-        return states if config.fill_estimator in shared else states * config.group_size
+        one_pass = config.unmask_steps == 1 and config.fill_estimator != "agrpo"
+        return states if one_pass or config.fill_estimator == "one_step" else states * config.group_size
