@@ -45,17 +45,36 @@ class Filled:
         return self.read.gather(2, where).flatten(1, 2)
 
 
+def read_in_segments(x, K):
+    """Each token in the text that the first pass of its segment read: the S passes of a completion are cut into K
+    segments of like length, but not more than S. Reads 1 + (K - 1) G texts."""
+    if K == 1:  # one text, and one place for the whole group
+        return x.input[:, None], x.position, None
+    S = x.passes().clamp(min=1)                                                      # (P, G, 1)
+    segments = S.clamp(max=K)
+    number = torch.arange(1, K, device=S.device)                                     # (K - 1,)
+    begin = (number * S + segments - 1) // segments                                  # (P, G, K - 1)
+    texts = torch.cat((x.input[:, None], x.read_by(begin)), 1)                       # (P, W, T)
+    segment = x.turn * segments // S                                                 # (P, G, M)
+    text = x.first_text(K - 1) + segment
+    text = text.where(segment > 0, 0)                                                # 0 is the problem itself
+    return texts, text * x.input.shape[1] + x.position, None
+
+
 def trajectory(x):
-    """Each token in the text of the pass that drew it: exact. (LLaDA arXiv 2502.09992 in sampling; TraceRL,
-    arXiv 2509.06949, in training.) Reads 1 + (S - 1) G texts."""
-    S, T = x.read.shape[2:]
-    if S == 1:
-        return one_step(x)
-    later = x.read[:, :, 1:].flatten(1, 2)                                           # (P, G (S - 1), T)
-    texts = torch.cat((x.input[:, None], later), 1)                                  # (P, W, T)
-    text = x.first_text(S - 1) + x.turn
-    text = text.where(x.turn > 0, 0)                                                 # (P, G, M) 0 is the problem itself
-    return texts, text * T + x.position, None
+    """A segment for each pass: exact. (LLaDA arXiv 2502.09992 in sampling; TraceRL, arXiv 2509.06949, in training.)"""
+    return read_in_segments(x, x.read.shape[2])
+
+
+def step_merge(x):
+    """passes_read segments: StepMerge of d2, arXiv 2509.21474."""
+    return read_in_segments(x, x.passes_read)
+
+
+def one_step(x):
+    """One segment: all tokens in the text with all of them hidden, as if they were independent (the mean field that d1
+    starts from, arXiv 2504.12216)."""
+    return read_in_segments(x, 1)
 
 
 def texts_of_passes(policy, rollouts, n):
@@ -78,12 +97,6 @@ def texts_of_passes(policy, rollouts, n):
     return texts
 
 
-def one_step(x):
-    """All tokens in the text with all of them hidden, as if they were independent (the mean field that d1 starts from,
-    arXiv 2504.12216). Exact for S = 1. Reads 1 text."""
-    return x.input[:, None], x.position, None
-
-
 def agrpo(x):
     """The tokens of k of the S passes, each with the weight S / k: an unbiased estimate of the gradient of `trajectory`
     (Amortized GRPO, arXiv 2510.04019). k = passes_read; the passes are drawn at equal distances from a random start.
@@ -99,19 +112,6 @@ def agrpo(x):
     text = x.first_text(x.passes_read) + drew.int().argmax(-1)
     T = x.input.shape[1]
     return x.read_by(passes), text * T + x.position, scored * S / k
-
-
-def step_merge(x):
-    """Each token in the text that the first pass of its segment read: the S passes are cut into K segments of like
-    length (StepMerge of d2, arXiv 2509.21474). K = passes_read; exact for K = S. Reads 1 + (K - 1) G texts."""
-    S = x.passes()                                                                   # (P, G, 1)
-    K = x.passes_read
-    begin = (torch.arange(1, K, device=S.device) * S + K - 1) // K                   # (P, G, K - 1)
-    segment = x.turn * K // S.clamp(min=1)                                           # (P, G, M)
-    text = x.first_text(K - 1) + segment
-    text = text.where(segment > 0, 0)                                                # 0 is the problem itself
-    texts = torch.cat((x.input[:, None], x.read_by(begin)), 1)                       # (P, W, T)
-    return texts, text * x.input.shape[1] + x.position, None
 
 
 FILL_ESTIMATORS = {"trajectory": trajectory, "agrpo": agrpo, "step_merge": step_merge, "one_step": one_step}

@@ -162,6 +162,8 @@ REFUSED = {
 def test_models_and_settings_that_do_not_fit_are_refused(checkpoints, dataset, prompts, name):
     kind, settings, message = REFUSED[name]
     data = text_data(dataset) if kind == "text" else prompt_consumer(prompts, config())
+    if kind == "text":
+        settings = {"dataset": dataset} | settings
     with pytest.raises(ValueError, match=message) as error:
         built(checkpoints, data, **settings)
     assert "\n" not in str(error.value)

@@ -91,14 +91,14 @@ def test_step_merge_reads_each_token_in_the_text_at_the_begin_of_its_segment(dat
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(FILL_ESTIMATORS, "step_merge", lambda x: caught.append(x) or merge(x))
         r = sampled(policy, dataset, c)
-    x, T = caught[0], c.block_size
+    x, T, position = caught[0], c.block_size, r.reading.position.expand(-1, c.group_size, -1)
     for n, m in r.mask.nonzero().tolist():
         p, g = divmod(n, 4)
         passes = 1 + int(x.turn[p, g][r.mask[n] > 0].max())
         turn = int(x.turn[p, g, m])
         segments = [[s for s in range(passes) if s * K // passes == segment] for segment in range(K)]
         begin, = [segment[0] for segment in segments if turn in segment]
-        text, place = divmod(int(r.reading.position[p, g, m]), T)
+        text, place = divmod(int(position[p, g, m]), T)
         assert torch.equal(r.reading.texts[p, text], x.read[p, g, begin]) and r.reading.texts[p, text, place] == MASK
     logp = score(policy, r, 1.0).logp
     exact = torch.allclose(logp * r.mask, r.old_logp * r.mask, rtol=0, atol=1e-4)
