@@ -10,8 +10,8 @@ import tokenize
 
 from tests.tiny import ROOT
 
-CEILINGS = {"files": 174, "lines": 19130, "tokens": 127700, "tests' tokens": 262000, "docs' words": 66000, "settings": 125,
-            "raises": 381, "requirements files": 8, "configs": 29, "files of the main job": 127, "lines of the main job": 14240}
+CEILINGS = {"files": 156, "lines": 16970, "tokens": 112500, "tests' tokens": 249100, "docs' words": 64700, "settings": 122,
+            "raises": 359, "requirements files": 3, "configs": 29, "files of the main job": 125, "lines of the main job": 13730}
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
