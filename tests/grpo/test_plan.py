@@ -1,6 +1,5 @@
 """What a run says that it is about to do."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -38,11 +37,6 @@ def planned(c):
     """(the lines that a run prints at its start, its Models, its data)."""
     data, models, scoring = assembled(c)
     return list(plan(c, {}, models, scoring, data, one_process())), models, data
-
-
-def megabytes(lines):
-    """{what for: megabytes} of the plan's last line."""
-    return {name: float(size) for name, size in re.findall(r"(?:: |, )([a-z ]+?) (\d+)(?=,|$)", lines[-1])}
 
 
 def test_a_mixture_of_experts_says_that_its_load_is_not_balanced(folder, sums):
@@ -93,21 +87,14 @@ def test_the_plan_says_that_an_advantage_replaces_that_of_the_objective(native, 
     assert [line for line in planned(c)[0] if line.startswith("advantage=")] == lines
 
 
-def test_the_plan_says_what_is_trained_and_counts_weights_once(folder, sums, tmp_path):
-    """A wide model, so that its megabytes do not round to zero. LoRA: no second copy, and gradients of the adapter."""
+def test_the_plan_says_what_is_trained(folder, sums, tmp_path):
     pytest.importorskip("peft")
     wide, rank = model_folder(tmp_path / "wide", "gpt2", n_layer=1, n_embd=512), 64
-    numbers = {name: planned(prompt_config(dataset=sums, generator_checkpoint=wide, kl_beta=beta, lora_rank=lora))[0]
-               for name, beta, lora in (("alone", 0.0, 0), ("full", 0.1, 0), ("lora", 0.1, rank))}
+    lines = {name: planned(prompt_config(dataset=sums, generator_checkpoint=wide, kl_beta=beta, lora_rank=lora))[0]
+             for name, beta, lora in (("full", 0.1, 0), ("lora", 0.1, rank))}
     count = sum(p.numel() for p in load_model(wide)[0].parameters())
     adapter = rank * ((512 + 3 * 512) + (512 + 512) + 2 * (512 + 4 * 512))  # (in + out) of GPT-2's four linear layers
-    found = {name: megabytes(lines) for name, lines in numbers.items()}
-    assert found["alone"]["weights"] == round(4 * count / 1e6) and found["alone"]["weights"] > 5
-    assert found["full"]["weights"] == round(8 * count / 1e6), "the reference is a copy"
-    assert found["lora"]["weights"] == round(4 * (count + adapter) / 1e6), "the reference is the same weights"
-    assert found["full"]["gradients and optimizer"] == round(12 * count / 1e6)
-    assert found["lora"]["gradients and optimizer"] == round(12 * adapter / 1e6)
-    generator = next(line for line in numbers["lora"] if line.startswith("generator"))
+    generator = next(line for line in lines["lora"] if line.startswith("generator"))
     assert f"{(count + adapter) / 1e6:.2f} M parameters" in generator and f"{adapter / 1e6:.3g} M" in generator
-    assert "trained" in generator and "trained" not in next(x for x in numbers["full"] if x.startswith("generator"))
-    assert all("frozen" in next(x for x in numbers[name] if x.startswith("reference")) for name in ("full", "lora"))
+    assert "trained" in generator and "trained" not in next(x for x in lines["full"] if x.startswith("generator"))
+    assert all("frozen" in next(x for x in lines[name] if x.startswith("reference")) for name in ("full", "lora"))
