@@ -36,7 +36,7 @@ def detect_device(name="auto", local_rank=0):
     if kind != "cuda":
         return torch.device(kind)
     count = torch.cuda.device_count()
-    if count == 1 and not index:  # a launcher may show each rank a GPU of its own
+    if count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ:  # a launcher shows each rank a GPU of its own
         local_rank = 0
     if index and count > 1 and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
         raise ValueError(f"device={name!r} would put all ranks of this machine on one GPU; set device='cuda'")

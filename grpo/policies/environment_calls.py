@@ -103,7 +103,10 @@ class Environments:
         def work():
             try:
                 with naming_line_of(self.make):
-                    future.set_result(self.checked(method, getattr(self, method)(*arguments)))
+                    x = getattr(self, method)(*arguments)
+                    if inspect.iscoroutine(x):
+                        x = asyncio.run(x)
+                    future.set_result(self.checked(method, x))
             except UserCodeError as error:
                 future.set_result(error)
 

@@ -31,7 +31,11 @@ def test_devices_and_types(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="device='cuda:1' .* set device='cuda'"):
         detect_device("cuda:1", local_rank=1)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # a launcher shows each rank one GPU
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(ValueError, match="start fewer ranks"):
+        detect_device("cuda", local_rank=1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # a launcher shows each rank one GPU
     assert {detect_device(name, local_rank=3) for name in ("auto", "cuda", "cuda:0")} == {torch.device("cuda", 0)}
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     assert detect_dtype("auto", torch.device("cuda", 0)) == torch.float32, "bfloat16 would be emulated"

@@ -37,7 +37,7 @@ class Slow:
     def __init__(self, seed):
         pass
 
-    def reset(self, record):
+    async def reset(self, record):
         pass
 
     def step(self, text):
