@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from torch.utils.benchmark import Timer
 
 from bench.sides import in_turns, memory_in_use, problems, wait_for_device
 from core.distributed import Distributed
@@ -32,14 +31,10 @@ ROWS = 16          # TRL's fastest number of completions in a forward pass on tw
 NEVER = "<never>"  # a token behind the model's vocabulary: with it as the end, no completion ends by itself
 MEAN_LENGTH = 24   # of completions that end by themselves
 LENGTHS = 11       # keeps the draw of lengths apart from that of prompts
-SIDE = 2048        # of the large matrices
 WARMUP = 1         # steps of each side that are not counted
 NAMES = ("TRL, best", "ours", "ours, same GPT-2")
-ENVIRONMENT = {  # of the children: large blocks of memory stay with the process. glibc reads this when one starts
-    "MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184", "MALLOC_TOP_PAD_": "268435456",
-    "HF_HUB_OFFLINE": "1"}
 ABOUT = """Medians of steps in turns. TRL's best: no gradient checkpointing, up to 16 completions in a forward pass,
-no logging, fused AdamW. All sides keep freed memory (MALLOC_* in the environment)."""
+no logging, fused AdamW."""
 
 
 @dataclass(frozen=True)
@@ -237,57 +232,29 @@ def share_of_letter(completions, lengths, work, step):
 def run_peer(c):
     """Prints a table for each case, and a JSON object with TRL's seconds of a step divided by ours."""
     require("trl", *NEEDS)
-    os.environ.update(ENVIRONMENT)
+    os.environ["HF_HUB_OFFLINE"] = "1"  # of the children
     print(ABOUT)
-    peak = matmul_peak(c.device, getattr(torch, c.dtype))
     result = {}
     for case in c.cases.split(","):
         setup = (CASES[case], c.device, c.dtype)
         records = in_turns([(trl_steps, *setup), (our_steps, *setup, False), (our_steps, *setup, True)],
                            WARMUP + c.steps)
         print(f"\n{case}: {CASES[case]}, {c.device}, {c.dtype}, {os.cpu_count()} cores")
-        trl, ours, same_model = report(CASES[case], [found[WARMUP:] for found in records], peak)
+        trl, ours, same_model = report(CASES[case], [found[WARMUP:] for found in records])
         result[f"ratio_{case}"] = round(trl / ours, 2)
         result[f"ratio_{case}_hf"] = round(trl / same_model, 2)
     print(json.dumps(result))
 
 
-def matmul_peak(device, dtype):
-    """Operations per second of the fastest of several large matrix products."""
-    a = torch.ones(SIDE, SIDE, device=device, dtype=dtype)
-    timer = Timer("a @ a", globals={"a": a}, num_threads=torch.get_num_threads())
-    return 2 * SIDE**3 / min(timer.timeit(1).mean for _ in range(20))
-
-
-def counted_operations(work, lengths):
-    """Additions and multiplications of a step in matrix products and attention, lengths (P, G), if every token is read
-    once by each of sampling, the reference and training, whose backward pass counts twice. A prompt is read once for
-    its group, and the last token of a completion not at all."""
-    T = work.prompt_length
-    read = lengths - 1                                                               # (P, G)
-    tokens = len(lengths) * T + read.sum()
-    pairs = len(lengths) * T * (T + 1) / 2 + (read * T + read * (read + 1) / 2).sum()  # a token and one that it reads
-    layers = 12 * work.n_layer * work.n_embd**2 * tokens
-    logits = work.n_embd * work.vocab_size * lengths.sum()
-    attention = 2 * work.n_layer * work.n_embd * pairs
-    return 5 * 2 * (layers + logits + attention)
-
-
-def report(work, records, peak):
+def report(work, records):
     """Prints the table of a case. records: for each side those of its steps. Returns the seconds of a step of each."""
-    drawn = [work.lengths(step) for step in range(WARMUP, WARMUP + len(records[0]))]
-    tokens = median(lengths.sum() for lengths in drawn)
-    operations = median(counted_operations(work, lengths) for lengths in drawn)
+    tokens = median(work.lengths(step).sum() for step in range(WARMUP, WARMUP + len(records[0])))
     seconds = [median(record["seconds"] for record in found) for found in records]
-
-    def line(name, values, digits):
-        print(f"{name:<22}" + "".join(f"{x:>18.{digits}f}" for x in values))
-
-    print(f"{'':<22}" + "".join(f"{name:>18}" for name in NAMES))
-    line("seconds of a step", seconds, 3)
-    line("tokens per second", [tokens / s for s in seconds], 0)
-    line("% of matmul peak", [100 * operations / peak / s for s in seconds], 1)
-    line("peak MB", [found[-1]["megabytes"] for found in records], 0)
-    print(f"floor {operations / peak:.3f} s: {operations / 1e9:.1f} GFLOP counted, at {peak / 1e9:.0f} GFLOP/s, the "
-          f"fastest of the large products before the first case; {tokens:.0f} sampled tokens", flush=True)
+    rows = {
+        "": NAMES,
+        "seconds of a step": [f"{s:.3f}" for s in seconds],
+        "tokens per second": [f"{tokens / s:.0f}" for s in seconds],
+        "peak MB": [f"{found[-1]['megabytes']:.0f}" for found in records]}
+    for name, cells in rows.items():
+        print(f"{name:<22}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
     return seconds

@@ -8,13 +8,11 @@ import time
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from bench import bench, peer
-from bench.peer import MEAN_LENGTH, Work, counted_operations, ending, ending_noise, our_steps, report, share_of_letter
+from bench.peer import MEAN_LENGTH, Work, ending, ending_noise, share_of_letter
 from bench.sides import in_turns
 from core.distributions import draw_uniforms, sample_from
-from core.model import GPT, LANGUAGE_MODEL, GPTConfig
 from grpo.policies import causal
 
 SIZES = ["--n_layer=1", "--n_embd=16", "--batch_size=2", "--group_size=3", "--device=cpu"]
@@ -26,7 +24,6 @@ TINY = Work(n_layer=1, n_head=2, n_embd=16, batch_size=2, group_size=3, prompt_l
 def unchanged(monkeypatch):
     """What a child process changes for itself is as before after a test."""
     monkeypatch.setattr(causal, "draw_uniforms", draw_uniforms)
-    monkeypatch.setattr(peer, "ENVIRONMENT", {})
 
 
 def steps_of(run, *arguments, steps=2):
@@ -74,30 +71,12 @@ def test_the_ratios_to_trl_are_those_of_steps_with_the_lengths_of_the_work(capsy
 
 
 @pytest.mark.parametrize("argv, message", [
-    ([], "bench.py fill"), (["speed"], "bench.py fill"), (["fill", "--layers=3"], "unknown key layers"),
-    (["peer", "--layers=3"], "unknown key layers"), (["peer", "--cases=T,X"], "cases: 'X' is not one of T, S"),
-    (["peer", "--steps=0"], "steps=0"), (["peer", "--device=auto"], "device='auto' is not one of cpu"),
+    (["speed"], "bench.py fill"), (["fill", "--layers=3"], "layers"), (["peer", "--cases=T,X"], "'X'"),
     (["peer"], "pip install trl")])
 def test_a_benchmark_that_cannot_be_is_refused(argv, message, monkeypatch):
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(ValueError, match=message):
         bench.main(argv)
-
-
-def test_our_steps_are_measured():
-    for record in steps_of(our_steps, TINY, "cpu", "float32", False):
-        assert record.keys() == {"seconds", "megabytes"} and all(x > 0 for x in record.values())
-
-
-def test_a_table_has_the_median_step_its_rate_and_its_share_of_the_peak(capsys):
-    work = Work(mixed=True)
-    records = [[{"seconds": s, "megabytes": 100.0} for s in steps] for steps in ((8, 2, 4), (1, 2, 3), (9, 9, 9))]
-    assert report(work, records, 1e9) == [4, 2, 9]
-    lines = {line[:22].strip(): line[22:].split() for line in capsys.readouterr().out.split("\n")}
-    drawn = [work.lengths(step) for step in (1, 2, 3)]
-    tokens, operations = sorted((lengths.sum(), counted_operations(work, lengths)) for lengths in drawn)[1]
-    assert lines["tokens per second"] == [f"{tokens / s:.0f}" for s in (4, 2, 9)]
-    assert lines["% of matmul peak"] == [f"{100 * operations / 1e9 / s:.1f}" for s in (4, 2, 9)]
 
 
 def test_mixed_lengths_depend_on_the_step_alone_and_have_the_mean_of_a_geometric_distribution_that_is_cut():
@@ -123,23 +102,6 @@ def test_on_both_sides_a_completion_ends_at_its_length_and_not_before():
     certain = torch.stack(certain, 1)                                                # (N, M)
     assert set(certain.unique().tolist()) == {0.0, 1.0}
     assert (certain.argmax(1) + 1 == lengths.flatten()).all()
-
-
-def test_five_forward_passes_read_a_prompt_once_for_its_group():
-    T, lengths, pairs = TINY.prompt_length, np.array([[1, 4, 2], [3, 4, 4]]), 0
-    net = GPT(GPTConfig(LANGUAGE_MODEL, TINY.vocab_size, TINY.vocab_size, T + TINY.completion_length, TINY.n_layer,
-                        TINY.n_head, TINY.n_embd))
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        for group in lengths:
-            net.states(torch.zeros(1, T, dtype=torch.long))
-            pairs += sum(column + 1 for column in range(T))
-            for length in group:
-                net.states(torch.zeros(1, length - 1, dtype=torch.long))  # the last token is not read
-                net.project(torch.zeros(1, length, TINY.n_embd))
-                pairs += sum(column + 1 for column in range(T, T + length - 1))
-    products = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
-    attention = TINY.n_layer * pairs * 2 * 2 * TINY.n_embd  # a multiplication and an addition for each of q k and p v
-    assert products > attention and counted_operations(TINY, lengths) == 5 * (products + attention)
 
 
 def clocked_steps(name, turn):
