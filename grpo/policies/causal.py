@@ -153,10 +153,6 @@ class CausalPolicy(ModelPolicy):
             parts = parts_of_like_length(reading.length()[completions], PART_TOKENS)
             yield problems, [completions[part] for part in parts]
 
-    def passes(self, rollouts, n):
-        """A completion as a text after each pass that filled it in: there are none."""
-        return []
-
     def greedy(self, problems, config):
         """The likeliest completion of every prompt: Texts (P,)."""
         likeliest = SimpleNamespace(**vars(config) | {"group_size": 1, "top_k": 1})

@@ -12,7 +12,7 @@ from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.fill_in_passes import fill_in_passes
 from core.masking import masked_positions
-from grpo.policies.fill_views import FILL_ESTIMATORS, Filled, texts_of_passes
+from grpo.policies.fill_views import FILL_ESTIMATORS, Filled
 from grpo.policies.model_policy import ModelPolicy, sampling_of
 from grpo.rollout import Reading, Rollouts, Texts
 
@@ -33,7 +33,6 @@ class FillPolicy(ModelPolicy):
 
     Reading = FillReading
     kl_estimator = "exact"
-    passes = texts_of_passes
 
     def sample_part(self, problems, iteration, config):
         """config: group_size, seed, temperature, top_p, top_k, min_p, unmask_steps, fill_estimator, passes_read,
