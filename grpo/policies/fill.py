@@ -85,11 +85,9 @@ class FillPolicy(ModelPolicy):
         """Texts of input, truth (P, T), text (P, G, T), position (P, M)."""
         G = text.shape[1]
         text = text.flatten(0, 1)                                                    # (N, T)
-        answers = [answer for answer in self._decoded(truth) for _ in range(G)]
+        prompts, answers = ([x for x in self._decoded(ids) for _ in range(G)] for ids in (input, truth))
         return Texts(
-            [prompt for prompt in self._decoded(input) for _ in range(G)],
-            self._decoded(text),
-            {"answer": answers},
+            prompts, self._decoded(text), {"answer": answers},
             tokens=list(text),
             completion_ids=text.tolist(),
             place=position.repeat_interleave(G, 0),
@@ -101,11 +99,10 @@ class FillPolicy(ModelPolicy):
     def states(self, reading):
         P, W, T = reading.texts.shape
         where = reading.chosen.flatten().nonzero().squeeze(1).to(self.device)        # (K,)
-        if W == 1:
-            with self.autocast():
-                h = self.model.states(reading.texts[:, 0], reading.position.flatten(1))  # (P, r M, C)
-            return h.flatten(0, 1)[where]
         with self.autocast():
+            if W == 1:
+                h = self.model.states(reading.texts[:, 0], reading.position.flatten(1))  # (P, r M, C)
+                return h.flatten(0, 1)[where]
             h = self.model.states(reading.texts.flatten(0, 1))                       # (P W, T, C)
         begin = torch.arange(0, P * W * T, W * T, device=self.device)                # (P,)
         place = reading.position + begin[:, None, None]                              # (P, r, M)
