@@ -70,9 +70,10 @@ def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoi
     """
     header, named = read_header(path, key), f"{key}={path}"
     try:
+        if header["config"].pop("prompt_attention", "full") != "full":  # some files of earlier versions have it
+            raise ValueError("prompt_attention has left")
         config = GPTConfig(**header["config"])
-        newer = {"prompt_attention"}  # files of earlier versions are without
-        if lacking := dataclasses.asdict(config).keys() - header["config"].keys() - newer:  # they would get defaults
+        if lacking := dataclasses.asdict(config).keys() - header["config"].keys():  # they would get defaults
             raise ValueError(f"it lacks {min(lacking)}")
     except (TypeError, ValueError) as error:
         raise ValueError(f"{named}: the config in its header is damaged ({one_line(error)}); {AGAIN}") from None

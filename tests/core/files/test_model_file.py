@@ -1,5 +1,6 @@
 """Model files of ours: whole or not at all, each enough to use the model, and clear about what is wrong with them."""
 
+import contextlib
 import json
 import os
 
@@ -108,10 +109,12 @@ def test_a_hostile_header_is_one_line_before_memory_is_taken(tmp_path, change, m
         read_model_file(path, key="judge_checkpoint")
 
 
-def test_a_file_from_before_prompts_could_read_themselves_alone_opens(tmp_path):
+@pytest.mark.parametrize("attention", ["full", "prefix"])
+def test_of_files_with_a_prompt_attention_those_of_the_only_kind_left_open(tmp_path, attention):
     path = save(tmp_path / "m.safetensors", model())
-    rewritten(path, lambda header, weights: header["config"].__delitem__("prompt_attention"))
-    assert read_model_file(path)[0].config.prompt_attention == "full"
+    rewritten(path, lambda header, weights: header["config"].update(prompt_attention=attention))
+    with contextlib.nullcontext() if attention == "full" else pytest.raises(ValueError, match="prompt_attention"):
+        read_model_file(path)
 
 
 def test_a_model_with_numbers_that_are_not_finite_is_refused(tmp_path):
