@@ -179,7 +179,7 @@ def unknown_key(key, hints):
     if settings:
         return f"unknown key {key}; did you mean {' or '.join(settings)}? docs/coming_from.md says what differs"
     near = difflib.get_close_matches(key, hints, n=1, cutoff=NEAR)
-    if near and settings is None:
+    if near:
         return f"unknown key {key}; did you mean {near[0]}?"
     return f"unknown key {key}; --help=all lists the keys, docs/coming_from.md what other projects call them"
 
