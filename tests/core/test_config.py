@@ -120,8 +120,6 @@ def test_what_a_file_raises_is_its_own_line_and_the_error(tmp_path, monkeypatch,
     ({"optimizer": "sgd"}, "optimizer='sgd' is not one of adamw, muon"),
     ({"resume": "no"}, "resume='no' is not one of True, False, auto"),
     ({"chat_template_kwargs": {"a": {1}}}, "chat_template_kwargs={'a': .1.} must consist of texts"),
-    ({"gym_settings": {"a": {1}}, "dataset": "gym:gcd"}, "gym_settings={'a': .1.} must consist of texts"),
-    ({"gym_settings": {"size": 9}}, "gym_settings={'size': 9} are for tasks .* dataset=char_diffusion is not"),
     ({"learning_rate": 1e-5, "min_lr": 1e-4}, "min_lr=0.0001 is above learning_rate=1e-05.*; set min_lr=1e-06")])
 def test_values_that_cannot_work_are_refused(setting, message):
     with pytest.raises(ValueError, match=message):
