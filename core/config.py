@@ -14,7 +14,6 @@ import typing
 
 from core.files.whole_files import replacing
 from core.settings.help import allowed_types, help_lines
-from core.settings.optional import is_gym
 from core.settings.other_names import settings_of
 from core.settings.ranges import check_choices, check_ranges, shown
 from core.settings.user_code import naming_line_of
@@ -33,9 +32,7 @@ class RunConfig:
     # data
     dataset: str = "char_diffusion"        # a folder under data/, which is built with its prepare.py if it
                                            # is empty; a folder of your own; or prompts: a .jsonl, .json or .parquet
-                                           # file, hf:owner/name, or tasks of reasoning-gym: gym:leg_counting
-    gym_settings: dict | None = None       # of these tasks: "size", the number of problems, "seed", "shots", solved
-                                           # problems in every prompt, and the tasks' own, as in {"max_animals": 3}
+                                           # file or hf:owner/name
     block_size: int = 128                  # tokens per text
     # prompts
     template: str = "plain"                # how a prompt is rendered: plain, chat, math, code, or model: the chat
@@ -86,16 +83,11 @@ class RunConfig:
         if self.min_lr is not None and self.min_lr > self.learning_rate:
             raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}, so the rate would "
                              f"rise; set min_lr={self.learning_rate / 10:g}, or None for a tenth of learning_rate")
-        for key in ("chat_template_kwargs", "gym_settings"):
-            value = getattr(self, key)
-            try:
-                json.dumps(value, allow_nan=False)  # for config.json
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{key}={shown(value)} must consist of texts, numbers, True, False, None, lists and "
-                                 f"dicts ({error})") from None
-        if self.gym_settings and not is_gym(self.dataset):
-            raise ValueError(f"gym_settings={shown(self.gym_settings)} are for tasks of reasoning-gym, which "
-                             f"dataset={self.dataset} is not; leave them out, or use dataset=gym:leg_counting")
+        try:
+            json.dumps(self.chat_template_kwargs, allow_nan=False)  # for config.json
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"chat_template_kwargs={shown(self.chat_template_kwargs)} must consist of texts, numbers, "
+                             f"True, False, None, lists and dicts ({error})") from None
 
     @functools.cached_property
     def absolute_out_dir(self):

@@ -154,15 +154,14 @@ class PromptConsumer:
     Problem i of a step is drawn from (seed, step, its number in the step), however a step is cut into ranks and
     micro-batches, and no problem occurs twice in a step unless there are too few. Training prompts of more than
     max_prompt_length tokens are left out and counted.
-    dataset: a prepared folder, a file of records, hf:owner/name (core/files/records.py), or gym:TASK, which
-    gym_settings are for (core/files/gym.py)
+    dataset: a prepared folder, a file of records, or hf:owner/name (core/files/records.py)
     tokenizer: that of the model; None: the one that meta.json of the folder describes
     format: a PromptFormat; block_size: the longest input of a supervised model
     masked: whether `batch` is for a model that fills in masks
     """
 
     def __init__(self, dataset, batch_size, seed=1337, rank=0, world=1, tokenizer=None, format=None, block_size=None,
-                 gym_settings=None, masked=False):
+                 masked=False):
         self.masked = masked
         self.batch_size = batch_size
         self.seed = seed
@@ -177,7 +176,7 @@ class PromptConsumer:
             tokenizer = load_meta(self.folder, tokenizer)[1]
             records = read_records(os.path.join(self.folder, PROMPTS))
         else:
-            records = load_records(dataset, gym_settings)
+            records = load_records(dataset)
         self.tokenizer = tokenizer
         self._check_tokenizer()
         unique = unique_prompts(records)

@@ -6,7 +6,7 @@ import os
 
 from core.files.datasets import SPLITS, dataset_folder, write_folder
 from core.files.json_text import fault_of_json, from_json
-from core.settings.optional import HUB, is_gym, on_hub, quiet_hub, require
+from core.settings.optional import HUB, on_hub, quiet_hub, require
 from core.settings.user_code import guarded
 
 PROMPTS = "prompts.jsonl"
@@ -166,8 +166,8 @@ def read_hub(dataset):
 
 
 def is_file_of_records(dataset):
-    """Tells whether a dataset is a file of records, one of the hub, or tasks by name, which need no preparation."""
-    return on_hub(dataset) or is_gym(dataset) or dataset.endswith(FILES)
+    """Tells whether a dataset is a file of records, or one of the hub, which need no preparation."""
+    return on_hub(dataset) or dataset.endswith(FILES)
 
 
 def has_prompts(dataset):
@@ -182,14 +182,8 @@ def has_prompts(dataset):
     return os.path.exists(os.path.join(dataset_folder(dataset), PROMPTS))
 
 
-def load_records(dataset, gym_settings=None):
-    """The records of a file, of hf:owner/name, or of gym:TASK with its settings."""
-    if is_gym(dataset):
-        from core.files.gym import read_gym
-        rows = read_gym(dataset, gym_settings)
-        for row in rows:  # by the problem itself: the prompt may begin with others
-            row["split"] = side(row["entry"]["question"])
-        return check_rows(rows, dataset)
+def load_records(dataset):
+    """The records of a file, or of hf:owner/name."""
     return read_hub(dataset) if on_hub(dataset) else read_records(dataset)
 
 

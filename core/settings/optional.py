@@ -9,7 +9,6 @@ from core.settings.user_code import guarded
 
 REQUIREMENTS = "requirements-hf.txt"
 HUB = "hf:"  # begins a name of the Hugging Face hub, hf:owner/name
-GYM = "gym:"  # begins the names of tasks of reasoning-gym, gym:leg_counting
 
 # This package is not to be imported: with it transformers fetches code from the hub, and runs it
 sys.modules.setdefault("kernels", None)
@@ -31,11 +30,6 @@ def require(name, why, install=f"-r {REQUIREMENTS}"):
 def on_hub(path):
     """True if a path is a name of the Hugging Face hub, hf:owner/name."""
     return path.startswith(HUB)
-
-
-def is_gym(dataset):
-    """True if a dataset consists of tasks of reasoning-gym, gym:leg_counting."""
-    return dataset.startswith(GYM)
 
 
 def local_name(path):

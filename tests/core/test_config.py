@@ -94,7 +94,6 @@ def test_a_config_file_that_is_not_there_is_named():
 @pytest.mark.parametrize("setting, message", [
     ({"optimizer": "sgd"}, "optimizer='sgd' is not one of adamw, muon"),
     ({"chat_template_kwargs": {"a": {1}}}, "chat_template_kwargs={'a': .1.} must consist of texts"),
-    ({"gym_settings": {"size": 9}}, "gym_settings={'size': 9} are for tasks .* dataset=char_diffusion is not"),
     ({"learning_rate": 1e-5, "min_lr": 1e-4}, "min_lr=0.0001 is above learning_rate=1e-05.*; set min_lr=1e-06")])
 def test_values_that_cannot_work_are_refused(setting, message):
     with pytest.raises(ValueError, match=message):
