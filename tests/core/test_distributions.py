@@ -58,14 +58,6 @@ def test_kept_tokens_are_the_top_k_then_the_nucleus_then_those_likely_enough():
         assert truncates(**full) or len(kept) == 5, "a setting that says it keeps all keeps all"
 
 
-def test_a_restricted_distribution_is_that_of_the_kept_tokens():
-    logp, kept = torch.randn(5, 7).log_softmax(-1), torch.rand(5, 7) < 0.5
-    kept[:, 2] = True
-    p = logp.exp() * kept
-    torch.testing.assert_close(restrict(logp, kept).exp(), p / p.sum(1, keepdim=True))
-    assert torch.equal(restrict(logp, KeptTokens.of(kept)), restrict(logp, kept)) and restrict(logp, None) is logp
-
-
 def test_entropy_against_a_loop():
     logp = torch.randn(7).double().log_softmax(-1)
     assert abs(entropy(logp) + sum(float(x.exp() * x) for x in logp)) < 1e-12

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from core.files.records import RAW, has_prompts, read_records, side, write_prompts
+from core.files.records import RAW, side, write_prompts
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.prompts import PromptConsumer, PromptFormat, as_columns, as_messages
 from core.tokenizer import CharTokenizer
 from tests.families import tokenizer_of
-from tests.tiny import CAUSAL, jsonl, without_place
+from tests.tiny import CAUSAL, jsonl
 
 RECORDS = [{"prompt": f"{i}+{i * i}=", "completion": str(i + i * i), "split": "train" if i % 5 else "val"}
            for i in range(60)]
@@ -125,20 +125,6 @@ def test_columns_are_the_fields_of_all_records_with_none_where_one_is_missing(tm
                        RAW: [5, 0.5, "five"]}, "an answer that is a number is also given as it was"
 
 
-def test_a_file_as_it_is_gives_the_problems_of_the_prepared_folder(tmp_path):
-    rows = [{"question": f"{i}+{i}=", "output": str(2 * i), "completion": str(2 * i)} for i in range(80)]
-    path = jsonl(tmp_path / "mine.jsonl", *rows, *rows[:5])
-    folder = prepared(tmp_path / "d", without_place(read_records(path)))
-    assert has_prompts(folder) and not has_prompts(str(tmp_path / "nothing"))
-    data, expected = PromptConsumer(path, 6, tokenizer=CAUSAL), PromptConsumer(folder, 6)
-    assert "5 repeated ones left out" in data.size() and "repeated" not in expected.size()
-    for split in ("train", "val"):
-        assert [r["answer"] for r in data.records[split]] == [r["answer"] for r in expected.records[split]]
-        for kind in ("problems", "batch"):
-            a, b = getattr(data, kind)(split, 3), getattr(expected, kind)(split, 3)
-            assert all(np.array_equal(a[key], b[key]) for key in ("input", "number"))
-
-
 def test_a_prepared_folder_of_prompts_serves_every_tokenizer(folder, tmp_path):
     t = huggingface_tokenizer(tmp_path, "start")
     data = PromptConsumer(folder, 8, tokenizer=t, format=PromptFormat(response_prefix="="))
@@ -171,35 +157,6 @@ def test_what_stands_around_a_message_joins_the_turns_of_a_whole_chat(tmp_path, 
         whole += said + front + heard + back
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": heard}]
     assert whole == form.render(messages, t) and front.startswith(end)
-
-
-def test_a_template_that_shows_no_earlier_turns_is_refused_for_several(tmp_path):
-    t = huggingface_tokenizer(tmp_path / "chat", "chat")
-    assert PromptFormat().around(t) == ("", "")
-    for spoiled in ("{{ messages[-1].content }}", "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}"):
-        t.backend.chat_template = spoiled
-        with pytest.raises(ValueError, match="^template='model' does not repeat the messages .* use template='plain'$"):
-            PromptFormat("model").around(t)
-
-
-def test_the_start_of_a_run_shows_how_a_prompt_ends_and_what_ends_a_completion(folder, tmp_path):
-    data = PromptConsumer(folder, 4, format=PromptFormat("chat", response_prefix="="))
-    prompt = data.records["train"][0]["prompt"]
-    assert list(data.describe_prompts()) == [f"the first prompt is 'User: {prompt}\\n\\nAssistant: ='",
-                                             "a completion ends with token 96 'STOP'"]
-    t = huggingface_tokenizer(tmp_path / "chat", "chat")
-    t.stop_token_ids, t.stop_token_names = (0, 2), ("<|endoftext|>", "<|im_end|>")
-    assert list(PromptConsumer(folder, 1, tokenizer=t).describe_prompts())[1:] == [
-        "a completion ends with token 0 '<|endoftext|>' or 2 '<|im_end|>'",
-        "the tokenizer has a chat template, which template='plain' does not use"]
-
-
-def test_of_a_text_that_is_certainly_too_long_only_the_beginning_is_read(tmp_path):
-    path = jsonl(tmp_path / "a.jsonl", {"prompt": "a" * 5_000_000, "split": "train"}, {"prompt": "1", "split": "train"},
-                 {"prompt": "2", "split": "val"})
-    form = PromptFormat(max_prompt_length=16)
-    assert PromptConsumer(path, 1, tokenizer=CAUSAL, format=form).dropped == 1
-    assert len(form.encode("a" * 5_000_000, CAUSAL)[1]) == 1600
 
 
 REFUSED = {

@@ -88,8 +88,3 @@ def test_the_sum_of_normalised_rewards_gets_the_advantages_of_gdpo():
     c = GRPOConfig(reward_normalisation="group")
     torch.testing.assert_close(compute_advantages(ours, baseline_of(c))[..., 0], expected, rtol=1e-3, atol=1e-3)
     assert expected[1].abs().max() < 0.02 and compute_advantages(ours, "group_std")[1].max() > 1
-
-
-def test_a_step_wide_baseline_counts_groups_of_equal_rewards():
-    reward = torch.tensor([[1.0, 1.0], [0.0, 0.0]])[..., None]
-    assert compute_advantages(reward, "step").flatten().sign().tolist() == [1, 1, -1, -1]

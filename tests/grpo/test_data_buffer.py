@@ -95,15 +95,6 @@ def test_the_order_of_minibatches_depends_on_seed_rank_and_rollout(dataset):
     assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
 
 
-def test_skipping_the_rest_makes_room(dataset):
-    buffer, rollouts = DataBuffer(), fill_rollouts(dataset)
-    buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, {}), 3)
-    buffer.next_minibatch()
-    buffer.skip_rest()
-    assert not buffer.queue and not buffer.rollouts and list(buffer) == []
-    assert buffer.store_rollout_data(rollouts, {}) == 2
-
-
 @pytest.mark.parametrize("kind", ["fill", "causal"])
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
 def test_a_buffer_read_back_hands_out_the_same_minibatches(dataset, prompts, tmp_path, kind, top_p):

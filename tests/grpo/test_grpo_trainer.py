@@ -1,7 +1,6 @@
 """Whole GRPO runs: what runs once per rollout, what moves after an iteration, interrupted runs and their states."""
 
 import json
-import math
 import os
 import signal
 
@@ -11,8 +10,6 @@ import torch
 
 from core.models import load_model
 from core.training_step import build_optimizers
-from grpo import grpo_trainer
-from grpo.objectives import OBJECTIVES
 from grpo.report import plots
 from grpo.reward_functions.trl import TrainerState
 from grpo.rewards import Scored
@@ -97,15 +94,6 @@ def test_steps_that_share_rollouts_are_those_taken_by_hand(dataset, tmp_path):
     assert len(logged) == len(found) == 8
 
 
-def test_accumulated_micro_batches_are_the_same_problems_as_one_batch(dataset, tmp_path):
-    whole = trainer(dataset, tmp_path)
-    parts = trainer(dataset, tmp_path, batch_size=2, gradient_accumulation_steps=2)
-    for again in (0, 1):
-        one, other = whole.problems_of(0, again), parts.problems_of(0, again)
-        assert all((one[key] == other[key]).all() for key in one) and len(one["number"]) == 4
-    assert (whole.problems_of(0, 0)["input"] != whole.problems_of(0, 1)["input"]).any()
-
-
 MOVING = [{"ppo_epochs": 2, "minibatches": 2}, {"reference_mode": "ema", "ema_alpha": 0.8, "kl_target": 1e-3},
           {"reference_mode": "periodic", "reference_update_freq": 2, "kl_in_reward": True},
           {"reference_mode": "none", "kl_beta": 0.0, "ppo_epochs": 3}]
@@ -176,25 +164,6 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
     assert "held-out" in shown and "before" in shown and "change" in shown and "best" in shown
 
 
-def test_without_held_out_metrics_there_is_no_chart_and_none_is_named(dataset, tmp_path, capsys, monkeypatch):
-    monkeypatch.undo()  # with the picture
-    t = trainer(dataset, tmp_path, max_iters=1)
-    t.evaluation = lambda policy, temperature: ({}, [])
-    run(t)
-    shown = capsys.readouterr().out
-    assert "not written" not in shown and shown.endswith(
-        f"{tmp_path} has the model, metrics.jsonl, samples.jsonl, report.html\n")
-
-
-def test_the_pages_of_a_run_of_any_length_cost_time_in_proportion(dataset, tmp_path, monkeypatch):
-    """Each page reads the whole file. Here a page is due when the run has grown by a half, not by a fiftieth."""
-    t, steps = trainer(dataset, tmp_path, max_iters=9, eval_interval=1), []
-    monkeypatch.setattr(grpo_trainer, "GROWTH", 1.5)
-    monkeypatch.setattr(t, "write_page", lambda: steps.append(t.step))
-    t.run()
-    assert steps == [0, 1, 2, 3, 5, 8]
-
-
 def test_ranks_meet_after_what_may_take_longer_than_rank_timeout(dataset, tmp_path, monkeypatch):
     t = trainer(dataset, tmp_path, max_iters=2, eval_interval=1, save_interval=1)
     expect_barriers(monkeypatch, t, (t, "run_evaluation"), (t.checkpoints, "save"), (t, "write_page"))
@@ -225,22 +194,6 @@ def test_reference_and_kl_beta_move_once_after_each_iteration(dataset, tmp_path)
         for p, e in zip(t.reference.parameters(), reference, strict=True):
             torch.testing.assert_close(p, e)
     assert moved == 3 and t.kl_beta == pytest.approx(kl_beta, rel=1e-12) and t.kl_beta != 0.1
-
-
-def test_a_step_in_which_no_reward_scores_anything_is_told(dataset, tmp_path, capsys):
-    scores = iter([True, False])
-    reward = lambda rollouts: Scored(torch.rand(4, 4) if next(scores) else torch.full((4, 4), math.nan))
-    run(trainer(dataset, tmp_path, reward, max_iters=2))
-    told = [line for line in capsys.readouterr().out.splitlines() if "no reward scored a completion" in line]
-    assert [line.split(":")[0] for line in told] == ["step 2"]
-    assert [("mean_reward" in r, "entropy" in r) for r in training_records(tmp_path)] == [(True, True), (False, False)]
-
-
-def test_ranks_with_states_of_different_steps_are_not_resumed(dataset, tmp_path, monkeypatch):
-    t = run(trainer(dataset, tmp_path, max_iters=1))
-    monkeypatch.setattr(t.dist, "agree", lambda number: max(number, 8 if number > 0 else -8))  # another rank has 8
-    with pytest.raises(ValueError, match="rank 0 resumes from step 1, but the ranks have steps 1 to 8"):
-        t.resume()
 
 
 def test_rewards_know_how_many_steps_are_done(dataset, tmp_path):
@@ -319,25 +272,3 @@ def test_a_state_of_another_version_or_run_is_refused_in_one_line(dataset, tmp_p
     with pytest.raises(ValueError, match=f"state.pt {words}") as error:
         trainer(dataset, tmp_path, max_iters=2, resume=True, **settings)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_bandit_is_solved_in_several_steps_per_rollout(dataset, tmp_path, name):
-    """The reward is the share of hidden places filled with 'e'; ratios leave 1 and are clipped on the way."""
-    t = trainer(dataset, tmp_path, share_of_e, fill_policy(scale=1.0), objective=name, kl_beta=0.0, ppo_epochs=2,
-                minibatches=2, max_iters=320, learning_rate=2e-2, min_lr=2e-2, batch_size=8, group_size=8,
-                log_interval=1000, save_interval=1000)
-    t.run()
-    steps = training_records(tmp_path)
-    assert steps[-1]["mean_reward"] > 0.9 and max(r.get("kl_to_old", 0.0) for r in steps) > 1e-3
-
-
-def test_speed_counts_the_text_and_the_seconds_of_an_iteration(dataset, tmp_path):
-    t = trainer(dataset, tmp_path, max_iters=2, ppo_epochs=2)
-    first, second = t.train_step(), t.train_step()
-    spent = [sum(x for name, x in m.items() if name.startswith("time/")) for m in (first, second)]
-    tokens = t.config.batch_size * t.config.group_size * t.config.block_size
-    assert first["tokens_per_second"] == pytest.approx(tokens / spent[0])
-    assert second["tokens_per_second"] == pytest.approx(tokens / sum(spent))
-    assert t.spent == 0.0, "the next iteration begins anew"

@@ -8,16 +8,9 @@ import pytest
 import torch
 
 from core.distributions import kept_tokens, restrict, sampling_logp
-from core.models import load_model, load_tokenizer
-from grpo.evaluation.prompts import PromptEvaluation
-from grpo.objectives import AVERAGES
 from grpo.policies import prompt_fill
 from grpo.policies.fill_views import FILL_ESTIMATORS
-from grpo.policies.prompt_fill import PromptFillPolicy
-from grpo.rewards import Rewards
 from grpo.scoring import score
-from tests.families import model_folder
-from tests.grpo.policies.test_fill_views import gradient_of
 from tests.tiny import CAUSAL, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy, sampled
 
 SETTINGS = {"max_new_tokens": 9, "unmask_steps": 2, "block_length": 4, "kl_estimator": "exact"}
@@ -178,13 +171,6 @@ def test_problems_of_like_length_are_read_together_without_their_padding(prompts
 
 
 @torch.no_grad()
-def test_each_completion_of_a_group_has_a_share_of_its_own(prompts):
-    c = prompt_config(**SETTINGS)
-    filled, _ = passes_of(prompt_fill_policy(1), prompt_consumer(prompts, c).problems("train", 0), c)
-    assert all(len(row.unique()) == c.group_size for row in filled.uniform[..., 0])
-
-
-@torch.no_grad()
 def test_no_reward_sees_what_stands_behind_the_end(prompts):
     c = prompt_config(**SETTINGS)
     policy = more_ends(prompt_fill_policy(1))
@@ -242,65 +228,6 @@ def test_a_stop_sequence_ends_a_completion_with_the_token_that_completes_it(prom
         assert ended
         logp = score(policy, cut, c.temperature).logp
         torch.testing.assert_close(logp, cut.old_logp, rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-def test_a_stop_sequence_may_end_inside_a_token(tmp_path):
-    pytest.importorskip("transformers")
-    path = model_folder(tmp_path / "model", "a2d-qwen3")
-    tokenizer = load_tokenizer(path)
-    policy = PromptFillPolicy(load_model(path)[0], tokenizer)
-    records = str(tmp_path / "sums.jsonl")
-    with open(records, "w") as f:
-        f.writelines(f'{{"prompt": "{i}+8=", "split": "{split}"}}\n' for i, split in enumerate(["train"] * 4 + ["val"]))
-    c = prompt_config(**SETTINGS)
-    problems = prompt_consumer(records, c, tokenizer=tokenizer).problems("train", 0)
-    free = policy.sample(problems, 0, c)
-    rows = [row[: int(mask.sum())].tolist() for row, mask in zip(free.target, free.mask, strict=True)]
-    first = next(text[0] for row in rows for text in map(tokenizer.decode, [[i] for i in row[1:]])
-                 if len(text) > 1 and text[0].isalnum() and text.isascii())
-    cut = policy.sample(problems, 0, dataclasses.replace(c, stop_sequences=(first,)))
-    inside = 0
-    for n, row in enumerate(rows):
-        ends = [m for m in range(len(row)) if first in tokenizer.decode(row[: m + 1])]
-        length = min(ends, default=len(row) - 1) + 1
-        assert int(cut.mask[n].sum()) == length and cut.texts.completions[n] == tokenizer.decode(row).split(first)[0]
-        inside += bool(ends) and not tokenizer.decode(row[:length]).endswith(first)
-    assert inside
-
-
-@pytest.mark.parametrize("average", AVERAGES)
-def test_agrpo_has_the_gradient_of_the_trajectory_in_expectation_where_completions_end_early(
-        prompts, monkeypatch, average):
-    settings = SETTINGS | {"block_length": None, "unmask_steps": 6, "batch_size": 3, "group_size": 8}
-    policy, c = more_ends(prompt_fill_policy(5)), prompt_config(**settings)
-    problems = prompt_consumer(prompts, c).problems("train", 0)
-    advantage = torch.randn(24, 1, generator=torch.Generator().manual_seed(0))
-    rollouts = policy.sample(problems, 0, c)
-    assert len(set(rollouts.mask.sum(1).tolist())) > 1
-    exact = gradient_of(policy, rollouts, average, advantage)
-    left_out = 0  # completions of which a draw of passes reads no token
-    agrpo, found, starts = FILL_ESTIMATORS["agrpo"], 0, 60  # 60: every number of passes up to 6 divides it
-    for i in range(starts):
-        def started(x, start=(i + 0.5) / starts):
-            x.uniform[:] = start
-            return agrpo(x)
-
-        monkeypatch.setitem(FILL_ESTIMATORS, "agrpo", started)
-        part = policy.sample(problems, 0, prompt_config(**settings, fill_estimator="agrpo", passes_read=1))
-        left_out += int((~part.scored.any(1)).sum())
-        found = found + gradient_of(policy, part, average, advantage) / starts
-    assert left_out
-    assert (found - exact).norm() < 1e-4 * exact.norm() > 0
-
-
-def test_held_out_metrics_do_not_depend_on_the_estimator_of_training(prompts):
-    found = []
-    for more in ({}, {"fill_estimator": "agrpo", "passes_read": 3}):
-        c = prompt_config(**SETTINGS | more | {"eval_problems": 6, "eval_completions": 4, "pass_k": 4})
-        evaluation = PromptEvaluation(prompt_consumer(prompts, c), None, Rewards(c), c)
-        found.append(evaluation(more_ends(prompt_fill_policy(1)), 1.0)[0])
-    assert found[0] == found[1] and found[0]["entropy"] > 0.1
 
 
 def test_a_prompt_that_is_read_once_has_the_gradient_of_texts_that_are_read_whole(prompts):

@@ -2,8 +2,6 @@
 
 import math
 import random
-import string
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -136,19 +134,6 @@ def test_the_tokens_are_those_that_were_sampled_and_those_of_the_answers(prompts
     assert sums["environment/characters"][0] == sum(len(text) for one in MADE for text in one.heard)
 
 
-def test_no_turn_ends_with_a_stop_sequence_that_begins_in_the_answer_before_it(prompts):
-    """The answers of Echo end in ">"."""
-    reaching_back = [">" + character for character in string.ascii_letters + string.digits + string.punctuation + " "]
-    c, _, _, rollouts = episodes(prompts, stop_sequences=("e", "t", "a", "o", *reaching_back), max_new_tokens=50)
-    answered = 0
-    for n in range(len(MADE)):
-        wrote = [ids for chosen, ids in pieces(rollouts, n) if chosen]
-        for ids in wrote[:-1]:
-            assert ids[-1] in CAUSAL.stop_token_ids or any(s in CAUSAL.decode(ids) for s in c.stop_sequences)
-        answered += len(wrote) - 1
-    assert answered > 10
-
-
 @pytest.mark.parametrize("more", [{}, {"temperature": 0.7, "top_k": 20}], ids=str)
 def test_each_token_has_the_probability_of_the_whole_text_before_it(prompts, more):
     c, policy, problems, rollouts = episodes(prompts, **more)
@@ -213,17 +198,6 @@ def test_turns_of_a_chat_model_make_the_text_of_its_template(tmp_path, prompts):
     assert all(compared.values())
 
 
-def test_an_environment_gets_a_copy_of_its_record_without_what_the_project_adds(prompts, monkeypatch):
-    monkeypatch.setattr(Echo, "reset", lambda self, record: record["numbers"].append(1) or setattr(self, "record", record))
-    c = prompt_config(**SETTINGS)
-    problems = prompt_consumer(prompts, c).problems("train", 0)
-    for record in problems["record"]:
-        record["numbers"] = [0]
-    causal_policy(1, scale=3.0).sample(problems, 0, c)
-    assert all(record["numbers"] == [0] for record in problems["record"])
-    assert all(one.record["numbers"] == [0, 1] and set(one.record) == {"prompt", "answer", "completion", "numbers"} for one in MADE)
-
-
 @pytest.mark.parametrize("opening", ["text", "messages"])
 def test_a_prompt_from_reset_is_the_prompt_of_its_group(prompts, tmp_path, monkeypatch, opening):
     def reset(self, record):
@@ -260,37 +234,6 @@ def test_a_reset_that_returns_something_else_is_named(prompts, monkeypatch, retu
     monkeypatch.setattr(Echo, "reset", lambda self, record: returned)
     with pytest.raises(ValueError, match="^environment='Echo': its reset must return"):
         episodes(prompts)
-
-
-def test_a_second_system_message_from_reset_is_refused(prompts, monkeypatch):
-    monkeypatch.setattr(Echo, "reset", lambda self, record: [{"role": "system", "content": "a"}])
-    with pytest.raises(ValueError, match="its reset gave a system message, and system_prompt would be a second one"):
-        episodes(prompts, system_prompt="b", template="chat")
-
-
-def test_turns_of_equal_rewards_have_no_advantage_however_large_earlier_ones_were():
-    turns = [[(0, large), (3, 0.7)] for large in (5.2, 1000.1, 100.3, 52.9)]
-    credit, turn = credit_of_turns(torch.zeros(4), 1.0, turns, 5)
-    assert len(set(credit[:, 1].tolist())) == 1 and turn.tolist() == [[0, 0, 0, 1, 1]] * 4
-
-
-def test_a_failed_episode_keeps_its_turns_for_another_reward(prompts, monkeypatch):
-    def step(self, text):
-        if len(self.heard) == 1:
-            raise RuntimeError("no second answer")
-        self.heard.append(text)
-        return "<>", 0.5
-
-    monkeypatch.setattr(Echo, "step", step)
-    c, _, _, rollouts = episodes(prompts, turn_credit=True, reward_functions=("environment", "length_penalty"))
-    scored = Rewards(c)(rollouts)
-    second = [n for n, reward in enumerate(rollouts.texts.columns["environment_reward"]) if reward is None]
-    assert second and not scored.reward.isnan().any()
-    for n in second:
-        alone = scored.values["length_penalty"][n]
-        assert torch.equal(scored.credit.flatten(0, 1)[n], alone.expand(scored.credit.shape[2]))
-        begin = [k for k, (chosen, _) in enumerate(pieces(rollouts, n)) if chosen]
-        assert scored.turn.flatten(0, 1)[n].max() == len(begin) - 1
 
 
 @pytest.mark.parametrize("group_size", [2, 4])
@@ -356,52 +299,6 @@ def test_the_expected_gradient_with_turn_credit_is_that_of_pass_at_k(G, k):
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
 
 
-def test_an_answer_may_begin_with_the_name_of_the_end_token(prompts, monkeypatch):
-    monkeypatch.setattr(Echo, "step", lambda self, text: (f"{CAUSAL.stop_token_names[0]}PED", 0.0))
-    c, policy = prompt_config(**SETTINGS), causal_policy(1, scale=3.0)
-    with torch.no_grad():  # the model ends turns itself, too
-        weight = policy.model.head.weight
-        weight[CAUSAL.stop_token_id] = 3 * weight[5:25].mean(0)
-    rollouts = policy.sample(prompt_consumer(prompts, c).problems("train", 0), 0, c)
-    by_model = 0
-    for n in range(len(MADE)):
-        parts = pieces(rollouts, n)
-        for (_, wrote), (_, answer) in zip(parts[::2], parts[1:-1:2], strict=False):
-            assert answer == CAUSAL.encode(f"{CAUSAL.stop_token_names[0]}PED")
-            by_model += wrote[-1] == CAUSAL.stop_token_id
-    assert by_model
-
-
-def test_without_earlier_rewards_turn_credit_of_the_first_turn_is_that_of_the_episode(prompts):
-    c, _, _, rollouts = episodes(prompts, turn_credit=True, max_turns=1)
-    whole = replace(c, turn_credit=False)
-    found = [compute_rollout_advantages(rollouts, Rewards(x)(rollouts), x, one_process()).advantage for x in (c, whole)]
-    torch.testing.assert_close(*torch.broadcast_tensors(*found), rtol=0, atol=1e-6)
-
-
-def test_sizes_count_the_tokens_of_answers_too(prompts):
-    _, _, problems, rollouts = episodes(prompts)
-    sizes = rollouts.reading.sizes()
-    read = [sum(map(len, rollouts.texts.completion_ids[i : i + 4])) for i in range(0, len(MADE), 4)]
-    prompt = [len(r["tokens"]) - 1 for r in problems["record"]]
-    assert sizes.tolist() == [a + b for a, b in zip(prompt, read, strict=True)]
-    assert (sizes > rollouts.reading.counts() + torch.tensor(prompt)).any()
-
-
-def test_an_error_at_the_end_is_counted_and_keeps_the_reward(prompts, monkeypatch):
-    monkeypatch.setattr(Echo, "close", lambda self: 1 / 0)
-    _, _, _, rollouts = episodes(prompts)
-    assert rollouts.texts.metrics["environment/failed"] == (16, 16)
-    assert None not in rollouts.texts.columns["environment_reward"]
-
-
-@pytest.mark.parametrize("measured", [None, 3, (1,), ("a", 1), (math.inf, 1), (10**400, 1)], ids=lambda x: str(x)[:9])
-def test_what_an_environment_measures_must_be_a_pair_of_numbers(prompts, monkeypatch, measured):
-    monkeypatch.setattr(Echo, "characters", measured)
-    with pytest.raises(ValueError, match="^environment='Echo': its metrics must be .*'characters'"):
-        episodes(prompts)
-
-
 def test_a_group_starts_in_one_state_and_other_problems_in_others(prompts):
     c, policy, problems, _ = episodes(prompts)
     first = [one.opening for one in MADE]
@@ -443,16 +340,6 @@ def test_an_environment_that_raises_is_counted_and_its_completions_are_skipped(p
     for n, spoiled in enumerate(wanted):
         if not spoiled:
             assert rollouts.texts.completion_ids[n] == plain.texts.completion_ids[n]
-
-
-def test_an_environment_that_computes_for_ever_is_skipped(prompts, monkeypatch, capfd):
-    def forever(self, text):
-        while len(MADE) > 1:
-            pass
-    monkeypatch.setattr(Echo, "step", forever)
-    c, _, _, rollouts = episodes(prompts, reward_timeout=0.05, batch_size=1, group_size=2)
-    assert rollouts.texts.columns["environment_reward"] == [None, None]
-    assert "OutOfTime: it was not done after 0.05 seconds; it is counted as environment/failed" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("result", [None, "text", ("a", "b"), (3, 1.0), ("a", math.nan), ("a", 10**400)],
