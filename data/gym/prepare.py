@@ -53,7 +53,7 @@ SMALL = {  # tasks and their settings, in sizes for a small model
 
 @dataclass(frozen=True)
 class GymConfig:
-    tasks: tuple[str, ...] = tuple(SMALL)
+    tasks: tuple[str, ...] = ()   # of reasoning-gym; (): twenty in sizes for a small model
     settings: dict | None = None  # {task: {its parameter: value}}; None: sizes for a small model, where a task has them
     size: int = 8000              # problems of all tasks together; of repeated ones, one is kept
     shots: int = 2                # solved problems before each, without which a small model answers in sentences
@@ -62,13 +62,17 @@ class GymConfig:
     out: str = HERE               # the folder of the dataset; another one is used as --dataset=FOLDER
 
     def __post_init__(self):
-        if not self.tasks or self.size < len(self.tasks) or self.shots < 0 or self.seed < 0:
-            raise ValueError(f"tasks={self.tasks} must not be empty, size={self.size} at least their number, "
+        if self.size < len(self.names) or self.shots < 0 or self.seed < 0:
+            raise ValueError(f"size={self.size} must be at least the number of tasks, {len(self.names)}, "
                              f"shots={self.shots} and seed={self.seed} not negative")
         for task, of_task in (self.settings or {}).items():
-            if task not in self.tasks or not isinstance(of_task, dict):
+            if task not in self.names or not isinstance(of_task, dict):
                 raise ValueError(f"settings={self.settings} must be {{task: {{parameter: value}}}} of the tasks "
-                                 f"{', '.join(self.tasks)}")
+                                 f"{', '.join(self.names)}")
+
+    @property
+    def names(self):
+        return self.tasks or tuple(SMALL)
 
 
 def entries_of(package, task, settings, count, seed):
@@ -112,13 +116,13 @@ def main(argv):
     config, _ = load_config(GymConfig, argv)
     package = require("reasoning_gym", "data/gym", "reasoning-gym")
     records = []
-    for task in dict.fromkeys(config.tasks):
+    for task in dict.fromkeys(config.names):
         settings = (SMALL if config.settings is None else config.settings).get(task, {})
-        count = round(config.size * config.tasks.count(task) / len(config.tasks))
+        count = round(config.size * config.names.count(task) / len(config.names))
         entries = entries_of(package, task, settings, config.shots + count, config.seed)
         records += records_of(task, settings, entries, config.shots)
     random.Random(config.seed).shuffle(records)  # an evaluation takes the first ones, which are to be of all tasks
-    write_prompts(config.out, records, named_tokenizer(config.tokenizer), tasks=config.tasks)
+    write_prompts(config.out, records, named_tokenizer(config.tokenizer), tasks=config.names)
 
 
 if __name__ == "__main__":
