@@ -14,7 +14,7 @@ from core.training_step import build_optimizers
 from grpo import grpo_trainer
 from grpo.objectives import OBJECTIVES
 from grpo.report import plots
-from grpo.reward_functions.trl import TrainerState
+from grpo.reward_functions.registry import TrainerState
 from grpo.rewards import Scored
 from tests.grpo.trainers import (
     evaluated_trainer,

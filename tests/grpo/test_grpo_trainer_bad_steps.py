@@ -9,7 +9,7 @@ from core.files.json_lines import read_records
 from core.training_step import build_optimizers
 from grpo.report import plots
 from grpo.reward_functions.registry import reward
-from grpo.reward_functions.trl import TrainerState
+from grpo.reward_functions.registry import TrainerState
 from grpo.rewards import Rewards, Scored
 from tests.grpo.trainers import prompt_trainer, run, trainer, training_records
 from tests.tiny import (
