@@ -10,7 +10,6 @@ from core.files.datasets import SPLITS, dataset_folder
 from core.files.records import (
     FIELDS,
     PROMPTS,
-    RAW,
     is_file_of_records,
     load_records,
     read_records,
@@ -123,13 +122,9 @@ class PromptFormat:
 
 
 def as_columns(records):
-    """(rendered prompts, {field: values}) of records of PromptConsumer: the arguments of rewards. If an answer was a
-    number, the field RAW has all answers as they were."""
+    """(rendered prompts, {field: values}) of records of PromptConsumer: the arguments of rewards."""
     fields = {field for record in records for field in record} - OF_CONSUMER
-    columns = {field: [r.get(field) for r in records] for field in fields}
-    if RAW in columns:
-        columns[RAW] = [r.get(RAW, r.get("answer")) for r in records]
-    return [r["text"] for r in records], columns
+    return [r["text"] for r in records], {field: [r.get(field) for r in records] for field in fields}
 
 
 def as_problems(records, numbers, T, tokenizer):

@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
-from grpo.reward_functions.registry import load_reward_file, run_reward
-from grpo.reward_functions.trl import register_functions
+from grpo.reward_functions.registry import Call, Log, register_functions, run_reward
 from tests.families import model_folder
 from tests.tiny import CAUSAL, jsonl
 
@@ -36,8 +35,8 @@ def error_of(tmp_path, text, name="hostile", **fields):
     """The line that a reward of a user's file ends in."""
     path = tmp_path / "mine.py"
     path.write_text(text)
-    register_functions([name], load_reward_file(str(path)), str(path))
-    return one_line(run_reward, name, {"completions": ["a", "b"]} | fields, {}, 2)
+    register_functions([name], str(path))
+    return one_line(run_reward, Call(name, {"completions": ["a", "b"]} | fields, {}, 2), Log())
 
 
 @pytest.mark.parametrize("kind", REWARD_BODIES)

@@ -13,7 +13,6 @@ PROMPTS = "prompts.jsonl"
 FILES = (".jsonl", ".json", ".parquet")  # a dataset with such an ending is a file of records
 FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
           "answer": ("answer", "solution", "response", "output")}  # their names in other data sets; the first one wins
-RAW = "answer as it was"                 # holds an answer that was a number, which "answer" holds as a text
 CORRECT = "correct it"
 RESERVED = ("prompts", "completions", "text", "tokens", "where")  # arguments of rewards, and what we add to a record
 VALIDATION_PERCENT = 10
@@ -68,8 +67,6 @@ def check_record(record, where):
     completion = record.get("completion")
     if isinstance(completion, list) and len(completion) == 1 and not fault_of_messages(completion):
         record["completion"] = completion[0]["content"]
-    if isinstance(record.get("answer"), (int, float)):
-        record |= {"answer": str(record["answer"]), RAW: record["answer"]}
     return record | {"where": where}
 
 
@@ -134,9 +131,9 @@ def check_rows(rows, name, reserved=RESERVED):
 
 
 def with_completion(record):
-    """The record; an answer that is a text becomes the completion to learn from if there is none."""
-    if record.get("completion") is None and isinstance(record.get("answer"), str):
-        return record | {"completion": record["answer"]}
+    """The record; an answer that is a text or a number becomes the completion to learn from if there is none."""
+    if record.get("completion") is None and isinstance(record.get("answer"), (str, int, float)):
+        return record | {"completion": str(record["answer"])}
     return record
 
 

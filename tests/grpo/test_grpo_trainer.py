@@ -11,7 +11,7 @@ import torch
 from core.models import load_model
 from core.training_step import build_optimizers
 from grpo.report import plots
-from grpo.reward_functions.trl import TrainerState
+from grpo.reward_functions.registry import TrainerState
 from grpo.rewards import Scored
 from tests.grpo.trainers import (
     evaluated_trainer,

@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from core.files.records import (
-    RAW,
     check_record,
     has_prompts,
     load_records,
@@ -27,7 +26,7 @@ def test_prompt_and_answer_go_by_many_names(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", {"question": "1+1?", "response": 2}, {"instruction": "Go", "output": "went"},
                  {"problem": "x", "solution": "y", "hint": [1]}, {"prompt": "p", "question": "q", "answer": "a"})
     assert without_place(read_records(path)) == [
-        {"prompt": "1+1?", "answer": "2", RAW: 2}, {"prompt": "Go", "answer": "went"},
+        {"prompt": "1+1?", "answer": 2}, {"prompt": "Go", "answer": "went"},
         {"prompt": "x", "answer": "y", "hint": [1]}, {"prompt": "p", "question": "q", "answer": "a"}]
     assert read_records(path)[2]["where"] == f"{path}, line 3"
 
@@ -163,7 +162,7 @@ def test_the_splits_of_a_data_set_of_the_hub_are_ours(tmp_path, monkeypatch):
     marked = [row | {"split": "elsewhere"} for row in ROWS]
     both = read_hub(hub_folder(tmp_path / "a", monkeypatch, train=marked[:30], test=marked[30:]))
     assert [r["split"] for r in both] == ["train"] * 30 + ["val"] * 10
-    assert [(r["prompt"], r["answer"]) for r in both] == [(row["question"], str(row["answer"])) for row in ROWS]
+    assert [(r["prompt"], r["answer"]) for r in both] == [(row["question"], row["answer"]) for row in ROWS]
     assert both[31]["where"].endswith("data, test, row 2")
     three = read_hub(hub_folder(tmp_path / "b", monkeypatch, train=ROWS[:5], validation=ROWS[5:8], test=ROWS[8:]))
     assert [r["split"] for r in three] == ["train"] * 5 + ["val"] * 3
