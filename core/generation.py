@@ -24,7 +24,7 @@ class Generation:
 @torch.no_grad()
 def generate(model, prompt, padding, uniform, stop, turns=None, **sampling):
     """Samples G completions of every prompt: each prompt is read once, all rows are decoded together, and rows that
-    have ended leave the batch. Returns a Generation.
+    have ended leave the batch.
 
     prompt: (P, T) tokens, padded on the left; padding: (P,) number of padded columns, or None for none
     uniform: (P, G, L) noise in [0, 1) of each completion's tokens, at most L of them
@@ -63,9 +63,7 @@ def generate(model, prompt, padding, uniform, stop, turns=None, **sampling):
             if kept is not None:
                 place = number[chosen] * L + t
                 collector.add(place.cpu(), kept[chosen.cpu()])
-            begin = None
-            if turns is not None:
-                begin = [turns.begin[n][-1] for n in number.tolist()]
+            begin = None if turns is None else [turns.begin[n][-1] for n in number.tolist()]
             ends = stop(target[number, : t + 1], t, begin)[:, 0]                     # (n,)
             if turns is not None:
                 over = turns(target, dict.fromkeys(number[ends & chosen].tolist(), t))
@@ -105,8 +103,7 @@ class Stop:
             alone = tokenizer.decode(tokenizer.encode(s))
             in_text = tokenizer.decode(tokenizer.encode("a" + s))
             if alone != s and in_text != "a" + s:
-                raise ValueError(f"stop_sequences: {s!r} is a text that the tokenizer cannot write, so it would never "
-                                 "end a completion")
+                raise ValueError(f"stop_sequences: the tokenizer cannot write {s!r}")
         # Tokens that can hold a sequence, and one before them: a tokenizer may leave out a space that begins a text
         self.window = max((len(s.encode()) + 1 for s in sequences), default=0)
 
@@ -121,9 +118,7 @@ class Stop:
         if self.sequences:
             begin = max(0, first + 1 - self.window)
             for row, ids in enumerate(tokens[:, begin:].tolist()):
-                earliest = 0
-                if turn is not None:
-                    earliest = max(0, turn[row] - begin)
+                earliest = 0 if turn is None else max(0, turn[row] - begin)
                 for column in range(new.shape[1]):
                     end = first - begin + column + 1
                     last = ids[max(earliest, end - self.window) : end]

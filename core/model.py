@@ -143,7 +143,7 @@ class GPT(nn.Module):
 
     The model interface, which every kind of model offers to the rest of the code: mode, judge_head, prompt_alone,
     layers, states, project, new_cache, longest_input, vocabulary, parameters_by_kind, weights, load_weights, frozen,
-    dimensions, suffix, and the setting grad_checkpoint. Nobody else reads its config.
+    suffix, and the setting grad_checkpoint. Nobody else reads its config.
 
     LANGUAGE_MODEL, MASKED_FILL: logits over the base vocabulary, so that a special token has probability exactly 0.
     SEQUENCE_SCORER, realness:   one logit per position, log-odds that the token there is the true one.
@@ -203,12 +203,8 @@ class GPT(nn.Module):
         x = self.drop(self.embed(tokens))                                            # (B, T, C)
         cos, sin = self.cos[before:end], self.sin[before:end]                        # (T, D) each
         for i, block in enumerate(self.blocks):
-            read = past.layer(i) if past else attend
-            inputs = (x, cos, sin, mask, read)
-            if self.grad_checkpoint:
-                x = checkpoint(block, *inputs, use_reentrant=False)
-            else:
-                x = block(*inputs)
+            inputs = (x, cos, sin, mask, past.layer(i) if past else attend)
+            x = checkpoint(block, *inputs, use_reentrant=False) if self.grad_checkpoint else block(*inputs)
         if past:
             past.length += T
         if position is not None:
@@ -220,10 +216,8 @@ class GPT(nn.Module):
         if self.scores:
             return at_least_float32(self.head(h).squeeze(-1))
         weight = self.embed.weight[: self.vocabulary] if self.config.tied else self.head.weight
-        dtype = h.dtype
         kind = h.device.type
-        if torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else h.dtype
         # Autocast would cast the weight once for all calls and add up their gradients in its own precision. Cast here,
         # each call's gradient is added to the others in float32.
         with torch.autocast(kind, enabled=False):
@@ -239,7 +233,6 @@ class GPT(nn.Module):
         return self.project(h)
 
     def new_cache(self):
-        """An empty one, for `states` to fill."""
         return Cache(causal=self.mode == LANGUAGE_MODEL)
 
     def compile_layers(self):
@@ -267,14 +260,8 @@ class GPT(nn.Module):
         return {name: p.detach() for name, p in self.named_parameters()}
 
     def load_weights(self, weights):
-        """Takes over weights that `weights` gave."""
         self.load_state_dict(weights)
 
     def frozen(self):
         """A model that stays as this one is now."""
         return freeze(copy.deepcopy(self))
-
-    @property
-    def dimensions(self):
-        """(number of layers, width of the hidden states)."""
-        return self.config.n_layer, self.config.n_embd

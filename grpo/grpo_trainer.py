@@ -11,7 +11,6 @@ import numpy as np
 
 from core.checkpoint_manager import CheckpointManager, shapes
 from core.files.json_lines import each_record, keep_records
-from core.files.whole_files import CannotWrite
 from core.logger import format_number
 from core.run.bad_steps import BadSteps
 from core.run.loop import run_loop
@@ -91,8 +90,7 @@ class GRPOTrainer:
         return prefetcher
 
     def log_step(self, metrics):
-        c = self.config
-        shown = self.step % c.log_interval == 0 or self.step in (1, c.max_iters)
+        shown = self.step % self.config.log_interval == 0 or self.step in (1, self.config.max_iters)
         self.logger.log(self.step, metrics, show=shown)
 
     def evaluation_is_due(self):
@@ -142,9 +140,6 @@ class GRPOTrainer:
             self.bad.add(self.step, metrics)
         else:
             self.bad.in_a_row = 0
-        if "mean_reward" not in metrics:
-            self.logger.say(f"step {self.step}: no reward scored a completion: all of them returned None or were late "
-                            "(reward_timeout), so nothing is learned")
         self.skipped_steps += metrics["skipped_steps"]
         self.empty_steps += metrics["empty_steps"]
         metrics["skipped_steps"] = self.skipped_steps
@@ -209,9 +204,9 @@ class GRPOTrainer:
                 raise ValueError(f"{path} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
             mine = buffers[self.dist.rank if same_ranks else 0]
             self.buffer.load_state_dict(mine, self.policy.Reading, self.dist.device)
-        except (TypeError, LookupError, AttributeError):
-            raise ValueError(f"{path} was not saved by this version of GRPO training for this kind of generator; start "
-                             "without resume") from None
+        except (TypeError, LookupError):
+            raise ValueError(f"{path} was saved by another version or for another generator; start without resume"
+                             ) from None
         if self.config.kl_target is None:
             self.kl_beta = self.config.kl_beta
 
@@ -239,22 +234,8 @@ class GRPOTrainer:
             return
         self.reported = self.step
         if self.dist.is_main:
-            self.write_page()
-        self.dist.barrier()  # so may this
-
-    def write_page(self):
-        with self.shown_in(REPORT):
             write_report(self.checkpoints.out_dir)
-
-    @contextlib.contextmanager
-    def shown_in(self, name):
-        """Damaged records, which the block shows in a file, end in a line on the console; a full disk ends the run."""
-        try:
-            yield
-        except CannotWrite:
-            raise
-        except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-            self.logger.say(f"{name} is not written: {error}")
+        self.dist.barrier()  # it may take longer than rank_timeout
 
     def tell_rewards(self):
         """Tells the rewards how many steps are done, for functions that ask for trainer_state."""
@@ -268,13 +249,11 @@ class GRPOTrainer:
             self.rewards.close()
         if self.dist.is_main and not stopped:
             from grpo.report.plots import draw_curves  # the algorithm loads without a plotting library
-            with self.shown_in(CURVES):
-                held_out = [r for r in each_record(self.logger.path) if any(name.startswith("eval/") for name in r)]
-                if held_out:
-                    draw_curves({"": held_out}, self.checkpoints.path(CURVES))
+            held_out = [r for r in each_record(self.logger.path) if any(name.startswith("eval/") for name in r)]
+            if held_out:
+                draw_curves({"": held_out}, self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(self.before, self.after))
             files = (METRICS, SAMPLES, CURVES, REPORT)
             written = [name for name in files if os.path.exists(self.checkpoints.path(name))]
-            model = ["the model"] if self.step else []
-            self.logger.say(f"{self.config.out_dir} has {', '.join(model + written)}")
+            self.logger.say(f"{self.config.out_dir} has the model, {', '.join(written)}")
         self.dist.barrier()

@@ -28,8 +28,8 @@ KL_ESTIMATORS = {"k2": k2, "k3": k3}  # from the log-probabilities of sampled to
 
 
 def choose_estimator(config, policy):
-    """The config's kl_estimator, or what suits the policy: exact where it says so, k3 elsewhere. KL in the reward needs
-    an estimator from samples. A teacher teaches more with its whole distribution."""
+    """The config's kl_estimator, or the policy's default. KL in the reward needs an estimator from samples; a teacher
+    teaches more with its whole distribution."""
     if config.kl_estimator is not None:
         return config.kl_estimator
     if config.kl_in_reward:
@@ -77,13 +77,11 @@ def adapted(kl_beta, mean_kl, config):
         return kl_beta
     error = min(0.2, max(-0.2, mean_kl / config.kl_target - 1))
     moved = kl_beta * (1 + ADAPT_RATE * error)
-    least = config.kl_beta / ADAPT_RANGE
-    most = config.kl_beta * ADAPT_RANGE
-    return min(most, max(least, moved))
+    return min(config.kl_beta * ADAPT_RANGE, max(config.kl_beta / ADAPT_RANGE, moved))
 
 
 def static(reference, policy, iteration, config):
-    """The generator at step 0, reference_checkpoint or teacher_checkpoint, for good."""
+    """Never changes."""
 
 
 @torch.no_grad()

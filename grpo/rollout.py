@@ -13,9 +13,16 @@ from core.performance.kept_tokens import KeptTokens
 class Policy(Protocol):
     """A generator as the algorithm sees it: it samples completions, and it can be asked how likely they were.
 
-    `device` is where it computes, `vocabulary` the number of tokens that it can sample, `kl_estimator` ("exact" or
-    "k3") the one that suits it, `Reading` the class of what it reads, `suffix` the ending of the name of what `save`
-    writes: ".safetensors" of a file of ours, "" of a folder.
+    device: where it computes; vocabulary: number of tokens that it can sample; kl_estimator: "exact" or "k3", the one
+    that suits it; Reading: the class of what it reads; suffix: the ending of the name of what `save` writes, "" of a
+    folder
+    parameters(): those that are trained; parameters_by_kind(): {"matrices", "embeddings", "vectors"}, the same
+    weights(): {name: tensor}, sharing memory with the policy; load_weights(weights): takes over what `weights` gave
+    frozen(): a policy that stays as this one is now; to(device): moves it
+    save(path, **facts): writes a model file or folder; facts: plain values to keep in it
+    Only a policy whose model is sharded needs calls(reading) -> number of times that `states` calls the model, and
+    idle_loss(times); its `save` also gets `weights`. Only a run that grpo/build.py puts together also needs `model`,
+    `tokenizer`, compile() and, to evaluate prompts, greedy(problems, config).
     """
 
     def sample(self, problems, iteration, config):
@@ -28,32 +35,6 @@ class Policy(Protocol):
     def project(self, states):
         """(K, C) -> (K, V) float32 logits over the V tokens that it can sample. One that it must not sample has a very
         negative logit; minus infinity would make the exact KL NaN."""
-
-    def frozen(self):
-        """A policy that stays as this one is now: the reference."""
-
-    def parameters(self):
-        """The parameters that are trained, in an order of the policy's own."""
-
-    def parameters_by_kind(self):
-        """{"matrices", "embeddings", "vectors"}: the same, for the optimizers."""
-
-    def weights(self):
-        """{name: tensor}, sharing memory with the policy: what a checkpoint holds and a remote sampler gets."""
-
-    def load_weights(self, weights):
-        """Takes over weights that `weights` gave."""
-
-    def save(self, path, **facts):
-        """Writes a model file or folder with which others can use the policy; facts: plain values to keep in it."""
-
-    def to(self, device):
-        """Moves it to another device."""
-
-    # Only a policy whose model is sharded needs calls(reading) -> number of times that `states` calls the model, and
-    # idle_loss(times); its `save` also gets `weights`.
-    # Only a run that grpo/build.py puts together also needs `model` and `tokenizer` (for checks between the models),
-    # compile() and, to evaluate, passes(rollouts, n) and, of prompts, greedy(problems, config).
 
 
 @dataclass
@@ -82,7 +63,7 @@ class Reading:
         return self.chosen.flatten(1).sum(1)
 
     def sizes(self):
-        """(P,) number of tokens that are read for each problem, on the CPU; of a kind that has no own, its states."""
+        """(P,) number of tokens that are read for each problem, on the CPU; by default, the number of states."""
         return self.counts()
 
     def micro_batches(self, config, problems=None):
@@ -94,8 +75,8 @@ class Reading:
             return []
         if config.micro_batch_tokens is None:
             return list(problems.split(config.batch_size))
-        return [problems[part] for part in parts_of_tokens(
-            self.sizes()[problems], config.micro_batch_tokens, self.padded)]
+        parts = parts_of_tokens(self.sizes()[problems], config.micro_batch_tokens, self.padded)
+        return [problems[part] for part in parts]
 
     def select(self, problems):
         """The reading of these problems, given by their indices on the CPU."""
@@ -127,7 +108,7 @@ class Texts:
 
     @classmethod
     def join(cls, parts):
-        """Texts of different problems as one. A field that the records of a part lack is None there."""
+        """Texts of different problems as one; missing fields of records become None."""
         joined = {f.name: join([getattr(part, f.name) for part in parts]) for f in fields(cls)}
         for name in joined["columns"]:
             columns = [part.columns.get(name, [None] * len(part.prompts)) for part in parts]
@@ -158,6 +139,10 @@ class Rollouts:
         if self.token_weight is None:
             return self.train_mask
         return self.train_mask * (self.token_weight > 0)
+
+    @property
+    def has_reference(self):
+        return self.ref_logp is not None or self.ref_distributions is not None
 
     @property
     def group_size(self):
@@ -201,8 +186,7 @@ class Scored:
 
     def select(self, useful):
         """The problems for which useful (P,) is True, without their values and metrics."""
-        turn = self.turn if self.turn is None else self.turn[useful]
-        return Scored(self.reward[useful], self.credit[useful], weight=self.weight[useful], turn=turn)
+        return Scored(**{name: x[useful] for name, x in tensors(self).items()})
 
 
 def tensors(record):
@@ -219,7 +203,7 @@ def join(parts):
     if isinstance(first, (KeptTokens, Texts)):
         return type(first).join(parts)
     if isinstance(first, list):
-        return [x for part in parts for x in part]
+        return sum(parts, [])
     if isinstance(first, tuple):  # (sum, count)
         return tuple(sum(column) for column in zip(*parts, strict=True))
     if isinstance(first, dict):
@@ -246,10 +230,10 @@ def moved(x, device):
         return type(x)(moved(part, device) for part in x)
     if isinstance(x, dict):
         return {name: moved(part, device) for name, part in x.items()}
-    if not is_dataclass(x):
-        return x
-    stays = getattr(x, "ON_CPU", ())
-    return replace(x, **{f.name: moved(getattr(x, f.name), device) for f in fields(x) if f.name not in stays})
+    if is_dataclass(x):
+        stays = getattr(x, "ON_CPU", ())
+        return replace(x, **{f.name: moved(getattr(x, f.name), device) for f in fields(x) if f.name not in stays})
+    return x
 
 
 def plain(x):

@@ -235,11 +235,6 @@ class HuggingFaceModel(nn.Module):
         twin.adapter = REFERENCE if self.reference_adapter else None
         return twin
 
-    @property
-    def dimensions(self):
-        """The same sizes as core.model.GPT.dimensions."""
-        return self.config.num_hidden_layers, self.config.hidden_size
-
 
 def most_tokens(net):
     """The most tokens in a row that a transformers model reads, special tokens included."""

@@ -58,10 +58,9 @@ class CausalPolicy(ModelPolicy):
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         shape = (config.group_size, config.max_new_tokens)
         noise = draw_uniforms(config.seed, iteration, problems["number"], shape)     # (P, G, max_new_tokens)
-        padding = self._padding(padding)
         with self.autocast():
             generation = generate(
-                self.model, prompt, padding, noise, stop, episodes, **sampling_of(config))
+                self.model, prompt, self._padding(padding), noise, stop, episodes, **sampling_of(config))
         return self.rollouts(problems, generation, config, episodes)
 
     def episodes(self, problems, iteration, config, stop):
@@ -78,14 +77,12 @@ class CausalPolicy(ModelPolicy):
         P, T = prompt.shape
         G = config.group_size
         target, mask = generation.target, generation.mask                            # (N, M) each
-        chosen = mask.bool().cpu()                                                   # (N, M)
         last = prompt[:, -1:].repeat_interleave(G, 0)                                # (N, 1)
         inputs = torch.cat((last, target[:, :-1]), 1)                                # (N, M)
-        stop = self._stop(config)
-        if config.environment is not None:  # its turns ended at the stop sequences
-            stop = Stop(self.tokenizer)
+        # Turns of an environment ended at the stop sequences
+        stop = self._stop(config) if config.environment is None else Stop(self.tokenizer)
         reading = CausalReading(
-            G, chosen.unflatten(0, (P, G)), generation.kept,
+            G, mask.bool().cpu().unflatten(0, (P, G)), generation.kept,
             prompt=prompt[:, :-1].flip(1),
             prompt_length=T - 1 - padding,
             inputs=inputs.unflatten(0, (P, G)))
@@ -120,8 +117,7 @@ class CausalPolicy(ModelPolicy):
         """Reads prompts of like length together, and then their completions of like length."""
         inputs = reading.inputs.flatten(0, 1)                                        # (N, M)
         place = torch.zeros(inputs.shape, dtype=torch.long)                          # (N, M) of each state in `read`
-        read = []
-        count = 0
+        read, count = [], 0
         with self.autocast():
             for problems, parts in self._plan(reading):
                 T = max(1, int(reading.prompt_length[problems].max()))
@@ -153,10 +149,6 @@ class CausalPolicy(ModelPolicy):
             parts = parts_of_like_length(reading.length()[completions], PART_TOKENS)
             yield problems, [completions[part] for part in parts]
 
-    def passes(self, rollouts, n):
-        """A completion as a text after each pass that filled it in: there are none."""
-        return []
-
     def greedy(self, problems, config):
         """The likeliest completion of every prompt: Texts (P,)."""
         likeliest = SimpleNamespace(**vars(config) | {"group_size": 1, "top_k": 1})
@@ -182,8 +174,7 @@ def completion_texts(stop, problems, prompt, padding, target, mask, truncated):
     prompt = prompt.repeat_interleave(G, 0)                                          # (N, T)
     padding = padding.repeat_interleave(G)                                           # (N,)
     ends = set(stop.tokenizer.stop_token_ids)
-    tokens = []
-    completion_ids = []
+    tokens, completion_ids = [], []
     for n, length in enumerate(lengths(mask).tolist()):
         ids = target[n, :length]
         completion_ids.append(ids.tolist())

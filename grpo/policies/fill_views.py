@@ -77,26 +77,6 @@ def one_step(x):
     return read_in_segments(x, 1)
 
 
-def texts_of_passes(policy, rollouts, n):
-    """Completion n of rollouts as a text after each of its passes, its masked tokens as the tokenizer shows them: a
-    list, [] of a single pass. The rollouts are those of `trajectory`, whose positions tell the pass of a token."""
-    reading, chosen = rollouts.reading, rollouts.mask[n] > 0                         # (M,)
-    W, T = reading.texts.shape[1:]
-    if W == 1 or not chosen.any():
-        return []
-    p, g = divmod(n, reading.group_size)
-    later = (W - 1) // reading.group_size  # passes after the first
-    turn = (reading.position[p, g].to(chosen.device) // T - g * later).clamp(min=0)[chosen]
-    ids = torch.tensor(rollouts.texts.completion_ids[n], device=chosen.device)
-    place = rollouts.texts.place[n][chosen]
-    begin = max(0, int(place[-1]) + 1 - len(ids))  # of the completion, if it stands behind a prompt
-    texts = []
-    for i in range(int(turn.max()) + 1):
-        masked = ids.index_fill(0, place[turn > i] - begin, policy.tokenizer.mask_token_id)
-        texts.append(policy.tokenizer.decode(masked.tolist()))
-    return texts
-
-
 def agrpo(x):
     """The tokens of k of the S passes, each with the weight S / k: an unbiased estimate of the gradient of `trajectory`
     (Amortized GRPO, arXiv 2510.04019). k = passes_read; the passes are drawn at equal distances from a random start.

@@ -54,12 +54,9 @@ class PromptFillPolicy(FillPolicy):
         padding = torch.from_numpy(problems["padding"])                              # (P,)
         P, T = prompt.shape
         G, L = config.group_size, config.max_new_tokens
-        mask_id = self.tokenizer.mask_token_id
-        alone = 0          # columns of the prompts that are not in the texts
-        if self.model.prompt_alone:
-            alone = T
-        first = T - alone  # masked column of the texts
-        input = F.pad(prompt[:, alone:], (0, L), value=mask_id)                      # (P, first + L)
+        alone = T if self.model.prompt_alone else 0  # columns of the prompts that are not in the texts
+        first = T - alone                            # masked column of the texts
+        input = F.pad(prompt[:, alone:], (0, L), value=self.tokenizer.mask_token_id)  # (P, first + L)
         position = torch.arange(first, first + L, device=self.device).expand(P, L)   # (P, L)
         hidden = torch.ones(P, L, dtype=torch.bool)
         noise = self._noise(problems, iteration, config)[..., alone:]                # (P, >= 4, G, first + L)
@@ -92,8 +89,7 @@ class PromptFillPolicy(FillPolicy):
         mask = of_completion.float()
         chosen = filled.hidden                                                       # (P, G, L)
         if weight is not None:
-            chosen = chosen & (weight > 0)
-            weight = weight.flatten(0, 1)                                            # (N, L)
+            chosen, weight = chosen & (weight > 0), weight.flatten(0, 1)             # (P, G, L), (N, L)
         truncated = ~end.any(1)
         return Rollouts(
             target * of_completion, mask, mask,
@@ -147,9 +143,7 @@ class PromptFillPolicy(FillPolicy):
         if not len(used):  # an estimator left out all tokens; every rank still calls the model as often
             used = number.new_zeros(1)
         cut = int(reading.padding.min())
-        of_text = cut
-        if reading.prompt.shape[1]:  # the padding is that of the prompts, which the texts do not have
-            of_text = 0
+        of_text = 0 if reading.prompt.shape[1] else cut  # the padding is that of prompts that are read on their own
         tokens = reading.texts.flatten(0, 1)[used.to(self.device), of_text:]         # (U, T - of_text)
         with self.autocast():
             before, of_prompt = self._before(reading.prompt[:, cut:], reading.padding - cut)

@@ -43,6 +43,6 @@ def test_an_id_outside_the_vocabulary_is_refused(tmp_path):
     write_text_dataset(tmp_path, TEXT)
     (tmp_path / "train.bin").write_bytes(np.full(100, TOKENIZER.vocab_size, dtype=np.uint16).tobytes())
     data = DatasetConsumer(str(tmp_path), MASKED_FILL, 16, 2)
-    with pytest.raises(ValueError, match="train.bin has the token id 99, but its vocabulary has 99 tokens; prepare"):
+    with pytest.raises(ValueError, match="train.bin has the token id 99"):
         data.batch("train", 0)
     data.batch("val", 0)

@@ -130,7 +130,7 @@ def test_stop_sequences_end_a_row_and_are_cut_from_its_text():
     rows = [CAUSAL.encode(text) for text in ("abcEND", "abcdEN", "abcde;")]
     assert ends_with(stop, rows) == [True, False, True]
     assert [stop.text(row) for row in rows] == ["so abc", "so abcdEN", "so abcde"]
-    with pytest.raises(ValueError, match="stop_sequences: 'é' is a text that the tokenizer cannot write"):
+    with pytest.raises(ValueError, match="stop_sequences: .*é"):
         Stop(CAUSAL, ["é"])
 
 

@@ -66,7 +66,7 @@ def test_no_prompt_is_left_out_but_training_prompts_above_max_prompt_length(tmp_
     data = PromptConsumer(folder, 1, format=PromptFormat(max_prompt_length=50))
     assert [len(r["prompt"]) for r in data.records["train"]] == list(range(10, 51)) and data.longest == 50
     assert [len(r["prompt"]) for r in data.records["val"]] == list(range(5, 45))
-    assert data.dropped == 59 and "59 longer than max_prompt_length=50 left out" in data.size()
+    assert data.dropped == 59 and "59 longer than max_prompt_length=50" in data.size()
 
 
 @pytest.mark.parametrize("kind", ["problems", "batch"])
@@ -158,47 +158,29 @@ def test_what_stands_around_a_message_joins_the_turns_of_a_whole_chat(tmp_path, 
     assert whole == form.render(messages, t) and front.startswith(end)
 
 
-REFUSED = {
-    "no file": (lambda d: "gone.jsonl", {"tokenizer": CAUSAL}, "dataset=gone.jsonl does not exist"),
-    "no folder": (lambda d: str(d / "gone"), {}, "dataset not prepared: .*gone/meta.json is missing; correct the path"),
-    "no text": (lambda d: "my.txt", {}, "dataset=my.txt is no file here, nor data/my.txt a folder; correct the path"),
-    "no tokenizer": (lambda d: jsonl(d / "mine.jsonl", *RECORDS), {},
-                     "dataset=.*mine.jsonl has prompts but no tokenizer.*data/custom/prepare.py"),
-    "no end": (lambda d: prepared(d, tokenizer=CharTokenizer()), {}, "no token that ends a completion: use a causal"),
-    "no characters": (lambda d: prepared(d, [*RECORDS, {"prompt": "\u4e2d"}]), {}, "line 61: no usable characters"),
-    "no validation": (lambda d: of_lengths(d, train=range(1, 6)), {},
-                      'none of its 5 prompts is in the split val, .*"split": "val" in some'),
-    "long training": (lambda d: of_lengths(d, train=[10, 11], val=[3]), {"format": PromptFormat(max_prompt_length=5)},
-                      "none of its 3 prompts is in the split train, or all are longer than max_prompt_length"),
-    "long validation": (lambda d: of_lengths(d, train=range(1, 21), val=[9, 34, 8, 31]),
-                        {"format": PromptFormat(max_prompt_length=30)},
-                        "prompts.jsonl, line 22: this validation prompt and 1 others are longer than "
-                        "max_prompt_length=30; set max_prompt_length=34 or more, or remove them"),
-    "no room": (prepared, {"block_size": 6}, "leave no room for a completion in block_size=6"),
-    "system message": (lambda d: prepared(d, [{"prompt": [{"role": "system", "content": "a"}]}]),
-                       {"format": PromptFormat(system_prompt="b")}, "record 1: the prompt has a system message"),
-    "arguments": (prepared, {"format": PromptFormat("chat", chat_template_kwargs={"x": False})},
-                  "chat_template_kwargs=.*which template='chat' does not use; set template="),
-    "nothing around the prompt": (prepared, {"format": PromptFormat(prompt_format="")}, "prompt_format='' must have"),
-    "no place for the prompt": (prepared, {"format": PromptFormat(prompt_format="Question: ")},
-                                "prompt_format='Question: ' must have {prompt} where the prompt stands"),
-    "template": (prepared, {"format": PromptFormat("model")},
-                 "template='model' is the chat template of a Hugging Face model, which this")}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_prompts_that_cannot_be_completed_are_refused(tmp_path, name):
-    dataset, settings, message = REFUSED[name]
-    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+@pytest.mark.parametrize("key, dataset, settings", [
+    ("gone.jsonl", lambda d: "gone.jsonl", {"tokenizer": CAUSAL}), ("gone/meta.json", lambda d: str(d / "gone"), {}),
+    ("mine.jsonl.*tokenizer", lambda d: jsonl(d / "mine.jsonl", *RECORDS), {}),
+    ("no token that ends", lambda d: prepared(d, tokenizer=CharTokenizer()), {}),
+    ("line 61: ", lambda d: prepared(d, [*RECORDS, {"prompt": "\u4e2d"}]), {}),
+    ("split val", lambda d: of_lengths(d, train=range(1, 6)), {}),
+    ("split train", lambda d: of_lengths(d, train=[10, 11], val=[3]), {"format": PromptFormat(max_prompt_length=5)}),
+    ("line 22: .*max_prompt_length=30; set it to 34", lambda d: of_lengths(d, train=range(1, 21), val=[9, 34, 8, 31]),
+     {"format": PromptFormat(max_prompt_length=30)}), ("block_size=6", prepared, {"block_size": 6}),
+    ("record 1: ", lambda d: prepared(d, [{"prompt": [{"role": "system", "content": "a"}]}]),
+     {"format": PromptFormat(system_prompt="b")}),
+    ("chat_template_kwargs", prepared, {"format": PromptFormat("chat", chat_template_kwargs={"x": False})}),
+    ("prompt_format=", prepared, {"format": PromptFormat(prompt_format="Question: ")}),
+    ("template='model'", prepared, {"format": PromptFormat("model")})])
+def test_prompts_that_cannot_be_completed_are_refused(tmp_path, key, dataset, settings):
+    with pytest.raises((ValueError, FileNotFoundError), match=key) as error:
         PromptConsumer(dataset(tmp_path), 6, **settings)
     assert "\n" not in str(error.value)
 
 
 def test_a_missing_field_is_named_with_its_file_and_line(folder):
-    data = PromptConsumer(folder, 4)
-    data.require("completion", "training")
-    with pytest.raises(ValueError, match="prompts.jsonl, line 2: no answer, which the reward needs.*solution"):
-        data.require("answer", "the reward")
+    with pytest.raises(ValueError, match="prompts.jsonl, line 2: no answer, "):
+        PromptConsumer(folder, 4).require("answer", "the reward")
 
 
 def test_masked_examples_are_the_answer_and_ends_with_a_uniform_share_of_masks(prompts):

@@ -37,7 +37,7 @@ def test_the_script_fills_your_text(paths):
     ("generator", "", (), "no usable characters"), ("generator", "a" * 40 + "_", (), "does not fit"),
     ("judge", "a_b", (), "has mode sequence_scorer: it scores texts and samples none; name a generator"),
     ("causal", "", (), "must have 1 to 63 tokens"), ("causal", "a" * 64, (), "must have 1 to 63 tokens"),
-    ("causal", "7+8=", ("--template=model",), "template='model' is the chat template of a Hugging Face model"),
+    ("causal", "7+8=", ("--template=model",), "template='model'"),
     ("causal", "7+8=", ("--top_p=1.5",), "top_p=1.5 must be at most 1"),
     ("causal", "7+8=", ("--unmask_order=confidence",), "unmask_order=confidence is for a masked-fill model"),
     ("causal", "7+8=", ("--block_length=4",), "block_length=4 is for a masked-fill model"),

@@ -166,17 +166,7 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
 
 def test_ranks_meet_after_what_may_take_longer_than_rank_timeout(dataset, tmp_path, monkeypatch):
     t = trainer(dataset, tmp_path, max_iters=2, eval_interval=1, save_interval=1)
-    expect_barriers(monkeypatch, t, (t, "run_evaluation"), (t.checkpoints, "save"), (t, "write_page"))
-
-
-@pytest.mark.parametrize("name, line", [("metrics.jsonl", '{"step": 2, "loss": "a", "eval/kl": [2]}'),
-                                        ("samples.jsonl", "no JSON"), ("config.json", "{")])
-def test_a_damaged_file_ends_no_run_through_the_report(dataset, tmp_path, capsys, name, line):
-    t = trainer(dataset, tmp_path, max_iters=2)
-    t.train_step()
-    (tmp_path / name).write_text(line + "\n")
-    t.report()
-    assert len([x for x in capsys.readouterr().out.split("\n") if x.startswith("report.html is not written: ")]) == 1
+    expect_barriers(monkeypatch, t, (t, "run_evaluation"), (t.checkpoints, "save"))
 
 
 def test_reference_and_kl_beta_move_once_after_each_iteration(dataset, tmp_path):
@@ -258,8 +248,8 @@ def older_rollouts(state):
 
 
 @pytest.mark.parametrize("change, words", [
-    (lambda state: drop(state, "buffers"), "was not saved by this version of GRPO training"),
-    (older_rollouts, "was not saved by this version of GRPO training"),
+    (lambda state: drop(state, "buffers"), "was saved by another version or for another generator"),
+    (older_rollouts, "was saved by another version or for another generator"),
     (lambda state: state["buffers"].append({}), "was saved within an iteration on 2 ranks; resume it on as many"),
     (lambda state: drop(state, "reference"), "has another reference than this run, or none.*config.json"),
     (lambda state: state["reference"].popitem(), "has another reference than this run, or none")])

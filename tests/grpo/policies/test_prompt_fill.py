@@ -184,26 +184,6 @@ def test_no_reward_sees_what_stands_behind_the_end(prompts):
     assert len(greedy) == rollouts.problems and all(isinstance(text, str) for text in greedy)
 
 
-@pytest.mark.parametrize("model", [{}, PREFIX], ids=str)
-@torch.no_grad()
-def test_the_texts_of_the_passes_are_what_the_next_pass_read_of_the_completion(prompts, model):
-    c = prompt_config(**SETTINGS | {"stop_sequences": ("e",)})
-    policy = more_ends(prompt_fill_policy(1, **model))
-    filled, rollouts = passes_of(policy, prompt_consumer(prompts, c).problems("train", 0), c)
-    counts = set()
-    for n, text in enumerate(rollouts.texts.completions):
-        length = int(rollouts.mask[n].sum())
-        found = policy.passes(rollouts, n)
-        read = filled.read.flatten(0, 1)[n, :, -c.max_new_tokens :][:, :length].tolist()
-        assert found[:-1] == [CAUSAL.decode(ids) for ids in read[1 : len(found)]]
-        assert found[-1].split("e")[0] == text
-        counts.add(len(found))
-    assert len(counts) > 1, "a completion that ends early has fewer"
-    rollouts = policy.sample(prompt_consumer(prompts, c).problems("train", 0), 0, dataclasses.replace(
-        c, unmask_steps=1, block_length=None))
-    assert policy.passes(rollouts, 0) == []
-
-
 @pytest.mark.parametrize("more", [{}, {"top_p": 0.7}, {"unmask_order": "confidence"}], ids=str)
 @torch.no_grad()
 def test_a_stop_sequence_ends_a_completion_with_the_token_that_completes_it(prompts, more):

@@ -111,15 +111,6 @@ def test_what_was_filled_in_is_marked_by_the_verdict_of_the_reward_and_not_by_th
                               ["worst -1.5", "axc\nd"]]
 
 
-def test_a_sample_that_was_filled_in_pass_by_pass_shows_its_passes(tmp_path):
-    record = {"step": 2, "problem": "1+1=", "best": "12", "worst": "3", "passes": ["__", "1_", "12"]}
-    rows = page_of(tmp_path, None, [record]).tables[1]
-    assert rows[4:] == [["best, pass 1", "__"], ["best, pass 2", "1_"], ["best, pass 3", "12"]]
-    record["passes"] = [str(i) for i in range(1, 21)]
-    rows = Page(write_report(write_run(tmp_path / "many", None, [record]))).tables[1]
-    assert rows[4:] == [[f"best, pass {i}", str(i)] for i in range(2, 21, 3)], "of many passes every third one"
-
-
 def test_a_sample_of_several_turns_tells_answers_of_the_environment_apart(tmp_path):
     turns = [["policy", "43\n"], ["environment", EVIL], ["policy", "> 5\n"]]
     record = {"step": 2, "problem": "1-9:", "best": f"43\n{EVIL}> 5\n", "worst": "99", "best_score": 1, "best_turns": turns,
