@@ -220,7 +220,7 @@ def test_prose_in_the_word_pieces_of_a_model(tmp_path):
     assert meta["paragraphs_kept"] == 60 and sorted(ids["train"] + ids["val"]) == sorted(expected)
     assert meta["unknown_pieces"] == expected.count(t.backend.unk_token_id)
     message = error("char_diffusion", *arguments, f"--tokenizer={tmp_path}/bytes")
-    assert "bytes has no mask token, which filling in needs; " in message and "BERT's" in message
+    assert "bytes has no mask token, which filling in needs" in message
 
 
 @pytest.fixture(scope="module")
