@@ -10,7 +10,6 @@ from core.files.datasets import SPLITS, dataset_folder
 from core.files.records import (
     FIELDS,
     PROMPTS,
-    RAW,
     is_file_of_records,
     load_records,
     read_records,
@@ -112,13 +111,9 @@ class PromptFormat:
 
 
 def as_columns(records):
-    """(rendered prompts, {field: values}) of records of PromptConsumer: the arguments of rewards. If an answer was a
-    number, the field RAW has all answers as they were."""
+    """(rendered prompts, {field: values}) of records of PromptConsumer: the arguments of rewards."""
     fields = {field for record in records for field in record} - OF_CONSUMER
-    columns = {field: [r.get(field) for r in records] for field in fields}
-    if RAW in columns:
-        columns[RAW] = [r.get(RAW, r.get("answer")) for r in records]
-    return [r["text"] for r in records], columns
+    return [r["text"] for r in records], {field: [r.get(field) for r in records] for field in fields}
 
 
 def as_problems(records, numbers, T, tokenizer):
@@ -142,15 +137,14 @@ class PromptConsumer:
     text shifted by one, the mask True on its completion and stop token.
     Problem i of a step is drawn from (seed, step, its number in the step), however a step is cut into ranks and
     micro-batches, and no problem occurs twice in a step unless there are too few.
-    dataset: a prepared folder, a file of records, hf:owner/name (core/files/records.py), or gym:TASK, which
-    gym_settings are for (core/files/gym.py)
+    dataset: a prepared folder, a file of records, or hf:owner/name (core/files/records.py)
     tokenizer: that of the model; None: the one that meta.json of the folder describes
     format: a PromptFormat; block_size: the longest input of a supervised model
     masked: whether `batch` is for a model that fills in masks
     """
 
     def __init__(self, dataset, batch_size, seed=1337, rank=0, world=1, tokenizer=None, format=None, block_size=None,
-                 gym_settings=None, masked=False):
+                 masked=False):
         self.masked = masked
         self.batch_size = batch_size
         self.seed = seed
@@ -165,7 +159,7 @@ class PromptConsumer:
             tokenizer = load_meta(self.folder, tokenizer)[1]
             records = read_records(os.path.join(self.folder, PROMPTS))
         else:
-            records = load_records(dataset, gym_settings)
+            records = load_records(dataset)
         self.tokenizer = tokenizer
         self._check_tokenizer()
         unique = unique_prompts(records)

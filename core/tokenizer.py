@@ -4,7 +4,7 @@ import os
 import re
 import unicodedata
 
-from core.files.json_text import read_object
+from core.files.json_lines import read_object
 from core.settings.ranges import shown
 from core.settings.user_code import guarded
 

@@ -86,7 +86,7 @@ def build_data(config, dist):
         prompt_format = PromptFormat(config.template, config.system_prompt, config.response_prefix,
                                      config.max_prompt_length, config.chat_template_kwargs, config.prompt_format)
         return PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
-                              prompt_format, gym_settings=config.gym_settings)
+                              prompt_format)
     return DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, config.batch_size, config.seed, dist.rank,
                            dist.world, config.masks, config.mask_low, config.mask_high, tokenizer)
 

@@ -12,14 +12,15 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import difflib
 import inspect
 import math
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import torch
 
 from core.config import UsageError
-from core.prompts import as_columns
+from core.prompts import OF_CONSUMER, as_columns
 from core.settings.script import run_script
 from grpo.reward_functions import (  # noqa: F401: they register
-    gym,
     judge,
     reward_model,
     text,
@@ -28,27 +29,30 @@ from grpo.reward_functions import (  # noqa: F401: they register
     verify_math,
 )
 from grpo.reward_functions.groups import normalised, pass_k_weight
-from grpo.reward_functions.record_checks import check_reader, check_records
 from grpo.reward_functions.registry import (
+    FIELD_OF,
     IN_PROCESS,
     REWARDS,
     Call,
     Log,
+    TrainerState,
     arguments,
     gets,
     load_reward_file,
+    naming_reward,
+    needed_fields,
     parameters,
+    register_functions,
     reward,
-    run_together,
+    run_reward,
 )
 from grpo.reward_functions.settings import PRESET_SUCCESS, PRESETS
-from grpo.reward_functions.trl import TrainerState, plain_arguments, register_functions
 from grpo.reward_functions.workers import Workers
 from grpo.rollout import Scored
 from grpo.sandbox.run import found_here, take_over
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
-MAY_HANG = ("gym", "math_verify")  # what reads the answers may never return
+LONGEST = 16  # how many of the longest prompts a judge or a reward model is tried on
 MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}  # {parameter: setting}
 
 
@@ -69,7 +73,7 @@ class Rewards:
         self.names = tuple(config.reward_functions)
         if not self.names and config.teacher_checkpoint is None:
             self.names = PRESETS[config.task_type]
-        register_functions(self.names, load_reward_file(config.reward_file), config.reward_file)
+        register_functions(self.names, config.reward_file)
         self.models = {"judge_model": judge, "reward_scorer": reward_scorer}
         check_settings(config, self.names, self.models)
         self.config, self.judge = config, judge
@@ -111,30 +115,25 @@ class Rewards:
         the group_size completions of a problem are consecutive
         names: the functions to call, at least one; None: all of the run
         """
-        calls = [self.prepared(name, texts, group_size) for name in names or self.names]
-        found = run_together([call for call in calls if call.name not in self.in_workers])
-        values, joined, late = {}, Log(), set()
-        for call in calls:
-            if call.name in self.in_workers:
-                numbers, log, missing = self.workers.call(*call)
+        values, log, late = {}, Log(), set()
+        for name in names or self.names:
+            call = self.prepared(name, texts, group_size)
+            if name in self.in_workers:
+                numbers, missing = self.workers.call(call, log)
                 late |= missing
             else:
-                numbers, log = found[call.name]
-            values[call.name] = torch.tensor(numbers)
-            joined.add(log, call.name)
+                numbers = run_reward(call, log)
+            values[name] = torch.tensor(numbers)
         for x in values.values():
             x[list(late)] = math.nan
-        return values, joined
+        return values, log
 
     def prepared(self, name, texts, group_size):
         """The Call of a function."""
+        N = len(texts.completions)
         of_the_run = {"group_size": group_size, "texts": texts, "trainer_state": self.state}
         known = (self.config.reward_settings or {}) | vars(self.config) | self.models | of_the_run
-        if REWARDS[name].plain:
-            fields, settings = plain_arguments(name, texts, known, self.fields)
-        else:
-            fields, settings = arguments(name, texts, known)
-        return Call(name, fields, settings, len(texts.completions))
+        return Call(name, *arguments(name, texts, known, dict.fromkeys(self.fields, [None] * N)), N)
 
     def total(self, values):
         """(N,) the weighted sum of `values`, as score returns them; NaN where every function skipped. A function of
@@ -153,25 +152,39 @@ class Rewards:
         return (x >= highest - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
 
     def check(self, records, tokenizer=None):
-        """Raises ValueError naming file and line of the first record that a reward cannot score. A judge or a reward
-        model reads some records.
+        """Raises ValueError naming file and line of the first record that a reward cannot score.
 
         tokenizer: the generator's; None: whether a completion of max_new_tokens fits is then not always known
         """
         self.fields = tuple(as_columns(records)[1])
         for name in self.names:
-            check_records(name, records, self.check_texts)
+            needed = {key: FIELD_OF.get(key, key) for key in needed_fields(name)}
+            check = REWARDS[name].check
+            for record in records:
+                for key, own in needed.items():
+                    if record.get(own) is None:
+                        raise ValueError(f"{record['where']}: reward {name} needs the field '{key}' in every record")
+                if check is not None:
+                    with naming_place(record), naming_reward(name):
+                        check(**{key: x for key, x in record.items() if key not in OF_CONSUMER})
         for parameter, model in self.models.items():
             if any(parameter in parameters(name) for name in self.names):
-                check_reader(model, records, self.config.max_new_tokens, tokenizer)
+                self.check_room(model, records, tokenizer)
 
-    def check_texts(self, name, texts):
-        """Raises ValueError if a reward cannot score these texts, whose completions are empty. A plain function is not
-        called, because it need not accept empty completions: it is enough that its fields are there."""
-        if REWARDS[name].plain:
-            self.prepared(name, texts, 1)
-        elif self.score(texts, 1, [name])[0][name].isinf().any():
-            raise ValueError(f"reward {name} returned a number that is not finite; return None to skip a completion")
+    def check_room(self, model, records, tokenizer):
+        """Raises ValueError naming file and line of a record that a judge or a reward model has no room for. It reads
+        those with the longest prompts. A completion counts as max_new_tokens if the model has the generator's tokens,
+        else as one, since its length is not known."""
+        new = self.config.max_new_tokens if model.shares_tokens(tokenizer) else 1
+        for record in sorted(records, key=lambda record: -len(record["text"]))[:LONGEST]:
+            texts = SimpleNamespace(prompts=[record["text"]], completions=[""], columns={"prompt": [record["prompt"]]},
+                                    tokens=[torch.tensor(record["tokens"])])
+            with naming_place(record):
+                length, room = len(model.token_ids(texts)[0]), model.room()
+                if length + new > room:
+                    raise ValueError(f"{model.setting} reads {room} tokens, but this prompt has {length} and its "
+                                     f"completion needs {new}: lower max_new_tokens or max_prompt_length, or take a "
+                                     "model that reads longer texts")
 
     def close(self):
         """Ends the worker processes; the next call starts new ones."""
@@ -185,14 +198,11 @@ def check_settings(config, names, models):
             near = difflib.get_close_matches(name, REWARDS, n=1)
             remedy = f"did you mean {near[0]}?" if near else "define your own in reward_file"
             raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; {remedy}")
-        if name in MAY_HANG and not config.reward_workers:
-            raise ValueError(f"reward {name} may never be done with an answer, so it needs processes with a deadline: "
-                             "set reward_workers=2, or as many as there are cores")
         for parameter, key in MODELS.items():
             if parameter in parameters(name) and models[parameter] is None:
                 raise ValueError(f"{key} is not set, but reward {name} is asked for; name a model with --{key}=PATH, "
                                  "or set reward_functions to others that python grpo/rewards.py lists")
-    own = {key for name in names if not REWARDS[name].plain for key, p in parameters(name).items()
+    own = {key for name in names for key, p in parameters(name).items()
            if p.kind is p.KEYWORD_ONLY and not hasattr(config, key)}
     for key in config.reward_settings or {}:
         if key not in own:
@@ -206,6 +216,15 @@ def check_settings(config, names, models):
     if config.credit_window is not None and (names != ("judge",) or config.reward_normalisation != "none"):
         raise ValueError(f"credit_window={config.credit_window} divides the judge's score among tokens: use it with "
                          "that reward alone and reward_normalisation='none', or set credit_window=None")
+
+
+@contextmanager
+def naming_place(record):
+    """A ValueError within begins with the file and the line of a record."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{record['where']}: {error}") from None
 
 
 def know_rewards(path, sandbox=None):

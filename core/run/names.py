@@ -4,7 +4,7 @@ and nothing else."""
 import re
 
 STATE = "state.pt"
-OLDER = re.compile(r"state-\d+\.pt")
+BEFORE = "state-before.pt"
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 CONSOLE = "console.log"
@@ -19,8 +19,8 @@ PREVIOUS = "previous"          # the folder of earlier runs
 WANDB = "wandb"                # folders of the programs that the run talks to
 VLLM_WEIGHTS = "vllm-weights"
 
-NAMES = (STATE, METRICS, SAMPLES, CONSOLE, STARTS, CONFIG, TRACKER_IDS, REPORT, CURVES)
-PATTERNS = [*map(re.escape, NAMES), OLDER.pattern, r"events\.out\.tfevents\..*"]  # the last: TensorBoard's
+NAMES = (STATE, BEFORE, METRICS, SAMPLES, CONSOLE, STARTS, CONFIG, TRACKER_IDS, REPORT, CURVES)
+PATTERNS = [*map(re.escape, NAMES), r"events\.out\.tfevents\..*"]  # the last: TensorBoard's
 FILES = re.compile(f"({'|'.join(PATTERNS)})(\\.tmp)?")
 MODELS = re.compile(r"model(-\d+)?(\.safetensors)?(\.tmp)?")  # the latest and the numbered ones: files, or folders
 STAYING = (LOCK, HELD, PREVIOUS, WANDB, VLLM_WEIGHTS)  # what a later run leaves where it is
@@ -33,4 +33,4 @@ def is_set_aside(name):
 
 def shows_a_run(name):
     """True if a folder with this name in it holds a run. starts.jsonl is what a run writes first."""
-    return name in (STATE, METRICS, STARTS, f"{STARTS}.tmp") or bool(OLDER.fullmatch(name))
+    return name in (STATE, BEFORE, METRICS, STARTS, f"{STARTS}.tmp")

@@ -17,8 +17,7 @@ from datetime import datetime, timezone
 import torch
 
 from core.config import changed_settings, save_config
-from core.files.json_lines import read_records
-from core.files.json_text import read_object
+from core.files.json_lines import read_object, read_records
 from core.files.whole_files import CannotWrite, replacing
 from core.run.folder import set_aside
 from core.run.names import CONFIG, STARTS

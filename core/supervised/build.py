@@ -31,7 +31,7 @@ def build_data(config, dist):
     prompt_format = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
                                  config.chat_template_kwargs, config.prompt_format)
     data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
-                          prompt_format, config.block_size, config.gym_settings, mode == MASKED_FILL)
+                          prompt_format, config.block_size, mode == MASKED_FILL)
     if not data.prepared:  # data/custom/prepare.py does this for a prepared one
         data.records = {split: list(map(with_completion, records)) for split, records in data.records.items()}
     data.require("completion", "supervised training")

@@ -14,7 +14,6 @@ from core.settings.optional import quiet_transformers
 from core.settings.user_code import guarded
 from grpo.reward_functions.judge import distinct
 from grpo.reward_functions.registry import reward
-from grpo.reward_functions.trl import own_prompts
 
 BATCH = 16  # texts per forward pass
 KEY = "reward_model_checkpoint"
@@ -73,7 +72,7 @@ class RewardModel:
     def token_ids(self, texts):
         """N lists of token ids. An empty text is one pad token."""
         if self.tokenizer.chat_template:
-            ids = map(self.chat_ids, own_prompts(texts), texts.completions)
+            ids = map(self.chat_ids, texts.columns.get("prompt", texts.prompts), texts.completions)
         else:
             pairs = zip(texts.prompts, texts.completions, strict=True)
             ids = [self.tokenizer(prompt + completion)["input_ids"] for prompt, completion in pairs]

@@ -90,7 +90,7 @@ def repetition(prompts, completions, **columns):
     return scores
 
 
-@reward(0, 1, whole_group=True)
+@reward(0, 1)
 def diversity_bonus(prompts, completions, *, group_size, **columns):
     """Mean distance (1 - Jaccard of 3-grams) to the rest of the group: 0 if all are alike, 1 if nothing is shared.
 

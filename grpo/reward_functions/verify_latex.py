@@ -17,7 +17,7 @@ def math_verify(prompts, completions, answer, *, log_metric, **columns):
     package = require("math_verify", "reward math_verify", "math-verify[antlr4_13_2]")
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it would print every formula that takes too long
     scores = []
-    for text, truth in zip(completions, answer, strict=True):
+    for text, truth in zip(completions, map(str, answer), strict=True):
         is_bare = "$" not in truth and "\\boxed" not in truth
         expected = package.parse(f"\\boxed{{{truth}}}" if is_bare else truth)
         log_metric("unread_answers", not expected)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from core.files.records import RAW, side, write_prompts
+from core.files.records import side, write_prompts
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.prompts import PromptConsumer, PromptFormat, as_columns, as_messages
 from core.tokenizer import CharTokenizer
@@ -121,8 +121,7 @@ def test_columns_are_the_fields_of_all_records_with_none_where_one_is_missing(tm
     data = PromptConsumer(jsonl(tmp_path / "a.jsonl", *rows), 1, tokenizer=CAUSAL, format=PromptFormat("chat"))
     prompts, columns = as_columns(data.records["train"])
     assert prompts == [f"User: {i}?\n\nAssistant: " for i in (1, 2, 3)] and as_columns([]) == ([], {})
-    assert columns == {"prompt": ["1?", "2?", "3?"], "answer": ["5", "0.5", "five"], "level": [None, 7, None],
-                       RAW: [5, 0.5, "five"]}, "an answer that is a number is also given as it was"
+    assert columns == {"prompt": ["1?", "2?", "3?"], "answer": [5, 0.5, "five"], "level": [None, 7, None]}
 
 
 def test_a_prepared_folder_of_prompts_serves_every_tokenizer(folder, tmp_path):

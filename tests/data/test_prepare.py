@@ -10,7 +10,7 @@ import urllib.error
 import numpy as np
 import pytest
 
-from core.files.records import RAW, read_records
+from core.files.records import read_records
 from core.prompts import PromptConsumer
 from core.tokenizer import load_meta
 from grpo.reward_functions import verify_code, verify_math
@@ -160,7 +160,7 @@ def test_your_own_prompts_become_a_dataset(tmp_path):
     assert "completions 3" in out and "characters folded 2, characters dropped 1" in out
     records = records_in(tmp_path / "d")
     assert [r.get("completion") for r in records] == ["4", "b\u2026", "2", None]
-    assert records[0] == {"prompt": "2+2?", "answer": "4", RAW: 4, "level": 1, "completion": "4", "split": "val"}
+    assert records[0] == {"prompt": "2+2?", "answer": 4, "level": 1, "completion": "4", "split": "val"}
     assert records[2]["prompt"] == [{"role": "user", "content": "1+1?"}]
     for arguments, message in (([], "--input=FILE"), (["--input=gone.jsonl"], "gone.jsonl does not exist")):
         assert message in error("custom", *arguments, f"--out={tmp_path}/x")
@@ -220,7 +220,7 @@ def test_prose_in_the_word_pieces_of_a_model(tmp_path):
     assert meta["paragraphs_kept"] == 60 and sorted(ids["train"] + ids["val"]) == sorted(expected)
     assert meta["unknown_pieces"] == expected.count(t.backend.unk_token_id)
     message = error("char_diffusion", *arguments, f"--tokenizer={tmp_path}/bytes")
-    assert "bytes has no mask token, which filling in needs; " in message and "BERT's" in message
+    assert "bytes has no mask token, which filling in needs" in message
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from core.files.json_lines import read_records
 from grpo import environments
 from grpo.environments import ENVIRONMENTS, environment, find_environment
-from grpo.reward_functions.trl import register_functions
+from grpo.reward_functions.registry import register_functions
 from grpo.rewards import REWARDS
 from tests.tiny import ROOT, jsonl, prompt_config, run_here, run_script
 
@@ -80,9 +80,10 @@ def test_a_file_that_was_changed_runs_again(tmp_path, monkeypatch):
     assert find_environment("Guess", "mine.py").changed and not hasattr(first, "changed")
 
 
-def test_a_file_of_rewards_and_environments_can_be_one():
-    taken = REWARDS["environment"]
-    register_functions(("environment",), {"environment": environment}, "mine.py")
+def test_a_file_of_rewards_and_environments_can_be_one(tmp_path):
+    taken, path = REWARDS["environment"], tmp_path / "mine.py"
+    path.write_text("from grpo.environments import environment\n")
+    register_functions(("environment",), str(path))
     assert REWARDS["environment"] is taken
 
 

@@ -8,7 +8,7 @@ import torch
 from core.training_step import build_optimizers
 from grpo.report import plots
 from grpo.reward_functions.registry import reward
-from grpo.reward_functions.trl import TrainerState
+from grpo.reward_functions.registry import TrainerState
 from grpo.rewards import Rewards
 from tests.grpo.trainers import run, trainer, training_records
 from tests.tiny import (

@@ -132,7 +132,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_before_it_is_opened(tmp_path, 
 def test_a_link_in_the_place_of_the_lock_is_refused(tmp_path):
     write(tmp_path, {"precious": "mine", "out/x": ""})
     os.symlink(tmp_path / "precious", tmp_path / "out" / "lock")
-    with pytest.raises(OSError, match="symbolic link"), locked(str(tmp_path / "out")):
+    with pytest.raises(ValueError, match="symbolic link"), locked(str(tmp_path / "out")):
         pytest.fail("it is locked")
     assert (tmp_path / "precious").read_text() == "mine"
 
@@ -140,7 +140,7 @@ def test_a_link_in_the_place_of_the_lock_is_refused(tmp_path):
 @pytest.mark.parametrize("resume, state, goes_on", [(False, True, False), (True, True, True), (True, False, True),
                                                     ("auto", True, True), ("auto", False, False)])
 def test_auto_goes_on_if_there_is_a_state(tmp_path, resume, state, goes_on):
-    write(tmp_path, {"metrics.jsonl": "A"} | ({"state-000002.pt": "A"} if state else {}))
+    write(tmp_path, {"metrics.jsonl": "A"} | ({"state-before.pt": "A"} if state else {}))
     with run_folder.run_folder(SimpleNamespace(absolute_out_dir=str(tmp_path), resume=resume), one_process()) as found:
         assert found is goes_on and (tmp_path / "metrics.jsonl").exists(), "nothing is moved yet"
 
@@ -155,7 +155,7 @@ def test_a_folder_with_other_files_and_no_run_is_refused_by_name_and_unchanged(t
 
 
 def test_other_files_beside_a_run_stay_where_they_are(tmp_path):
-    run = A | {"model-000002/config.json": "A", "state-000002.pt": "A"}
+    run = A | {"model-000002/config.json": "A", "state-before.pt": "A"}
     mine = MINE | {"notes/x.txt": "y", "model-notes/config.json": "y", "wandb/log": "x", "previous/9/log": "y"}
     write(tmp_path, run | mine)
     check_run_folder(str(tmp_path))

@@ -32,7 +32,8 @@ def folder_of(path, family, template=None, longest=128, **changes):
 
 
 def texts_of(prompts, completions, columns=None):
-    return SimpleNamespace(prompts=prompts, completions=completions, columns=columns or {}, tokens=None)
+    return SimpleNamespace(prompts=prompts, completions=completions, columns=columns or {}, tokens=None,
+                           completion_ids=[[]] * len(prompts))
 
 
 def written(count=BATCH + 5, prompt="the quick brown "):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo.reward_functions.verify_latex import math_verify
-from grpo.rewards import REWARDS, Rewards
+from grpo.rewards import Rewards
 from tests.tiny import config
 
 pytest.importorskip("math_verify")
@@ -37,20 +37,15 @@ def test_an_answer_of_the_record_that_cannot_be_read_skips_the_completion(answer
     assert scored("$3$", answer) == (None, {"unread_answers": True})
 
 
-def test_it_needs_processes_with_a_deadline():
-    assert REWARDS["math_verify"].slow
-    with pytest.raises(ValueError, match="^reward math_verify may never be done with an answer, .* reward_workers=2"):
-        Rewards(config(reward_functions=("math_verify",)))
-
-
 @pytest.mark.slow
 def test_a_completion_that_would_take_for_ever_is_wrong_after_seconds_or_late_and_the_others_are_scored():
     completions = ["$42$", "$9^{9^{9^{9}}}$", r"\boxed{99999999!}", "$41$"]
     for seconds, hanging in ((25.0, 0), (3.0, None)):
         rewards = Rewards(config(reward_functions=("math_verify",), reward_workers=2, reward_timeout=seconds))
-        texts = SimpleNamespace(prompts=[""] * 4, completions=completions, columns={"answer": ["42"] * 4})
+        texts = SimpleNamespace(prompts=[""] * 4, completions=completions, completion_ids=None,
+                                columns={"answer": ["42"] * 4})
         try:
-            rewards.score(SimpleNamespace(prompts=[""], completions=["1"], columns={"answer": ["1"]}), 1)
+            rewards.score(SimpleNamespace(prompts=[""], completions=["1"], completion_ids=None, columns={"answer": ["1"]}), 1)
             values, _ = rewards.score(texts, 4)
         finally:
             rewards.close()
