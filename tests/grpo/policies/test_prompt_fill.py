@@ -1,7 +1,6 @@
 """Prompts that are answered in any order: what is sampled, how likely it was, and where a completion ends."""
 
 import dataclasses
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -11,7 +10,7 @@ from core.distributions import kept_tokens, restrict, sampling_logp
 from grpo.policies import prompt_fill
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.scoring import score
-from tests.tiny import CAUSAL, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy, sampled
+from tests.tiny import CAUSAL, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy
 
 SETTINGS = {"max_new_tokens": 9, "unmask_steps": 2, "block_length": 4, "kl_estimator": "exact"}
 MASK, END = CAUSAL.mask_token_id, CAUSAL.stop_token_id
@@ -91,23 +90,6 @@ def test_blocks_follow_each_other_and_the_order_within_them_is_the_one_asked_for
     assert in_order.all() if order == "left_to_right" else not in_order.all()
 
 
-@torch.no_grad()
-def test_confidence_keeps_the_likeliest_of_the_drawn_tokens(prompts):
-    c = prompt_config(**SETTINGS | {"unmask_order": "confidence", "block_length": None, "unmask_steps": 9, "top_k": 1})
-    policy = prompt_fill_policy(3)
-    problems = prompt_consumer(prompts, c).problems("train", 0)
-    filled, _ = passes_of(policy, problems, c)
-    T = problems["input"].shape[1]
-    for p in range(len(problems["padding"])):
-        padding = torch.from_numpy(problems["padding"][p : p + 1])
-        for s in range(9):
-            read = filled.read[p, 0, s][None]
-            best = policy.model(read, padding=padding)[0, T:].log_softmax(-1).amax(-1)
-            best = best.masked_fill(read[0, T:] != MASK, -torch.inf)
-            now = (filled.turn[p, 0] == s).nonzero().flatten().tolist()
-            assert now in ([], [int(best.argmax())])
-
-
 def test_padding_and_the_other_prompts_change_nothing(prompts):
     c = prompt_config(**SETTINGS)
     policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
@@ -161,20 +143,6 @@ def test_problems_of_like_length_are_read_together_without_their_padding(prompts
         assert max(read) <= max(limit, largest)
         total.append(sum(read))
     assert total[0] == len(sizes) * largest > total[1] > total[2] == int(sizes.sum())
-
-
-@torch.no_grad()
-def test_no_reward_sees_what_stands_behind_the_end(prompts):
-    c = prompt_config(**SETTINGS)
-    policy = more_ends(prompt_fill_policy(1))
-    rollouts = sampled(policy, prompts, c)
-    for text, ids, row, mask in zip(rollouts.texts.completions, rollouts.texts.completion_ids, rollouts.target,
-                                    rollouts.mask, strict=True):
-        assert ids == row[: int(mask.sum())].tolist() and text == CAUSAL.decode(ids)
-        assert END not in ids[:-1] and not row[mask == 0].any()
-    assert not rollouts.truncated.all() and rollouts.truncated.any()
-    greedy = policy.greedy(prompt_consumer(prompts, c).problems("train", 0), SimpleNamespace(**vars(c))).completions
-    assert len(greedy) == rollouts.problems and all(isinstance(text, str) for text in greedy)
 
 
 @pytest.mark.parametrize("more", [{}, {"top_p": 0.7}, {"unmask_order": "confidence"}], ids=str)

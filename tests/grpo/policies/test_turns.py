@@ -215,13 +215,6 @@ def test_a_prompt_from_reset_that_differs_in_a_group_or_is_too_long_is_refused(p
             episodes(prompts)
 
 
-@pytest.mark.parametrize("returned", [5, ("a", {}), {"role": "user"}, [], [1], [{"role": "user"}], b"a", True], ids=str)
-def test_a_reset_that_returns_something_else_is_named(prompts, monkeypatch, returned):
-    monkeypatch.setattr(Echo, "reset", lambda self, record: returned)
-    with pytest.raises(ValueError, match="^environment='Echo': its reset must return"):
-        episodes(prompts)
-
-
 def test_a_group_starts_in_one_state_and_other_problems_in_others(prompts):
     c, policy, problems, _ = episodes(prompts)
     first = [one.opening for one in MADE]
@@ -265,11 +258,12 @@ def test_an_environment_that_raises_is_counted_and_its_completions_are_skipped(p
             assert rollouts.texts.completion_ids[n] == plain.texts.completion_ids[n]
 
 
-@pytest.mark.parametrize("result", [None, "text", ("a", "b"), (3, 1.0), ("a", math.nan), ("a", 10**400)],
-                         ids=lambda x: str(x)[:9])
-def test_a_step_that_returns_something_else_is_named(prompts, monkeypatch, result):
-    monkeypatch.setattr(Echo, "step", lambda self, text: result)
-    with pytest.raises(ValueError, match="^environment='Echo': its step must return"):
+@pytest.mark.parametrize("method, result", [
+    *(("step", x) for x in (None, "text", ("a", "b"), (3, 1.0), ("a", math.nan))),
+    *(("reset", x) for x in (5, ("a", {}), [], [{"role": "user"}]))], ids=str)
+def test_a_method_that_returns_something_else_is_named(prompts, monkeypatch, method, result):
+    monkeypatch.setattr(Echo, method, lambda self, argument: result)
+    with pytest.raises(ValueError, match=f"^environment='Echo': its {method} must return"):
         episodes(prompts)
 
 
