@@ -97,17 +97,10 @@ class PromptFormat:
         has one, to the beginning of the next."""
         turn = "what the model wrote"
         before = [*as_messages("?", self.system_prompt), {"role": "assistant", "content": turn}]
-        return self.render([*before, *messages], tokenizer).partition(turn)[2]
-
-    def around(self, tokenizer):
-        """(front, back): the texts around a message of the user between two turns of the model; of plain text empty."""
-        if self.template == "plain":
-            return "", ""
-        message = "the message behind it"
-        text = self.behind([{"role": "user", "content": message}], tokenizer)
-        if text.count(message) != 1:
+        _, found, text = self.render([*before, *messages], tokenizer).partition(turn)
+        if not found:
             raise ValueError(f"template={self.template!r} does not show the turns of a chat; use template='plain'")
-        return tuple(text.split(message))
+        return text
 
 
 def as_columns(records):
