@@ -27,8 +27,7 @@ class Judge:
     texts are read once, so that their scores are equal to the last bit, whatever the precision.
     """
 
-    setting = "judge_checkpoint"  # names the model, for errors
-    packed = False                # whether its weights are packed, see `pack`
+    packed = False  # whether its weights are packed, see `pack`
 
     def __init__(self, model, tokenizer, reads_ids, dtype=torch.float32):
         self.model, self.tokenizer = model, tokenizer
@@ -101,10 +100,6 @@ class Judge:
     def room(self):
         """The most tokens that a text may have."""
         return self.model.longest_input - (self.model.judge_head == "cls")
-
-    def shares_tokens(self, tokenizer):
-        """True if the judge has the generator's tokens; the generator's tokenizer is not asked."""
-        return self.reads_ids
 
     def token_ids(self, texts):
         """A list of N 1-D tensors: each text in the judge's vocabulary. An empty text is one pad token."""

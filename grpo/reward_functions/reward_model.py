@@ -33,12 +33,9 @@ class RewardModel:
                the record, or its text as the user's message, then the completion as the assistant's message. Without,
                it reads the rendered prompt and the completion as one text.
     dtype:     of its matrix products
-    setting:   that names the model, for errors
     Texts of like length are read together, padded on the right. A model whose config has no pad token takes its score
     from the last token, so it reads each text alone.
     """
-
-    setting = KEY
 
     def __init__(self, model, tokenizer, dtype=torch.float32):
         self.model, self.tokenizer, self.dtype = model, tokenizer, dtype
@@ -87,11 +84,6 @@ class RewardModel:
             chat = self.tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": completion}],
                                                       tokenize=False)
         return self.tokenizer(chat, add_special_tokens=False)["input_ids"]
-
-    def shares_tokens(self, tokenizer):
-        """Tells whether a generator with this tokenizer, None if it is not known, has the same tokens."""
-        backend = getattr(tokenizer, "backend", None)
-        return backend is not None and backend.get_vocab() == self.tokenizer.get_vocab()
 
     def room(self):
         """The most tokens of a text, special tokens included."""

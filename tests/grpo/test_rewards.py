@@ -343,11 +343,10 @@ def test_every_record_is_checked_and_the_first_bad_one_is_named(name, fields, me
     rewards.check(records(1, **{key: values[:1] for key, values in fields.items()}))
 
 
-def test_the_judge_must_have_room_for_prompt_and_completion():
+def test_the_longest_prompt_is_read_by_the_judge():
     net, two = judge(), records(2)
-    two[1]["tokens"], two[1]["text"] = [1, 1], "longer"
-    rewards = made("judge", max_new_tokens=net.longest_input - 1, judge=Judge(net, TOKENIZER, True))
-    rewards.check(two[:1])
-    with pytest.raises(ValueError, match=f"f.jsonl, line 2: judge_checkpoint reads {net.longest_input} tokens, but "
-                                         f"this prompt has 2 and its completion needs {net.longest_input - 1}: lower"):
+    rewards = made("judge", judge=Judge(net, TOKENIZER, True))
+    rewards.check(two)
+    two[1]["tokens"], two[1]["text"] = [1] * (net.longest_input + 1), "longer"
+    with pytest.raises(ValueError, match=f"f.jsonl, line 2: judge_checkpoint reads {net.longest_input} tokens, but"):
         rewards.check(two)
