@@ -31,7 +31,6 @@ from grpo.reward_functions import (  # noqa: F401: they register
 from grpo.reward_functions.groups import credit_of_turns, normalised, pass_k_weight
 from grpo.reward_functions.registry import (
     FIELD_OF,
-    IN_PROCESS,
     REWARDS,
     Call,
     Log,
@@ -81,8 +80,7 @@ class Rewards:
         self.fields = ()  # of the records, once `check` has seen them
         self.can_log = any(gets(name, key) for name in self.names for key in ("log_metric", "log_extra"))
         self.state = TrainerState(0, config.max_iters, config.log_interval, config.eval_interval, config.save_interval)
-        slow = [name for name in self.names if REWARDS[name].slow and not IN_PROCESS & set(parameters(name))]
-        self.in_workers = slow if config.reward_workers > 0 else []
+        self.in_workers = [name for name in self.names if REWARDS[name].slow and config.reward_workers > 0]
         path = config.reward_file and os.path.abspath(config.reward_file)  # a reward may change the working folder
         sandbox = found_here() if any("sandbox" in parameters(name) for name in self.names) else None
         self.workers = Workers(config.reward_workers, config.reward_timeout, know_rewards, path, sandbox)
@@ -201,8 +199,7 @@ def check_settings(config, names, models):
         if key not in own:
             known = ", ".join(sorted(own)) or "none"
             raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)} "
-                             f"(known: {known}); write the function with @reward and a *, as in def "
-                             f"{names[0]}(completions, *, {key}=1)")
+                             f"(known: {known}), as in def {names[0]}(completions, *, {key}=1)")
     if config.reward_weights and len(config.reward_weights) != len(names):
         raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}; "
                          "or set reward_weights=()")

@@ -256,17 +256,6 @@ def test_a_late_completion_is_skipped_everywhere(slow):
     assert values_of(rewards, later, 2, "lengths") == [1, 2], "an earlier call's late completion is forgotten"
 
 
-def test_a_slow_reward_that_asks_for_the_judge_runs_in_this_process(slow):
-    @reward(0, 1, slow=True)
-    def harsh(completions, *, texts, judge_model):
-        return judge_model.scores(texts) ** 2
-
-    reader, texts = Judge(judge(), TOKENIZER, False), texts_of(["a", "the fox"])
-    rewards = slow("harsh", judge=reader)
-    assert values_of(rewards, texts) == (reader.scores(texts) ** 2).tolist()
-    assert rewards.workers.pool is None
-
-
 @pytest.mark.slow
 def test_an_async_reward_of_a_file_runs_in_real_worker_processes_and_logs_from_there(mine):
     path = mine("import asyncio, os\nfrom grpo.rewards import REWARDS, reward\n\nassert 'contains' in REWARDS\n\n"
@@ -310,7 +299,7 @@ def test_a_reward_has_settings_of_its_own():
 
     for settings, value in ((None, 0.0), ({"most": 9}, 1.0)):
         assert values_of(made("short", reward_settings=settings), texts_of(["12345"])) == [value]
-    with pytest.raises(ValueError, match="reward_settings: 'least' is not .* of short .known: most.; write .* least=1"):
+    with pytest.raises(ValueError, match="reward_settings: 'least' is not .* of short .known: most.*least=1"):
         made("short", reward_settings={"least": 1})
 
 
@@ -325,7 +314,7 @@ def test_settings_of_rewards_that_do_not_go_together_are_refused(settings, messa
 
 
 @pytest.mark.parametrize(("name", "fields", "message"), [
-    ("code_execution", {"tests": ["pass", " ", "pass"]}, "^f.jsonl, line 2: reward code_execution needs the field 'test"),
+    ("code_execution", {"tests": ["pass", " ", "pass"]}, "^f.jsonl, line 2: .*reward code_execution: tests=' ' "),
     ("exact_match", {"answer": ["a", "b", None]}, "^f.jsonl, line 3: reward exact_match needs the field 'answer'"),
     ("picky", {"answer": ["a", "bad", "bad"]}, "^f.jsonl, line 2: .*: reward picky: ValueError: no$")])
 def test_every_record_is_checked_and_the_first_bad_one_is_named(name, fields, message):

@@ -139,4 +139,4 @@ def test_what_is_no_reward_model_is_refused_in_one_line(tmp_path):
     (tmp_path / "adapter").mkdir()
     refused(tmp_path / "adapter", "without a Hugging Face config.json")
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    refused(tmp_path / "adapter", "is an adapter; merge it")
+    refused(tmp_path / "adapter", "is no folder")
