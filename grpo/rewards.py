@@ -79,7 +79,7 @@ class Rewards:
         self.success = success(config, self.names)
         self.fields = ()  # of the records, once `check` has seen them
         self.can_log = any(gets(name, key) for name in self.names for key in ("log_metric", "log_extra"))
-        self.state = TrainerState(0, config.max_iters, config.log_interval, config.eval_interval, config.save_interval)
+        self.state = TrainerState(0, config.max_iters)
         self.in_workers = [name for name in self.names if REWARDS[name].slow and config.reward_workers > 0]
         path = config.reward_file and os.path.abspath(config.reward_file)  # a reward may change the working folder
         sandbox = found_here() if any("sandbox" in parameters(name) for name in self.names) else None

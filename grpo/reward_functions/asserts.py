@@ -25,14 +25,10 @@ ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, Memo
 
 
 class Claims(NamedTuple):
-    """Questions to the process that runs the code, and claims on its answers.
-
-    questions: expressions that call the code; claims: for each a function from its value to whether the test holds;
-    length: characters of the tests
-    """
-    questions: tuple
-    claims: tuple
-    length: int
+    """Questions to the process that runs the code, and claims on its answers."""
+    questions: tuple  # expressions that call the code
+    claims: tuple     # for each a function from its value to whether the test holds
+    length: int       # characters of the tests
 
     def hold(self, answers):
         """True if all claims hold for answers that are Python literals, as texts. False if one cannot be read or
@@ -114,8 +110,8 @@ def truth(node):
 
 
 def reader(node, asked):
-    """A function from the answer to the value of a part of a test. Appends the questions in that part to `asked`. Raises
-    one of ERRORS for a part of another form."""
+    """A function from the answer to the value of a part of a test. Appends the questions in it to `asked`. Raises one of
+    ERRORS for a part of another form."""
     if is_question(node):
         asked.append(ast.unparse(node))
         return lambda answer: answer

@@ -1,5 +1,4 @@
-"""The table of rewards. A reward is a function that is called as TRL calls it: texts in, one number for each completion
-out."""
+"""The table of rewards. A reward is a function, called as TRL calls it: texts in, a number for each completion out."""
 
 import asyncio
 import copy
@@ -42,11 +41,8 @@ class Call(NamedTuple):
 @dataclass
 class TrainerState:
     """The facts about the run that a reward may read, under the names of transformers' TrainerState."""
-    global_step: int = 0   # optimizer steps that are done
+    global_step: int = 0  # optimizer steps that are done
     max_steps: int = 0
-    logging_steps: int = 0
-    eval_steps: int = 0
-    save_steps: int = 0
 
 
 @dataclass

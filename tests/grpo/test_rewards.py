@@ -129,8 +129,8 @@ async def loud(completions, log_metric, log_extra):
 
 def test_a_plain_function_of_the_reward_file_is_a_reward(mine):
     rewards = made("lengths_of_ids", "loud", "contains", reward_weights=(1.0, 10.0, 100.0), reward_file=mine(PLAIN),
-                   max_iters=7, log_interval=2)
-    assert rewards.state == TrainerState(0, 7, 2, rewards.config.eval_interval, rewards.config.save_interval)
+                   max_iters=7)
+    assert rewards.state == TrainerState(0, 7)
     assert rewards.success is None
     rewards.check(records(answer=["a", "b", "c"], level=[None, None, 3]))
     texts = texts_of(["a", "BB", "ccc", "D"], answer=["c"] * 4, level=[1, 0, 1, None])
