@@ -110,8 +110,10 @@ def truth(node):
 
 
 def reader(node, asked):
-    """A function from the answer to the value of a part of a test. Appends the questions in it to `asked`. Raises one of
-    ERRORS for a part of another form."""
+    """A function from the answer to the value of a part of a test. Appends the questions in it to `asked`.
+
+    Raises one of ERRORS for a part of another form.
+    """
     if is_question(node):
         asked.append(ast.unparse(node))
         return lambda answer: answer
