@@ -86,8 +86,8 @@ def test_countdown_is_exact_in_any_notation_of_numbers(numbers, target, values):
 
 
 @pytest.mark.parametrize(("numbers", "target"), [
-    ("12", 3), ({"1": 2}, 3), ([1, "x"], 1), ([1, None], 1), ([[1]], 1), ([True], 1), ([1, float("inf")], 1), ([1], [1]),
-    ([1], ""), ([1], "1/0"), ([1], float("nan")), ([1], "9" * 5000), ([1], "1e1000000000"), ([1], "1e１００００００００")])
+    ("12", 3), ({"1": 2}, 3), ([1, "x"], 1), ([1, None], 1), ([1, float("inf")], 1), ([1], [1]), ([1], "1/0"),
+    ([1], "9" * 5000), ([1], "1e1000000000"), ([1], "1e１００００００００")])
 def test_a_countdown_record_without_numbers_is_refused_in_one_line(numbers, target):
     with pytest.raises(ValueError, match="^reward countdown: numbers=.* of a record must be.* numbers.*$") as caught:
         REWARDS["countdown"].check(numbers=numbers, target=target, answer="7")
@@ -171,12 +171,10 @@ def test_an_answer_of_the_record_that_cannot_be_read_skips_the_completion(answer
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [25.0, 3.0])
-def test_a_completion_that_would_take_for_ever_is_wrong_or_late_and_the_others_are_scored(seconds):
+def test_a_completion_that_would_take_for_ever_is_wrong_and_the_others_are_scored():
     pytest.importorskip("math_verify")
-    rewards = Rewards(config(reward_functions=("math_verify",), reward_timeout=seconds))
+    rewards = Rewards(config(reward_functions=("math_verify",)))
     texts = SimpleNamespace(prompts=[""] * 4, completions=["$42$", "$9^{9^{9^{9}}}$", r"\boxed{99999999!}", "$41$"],
                             completion_ids=[[]] * 4, columns={"answer": ["42"] * 4})
     with contextlib.closing(rewards):
-        values = rewards.score(texts, 4)[0]["math_verify"].nan_to_num(-1).tolist()
-    assert values == [1, 0, 0, 0] if seconds == 25.0 else values[0] == 1 and -1 in values[1:3]
+        assert rewards.score(texts, 4)[0]["math_verify"].tolist() == [1, 0, 0, 0]
