@@ -24,14 +24,14 @@ def units_right(puzzle, text):
 
 
 @reward(0, 1)
-def sudoku(prompts, completions, **columns):
+def sudoku(prompts, completions):
     """Fill-in: 1 for a board that keeps the given digits and has 1, 2, 3 and 4 in every row, column and quarter."""
     return [float(units_right(puzzle, text) == len(UNITS))
             for puzzle, text in zip(prompts, completions, strict=True)]
 
 
 @reward(0, 1)
-def sudoku_units(prompts, completions, **columns):
+def sudoku_units(prompts, completions):
     """Fill-in: the share of the 12 rows, columns and quarters that have 1, 2, 3 and 4."""
     return [units_right(puzzle, text) / len(UNITS) for puzzle, text in zip(prompts, completions, strict=True)]
 
@@ -43,20 +43,20 @@ def is_right(puzzle, text):
 
 
 @reward(0, 1)
-def sudoku_board(prompts, completions, puzzle, **columns):
+def sudoku_board(completions, puzzle):
     """Prompts: 1 for 16 digits that keep the given ones and have 1, 2, 3 and 4 in every row, column and quarter."""
     return [float(is_right(given, text)) for given, text in zip(puzzle, completions, strict=True)]
 
 
 @reward(0, 1)
-def sudoku_unseen(prompts, completions, puzzle, seen, **columns):
+def sudoku_unseen(completions, puzzle, seen):
     """sudoku_board of the puzzles that no training board solves; the others are skipped."""
     return [None if known else float(is_right(given, text))
             for given, text, known in zip(puzzle, completions, seen, strict=True)]
 
 
 @reward(0, 1)
-def sudoku_cells(prompts, completions, puzzle, answer, **columns):
+def sudoku_cells(completions, puzzle, answer):
     """Prompts: the share of the hidden digits that are as in the stored solution, as d1 counts (arXiv 2504.12216). A
     board that is right but another solution loses; given digits do not count."""
     scores = []
