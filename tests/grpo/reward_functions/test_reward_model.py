@@ -110,17 +110,11 @@ def test_a_prompt_that_the_chat_template_refuses_is_one_line_before_the_first_st
     no_system = ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
                  + CHAT_TEMPLATE)
     rewards = rewards_with(load_reward_model(folder_of(tmp_path / "m", "llama", no_system)))
+    assert rewards.success is None, "it has no highest value"
     rewards.check([asked("the quick brown")])
     with pytest.raises(ValueError, match="^f.jsonl, line 1: the chat template of reward_model_checkpoint refuses a "
                                          r"prompt \(System role not supported\); change the prompt"):
         rewards.check([asked(QUESTION)])
-
-
-def test_it_is_a_reward_like_the_others(tmp_path):
-    scorer, texts = load_reward_model(folder_of(tmp_path / "m", "bert")), written(4)
-    rewards = rewards_with(scorer)
-    assert torch.equal(rewards.score(texts, 2)[0]["reward_model"], scorer.scores(texts))
-    assert rewards.success is None, "it has no highest value"
 
 
 def test_what_is_no_reward_model_is_refused_in_one_line(tmp_path):
