@@ -27,10 +27,5 @@ class Sampler(Protocol):
     def sync(self, weights, version):
         """Takes over weights {name: tensor}, which may change as soon as this returns, for the starts that follow."""
 
-    def score(self, problems, rollouts):
-        """Begins to score known completions with the weights of the last sync. Returns a function without arguments
-        that waits for the answers: a list with (N, M) log-probabilities at temperature 1 from each worker. Only
-        samplers of other processes have it."""
-
     def close(self):
         """Ends whatever the sampler has opened, and starts that were not finished."""

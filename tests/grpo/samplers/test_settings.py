@@ -15,6 +15,7 @@ VLLM = {"sampler": "vllm", "vllm_url": "http://x", "top_p": 1.0}
     ({"sampler": "vllm"}, "set vllm_url"),
     *(({"sampler": "ray", "ray_address": address}, "^ray_address='.* is neither host:port nor auto; ray start --head")
       for address in ("ray://127.0.0.1:1", "a b\nc", "localhost", "host:0", "host:", "")),
+    (VLLM | {"environment": "Guess", "reward_functions": ("environment",)}, "environment='Guess' .*set sampler='local'"),
     (VLLM | {"top_p": 0.9}, "top_p=0.9, .*without the tokens that could have been drawn.* set top_p=1.0, top_k=0"),
     (VLLM | {"min_p": 0.1}, "min_p=0.1 with sampler='vllm'"),
     (VLLM | {"temperature": 3.0}, "temperature=3 .* 0.01 to 2"), (VLLM | {"temperature": 1e-3}, "temperature=0.001"),
