@@ -6,9 +6,9 @@ Hugging Face format, which gets an adapter.
 """
 
 import contextlib
+import math
 import os
 import pathlib
-import resource
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +17,6 @@ import torch
 pytest.importorskip("transformers")
 
 from core.files.json_lines import read_records
-from core.files.whole_files import CannotWrite
 from core.huggingface.export import write_generator
 from core.huggingface.settings import LoraConfig
 from core.models import is_huggingface, load_model, load_tokenizer, save_model
@@ -133,33 +132,20 @@ def test_a_sync_brings_the_weights_and_the_policy_scores_what_was_drawn_alike(wo
 
 
 @pytest.mark.parametrize("kind", ["ours", "qwen3"])
-def test_completions_are_as_long_as_the_run_asks_for_and_stop_at_every_end_of_the_tokenizer(world, kind):
-    w = world(kind, max_new_tokens=20, group_size=16, temperature=1.5)
+def test_completions_stop_at_every_end_of_the_tokenizer_and_at_stop_sequences_alone(world, kind):
+    w = world(kind, max_new_tokens=20, group_size=16, temperature=1.5, stop_sequences=("7",) if kind == "ours" else ())
     w.sync(0)
-    rollouts, ends = w.write(), w.policy.tokenizer.stop_token_ids
-    length, seen = rollouts.mask.sum(1).long(), set()
-    for ids, n, truncated in zip(rollouts.target.tolist(), length.tolist(), rollouts.truncated.tolist(), strict=True):
-        assert truncated == (n == 20 and ids[n - 1] not in ends)
-        assert truncated or ids[n - 1] in ends
-        assert not set(ids[: n - 1]) & set(ends)
-        seen |= {ids[n - 1]} & set(ends)
-    assert seen == set(ends), "each of them ended a completion"
+    rollouts, seen = w.write(), set()
+    ends = {*w.policy.tokenizer.stop_token_ids, *(CAUSAL.encode("7") if kind == "ours" else ())}
+    for ids, mask, truncated in zip(rollouts.target, rollouts.mask > 0, rollouts.truncated.tolist(), strict=True):
+        *before, last = ids[mask].tolist()
+        assert truncated == (len(before) == 19 and last not in ends) and (truncated or last in ends)
+        assert not ends & set(before)
+        seen |= {last} & ends
+    assert seen == ends, "each of them ended a completion"
     never = w.sampler.never
     assert (kind == "ours") == (not never) and not set(rollouts.target[rollouts.mask > 0].tolist()) & set(never)
-
-
-def test_rewards_read_the_texts_of_the_ids_that_were_drawn_and_a_stop_sequence_ends_them(world):
-    w = world(temperature=1.5, max_new_tokens=12)
-    w.sync(0)
-    texts = w.write().texts
-    assert texts.prompts == [record["prompt"] for record in w.problems["record"] for _ in range(2)]
-    assert texts.completions == [CAUSAL.decode(ids) for ids in texts.completion_ids]
-    piece = next(text[2:4] for text in texts.completions if len(text) > 6)
-    w = world(temperature=1.5, max_new_tokens=12, stop_sequences=(piece,))
-    w.sync(0)
-    shorter = w.write().texts
-    assert all(piece not in text for text in shorter.completions)
-    assert sum(map(len, shorter.completion_ids)) < sum(map(len, texts.completion_ids))
+    assert kind == "qwen3" or not any("7" in text for text in rollouts.texts.completions)
 
 
 def test_completions_depend_on_seed_iteration_and_problem_alone(world):
@@ -167,11 +153,10 @@ def test_completions_depend_on_seed_iteration_and_problem_alone(world):
     w.sync(0)
     whole = w.write(iteration=5)
     part = w.write({key: x[1:2] for key, x in w.problems.items()}, iteration=5)
-    G, M = w.config.group_size, part.target.shape[1]
-    assert torch.equal(part.target, whole.target[G : 2 * G, :M])
-    other = w.write(iteration=6)
-    assert other.target.shape != whole.target.shape or not torch.equal(other.target, whole.target)
-    assert len({tuple(ids) for ids in whole.target[:G].tolist()}) > 1, "the completions of a group differ"
+    other = w.write(iteration=6).texts.completion_ids
+    G, ids = w.config.group_size, whole.texts.completion_ids
+    assert part.texts.completion_ids == ids[G : 2 * G] != ids[:G] and ids != other
+    assert len(set(map(tuple, ids[:G]))) > 1, "the completions of a group differ"
 
 
 @pytest.mark.parametrize("kind", ["adapter", "ours"])
@@ -267,19 +252,16 @@ def test_a_server_that_fails_ends_the_run_with_a_line_that_names_it(world, fault
 
 
 @pytest.mark.parametrize("spoil", [
-    lambda choices: choices[1:], lambda choices: None, lambda choices: [choices[0], "x"],
-    *(lambda choices, more=more: [x | more for x in choices] for more in (
-        {"token_ids": None}, {"token_ids": []}, {"token_ids": [10**6] * 6}, {"token_ids": [CAUSAL.mask_token_id] * 6},
-        {"token_ids": [5]}, {"token_ids": [*CAUSAL.stop_token_ids, 5]},
-        {"logprobs": None}, {"logprobs": {"token_logprobs": [1.0] * 6}},
-        {"logprobs": {"token_logprobs": [float("-inf")] * 6}}))], ids=range(12))
+    *([{"token_ids": ids}] * 2 for ids in (None, [], [5], [10**6] * 6, [CAUSAL.mask_token_id] * 6, [CAUSAL.stop_token_id, 5])),
+    *([{"logprobs": logp}] * 2 for logp in (None, {"token_logprobs": [1.0] * 6}, {"token_logprobs": [-math.inf] * 6})),
+    [], [{}] * 3], ids=str)
 def test_an_answer_that_is_not_what_was_asked_for_is_one_line(world, spoil):
-    w = world("ours", stop_sequences=())
+    """The parts that an answer has in place of others; another number of them than group_size is wrong too."""
+    w = world("ours")
     w.sync(0)
-    w.server.spoil = spoil
-    with pytest.raises(SamplerError, match="answered otherwise than a vLLM server with the command of .*Error") as error:
+    w.server.spoil = lambda choices: [choices[0] | more for more in spoil]
+    with pytest.raises(SamplerError, match="^vllm_url=.* answered otherwise than a vLLM server with the .*Error: [^\n]*$"):
         w.write()
-    assert "\n" not in str(error.value)
 
 
 def test_no_file_holds_the_key_of_a_server(world, monkeypatch):
@@ -294,17 +276,6 @@ def test_no_file_holds_the_key_of_a_server(world, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "s3\ncret")
     with pytest.raises(SamplerError, match="^VLLM_API_KEY in the environment has characters that no request can carry"):
         w.connect()
-
-
-def test_weights_that_do_not_fit_on_the_disk_are_one_line(world):
-    """A limit on the size of files is in the place of a full disk."""
-    w, (soft, hard) = world("ours"), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
-    try:
-        with pytest.raises(CannotWrite, match="vllm-weights/nano-grpo-.* could not be written .File too"):
-            w.sync(0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_model_that_no_server_can_sample_from_is_refused(world, monkeypatch):
