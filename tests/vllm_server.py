@@ -42,8 +42,8 @@ class VllmServer(ThreadingHTTPServer):
         self.salts = {}  # {salt: the weights that were used with it}
         self.known = {
             "/v1/models": self.models, "/v1/completions": self.complete, "/v1/load_lora_adapter": self.load_adapter,
-            "/v1/unload_lora_adapter": self.unload_adapter, "/pause": self.pause, "/resume": self.resume,
-            "/collective_rpc": self.reload}
+            "/v1/unload_lora_adapter": self.unload_adapter, "/pause": lambda body: self.pause(True),
+            "/resume": lambda body: self.pause(False), "/collective_rpc": self.reload}
 
     # What requests ask for: each returns (status, JSON or text)
 
@@ -61,44 +61,37 @@ class VllmServer(ThreadingHTTPServer):
         else:
             self.net = peft.PeftModel.from_pretrained(self.net, path, name).eval()
         self.adapters[name] = path
-        return 200, f"Success: LoRA adapter '{name}' added successfully."
+        return 200, "Success"
 
     def unload_adapter(self, body):
         if self.adapters.pop(body["lora_name"], None) is None:
-            return 404, {"error": {"message": f"The lora adapter '{body['lora_name']}' cannot be found."}}
+            return 404, "The lora adapter cannot be found."
         return 200, "Success"
 
-    def pause(self, body):
-        self.paused = True
-        return 200, {"status": "paused"}
+    def pause(self, paused):
+        self.paused = paused
+        return 200, "paused"
 
     def reload(self, body):
         import transformers
         assert body["method"] == "reload_weights" and self.paused
         if self.fault == "half dead":
-            return 500, {"message": "no memory"}
+            return 500, "no memory"
         if self.fault != "stale weights":
             path = body["kwargs"]["weights_path"]
             self.net.load_state_dict(transformers.AutoModelForCausalLM.from_pretrained(path).state_dict())
-        return 200, {"results": [None]}
-
-    def resume(self, body):
-        self.paused = False
-        return 200, {"status": "resumed"}
-
-    def start_again(self):
-        self.net.load_state_dict(self.first_weights)
-        self.salts = {}
+        return 200, "read"
 
     def complete(self, body):
         model, ids = body["model"], body["prompt"]
         assert not self.paused
         if model != self.name and model not in self.adapters:
-            return 404, {"error": {"message": f"The model `{model}` does not exist."}}
+            return 404, f"The model `{model}` does not exist."
         if model in self.adapters:
             self.net.set_adapter(model)
         if self.fault == "started again":
-            self.start_again()
+            self.net.load_state_dict(self.first_weights)
+            self.salts = {}
         weights = model if model in self.adapters else sum(float(p.sum()) for p in self.net.parameters())
         assert self.salts.setdefault(body["cache_salt"], weights) == weights, "what other weights read would be used"
         choices = [{"index": i} | self.draw(ids, body, body["seed"] + i) for i in range(body["n"])]
@@ -143,7 +136,7 @@ class Handler(BaseHTTPRequestHandler):
         if s.fault == "silent" and path == "/v1/completions":
             s.over.wait()
             return
-        status, content = 404, {"detail": "Not Found"}
+        status, content = 404, "Not Found"
         with s.lock, torch.no_grad():  # one request at a time, as no real server does
             if path in s.known:
                 status, content = s.known[path](body)

@@ -22,7 +22,7 @@ class SamplerConfig:
     # where completions are sampled: docs/scaling.md
     sampler: str = "local"                    # local: in this process; ray: in Ray's worker processes, here or in a
                                               # cluster; vllm: by a vLLM server
-    sampler_timeout: float = 600.0            # seconds that a call of a sampler may take
+    sampler_timeout: float = 600.0            # seconds that a call of Ray may take, or a vLLM server may be silent
     max_staleness: int = 0                    # iterations that are sampled ahead while the policy is trained; their
                                               # completions are at most this much older than it; 0: none
     ray_address: str | None = None            # the cluster to join: auto, or host:port; None: a Ray of its own, here

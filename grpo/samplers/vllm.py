@@ -96,15 +96,12 @@ class VllmSampler:
             self.model = self.name
 
     def close(self):
-        for _, answers in self.starts:
-            for answer in answers:
-                answer.cancel()
+        self.server.close()
         if self.dist.is_main:
             self.server.timeout = LAST_SECONDS
             for name in self.loaded:
                 self._unload(name)
             shutil.rmtree(self.folder, ignore_errors=True)
-        self.server.close()
 
     @contextlib.contextmanager
     def _reading(self):

@@ -54,7 +54,7 @@ class Server:
         raise SamplerError(f"{self.named} {line}")
 
     def close(self):
-        """Forgets the requests that have not begun. Python waits at its end for those that have."""
+        """Forgets the requests of `begin` that are not under way. Python waits at its end for those that are."""
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     def _try(self, method, path, body):

@@ -150,11 +150,10 @@ def test_a_player_who_halves_always_wins_and_the_reward_falls_with_more_guesses(
         game = new_game(1, 15)
         game.number = number
         assert [game.step(f" {x}") for x in guesses] == [("+", 0.0)] * (number - 1) + [(None, last)]
-    for wrong in ("0", "16", "", "x", "-1", "\u0663"):
-        assert new_game(1, 15).step(wrong) == (None, 0.0)
-    game = new_game(1, 15)
-    game.number = 9
-    assert game.step("5") == ("+", 0.0) and game.step("4") == (None, 0.0), "the answers have ruled it out"
+    for guesses in (["0"], ["16"], ["x"], ["5", "4"]):  # the answer to the last guess was known, or it is no number
+        game = new_game(1, 15)
+        game.number = 9
+        assert [game.step(guess) for guess in guesses][-1] == (None, 0.0)
 
 
 def test_the_number_depends_on_the_seed_alone():

@@ -183,8 +183,7 @@ def test_adapters_have_names_of_their_own_and_go_when_they_are_old_or_the_run_en
         if version == 2:
             w.server.adapters.pop(next(iter(w.server.adapters)))  # one that the server has lost ends no run
     names = [f"{w.sampler.prefix}{version}" for version in range(4 - staleness, 5)]
-    assert list(w.server.adapters)[-len(names):] == names[-len(w.server.adapters):]
-    assert sorted(os.listdir(w.sampler.folder)) == names
+    assert sorted(os.listdir(w.sampler.folder)) == names and set(w.server.adapters) <= set(names)
     assert not os.path.exists(os.path.join(w.sampler.folder, names[0], "model.safetensors")), "the adapter alone"
     w.sampler.close()
     assert not w.server.adapters and not os.path.exists(w.sampler.folder)
