@@ -36,7 +36,8 @@ class RayWorker:
     """
 
     def __init__(self, make, config):
-        self.policy, self.config = make(config), config
+        self.policy = make(config)
+        self.config = config
         self.name = secrets.token_hex(8)  # of this process
         self.version = None               # of the weights
 
@@ -171,7 +172,8 @@ def gpus_beside(dist):
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-    rank, ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     taken = range(ranks) if ranks > 1 else [dist.device.index]
     free = [name for i, name in enumerate(names) if i not in taken]
     return free[rank::ranks] or [names[dist.device.index]]

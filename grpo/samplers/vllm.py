@@ -119,7 +119,8 @@ class VllmSampler:
             choices = json.loads(text)["choices"]
             assert len(choices) == self.config.group_size, f"{len(choices)} completions of a prompt"
             for choice in sorted(choices, key=lambda choice: choice["index"]):
-                ids, logp = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+                ids = choice["token_ids"]
+                logp = choice["logprobs"]["token_logprobs"]
                 assert ids and len(ids) == len(logp), f"{len(logp)} log-probabilities of {len(ids)} token_ids"
                 assert self.ids.issuperset(ids), f"ids that the policy never samples among {ids}"
                 assert all(math.isfinite(x) and x <= 1e-4 for x in logp), f"log-probabilities {logp}"
@@ -138,7 +139,11 @@ class VllmSampler:
             "seed": seed,
             "n": c.group_size,
             "max_tokens": c.max_new_tokens,
-            "temperature": c.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+            "temperature": c.temperature,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
             "logit_bias": {str(i): NEVER for i in self.never},
             "stop_token_ids": list(self.policy.tokenizer.stop_token_ids),
             "ignore_eos": True,
