@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pathlib
 import signal
 import socket
 import subprocess
@@ -16,9 +15,8 @@ from core.files.json_lines import read_records
 from core.models import save_model
 from core.settings.script import exit_code
 from grpo import train_grpo
-from grpo.rewards import reward
 from grpo.samplers.build import policy_of_worker
-from grpo.samplers.ray import start_ray
+from grpo.samplers.ray import RaySampler, start_ray
 from tests.families import model_folder, write_sums
 from tests.tiny import (
     CAUSAL, ROOT, TOKENIZER, causal_model, config, fill_policy, judge, model, run_script, same, save, without_clock,
@@ -45,22 +43,6 @@ def settings_of(folder, **more):
     return RUN | RAY | {"dataset": folder / "sums", "generator_checkpoint": folder / "causal.safetensors",
                         "max_new_tokens": 5, "top_p": 1.0, "reward_functions": "('letters',)", "ray_workers": 2,
                         "reward_file": folder / "letters.py"} | more
-
-
-def process(pid):
-    """(its title, the number of its parent), or None if it has ended."""
-    try:
-        title = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
-        return title, int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-
-
-def workers():
-    """The processes of workers of the Ray that this process started."""
-    found = {pid: x for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if (x := process(pid))}
-    mine = {pid for pid, (_, parent) in found.items() if parent == os.getpid()}
-    return {pid for pid, (title, parent) in found.items() if title.startswith(b"ray::RayWorker") and parent in mine}
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +93,8 @@ def test_a_run_starts_a_ray_of_its_own_and_ends_it(run, dataset, tmp_path):
                   "dtype": "float32"}
     expect_alike(run("local", **fill), run("ray", **fill, **RAY))
     assert not ray.is_initialized()
-    children = [x for name in os.listdir("/proc") if name.isdigit() and (x := process(int(name)))]
-    assert not [title for title, parent in children if parent == os.getpid() and b"raylet" in title]
+    children = subprocess.run(["pgrep", "-P", str(os.getpid()), "raylet"], capture_output=True)
+    assert children.returncode == 1 and not children.stdout, children
 
 
 @pytest.mark.parametrize(("family", "correction"), [
@@ -154,22 +136,19 @@ def test_workers_play_the_episodes_of_the_run(own_ray, run, tmp_path):
     assert all(record["environment/turns"] > 1 and record["environment/failed"] == 0 for record in outside[0])
 
 
-def test_a_run_whose_worker_is_killed_is_the_run_without_workers(own_ray, run, tmp_path):
-    calls, killed, of_earlier_runs = [], [], workers()  # which may still be about to end
+def test_a_run_whose_worker_is_killed_is_the_run_without_workers(own_ray, run, tmp_path, monkeypatch):
+    finish, calls = RaySampler.finish, []
 
-    @reward(low=0.0, high=1.0)
-    def deadly(prompts, completions, **columns):
-        """The share of letters. Its eighth call in the run with workers, the first of two, kills one of them."""
-        calls.append(len(completions))
-        if len(calls) == 8 and not killed:
-            killed.append(min(workers() - of_earlier_runs))
-            os.kill(killed[0], signal.SIGKILL)
-        return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
+    def kill_and_finish(sampler):
+        calls.append(sampler)
+        if len(calls) == 4:
+            own_ray.kill(sampler.workers[0], no_restart=False)
+        return finish(sampler)
 
-    settings = settings_of(tmp_path, max_iters=12, max_staleness=1, reward_functions="deadly", reward_file=None)
+    monkeypatch.setattr(RaySampler, "finish", kill_and_finish)
+    settings = settings_of(tmp_path, max_iters=12, max_staleness=1)
     outside = run("ray", **settings)
-    assert len(killed) == 1 and sum(record["sampler/replaced_workers"] for record in outside[0]) == 1
-    calls.clear()
+    assert sum(record["sampler/replaced_workers"] for record in outside[0]) == 1
     expect_alike(run("local", **inside_of(settings)), outside, staleness=(0, *[1] * 11))
 
 
