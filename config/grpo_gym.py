@@ -14,7 +14,6 @@ top_p = 1.0
 batch_size = 8
 group_size = 8
 reward_functions = ("gym",)
-reward_workers = 1
 kl_beta = 0.0
 lora_rank = 16
 dtype = "bfloat16"

@@ -208,7 +208,7 @@ def build_rewards(config, models, data, dist):
     """A Rewards, with every record checked for what its functions need."""
     rewards = make_rewards(config, models.judge, dist)
     if isinstance(data, PromptConsumer):
-        rewards.check(data.records["train"] + data.records["val"], data.tokenizer)
+        rewards.check(data.records["train"] + data.records["val"])
         if config.environment is not None:
             models.policy.environments = environments_of(config)
             check_begins(models.policy.environments, data)

@@ -14,7 +14,7 @@ class Guess:
 import functools
 import inspect
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from core.settings.ranges import check_ranges
 from grpo.reward_functions.registry import load_reward_file
@@ -58,14 +58,6 @@ def check_environment(c):
     if c.response_prefix:
         raise ValueError(f"response_prefix={c.response_prefix!r} begins an answer, and environment={c.environment!r} "
                          "asks for several; leave it out")
-
-
-def without_environment(c):
-    """A GRPOConfig like this one for completions of one turn, which nothing rewards."""
-    if c.environment is None:
-        return c
-    return replace(c, environment=None, environment_file=None, max_turns=8, reward_functions=("length_penalty",),
-                   reward_weights=(0.0,), success_reward=None, train_pass_k=1, zero_std="keep")
 
 
 def environment(cls):

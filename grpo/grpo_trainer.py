@@ -26,7 +26,6 @@ from grpo.kl import REFERENCES, adapted
 from grpo.report.page import write_report
 from grpo.samplers.local import LocalSampler
 from grpo.samplers.prefetch import Prefetcher
-from grpo.samplers.sync_check import SyncCheck
 
 SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated")  # attributes, in every state
 GROWTH = 1.02  # of a run between two pages about it: all pages together read in proportion to its length
@@ -72,21 +71,13 @@ class GRPOTrainer:
             stop = stack.enter_context(StopSignal(self.dist))
             if sampler is not None:
                 stack.enter_context(contextlib.closing(sampler))
-                self.prefetcher = self.prefetching(sampler)
+                self.prefetcher = Prefetcher(sampler, self.policy, self.problems_of, self.config)
             stack.enter_context(self.dist.ending_together())
             self.dist.broadcast(self.policy.parameters())
             self.logger.start(self.step)
             if self.dist.is_main:
                 keep_records(self.checkpoints.path(SAMPLES), self.step)
             self.finish(stopped=run_loop(self, stop))
-
-    def prefetching(self, sampler):
-        """The Prefetcher of a sampler. If another process samples, it checks that new weights arrive there."""
-        prefetcher = Prefetcher(sampler, self.policy, self.problems_of, self.config)
-        if sampler.outside:
-            first = self.problems_of(self.iteration)
-            prefetcher.sync_check = SyncCheck(sampler, self.policy, first, self.config)
-        return prefetcher
 
     def log_step(self, metrics):
         shown = self.step % self.config.log_interval == 0 or self.step in (1, self.config.max_iters)

@@ -25,13 +25,11 @@ from grpo.reward_functions import (  # noqa: F401: they register
     reward_model,
     text,
     verify_code,
-    verify_latex,
     verify_math,
 )
 from grpo.reward_functions.groups import normalised, pass_k_weight
 from grpo.reward_functions.registry import (
     FIELD_OF,
-    IN_PROCESS,
     REWARDS,
     Call,
     Log,
@@ -52,7 +50,6 @@ from grpo.rollout import Scored
 from grpo.sandbox.run import found_here, take_over
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
-LONGEST = 16  # how many of the longest prompts a judge or a reward model is tried on
 MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}  # {parameter: setting}
 
 
@@ -81,9 +78,8 @@ class Rewards:
         self.success = success(config, self.names)
         self.fields = ()  # of the records, once `check` has seen them
         self.can_log = any(gets(name, key) for name in self.names for key in ("log_metric", "log_extra"))
-        self.state = TrainerState(0, config.max_iters, config.log_interval, config.eval_interval, config.save_interval)
-        slow = [name for name in self.names if REWARDS[name].slow and not IN_PROCESS & set(parameters(name))]
-        self.in_workers = slow if config.reward_workers > 0 else []
+        self.state = TrainerState(0, config.max_iters)
+        self.in_workers = [name for name in self.names if REWARDS[name].slow and config.reward_workers > 0]
         path = config.reward_file and os.path.abspath(config.reward_file)  # a reward may change the working folder
         sandbox = found_here() if any("sandbox" in parameters(name) for name in self.names) else None
         self.workers = Workers(config.reward_workers, config.reward_timeout, know_rewards, path, sandbox)
@@ -151,11 +147,9 @@ class Rewards:
         highest = REWARDS[self.success].high
         return (x >= highest - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
 
-    def check(self, records, tokenizer=None):
-        """Raises ValueError naming file and line of the first record that a reward cannot score.
-
-        tokenizer: the generator's; None: whether a completion of max_new_tokens fits is then not always known
-        """
+    def check(self, records):
+        """Raises ValueError naming file and line of the first record that a reward cannot score. A judge or a reward
+        model reads the longest prompt."""
         self.fields = tuple(as_columns(records)[1])
         for name in self.names:
             needed = {key: FIELD_OF.get(key, key) for key in needed_fields(name)}
@@ -167,24 +161,13 @@ class Rewards:
                 if check is not None:
                     with naming_place(record), naming_reward(name):
                         check(**{key: x for key, x in record.items() if key not in OF_CONSUMER})
+        longest = max(records, key=lambda record: len(record["text"]))
+        texts = SimpleNamespace(prompts=[longest["text"]], completions=[""], columns={"prompt": [longest["prompt"]]},
+                                tokens=[torch.tensor(longest["tokens"])])
         for parameter, model in self.models.items():
             if any(parameter in parameters(name) for name in self.names):
-                self.check_room(model, records, tokenizer)
-
-    def check_room(self, model, records, tokenizer):
-        """Raises ValueError naming file and line of a record that a judge or a reward model has no room for. It reads
-        those with the longest prompts. A completion counts as max_new_tokens if the model has the generator's tokens,
-        else as one, since its length is not known."""
-        new = self.config.max_new_tokens if model.shares_tokens(tokenizer) else 1
-        for record in sorted(records, key=lambda record: -len(record["text"]))[:LONGEST]:
-            texts = SimpleNamespace(prompts=[record["text"]], completions=[""], columns={"prompt": [record["prompt"]]},
-                                    tokens=[torch.tensor(record["tokens"])])
-            with naming_place(record):
-                length, room = len(model.token_ids(texts)[0]), model.room()
-                if length + new > room:
-                    raise ValueError(f"{model.setting} reads {room} tokens, but this prompt has {length} and its "
-                                     f"completion needs {new}: lower max_new_tokens or max_prompt_length, or take a "
-                                     "model that reads longer texts")
+                with naming_place(longest):
+                    model.scores(texts)
 
     def close(self):
         """Ends the worker processes; the next call starts new ones."""
@@ -208,8 +191,7 @@ def check_settings(config, names, models):
         if key not in own:
             known = ", ".join(sorted(own)) or "none"
             raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)} "
-                             f"(known: {known}); write the function with @reward and a *, as in def "
-                             f"{names[0]}(completions, *, {key}=1)")
+                             f"(known: {known}), as in def {names[0]}(completions, *, {key}=1)")
     if config.reward_weights and len(config.reward_weights) != len(names):
         raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}; "
                          "or set reward_weights=()")

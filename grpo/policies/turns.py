@@ -38,7 +38,8 @@ class Episodes:
         self.stop, self.config = stop, config
         self.form = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
                                  config.chat_template_kwargs, config.prompt_format)
-        self.environments, self.longest = environments, longest
+        self.environments = environments
+        self.longest = longest
         G = config.group_size
         N = len(problems["record"]) * G
         self.given = torch.full((N, config.max_new_tokens), -1)
@@ -115,7 +116,11 @@ class Episodes:
             if n not in self.failed:
                 calls[n] = "step", self.stop.text(ids)
         results = self.ask(calls)
-        going_on = {n for n, result in results.items() if self.goes_on(n, int(target[n, ends[n]]), ends[n], result)}
+        going_on = set()
+        for n, result in results.items():
+            t = ends[n]
+            if self.goes_on(n, int(target[n, t]), t, result):
+                going_on.add(n)
         return [n for n in ends if n not in going_on]
 
     def goes_on(self, n, last, t, result):

@@ -1,5 +1,4 @@
-"""The table of rewards. A reward is a function that is called as TRL calls it: texts in, one number for each completion
-out."""
+"""The table of rewards. A reward is a function, called as TRL calls it: texts in, a number for each completion out."""
 
 import asyncio
 import copy
@@ -42,11 +41,8 @@ class Call(NamedTuple):
 @dataclass
 class TrainerState:
     """The facts about the run that a reward may read, under the names of transformers' TrainerState."""
-    global_step: int = 0   # optimizer steps that are done
+    global_step: int = 0  # optimizer steps that are done
     max_steps: int = 0
-    logging_steps: int = 0
-    eval_steps: int = 0
-    save_steps: int = 0
 
 
 @dataclass
@@ -75,8 +71,6 @@ class Log:
 
 
 REWARDS: dict[str, Reward] = {}
-# Parameters that a worker process cannot be given, and that records do not have
-IN_PROCESS = {"texts", "judge_model", "reward_scorer"}
 TEXTS = ("prompts", "completions", "completion_ids")
 OF_THE_RUN = ("trainer_state", "log_metric", "log_extra")
 FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a name in other data sets: ours}
@@ -99,9 +93,8 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
                                reward_scorer, the run's RewardModel; any other is a setting of the reward's own, with
                                a default, as in def short(completions, *, most=80): reward_settings={"most": 40}
     It returns a list or a 1-D tensor; an `async def` function is awaited. A slow function gets each completion in a
-    call of its own; if it takes texts, judge_model or reward_scorer, it runs in the training process all the same.
-    Before the first step, `check` is called with the fields of every record.
-    Raises ValueError if a function of another file has the name; a file may be loaded again.
+    call of its own, and none of texts, judge_model and reward_scorer. Before the first step, `check` is called with the
+    fields of every record. Raises ValueError if a function of another file has the name; a file may be loaded again.
     """
     if callable(low):
         return reward()(low)
@@ -211,9 +204,7 @@ def run_reward(call, log):
         returned = REWARDS[name].fn(**given | settings | logging)
     if inspect.iscoroutine(returned):
         returned = asyncio.run_coroutine_threadsafe(awaited(name, returned), event_loop()).result()
-    remedy = f"return a list of {N} numbers or None"
-    if place := definition(REWARDS[name].fn):
-        remedy += f" ({place})"
+    remedy = f"return a list of {N} numbers or None ({definition(REWARDS[name].fn)})"
     with guarded(f"reward {name} returned something that is no list of numbers", remedy):
         if hasattr(returned, "tolist"):
             returned = returned.tolist()

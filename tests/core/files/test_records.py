@@ -12,7 +12,6 @@ from core.files.records import (
     read_hub,
     read_records,
     unique_prompts,
-    write_prompts,
 )
 from tests.tiny import jsonl, without_place
 
