@@ -66,7 +66,7 @@ class MaskConfig:
         if self.mask_low > self.mask_high:
             raise ValueError(f"mask_low={self.mask_low} must be at most mask_high={self.mask_high}")
         if not self.masks:
-            raise ValueError("mask_random, mask_in_lines, mask_span and mask_line are all 0; set one of them above 0")
+            raise ValueError("mask_random, mask_in_lines, mask_span, mask_line are 0: a batch without masks; raise one")
 
     @property
     def masks(self):

@@ -97,17 +97,10 @@ class PromptFormat:
         has one, to the beginning of the next."""
         turn = "what the model wrote"
         before = [*as_messages("?", self.system_prompt), {"role": "assistant", "content": turn}]
-        return self.render([*before, *messages], tokenizer).partition(turn)[2]
-
-    def around(self, tokenizer):
-        """(front, back): the texts around a message of the user between two turns of the model; of plain text empty."""
-        if self.template == "plain":
-            return "", ""
-        message = "the message behind it"
-        text = self.behind([{"role": "user", "content": message}], tokenizer)
-        if text.count(message) != 1:
+        _, found, text = self.render([*before, *messages], tokenizer).partition(turn)
+        if not found:
             raise ValueError(f"template={self.template!r} does not show the turns of a chat; use template='plain'")
-        return tuple(text.split(message))
+        return text
 
 
 def as_columns(records):
@@ -266,8 +259,7 @@ class PromptConsumer:
     def masked_batch(self, split, step, micro=0):
         """Training examples for a model that fills in masks: the prompt, the record's "completion", and stop tokens up
         to block_size. A share of the places behind the prompt, uniform in (0, 1], is masked; every example weighs the
-        same, so a token of a share t weighs 1 / t (the bound of arXiv 2406.07524 and 2502.09992). The weight of a
-        token of the prompt is -1."""
+        same, so a token of a share t weighs 1 / t (the bound of arXiv 2406.07524 and 2502.09992)."""
         records, numbers = self._drawn(split, step, micro)
         target = np.full((len(records), self.block_size), self.tokenizer.stop_token_id)
         weight = np.zeros(target.shape, dtype=np.float32)
@@ -278,7 +270,6 @@ class PromptConsumer:
             rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step, int(number)])
             chosen = rng.permutation(places)[: rng.integers(len(places)) + 1]
             weights[chosen] = 1 / len(chosen)
-            weights[: places[0]] = -1
         input = np.where(weight > 0, self.tokenizer.mask_token_id, target)
         return {"input": input, "target": target, "mask": weight, "number": numbers}
 

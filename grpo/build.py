@@ -171,9 +171,6 @@ def build_reference(config, policy, dist):
         reference = policy.frozen()
     else:
         reference = load_policy(key, config, policy.tokenizer, dist, policy.model.mode)
-        if reference.model.prompt_alone != policy.model.prompt_alone:
-            raise ValueError(f"{key}={path} has another prompt_attention than the generator, which reads prompts for "
-                             "both; train one of them again")
         freeze(reference.model)
         if hasattr(policy.model, "banned_ids"):  # those of the policy: its model may declare other end tokens
             reference.model.banned_ids = policy.model.banned_ids

@@ -225,8 +225,11 @@ class GRPOTrainer:
             return
         self.reported = self.step
         if self.dist.is_main:
-            write_report(self.checkpoints.out_dir)
+            self.write_page()
         self.dist.barrier()  # it may take longer than rank_timeout
+
+    def write_page(self):
+        write_report(self.checkpoints.out_dir)
 
     def tell_rewards(self):
         """Tells the rewards how many steps are done, for functions that ask for trainer_state."""

@@ -149,20 +149,11 @@ def compute_rollout_advantages(rollouts, scored, config, dist):
     """Phase 3: the rollouts with their advantage, and a train_mask without the completions that no reward scored and,
     with mask_truncated, those that ran out of room."""
     seen = (~scored.reward.isnan()).float()                                          # (P, G)
-    credited = seen[..., None].expand_as(scored.credit)                              # (P, G, 1, M or K)
-    if credited.shape[2] > 1 or scored.turn is not None:
-        chosen = rollouts.by_problem(rollouts.mask)                                  # (P, G, M)
-        if scored.turn is not None:
-            chosen = torch.zeros_like(credited).scatter_reduce(2, scored.turn, chosen, "amax")  # (P, G, K)
-        credited = credited * chosen
-    credit = torch.where(credited > 0, scored.credit, 0.0)                           # (P, G, 1, M or K)
-    if scored.turn is not None:  # a turn that one completion reached is compared with the others' episodes
-        alone = credited.sum(1, keepdim=True) == 1                                   # (P, 1, K)
-        credit = torch.where(alone & (credited == 0), credit[..., :1], credit)
-        credited = torch.where(alone, seen[..., None], credited)
+    credited = seen[..., None].expand_as(scored.credit)                              # (P, G, 1 or M)
+    if credited.shape[2] > 1:
+        credited = credited * rollouts.by_problem(rollouts.mask)
+    credit = torch.where(credited > 0, scored.credit, 0.0)                           # (P, G, 1 or M)
     advantage = compute_advantages(credit, baseline_of(config), credited, dist.total)
-    if scored.turn is not None:
-        advantage = advantage.gather(2, scored.turn)                                 # (P, G, M)
     if config.train_pass_k > 1:
         advantage = advantage * scored.weight[..., None]
     train_mask = rollouts.train_mask * seen.view(-1, 1)

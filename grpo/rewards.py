@@ -20,7 +20,6 @@ import torch
 from core.config import UsageError
 from core.prompts import OF_CONSUMER, as_columns
 from core.settings.script import run_script
-from grpo.environments import TURNS
 from grpo.reward_functions import (  # noqa: F401: they register
     judge,
     reward_model,
@@ -28,7 +27,7 @@ from grpo.reward_functions import (  # noqa: F401: they register
     verify_code,
     verify_math,
 )
-from grpo.reward_functions.groups import credit_of_turns, normalised, pass_k_weight
+from grpo.reward_functions.groups import normalised, pass_k_weight
 from grpo.reward_functions.registry import (
     FIELD_OF,
     REWARDS,
@@ -59,7 +58,7 @@ class Rewards:
 
     reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
     credit: the same, with config.reward_normalisation="group" of the normalised values; or with config.credit_window
-            the judge's credit of each token, with config.turn_credit that of each turn
+            the judge's credit of each token
     weight: ones, or with config.train_pass_k=k the factors that turn the advantage into one of pass@k
     values: NaN where a function skipped a completion
 
@@ -100,15 +99,8 @@ class Rewards:
         values = {name: x.to(device) for name, x in values.items()}                  # (N,) each
         if self.config.train_pass_k > 1:
             weight = pass_k_weight(self.right(values).view(-1, G), self.config.train_pass_k)
-        total, turn = self.total(values), None                                       # (N,)
-        if self.config.turn_credit:
-            weight_of_turns = self.weights[self.names.index("environment")]
-            other = self.total(values | {"environment": torch.zeros_like(total)})    # (N,)
-            turns = rollouts.texts.columns[TURNS]
-            credit, turn = credit_of_turns(other, weight_of_turns, turns, rollouts.target.shape[1])
-            credit, turn = credit.unflatten(0, (-1, G)), turn.unflatten(0, (-1, G))
         metrics = log.metrics if self.can_log else None
-        return Scored(total.view(-1, G), credit, values, weight, metrics, turn)
+        return Scored(self.total(values).view(-1, G), credit, values, weight, metrics)
 
     def score(self, texts, group_size, names=None):
         """({name: (N,) float32 on the CPU}, Log). A value is NaN where the function skipped the completion, and

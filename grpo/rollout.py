@@ -171,12 +171,10 @@ class Rollouts:
 class Scored:
     """The rewards of N = P * G completions. Scored(reward) is enough: the other fields have defaults."""
     reward: torch.Tensor                         # (P, G) NaN where a completion is not scored
-    credit: torch.Tensor | None = None           # (P, G, 1, M or K) reward of each completion, of each sampled token,
-                                                 # or of each of K turns
+    credit: torch.Tensor | None = None           # (P, G, 1 or M) reward of each completion, or of each sampled token
     values: dict = field(default_factory=dict)   # {name of a reward: (N,)}
     weight: torch.Tensor | None = None           # (P, G) factor on the advantage of each completion
     metrics: dict = field(default_factory=dict)  # {name: (sum, count)} that rewards logged
-    turn: torch.Tensor | None = None             # (P, G, M) the turn of each token, if the credit is that of turns
 
     def __post_init__(self):
         if self.credit is None:

@@ -135,8 +135,8 @@ def check_mismatch(metrics, sampler):
 def nonfinite_rewards(scored, mask):
     """The number of completions with a reward, or a credit of a sampled token, that is not finite. NaN in a Scored is
     not counted: it means that the completion was skipped. mask: (N, M). Returns ()."""
-    seen, credit = ~scored.reward.isnan(), ~scored.credit.isfinite()                 # (P, G), (P, G, 1, M or K)
-    if credit.shape[2] > 1 and scored.turn is None:
+    seen, credit = ~scored.reward.isnan(), ~scored.credit.isfinite()                 # (P, G), (P, G, 1 or M)
+    if credit.shape[2] > 1:
         credit = credit & (mask.view_as(credit) > 0)
     bad = scored.reward.isinf() | (credit.any(2) & seen)                             # (P, G)
     for x in scored.values.values():

@@ -69,7 +69,6 @@ class HuggingFaceModel(nn.Module):
     """
 
     judge_head = "realness"
-    prompt_alone = False
     suffix = ""  # it is saved as a folder
 
     def __init__(self, net, tokenizer, mode, adapter=FULL):

@@ -38,9 +38,7 @@ class Episodes:
         self.stop, self.config = stop, config
         self.form = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
                                  config.chat_template_kwargs, config.prompt_format)
-        self.front, self.back = self.form.around(stop.tokenizer)
-        self.environments = environments
-        self.longest = longest
+        self.environments, self.longest = environments, longest
         G = config.group_size
         N = len(problems["record"]) * G
         self.given = torch.full((N, config.max_new_tokens), -1)
@@ -142,13 +140,14 @@ class Episodes:
         """The text behind a turn whose last token is `last`: the answer, and what the template puts around it."""
         tokenizer = self.stop.tokenizer
         if isinstance(answer, str):
-            front, behind = self.front, answer + self.back
-        else:
-            front, behind = self.form.behind(answer, tokenizer), ""
+            if self.form.template == "plain":
+                return answer
+            answer = [{"role": "user", "content": answer}]
+        text = self.form.behind(answer, tokenizer)
         if last in tokenizer.stop_token_ids:  # the model wrote the end token itself
             end = tokenizer.stop_token_ids.index(last)
-            front = front.removeprefix(tokenizer.stop_token_names[end])
-        return front + behind
+            text = text.removeprefix(tokenizer.stop_token_names[end])
+        return text
 
     def columns(self):
         """{column of Texts: N values}. The reward is None where the environment failed; those of the turns are then

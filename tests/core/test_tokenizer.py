@@ -6,7 +6,7 @@ import pytest
 import requests
 import tiktoken
 
-from core.tokenizer import CharTokenizer, by_character, fold_to_ascii, from_description, named_tokenizer
+from core.tokenizer import CharTokenizer, fold_to_ascii, from_description, named_tokenizer
 from tests.tiny import TOKENIZER, small_bpe
 
 TAGS = ["<end_working_out>", "<SOLUTION>", "</SOLUTION>"]
@@ -57,19 +57,6 @@ def test_byte_pairs_need_a_network_once(monkeypatch):
     monkeypatch.setattr(tiktoken, "get_encoding", refuse)
     with pytest.raises(ValueError, match="gpt2 could not be downloaded.*TIKTOKEN_CACHE_DIR"):
         named_tokenizer("gpt2")
-
-
-def test_characters_are_marked_by_the_token_that_they_belong_to():
-    assert by_character(TOKENIZER, TOKENIZER.encode("a_b"), [False, True, False]) == [False, True, False]
-
-    class Words:
-        """A word for each id; the third joins the second without a space, and the last is left out."""
-
-        def decode(self, ids):
-            return " ".join(["one", "two", "three", ""][i] for i in ids).replace("two three", "twothree").strip()
-
-    assert by_character(Words(), [0, 1, 2, 3], [False, False, True, True]) == [0] * 7 + [1] * 5
-    assert by_character(Words(), [2, 0], [True, False]) == [1] * 5 + [0] * 4
 
 
 @pytest.mark.parametrize("change", [{"kind": []}, {"kind": "bpe"}, {"kind": "bpe", "encoding": "gpt9"}, {"characters": 4},

@@ -31,15 +31,11 @@ def test_a_class_without_a_method_or_with_metrics_of_another_kind_is_refused(spo
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"environment": None}, "environment_file, max_turns and turn_credit are for environments: set"),
+    ({"environment": None}, "environment_file and max_turns are for environments: set"),
     ({"environment": None, "environment_file": None}, "the reward 'environment' is what an environment gives"),
     ({"reward_functions": ("length_penalty",)}, "gives rewards that nothing reads: add 'environment'"),
     ({"overlong_buffer": 2}, "overlong_buffer=2 counts the tokens of the policy"),
     ({"response_prefix": "A"}, "response_prefix='A' begins an answer"),
-    ({"turn_credit": True, "reward_normalisation": "group"}, "turn_credit=True divides the rewards of an episode"),
-    ({"turn_credit": True, "zero_std": "drop"}, "turn_credit=True compares the turns of a group"),
-    ({"turn_credit": True, "objective": "reinforce++"}, "turn_credit=True compares the turns of a group"),
-    ({"turn_credit": True, "advantage": "max_rl"}, "set advantage='leave_one_out'"),
     ({"max_turns": 0}, "max_turns=0 must be at least 1")])
 def test_settings_that_do_not_go_together_are_refused(settings, words):
     prompt_config(**GAME)

@@ -65,7 +65,7 @@ def answers_of(rollouts):
 
 @pytest.mark.parametrize("settings", [
     {}, {"kl_beta": 0.1}, {"kl_beta": 0.1, "kl_in_reward": True}, TAUGHT, {"objective": "gspo"}, {"objective": "dapo"},
-    {"turn_credit": True}, {"turn_credit": True, "environment": "Often"}, {"mask_truncated": True}, {"environment": "Often", "zero_std": "resample"},
+    {"environment": "Often"}, {"mask_truncated": True}, {"environment": "Often", "zero_std": "resample"},
     {"max_staleness": 1}, {"max_staleness": 1, "ratio_to": "sampler", "objective": "dppo"}], ids=str)
 def test_what_answers_were_taken_for_has_no_part_in_the_gradient(prompts, settings):
     """Other tokens and log-probabilities in their places, of what the policy reads nothing, change no bit."""

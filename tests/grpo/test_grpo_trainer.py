@@ -11,8 +11,6 @@ import torch
 from core.models import load_model
 from core.training_step import build_optimizers
 from grpo.report import plots
-from grpo.reward_functions.registry import TrainerState
-from grpo.rewards import Scored
 from tests.grpo.trainers import (
     evaluated_trainer,
     logged_keys,
@@ -32,7 +30,6 @@ from tests.tiny import (
     rewards,
     same,
     same_momentum,
-    share_of_e,
     train,
     undocumented,
     without_clock,
@@ -149,7 +146,7 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
     counts = {int(s["step"]) for o in t.optimizers for s in o.state_dict()["state"].values()}
     assert counts == {5}
     assert sorted(os.listdir(tmp_path)) == ["console.log", "curves.png", "metrics.jsonl", "model.safetensors",
-                                            "report.html", "samples.jsonl", "state-000003.pt", "state.pt"]
+                                            "report.html", "samples.jsonl", "state-before.pt", "state.pt"]
     final, facts = load_model(str(tmp_path / "model.safetensors"))
     assert same(final, t.policy) and facts["step"] == 5 and "eval/judge" in facts
     assert [r["step"] for r in training_records(tmp_path)] == [1, 2, 3, 4, 5]
@@ -186,47 +183,6 @@ def test_reference_and_kl_beta_move_once_after_each_iteration(dataset, tmp_path)
     assert moved == 3 and t.kl_beta == pytest.approx(kl_beta, rel=1e-12) and t.kl_beta != 0.1
 
 
-def test_rewards_know_how_many_steps_are_done(dataset, tmp_path):
-    """Before each step, before each evaluation, with several steps in an iteration, and after a resume."""
-    seen = []
-
-    class Watching:
-        state = TrainerState()
-
-        def __call__(self, rollouts):
-            seen.append(self.state.global_step)
-            return share_of_e(rollouts)
-
-    def evaluation(policy, temperature):
-        seen.append(f"evaluation {Watching.state.global_step}")
-        return {"kl": 0.0}, []
-
-    for steps in (4, 6):
-        t = trainer(dataset, tmp_path, Watching(), resume=steps == 6, max_iters=steps, ppo_epochs=2, eval_interval=2)
-        t.evaluation = evaluation
-        t.run()
-    assert seen == ["evaluation 0", 0, "evaluation 2", 2, "evaluation 4", 4, "evaluation 6"]
-
-
-def test_steps_without_a_group_are_counted_and_leave_the_policy_alone(dataset, tmp_path):
-    calls = []
-
-    def flat_in_odd_iterations(rollouts):
-        calls.append(None)
-        shape = rollouts.problems, rollouts.group_size
-        return Scored(torch.ones(shape) if len(calls) % 2 == 0 else torch.rand(shape))
-
-    t = trainer(dataset, tmp_path, flat_in_odd_iterations, zero_std="drop", kl_beta=0.0, weight_decay=0.5, max_iters=8,
-                minibatches=2)
-    moved, counts = [], []
-    for _ in range(8):
-        before = {name: p.clone() for name, p in t.policy.weights().items()}
-        counts.append(t.train_step()["empty_steps"])
-        moved.append(any(not torch.equal(p, before[name]) for name, p in t.policy.weights().items()))
-    assert moved == [True, True, False, False] * 2, "momentum and weight decay move nothing where no group is left"
-    assert counts == [0, 0, 1, 2, 2, 2, 3, 4] and t.skipped_steps == 0
-
-
 def test_every_key_of_every_setting_is_documented(dataset, tmp_path):
     for i, settings in enumerate(({"objective": "dr_grpo", "kl_in_reward": True}, {"kl_beta": 0.0, "zero_std": "resample"},
                                   {"kl_target": 0.1, "ppo_epochs": 2, "minibatches": 2, "entropy_bonus": 0.01})):
@@ -235,30 +191,17 @@ def test_every_key_of_every_setting_is_documented(dataset, tmp_path):
         assert "loss" in logged and not undocumented(logged)
 
 
-def drop(state, *path):
-    for key in path[:-1]:
-        state = state[key]
-    del state[path[-1]]
-
-
-def older_rollouts(state):
-    """Renames a field, as if an earlier version had saved the rollouts."""
-    saved, _ = state["buffers"][0]["rollouts"][1]
-    saved["behaviour_logp"] = saved.pop("old_logp")
-
-
 @pytest.mark.parametrize("change, words", [
-    (lambda state: drop(state, "buffers"), "was saved by another version or for another generator"),
-    (older_rollouts, "was saved by another version or for another generator"),
-    (lambda state: state["buffers"].append({}), "was saved within an iteration on 2 ranks; resume it on as many"),
-    (lambda state: drop(state, "reference"), "has another reference than this run, or none.*config.json"),
-    (lambda state: state["reference"].popitem(), "has another reference than this run, or none")])
+    (lambda state: state.pop("buffers"), "another version"),
+    (lambda state: state["buffers"][0]["rollouts"][1][0].pop("old_logp"), "another version"),
+    (lambda state: state["buffers"].append({}), "2 ranks"),
+    (lambda state: state["reference"].popitem(), "another reference")])
 def test_a_state_of_another_version_or_run_is_refused_in_one_line(dataset, tmp_path, change, words):
     settings = {"ppo_epochs": 2, "save_interval": 1}
     run(trainer(dataset, tmp_path, max_iters=1, **settings))
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     change(state)
     torch.save(state, tmp_path / "state.pt")
-    with pytest.raises(ValueError, match=f"state.pt {words}") as error:
+    with pytest.raises(ValueError, match=f"state.pt .*{words}") as error:
         trainer(dataset, tmp_path, max_iters=2, resume=True, **settings)
     assert "\n" not in str(error.value)

@@ -111,16 +111,6 @@ def test_kl_in_the_reward_moves_the_advantage_and_not_the_loss(dataset):
     assert metrics["kl_penalty"] == 0 and metrics["loss"] == metrics["pg_loss"] and metrics["mean_kl"] > 0
 
 
-def test_with_credit_for_tokens_each_token_has_the_kl_of_its_own(dataset):
-    policy, reference, c = fill_policy(seed=1), fill_policy(seed=2).frozen(), config(kl_in_reward=True, kl_beta=0.5)
-    rollouts = with_reference(sampled(policy, dataset, c), reference, "k3", c)
-    credit = torch.rand(4, 4, rollouts.mask.shape[1])
-    scored = with_penalties(Scored(torch.zeros(4, 4), credit), rollouts, c)
-    for n, m in rollouts.mask.nonzero().tolist():
-        kl = float(rollouts.old_logp[n, m] - rollouts.ref_logp[n, m])
-        assert float(scored.credit[n // 4, n % 4, m] - credit[n // 4, n % 4, m]) == pytest.approx(-0.5 * kl, abs=1e-5)
-
-
 def test_kl_beta_moves_towards_its_target_and_is_clamped():
     c = config(kl_beta=0.1, kl_target=0.5)
     assert adapted(0.1, 0.5, c) == 0.1

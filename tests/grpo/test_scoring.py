@@ -83,15 +83,6 @@ def test_the_reference_pass_of_the_exact_kl_makes_bounded_logits(dataset, prompt
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
 
 
-def test_a_group_that_shares_its_text_stores_its_distributions_once(dataset):
-    policy, reference, c = fill_policy(), fill_policy(seed=2).frozen(), config(top_k=5, group_size=8)
-    rollouts = with_reference(sampled(policy, dataset, c), reference, "exact", c)
-    places = int(rollouts.mask[::8].sum())
-    assert places < rollouts.mask[::8].numel(), "the texts have unequal numbers of hidden places"
-    assert rollouts.ref_distributions.shape == (places, policy.vocabulary)
-    assert rollouts.reading.kept.counts.tolist() == [5] * places
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_grad_checkpoint_keeps_the_gradient_and_less_memory(dataset, prompts, causal):
     build, c = causal_policy if causal else fill_policy, prompt_config()

@@ -125,17 +125,3 @@ def test_greedy_completions_are_the_likeliest_tokens_one_by_one(prompts):
             if ids[-1] == CAUSAL.stop_token_id:
                 break
         assert text == CAUSAL.decode(ids[len(record["tokens"]) :])
-
-
-def test_stop_sequences_and_the_response_prefix_are_the_configs(prompts):
-    c, policy = prompt_config(max_new_tokens=20, response_prefix="so "), causal_policy(scale=3.0)
-    data = prompt_consumer(prompts, c)
-    problems = data.problems("train", 0)
-    free = policy.sample(problems, 0, c)
-    assert all(text.startswith("so ") for text in free.texts.completions)
-    assert all(text.endswith("=") for text in free.texts.prompts)
-    letter = max("abcdefghijklmnopqrstuvwxyz", key=lambda x: sum(x in text[3:] for text in free.texts.completions))
-    cut = policy.sample(problems, 0, replace(c, stop_sequences=(letter,)))
-    for whole, short in zip(free.texts.completions, cut.texts.completions, strict=True):
-        assert short == "so " + whole[3:].split(letter)[0]
-    assert any(letter in text[3:] for text in free.texts.completions)

@@ -2,7 +2,6 @@
 
 import math
 import random
-from itertools import product
 
 import pytest
 import torch
@@ -11,26 +10,13 @@ from core.distributions import sampling_logp
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
 from grpo.environments import environment
-from grpo.grpo_training_step import compute_rollout_advantages
 from grpo.policies import turns
 from grpo.policies.causal import CausalPolicy
-from grpo.reward_functions.groups import credit_of_turns, pass_k_weight
 from grpo.rewards import Rewards
-from grpo.rollout import Reading, Rollouts, Scored
 from grpo.scoring import score
 from tests.families import model_folder
 from tests.grpo.trainers import prompt_trainer, training_records
-from tests.tiny import (
-    CAUSAL,
-    causal_policy,
-    clear_gradient,
-    flat_gradient,
-    jsonl,
-    one_process,
-    prompt_config,
-    prompt_consumer,
-    same,
-)
+from tests.tiny import CAUSAL, causal_policy, clear_gradient, flat_gradient, jsonl, prompt_config, prompt_consumer, same
 
 SETTINGS = {"environment": "Echo", "max_turns": 4, "max_new_tokens": 24, "group_size": 4, "batch_size": 4, "top_p": 1.0,
             "reward_functions": ("environment",), "stop_sequences": tuple("abcdefghijklmnopqrstuvwxyz")}
@@ -207,71 +193,6 @@ def test_a_prompt_from_reset_that_differs_in_a_group_or_is_too_long_is_refused(p
             episodes(prompts)
 
 
-
-
-@pytest.mark.parametrize("group_size", [2, 4])
-def test_with_turn_credit_a_turn_is_compared_by_the_rewards_from_it_on(prompts, group_size):
-    c, _, _, rollouts = episodes(prompts, turn_credit=True, advantage="leave_one_out", group_size=group_size,
-                                 reward_functions=("environment", "length_penalty"), reward_weights=(2.0, 0.5))
-    scored = Rewards(c)(rollouts)
-    advantage = compute_rollout_advantages(rollouts, scored, c, one_process()).advantage  # (N, M)
-    other, G = 0.5 * scored.values["length_penalty"], c.group_size
-    first, several, alone = 0, 0, 0
-    for n in range(len(MADE)):
-        group = range(n - n % G, n - n % G + G)
-
-        def from_turn(m, k):
-            """The rewards of completion m from turn k on; None if it has no such turn."""
-            turns = [ids for chosen, ids in pieces(rollouts, m) if chosen]
-            if k >= len(turns):
-                return None
-            return 2 * sum(map(len, MADE[m].heard[k:])) / 10 + float(other[m])
-
-        place = k = 0
-        for chosen, ids in pieces(rollouts, n):
-            if chosen:
-                own = from_turn(n, k)
-                others = [x for m in group if m != n and (x := from_turn(m, k)) is not None]
-                if not others:  # the others' episodes instead: none of their turns depends on this one
-                    others = [from_turn(m, 0) for m in group if m != n]
-                    alone += 1
-                expected = own - sum(others) / len(others)
-                found = advantage[n, place : place + len(ids)]
-                torch.testing.assert_close(found, torch.full_like(found, expected), rtol=0, atol=1e-5)
-                first, several, k = first + (k == 0), several + (k > 0), k + 1
-            place += len(ids)
-    assert first == len(MADE) and several > 5 and (alone or group_size > 2)
-
-
-@pytest.mark.parametrize("G", [2, 4])
-@pytest.mark.parametrize("k", [1, 2])
-def test_the_expected_gradient_with_turn_credit_is_that_of_pass_at_k(G, k):
-    """All groups of episodes that answer at once, or call a tool and answer in their second turn. A call is rare, so
-    that often one completion alone has a second turn."""
-    theta = torch.tensor([-2.5, -1.5, 0.5], dtype=torch.float64, requires_grad=True)  # call, right at once, right then
-    call, at_once, then = theta.sigmoid()
-    turns = [[(0, 1.0)], [(0, 0.0)], [(0, 0.0), (1, 1.0)], [(0, 0.0), (1, 0.0)]]
-    first = torch.stack([(1 - call) * at_once, (1 - call) * (1 - at_once), call, call])
-    second = torch.stack([torch.ones_like(then), torch.ones_like(then), then, 1 - then])
-    p = torch.stack([first, second], 1)                                              # (4, 2) chance of each turn
-    episodes = torch.tensor(list(product(range(4), repeat=G)))                       # (P, G) all groups
-    credit, turn = credit_of_turns(torch.zeros(episodes.numel()), 1.0, [turns[i] for i in episodes.flatten()], 2)
-    right = torch.tensor([1.0, 0.0, 1.0, 0.0])[episodes]                             # (P, G)
-    mask = (episodes.flatten() > 1)[:, None] | torch.tensor([True, False])           # (N, 2)
-    scored = Scored(right, credit.view(-1, G, 2), weight=pass_k_weight(right, k), turn=turn.view(-1, G, 2))
-    reading = Reading(G, mask.view(-1, G, 2), None)
-    rollouts = Rollouts(turn, mask.float(), mask.float(), mask.float(), ~mask[:, 0], 2, reading)
-    c = prompt_config(turn_credit=True, advantage="leave_one_out", group_size=G, train_pass_k=k,
-                      environment="Echo", reward_functions=("environment",))
-    advantage = compute_rollout_advantages(rollouts, scored, c, one_process()).advantage.double()
-    chance = p.detach().prod(1)[episodes].prod(1).repeat_interleave(G)               # (N,) of a group
-    loss = chance[:, None] * advantage * p.log()[episodes].flatten(0, 1) * mask / G
-    found, = torch.autograd.grad(loss.sum(), theta, retain_graph=True)
-    success = (1 - call) * at_once + call * then
-    expected, = torch.autograd.grad(1 - (1 - success) ** k, theta)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
-
-
 def test_a_group_starts_in_one_state_and_other_problems_in_others(prompts):
     c, policy, problems, _ = episodes(prompts)
     first = [one.opening for one in MADE]
@@ -318,6 +239,15 @@ def test_an_environment_that_raises_is_counted_and_its_completions_are_skipped(p
     assert "test_turns.py, line " in said and "it is counted as environment/failed" in said
     for n, spoiled in enumerate(wanted):
         assert spoiled or rollouts.texts.completion_ids[n] == before.texts.completion_ids[n]
+
+
+@pytest.mark.parametrize("method, result", [
+    *(("step", x) for x in (None, "text", ("a", "b"), (3, 1.0), ("a", math.nan))),
+    *(("reset", x) for x in (5, ("a", {}), [], [{"role": "user"}]))], ids=str)
+def test_a_method_that_returns_something_else_is_named(prompts, monkeypatch, method, result):
+    monkeypatch.setattr(Echo, method, lambda self, argument: result)
+    with pytest.raises(ValueError, match=f"^environment='Echo': its {method} must return"):
+        episodes(prompts)
 
 
 def test_turns_end_with_the_room_and_with_their_most(prompts):
