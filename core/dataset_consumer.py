@@ -42,15 +42,10 @@ class DatasetConsumer:
         self.meta, self.tokenizer = load_meta(self.folder, tokenizer)
         self.mode = mode
         self.block_size = block_size
-        self.batch_size = batch_size
-        self.seed = seed
-        self.rank = rank
-        self.world = world
-        self.masks = None
-        if mode != LANGUAGE_MODEL:
-            self.masks = masks or {"random": 1.0}
-        self.mask_low = mask_low
-        self.mask_high = mask_high
+        self.batch_size, self.seed = batch_size, seed
+        self.rank, self.world = rank, world
+        self.masks = None if mode == LANGUAGE_MODEL else masks or {"random": 1.0}
+        self.mask_low, self.mask_high = mask_low, mask_high
         check_meta(self.folder, self.meta, self.tokenizer, self.masks)
         self.stride = self.meta.get("stride", 1)
         self.tokens = {split: open_tokens(self.folder, split, self.meta, block_size) for split in SPLITS}

@@ -108,10 +108,10 @@ class Stop:
         self.window = max((len(s.encode()) + 1 for s in sequences), default=0)
 
     def __call__(self, tokens, first, turn=None):
-        """Marks the columns at which rows end. tokens: (n, t) so far, of which those from column `first` on are new.
-        turn: n columns in which the turns of rows begin, None: 0; no stop sequence reaches back behind them.
+        """Marks the columns at which rows end: (n, t - first) bool, of which the first one of a row counts.
 
-        Returns (n, t - first) bool; the first end of a row counts, and what is marked after it means nothing.
+        tokens: (n, t) so far, of which those from column `first` on are new
+        turn: n columns in which the turns of rows begin, None: 0; no stop sequence reaches back behind them
         """
         new = tokens[:, first:]                                                      # (n, t - first)
         ended = torch.isin(new, new.new_tensor(self.tokenizer.stop_token_ids))

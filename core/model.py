@@ -26,7 +26,6 @@ RANGES = {"vocab_size": "[1, 1e7]", "base_vocab_size": "[1, 1e7]", "block_size":
 @dataclass(frozen=True)
 class GPTConfig:
     """The shape of a model, checked, and what it is for; it is stored in the model's file."""
-
     mode: str = LANGUAGE_MODEL
     vocab_size: int = 100         # ids the model can read: the base vocabulary and the special tokens behind it
     base_vocab_size: int = 97     # ids 0 .. base_vocab_size-1 are those it can write: a special token is never sampled
@@ -219,8 +218,7 @@ class GPT(nn.Module):
         return at_least_float32(logits)
 
     def forward(self, tokens, position=None, past=None, padding=None):
-        """The arguments of `states`; returns float32 logits (B, M or T, base_vocab_size); of a scorer (B, M or T) for
-        realness and (B,) for cls."""
+        """Logits (B, M or T, base_vocab_size) in float32; of a scorer (B, M or T) for realness and (B,) for cls."""
         h = self.states(tokens, position, past, padding)
         if self.scores and self.judge_head == "cls":
             h = h[:, 0]
@@ -230,7 +228,6 @@ class GPT(nn.Module):
         return Cache()
 
     def compile_layers(self):
-        """Compiles the layers for texts, when they first read one."""
         compile_blocks(self.blocks)
 
     @property

@@ -115,11 +115,8 @@ def as_problems(records, numbers, T, tokenizer):
     input = np.full((len(records), T), tokenizer.pad_token_id)                       # (B, T)
     for row, start, record in zip(input, padding, records, strict=True):
         row[start:] = record["tokens"]
-    return {
-        "input": input,
-        "padding": padding,
-        "number": np.asarray(numbers),
-        "record": np.array(records, dtype=object)}
+    records = np.array(records, dtype=object)
+    return {"input": input, "padding": padding, "number": np.asarray(numbers), "record": records}
 
 
 class PromptConsumer:
@@ -138,13 +135,10 @@ class PromptConsumer:
 
     def __init__(self, dataset, batch_size, seed=1337, rank=0, world=1, tokenizer=None, format=None, block_size=None,
                  masked=False):
-        self.masked = masked
-        self.batch_size = batch_size
-        self.seed = seed
-        self.rank = rank
-        self.world = world
+        self.batch_size, self.seed = batch_size, seed
+        self.rank, self.world = rank, world
+        self.block_size, self.masked = block_size, masked
         self.format = format or PromptFormat()
-        self.block_size = block_size
         self.prepared = not is_file_of_records(dataset)
         self.folder = dataset
         if self.prepared:

@@ -54,10 +54,9 @@ class GRPOTrainer:
         self.prefetcher = None  # of a sampler elsewhere, or ahead of training; None: the policy samples at once
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
-        self.step, self.skipped_steps, self.empty_steps = 0, 0, 0
+        self.step = self.skipped_steps = self.empty_steps = self.reported = 0  # reported: the step of the last page
         self.before, self.after = {}, {}  # metrics of the first and of the last evaluation
         self.stopped_by = None  # the signal that ended the run early
-        self.reported = 0  # the step of the last page
         self.evaluated = False  # whether the evaluation of this step, if it has one, is done
 
     def run(self, sampler=None):
@@ -127,14 +126,10 @@ class GRPOTrainer:
         """Counts a step that was skipped or empty; the last step of an iteration moves the reference and kl_beta."""
         c = self.config
         bad_rollouts = metrics.pop("bad_rollouts")
-        if metrics["skipped_steps"]:
-            self.bad.add(self.step, metrics)
-        else:
-            self.bad.in_a_row = 0
+        self.bad.count(self.step, metrics)
         self.skipped_steps += metrics["skipped_steps"]
         self.empty_steps += metrics["empty_steps"]
-        metrics["skipped_steps"] = self.skipped_steps
-        metrics["empty_steps"] = self.empty_steps
+        metrics |= {"skipped_steps": self.skipped_steps, "empty_steps": self.empty_steps}
         if bad_rollouts:
             self.buffer.skip_rest()  # of bad rollouts every other step would be skipped too
         if not self.buffer.queue:

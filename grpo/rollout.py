@@ -40,12 +40,9 @@ class Policy(Protocol):
 @dataclass
 class Reading:
     """The tensors that a policy reads to score completions of P problems. A kind adds some with a row for each problem.
-
-    chosen[p, r, m] tells whether a hidden state predicts sampled token m in row r of problem p. There is a row for each
-    completion of a group, or one row whose states all of them share.
-    """
+    chosen has a row for each completion of a group, or one row whose states all of them share."""
     group_size: int
-    chosen: torch.Tensor          # (P, 1 or G, M) bool, on the CPU
+    chosen: torch.Tensor          # (P, 1 or G, M) bool, on the CPU: a state predicts sampled token m
     kept: KeptTokens | None       # the tokens that could be drawn at each of the K True ones in order; None: all
 
     ON_CPU = ("chosen",)  # fields from which indices are made, without waiting for the device
@@ -96,8 +93,7 @@ def places_of(problems, counts):
 
 @dataclass
 class Texts:
-    """N completions as rewards and people read them. A policy without text leaves the lists empty, except
-    completion_ids, and place None."""
+    """N completions as rewards and people read them. A policy without text fills in completion_ids alone."""
     prompts: list         # N texts
     completions: list     # N texts
     columns: dict         # {field of the records: list of N}
@@ -130,8 +126,7 @@ class Rollouts:
     ref_logp: torch.Tensor | None = None           # (N, M) of the token under the reference, on the same kept tokens
     ref_distributions: torch.Tensor | None = None  # (K, V) the reference's, untruncated, for the exact KL
     advantage: torch.Tensor | None = None          # (N, 1 or M) how much better each completion, or token, is
-    token_weight: torch.Tensor | None = None       # (N, M) how often the loss counts a token, 0 for those that
-                                                   # fill_estimator leaves out; None: each once
+    token_weight: torch.Tensor | None = None       # (N, M) how often the loss counts a token; None: once
 
     @property
     def scored(self):
@@ -160,10 +155,11 @@ class Rollouts:
         """The rollouts of these problems, given by their indices on the CPU, and the indices of their completions."""
         completions = (problems[:, None] * self.group_size + torch.arange(self.group_size)).flatten()
         rows = completions.to(self.target.device)
-        selected = {name: x[rows] for name, x in tensors(self).items() if name != "ref_distributions"}
-        if self.ref_distributions is not None:
-            places = places_of(problems, self.reading.counts())
-            selected["ref_distributions"] = self.ref_distributions[places.to(self.ref_distributions.device)]
+        selected = tensors(self)
+        full = selected.pop("ref_distributions", None)
+        selected = {name: x[rows] for name, x in selected.items()}
+        if full is not None:
+            selected["ref_distributions"] = full[places_of(problems, self.reading.counts()).to(full.device)]
         return replace(self, **selected, texts=None, reading=self.reading.select(problems)), rows
 
 
@@ -189,8 +185,7 @@ class Scored:
 
 def tensors(record):
     """{name: tensor} of the fields of a record that are tensors."""
-    found = {f.name: getattr(record, f.name) for f in fields(record)}
-    return {name: x for name, x in found.items() if torch.is_tensor(x)}
+    return {f.name: x for f in fields(record) if torch.is_tensor(x := getattr(record, f.name))}
 
 
 def join(parts):

@@ -17,11 +17,12 @@ class BadSteps:
         self.limit, self.checkpoints, self.logger = limit, checkpoints, logger
         self.in_a_row = 0
 
-    def add(self, step, metrics):
-        """Counts a step that was skipped, alike on all ranks. Raises ValueError if it is one too many.
-
-        metrics: {name: number} of this step. After a step that was not skipped, the caller sets in_a_row to 0.
-        """
+    def count(self, step, metrics):
+        """Counts a step with these metrics {name: number}, alike on all ranks. Raises ValueError if too many in a row
+        were skipped."""
+        if not metrics["skipped_steps"]:
+            self.in_a_row = 0
+            return
         self.in_a_row += 1
         names = ", ".join(not_finite(metrics))
         self.logger.say(f"step {step} is skipped, because these are not finite: {names}")

@@ -26,8 +26,7 @@ PART_TOKENS = 128  # what reading one more part of like length costs, in tokens
 class CausalReading(Reading):
     """Prompts with their completions. The last token of a prompt is read with the completions: it predicts the first
     token of each."""
-    prompt: torch.Tensor         # (P, T) all but the last token of each prompt, the last of these first: padding comes
-                                 # last, as everywhere
+    prompt: torch.Tensor         # (P, T) all but the last token of each prompt, reversed: padding comes last
     prompt_length: torch.Tensor  # (P,) number of them, on the CPU
     inputs: torch.Tensor         # (P, G, M) the prompt's last token, then all but the last token of the completion
 
@@ -162,11 +161,8 @@ def lengths(chosen):
 
 
 def completion_texts(stop, problems, prompt, padding, target, mask, truncated):
-    """Texts of N = P * G completions.
-
-    stop: a core.generation.Stop; prompt: (P, T), padded on the left; padding: (P,) number of padded columns, on the CPU
-    target: (N, M) tokens; mask: (N, M) 1.0 where one was sampled; truncated: (N,) bool
-    """
+    """Texts of N = P * G completions. prompt: (P, T), padded on the left; padding: (P,) number of padded columns, on
+    the CPU; target: (N, M) tokens; mask: (N, M) 1.0 where one was sampled; truncated: (N,) bool"""
     N, M = target.shape
     G = N // len(prompt)
     records = [record for record in problems["record"] for _ in range(G)]

@@ -38,7 +38,8 @@ class Episodes:
         self.stop, self.config = stop, config
         self.form = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
                                  config.chat_template_kwargs, config.prompt_format)
-        self.environments, self.longest = environments, longest
+        self.environments = environments
+        self.longest = longest
         G = config.group_size
         N = len(problems["record"]) * G
         self.given = torch.full((N, config.max_new_tokens), -1)

@@ -27,10 +27,10 @@ def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_state(tmp_pat
     bad = bad_steps(tmp_path)
     for step, good_before in enumerate((False, False, True, False)):
         if good_before:
-            bad.in_a_row = 0
-        bad.add(step, BAD)
+            bad.count(step, GOOD)
+        bad.count(step, BAD)
     with pytest.raises(ValueError, match=r"3 steps in a row .*max_bad_steps=3.* the last one loss; .* start again"):
-        bad.add(5, BAD)
+        bad.count(5, BAD)
     (tmp_path / "state.pt").write_bytes(b"")
     with pytest.raises(ValueError, match=f"resume=True from {re.escape(str(tmp_path))}/state.pt"):
-        bad.add(6, BAD)
+        bad.count(6, BAD)

@@ -241,15 +241,6 @@ def test_an_environment_that_raises_is_counted_and_its_completions_are_skipped(p
         assert spoiled or rollouts.texts.completion_ids[n] == before.texts.completion_ids[n]
 
 
-@pytest.mark.parametrize("method, result", [
-    *(("step", x) for x in (None, "text", ("a", "b"), (3, 1.0), ("a", math.nan))),
-    *(("reset", x) for x in (5, ("a", {}), [], [{"role": "user"}]))], ids=str)
-def test_a_method_that_returns_something_else_is_named(prompts, monkeypatch, method, result):
-    monkeypatch.setattr(Echo, method, lambda self, argument: result)
-    with pytest.raises(ValueError, match=f"^environment='Echo': its {method} must return"):
-        episodes(prompts)
-
-
 def test_turns_end_with_the_room_and_with_their_most(prompts):
     _, _, _, rollouts = episodes(prompts, max_new_tokens=6)
     assert rollouts.truncated.any()
