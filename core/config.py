@@ -196,9 +196,9 @@ def checked(key, value, hints, where):
     raise UsageError(wrong)
 
 
-def save_config(config, path):
+def save_config(config, path, **more):
     with replacing(path) as new, open(new, "w") as f:
-        json.dump(dataclasses.asdict(config), f, indent=1)
+        json.dump(dataclasses.asdict(config) | more, f, indent=1)
 
 
 def changed_settings(config, origin):

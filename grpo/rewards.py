@@ -164,10 +164,10 @@ class Rewards:
         longest = max(records, key=lambda record: len(record["text"]))
         texts = SimpleNamespace(prompts=[longest["text"]], completions=[""], columns={"prompt": [longest["prompt"]]},
                                 tokens=[torch.tensor(longest["tokens"])])
-        for parameter, model in self.models.items():
-            if any(parameter in parameters(name) for name in self.names):
-                with naming_place(longest):
-                    model.scores(texts)
+        asked = {parameter for name in self.names for parameter in parameters(name)}
+        for parameter in asked & set(self.models):
+            with naming_place(longest):
+                self.models[parameter].scores(texts)
 
     def close(self):
         """Ends the worker processes; the next call starts new ones."""
@@ -221,8 +221,7 @@ def know_rewards(path, sandbox=None):
 
 def success(config, names):
     """The reward whose highest value means that a completion is correct; None if there is none."""
-    of_ids = {"completion_ids", *MODELS}  # evaluation has greedy completions as texts alone
-    usable = [n for n in names if not of_ids & set(parameters(n)) and math.isfinite(REWARDS[n].high)]
+    usable = [n for n in names if not set(MODELS) & set(parameters(n)) and math.isfinite(REWARDS[n].high)]
     usual = names[0] if config.reward_functions else PRESET_SUCCESS.get(config.task_type)
     name = config.success_reward or usual
     if name in usable:

@@ -24,11 +24,12 @@ def write_dataset(folder, tokens, tokenizer, **facts):
     tokens: {"train": ids, "val": ids}; facts: counts worth keeping, printed and written to meta.json.
     An id takes 16 bits or, of a vocabulary above 65,536, 32, which meta.json then has as its dtype.
     """
-    facts |= {f"{split}_tokens": len(tokens[split]) for split in SPLITS}
-    dtype = "uint16"
+    dtype, files = "uint16", {}
     if tokenizer.vocab_size > 2**16:
         dtype = facts["dtype"] = "uint32"
-    files = {f"{split}.bin": np.array(tokens[split], dtype=dtype).tobytes() for split in SPLITS}
+    for split in SPLITS:
+        facts[f"{split}_tokens"] = len(tokens[split])
+        files[f"{split}.bin"] = np.array(tokens[split], dtype=dtype).tobytes()
     write_folder(folder, files, tokenizer, facts)
 
 

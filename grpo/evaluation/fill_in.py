@@ -8,8 +8,7 @@ from functools import cached_property
 import torch
 
 from core.tokenizer import by_character, character_ends
-from grpo.evaluation.means import masked_sum, means_of, reward_sums
-from grpo.evaluation.ngram import NGramModel
+from grpo.evaluation.prompts import masked_sum, means_of, reward_sums
 from grpo.evaluation.samples import SHOWN, best_and_worst
 from grpo.scoring import score, with_reference
 from grpo.step_metrics import unique_completions
@@ -82,11 +81,6 @@ class FillInEvaluation:
         """The words of the training text, decoded at first use, because only one rank evaluates."""
         return lexicon(self.data.train_text())
 
-    @cached_property
-    def ngrams(self):
-        """The n-gram model of the training text, made at first use, likewise."""
-        return NGramModel(self.data.tokens["train"], self.data.tokenizer.vocab_size)
-
     @torch.no_grad()
     def __call__(self, policy, temperature):
         config = replace(self.config, temperature=temperature)
@@ -134,9 +128,6 @@ class FillInEvaluation:
         if scores.kl is not None:
             sums["kl"] = masked_sum(scores.kl[::G], masked)
         sums["entropy"] = masked_sum(scores.entropy[::G], masked)
-        ids = torch.stack(rollouts.texts.tokens).cpu().numpy()                       # (N, T)
-        hidden = batch["mask"].repeat(G, 0)                                          # (N, T)
-        sums["ngram_bits"] = self.ngrams.bits_near(ids, hidden)
         target = rollouts.by_problem(rollouts.target)                                # (P, G, M)
         unique = unique_completions(target, rollouts.by_problem(mask))               # (P,)
         sums["unique_completions"] = unique.sum(), len(unique)

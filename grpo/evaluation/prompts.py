@@ -1,4 +1,4 @@
-"""Held-out evaluation of a causal generator: accuracy, rewards and length of its completions."""
+"""Held-out evaluation of a causal generator, and the means over all completions of any evaluation."""
 
 from dataclasses import replace
 from math import comb
@@ -6,18 +6,50 @@ from math import comb
 import numpy as np
 import torch
 
-from grpo.evaluation.means import masked_sum, means_of, reward_sums, sum_and_count
 from grpo.evaluation.samples import SHOWN, best_and_worst
 from grpo.kl import choose_estimator, kl_per_token
+from grpo.rollout import join
 from grpo.scoring import score, with_reference
 
 NOISE_SEED = 99  # seed of the sampling noise of every evaluation, whatever the seed of the run
+
+
+def sum_and_count(x):
+    """(sum, count) of the values that are not NaN."""
+    return x.nansum(), (~x.isnan()).sum()
+
+
+def masked_sum(x, mask):
+    """(sum, count) of x where the mask is 1.0; x, mask: of the same shape."""
+    return (x * mask).sum(), mask.sum()
+
+
+def reward_sums(values):
+    """{metric: (sum, count)} of rewards {name: (N,)}, over the completions that each scored; it is NaN for others."""
+    return {f"reward/{name}": sum_and_count(x) for name, x in values.items()}
+
+
+def means_of(sums, logged):
+    """{metric: mean} of what was counted in each batch, {metric: (sum, count)}, and of what rewards logged likewise.
+    Raises ValueError if a reward logs under the name of a held-out metric."""
+    sums, logged = join(sums), join(logged)
+    for name in logged:
+        if name in sums:
+            raise ValueError(f"log_metric({name!r}, ...): the held-out metrics have one of this name; give it another")
+    return {name: float(total / count) for name, (total, count) in (sums | logged).items() if count}
 
 
 def pass_at_k(right, n, k):
     """Probability that at least one of k completions is correct, if k of n are drawn and `right` of the n are correct
     (arXiv 2107.03374, eq. 1)."""
     return 1.0 - comb(n - right, k) / comb(n, k)
+
+
+def pass_at_k_sum(right, k):
+    """(sum, count) of pass@k over the prompts with at least k scored completions. right: (P, G) NaN where not scored"""
+    scored = [row[~row.isnan()] for row in right]
+    chances = [pass_at_k(int(row.sum()), len(row), k) for row in scored if len(row) >= k]
+    return sum(chances), len(chances)
 
 
 class PromptEvaluation:
@@ -86,14 +118,3 @@ class PromptEvaluation:
         if kl is not None:
             sums["kl"] = masked_sum(kl, rollouts.mask)
         return sums
-
-
-def pass_at_k_sum(right, k):
-    """(sum, count) of pass@k over the prompts with at least k scored completions. right: (P, G) NaN where not scored"""
-    chances = []
-    for row in right.tolist():
-        scored = [x for x in row if x == x]
-        if len(scored) >= k:
-            chance = pass_at_k(int(sum(scored)), len(scored), k)
-            chances.append(chance)
-    return sum(chances), len(chances)

@@ -14,7 +14,7 @@ from grpo.environments import REWARD
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
 TEXTS = ("problem", "best", "worst")
-BOARD = 24             # characters of a line at most for texts of several lines to be shown side by side
+BOARD = 24             # characters of a line of a board at most
 ROOM = WIDTH - 22      # characters of a text that is shown on one line, behind its title
 POLICY, ENVIRONMENT = "policy", "environment"  # who writes the turns of a completion
 
@@ -75,8 +75,7 @@ def format_samples(records, color, completions):
     """
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
-        board = "best_turns" not in record and is_board([record[name] for name in TEXTS])
-        columns, titles = [], {name: name for name in TEXTS}
+        titles = {name: name for name in TEXTS}
         if record["best_score"] == record["worst_score"]:  # one completion stands for all
             titles = {"problem": "problem", "best": "equal"}
         for name, title in titles.items():
@@ -86,15 +85,11 @@ def format_samples(records, color, completions):
             mask = [0] * len(text)
             if color and name != "problem" and "mask" in record:
                 mask = record["mask"][name]
-            if board:
-                columns.append(column(f"{title} {score}".rstrip(), text, mask))
-            elif f"{name}_turns" in record:
+            if f"{name}_turns" in record:
                 lines += turn_by_turn(f"  {title:<8}{score:>7} | ", record[f"{name}_turns"])
             else:
                 lines.append(f"  {title:<8}{score:>7} | {shortened(text, mask)}")
-        for row in zip(*columns, strict=True):
-            lines.append("  " + "   ".join(row).rstrip())
-    return "\n".join(line for line in lines if line.strip())
+    return "\n".join(lines)
 
 
 def shortened(text, mask):
@@ -113,20 +108,6 @@ def turn_by_turn(title, turns):
         lines.append(title + mark + shortened(text, [0] * len(text)))
         title = " " * (len(title) - 2) + "| "
     return lines
-
-
-def column(title, text, mask):
-    """A title and the lines of a text, all of the same width. mask: which of its characters are coloured"""
-    lines = text.split("\n")
-    width = max(len(title), *map(len, lines))
-    shown = [title.ljust(width)]
-    start = 0
-    for line in lines:
-        end = start + len(line)
-        room = " " * (width - len(line))
-        shown.append(highlight(line, mask[start:end], True) + room)
-        start = end + 1
-    return shown
 
 
 def is_board(texts):

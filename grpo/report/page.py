@@ -49,7 +49,7 @@ def status(runs):
     for run in runs:
         name = f"{run.name}: " if len(runs) > 1 else ""
         if run.end:
-            why = f": {run.end['why']}" if "why" in run.end else ""
+            why = f": {run.end['why']}" if run.end["why"] else ""
             lines.append(f"{name}{run.end['ended']} at step {run.end['step']}, {run.end['time']}{why}")
         elif run.start:
             lines.append(f"{name}running, or not ended properly: at step {run.last} when this page was written, "

@@ -103,8 +103,7 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
     def register(fn):
         taken = REWARDS.get(fn.__name__)
         if taken and getattr(taken.fn, "__module__", None) != fn.__module__:
-            raise ValueError(f"reward {fn.__name__} of {fn.__module__} is already defined elsewhere: give it another "
-                             "name")
+            raise ValueError(f"reward {fn.__name__} of {fn.__module__} is already defined elsewhere: rename it")
         REWARDS[fn.__name__] = Reward(fn, low, high, slow, check, messages=False)
         return fn
 
@@ -112,10 +111,8 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
 
 
 def load_reward_file(path):
-    """Runs a Python file, whose @reward functions are then in REWARDS; it may import files of its own folder.
-
-    Returns {name: function or class}; None does nothing.
-    """
+    """Runs a Python file, whose @reward functions are then in REWARDS; it may import files of its own folder. Returns
+    {name: function or class}; None does nothing."""
     if path is None:
         return {}
     folder = os.path.dirname(os.path.abspath(path))
@@ -134,12 +131,11 @@ def register_functions(names, path):
     """
     functions = load_reward_file(path)
     for name in names:
-        fn, taken = functions.get(name), REWARDS.get(name)
-        if fn is None or inspect.isclass(fn) or (taken and taken.fn is fn):  # it has @reward
+        fn, taken = functions.get(name), REWARDS.get(name, Reward(None))
+        registers = getattr(fn, "__module__", "") == "grpo.environments"  # the decorator, beside a reward of this name
+        if fn is None or inspect.isclass(fn) or taken.fn is fn or registers:
             continue
-        if getattr(fn, "__module__", "") == "grpo.environments":  # what registers classes, beside a reward of this name
-            continue
-        if taken and not taken.messages:
+        if not taken.messages:
             raise ValueError(f"reward_functions: {name!r} is a function of reward_file={path}, but also a reward that "
                              "is defined elsewhere; give the function another name")
         REWARDS[name] = Reward(fn)

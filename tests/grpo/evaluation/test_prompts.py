@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.distributions import sampling_logp
-from grpo.evaluation.prompts import NOISE_SEED, PromptEvaluation, pass_at_k
+from grpo.evaluation.prompts import PromptEvaluation, means_of, pass_at_k, reward_sums
 from grpo.rewards import Rewards, reward
 from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer
 
@@ -150,35 +150,11 @@ def test_without_a_success_reward_or_a_scored_completion_there_is_no_accuracy(pr
     assert all(map(math.isfinite, metrics.values()))
 
 
-def test_the_seed_of_the_run_changes_no_figure(prompts):
-    first, second = (evaluation_of(prompts, settings(seed=seed))(causal_policy(), 1.0) for seed in (1, NOISE_SEED + 1))
-    assert first == second
-
-
-def test_samples_are_the_best_and_the_worst_completion_by_the_weighted_rewards(prompts):
-    c = settings(reward_functions=("early", "length_penalty"), reward_weights=(2.0, 0.5), length_min=1, length_max=6)
-    evaluation, policy = evaluation_of(prompts, c), causal_policy(scale=4.0)
-    _, shown = evaluation(policy, 1.0)
-    rewards, texts = Rewards(c), evaluated_rollouts(policy, evaluation).texts
-    total = rewards.total(rewards.score(texts, 4)[0]).view(-1, 4)[:3]
-    assert [record["best_score"] for record in shown] == pytest.approx(total.amax(1).tolist(), abs=1e-4)
-    assert [record["worst_score"] for record in shown] == pytest.approx(total.amin(1).tolist(), abs=1e-4)
-    for i, record in enumerate(shown):
-        assert (record["problem"], record["answer"]) == (evaluation.records[i]["text"], evaluation.records[i]["answer"])
-        assert record["best"] == texts.completions[4 * i + int(total[i].argmax())]
-        assert record["best_right"] == early(None, [record["best"]])[0]
-
-
 def test_rewards_see_the_response_prefix_as_part_of_the_completion(prompts):
     """Of those that are sampled and of the greedy ones: none begins early in the alphabet any more."""
     metrics, shown = evaluation_of(prompts, settings(response_prefix="so "))(causal_policy(), 1.0)
     assert metrics["greedy_accuracy"] == metrics["sampled_accuracy"] == 0.0
     assert all(record["problem"].endswith("=") and record["best"].startswith("so ") for record in shown)
-
-
-def test_pass_at_k_of_more_completions_than_are_sampled_is_refused(prompts):
-    with pytest.raises(ValueError, match="pass_k=5 must be at most eval_completions=4"):
-        evaluation_of(prompts, settings(pass_k=5))
 
 
 def test_what_plain_functions_log_is_evaluated_and_shown(prompts, tmp_path):
@@ -195,3 +171,16 @@ def of_ids(prompts, completions, completion_ids, answer, log_metric, log_extra, 
     assert len(shown) == 3 and "greedy_accuracy" not in metrics
     for record in shown:
         assert record["worst_extra"] == {"all_of_it": f"{record['problem']}{record['worst']}|{record['answer']}"}
+
+
+def test_a_mean_is_over_the_completions_of_all_batches_that_were_scored():
+    sums = []
+    for values in ([1.0, math.nan, 0.5], [math.nan, 3.0, math.nan]):
+        sums.append(reward_sums({"a": torch.tensor(values), "b": torch.tensor([math.nan] * 3)}))
+    assert means_of(sums, [{}]) == {"reward/a": 1.5}, "one that was never scored is left out"
+
+
+def test_a_logged_metric_has_its_own_name_and_never_that_of_another():
+    assert means_of([{"entropy": (1.0, 2)}], [{}, {"mine": (5.0, 1)}]) == {"entropy": 0.5, "mine": 5.0}
+    with pytest.raises(ValueError, match=r"log_metric\('kl', ...\): the held-out metrics have one of this name"):
+        means_of([{"kl": (0.1, 1)}], [{"kl": (3.0, 2)}])

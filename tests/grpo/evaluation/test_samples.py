@@ -4,12 +4,11 @@ import json
 import math
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from core.run.terminal import WIDTH
 from grpo.evaluation.samples import (append_samples, best_and_worst, change, comparison_table, format_samples,
-                                     spans, turns_of)
+                                     turns_of)
 from grpo.reward_functions.registry import Log
 
 FILLED = {"problem": "a_c", "truth": "abc", "best": "abc", "worst": "axc", "best_score": 0.9, "worst_score": 0.125,
@@ -71,24 +70,6 @@ def test_equal_rewards_are_shown_once_and_of_a_long_text_the_ends():
     assert "\033[1;32ma\033[0m" in best and "\033[1;32m!\033[0m" in best, "what was filled in stays coloured"
 
 
-BOARD = {"problem": "1_\n_4\n", "best": "12\n34\n", "worst": "12\n\x1b4\n", "best_score": 1.0, "worst_score": 0.0,
-         "mask": dict.fromkeys(("problem", "best", "worst"), [0, 1, 0, 1, 0, 0])}
-
-
-def test_boards_are_shown_side_by_side():
-    assert format_samples([BOARD], False, 8).split("\n")[1:] == ["  problem   best 1.0000   worst 0.0000",
-                                                                "  1_        12            12",
-                                                                "  _4        34            \ufffd4"]
-    rows = format_samples([BOARD], True, 8).split("\n")[2:]
-    assert rows[0].startswith("  1_        1\033[1;32m2\033[0m  ") and "\033[1;32m3\033[0m4" in rows[1]
-
-
-@pytest.mark.parametrize("other", [{"best": "12\n3\n4\n"}, {"worst": "1" * 40 + "\n\n"}, {"problem": "1_34"}])
-def test_texts_of_other_shapes_are_one_line_each(other):
-    lines = format_samples([BOARD | other], False, 8).split("\n")[1:]
-    assert len(lines) == 3 and all(" | " in line for line in lines)
-
-
 TURNS = [["policy", "43\n"], ["environment", "+\x1b"], ["policy", "> +\n"]]
 EPISODE = {"problem": "12-74:", "best": "43\n+\x1b> +\n", "worst": "99\n", "best_score": 0.5, "worst_score": 0.0,
            "best_turns": TURNS, "worst_turns": [["policy", "99\n"]]}
@@ -110,9 +91,6 @@ def test_a_completion_of_several_turns_is_a_line_for_each_and_a_policy_cannot_wr
         "                  | > +\ufffd",
         "                  |   > +\u21b5",
         "  worst    0.0000 |   99\u21b5"]
-    board = BOARD | {"best_turns": [["policy", "12\n"], ["environment", "34\n"]], "worst_turns": [["policy", "12\n34\n"]]}
-    lines = format_samples([board], False, 8).split("\n")[1:]
-    assert len(lines) == 4 and lines[2] == "                  | > 34\u21b5", "no board, in which turns look the same"
 
 
 def test_samples_are_added_to_a_file_with_the_places_that_were_filled_in(tmp_path):
@@ -123,11 +101,6 @@ def test_samples_are_added_to_a_file_with_the_places_that_were_filled_in(tmp_pat
     kept = {key: x for key, x in FILLED.items() if key != "mask"}
     assert found == [{"step": 3, "filled": dict.fromkeys(FILLED["mask"], [[1, 2]])} | kept, {"step": 6} | COMPLETED,
                      {"step": 6} | COMPLETED | {"best_extra": {"x": "tensor(2)"}, "worst_extra": {"x": [1, 2]}}]
-
-
-def test_spans_are_the_stretches_of_a_mask():
-    assert spans([]) == spans([0, 0]) == [] and spans([True] * 3) == [[0, 3]]
-    assert spans([1, 0, 0, 1, 1, 0, 1]) == [[0, 1], [3, 5], [6, 7]]
 
 
 def test_the_comparison_has_a_line_for_each_metric_and_a_dash_for_what_was_not_measured():

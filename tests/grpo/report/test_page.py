@@ -33,10 +33,9 @@ def write_run(folder, records=None, samples=(), config=None, **start):
     folder.mkdir()
     jsonl(folder / "metrics.jsonl", *(steps(4) if records is None else records))
     jsonl(folder / "samples.jsonl", *samples)
-    if config is not None:
-        (folder / "config.json").write_text(json.dumps(config))
-    if start:
-        jsonl(folder / "starts.jsonl", {"step": 0} | start)
+    starts = {"starts": [{"step": 0} | start]} if start else {}
+    if config is not None or start:
+        (folder / "config.json").write_text(json.dumps((config or {}) | starts))
     return str(folder)
 
 
