@@ -10,7 +10,6 @@ batch_size = 8
 group_size = 8
 reward_functions = ("code_execution", "code_correctness")
 reward_weights = (1.0, 0.1)
-reward_workers = 2
 reward_timeout = 60.0
 sandbox_seconds = 2.0
 objective = "dr_grpo"

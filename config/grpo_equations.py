@@ -12,6 +12,7 @@ mask_high = 0.2
 unmask_steps = 2
 temperature = 1.0
 top_p = 1.0
+reward_file = "data/equations/reward.py"
 reward_functions = ("equations",)
 advantage = "group_mean"
 kl_beta = 0.001

@@ -30,10 +30,3 @@ def attention_mask(before, T, padding, device, causal=True):
         return seen[None, None]
     real = column >= padding[:, None, None, None]                                    # (B, 1, 1, before + T)
     return (seen & real) | (column == own)
-
-
-def prefix_mask(prompt, T):
-    """(B, 1, T, T) bool, as attention_mask, of texts whose first `prompt` (B,) columns read each other alone."""
-    column = torch.arange(T, device=prompt.device)                                   # (T,)
-    inside = column < prompt[:, None, None, None]                                    # (B, 1, 1, T)
-    return inside | ~inside.mT

@@ -16,15 +16,14 @@ class Cache:
     group shares is read once, and gradients flow back through its keys and values.
     """
 
-    def __init__(self, layers=(), length=0, room=0, causal=True):
+    def __init__(self, layers=(), length=0, room=0):
         self.layers = list(layers)          # (keys, values) of each layer, (B, H, length + room, D) each
         self.length = length
         self.room = room
-        self.causal = causal                # whether a new token reads none behind it
 
     def mask(self, T, padding, device):
         """The mask of the next T tokens, for the functions of `layer`. padding: (B,) or None."""
-        return attention_mask(self.length, T, padding, device, self.causal)
+        return attention_mask(self.length, T, padding, device)
 
     def layer(self, i):
         """The attention of layer i: a function of queries, keys and values (B, H, T, D) of new tokens, which read them
@@ -68,7 +67,7 @@ class Cache:
             if room:
                 pair = [F.pad(x, (0, 0, 0, room)) for x in pair]
             layers.append(pair)
-        return Cache(layers, self.length, room, self.causal)
+        return Cache(layers, self.length, room)
 
     def keep(self, rows):
         """Drops all rows but these. What remains moves forward in place, so that rows that stay where they are cost

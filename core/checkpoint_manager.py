@@ -1,50 +1,28 @@
 """The checkpoints of a run: written whole or not at all, read without pickle.
 
 The state that a run resumes from is one file, state.pt: plain tensors and values, loaded with weights_only=True. The
-state before it is state-<step>.pt. The model beside them is enough to use what was trained: a file of ours, or a folder
+state before it is state-before.pt. The model beside them is enough to use what was trained: a file of ours, or a folder
 in Hugging Face format.
 """
 
 import contextlib
 import os
-import pickle
 import re
 import shutil
-import struct
-import zipfile
-import zlib
 
 import torch
 
 from core.distributed import is_sharded
-from core.files.whole_files import CannotWrite, flush, replacing, writing
+from core.files.whole_files import CannotWrite, replacing
 from core.performance.sharding import cut_state, whole
-from core.run.names import CONFIG, METRICS, OLDER, SAMPLES, STATE
+from core.run.names import BEFORE, CONFIG, STATE
 from core.settings.ranges import check_finite
-from core.settings.user_code import one_line
-
-DAMAGE = (ArithmeticError, AttributeError, EOFError, ImportError, LookupError, OSError, RuntimeError, TypeError,
-          ValueError, pickle.PickleError, struct.error, zipfile.BadZipFile,
-          zlib.error)  # raised by zipfile and torch for a file of other bytes
-RECORDS = (METRICS, SAMPLES)  # what a run writes line by line
-STATES = 2                    # kept: the last one, and the one before it in case the last is damaged
-
-
-class Damaged(ValueError):
-    """The file is not a whole state."""
+from core.settings.user_code import guarded
 
 
 def states(out_dir):
     """The paths of the states in a folder, the newest first."""
-    names = os.listdir(out_dir) if os.path.isdir(out_dir) else []
-    older = by_step(name for name in names if OLDER.fullmatch(name))
-    newest = [STATE] if STATE in names else []
-    return [os.path.join(out_dir, name) for name in newest + older[::-1]]
-
-
-def by_step(names):
-    """Names with a number of six digits or more, sorted by it."""
-    return sorted(names, key=lambda name: (len(name), name))
+    return [path for name in (STATE, BEFORE) if os.path.exists(path := os.path.join(out_dir, name))]
 
 
 def shapes(weights):
@@ -65,7 +43,7 @@ class CheckpointManager:
     suffix: the ending of a model's name: ".safetensors" of a file, "" of a folder in Hugging Face format
     identity: {setting: plain value} that must be equal for a state to fit, besides the names and shapes of the weights
     writes: whether this process writes; one that does not takes part in putting sharded tensors together
-    write_card(folder, step, before, after): describes a model that is a folder; before, after: held-out figures
+    write_card(folder, step): describes a model that is a folder
     """
 
     def __init__(self, out_dir, write_model, keep=0, suffix=".safetensors", identity=None, writes=True,
@@ -103,28 +81,25 @@ class CheckpointManager:
         for path in map(self.path, names):
             self.write_model(path, **weights, step=step, **facts)
             if self.write_card is not None and os.path.isdir(path):
-                self.write_card(path, step, state.get("before", {}), facts)
+                self.write_card(path, step)
 
     def _write_state(self, state):
-        """Writes state.pt; the one before it becomes state-<step>.pt, unless it was found damaged."""
-        for path in filter(os.path.exists, map(self.path, RECORDS)):  # after a power cut no state is ahead of them
-            with writing(path):
-                flush(path)
+        """Writes state.pt; the one before it becomes state-before.pt, unless it was found damaged."""
         newest = self.path(STATE)
         with replacing(newest) as new:
-            with open(new, "wb") as f:  # an error of this file has the number of the system's, torch's own has not
+            with open(new, "wb") as f:
                 torch.save(state, f)
-            flush(new)
+                f.flush()
+                os.fsync(f.fileno())
             if self.last is not None and self.last[0] == newest:
-                os.replace(newest, self.path(f"state-{self.last[1]:06d}.pt"))
+                os.replace(newest, self.path(BEFORE))
         self.last = newest, state["step"]
 
     def _prune(self):
-        """Removes the states and numbered models that are too old to be kept."""
-        for path in states(self.out_dir)[STATES:]:
-            os.remove(path)
+        """Removes the numbered models that are too old to be kept."""
         numbered = re.compile(r"model-\d+" + re.escape(self.suffix))
-        models = by_step(name for name in os.listdir(self.out_dir) if numbered.fullmatch(name))
+        models = [name for name in os.listdir(self.out_dir) if numbered.fullmatch(name)]
+        models.sort(key=lambda name: (len(name), name))  # six digits, or more
         for path in map(self.path, models[: -self.keep] if self.keep else []):
             remove = shutil.rmtree if os.path.isdir(path) else os.remove
             remove(path)
@@ -151,22 +126,23 @@ class CheckpointManager:
 
         weights: {name: tensor} of the run that resumes; only their names and shapes are read
         """
-        paths, damaged = states(self.out_dir), []
+        paths = states(self.out_dir)
         if not paths:
             raise FileNotFoundError(f"resume=True, but {self.path(STATE)} does not exist; start without resume or "
                                     "correct out_dir")
-        for path in paths:
-            try:
-                state = read_state(path, mapped=any(map(is_sharded, weights.values())))
-            except Damaged as error:
-                damaged.append(f"{path} is damaged or cut short ({error})")
-                continue
-            self._restore(path, state, weights, optimizers)
-            if damaged:
-                say(f"{'; '.join(damaged)}; going on from {path}, step {state['step']}")
-            self.last = path, state["step"]
-            return state
-        raise ValueError(f"{'; '.join(damaged)}; start without resume")
+        mapped = any(map(is_sharded, weights.values()))
+        path = paths[0]
+        try:
+            state = read_state(path, mapped)
+        except ValueError as error:
+            if len(paths) == 1:
+                raise
+            say(f"{error}: going on from the state before it")
+            path = paths[1]
+            state = read_state(path, mapped)
+        self._restore(path, state, weights, optimizers)
+        self.last = path, state["step"]
+        return state
 
     def _restore(self, path, state, weights, optimizers):
         """Gives the optimizers their part of a state. Raises ValueError for a state of another run."""
@@ -183,21 +159,12 @@ class CheckpointManager:
 
 
 def read_state(path, mapped=False):
-    """The content of a state. Raises Damaged.
+    """The content of a state. Raises ValueError if it is damaged.
 
     mapped: its tensors stay in the file until they are read, so that the ranks of a machine share the memory
     """
-    try:
-        with zipfile.ZipFile(path) as parts:
-            changed = parts.testzip()  # torch does not compare what it reads with the sums of the file
-        if changed:
-            raise Damaged(f"{changed} has changed")
+    with guarded(f"{path} is damaged or cut short", "start without resume"):
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-        check_finite(state["model"].items(), "the model")
-    except pickle.UnpicklingError:
-        raise Damaged("not only tensors and plain values") from None
-    except DAMAGE as error:
-        if getattr(error, "filename", None):  # it is not there, or may not be opened
-            raise
-        raise Damaged(one_line(error, 100).partition(";")[0]) from None
+        weights = state["model"].items()
+    check_finite(weights, path)
     return state

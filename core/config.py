@@ -9,14 +9,14 @@ import json
 import os
 import re
 import runpy
+import types
 import typing
 
 from core.files.whole_files import replacing
-from core.settings.help import allowed_types, help_lines, type_name
-from core.settings.optional import is_gym
+from core.settings.help import allowed_types, help_lines
 from core.settings.other_names import settings_of
 from core.settings.ranges import check_choices, check_ranges, shown
-from core.settings.user_code import UserCodeError, run_user_code
+from core.settings.user_code import naming_line_of
 
 NEAR = 0.85  # from this likeness on an unknown key is taken for a slip of the pen (difflib.SequenceMatcher.ratio)
 
@@ -32,9 +32,7 @@ class RunConfig:
     # data
     dataset: str = "char_diffusion"        # a folder under data/, which is built with its prepare.py if it
                                            # is empty; a folder of your own; or prompts: a .jsonl, .json or .parquet
-                                           # file, hf:owner/name, or tasks of reasoning-gym: gym:leg_counting
-    gym_settings: dict | None = None       # of these tasks: "size", the number of problems, "seed", "shots", solved
-                                           # problems in every prompt, and the tasks' own, as in {"max_animals": 3}
+                                           # file or hf:owner/name
     block_size: int = 128                  # tokens per text
     # prompts
     template: str = "plain"                # how a prompt is rendered: plain, chat, math, code, or model: the chat
@@ -85,16 +83,11 @@ class RunConfig:
         if self.min_lr is not None and self.min_lr > self.learning_rate:
             raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}, so the rate would "
                              f"rise; set min_lr={self.learning_rate / 10:g}, or None for a tenth of learning_rate")
-        for key in ("chat_template_kwargs", "gym_settings"):
-            value = getattr(self, key)
-            try:
-                json.dumps(value, allow_nan=False)  # for config.json
-            except (TypeError, ValueError, RecursionError) as error:
-                raise ValueError(f"{key}={shown(value)} must consist of texts, numbers, True, False, None, lists and "
-                                 f"dicts ({error})") from None
-        if self.gym_settings and not is_gym(self.dataset):
-            raise ValueError(f"gym_settings={shown(self.gym_settings)} are for tasks of reasoning-gym, which "
-                             f"dataset={self.dataset} is not; leave them out, or use dataset=gym:leg_counting")
+        try:
+            json.dumps(self.chat_template_kwargs, allow_nan=False)  # for config.json
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"chat_template_kwargs={shown(self.chat_template_kwargs)} must consist of texts, numbers, "
+                             f"True, False, None, lists and dicts ({error})") from None
 
     @functools.cached_property
     def absolute_out_dir(self):
@@ -102,6 +95,7 @@ class RunConfig:
         return self.out_dir and os.path.abspath(self.out_dir)
 
 
+CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)  # what a config file has for itself
 WORD = re.compile(r"[\w.:/-]+")  # a text that can stand for a tuple of itself
 CHOICES = {"template": ("plain", "chat", "math", "code", "model"), "optimizer": ("adamw", "muon"),
            "resume": (True, False, "auto")}
@@ -121,8 +115,8 @@ def load_config(cls, argv):
     Returns (config, origin): origin maps each key that was set to the file or argument that set it.
     Raises UsageError for an unknown key or a wrong type, naming the file or argument and the nearest key.
     """
-    if {"--help", "-h", "--help=all"} & set(argv):
-        print("\n".join(help_lines(cls, everything="--help=all" in argv)))
+    if {"--help", "-h"} & set(argv):
+        print("\n".join(help_lines(cls)))
         raise SystemExit(0)
     values, origin = {}, {}
     hints = typing.get_type_hints(cls)
@@ -138,7 +132,7 @@ def load_config(cls, argv):
             settings = {key: literal(text, hints.get(key))}
         elif argument.endswith(".py"):
             names = run_config_file(argument)
-            settings = {name: value for name, value in names.items() if name in hints or not is_code(value)}
+            settings = {name: value for name, value in names.items() if name in hints or not isinstance(value, CODE)}
         else:
             raise UsageError(f"{argument}: expected a config file ending in .py, or --key=value")
         for key, value in settings.items():
@@ -148,29 +142,12 @@ def load_config(cls, argv):
 
 
 def run_config_file(path):
-    """The public names that a file assigns; it runs in a namespace of its own. Raises UsageError for a file that is not
-    Python, and UserCodeError for what it raises."""
+    """The public names that a file assigns; it runs in a namespace of its own. Raises UserCodeError."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"config file {path} does not exist; correct the path")
-    try:
-        names = run_user_code(run_file, path)
-    except UserCodeError as error:
-        if isinstance(error.__cause__, SyntaxError):
-            raise UsageError(str(error)) from None
-        raise
-    except (SyntaxError, ValueError, MemoryError) as error:  # no line of it to name
-        raise UsageError(f"{path} is not a Python file ({error})") from None
+    with naming_line_of(run_config_file):
+        names = runpy.run_path(path)
     return {name: value for name, value in names.items() if not name.startswith("_")}
-
-
-def run_file(path):
-    """Runs a Python file. Returns its names."""
-    return runpy.run_path(path)
-
-
-def is_code(value):
-    """True for a module, a function or a class, which a config file uses for itself."""
-    return inspect.ismodule(value) or inspect.isroutine(value) or inspect.isclass(value)
 
 
 def unknown_key(key, hints):
@@ -179,16 +156,16 @@ def unknown_key(key, hints):
     if settings:
         return f"unknown key {key}; did you mean {' or '.join(settings)}? docs/coming_from.md says what differs"
     near = difflib.get_close_matches(key, hints, n=1, cutoff=NEAR)
-    if near and settings is None:
+    if near:
         return f"unknown key {key}; did you mean {near[0]}?"
-    return f"unknown key {key}; --help=all lists the keys, docs/coming_from.md what other projects call them"
+    return f"unknown key {key}; --help lists the keys, docs/coming_from.md what other projects call them"
 
 
 def literal(text, hint):
     """The value of a Python literal; a bare word, or the text of a key that takes strings, is a string."""
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: brackets nested too deeply
+    except (ValueError, SyntaxError):
         return text
     allowed = {typing.get_origin(t) or t for t in allowed_types(hint)}
     if str in allowed and type(value) not in allowed:
@@ -200,47 +177,28 @@ def checked(key, value, hints, where):
     """`value` as the type of its key. Conversions: int to float, list to tuple, one word to a tuple of that word."""
     if key not in hints:
         raise UsageError(f"{where}: {unknown_key(key, hints)}")
-    types = {typing.get_origin(t) or t: typing.get_args(t)[:1] for t in allowed_types(hints[key])}
-    if type(value) is list and tuple in types:
+    kinds = {typing.get_origin(t) or t: typing.get_args(t) for t in allowed_types(hints[key])}
+    item = kinds[tuple][0] if tuple in kinds else None
+    if item and type(value) is list:
         value = tuple(value)
-    if type(value) is str and str not in types and types.get(tuple) == (str,) and WORD.fullmatch(value):
+    if item is str and str not in kinds and type(value) is str and WORD.fullmatch(value):
         value = (value,)
-    if float in types:
-        value = as_float(value)
-    if type(value) is tuple and types.get(tuple) == (float,):
-        value = tuple(map(as_float, value))
-    must_be = f"{where}: {key}={shown(value)} must be {type_name(hints[key])}, not "
-    if type(value) not in types:
-        raise UsageError(must_be + type(value).__name__ + how_to_write(key, value, types))
-    if type(value) is tuple and types[tuple]:
-        for item in value:
-            if type(item) is not types[tuple][0]:
-                raise UsageError(f"{must_be}a tuple with {shown(item)}")
-    if isinstance(value, str) and "\0" in value:
-        raise UsageError(f"{where}: {key}={shown(value)} must not have a NUL character in it")
-    return value
-
-
-def how_to_write(key, value, types):
-    """The remedy for a value of another type: the way to write a list or a boolean."""
-    if tuple in types:
+    if float in kinds and type(value) is int:
+        value = float(value)
+    if item is float and type(value) is tuple:
+        value = tuple(float(x) if type(x) is int else x for x in value)
+    if type(value) in kinds and (type(value) is not tuple or {item}.issuperset(map(type, value))):
+        return value
+    wrong = f"{where}: {key}={shown(value)} must be {inspect.formatannotation(hints[key])}"
+    if item and type(value) is not tuple:
         items = tuple(value.split(",")) if isinstance(value, str) else (value,)
-        return f'; write {key}="{shown(items)}"'
-    if bool in types:
-        return f"; write {key}=True or {key}=False"
-    return ""
+        wrong += f'; write {key}="{shown(items)}"'
+    raise UsageError(wrong)
 
 
-def as_float(value):
-    """An int as a float; any other value, and an int that is too large for one, as it is."""
-    if type(value) is int and abs(value) < 2**1023:
-        return float(value)
-    return value
-
-
-def save_config(config, path):
+def save_config(config, path, **more):
     with replacing(path) as new, open(new, "w") as f:
-        json.dump(dataclasses.asdict(config), f, indent=1)
+        json.dump(dataclasses.asdict(config) | more, f, indent=1)
 
 
 def changed_settings(config, origin):

@@ -15,11 +15,10 @@ def unpack_batch(batch, device):
     """A batch of numpy arrays as tensors.
 
     Returns input, target (B, T) int64 on `device`, and mask (B, T) bool, which stays on the CPU: indices are built from
-    it there, without waiting for the device. Raises ValueError if a text has nothing masked.
+    it there, without waiting for the device.
     """
     if not batch["mask"].any(axis=1).all():
-        raise ValueError("a batch without masks: every text needs at least one masked position to fill in "
-                         "(mask_low and mask_high set how many)")
+        raise ValueError("a batch without masks: every text needs at least one masked position to fill in")
     input, target, mask = (torch.from_numpy(batch[key]) for key in ("input", "target", "mask"))
     input = input.to(device, non_blocking=True)
     target = target.to(device, non_blocking=True)
@@ -31,10 +30,9 @@ class DatasetConsumer:
 
     batch(split, step) is {"input", "target", "mask"}, each (batch_size, block_size), and "number", (batch_size,).
     MASKED_FILL replaces target's tokens by MASK in input where mask is True; LANGUAGE_MODEL shifts by one.
-    Problem i of a step is drawn from (seed, step, its number in the step), so the same problems are drawn however a
-    step is cut into ranks and micro-batches. The files stay on disk; windows of them are read as they are needed.
-    A window starts at a multiple of meta.json's "stride", if it has one: texts of one length, such as the boards of a
-    game, are then read whole.
+    Problem i of a step is drawn from (seed, step, its number in the step), however a step is cut into ranks and
+    micro-batches. A window starts at a multiple of meta.json's "stride", if it has one: texts of one length, such as
+    the boards of a game, are then read whole.
     tokenizer: the one that is used, whose vocabulary must be that of the files; None: the one that wrote them
     """
 
@@ -44,15 +42,10 @@ class DatasetConsumer:
         self.meta, self.tokenizer = load_meta(self.folder, tokenizer)
         self.mode = mode
         self.block_size = block_size
-        self.batch_size = batch_size
-        self.seed = seed
-        self.rank = rank
-        self.world = world
-        self.masks = None
-        if mode != LANGUAGE_MODEL:
-            self.masks = masks or {"random": 1.0}
-        self.mask_low = mask_low
-        self.mask_high = mask_high
+        self.batch_size, self.seed = batch_size, seed
+        self.rank, self.world = rank, world
+        self.masks = None if mode == LANGUAGE_MODEL else masks or {"random": 1.0}
+        self.mask_low, self.mask_high = mask_low, mask_high
         check_meta(self.folder, self.meta, self.tokenizer, self.masks)
         self.stride = self.meta.get("stride", 1)
         self.tokens = {split: open_tokens(self.folder, split, self.meta, block_size) for split in SPLITS}
@@ -74,8 +67,8 @@ class DatasetConsumer:
         start = starts[rng.integers(len(starts))]
         window = np.array(tokens[start : start + self.block_size + 1], dtype=np.int64)  # (T + 1,)
         if window.max() >= self.tokenizer.vocab_size:
-            raise ValueError(f"{self.folder}/{split}.bin has the token id {window.max()}, but its vocabulary has "
-                             f"{self.tokenizer.vocab_size} tokens; prepare the dataset again")
+            raise ValueError(f"{self.folder}/{split}.bin has the token id {window.max()}, which its vocabulary has "
+                             "not; prepare the dataset again")
         if self.mode == LANGUAGE_MODEL:
             input = window[:-1]                                                      # (T,)
             target = window[1:]                                                      # (T,)
@@ -89,11 +82,11 @@ class DatasetConsumer:
 
     def size(self):
         """The number of tokens and how they are masked, in words."""
-        words = (f"{len(self.tokens['train'])} training and {len(self.tokens['val'])} validation tokens, windows of "
-                 f"{self.block_size}")
+        masked = ""
         if self.masks:
-            words += f", {self.mask_low:.0%} to {self.mask_high:.0%} masked ({', '.join(self.masks)})"
-        return words
+            masked = f", {self.mask_low:.0%} to {self.mask_high:.0%} masked ({', '.join(self.masks)})"
+        return (f"{len(self.tokens['train'])} training and {len(self.tokens['val'])} validation tokens, windows of "
+                f"{self.block_size}{masked}")
 
     def train_text(self):
         """The whole training text, decoded."""

@@ -21,14 +21,9 @@ def at_least_float32(x):
 
 
 def sampling_logp(logits, temperature=1.0):
-    """Log-probabilities (..., V) of the distribution that is sampled from, before truncation, and that sampled tokens
-    are therefore scored with. logits: (..., V) float32; temperature: a number, or a tensor that broadcasts."""
+    """Log-probabilities (..., V) before truncation. logits: (..., V) float32; temperature: a number, or a tensor that
+    broadcasts."""
     return (logits / temperature).log_softmax(-1)
-
-
-def truncates(top_p, top_k, min_p):
-    """Tells whether these settings exclude any token from being drawn."""
-    return top_p < 1 or top_k > 0 or min_p > 0
 
 
 def restrict(logp, kept):
@@ -70,7 +65,7 @@ def nucleus(logp, top_p):
 
 
 def nucleus_of_all(p, top_p):
-    """The nucleus of probabilities (K, V), by sorting all of them."""
+    """The nucleus of probabilities (K, V), sorting all of them."""
     ordered, order = p.sort(descending=True, stable=True)                            # (K, V)
     before = ordered.cumsum(-1) - ordered                                            # (K, V) of the likelier tokens
     kept = before < top_p
@@ -103,16 +98,10 @@ def entropy(logp):
 
 
 def draw_uniforms(seed, step, numbers, shape):
-    """Uniform noise in [0, 1), float64, (len(numbers), *shape), on the CPU.
-
-    Row i depends on (seed, step, numbers[i]) alone: a problem's samples are the same on every device, in whatever
-    batch, micro-batch or rank it is drawn.
-    """
-    rows = []
-    for number in numbers:
-        rng = np.random.default_rng([SAMPLING, seed, step, int(number)])
-        rows.append(rng.random(shape))
-    return torch.from_numpy(np.stack(rows))
+    """Uniform noise in [0, 1), float64, (len(numbers), *shape), on the CPU. Row i depends on (seed, step, numbers[i])
+    alone, so that a problem's samples are the same on every device, in whatever batch or rank it is drawn."""
+    rngs = [np.random.default_rng([SAMPLING, seed, step, int(number)]) for number in numbers]
+    return torch.from_numpy(np.stack([rng.random(shape) for rng in rngs]))
 
 
 def noise_on(device, uniform):
@@ -143,7 +132,7 @@ def sample_tokens(logits, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.
     """
     logp = sampling_logp(logits, temperature)                                        # (K, V)
     kept = None
-    if truncates(top_p, top_k, min_p):
+    if top_p < 1 or top_k > 0 or min_p > 0:
         mask = kept_tokens(logp, top_p, top_k, min_p)                                # (K, V)
         kept = KeptTokens.of(mask)
         logp = restrict(logp, mask)
@@ -152,18 +141,14 @@ def sample_tokens(logits, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.
 
 
 def draw_tokens(model, h, uniform, temperature=1.0, **truncation):
-    """Draws G tokens from each of K hidden states, with the logits of few enough states at a time.
-
-    h: (K, C); uniform: (K, G); temperature: a number, or (K, 1); truncation: top_p, top_k, min_p
-    Returns what sample_tokens returns
-    """
+    """Draws tokens as sample_tokens does, from K hidden states h (K, C), with the logits of few states at a time.
+    temperature: a number, or (K, 1)"""
     size = max(1, LOGITS_AT_ONCE // model.vocabulary)
     parts = []
     for i in range(0, len(h), size):
         rows = slice(i, i + size)
-        logits = model.project(h[rows])                                              # (k, V)
         t = temperature[rows] if torch.is_tensor(temperature) else temperature
-        parts.append(sample_tokens(logits, uniform[rows], t, **truncation))
+        parts.append(sample_tokens(model.project(h[rows]), uniform[rows], t, **truncation))
     target, logp, kept = zip(*parts, strict=True)
     return torch.cat(target), torch.cat(logp), KeptTokens.join(kept)
 

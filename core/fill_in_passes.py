@@ -30,9 +30,7 @@ def draw_passes(order, hidden, passes, block_length=None):
 
 def count_passes(places, block_length, passes):
     """The passes of all blocks of a text with this many hidden places. passes: those of a block"""
-    if block_length is None:
-        return passes
-    return math.ceil(places / block_length) * passes
+    return passes if block_length is None else math.ceil(places / block_length) * passes
 
 
 def nothing(problems):
@@ -85,8 +83,7 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, befor
             continue
         drawn = now
         if by_confidence:
-            in_block = plan // passes == i // passes
-            drawn = in_block & (turn < 0) & ~ended
+            drawn = (plan // passes == i // passes) & (turn < 0) & ~ended
         if i == 0:
             draws = draw_for_groups(model, input, position, uniform[0], drawn, before, sampling)
         else:
@@ -108,12 +105,10 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, befor
         logp = torch.where(now, drawn_logp, logp)
         text = fill_in(text, column, now, target[:, None])[:, 0]
         if end_ids:
-            there = turn >= 0                                                        # (N, M)
-            end = torch.isin(target, torch.tensor(end_ids, device=device)).cpu() & there
-            all_before = there.int().cumprod(1).bool()
+            end = torch.isin(target, torch.tensor(end_ids, device=device)).cpu()     # (N, M)
+            all_before = (turn >= 0).int().cumprod(1).bool()
             ended = (end & all_before).any(1, keepdim=True)
-    read = torch.stack(read, 1)
-    return target, logp, turn.to(device), read, collector.joined()
+    return target, logp, turn.to(device), torch.stack(read, 1), collector.joined()
 
 
 def draw_for_groups(model, input, position, uniform, drawn, before, sampling):
@@ -124,9 +119,9 @@ def draw_for_groups(model, input, position, uniform, drawn, before, sampling):
     """
     G = uniform.shape[1]
     of_any = drawn.unflatten(0, (-1, G)).any(1)                                      # (P, M)
-    all_before = before(torch.arange(len(input), device=input.device))
     token, logp, kept = predict_and_sample_tokens(
-        model, input, position, uniform, of_any, before=all_before, **sampling)
+        model, input, position, uniform, of_any, before=before(torch.arange(len(input), device=input.device)),
+        **sampling)
     number = of_any.flatten().cumsum(0).view_as(of_any) - 1                          # (P, M)
     return token.flatten(0, 1), logp.flatten(0, 1), kept, number.repeat_interleave(G, 0)
 
@@ -150,8 +145,8 @@ def draw_in_rows(model, text, column, noise, drawn, before, G, sampling):
 
 
 def untruncated_logp(model, text, column, token, drawn, before, G):
-    """Log-probability at temperature 1, and without truncation, of the drawn tokens: (N, M), elsewhere 0. Their texts
-    are read again. The arguments are those of draw_in_rows, token (N, M)."""
+    """Log-probability (N, M) at temperature 1 and without truncation of the drawn tokens, whose texts are read again.
+    The arguments are those of draw_in_rows, token (N, M)."""
     row, number = drawn.nonzero().to(text.device).unbind(1)                          # (K,) each
     rows, place = row.unique(return_inverse=True)                                    # (n,), (K,)
     h = model.states(text[rows], column[rows], **before(rows // G))[place, number]   # (K, C)

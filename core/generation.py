@@ -24,7 +24,7 @@ class Generation:
 @torch.no_grad()
 def generate(model, prompt, padding, uniform, stop, turns=None, **sampling):
     """Samples G completions of every prompt: each prompt is read once, all rows are decoded together, and rows that
-    have ended leave the batch. Returns a Generation.
+    have ended leave the batch.
 
     prompt: (P, T) tokens, padded on the left; padding: (P,) number of padded columns, or None for none
     uniform: (P, G, L) noise in [0, 1) of each completion's tokens, at most L of them
@@ -63,9 +63,7 @@ def generate(model, prompt, padding, uniform, stop, turns=None, **sampling):
             if kept is not None:
                 place = number[chosen] * L + t
                 collector.add(place.cpu(), kept[chosen.cpu()])
-            begin = None
-            if turns is not None:
-                begin = [turns.begin[n][-1] for n in number.tolist()]
+            begin = None if turns is None else [turns.begin[n][-1] for n in number.tolist()]
             ends = stop(target[number, : t + 1], t, begin)[:, 0]                     # (n,)
             if turns is not None:
                 over = turns(target, dict.fromkeys(number[ends & chosen].tolist(), t))
@@ -105,25 +103,22 @@ class Stop:
             alone = tokenizer.decode(tokenizer.encode(s))
             in_text = tokenizer.decode(tokenizer.encode("a" + s))
             if alone != s and in_text != "a" + s:
-                raise ValueError(f"stop_sequences: {s!r} is a text that the tokenizer cannot write, so it would never "
-                                 "end a completion")
+                raise ValueError(f"stop_sequences: the tokenizer cannot write {s!r}")
         # Tokens that can hold a sequence, and one before them: a tokenizer may leave out a space that begins a text
         self.window = max((len(s.encode()) + 1 for s in sequences), default=0)
 
     def __call__(self, tokens, first, turn=None):
-        """Marks the columns at which rows end. tokens: (n, t) so far, of which those from column `first` on are new.
-        turn: n columns in which the turns of rows begin, None: 0; no stop sequence reaches back behind them.
+        """Marks the columns at which rows end: (n, t - first) bool, of which the first one of a row counts.
 
-        Returns (n, t - first) bool; the first end of a row counts, and what is marked after it means nothing.
+        tokens: (n, t) so far, of which those from column `first` on are new
+        turn: n columns in which the turns of rows begin, None: 0; no stop sequence reaches back behind them
         """
         new = tokens[:, first:]                                                      # (n, t - first)
         ended = torch.isin(new, new.new_tensor(self.tokenizer.stop_token_ids))
         if self.sequences:
             begin = max(0, first + 1 - self.window)
             for row, ids in enumerate(tokens[:, begin:].tolist()):
-                earliest = 0
-                if turn is not None:
-                    earliest = max(0, turn[row] - begin)
+                earliest = 0 if turn is None else max(0, turn[row] - begin)
                 for column in range(new.shape[1]):
                     end = first - begin + column + 1
                     last = ids[max(earliest, end - self.window) : end]

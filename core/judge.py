@@ -18,17 +18,11 @@ def calculate_realness(judge, text):
 
 @torch.no_grad()
 def calculate_judge_scores(judge, text, cls_token_id):
-    """Score of each text in [0, 1]; 1 means that it looks written by a human.
-
-    A realness judge gives the mean, over positions, of the probability that the token is the true one. A cls judge
-    reads CLS + text and gives 1 - its estimate of how much of the text was replaced.
-    text: (N, T) completed tokens
-    Returns (N,) float32
-    """
+    """Score (N,) in [0, 1] of each text (N, T); 1 means that it looks written by a human. A realness judge gives the
+    mean probability that a token is the true one, a cls judge reads CLS + text and gives 1 - the replaced share."""
     if judge.judge_head == "cls":
         cls = torch.full_like(text[:, :1], cls_token_id)
-        text = torch.cat((cls, text), 1)                                             # (N, 1 + T)
-        return 1 - calculate_realness(judge, text)
+        return 1 - calculate_realness(judge, torch.cat((cls, text), 1))
     return calculate_realness(judge, text).mean(1)
 
 

@@ -13,7 +13,7 @@ def random_mask(rng, tokens, count, newline):
 
 
 def in_lines_mask(rng, tokens, count, newline):
-    """Masks `count` single positions as random_mask does, but no newline; all others, if there are fewer."""
+    """Masks `count` single positions but no newline; all others, if there are fewer."""
     mask = np.zeros(len(tokens), dtype=bool)
     inside = np.flatnonzero(tokens != newline)
     chosen = rng.choice(inside, size=min(count, len(inside)), replace=False)
@@ -66,8 +66,7 @@ class MaskConfig:
         if self.mask_low > self.mask_high:
             raise ValueError(f"mask_low={self.mask_low} must be at most mask_high={self.mask_high}")
         if not self.masks:
-            raise ValueError("mask_random, mask_in_lines, mask_span and mask_line are all 0: a batch without masks "
-                             "has nothing to fill in; set one of them above 0")
+            raise ValueError("mask_random, mask_in_lines, mask_span, mask_line are 0: a batch without masks; raise one")
 
     @property
     def masks(self):

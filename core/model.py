@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from core.attention import attend, attention_mask, prefix_mask
+from core.attention import attend, attention_mask
 from core.cache import Cache
 from core.distributions import at_least_float32
 from core.performance.compiled_layers import compile_blocks
@@ -19,7 +19,6 @@ MASKED_FILL = "masked_fill"          # bidirectional: the state at position t pr
 SEQUENCE_SCORER = "sequence_scorer"  # bidirectional: how real the text looks, per position or as a whole
 MODES = (LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER)
 JUDGE_HEADS = ("realness", "cls")
-PROMPT_ATTENTION = ("full", "prefix")
 RANGES = {"vocab_size": "[1, 1e7]", "base_vocab_size": "[1, 1e7]", "block_size": "[1, 1e5]", "n_layer": "[1, 1e3]",
           "n_head": "[1, 1e3]", "n_embd": "[2, 65536]", "dropout": "[0, 1)"}  # of GPTConfig
 
@@ -27,7 +26,6 @@ RANGES = {"vocab_size": "[1, 1e7]", "base_vocab_size": "[1, 1e7]", "block_size":
 @dataclass(frozen=True)
 class GPTConfig:
     """The shape of a model, checked, and what it is for; it is stored in the model's file."""
-
     mode: str = LANGUAGE_MODEL
     vocab_size: int = 100         # ids the model can read: the base vocabulary and the special tokens behind it
     base_vocab_size: int = 97     # ids 0 .. base_vocab_size-1 are those it can write: a special token is never sampled
@@ -38,14 +36,13 @@ class GPTConfig:
     dropout: float = 0.0
     tied: bool = True             # one matrix for reading and writing tokens
     judge_head: str = "realness"  # SEQUENCE_SCORER only: "realness" per position, or "cls" read at position 0
-    prompt_attention: str = "full"  # MASKED_FILL: a prompt reads the whole text, or as "prefix" itself alone
 
     def __post_init__(self):
         for field in fields(self):  # a file may hold anything
             value = getattr(self, field.name)
             if type(value) is not field.type:
                 raise ValueError(f"{field.name}={shown(value)} must be {field.type.__name__}")
-        check_choices(self, {"mode": MODES, "judge_head": JUDGE_HEADS, "prompt_attention": PROMPT_ATTENTION})
+        check_choices(self, {"mode": MODES, "judge_head": JUDGE_HEADS})
         check_ranges(self, RANGES)
         if self.n_embd % (2 * self.n_head):
             raise ValueError(f"n_embd={self.n_embd} must be a multiple of 2 * n_head={2 * self.n_head} (rotary pairs)")
@@ -141,9 +138,9 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Tokens in, logits out; what a logit means depends on config.mode.
 
-    The model interface, which every kind of model offers to the rest of the code: mode, judge_head, prompt_alone,
+    The model interface, which every kind of model offers to the rest of the code: mode, judge_head,
     layers, states, project, new_cache, longest_input, vocabulary, parameters_by_kind, weights, load_weights, frozen,
-    dimensions, suffix, and the setting grad_checkpoint. Nobody else reads its config.
+    suffix, and the setting grad_checkpoint. Nobody else reads its config.
 
     LANGUAGE_MODEL, MASKED_FILL: logits over the base vocabulary, so that a special token has probability exactly 0.
     SEQUENCE_SCORER, realness:   one logit per position, log-odds that the token there is the true one.
@@ -157,7 +154,6 @@ class GPT(nn.Module):
         self.config = config
         self.mode = config.mode                      # one of MODES
         self.judge_head = config.judge_head          # one of JUDGE_HEADS, of a SEQUENCE_SCORER
-        self.prompt_alone = config.prompt_attention == "prefix"  # whether a prompt reads nothing behind it
         self.longest_input = config.block_size       # tokens that fit into one row
         self.vocabulary = config.base_vocab_size     # number of tokens that it can write: the width of its logits
         self.grad_checkpoint = False  # whether the backward pass computes activations again instead of keeping them
@@ -179,14 +175,13 @@ class GPT(nn.Module):
             if p.dim() == 2:
                 nn.init.normal_(p, std=std)
 
-    def states(self, tokens, position=None, past=None, padding=None, prompt=None):
+    def states(self, tokens, position=None, past=None, padding=None):
         """Final hidden states.
 
         tokens: (B, T) ids below vocab_size
         position: (B, M) columns of tokens whose states are wanted, or None for all
         past: a Cache of the tokens that these rows read before; these are added to it
         padding: (B,) number of leading columns of past and tokens that hold no token, or None
-        prompt: (B,) number of first tokens that read themselves alone, as if they were a past, or None
         Returns (B, M or T, C)
         """
         T = tokens.shape[1]
@@ -196,19 +191,13 @@ class GPT(nn.Module):
             raise ValueError(f"an input of {end} tokens does not fit a model with block_size={self.longest_input}")
         if past:
             mask = past.mask(T, padding, tokens.device)
-        elif prompt is not None:
-            mask = prefix_mask(prompt, T)
         else:
             mask = attention_mask(0, T, padding, tokens.device, self.mode == LANGUAGE_MODEL)
         x = self.drop(self.embed(tokens))                                            # (B, T, C)
         cos, sin = self.cos[before:end], self.sin[before:end]                        # (T, D) each
         for i, block in enumerate(self.blocks):
-            read = past.layer(i) if past else attend
-            inputs = (x, cos, sin, mask, read)
-            if self.grad_checkpoint:
-                x = checkpoint(block, *inputs, use_reentrant=False)
-            else:
-                x = block(*inputs)
+            inputs = (x, cos, sin, mask, past.layer(i) if past else attend)
+            x = checkpoint(block, *inputs, use_reentrant=False) if self.grad_checkpoint else block(*inputs)
         if past:
             past.length += T
         if position is not None:
@@ -220,10 +209,8 @@ class GPT(nn.Module):
         if self.scores:
             return at_least_float32(self.head(h).squeeze(-1))
         weight = self.embed.weight[: self.vocabulary] if self.config.tied else self.head.weight
-        dtype = h.dtype
         kind = h.device.type
-        if torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else h.dtype
         # Autocast would cast the weight once for all calls and add up their gradients in its own precision. Cast here,
         # each call's gradient is added to the others in float32.
         with torch.autocast(kind, enabled=False):
@@ -231,19 +218,16 @@ class GPT(nn.Module):
         return at_least_float32(logits)
 
     def forward(self, tokens, position=None, past=None, padding=None):
-        """The arguments of `states`; returns float32 logits (B, M or T, base_vocab_size); of a scorer (B, M or T) for
-        realness and (B,) for cls."""
+        """Logits (B, M or T, base_vocab_size) in float32; of a scorer (B, M or T) for realness and (B,) for cls."""
         h = self.states(tokens, position, past, padding)
         if self.scores and self.judge_head == "cls":
             h = h[:, 0]
         return self.project(h)
 
     def new_cache(self):
-        """An empty one, for `states` to fill."""
-        return Cache(causal=self.mode == LANGUAGE_MODEL)
+        return Cache()
 
     def compile_layers(self):
-        """Compiles the layers for texts, when they first read one."""
         compile_blocks(self.blocks)
 
     @property
@@ -267,14 +251,8 @@ class GPT(nn.Module):
         return {name: p.detach() for name, p in self.named_parameters()}
 
     def load_weights(self, weights):
-        """Takes over weights that `weights` gave."""
         self.load_state_dict(weights)
 
     def frozen(self):
         """A model that stays as this one is now."""
         return freeze(copy.deepcopy(self))
-
-    @property
-    def dimensions(self):
-        """(number of layers, width of the hidden states)."""
-        return self.config.n_layer, self.config.n_embd

@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from core.files.json_text import read_object
+from core.files.json_lines import read_object
 from core.files.model_file import read_model_file, read_tokenizer, write_model_file
 from core.model import GPT
 from core.settings.optional import on_hub

@@ -10,7 +10,6 @@ from core.files.datasets import SPLITS, dataset_folder
 from core.files.records import (
     FIELDS,
     PROMPTS,
-    RAW,
     is_file_of_records,
     load_records,
     read_records,
@@ -45,7 +44,7 @@ def code(messages):
 TEMPLATES = {"plain": plain, "chat": chat, "math": math, "code": code}
 MODEL = "model"     # the template that comes with a Hugging Face model
 OF_CONSUMER = {"text", "tokens", "where", "split"}  # fields of a record that a PromptConsumer adds, or needs alone
-CHARACTERS = 100    # most characters of a token, on average over a prompt
+CHARACTERS = 100    # most characters of a token, on average
 SHORT = 300         # characters of the first prompt that the start of a run prints
 
 
@@ -74,23 +73,17 @@ class PromptFormat:
         if self.prompt_format is not None and "{prompt}" not in self.prompt_format:
             raise ValueError(f"prompt_format={self.prompt_format!r} must have {{prompt}} where the prompt stands")
         if self.template == MODEL and not hasattr(tokenizer, "render_chat"):
-            raise ValueError("template='model' is the chat template of a Hugging Face model, which this model is not; "
-                             f"use one of {', '.join(TEMPLATES)}")
+            raise ValueError(f"template='model' is for Hugging Face models; use one of {', '.join(TEMPLATES)}")
         if self.template != MODEL and self.chat_template_kwargs:
-            raise ValueError(f"chat_template_kwargs={self.chat_template_kwargs} are arguments of the model's chat "
-                             f"template, which template={self.template!r} does not use; set template='model' or leave "
-                             "them out")
+            raise ValueError(f"chat_template_kwargs need template='model', not template={self.template!r}")
 
     def encode(self, prompt, tokenizer):
-        """(text, token ids) of a prompt; the ids include response_prefix, the text does not.
-
-        prompt: a text or a list of {"role", "content"}; of one that is certainly too long only the beginning is read
-        """
+        """(text, token ids) of a prompt, a text or a list of {"role", "content"}; the ids include response_prefix, the
+        text does not."""
         text = self.render(as_messages(prompt, self.system_prompt, self.prompt_format), tokenizer)
         encode = tokenizer.encode_prompt
         if self.template == MODEL:
             encode = tokenizer.encode  # the text has the start token
-        text = text[: CHARACTERS * self.max_prompt_length]
         return text, encode(text + self.response_prefix)
 
     def render(self, messages, tokenizer):
@@ -104,32 +97,16 @@ class PromptFormat:
         has one, to the beginning of the next."""
         turn = "what the model wrote"
         before = [*as_messages("?", self.system_prompt), {"role": "assistant", "content": turn}]
-        return self.render([*before, *messages], tokenizer).partition(turn)[2]
-
-    def around(self, tokenizer):
-        """(front, back): the texts around a message of the user between two turns of the model, from the end of the one
-        to the beginning of the other. Of plain text they are empty.
-
-        Raises ValueError if they cannot be told from what the template makes of three messages.
-        """
-        if self.template == "plain":
-            return "", ""
-        message = "the message behind it"
-        text = self.behind([{"role": "user", "content": message}], tokenizer)
-        if text.count(message) != 1 or "what the model wrote" in text:
-            raise ValueError(f"template={self.template!r} does not repeat the messages of a chat one after another, so "
-                             "the text between two turns is not known; use template='plain'")
-        return tuple(text.split(message))
+        _, found, text = self.render([*before, *messages], tokenizer).partition(turn)
+        if not found:
+            raise ValueError(f"template={self.template!r} does not show the turns of a chat; use template='plain'")
+        return text
 
 
 def as_columns(records):
-    """(rendered prompts, {field: values}) of records of PromptConsumer: the arguments of rewards. If an answer was a
-    number, the field RAW has all answers as they were."""
+    """(rendered prompts, {field: values}) of records of PromptConsumer: the arguments of rewards."""
     fields = {field for record in records for field in record} - OF_CONSUMER
-    columns = {field: [r.get(field) for r in records] for field in fields}
-    if RAW in columns:
-        columns[RAW] = [r.get(RAW, r.get("answer")) for r in records]
-    return [r["text"] for r in records], columns
+    return [r["text"] for r in records], {field: [r.get(field) for r in records] for field in fields}
 
 
 def as_problems(records, numbers, T, tokenizer):
@@ -138,11 +115,8 @@ def as_problems(records, numbers, T, tokenizer):
     input = np.full((len(records), T), tokenizer.pad_token_id)                       # (B, T)
     for row, start, record in zip(input, padding, records, strict=True):
         row[start:] = record["tokens"]
-    return {
-        "input": input,
-        "padding": padding,
-        "number": np.asarray(numbers),
-        "record": np.array(records, dtype=object)}
+    records = np.array(records, dtype=object)
+    return {"input": input, "padding": padding, "number": np.asarray(numbers), "record": records}
 
 
 class PromptConsumer:
@@ -152,24 +126,19 @@ class PromptConsumer:
     "record": (B,) objects}; batch(split, step, micro) is {"input", "target", "mask", "number"}, each (B, T): the whole
     text shifted by one, the mask True on its completion and stop token.
     Problem i of a step is drawn from (seed, step, its number in the step), however a step is cut into ranks and
-    micro-batches, and no problem occurs twice in a step unless there are too few. Training prompts of more than
-    max_prompt_length tokens are left out and counted.
-    dataset: a prepared folder, a file of records, hf:owner/name (core/files/records.py), or gym:TASK, which
-    gym_settings are for (core/files/gym.py)
+    micro-batches, and no problem occurs twice in a step unless there are too few.
+    dataset: a prepared folder, a file of records, or hf:owner/name (core/files/records.py)
     tokenizer: that of the model; None: the one that meta.json of the folder describes
     format: a PromptFormat; block_size: the longest input of a supervised model
     masked: whether `batch` is for a model that fills in masks
     """
 
     def __init__(self, dataset, batch_size, seed=1337, rank=0, world=1, tokenizer=None, format=None, block_size=None,
-                 gym_settings=None, masked=False):
-        self.masked = masked
-        self.batch_size = batch_size
-        self.seed = seed
-        self.rank = rank
-        self.world = world
+                 masked=False):
+        self.batch_size, self.seed = batch_size, seed
+        self.rank, self.world = rank, world
+        self.block_size, self.masked = block_size, masked
         self.format = format or PromptFormat()
-        self.block_size = block_size
         self.prepared = not is_file_of_records(dataset)
         self.folder = dataset
         if self.prepared:
@@ -177,7 +146,7 @@ class PromptConsumer:
             tokenizer = load_meta(self.folder, tokenizer)[1]
             records = read_records(os.path.join(self.folder, PROMPTS))
         else:
-            records = load_records(dataset, gym_settings)
+            records = load_records(dataset)
         self.tokenizer = tokenizer
         self._check_tokenizer()
         unique = unique_prompts(records)
@@ -188,24 +157,25 @@ class PromptConsumer:
         self._leave_out_long()
         for split, found in self.records.items():
             if not found:
-                raise ValueError(f"dataset={dataset}: none of its {len(unique)} prompts is in the split {split}, or "
-                                 "all are longer than max_prompt_length; give more records (a hash puts a tenth into "
-                                 f"val), or set \"split\": \"{split}\" in some")
-        self.longest = max(len(record["tokens"]) for split in SPLITS for record in self.records[split])
+                raise ValueError(f"dataset={dataset}: none of its {len(unique)} prompts of at most max_prompt_length "
+                                 f"tokens is in the split {split}; add records, or set \"split\": \"{split}\" in some")
+        self.longest = max(len(record["tokens"]) for record in self._all())
         if block_size and self.longest >= block_size:
             raise ValueError(f"prompts of up to {self.longest} tokens leave no room for a completion in "
                              f"block_size={block_size}: raise block_size or lower max_prompt_length")
 
+    def _all(self):
+        """The records of both splits."""
+        return [record for records in self.records.values() for record in records]
+
     def _check_tokenizer(self):
         """Raises ValueError unless the tokenizer can end a completion and renders the format."""
         if self.tokenizer is None:
-            raise ValueError(f"dataset={self.folder} has prompts but no tokenizer, which a model brings with it; to "
-                             "train a new model, prepare them: data/custom/prepare.py --input=FILE --out=FOLDER")
+            raise ValueError(f"dataset={self.folder} has prompts but no tokenizer; for a new model, prepare them: "
+                             "data/custom/prepare.py --input=FILE --out=FOLDER")
         if self.tokenizer.stop_token_id is None:
             raise ValueError(f"dataset={self.folder} has prompts, but the tokenizer has no token that ends a "
-                             "completion: use a causal model, of Hugging Face one with its eos_token_id in "
-                             "generation_config.json, or, for a model that fills in text, running text "
-                             "(data/char_diffusion/prepare.py)")
+                             "completion: use a causal model, with eos_token_id in its generation_config.json")
         self.format.check(self.tokenizer)
 
     def _encode(self, record):
@@ -213,8 +183,7 @@ class PromptConsumer:
         prompt = record["prompt"]
         roles = [] if isinstance(prompt, str) else [message["role"] for message in prompt]
         if self.format.system_prompt and "system" in roles:
-            raise ValueError(f"{record['where']}: the prompt has a system message, and system_prompt would be a second "
-                             "one; leave system_prompt out, or remove the message")
+            raise ValueError(f"{record['where']}: the prompt has a system message already; leave system_prompt out")
         record["text"], record["tokens"] = self.format.encode(prompt, self.tokenizer)
         record["split"] = record.get("split") or side(prompt)
         if not record["tokens"]:
@@ -224,51 +193,40 @@ class PromptConsumer:
         """Leaves out training prompts of more than max_prompt_length tokens. Such a validation prompt is an error:
         figures over the short prompts alone would pass for figures over all."""
         limit = self.format.max_prompt_length
-        long = [record for record in self.records["val"] if len(record["tokens"]) > limit]
-        if long:
-            longest = max(len(record["tokens"]) for record in long)
-            raise ValueError(f"{long[0]['where']}: this validation prompt and {len(long) - 1} others are longer than "
-                             f"max_prompt_length={limit}; set max_prompt_length={longest} or more, or remove them")
         short = [record for record in self.records["train"] if len(record["tokens"]) <= limit]
         self.dropped = len(self.records["train"]) - len(short)
         self.records["train"] = short
+        longest = max(self.records["val"], key=lambda record: len(record["tokens"]), default={"tokens": []})
+        if len(longest["tokens"]) > limit:
+            raise ValueError(f"{longest['where']}: this validation prompt is longer than max_prompt_length={limit}; "
+                             f"set it to {len(longest['tokens'])} or more, or remove the prompt")
 
     def require(self, field, why):
         """Raises ValueError, naming file and line, unless every record has the field."""
-        for record in sum(self.records.values(), []):
+        for record in self._all():
             if field not in record:
-                names = FIELDS.get(field, (field,))
-                raise ValueError(f"{record['where']}: no {field}, which {why} needs; give it as {' or '.join(names)}")
+                names = " or ".join(FIELDS.get(field, (field,)))
+                raise ValueError(f"{record['where']}: no {field}, which {why} needs; give it as {names}")
 
     def size(self):
         """The numbers of prompts, in words."""
         words = (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
-                 f"{self.longest} tokens")
-        if self.dropped:
-            words += f", {self.dropped} longer than max_prompt_length={self.format.max_prompt_length} left out"
-        if self.repeated:
-            words += f", {self.repeated} repeated ones left out"
+                 f"{self.longest} tokens, {self.dropped} longer than max_prompt_length={self.format.max_prompt_length} "
+                 f"and {self.repeated} repeated ones left out")
         if self.block_size:
-            records = sum(self.records.values(), [])
-            room = self.block_size
-            if not self.masked:
-                room += 1  # the last token is a target alone
-            cut = sum(len(self._example(record)) > room for record in records)
-            if cut:
-                words += f"; {cut} training examples are cut at block_size={self.block_size}"
+            room = self.block_size if self.masked else self.block_size + 1  # the last token is a target alone
+            cut = sum(len(self._example(record)) > room for record in self._all())
+            words += f"; {cut} training examples are cut at block_size={self.block_size}"
         return words
 
     def describe_prompts(self):
-        """Yields lines for the start of a run: the first prompt as the model reads it, or its end, and what ends a
-        completion."""
+        """Yields lines for the start of a run: the end of the first prompt, and what ends a completion."""
         t = self.tokenizer
         text = self.records["train"][0]["text"] + self.format.response_prefix
         start = "is" if len(text) <= SHORT else "ends in"
         yield f"the first prompt {start} {text[-SHORT:]!r}"
         ends = [f"{i} {name!r}" for i, name in zip(t.stop_token_ids, t.stop_token_names, strict=True)]
         yield f"a completion ends with token {' or '.join(ends)}"
-        if self.format.template != MODEL and getattr(t, "has_chat_template", False):
-            yield f"the tokenizer has a chat template, which template={self.format.template!r} does not use"
 
     def _drawn(self, split, step, micro):
         """(records, numbers) of this rank's share of a micro-batch."""
@@ -295,8 +253,7 @@ class PromptConsumer:
     def masked_batch(self, split, step, micro=0):
         """Training examples for a model that fills in masks: the prompt, the record's "completion", and stop tokens up
         to block_size. A share of the places behind the prompt, uniform in (0, 1], is masked; every example weighs the
-        same, so a token of a share t weighs 1 / t (the bound of arXiv 2406.07524 and 2502.09992). The weight of a
-        token of the prompt is -1."""
+        same, so a token of a share t weighs 1 / t (the bound of arXiv 2406.07524 and 2502.09992)."""
         records, numbers = self._drawn(split, step, micro)
         target = np.full((len(records), self.block_size), self.tokenizer.stop_token_id)
         weight = np.zeros(target.shape, dtype=np.float32)
@@ -307,7 +264,6 @@ class PromptConsumer:
             rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step, int(number)])
             chosen = rng.permutation(places)[: rng.integers(len(places)) + 1]
             weights[chosen] = 1 / len(chosen)
-            weights[: places[0]] = -1
         input = np.where(weight > 0, self.tokenizer.mask_token_id, target)
         return {"input": input, "target": target, "mask": weight, "number": numbers}
 

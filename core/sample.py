@@ -116,11 +116,7 @@ def in_any_order(model, tokenizer, ids, room, config, device):
     places = torch.arange(T, T + room, device=device)[None]                          # (1, room)
     hidden = torch.ones(1, room, dtype=torch.bool)
     ends = tokenizer.stop_token_ids
-
-    def before(problems):
-        return {"prompt": torch.full_like(problems, T)} if model.prompt_alone else {}
-
-    rows = draw(model, text, places, hidden, config, before=before, end_ids=ends).tolist()
+    rows = draw(model, text, places, hidden, config, end_ids=ends).tolist()
     return [row[: 1 + next((i for i, token in enumerate(row) if token in ends), room)] for row in rows]
 
 
@@ -168,9 +164,6 @@ def main(argv):
         if model.mode == LANGUAGE_MODEL and getattr(config, key) != getattr(SampleConfig, key):
             raise ValueError(f"{key}={getattr(config, key)} is for a masked-fill model, but checkpoint="
                              f"{config.checkpoint} completes a text from left to right; leave it out")
-    if model.prompt_alone and config.max_new_tokens is None:
-        raise ValueError(f"checkpoint={config.checkpoint} completes prompts (prompt_attention='prefix') and fills in "
-                         "no other texts; set max_new_tokens")
     is_prompt = model.mode == LANGUAGE_MODEL or config.max_new_tokens is not None
     sample = complete if is_prompt else fill
     sample(model, tokenizer, config, device)

@@ -4,7 +4,7 @@ import os
 import re
 import unicodedata
 
-from core.files.json_text import read_object
+from core.files.json_lines import read_object
 from core.settings.ranges import shown
 from core.settings.user_code import guarded
 
@@ -49,12 +49,16 @@ class OwnTokenizer:
         """Ids of a whole prompt: there is no token that begins one."""
         return self.encode(text)
 
+    def decode(self, ids):
+        """Text of the ids; every special token is shown as an underscore, the stop token not at all."""
+        return self.text([i for i in ids if i != self.stop_token_id])
+
 
 class CharTokenizer(OwnTokenizer):
     """One id per character: printable ASCII and newline, then tags and STOP if asked for, then MASK, PAD, CLS.
 
-    The vocabulary is fixed, not collected from a corpus, so one checkpoint fits every text. tags: strings that are one
-    token each, such as '<SOLUTION>'; stop: adds the token that ends a completion, which no text can contain.
+    tags: strings that are one token each, such as '<SOLUTION>'; stop: adds the token that ends a completion, which no
+    text can contain
     """
 
     def __init__(self, characters=ASCII, tags=(), stop=False):
@@ -73,9 +77,7 @@ class CharTokenizer(OwnTokenizer):
             pieces += [part] if part in self.tags else fold_to_ascii(part)[0]
         return [self.ids[piece] for piece in pieces if piece in self.ids]
 
-    def decode(self, ids):
-        """Text of the ids; every special token is shown as an underscore, the stop token not at all."""
-        ids = [i for i in ids if i != self.stop_token_id]
+    def text(self, ids):
         return "".join(self.pieces[i] if i < len(self.pieces) else "_" for i in ids)
 
     def description(self):
@@ -98,9 +100,9 @@ class BPETokenizer(OwnTokenizer):
         self.encoding = encoding
         try:
             self.bpe = tiktoken.get_encoding(encoding)
-        except RequestException as error:
-            raise ValueError(f"tokenizer {encoding} could not be downloaded ({type(error).__name__}); set "
-                             "TIKTOKEN_CACHE_DIR to a folder that has it") from None
+        except RequestException:
+            raise ValueError(f"tokenizer {encoding} could not be downloaded; set TIKTOKEN_CACHE_DIR to a folder that "
+                             "has it") from None
         self.words = len(self.bpe.token_byte_values())
         self.newline_token_id = self.encode("\n")[0]
         self.number_specials(self.bpe.n_vocab, self.bpe.eot_token, "<|endoftext|>")
@@ -109,14 +111,11 @@ class BPETokenizer(OwnTokenizer):
         """Ids of the text; the name of a special token in it is read as plain characters."""
         return self.bpe.encode_ordinary(text)
 
-    def decode(self, ids):
-        """Text of the ids; every special token is shown as an underscore, the stop token not at all."""
-        ids = [i for i in ids if i != self.stop_token_id]
+    def text(self, ids):
         pieces = [self.bpe.decode_single_token_bytes(i) if i < self.words else b"_" for i in ids]
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def description(self):
-        """Plain values that from_description turns back into this tokenizer."""
         return {"kind": "bpe", "encoding": self.encoding, "stop_token_id": self.stop_token_id, **self.special_ids()}
 
 
@@ -144,8 +143,7 @@ def from_description(description, where):
             from core.huggingface.tokenizer import load_huggingface_tokenizer
             tokenizer = load_huggingface_tokenizer(description["name"], f"{where}: tokenizer")
     if not same_vocabulary(description, tokenizer):
-        raise ValueError(f"{where}: the vocabulary of its tokenizer is not, or no longer, the one that it describes; "
-                         f"{AGAIN}")
+        raise ValueError(f"{where}: the vocabulary of its tokenizer is not the one that it describes; {AGAIN}")
     return tokenizer
 
 
@@ -161,22 +159,13 @@ def load_meta(folder, tokenizer=None):
     """(meta.json of a prepared dataset, its tokenizer). tokenizer: one that is used in place of the dataset's own"""
     path = os.path.join(folder, "meta.json")
     if not os.path.exists(path):
-        raise FileNotFoundError(why_not_prepared(folder, path))
+        raise FileNotFoundError(f"dataset not prepared: {path} is missing; correct the path, or run python "
+                                f"{os.path.join(folder, 'prepare.py')} (of your own text or prompts: "
+                                "data/char_diffusion/prepare.py or data/custom/prepare.py)")
     meta = read_object(path, path, AGAIN)
     if not isinstance(meta.get("tokenizer"), dict):
         raise ValueError(f"{path} has no tokenizer: {AGAIN}")
     return meta, tokenizer or from_description(meta["tokenizer"], path)
-
-
-def why_not_prepared(folder, path):
-    """The fault of a dataset without meta.json, and its remedy, in words."""
-    if os.path.splitext(folder)[1]:  # data/my.txt, for a file that is not there
-        return f"dataset={os.path.basename(folder)} is no file here, nor {folder} a folder; correct the path"
-    command = os.path.join(folder, "prepare.py")
-    if not os.path.exists(command):
-        command = (f"data/char_diffusion/prepare.py --input=FILE --out={folder}, or for prompts "
-                   "data/custom/prepare.py; a folder of .jsonl or .parquet files is dataset=hf:FOLDER")
-    return f"dataset not prepared: {path} is missing; correct the path, or run python {command}"
 
 
 def character_ends(tokenizer, ids):

@@ -89,7 +89,7 @@ class Trainer:
             if self.config.export and self.dist.is_main and not stopped:
                 save_model(self.config.export, self.model, self.tokenizer, torch.float16, step=self.step, **self.facts)
                 if os.path.isdir(self.config.export):
-                    write_card(self.config, self.config.export, self.step, {}, self.facts)
+                    write_card(self.config, self.config.export, self.step)
             self.dist.barrier()
 
     def train_step(self):

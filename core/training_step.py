@@ -10,11 +10,10 @@ NONFINITE = "nonfinite_"  # begins the name of a sum that counts numbers that ar
 
 
 def build_optimizers(learner, config, device_type="cpu"):
-    """AdamW, or Muon for the matrices of the blocks (Jordan et al. 2024) and AdamW for the rest.
+    """AdamW, or Muon for the matrices of the blocks (Jordan et al. 2024) and AdamW for the rest. Muon's update is
+    scaled to AdamW's size (arXiv 2502.16982), so one learning_rate serves both. Vectors do not decay.
 
     learner: a model or a policy, with parameters_by_kind; config: optimizer, learning_rate, weight_decay, beta1, beta2
-    Muon's update is scaled to AdamW's size (arXiv 2502.16982), so one learning_rate serves both. Weight decay on
-    matrices and embeddings alone.
     """
     kinds = learner.parameters_by_kind()
     decayed, muon = list(kinds["embeddings"]), []
@@ -42,8 +41,7 @@ def total_over_ranks(sums, dist, largest=()):
     sums: {name: 0-d tensor or number}; largest: the names of which the largest over ranks counts, not the sum
     Returns {name: 0-d float32 tensor on the device}
     """
-    on_device = [torch.as_tensor(x).to(dist.device, torch.float32, non_blocking=True) for x in sums.values()]
-    x = torch.stack(on_device)
+    x = torch.stack([torch.as_tensor(x).to(dist.device, torch.float32, non_blocking=True) for x in sums.values()])
     totals = dict(zip(sums, dist.total(x), strict=True))
     if set(largest) & set(sums):
         most = dict(zip(sums, dist.largest(x), strict=True))
@@ -55,10 +53,8 @@ def apply_gradients(parameters, optimizers, grad_clip, totals, count, deciding=(
     """Ends an optimizer step whose gradients are summed over ranks: clips them, then steps or skips. One host sync.
 
     totals: {name: 0-d tensor} of `total_over_ranks`; count: the name of the one that counts the tokens in the loss
-    deciding: the names of the totals that must be finite, sums alone: they are equal on all ranks, a maximum with NaN
-              on one of them may not be. The others are there to be looked at
-    A step that may not change the weights is skipped: it changes nothing but the count of skipped steps. A step without
-    a single token in the loss changes nothing either: momentum and weight decay alone must not move the weights.
+    deciding: names of sums that skip the step if they are NaN or infinite
+    A step without a token in the loss changes nothing either: momentum and weight decay alone must not move weights.
     Returns {name: float} of totals with grad_norm, and skipped_steps and empty_steps (0 or 1 each), added
     """
     norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip if grad_clip > 0 else math.inf)

@@ -33,14 +33,12 @@ def group_std(reward, mask, total):
 
 
 def group_mean(reward, mask, total):
-    """r - mean of the group: Dr. GRPO, arXiv 2503.20783. There is no division by the std, which would enlarge the
-    advantages in groups of nearly equal rewards."""
+    """r - mean of the group: Dr. GRPO, arXiv 2503.20783."""
     return centred(reward, mask)[0]
 
 
 def leave_one_out(reward, mask, total):
-    """r - mean of the other completions of the group: RLOO, arXiv 2402.14740. An unbiased baseline; the result is
-    G / (G - 1) times group_mean."""
+    """r - mean of the other completions of the group: RLOO, arXiv 2402.14740. It is G / (G - 1) times group_mean."""
     x, count = centred(reward, mask)
     return x * count / (count - 1).clamp(min=1)
 
@@ -48,17 +46,12 @@ def leave_one_out(reward, mask, total):
 def batch_std(reward, mask, total):
     """(r - mean of the group) / (std + 1e-4); the std is that of these differences over the step and all ranks."""
     x, _ = centred(reward, mask)
-    squares = total(x.square().sum())
-    count = total(mask.sum())
-    return over_std(x, squares, count)
+    return over_std(x, total(x.square().sum()), total(mask.sum()))
 
 
 def max_rl(reward, mask, total):
-    """(r - mean) / mean within the group, 0 where no completion is right: MaxRL, arXiv 2602.02710.
-
-    With rewards of 0 and 1 the expected gradient is the sum over k from 1 to G - 1 of that of pass@k / k, the first
-    terms of the gradient of log pass@1. Raises ValueError if a reward is negative
-    """
+    """(r - mean) / mean within the group, 0 where no completion is right: MaxRL, arXiv 2602.02710. With rewards of 0
+    and 1 the expected gradient is the sum over k from 1 to G - 1 of that of pass@k / k."""
     counted = reward * mask
     if (counted < 0).any():
         raise ValueError(f"advantage='max_rl' is for rewards of success, 0 or 1, but one is {counted.min():g}")
@@ -68,18 +61,13 @@ def max_rl(reward, mask, total):
 
 
 def step(reward, mask, total):
-    """(r - mean) / (std + 1e-4), both over the whole step and all ranks: REINFORCE++, arXiv 2501.03262.
-
-    A group has no baseline of its own, so a group whose rewards are all equal still has advantages.
-    """
+    """(r - mean) / (std + 1e-4), both over the whole step and all ranks: REINFORCE++, arXiv 2501.03262."""
     count = total(mask.sum())
     mean = total((reward * mask).sum()) / count.clamp(min=1)
     x = (reward - mean) * mask
     mean = total(x.sum()) / count.clamp(min=1)  # again: the mean of large rewards was rounded
     x = (x - mean) * mask
-    above = total((x > 0).sum())
-    below = total((x < 0).sum())
-    equal = (above == 0) | (below == 0)
+    equal = (total((x > 0).sum()) == 0) | (total((x < 0).sum()) == 0)
     x = x.masked_fill(equal & x.isfinite(), 0.0)  # of equal rewards only rounding errors are left
     return over_std(x, total(x.square().sum()), count)
 
@@ -93,7 +81,6 @@ def compute_advantages(reward, name, mask=None, total=lambda x: x):
 
     reward: (P, G, 1) one reward per completion, or (P, G, M) one per token
     mask:   the same shape, 0.0 on padding and on completions that were not scored: they do not count in any baseline
-    total:  sums a tensor over ranks
     Returns the same shape; exactly 0 where the rewards of a group are all equal (`step`: where those of the step are)
     """
     if mask is None:

@@ -86,7 +86,7 @@ def build_data(config, dist):
         prompt_format = PromptFormat(config.template, config.system_prompt, config.response_prefix,
                                      config.max_prompt_length, config.chat_template_kwargs, config.prompt_format)
         return PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
-                              prompt_format, gym_settings=config.gym_settings)
+                              prompt_format)
     return DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, config.batch_size, config.seed, dist.rank,
                            dist.world, config.masks, config.mask_low, config.mask_high, tokenizer)
 
@@ -171,9 +171,6 @@ def build_reference(config, policy, dist):
         reference = policy.frozen()
     else:
         reference = load_policy(key, config, policy.tokenizer, dist, policy.model.mode)
-        if reference.model.prompt_alone != policy.model.prompt_alone:
-            raise ValueError(f"{key}={path} has another prompt_attention than the generator, which reads prompts for "
-                             "both; train one of them again")
         freeze(reference.model)
         if hasattr(policy.model, "banned_ids"):  # those of the policy: its model may declare other end tokens
             reference.model.banned_ids = policy.model.banned_ids
@@ -211,7 +208,7 @@ def build_rewards(config, models, data, dist):
     """A Rewards, with every record checked for what its functions need."""
     rewards = make_rewards(config, models.judge, dist)
     if isinstance(data, PromptConsumer):
-        rewards.check(data.records["train"] + data.records["val"], data.tokenizer)
+        rewards.check(data.records["train"] + data.records["val"])
         if config.environment is not None:
             models.policy.environments = environments_of(config)
             check_begins(models.policy.environments, data)

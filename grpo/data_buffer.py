@@ -1,6 +1,5 @@
 """Rollouts between sampling and training, and the results of evaluations. Only the trainer touches it."""
 
-import math
 from collections import deque
 
 import numpy as np
@@ -9,38 +8,29 @@ import torch
 from core.performance.kept_tokens import KeptTokens
 from grpo.rollout import Rollouts, moved, plain
 
-SHUFFLE = 3                # keeps this noise apart from that of problems and samples
+SHUFFLE = 3  # keeps this noise apart from that of problems and samples
 MOST_EVALUATIONS = 1000
 
 
 class DataBuffer:
-    """Holds at most `capacity` rollouts and hands out their minibatches.
+    """Holds the rollouts of one iteration and hands out their minibatches, whose order depends on
+    (seed, rank, id of the rollout, epoch) alone: a resumed run goes on where it stopped."""
 
-    A call that is refused leaves the buffer as it was. The order of minibatches depends on
-    (seed, rank, id of the rollout, epoch) alone, so a resumed run goes on where it stopped.
-    """
-
-    def __init__(self, seed=0, rank=0, capacity=1):
-        self.seed, self.rank, self.capacity = seed, rank, capacity
+    def __init__(self, seed=0, rank=0):
+        self.seed, self.rank = seed, rank
         self.rollouts, self.queue, self.stored = {}, [], 0          # {id: (rollouts, sums)}, [(id, epoch, part, parts)]
         self.evaluations = deque(maxlen=MOST_EVALUATIONS)
 
     def store_rollout_data(self, rollouts, sums):
         """Takes rollouts with their advantage and the sums of their metrics. Returns their id."""
-        if len(self.rollouts) >= self.capacity:
-            raise ValueError(f"the buffer holds {self.capacity} rollouts already; train on them first")
-        if rollouts.advantage is None:
-            raise ValueError("rollouts have no advantage yet")
+        assert not self.rollouts and rollouts.advantage is not None
         self.stored += 1
         self.rollouts[self.stored] = rollouts, sums
         return self.stored
 
     def prepare_training_batch(self, id, epochs=1, minibatches=1):
         """Queues `epochs` passes over a rollout, each in `minibatches` parts of its problems, shuffled anew."""
-        if id not in self.rollouts:
-            raise ValueError(f"no rollouts with id {id} in the buffer, which holds {sorted(self.rollouts)}")
-        if epochs < 1 or minibatches < 1:
-            raise ValueError(f"epochs={epochs} and minibatches={minibatches} must be at least 1")
+        assert id in self.rollouts and epochs > 0 and minibatches > 0, (id, epochs, minibatches)
         self.queue += [(id, epoch, part, minibatches) for epoch in range(epochs) for part in range(minibatches)]
 
     def __iter__(self):
@@ -51,8 +41,8 @@ class DataBuffer:
     def next_minibatch(self):
         id, epoch, part, parts = self.queue.pop(0)
         rollouts, sums = self.rollouts[id]
-        if all(waiting != id for waiting, *_ in self.queue):
-            del self.rollouts[id]
+        if not self.queue:
+            self.skip_rest()
         if parts > 1:  # groups stay whole, so that they go on sharing a forward
             rng = np.random.default_rng([SHUFFLE, self.seed, self.rank, id, epoch])
             order = rng.permutation(rollouts.problems)
@@ -66,15 +56,11 @@ class DataBuffer:
 
     def store_evaluation_data(self, step, metrics):
         """Keeps the metrics {name: number} of an evaluation."""
-        bad = [name for name, x in metrics.items() if not isinstance(x, (int, float)) or math.isnan(x)]
-        if bad:
-            raise ValueError(f"evaluation at step {step}: {', '.join(bad)} is not a number")
         self.evaluations.append({"step": step, **metrics})
 
     def get_buffer_statistics(self):
-        waiting = sum(len(r.target) for r, _ in self.rollouts.values())
-        return {"rollouts": len(self.rollouts), "completions": waiting, "minibatches": len(self.queue),
-                "stored": self.stored, "evaluations": len(self.evaluations)}
+        return {"rollouts": len(self.rollouts), "minibatches": len(self.queue), "stored": self.stored,
+                "evaluations": len(self.evaluations)}
 
     def state_dict(self):
         """Plain tensors and values."""
@@ -83,15 +69,11 @@ class DataBuffer:
 
     def load_state_dict(self, state, reading_class, device="cpu"):
         """reading_class: the policy's Reading"""
-        self.rollouts = {id: (loaded(saved, reading_class, device), sums)
-                         for id, (saved, sums) in state["rollouts"].items()}
+        for id, (saved, sums) in state["rollouts"].items():
+            reading = dict(saved["reading"])
+            if reading["kept"] is not None:
+                reading["kept"] = KeptTokens(**reading["kept"])
+            rollouts = Rollouts(**saved | {"reading": reading_class(**reading)})
+            self.rollouts[id] = moved(rollouts, device), sums
         self.queue, self.stored = [tuple(entry) for entry in state["queue"]], state["stored"]
-        self.evaluations = deque(state["evaluations"], maxlen=MOST_EVALUATIONS)
-
-
-def loaded(saved, reading_class, device):
-    """Rollouts from what `plain` made of them."""
-    reading = dict(saved["reading"])
-    if reading["kept"] is not None:
-        reading["kept"] = KeptTokens(**reading["kept"])
-    return moved(Rollouts(**saved | {"reading": reading_class(**reading)}), device)
+        self.evaluations.extend(state["evaluations"])

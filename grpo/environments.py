@@ -14,10 +14,9 @@ class Guess:
 import functools
 import inspect
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from core.settings.ranges import check_ranges
-from grpo.objectives import baseline_of
 from grpo.reward_functions.registry import load_reward_file
 
 ENVIRONMENTS = {}  # {name: class}
@@ -34,14 +33,12 @@ class EnvironmentConfig:
     environment: str | None = None       # the class that answers each turn of a completion; None: there is one turn
     environment_file: str | None = None  # a Python file of yours with @environment classes
     max_turns: int = 8                   # turns of an episode, at most
-    turn_credit: bool = False            # a turn's tokens get the rewards from it on, not those of the whole episode
 
     def __post_init__(self):
         check_ranges(self, RANGES)
-        changed = self.environment_file is not None or self.max_turns != 8 or self.turn_credit
-        if self.environment is None and changed:
-            raise ValueError("environment_file, max_turns and turn_credit are for environments: set environment to the "
-                             "name of a class, or leave them out")
+        if self.environment is None and (self.environment_file is not None or self.max_turns != 8):
+            raise ValueError("environment_file and max_turns are for environments: set environment to the name of a "
+                             "class, or leave them out")
 
 
 def check_environment(c):
@@ -58,27 +55,9 @@ def check_environment(c):
     if c.overlong_buffer:
         raise ValueError(f"overlong_buffer={c.overlong_buffer} counts the tokens of the policy, and the answers of an "
                          "environment take room too; set overlong_buffer=0")
-    if c.turn_credit and (c.kl_in_reward or c.reward_normalisation != "none"):
-        raise ValueError("turn_credit=True divides the rewards of an episode among its turns, which kl_in_reward and "
-                         "reward_normalisation do not know; leave them out")
-    if c.turn_credit and (c.zero_std != "keep" or baseline_of(c) == "step"):
-        raise ValueError("turn_credit=True compares the turns of a group, but zero_std and the advantage 'step' "
-                         "compare episodes; set zero_std='keep' and another advantage, such as 'leave_one_out'")
-    if c.turn_credit and baseline_of(c) == "max_rl":
-        raise ValueError("turn_credit=True with advantage='max_rl' would divide by the successes among those that "
-                         "reached a turn, which is another objective; set advantage='leave_one_out'")
     if c.response_prefix:
         raise ValueError(f"response_prefix={c.response_prefix!r} begins an answer, and environment={c.environment!r} "
                          "asks for several; leave it out")
-
-
-def without_environment(c):
-    """A GRPOConfig like this one for completions of one turn, which nothing rewards."""
-    if c.environment is None:
-        return c
-    return replace(c, environment=None, environment_file=None, max_turns=8, turn_credit=False,
-                   reward_functions=("length_penalty",), reward_weights=(0.0,), success_reward=None, train_pass_k=1,
-                   zero_std="keep")
 
 
 def environment(cls):

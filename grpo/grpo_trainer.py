@@ -11,7 +11,6 @@ import numpy as np
 
 from core.checkpoint_manager import CheckpointManager, shapes
 from core.files.json_lines import each_record, keep_records
-from core.files.whole_files import CannotWrite
 from core.logger import format_number
 from core.run.bad_steps import BadSteps
 from core.run.loop import run_loop
@@ -27,7 +26,6 @@ from grpo.kl import REFERENCES, adapted
 from grpo.report.page import write_report
 from grpo.samplers.local import LocalSampler
 from grpo.samplers.prefetch import Prefetcher
-from grpo.samplers.sync_check import SyncCheck
 
 SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated")  # attributes, in every state
 GROWTH = 1.02  # of a run between two pages about it: all pages together read in proportion to its length
@@ -56,10 +54,9 @@ class GRPOTrainer:
         self.prefetcher = None  # of a sampler elsewhere, or ahead of training; None: the policy samples at once
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
-        self.step, self.skipped_steps, self.empty_steps = 0, 0, 0
+        self.step = self.skipped_steps = self.empty_steps = self.reported = 0  # reported: the step of the last page
         self.before, self.after = {}, {}  # metrics of the first and of the last evaluation
         self.stopped_by = None  # the signal that ended the run early
-        self.reported = 0  # the step of the last page
         self.evaluated = False  # whether the evaluation of this step, if it has one, is done
 
     def run(self, sampler=None):
@@ -74,7 +71,7 @@ class GRPOTrainer:
             stop = stack.enter_context(StopSignal(self.dist))
             if sampler is not None:
                 stack.enter_context(contextlib.closing(sampler))
-                self.prefetcher = self.prefetching(sampler)
+                self.prefetcher = Prefetcher(sampler, self.policy, self.problems_of, self.config)
             stack.enter_context(self.dist.ending_together())
             self.dist.broadcast(self.policy.parameters())
             self.logger.start(self.step)
@@ -82,17 +79,8 @@ class GRPOTrainer:
                 keep_records(self.checkpoints.path(SAMPLES), self.step)
             self.finish(stopped=run_loop(self, stop))
 
-    def prefetching(self, sampler):
-        """The Prefetcher of a sampler. If another process samples, it checks that new weights arrive there."""
-        prefetcher = Prefetcher(sampler, self.policy, self.problems_of, self.config)
-        if sampler.outside:
-            first = self.problems_of(self.iteration)
-            prefetcher.sync_check = SyncCheck(sampler, self.policy, first, self.config)
-        return prefetcher
-
     def log_step(self, metrics):
-        c = self.config
-        shown = self.step % c.log_interval == 0 or self.step in (1, c.max_iters)
+        shown = self.step % self.config.log_interval == 0 or self.step in (1, self.config.max_iters)
         self.logger.log(self.step, metrics, show=shown)
 
     def evaluation_is_due(self):
@@ -142,13 +130,9 @@ class GRPOTrainer:
             self.bad.add(self.step, metrics)
         else:
             self.bad.in_a_row = 0
-        if "mean_reward" not in metrics:
-            self.logger.say(f"step {self.step}: no reward scored a completion: all of them returned None or were late "
-                            "(reward_timeout), so nothing is learned")
         self.skipped_steps += metrics["skipped_steps"]
         self.empty_steps += metrics["empty_steps"]
-        metrics["skipped_steps"] = self.skipped_steps
-        metrics["empty_steps"] = self.empty_steps
+        metrics |= {"skipped_steps": self.skipped_steps, "empty_steps": self.empty_steps}
         if bad_rollouts:
             self.buffer.skip_rest()  # of bad rollouts every other step would be skipped too
         if not self.buffer.queue:
@@ -209,9 +193,9 @@ class GRPOTrainer:
                 raise ValueError(f"{path} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
             mine = buffers[self.dist.rank if same_ranks else 0]
             self.buffer.load_state_dict(mine, self.policy.Reading, self.dist.device)
-        except (TypeError, LookupError, AttributeError):
-            raise ValueError(f"{path} was not saved by this version of GRPO training for this kind of generator; start "
-                             "without resume") from None
+        except (TypeError, LookupError):
+            raise ValueError(f"{path} was saved by another version or for another generator; start without resume"
+                             ) from None
         if self.config.kl_target is None:
             self.kl_beta = self.config.kl_beta
 
@@ -240,21 +224,10 @@ class GRPOTrainer:
         self.reported = self.step
         if self.dist.is_main:
             self.write_page()
-        self.dist.barrier()  # so may this
+        self.dist.barrier()  # it may take longer than rank_timeout
 
     def write_page(self):
-        with self.shown_in(REPORT):
-            write_report(self.checkpoints.out_dir)
-
-    @contextlib.contextmanager
-    def shown_in(self, name):
-        """Damaged records, which the block shows in a file, end in a line on the console; a full disk ends the run."""
-        try:
-            yield
-        except CannotWrite:
-            raise
-        except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-            self.logger.say(f"{name} is not written: {error}")
+        write_report(self.checkpoints.out_dir)
 
     def tell_rewards(self):
         """Tells the rewards how many steps are done, for functions that ask for trainer_state."""
@@ -268,13 +241,11 @@ class GRPOTrainer:
             self.rewards.close()
         if self.dist.is_main and not stopped:
             from grpo.report.plots import draw_curves  # the algorithm loads without a plotting library
-            with self.shown_in(CURVES):
-                held_out = [r for r in each_record(self.logger.path) if any(name.startswith("eval/") for name in r)]
-                if held_out:
-                    draw_curves({"": held_out}, self.checkpoints.path(CURVES))
+            held_out = [r for r in each_record(self.logger.path) if any(name.startswith("eval/") for name in r)]
+            if held_out:
+                draw_curves({"": held_out}, self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(self.before, self.after))
             files = (METRICS, SAMPLES, CURVES, REPORT)
             written = [name for name in files if os.path.exists(self.checkpoints.path(name))]
-            model = ["the model"] if self.step else []
-            self.logger.say(f"{self.config.out_dir} has {', '.join(model + written)}")
+            self.logger.say(f"{self.config.out_dir} has the model, {', '.join(written)}")
         self.dist.barrier()

@@ -65,8 +65,7 @@ def grpo_training_step(policy, reference, rewards, problems, optimizers, iterati
 def sampler_of(policy, problems, iteration, config):
     """The function `sample` of collect_rollouts for a policy that samples by itself; problems: again -> problems."""
     def sample(again, count=None):
-        batch = {key: x[:count] for key, x in problems(again).items()}
-        return policy.sample(batch, iteration, config), {}
+        return policy.sample({key: x[:count] for key, x in problems(again).items()}, iteration, config), {}
     return sample
 
 
@@ -105,9 +104,8 @@ def collect_rollouts(policy, reference, rewards, sample, config, dist, timer):
         if config.zero_std != "keep":
             rollouts, scored = keep_groups(rollouts, scored, useful)
         if config.zero_std == "resample":
-            problems = len(useful)
             rollouts, scored, resampled = resample_groups(rollouts, scored, collect_round, config, dist)
-            sums["resampled"] = resampled, float(problems)
+            sums["resampled"] = resampled, float(len(useful))
         rollouts = compute_rollout_advantages(rollouts, scored, config, dist)
         train_mask = rollouts.train_mask
         sums["mean_advantage"] = (rollouts.advantage * train_mask).sum(), train_mask.sum()
@@ -151,20 +149,11 @@ def compute_rollout_advantages(rollouts, scored, config, dist):
     """Phase 3: the rollouts with their advantage, and a train_mask without the completions that no reward scored and,
     with mask_truncated, those that ran out of room."""
     seen = (~scored.reward.isnan()).float()                                          # (P, G)
-    credited = seen[..., None].expand_as(scored.credit)                              # (P, G, 1, M or K)
-    if scored.turn is not None:
-        chosen = rollouts.by_problem(rollouts.mask)                                  # (P, G, M)
-        credited = credited * torch.zeros_like(credited).scatter_reduce(2, scored.turn, chosen, "amax")
-    elif credited.shape[2] > 1:
+    credited = seen[..., None].expand_as(scored.credit)                              # (P, G, 1 or M)
+    if credited.shape[2] > 1:
         credited = credited * rollouts.by_problem(rollouts.mask)
-    credit = torch.where(credited > 0, scored.credit, 0.0)                           # (P, G, 1, M or K)
-    if scored.turn is not None:  # a turn that one completion reached is compared with the others' episodes
-        alone = credited.sum(1, keepdim=True) == 1                                   # (P, 1, K)
-        credit = torch.where(alone & (credited == 0), credit[..., :1], credit)
-        credited = torch.where(alone, seen[..., None], credited)
+    credit = torch.where(credited > 0, scored.credit, 0.0)                           # (P, G, 1 or M)
     advantage = compute_advantages(credit, baseline_of(config), credited, dist.total)
-    if scored.turn is not None:
-        advantage = advantage.gather(2, scored.turn)                                 # (P, G, M)
     if config.train_pass_k > 1:
         advantage = advantage * scored.weight[..., None]
     train_mask = rollouts.train_mask * seen.view(-1, 1)
@@ -186,16 +175,16 @@ def differ(scored):
 
 def keep_groups(rollouts, scored, useful):
     """Only the groups for which useful (P,) is True."""
-    problems = useful.nonzero().squeeze(1).cpu()
-    rollouts, _ = rollouts.select(problems)
+    rollouts, _ = rollouts.select(useful.nonzero().squeeze(1).cpu())
     return rollouts, scored.select(useful)
 
 
 def resample_groups(rollouts, scored, collect_round, config, dist):
-    """Dynamic sampling (arXiv 2503.14476 section 3.2): other problems in place of the groups that were dropped.
+    """Dynamic sampling (arXiv 2503.14476 section 3.2): other problems in place of the groups that were dropped, in at
+    most MOST_RESAMPLES rounds, until no rank misses a group.
 
-    collect_round: (again, count) -> the arguments of keep_groups. At most MOST_RESAMPLES rounds, in which every rank
-    takes part until no rank misses a group. Returns rollouts, Scored, and the number of problems sampled in addition
+    collect_round: (again, count) -> the arguments of keep_groups
+    Returns rollouts, Scored, and the number of problems sampled in addition
     """
     wanted = config.batch_size * config.gradient_accumulation_steps
     resampled = 0.0
@@ -224,9 +213,7 @@ def train_on_rollouts(policy, rollouts, sums, optimizers, config, dist, on_polic
     reading = rollouts.reading
     parts = reading.micro_batches(config, problems)
     for part, missing in dist.in_step(parts, lambda part: policy.calls(reading.select(part))):
-        loss = 0.0
-        if missing:
-            loss = policy.idle_loss(missing)
+        loss = policy.idle_loss(missing) if missing else 0.0
         if part is not None:
             micro, rows = rollouts.select(part)
             own, more = rollout_loss(policy, micro, weight[rows], config, on_policy)
@@ -251,11 +238,6 @@ def loss_weights(rollouts, average, dist):
     return weight
 
 
-def has_reference(rollouts):
-    """True if a reference has scored the rollouts."""
-    return rollouts.ref_logp is not None or rollouts.ref_distributions is not None
-
-
 def needed_problems(rollouts, config):
     """The problems that the loss or its metrics must read, as indices, and (N, M) 1.0 where a token has a gradient.
 
@@ -264,12 +246,11 @@ def needed_problems(rollouts, config):
     """
     problems = torch.arange(rollouts.problems)
     learned = rollouts.scored                                                        # (N, M)
-    by_advantage_alone = config.entropy_bonus == 0 and (config.kl_in_reward or not has_reference(rollouts))
-    if by_advantage_alone:
+    if config.entropy_bonus == 0 and (config.kl_in_reward or not rollouts.has_reference):
         learned = learned * (rollouts.advantage != 0)
-    if by_advantage_alone and not has_reference(rollouts):
-        useful = rollouts.by_problem(learned.any(1)).any(1)                          # (P,)
-        problems = problems[useful.cpu()]
+        if not rollouts.has_reference:
+            useful = rollouts.by_problem(learned.any(1)).any(1)                      # (P,)
+            problems = problems[useful.cpu()]
     return problems, learned
 
 
@@ -278,7 +259,7 @@ def empty_sums(rollouts, on_policy, config):
     nothing = 0.0, 0.0
     sums = {"loss": (0.0, None), "pg_loss": (0.0, None), "entropy": nothing, "clip_fraction": nothing,
             "kl_to_old": nothing}
-    if has_reference(rollouts):
+    if rollouts.has_reference:
         sums |= {"mean_kl": nothing, "kl_penalty": (0.0, None)}
     if on_policy and not rescores(config):
         sums |= NO_MISMATCH

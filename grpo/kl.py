@@ -28,8 +28,8 @@ KL_ESTIMATORS = {"k2": k2, "k3": k3}  # from the log-probabilities of sampled to
 
 
 def choose_estimator(config, policy):
-    """The config's kl_estimator, or what suits the policy: exact where it says so, k3 elsewhere. KL in the reward needs
-    an estimator from samples. A teacher teaches more with its whole distribution."""
+    """The config's kl_estimator, or the policy's default. KL in the reward needs an estimator from samples; a teacher
+    teaches more with its whole distribution."""
     if config.kl_estimator is not None:
         return config.kl_estimator
     if config.kl_in_reward:
@@ -46,9 +46,8 @@ def kl_per_token(scores, rollouts, estimator, ratio=None):
     """The KL of each token (N, M) by the run's estimator, or None without a reference.
 
     scores: a Scores of grpo/scoring.py, under the policy that is trained
-    ratio: (N, M) to the policy that sampled, as importance weights, or None outside of training. With k3 the gradient
-        flows through them too: E[r k3] is the KL, so the gradient of both factors is that of the KL. k2 has the KL's
-        gradient, but not its value: there the weights are constants (arXiv 2510.01555)
+    ratio: (N, M) to the policy that sampled, as importance weights, or None outside of training. E[r k3] is the KL, so
+        the gradient flows through r too; k2 has the KL's gradient alone: r is then constant (arXiv 2510.01555)
     """
     if rollouts.ref_logp is None:
         return scores.kl
@@ -71,19 +70,16 @@ def kl_as_reward(rollouts, beta):
 
 
 def adapted(kl_beta, mean_kl, config):
-    """kl_beta after a step, by a proportional controller within bounds (arXiv 1909.08593 section 2.2): a KL above
-    kl_target raises it, one below lowers it."""
+    """kl_beta after a step, by a proportional controller within bounds (arXiv 1909.08593 section 2.2)."""
     if config.kl_target is None or not 0 < mean_kl < math.inf:  # no KL was measured, or it is not finite
         return kl_beta
     error = min(0.2, max(-0.2, mean_kl / config.kl_target - 1))
     moved = kl_beta * (1 + ADAPT_RATE * error)
-    least = config.kl_beta / ADAPT_RANGE
-    most = config.kl_beta * ADAPT_RANGE
-    return min(most, max(least, moved))
+    return min(config.kl_beta * ADAPT_RANGE, max(config.kl_beta / ADAPT_RANGE, moved))
 
 
 def static(reference, policy, iteration, config):
-    """The generator at step 0, reference_checkpoint or teacher_checkpoint, for good."""
+    """Never changes."""
 
 
 @torch.no_grad()

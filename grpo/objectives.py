@@ -29,26 +29,23 @@ class Objective:
 OBJECTIVES = {
     "grpo": Objective(
         "-1/N sum_o 1/|o| sum_t min(r A, clip(r, 1 - low, 1 + high) A) + kl_beta KL",
-        "arXiv 2402.03300 eq. 3; the variance is divided by G - 1, and 1e-4 is added to the std, as in TRL",
+        "arXiv 2402.03300 eq. 3; the std of G - 1, plus 1e-4, as in TRL",
         advantage="group_std", average="sequence"),
     "dr_grpo": Objective(
         "-1/(N L) sum_o sum_t min(r A, clip(r) A), L = max_new_tokens (block_size in fill-in)",
-        "arXiv 2503.20783: no bias from lengths or std; the constant L is from its code, the paper has a sum instead",
+        "arXiv 2503.20783: no bias from lengths or std; L is from its code",
         advantage="group_mean", average="constant", discriminative=True),
     "dapo": Objective(
         "-1/(sum_o |o|) sum_o sum_t min(r A, clip(r, 1 - low, 1 + high) A), high > low",
-        "arXiv 2503.14476 eq. 8; its dynamic sampling is zero_std='resample', its overlong penalty is overlong_buffer, "
-        "and it has no KL: kl_beta=0",
+        "arXiv 2503.14476 eq. 8, with zero_std='resample', overlong_buffer and kl_beta=0",
         advantage="group_std", average="token", clip_high=0.28),
     "bnpo": Objective(
         "-1/(sum_o |o|) sum_o sum_t min(r A, clip(r) A)",
-        "the loss that TRL calls bnpo, not the Beta normalisation of arXiv 2506.02864; the sums are over all tokens of "
-        "the step, in TRL over those of one micro-batch and rank",
+        "TRL's bnpo; the sums are over all tokens of the step, in TRL over those of one micro-batch and rank",
         advantage="group_std", average="token"),
     "gspo": Objective(
         "-1/N sum_o min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean_t log r_t)",
-        "arXiv 2507.18071 in the token form of its section 4.3, sg(s) p / sg(p): the same for one advantage per "
-        "completion, and credit of a token stays its own; the clipping range is that of section 5.1",
+        "arXiv 2507.18071 in the token form of its section 4.3, with the clipping range of section 5.1",
         advantage="group_std", average="sequence", ratio="sequence", clip_low=3e-4, clip_high=4e-4),
     "luspo": Objective(
         "-1/N sum_o |o| min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean_t log r_t)",
@@ -56,24 +53,19 @@ OBJECTIVES = {
         advantage="group_std", average="sum", ratio="sequence", clip_low=2e-3, clip_high=2.5e-3),
     "dppo": Objective(
         "-1/(N L) sum_o sum_t M r A; M = 0 where A > 0 and p > p_old + high, or A < 0 and p < p_old - low, else 1",
-        "arXiv 2602.04879 with its Binary-TV mask: a token may move by any ratio, but not far in probability. "
-        "Advantage, average and bounds are those of its code. Its p_old is the sampler's: ratio_to='sampler'",
+        "arXiv 2602.04879, Binary-TV mask, advantage, average and bounds of its code; with ratio_to='sampler'",
         advantage="group_mean", average="constant", surrogate="probability_mask", clip_low=0.15, clip_high=0.15),
     "cispo": Objective(
         "-1/(sum_o |o|) sum_o sum_t sg(clip(r, 1 - low, 1 + high)) A log p",
-        "arXiv 2506.13585 eq. 4: the clipped ratio is a constant, so no token loses its gradient. The paper has no "
-        "lower bound (clip_low=1) and gives no number for the upper bound, 1 + clip_high, which is defined as in verl. "
-        "In TRL and ScaleRL (arXiv 2510.13786) the setting is the bound itself: their 5 is clip_high=4",
+        "arXiv 2506.13585 eq. 4, without a lower bound (clip_low=1); TRL's and ScaleRL's 5 is clip_high=4",
         advantage="group_std", average="token", surrogate="detached_ratio", clip_low=1.0, clip_high=4.0),
     "rloo": Objective(
         "-1/N sum_o sum_t min(r A, clip(r) A)",
-        "arXiv 2402.14740: with one step per rollout exactly its REINFORCE with a leave-one-out baseline; the ratio "
-        "and its clipping, per token, matter only with several steps per rollout",
+        "arXiv 2402.14740; the ratio and its clipping, per token, matter only with several steps per rollout",
         advantage="leave_one_out", average="sum"),
     "reinforce++": Objective(
         "-1/(sum_o |o|) sum_o sum_t min(r A, clip(r) A), A normalised over the whole step",
-        "arXiv 2501.03262: no baseline per prompt; its KL is kl_in_reward=True. Here the KL is summed over the whole "
-        "completion instead of from each token to its end, and mean and std are over completions instead of tokens",
+        "arXiv 2501.03262 with kl_in_reward=True; KL, mean and std are those of completions instead of tokens",
         advantage="step", average="token"),
     "reinforce++_baseline": Objective(
         "-1/(sum_o |o|) sum_o sum_t min(r A, clip(r) A) + kl_beta KL, A = (reward - group mean) / step std",
@@ -81,16 +73,14 @@ OBJECTIVES = {
         advantage="batch_std", average="token"),
     "plain": Objective(
         "-1/N sum_o sum_t min(r A, clip(r) A)",
-        "this project's first objective: REINFORCE (Williams 1992) on summed log-probabilities, with a baseline per "
-        "input and one std for the step",
+        "REINFORCE (Williams 1992) with a baseline per input and one std for the step",
         advantage="batch_std", average="sum"),
 }
 OBJECTIVES["drgrpo"] = OBJECTIVES["dr_grpo"]
 
 
 def baseline_of(config):
-    """The name in ADVANTAGES that is used: the setting, or what pass@k or normalised rewards need, or the objective's
-    own."""
+    """A name in ADVANTAGES: the setting, or what pass@k or normalised rewards need, or the objective's own."""
     if config.advantage is not None:
         return config.advantage
     if config.train_pass_k > 1:
@@ -129,8 +119,7 @@ def token_weights(mask, average, max_new_tokens, total=lambda x: x):
 
     mask:  (N, M) 1.0 where the token is in the loss
     total: sums a tensor over ranks; on one rank, the identity
-    Returns (N, M), zero where the mask is zero. The number of completions counts those with a token in the loss:
-    whatever takes a completion out of it (mask_truncated, no reward) does not shrink the step
+    Returns (N, M), zero where the mask is zero. N counts the completions with a token in the loss
     """
     N = total(mask.any(1).to(mask.dtype).sum()).clamp(min=1)
     if average == "sum":       # the log-probability of a completion is the sum over its tokens

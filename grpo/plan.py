@@ -82,9 +82,8 @@ def describe_models(config, models):
 
 
 def size_of(model):
-    """A model's mode, layers, width and number of parameters, in words."""
-    layers, width = model.dimensions
-    return f"{model.mode}, {layers} layers x {width}, {model.num_parameters() / 1e6:.2f} M parameters"
+    """A model's mode, layers and number of parameters, in words."""
+    return f"{model.mode}, {len(model.layers)} layers, {model.num_parameters() / 1e6:.2f} M parameters"
 
 
 def describe_rewards(config, rewards):

@@ -12,44 +12,44 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import difflib
 import inspect
 import math
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import torch
 
 from core.config import UsageError
-from core.prompts import as_columns
+from core.prompts import OF_CONSUMER, as_columns
 from core.settings.script import run_script
-from grpo.environments import TURNS
 from grpo.reward_functions import (  # noqa: F401: they register
-    gym,
     judge,
     reward_model,
     text,
     verify_code,
-    verify_latex,
     verify_math,
 )
-from grpo.reward_functions.groups import credit_of_turns, normalised, pass_k_weight
-from grpo.reward_functions.record_checks import check_reader, check_records
+from grpo.reward_functions.groups import normalised, pass_k_weight
 from grpo.reward_functions.registry import (
-    IN_PROCESS,
+    FIELD_OF,
     REWARDS,
     Call,
     Log,
+    TrainerState,
     arguments,
     gets,
     load_reward_file,
+    naming_reward,
+    needed_fields,
     parameters,
+    register_functions,
     reward,
-    run_together,
+    run_reward,
 )
 from grpo.reward_functions.settings import PRESET_SUCCESS, PRESETS
-from grpo.reward_functions.trl import TrainerState, plain_arguments, register_functions
 from grpo.reward_functions.workers import Workers
 from grpo.rollout import Scored
 from grpo.sandbox.run import found_here, take_over
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
-MAY_HANG = ("gym", "math_verify")  # what reads the answers may never return
 MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}  # {parameter: setting}
 
 
@@ -58,7 +58,7 @@ class Rewards:
 
     reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
     credit: the same, with config.reward_normalisation="group" of the normalised values; or with config.credit_window
-            the judge's credit of each token, with config.turn_credit that of each turn
+            the judge's credit of each token
     weight: ones, or with config.train_pass_k=k the factors that turn the advantage into one of pass@k
     values: NaN where a function skipped a completion
 
@@ -70,7 +70,7 @@ class Rewards:
         self.names = tuple(config.reward_functions)
         if not self.names and config.teacher_checkpoint is None:
             self.names = PRESETS[config.task_type]
-        register_functions(self.names, load_reward_file(config.reward_file), config.reward_file)
+        register_functions(self.names, config.reward_file)
         self.models = {"judge_model": judge, "reward_scorer": reward_scorer}
         check_settings(config, self.names, self.models)
         self.config, self.judge = config, judge
@@ -78,9 +78,8 @@ class Rewards:
         self.success = success(config, self.names)
         self.fields = ()  # of the records, once `check` has seen them
         self.can_log = any(gets(name, key) for name in self.names for key in ("log_metric", "log_extra"))
-        self.state = TrainerState(0, config.max_iters, config.log_interval, config.eval_interval, config.save_interval)
-        slow = [name for name in self.names if REWARDS[name].slow and not IN_PROCESS & set(parameters(name))]
-        self.in_workers = slow if config.reward_workers > 0 else []
+        self.state = TrainerState(0, config.max_iters)
+        self.in_workers = [name for name in self.names if REWARDS[name].slow and config.reward_workers > 0]
         path = config.reward_file and os.path.abspath(config.reward_file)  # a reward may change the working folder
         sandbox = found_here() if any("sandbox" in parameters(name) for name in self.names) else None
         self.workers = Workers(config.reward_workers, config.reward_timeout, know_rewards, path, sandbox)
@@ -100,15 +99,8 @@ class Rewards:
         values = {name: x.to(device) for name, x in values.items()}                  # (N,) each
         if self.config.train_pass_k > 1:
             weight = pass_k_weight(self.right(values).view(-1, G), self.config.train_pass_k)
-        total, turn = self.total(values), None                                       # (N,)
-        if self.config.turn_credit:
-            weight_of_turns = self.weights[self.names.index("environment")]
-            other = self.total(values | {"environment": torch.zeros_like(total)})    # (N,)
-            turns = rollouts.texts.columns[TURNS]
-            credit, turn = credit_of_turns(other, weight_of_turns, turns, rollouts.target.shape[1])
-            credit, turn = credit.unflatten(0, (-1, G)), turn.unflatten(0, (-1, G))
         metrics = log.metrics if self.can_log else None
-        return Scored(total.view(-1, G), credit, values, weight, metrics, turn)
+        return Scored(self.total(values).view(-1, G), credit, values, weight, metrics)
 
     def score(self, texts, group_size, names=None):
         """({name: (N,) float32 on the CPU}, Log). A value is NaN where the function skipped the completion, and
@@ -119,30 +111,25 @@ class Rewards:
         the group_size completions of a problem are consecutive
         names: the functions to call, at least one; None: all of the run
         """
-        calls = [self.prepared(name, texts, group_size) for name in names or self.names]
-        found = run_together([call for call in calls if call.name not in self.in_workers])
-        values, joined, late = {}, Log(), set()
-        for call in calls:
-            if call.name in self.in_workers:
-                numbers, log, missing = self.workers.call(*call)
+        values, log, late = {}, Log(), set()
+        for name in names or self.names:
+            call = self.prepared(name, texts, group_size)
+            if name in self.in_workers:
+                numbers, missing = self.workers.call(call, log)
                 late |= missing
             else:
-                numbers, log = found[call.name]
-            values[call.name] = torch.tensor(numbers)
-            joined.add(log, call.name)
+                numbers = run_reward(call, log)
+            values[name] = torch.tensor(numbers)
         for x in values.values():
             x[list(late)] = math.nan
-        return values, joined
+        return values, log
 
     def prepared(self, name, texts, group_size):
         """The Call of a function."""
+        N = len(texts.completions)
         of_the_run = {"group_size": group_size, "texts": texts, "trainer_state": self.state}
         known = (self.config.reward_settings or {}) | vars(self.config) | self.models | of_the_run
-        if REWARDS[name].plain:
-            fields, settings = plain_arguments(name, texts, known, self.fields)
-        else:
-            fields, settings = arguments(name, texts, known)
-        return Call(name, fields, settings, len(texts.completions))
+        return Call(name, *arguments(name, texts, known, dict.fromkeys(self.fields, [None] * N)), N)
 
     def total(self, values):
         """(N,) the weighted sum of `values`, as score returns them; NaN where every function skipped. A function of
@@ -160,26 +147,27 @@ class Rewards:
         highest = REWARDS[self.success].high
         return (x >= highest - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
 
-    def check(self, records, tokenizer=None):
+    def check(self, records):
         """Raises ValueError naming file and line of the first record that a reward cannot score. A judge or a reward
-        model reads some records.
-
-        tokenizer: the generator's; None: whether a completion of max_new_tokens fits is then not always known
-        """
+        model reads the longest prompt."""
         self.fields = tuple(as_columns(records)[1])
         for name in self.names:
-            check_records(name, records, self.check_texts)
-        for parameter, model in self.models.items():
-            if any(parameter in parameters(name) for name in self.names):
-                check_reader(model, records, self.config.max_new_tokens, tokenizer)
-
-    def check_texts(self, name, texts):
-        """Raises ValueError if a reward cannot score these texts, whose completions are empty. A plain function is not
-        called, because it need not accept empty completions: it is enough that its fields are there."""
-        if REWARDS[name].plain:
-            self.prepared(name, texts, 1)
-        elif self.score(texts, 1, [name])[0][name].isinf().any():
-            raise ValueError(f"reward {name} returned a number that is not finite; return None to skip a completion")
+            needed = {key: FIELD_OF.get(key, key) for key in needed_fields(name)}
+            check = REWARDS[name].check
+            for record in records:
+                for key, own in needed.items():
+                    if record.get(own) is None:
+                        raise ValueError(f"{record['where']}: reward {name} needs the field '{key}' in every record")
+                if check is not None:
+                    with naming_place(record), naming_reward(name):
+                        check(**{key: x for key, x in record.items() if key not in OF_CONSUMER})
+        longest = max(records, key=lambda record: len(record["text"]))
+        texts = SimpleNamespace(prompts=[longest["text"]], completions=[""], columns={"prompt": [longest["prompt"]]},
+                                tokens=[torch.tensor(longest["tokens"])])
+        asked = {parameter for name in self.names for parameter in parameters(name)}
+        for parameter in asked & set(self.models):
+            with naming_place(longest):
+                self.models[parameter].scores(texts)
 
     def close(self):
         """Ends the worker processes; the next call starts new ones."""
@@ -193,27 +181,32 @@ def check_settings(config, names, models):
             near = difflib.get_close_matches(name, REWARDS, n=1)
             remedy = f"did you mean {near[0]}?" if near else "define your own in reward_file"
             raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; {remedy}")
-        if name in MAY_HANG and not config.reward_workers:
-            raise ValueError(f"reward {name} may never be done with an answer, so it needs processes with a deadline: "
-                             "set reward_workers=2, or as many as there are cores")
         for parameter, key in MODELS.items():
             if parameter in parameters(name) and models[parameter] is None:
                 raise ValueError(f"{key} is not set, but reward {name} is asked for; name a model with --{key}=PATH, "
                                  "or set reward_functions to others that python grpo/rewards.py lists")
-    own = {key for name in names if not REWARDS[name].plain for key, p in parameters(name).items()
+    own = {key for name in names for key, p in parameters(name).items()
            if p.kind is p.KEYWORD_ONLY and not hasattr(config, key)}
     for key in config.reward_settings or {}:
         if key not in own:
             known = ", ".join(sorted(own)) or "none"
             raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)} "
-                             f"(known: {known}); write the function with @reward and a *, as in def "
-                             f"{names[0]}(completions, *, {key}=1)")
+                             f"(known: {known}), as in def {names[0]}(completions, *, {key}=1)")
     if config.reward_weights and len(config.reward_weights) != len(names):
         raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}; "
                          "or set reward_weights=()")
     if config.credit_window is not None and (names != ("judge",) or config.reward_normalisation != "none"):
         raise ValueError(f"credit_window={config.credit_window} divides the judge's score among tokens: use it with "
                          "that reward alone and reward_normalisation='none', or set credit_window=None")
+
+
+@contextmanager
+def naming_place(record):
+    """A ValueError within begins with the file and the line of a record."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{record['where']}: {error}") from None
 
 
 def know_rewards(path, sandbox=None):
@@ -228,8 +221,7 @@ def know_rewards(path, sandbox=None):
 
 def success(config, names):
     """The reward whose highest value means that a completion is correct; None if there is none."""
-    of_ids = {"completion_ids", *MODELS}  # evaluation has greedy completions as texts alone
-    usable = [n for n in names if not of_ids & set(parameters(n)) and math.isfinite(REWARDS[n].high)]
+    usable = [n for n in names if not set(MODELS) & set(parameters(n)) and math.isfinite(REWARDS[n].high)]
     usual = names[0] if config.reward_functions else PRESET_SUCCESS.get(config.task_type)
     name = config.success_reward or usual
     if name in usable:

@@ -13,9 +13,16 @@ from core.performance.kept_tokens import KeptTokens
 class Policy(Protocol):
     """A generator as the algorithm sees it: it samples completions, and it can be asked how likely they were.
 
-    `device` is where it computes, `vocabulary` the number of tokens that it can sample, `kl_estimator` ("exact" or
-    "k3") the one that suits it, `Reading` the class of what it reads, `suffix` the ending of the name of what `save`
-    writes: ".safetensors" of a file of ours, "" of a folder.
+    device: where it computes; vocabulary: number of tokens that it can sample; kl_estimator: "exact" or "k3", the one
+    that suits it; Reading: the class of what it reads; suffix: the ending of the name of what `save` writes, "" of a
+    folder
+    parameters(): those that are trained; parameters_by_kind(): {"matrices", "embeddings", "vectors"}, the same
+    weights(): {name: tensor}, sharing memory with the policy; load_weights(weights): takes over what `weights` gave
+    frozen(): a policy that stays as this one is now; to(device): moves it
+    save(path, **facts): writes a model file or folder; facts: plain values to keep in it
+    Only a policy whose model is sharded needs calls(reading) -> number of times that `states` calls the model, and
+    idle_loss(times); its `save` also gets `weights`. Only a run that grpo/build.py puts together also needs `model`,
+    `tokenizer`, compile() and, to evaluate prompts, greedy(problems, config).
     """
 
     def sample(self, problems, iteration, config):
@@ -29,42 +36,13 @@ class Policy(Protocol):
         """(K, C) -> (K, V) float32 logits over the V tokens that it can sample. One that it must not sample has a very
         negative logit; minus infinity would make the exact KL NaN."""
 
-    def frozen(self):
-        """A policy that stays as this one is now: the reference."""
-
-    def parameters(self):
-        """The parameters that are trained, in an order of the policy's own."""
-
-    def parameters_by_kind(self):
-        """{"matrices", "embeddings", "vectors"}: the same, for the optimizers."""
-
-    def weights(self):
-        """{name: tensor}, sharing memory with the policy: what a checkpoint holds and a remote sampler gets."""
-
-    def load_weights(self, weights):
-        """Takes over weights that `weights` gave."""
-
-    def save(self, path, **facts):
-        """Writes a model file or folder with which others can use the policy; facts: plain values to keep in it."""
-
-    def to(self, device):
-        """Moves it to another device."""
-
-    # Only a policy whose model is sharded needs calls(reading) -> number of times that `states` calls the model, and
-    # idle_loss(times); its `save` also gets `weights`.
-    # Only a run that grpo/build.py puts together also needs `model` and `tokenizer` (for checks between the models),
-    # compile() and, to evaluate, passes(rollouts, n) and, of prompts, greedy(problems, config).
-
 
 @dataclass
 class Reading:
     """The tensors that a policy reads to score completions of P problems. A kind adds some with a row for each problem.
-
-    chosen[p, r, m] tells whether a hidden state predicts sampled token m in row r of problem p. There is a row for each
-    completion of a group, or one row whose states all of them share.
-    """
+    chosen has a row for each completion of a group, or one row whose states all of them share."""
     group_size: int
-    chosen: torch.Tensor          # (P, 1 or G, M) bool, on the CPU
+    chosen: torch.Tensor          # (P, 1 or G, M) bool, on the CPU: a state predicts sampled token m
     kept: KeptTokens | None       # the tokens that could be drawn at each of the K True ones in order; None: all
 
     ON_CPU = ("chosen",)  # fields from which indices are made, without waiting for the device
@@ -82,7 +60,7 @@ class Reading:
         return self.chosen.flatten(1).sum(1)
 
     def sizes(self):
-        """(P,) number of tokens that are read for each problem, on the CPU; of a kind that has no own, its states."""
+        """(P,) number of tokens that are read for each problem, on the CPU; by default, the number of states."""
         return self.counts()
 
     def micro_batches(self, config, problems=None):
@@ -94,8 +72,8 @@ class Reading:
             return []
         if config.micro_batch_tokens is None:
             return list(problems.split(config.batch_size))
-        return [problems[part] for part in parts_of_tokens(
-            self.sizes()[problems], config.micro_batch_tokens, self.padded)]
+        parts = parts_of_tokens(self.sizes()[problems], config.micro_batch_tokens, self.padded)
+        return [problems[part] for part in parts]
 
     def select(self, problems):
         """The reading of these problems, given by their indices on the CPU."""
@@ -115,8 +93,7 @@ def places_of(problems, counts):
 
 @dataclass
 class Texts:
-    """N completions as rewards and people read them. A policy without text leaves the lists empty, except
-    completion_ids, and place None."""
+    """N completions as rewards and people read them. A policy without text fills in completion_ids alone."""
     prompts: list         # N texts
     completions: list     # N texts
     columns: dict         # {field of the records: list of N}
@@ -127,7 +104,7 @@ class Texts:
 
     @classmethod
     def join(cls, parts):
-        """Texts of different problems as one. A field that the records of a part lack is None there."""
+        """Texts of different problems as one; missing fields of records become None."""
         joined = {f.name: join([getattr(part, f.name) for part in parts]) for f in fields(cls)}
         for name in joined["columns"]:
             columns = [part.columns.get(name, [None] * len(part.prompts)) for part in parts]
@@ -149,8 +126,7 @@ class Rollouts:
     ref_logp: torch.Tensor | None = None           # (N, M) of the token under the reference, on the same kept tokens
     ref_distributions: torch.Tensor | None = None  # (K, V) the reference's, untruncated, for the exact KL
     advantage: torch.Tensor | None = None          # (N, 1 or M) how much better each completion, or token, is
-    token_weight: torch.Tensor | None = None       # (N, M) how often the loss counts a token, 0 for those that
-                                                   # fill_estimator leaves out; None: each once
+    token_weight: torch.Tensor | None = None       # (N, M) how often the loss counts a token; None: once
 
     @property
     def scored(self):
@@ -158,6 +134,10 @@ class Rollouts:
         if self.token_weight is None:
             return self.train_mask
         return self.train_mask * (self.token_weight > 0)
+
+    @property
+    def has_reference(self):
+        return self.ref_logp is not None or self.ref_distributions is not None
 
     @property
     def group_size(self):
@@ -175,10 +155,11 @@ class Rollouts:
         """The rollouts of these problems, given by their indices on the CPU, and the indices of their completions."""
         completions = (problems[:, None] * self.group_size + torch.arange(self.group_size)).flatten()
         rows = completions.to(self.target.device)
-        selected = {name: x[rows] for name, x in tensors(self).items() if name != "ref_distributions"}
-        if self.ref_distributions is not None:
-            places = places_of(problems, self.reading.counts())
-            selected["ref_distributions"] = self.ref_distributions[places.to(self.ref_distributions.device)]
+        selected = tensors(self)
+        full = selected.pop("ref_distributions", None)
+        selected = {name: x[rows] for name, x in selected.items()}
+        if full is not None:
+            selected["ref_distributions"] = full[places_of(problems, self.reading.counts()).to(full.device)]
         return replace(self, **selected, texts=None, reading=self.reading.select(problems)), rows
 
 
@@ -186,12 +167,10 @@ class Rollouts:
 class Scored:
     """The rewards of N = P * G completions. Scored(reward) is enough: the other fields have defaults."""
     reward: torch.Tensor                         # (P, G) NaN where a completion is not scored
-    credit: torch.Tensor | None = None           # (P, G, 1, M or K) reward of each completion, of each sampled token,
-                                                 # or of each of K turns
+    credit: torch.Tensor | None = None           # (P, G, 1 or M) reward of each completion, or of each sampled token
     values: dict = field(default_factory=dict)   # {name of a reward: (N,)}
     weight: torch.Tensor | None = None           # (P, G) factor on the advantage of each completion
     metrics: dict = field(default_factory=dict)  # {name: (sum, count)} that rewards logged
-    turn: torch.Tensor | None = None             # (P, G, M) the turn of each token, if the credit is that of turns
 
     def __post_init__(self):
         if self.credit is None:
@@ -201,14 +180,12 @@ class Scored:
 
     def select(self, useful):
         """The problems for which useful (P,) is True, without their values and metrics."""
-        turn = self.turn if self.turn is None else self.turn[useful]
-        return Scored(self.reward[useful], self.credit[useful], weight=self.weight[useful], turn=turn)
+        return Scored(**{name: x[useful] for name, x in tensors(self).items()})
 
 
 def tensors(record):
     """{name: tensor} of the fields of a record that are tensors."""
-    found = {f.name: getattr(record, f.name) for f in fields(record)}
-    return {name: x for name, x in found.items() if torch.is_tensor(x)}
+    return {f.name: x for f in fields(record) if torch.is_tensor(x := getattr(record, f.name))}
 
 
 def join(parts):
@@ -219,7 +196,7 @@ def join(parts):
     if isinstance(first, (KeptTokens, Texts)):
         return type(first).join(parts)
     if isinstance(first, list):
-        return [x for part in parts for x in part]
+        return sum(parts, [])
     if isinstance(first, tuple):  # (sum, count)
         return tuple(sum(column) for column in zip(*parts, strict=True))
     if isinstance(first, dict):
@@ -246,10 +223,10 @@ def moved(x, device):
         return type(x)(moved(part, device) for part in x)
     if isinstance(x, dict):
         return {name: moved(part, device) for name, part in x.items()}
-    if not is_dataclass(x):
-        return x
-    stays = getattr(x, "ON_CPU", ())
-    return replace(x, **{f.name: moved(getattr(x, f.name), device) for f in fields(x) if f.name not in stays})
+    if is_dataclass(x):
+        stays = getattr(x, "ON_CPU", ())
+        return replace(x, **{f.name: moved(getattr(x, f.name), device) for f in fields(x) if f.name not in stays})
+    return x
 
 
 def plain(x):

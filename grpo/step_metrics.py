@@ -41,12 +41,11 @@ def unique_completions(target, mask):
 
 
 def discriminative_sums(score, reward):
-    """Shows how well the policy's log-probabilities separate better from worse completions of a group.
+    """Shows how well log-probabilities separate better from worse completions of a group (arXiv 2505.12366).
 
     score: (P, G) mean log-probability of the tokens of each completion; reward: (P, G), NaN where not scored
-    Over the pairs of completions of a group with different rewards: the share in which the better completion has the
-    higher score (a tie counts half), and its mean lead; and the share of completions above the mean reward of their
-    group. arXiv 2505.12366 describes group-relative objectives as discriminative in this sense.
+    Over pairs of a group with different rewards: the share in which the better one has the higher score (a tie counts
+    half), and its mean lead; and the share of completions above the mean reward of their group
     """
     better = reward[:, :, None] > reward[:, None]                                    # (P, G, G) False with a NaN
     lead = score[:, :, None] - score[:, None]                                        # (P, G, G)
@@ -72,10 +71,7 @@ def group_stds(reward):
 
 
 def rollout_sums(rollouts, scored, differ, discriminative=False):
-    """The metrics of rollouts before training on them.
-
-    scored: a Scored; differ: (P,) bool, whether the rewards of a group differ
-    """
+    """The metrics of rollouts before training on them. differ: (P,) bool, whether the rewards of a group differ"""
     reward, mask = scored.reward, rollouts.mask                                      # (P, G), (N, M)
     seen, problems = ~reward.isnan(), float(len(reward))
     unique = unique_completions(rollouts.by_problem(rollouts.target), rollouts.by_problem(mask))
@@ -98,11 +94,9 @@ def rollout_sums(rollouts, scored, differ, discriminative=False):
 
 
 def mismatch(logp, rollouts):
-    """The sums of NO_MISMATCH over the tokens of the loss, with d = log(p / q) clamped to +-20.
+    """The sums of NO_MISMATCH over the tokens of the loss, with d = log(p / q) clamped: p under the policy before
+    its first step on them, q under the sampler. exp(d) - d - 1 estimates the KL from sampler to policy (k3).
 
-    p is the probability under the policy before its first step on them, q that under the sampler. They are equal if the
-    policy itself sampled with the weights that it has. The sums are of |exp(d) - 1|, of exp(d) - d - 1, the k3 estimate
-    of the KL from sampler to policy, of |d|, exp(d) and exp(2d); the largest d and -d, minus infinity without tokens.
     logp: (N, M) log p; rollouts.old_logp: log q
     """
     counted = rollouts.scored > 0                                                    # (N, M)
@@ -121,38 +115,28 @@ def mismatch(logp, rollouts):
 
 
 def mismatch_metrics(totals, tokens):
-    """The metrics of docs/metrics.md that are no means, from the sums of `mismatch` over all micro-batches and ranks.
-
-    effective_sample_size is (sum ratio)^2 / (number sum ratio^2), Kish's formula as a share of the tokens: 1 if all
-    ratios are equal.
-    """
+    """The metrics that are no means, from the sums of `mismatch` over all micro-batches and ranks. The effective sample
+    size is Kish's, as a share of the tokens."""
     high, low = (totals[name] for name in EXTREMES)
-    size = 0.0
-    if totals["ratio_square"]:
-        size = totals["ratio_mean"] ** 2 / (tokens * totals["ratio_square"])
-    return {
-        "mismatch_max": max(high, low),
-        "ratio_min": math.exp(-low),
-        "ratio_max": math.exp(high),
-        "effective_sample_size": size,
-    }
+    size = totals["ratio_mean"] ** 2 / (tokens * totals["ratio_square"]) if totals["ratio_square"] else 0.0
+    return {"mismatch_max": max(high, low), "ratio_min": math.exp(-low), "ratio_max": math.exp(high),
+            "effective_sample_size": size}
 
 
 def check_mismatch(metrics, sampler):
-    """Raises ValueError if rollouts of another process are further from the policy than any rounding or a few steps of
-    training explain. sampler: the setting"""
+    """Raises ValueError if rollouts of another process are further from the policy than rounding or a few steps of
+    training explain."""
     if metrics.get("mismatch_kl", 0.0) > MOST_KL:
         raise ValueError(f"sampler={sampler!r}: mismatch_kl={metrics['mismatch_kl']:.3g} nats per token is above "
-                         f"{MOST_KL:g}: the sampler's log-probabilities are not those of the policy for the same "
-                         "tokens; check its model, its temperature and the ids that it reports, and with max_staleness "
-                         "above 0 lower learning_rate")
+                         f"{MOST_KL:g}: check the sampler's model, temperature and ids; with max_staleness lower "
+                         "learning_rate")
 
 
 def nonfinite_rewards(scored, mask):
     """The number of completions with a reward, or a credit of a sampled token, that is not finite. NaN in a Scored is
     not counted: it means that the completion was skipped. mask: (N, M). Returns ()."""
-    seen, credit = ~scored.reward.isnan(), ~scored.credit.isfinite()                 # (P, G), (P, G, 1, M or K)
-    if credit.shape[2] > 1 and scored.turn is None:
+    seen, credit = ~scored.reward.isnan(), ~scored.credit.isfinite()                 # (P, G), (P, G, 1 or M)
+    if credit.shape[2] > 1:
         credit = credit & (mask.view_as(credit) > 0)
     bad = scored.reward.isinf() | (credit.any(2) & seen)                             # (P, G)
     for x in scored.values.values():
@@ -188,11 +172,9 @@ def finished(sums, totals):
             logged[name.removeprefix(LOGGED)] = totals[name] / count
         elif name not in INTERNAL and count:
             metrics[name] = totals[name] / count
-    tokens = totals.get("count of ratio_mean")
-    if tokens:
+    if tokens := totals.get("count of ratio_mean"):
         metrics |= mismatch_metrics(totals, tokens)
-    for name in ("grad_norm", "skipped_steps", "empty_steps"):
-        metrics[name] = totals[name]
+    metrics |= {name: totals[name] for name in ("grad_norm", "skipped_steps", "empty_steps")}
     for name in logged:
         if name in metrics or name in OF_THE_TRAINER or name.startswith("time/"):
             raise ValueError(f"log_metric({name!r}, ...): training has a metric of this name; give it another")

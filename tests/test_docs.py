@@ -180,10 +180,3 @@ def test_every_script_explains_itself(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [script, "--help"])
     code, (out, err) = exit_code(module.main), capsys.readouterr()
     assert code in (0, None) and "--" in out and not err, err
-
-
-def test_the_log_names_tests_that_exist():
-    defined = {name for path in pathlib.Path(ROOT, "tests").rglob("*.py")
-               for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)}
-    named = set(re.findall(r"::(test_\w+)", pathlib.Path(ROOT, "docs/log.md").read_text()))
-    assert named and not named - defined

@@ -9,14 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from core.config import load_config
-from core.huggingface.settings import LoraConfig
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
-from grpo.grpo_config import GRPOConfig
-from grpo.reward_functions.registry import load_reward_file, run_reward
-from grpo.reward_functions.trl import register_functions
-from tests.families import adapter_folder, model_folder
+from grpo.reward_functions.registry import Call, Log, register_functions, run_reward
+from tests.families import model_folder
 from tests.tiny import CAUSAL, jsonl
 
 
@@ -29,44 +25,25 @@ def one_line(function, *arguments):
     return text
 
 
-LIES = """
-class Odd:
-    def __len__(self): raise KeyError("x")
-    def __iter__(self): raise KeyError("x")
-    def __repr__(self): raise KeyError("x")
-    def __float__(self): raise KeyError("x")
-class Own(BaseException):
-    def __str__(self): raise KeyError("x")
-import asyncio, torch
-"""
 REWARD_BODIES = {
-    "GeneratorExit": "raise GeneratorExit", "BaseException": "raise BaseException('x')", "exits": "raise SystemExit",
-    "cancelled": "raise asyncio.CancelledError", "error without a text": "raise Own",
-    "10 MB": "raise ValueError('x' * 10_000_000)",
+    "exits": "raise SystemExit", "10 MB": "raise ValueError('x' * 10_000_000)",
     "control characters": "raise ValueError(chr(27) + '[2J' + chr(0) + chr(0x202e) + chr(10))",
-    "meta tensor": "return torch.zeros(2, device='meta')", "length raises": "return Odd()",
-    "float raises": "return [Odd(), Odd()]", "complex": "return [1j, 2]", "large int": "return [10**5000] * 2"}
+    "no list": "return 5", "complex": "return [1j, 2]"}
 
 
 def error_of(tmp_path, text, name="hostile", **fields):
     """The line that a reward of a user's file ends in."""
     path = tmp_path / "mine.py"
     path.write_text(text)
-    register_functions([name], load_reward_file(str(path)), str(path))
-    return one_line(run_reward, name, {"completions": ["a", "b"]} | fields, {}, 2)
+    register_functions([name], str(path))
+    return one_line(run_reward, Call(name, {"completions": ["a", "b"]} | fields, {}, 2), Log())
 
 
 @pytest.mark.parametrize("kind", REWARD_BODIES)
 def test_a_reward_ends_in_one_line(kind, tmp_path):
     for prefix in ("def", "async def"):
-        text = error_of(tmp_path, f"{LIES}\n{prefix} hostile(completions):\n    {REWARD_BODIES[kind]}\n")
+        text = error_of(tmp_path, f"{prefix} hostile(completions):\n    {REWARD_BODIES[kind]}\n")
         assert "hostile" in text and "mine.py" in text
-
-
-@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "SystemExit"])
-def test_an_async_reward_that_would_end_the_loop_is_one_line(kind, tmp_path):
-    for _ in range(2):  # the loop lives on
-        assert kind in error_of(tmp_path, f"async def hostile(completions):\n    raise {kind}\n")
 
 
 def test_a_library_s_reward_without_its_package_names_the_function(tmp_path):
@@ -75,21 +52,6 @@ def test_a_library_s_reward_without_its_package_names_the_function(tmp_path):
         pytest.skip("its package is here")
     fields = {"completions": [[{"role": "assistant", "content": "4"}]] * 2, "solution": ["4"] * 2}
     assert "math_verify" in error_of(tmp_path, "from trl.rewards import accuracy_reward\n", "accuracy_reward", **fields)
-
-
-def test_a_range_that_is_no_number_is_one_line(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text("from grpo.rewards import reward\n@reward('a', 1)\ndef hostile(completions): pass\n")
-    assert "could not convert string to float: 'a'" in one_line(load_reward_file, str(path))
-
-
-@pytest.mark.parametrize("text", ["class X:\n    def __repr__(self): raise KeyError\nseed = X()",
-                                  "raise BaseException(chr(27) * 9)", "seed = 10**5000", "raise GeneratorExit",
-                                  "x = []\nfor _ in range(5000): x = [x]\nseed = x"])
-def test_a_config_ends_in_one_line(text, tmp_path):
-    path = tmp_path / "config.py"
-    path.write_text(text)
-    one_line(load_config, GRPOConfig, [str(path)])
 
 
 # files in Hugging Face format
@@ -114,18 +76,6 @@ def rewritten(folder, name, change):
 
 def config(**values):
     return lambda folder: rewritten(folder, "config.json", lambda old: old | values)
-
-
-def token_id(number):
-    """A model whose tokenizer has a token of this id."""
-    def spoil(folder):
-        def change(values):
-            token = {"id": number, "content": "<far>", "single_word": False, "lstrip": False, "rstrip": False,
-                     "normalized": False, "special": False}
-            values["added_tokens"].append(token)
-            values["model"]["vocab"]["<far>"] = number
-        rewritten(folder, "tokenizer.json", change)
-    return spoil
 
 
 def weights_from(name):
@@ -157,17 +107,14 @@ def with_nan(values):
 
 NORM = "model.norm.weight"
 FOLDERS = {
-    "token id 2e8": (token_id(200_000_000), "id 200000000"), "negative token id": (token_id(-1), "tokenizer"),
     "index names a pickle": (weights_from("weights.bin"), "weights.bin"),
     "index names a file outside": (weights_from("../outside.safetensors"), "outside.safetensors"),
     "index names no file": (weights_from("gone.safetensors"), "gone.safetensors"),
     "config names another file": (config(transformers_weights="adapter_model.bin"), "adapter_model.bin"),
     "dtype": (config(dtype="save"), "could not be read"),
     "NaN in weights": (weights(with_nan), f"{NORM} holds numbers that are not finite"),
-    "1e5 layers": (config(num_hidden_layers=10**5), "num_hidden_layers=100000 in its config.json is more than any"),
-    "1e9 experts": (config(model_type="mixtral", num_local_experts=10**9), "num_local_experts=1000000000"),
     "other shape": (config(hidden_size=64), "shape"), "eps is a text": (config(rms_norm_eps="x"), "rms_norm_eps"),
-    "unknown model": (config(model_type="\x1b[2J\n"), "could not be read"), "architectures": (config(architectures=5), "")}
+    "unknown model": (config(model_type="\x1b[2J\n"), "could not be read")}
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
@@ -180,30 +127,9 @@ def test_a_model_s_folder_ends_in_one_line(kind, llama, tmp_path):
     assert text.startswith(f"generator_checkpoint={folder}") and words in text, text
 
 
-@pytest.mark.slow
-def test_an_adapter_s_expression_that_never_ends_does(llama, tmp_path, monkeypatch):
-    pytest.importorskip("peft")
-    monkeypatch.setattr("core.huggingface.lora.ADAPTER_SECONDS", 0.5)
-    path = adapter_folder(tmp_path / "adapter", llama)
-    rewritten(path, "adapter_config.json", lambda values: values | {"target_modules": "([a-z0-9._]+)+!"})
-    for named, load in (("generator_checkpoint", lambda: load_model(path, key="generator_checkpoint")),
-                        ("lora_init_from", lambda: load_model(llama, adapter=LoraConfig(lora_init_from=path)))):
-        text = one_line(load)
-        assert text.startswith(f"{named}={path}") and "not done after 0.5 seconds" in text
-
-
-TEMPLATES = {
-    "loop": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "1/0": "{{ 1 / 0 }}",
-    "memory": "{{ 'x' * 10**15 }}", "no template": "{% if", "surrogate": "{{ '\\ud800' }}",
-    "raises": "{{ raise_exception('no' + '\\n' * 3 + 'second line' + '\\x1b[2J') }}",
-    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"}
-
-
-@pytest.mark.parametrize("kind", TEMPLATES)
-def test_a_chat_template_ends_in_one_line(kind, llama, monkeypatch):
-    monkeypatch.setattr("core.huggingface.tokenizer.TEMPLATE_SECONDS", 0.5)
+def test_a_chat_template_ends_in_one_line(llama):
     tokenizer = load_tokenizer(llama)
-    tokenizer.backend.chat_template = TEMPLATES[kind]
+    tokenizer.backend.chat_template = "{{ raise_exception('no' + '\\n' * 3 + 'second line' + '\\x1b[2J') }}"
     text = one_line(tokenizer.render_chat, [{"role": "user", "content": "a"}])
     assert text.startswith(f"template='model': the chat template of {llama} refuses a prompt")
 
@@ -224,7 +150,7 @@ def test_what_is_no_data_set_has_the_remedy(name, words, tmp_path):
     assert words in one_line(has_prompts, str(tmp_path / name))
 
 
-@pytest.mark.parametrize("device", ["meta", "mps", "cuda:7", "nonsense"])
+@pytest.mark.parametrize("device", ["mps", "cuda:7", "nonsense"])
 def test_a_device_that_is_not_here_is_one_line(device, monkeypatch):
     from core.distributed import detect_device
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

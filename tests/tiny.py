@@ -32,9 +32,9 @@ from grpo.grpo_training_step import Timer, collect_rollouts, grpo_training_step,
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.policies.prompt_fill import PromptFillPolicy
+from grpo.reward_functions import workers
 from grpo.reward_functions.judge import Judge
 from grpo.rewards import REWARDS, Rewards, Scored
-from grpo.sandbox import processes
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d",
@@ -409,4 +409,4 @@ def run_here(script, *arguments):
 
 def fork_workers(monkeypatch):
     """Worker processes start at once, and know the rewards that this process knows."""
-    monkeypatch.setattr(processes, "PROCESSES", multiprocessing.get_context("fork"))
+    monkeypatch.setattr(workers, "PROCESSES", multiprocessing.get_context("fork"))

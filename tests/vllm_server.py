@@ -12,10 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import torch
 
-FAULTS = {  # what it does wrong; answers without a part, or with a wrong one, are in test_vllm_answers.py
+FAULTS = {
     "stale adapter": "says that it loaded an adapter, but computes with the one before",
     "stale weights": "says that it read the weights again, but keeps those it has",
-    "raw": "reports log-probabilities at temperature 1, as vLLM does without --logprobs-mode processed_logprobs",
     "re-encoded": "reports ids of the text instead of those that it drew, as many as it drew",
     "silent": "takes requests and does not answer",
     "started again": "is started again before each completion, and holds the weights that it was started with",
@@ -23,29 +22,28 @@ FAULTS = {  # what it does wrong; answers without a part, or with a wrong one, a
 
 
 class VllmServer(ThreadingHTTPServer):
-    """url: its address; asked: the paths that were asked for, in order; fault: a key of FAULTS, or None
+    """url: its address; asked: the paths that were asked for, in order; keys: the headers with a key of each
 
-    unknown: paths that it does not know, as if it were older; longest: its --max-model-len
+    fault: a key of FAULTS, or None; spoil: a function that changes the choices of a completion
     """
 
     daemon_threads, request_queue_size = True, 256
 
-    def __init__(self, folder, unknown=(), longest=64):
+    def __init__(self, folder):
         import transformers
         super().__init__(("127.0.0.1", 0), Handler)
         self.url, self.name = f"http://127.0.0.1:{self.server_port}", "served"
-        self.unknown, self.longest = unknown, longest
         self.net = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        self.adapters, self.asked, self.fault = {}, [], None  # {name: folder}
+        self.adapters, self.asked, self.keys = {}, [], []  # {name: folder}
+        self.fault, self.spoil = None, list
         self.lock, self.over, self.paused = threading.Lock(), threading.Event(), False
-        self.first_weights, self.version = copy.deepcopy(self.net.state_dict()), "default"
+        self.first_weights = copy.deepcopy(self.net.state_dict())
         self.salts = {}  # {salt: the weights that were used with it}
         self.known = {
             "/v1/models": self.models, "/v1/completions": self.complete, "/v1/load_lora_adapter": self.load_adapter,
-            "/v1/unload_lora_adapter": self.unload_adapter, "/pause": self.pause, "/resume": self.resume,
-            "/collective_rpc": self.reload, "/update_weight_version": self.name_weights,
-            "/weight_info": lambda body: (200, {"weight_version": self.version})}
+            "/v1/unload_lora_adapter": self.unload_adapter, "/pause": lambda body: self.pause(True),
+            "/resume": lambda body: self.pause(False), "/collective_rpc": self.reload}
 
     # What requests ask for: each returns (status, JSON or text)
 
@@ -63,77 +61,53 @@ class VllmServer(ThreadingHTTPServer):
         else:
             self.net = peft.PeftModel.from_pretrained(self.net, path, name).eval()
         self.adapters[name] = path
-        return 200, f"Success: LoRA adapter '{name}' added successfully."
+        return 200, "Success"
 
     def unload_adapter(self, body):
         if self.adapters.pop(body["lora_name"], None) is None:
-            return 404, {"error": {"message": f"The lora adapter '{body['lora_name']}' cannot be found."}}
+            return 404, "The lora adapter cannot be found."
         return 200, "Success"
 
-    def pause(self, body):
-        self.paused = True
-        return 200, {"status": "paused"}
+    def pause(self, paused):
+        self.paused = paused
+        return 200, "paused"
 
     def reload(self, body):
         import transformers
         assert body["method"] == "reload_weights" and self.paused
         if self.fault == "half dead":
-            return 500, {"message": "no memory"}
+            return 500, "no memory"
         if self.fault != "stale weights":
             path = body["kwargs"]["weights_path"]
             self.net.load_state_dict(transformers.AutoModelForCausalLM.from_pretrained(path).state_dict())
-        return 200, {"results": [None]}
-
-    def name_weights(self, body):
-        self.version = body["new_version"]
-        return 200, {"success": True, "new_version": self.version}
-
-    def resume(self, body):
-        self.paused = False
-        return 200, {"status": "resumed"}
-
-    def start_again(self):
-        self.net.load_state_dict(self.first_weights)
-        self.version, self.salts = "default", {}
+        return 200, "read"
 
     def complete(self, body):
         model, ids = body["model"], body["prompt"]
         assert not self.paused
         if model != self.name and model not in self.adapters:
-            return 404, {"error": {"message": f"The model `{model}` does not exist."}}
-        if len(ids) + body["max_tokens"] > self.longest:
-            return 400, {"error": {"message": f"This model's maximum context length is {self.longest} tokens."}}
+            return 404, f"The model `{model}` does not exist."
         if model in self.adapters:
             self.net.set_adapter(model)
         if self.fault == "started again":
-            self.start_again()
-        answer = {"object": "text_completion", "model": model}
-        if "prompt_logprobs" in body:
-            return 200, answer | {"choices": [{"index": 0, "prompt_logprobs": self.scores(ids)}]}
+            self.net.load_state_dict(self.first_weights)
+            self.salts = {}
         weights = model if model in self.adapters else sum(float(p.sum()) for p in self.net.parameters())
         assert self.salts.setdefault(body["cache_salt"], weights) == weights, "what other weights read would be used"
         choices = [{"index": i} | self.draw(ids, body, body["seed"] + i) for i in range(body["n"])]
-        return 200, answer | {"choices": choices[1:] + choices[:1]}  # no order is promised
-
-    def logits(self, ids):
-        """(T, V) float64 logits behind each of the ids."""
-        return self.net(torch.tensor([ids])).logits[0].double()
-
-    def scores(self, ids):
-        logp = self.logits(ids).log_softmax(-1)
-        return [None] + [{str(i): {"logprob": float(logp[t, i])}} for t, i in enumerate(ids[1:])]
+        return 200, {"choices": self.spoil(choices[1:] + choices[:1])}  # no order is promised
 
     def draw(self, prompt, body, seed):
         """One completion, as vLLM reports it."""
         generator, drawn, logp = torch.Generator().manual_seed(seed), [], []
         assert body["ignore_eos"] and (body["top_p"], body["top_k"], body["min_p"]) == (1.0, 0, 0.0)
         while len(drawn) < body["max_tokens"]:
-            logits = self.logits(prompt + drawn)[-1]
+            logits = self.net(torch.tensor([prompt + drawn])).logits[0, -1].double()
             for i, bias in body["logit_bias"].items():
                 logits[int(i)] += bias
             p = (logits / body["temperature"]).softmax(-1)
             drawn.append(int(torch.multinomial(p, 1, generator=generator)))
-            logp.append(float((logits.softmax(-1) if self.fault == "raw" else p)[drawn[-1]].log()))
+            logp.append(float(p[drawn[-1]].log()))
             text = self.tokenizer.decode(drawn)
             if drawn[-1] in body["stop_token_ids"] or any(s in text for s in body["stop"]):
                 break
@@ -158,12 +132,13 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, body):
         s, path = self.server, self.path.split("?")[0]
         s.asked.append(self.path)
+        s.keys.append(self.headers["Authorization"])
         if s.fault == "silent" and path == "/v1/completions":
             s.over.wait()
             return
-        status, content = 404, {"detail": "Not Found"}
+        status, content = 404, "Not Found"
         with s.lock, torch.no_grad():  # one request at a time, as no real server does
-            if path in s.known and path not in s.unknown:
+            if path in s.known:
                 status, content = s.known[path](body)
         data = (content if isinstance(content, str) else json.dumps(content)).encode()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client did not wait
@@ -174,9 +149,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def running(folder, **settings):
+def running(folder):
     """A VllmServer of the model in a folder, until the end of the block."""
-    server = VllmServer(folder, **settings)
+    server = VllmServer(folder)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

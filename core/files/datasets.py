@@ -24,11 +24,12 @@ def write_dataset(folder, tokens, tokenizer, **facts):
     tokens: {"train": ids, "val": ids}; facts: counts worth keeping, printed and written to meta.json.
     An id takes 16 bits or, of a vocabulary above 65,536, 32, which meta.json then has as its dtype.
     """
-    facts |= {f"{split}_tokens": len(tokens[split]) for split in SPLITS}
-    dtype = "uint16"
+    dtype, files = "uint16", {}
     if tokenizer.vocab_size > 2**16:
         dtype = facts["dtype"] = "uint32"
-    files = {f"{split}.bin": np.array(tokens[split], dtype=dtype).tobytes() for split in SPLITS}
+    for split in SPLITS:
+        facts[f"{split}_tokens"] = len(tokens[split])
+        files[f"{split}.bin"] = np.array(tokens[split], dtype=dtype).tobytes()
     write_folder(folder, files, tokenizer, facts)
 
 
@@ -49,13 +50,11 @@ def open_tokens(folder, split, meta, block_size):
     file, unless it has more than a window of block_size."""
     path = os.path.join(folder, f"{split}.bin")
     if not os.path.exists(path):
-        raise FileNotFoundError(f"dataset not prepared: {path} is missing; run the prepare.py that made "
-                                f"{folder}/meta.json again")
+        raise FileNotFoundError(f"dataset not prepared: {path} is missing; run its prepare.py again")
     dtype = meta.get("dtype", "uint16")
     count = os.path.getsize(path) // np.dtype(dtype).itemsize
     if count <= block_size + 1:
-        raise ValueError(f"{path} has {count} tokens, fewer than one window of block_size={block_size} + 1; use a "
-                         "longer text or a smaller block_size")
+        raise ValueError(f"{path} has {count} tokens, fewer than one window of block_size={block_size} + 1")
     return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
 
 
@@ -67,14 +66,11 @@ def check_meta(folder, meta, tokenizer, masks):
     if not same_vocabulary(meta["tokenizer"], tokenizer):
         raise ValueError(f"dataset={folder} was prepared with another vocabulary "
                          f"({meta['tokenizer'].get('vocab_size')} tokens) than the model's ({tokenizer.vocab_size}); "
-                         "name prompts with --dataset=FILE.jsonl, use a model of that vocabulary, or prepare the text "
-                         "for this one: data/char_diffusion/prepare.py --tokenizer=MODEL")
+                         "prepare it for this one: data/char_diffusion/prepare.py --tokenizer=MODEL")
     if masks and tokenizer.mask_token_id is None:
-        raise ValueError(f"dataset={folder}: its tokenizer has no mask token, which filling in needs; prepare it with "
-                         "the tokenizer of a masked language model, such as BERT's")
+        raise ValueError(f"dataset={folder}: its tokenizer has no mask token, which filling in needs")
     if masks and "line" in masks and tokenizer.newline_token_id < 0:
-        raise ValueError("mask_line is above 0, but the tokenizer has no token for the end of a line; set "
-                         "mask_line=0.0")
+        raise ValueError("mask_line is above 0, but the tokenizer has no end of a line; set mask_line=0.0")
     dtype, stride = meta.get("dtype", "uint16"), meta.get("stride", 1)
     if dtype not in DTYPES or type(stride) is not int or stride < 1:
         raise ValueError(f"{folder}/meta.json: dtype={shown(dtype)} with stride={shown(stride)} cannot be; prepare the "

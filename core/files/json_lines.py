@@ -1,9 +1,30 @@
-"""Files with a record on each line, which a run writes as it goes: an object of JSON with the `step` it belongs to."""
+"""JSON that is read with one line for whatever is wrong with it; files with a record on each line."""
 
 import json
 import os
 
 from core.files.whole_files import replacing
+from core.settings.user_code import one_line
+
+
+def object_from_json(text, where, remedy):
+    """The object {...} of a JSON text. Raises ValueError for another text.
+
+    where: names the text; remedy: what to do, the end of the error
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON ({one_line(error)}); {remedy}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be an object {{...}}, not {type(value).__name__}; {remedy}")
+    return value
+
+
+def read_object(path, where, remedy):
+    """The object {...} of a JSON file. where, remedy: as in object_from_json"""
+    with open(path, "rb") as f:
+        return object_from_json(f.read(), where, remedy)
 
 
 def read_records(path):
@@ -19,18 +40,7 @@ def each_record(path):
     with open(path, encoding="utf-8", errors="replace") as f:
         for number, line in enumerate(f, 1):
             if line.endswith("\n") and line != "\n":
-                yield record_of(line, f"{path}, line {number}")
-
-
-def record_of(line, where):
-    """One record. Raises ValueError if the line, which `where` names, is none."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        record = None
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        raise ValueError(f"{where} is damaged; delete the line")
-    return record
+                yield object_from_json(line, f"{path}, line {number}", "delete the line")
 
 
 def keep_records(path, step):

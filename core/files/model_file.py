@@ -6,13 +6,12 @@ Written whole or not at all, read without pickle, each enough to use the model.
 import dataclasses
 import json
 import os
-import re
 
 import safetensors
 import torch
 from safetensors.torch import save_file
 
-from core.files.json_text import object_from_json
+from core.files.json_lines import object_from_json
 from core.files.whole_files import replacing
 from core.model import GPT, GPTConfig
 from core.settings.optional import HUB
@@ -37,28 +36,19 @@ def write_model_file(path, model, tokenizer, dtype=torch.float32, weights=None, 
 
 def read_header(path, key="checkpoint"):
     """The header of a model file. `key` is the setting that named it, for the error."""
-    if not os.path.exists(path):
-        remedy = f"train it with python core/pretrain.py CONFIG --export={path}, CONFIG as in config/pretrain_*.py"
-        folder = os.path.dirname(path)
-        if os.path.basename(folder).startswith("out-"):
-            remedy = f"train it first, with the config whose out_dir is {folder}"
-        elif re.fullmatch(r"[\w.-]+/[\w.-]+(?<!\.safetensors)", path):
-            raise FileNotFoundError(f"{key}={path} does not exist here; a model of the hub is {key}={HUB}{path}")
-        raise FileNotFoundError(f"{key}={path} does not exist; correct the path, or {remedy}")
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{key}={path} does not exist; correct the path, train it (config/pretrain_*.py, "
+                                f"--export={path}), or name a model of the hub {key}={HUB}owner/name")
     try:
-        if not os.path.isfile(path):  # a pipe would be waited for
-            raise OSError("it is no file")
         with safetensors.safe_open(path, "pt") as f:
             text = (f.metadata() or {}).get("nano_grpo")
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"{key}={path} is damaged or cut short ({one_line(error)}); {AGAIN}") from None
     if text is None:
-        raise ValueError(f"{key}={path} is a safetensors file, but not one that this project wrote; of a Hugging Face "
-                         "model, name the folder")
+        raise ValueError(f"{key}={path} was not written by this project; of a Hugging Face model, name the folder")
     header = object_from_json(text, f"{key}={path}: its header", AGAIN)
-    for name in ("config", "tokenizer", "facts"):
-        if not isinstance(header.get(name), dict):
-            raise ValueError(f"{key}={path}: its header has no object {name!r}; {AGAIN}")
+    if not all(isinstance(header.get(name), dict) for name in ("config", "tokenizer", "facts")):
+        raise ValueError(f"{key}={path}: its header has no config, tokenizer and facts; {AGAIN}")
     return header
 
 
@@ -70,18 +60,16 @@ def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoi
     """
     header, named = read_header(path, key), f"{key}={path}"
     try:
+        if header["config"].pop("prompt_attention", "full") != "full":  # some files of earlier versions have it
+            raise ValueError("prompt_attention has left")
         config = GPTConfig(**header["config"])
-        newer = {"prompt_attention"}  # files of earlier versions are without
-        if lacking := dataclasses.asdict(config).keys() - header["config"].keys() - newer:  # they would get defaults
-            raise ValueError(f"it lacks {min(lacking)}")
     except (TypeError, ValueError) as error:
         raise ValueError(f"{named}: the config in its header is damaged ({one_line(error)}); {AGAIN}") from None
     if mode is not None and config.mode != mode:
         raise ValueError(f"{named} has mode {config.mode}, but {mode} is needed here")
     if tokenizer is not None and not same_vocabulary(header["tokenizer"], tokenizer):
-        raise ValueError(f"{named} has another vocabulary ({header['tokenizer'].get('vocab_size')} tokens) than "
-                         f"the dataset or generator ({tokenizer.vocab_size}); "
-                         "use models and a dataset of the same vocabulary")
+        raise ValueError(f"{named} has another vocabulary ({header['tokenizer'].get('vocab_size')} tokens) than the "
+                         f"dataset or generator ({tokenizer.vocab_size}); use those of the same vocabulary")
     with safetensors.safe_open(path, "pt") as f:
         weights = {name: f.get_tensor(name).float() for name in f.keys()}
     with torch.device("meta"):  # the config may ask for more memory than there is

@@ -5,16 +5,14 @@ import json
 import os
 
 from core.files.datasets import SPLITS, dataset_folder, write_folder
-from core.files.json_text import fault_of_json, from_json
-from core.settings.optional import HUB, is_gym, on_hub, quiet_hub, require
+from core.files.json_lines import object_from_json
+from core.settings.optional import HUB, on_hub, quiet_hub, require
 from core.settings.user_code import guarded
 
 PROMPTS = "prompts.jsonl"
 FILES = (".jsonl", ".json", ".parquet")  # a dataset with such an ending is a file of records
 FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
           "answer": ("answer", "solution", "response", "output")}  # their names in other data sets; the first one wins
-RAW = "answer as it was"                 # holds an answer that was a number, which "answer" holds as a text
-CORRECT = "correct it"
 RESERVED = ("prompts", "completions", "text", "tokens", "where")  # arguments of rewards, and what we add to a record
 VALIDATION_PERCENT = 10
 VALIDATION_NAMES = ("validation", "val", "dev", "test")            # of the split of a data set, the first one wins
@@ -25,9 +23,8 @@ def fault_of_messages(value):
     if not isinstance(value, list) or not value:
         return "it is no list, or empty"
     for number, message in enumerate(value, 1):
-        for key in ("role", "content"):
-            if not isinstance(message, dict) or not isinstance(message.get(key), str):
-                return f"{key} of message {number} is missing or no text"
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            return f"role or content of message {number} is missing or no text"
     return ""
 
 
@@ -45,8 +42,6 @@ def check_record(record, where):
     """The record with its prompt and answer under these names; errors name `where` (file and line)."""
     if not isinstance(record, dict):
         raise ValueError(f"{where}: a record must be an object with a prompt, not {type(record).__name__}")
-    if fault := fault_of_json(record):
-        raise ValueError(f"{where}: {fault}")
     record = dict(record)
     for name in RESERVED:
         if name in record:
@@ -68,8 +63,6 @@ def check_record(record, where):
     completion = record.get("completion")
     if isinstance(completion, list) and len(completion) == 1 and not fault_of_messages(completion):
         record["completion"] = completion[0]["content"]
-    if isinstance(record.get("answer"), (int, float)):
-        record |= {"answer": str(record["answer"]), RAW: record["answer"]}
     return record | {"where": where}
 
 
@@ -94,9 +87,9 @@ def read_records(path):
         raise ValueError(f"{path}: not UTF-8 text; save it as such") from None
     try:
         whole = json.loads(text)
-    except (ValueError, RecursionError):  # a record on each line, then, or what from_json refuses
+    except (ValueError, RecursionError):  # a record on each line, then, or no JSON
         lines = {f"{path}, line {n}": line for n, line in enumerate(text.split("\n"), 1) if line.strip()}
-        found = {where: from_json(line, where, CORRECT) for where, line in lines.items()}
+        found = {where: object_from_json(line, where, "correct it") for where, line in lines.items()}
     else:
         if isinstance(whole, dict):
             whole = whole.get("prompts", [whole])
@@ -105,18 +98,7 @@ def read_records(path):
         found = {f"{path}, record {n}": record for n, record in enumerate(whole, 1)}
     if not found:
         raise ValueError(f"{path} has no records")
-    return check_all(found, path)
-
-
-def check_all(found, name):
-    """The records {where: as it was read}, checked; says how many have the last turn of their messages as answer."""
-    records = [check_record(record, where) for where, record in found.items()]
-    turns = 0
-    for old, new in zip(found.values(), records, strict=True):
-        turns += "answer" in new and old.keys().isdisjoint(FIELDS["answer"])
-    if turns:
-        print(f"{name}: the last turn of {turns} records is their completion, and the answer that rewards get")
-    return records
+    return [check_record(record, where) for where, record in found.items()]
 
 
 def check_rows(rows, name, reserved=RESERVED):
@@ -127,16 +109,17 @@ def check_rows(rows, name, reserved=RESERVED):
     taken = [key for key in reserved if key in rows[0]]
     if taken:
         print(f"{name}: left out the columns {', '.join(taken)}, whose names are reserved")
-    found = {}
+    records = []
     for number, row in enumerate(rows, 1):
-        found[f"{name}, row {number}"] = {key: x for key, x in row.items() if x is not None and key not in taken}
-    return check_all(found, name)
+        given = {key: x for key, x in row.items() if x is not None and key not in taken}
+        records.append(check_record(given, f"{name}, row {number}"))
+    return records
 
 
 def with_completion(record):
-    """The record; an answer that is a text becomes the completion to learn from if there is none."""
-    if record.get("completion") is None and isinstance(record.get("answer"), str):
-        return record | {"completion": record["answer"]}
+    """The record; an answer that is a text or a number becomes the completion to learn from if there is none."""
+    if record.get("completion") is None and isinstance(record.get("answer"), (str, int, float)):
+        return record | {"completion": str(record["answer"])}
     return record
 
 
@@ -149,12 +132,10 @@ def read_hub(dataset):
     datasets = require("datasets", f"dataset={dataset}")
     quiet_hub(f"dataset={dataset}")
     name, _, subset = dataset.removeprefix(HUB).partition(":")
-    with guarded(f"dataset={dataset} could not be loaded", "check the name and the network, or download it elsewhere "
-                 "and name its .jsonl or .parquet file"):
+    with guarded(f"dataset={dataset} could not be loaded", "check the name and the network, or name a file"):
         found = datasets.load_dataset(name, subset or None)
     if len(found) > 1 and "train" not in found:
-        raise ValueError(f"dataset={dataset} has the splits {', '.join(found)} but none named train; save the rows "
-                         "that you want as a .jsonl or .parquet file and name that")
+        raise ValueError(f"dataset={dataset} has the splits {', '.join(found)} but none named train; name a file")
     sides = {"train": "train", "val": next((split for split in VALIDATION_NAMES if split in found), None)}
     if len(found) == 1 or sides["val"] is None:
         sides = {None: "train" if "train" in found else next(iter(found))}
@@ -166,8 +147,8 @@ def read_hub(dataset):
 
 
 def is_file_of_records(dataset):
-    """Tells whether a dataset is a file of records, one of the hub, or tasks by name, which need no preparation."""
-    return on_hub(dataset) or is_gym(dataset) or dataset.endswith(FILES)
+    """Tells whether a dataset is a file of records, or one of the hub, which need no preparation."""
+    return on_hub(dataset) or dataset.endswith(FILES)
 
 
 def has_prompts(dataset):
@@ -176,20 +157,13 @@ def has_prompts(dataset):
     if is_file_of_records(dataset):
         return True
     if os.path.isfile(dataset):
-        raise ValueError(f"dataset={dataset} is a file, but not of prompts ({', '.join(FILES)}); unpack it, save a "
-                         "table of prompts as one of these, or make running text a folder: python "
-                         f"data/char_diffusion/prepare.py --input={dataset} --out=data/mine")
+        raise ValueError(f"dataset={dataset} is a file, but not of prompts ({', '.join(FILES)}); make running text a "
+                         f"folder with data/char_diffusion/prepare.py --input={dataset} --out=data/mine")
     return os.path.exists(os.path.join(dataset_folder(dataset), PROMPTS))
 
 
-def load_records(dataset, gym_settings=None):
-    """The records of a file, of hf:owner/name, or of gym:TASK with its settings."""
-    if is_gym(dataset):
-        from core.files.gym import read_gym
-        rows = read_gym(dataset, gym_settings)
-        for row in rows:  # by the problem itself: the prompt may begin with others
-            row["split"] = side(row["entry"]["question"])
-        return check_rows(rows, dataset)
+def load_records(dataset):
+    """The records of a file, or of hf:owner/name."""
     return read_hub(dataset) if on_hub(dataset) else read_records(dataset)
 
 

@@ -1,16 +1,11 @@
-"""Files that are whole or not there, also after a power cut; a full disk or a read-only folder is one line."""
+"""Files that are whole or not there; a file that cannot be written is one line."""
 
 import contextlib
-import errno
 import os
-import re
 
 import safetensors
 
-REFUSALS = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "EFBIG",
-                                           "ESTALE", "ETIMEDOUT", "ENOTCONN")
-            if hasattr(errno, name)}  # what a disk that is full, read-only, not ours, broken or out of reach answers
-
+from core.settings.user_code import one_line
 
 UMASK = os.umask(0)
 os.umask(UMASK)
@@ -22,47 +17,37 @@ class CannotWrite(ValueError):
 
 @contextlib.contextmanager
 def writing(path):
-    """Raises CannotWrite, with a reason in one line, for whatever keeps the block from writing to `path`."""
+    """Raises CannotWrite, with the reason in one line, if the block cannot write to `path`."""
     try:
         yield
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
-        code = error_number(error)
-        if code not in REFUSALS:
-            raise
-        raise CannotWrite(f"{path} could not be written ({os.strerror(code)})") from None
-
-
-def error_number(error):
-    """The number that the operating system gave to a failed write, as Python, safetensors and torch report it."""
-    if isinstance(error, OSError):
-        return error.errno
-    if found := re.search(r"\(os error (\d+)\)", str(error)):
-        return int(found[1])
-    while error is not None:  # torch.save ends a file that it could not write with an error of its own
-        if isinstance(error, OSError):
-            return error.errno
-        error = error.__context__
-    return None
+        if isinstance(error.__context__, OSError):  # torch.save ends a file with an error of its own
+            error = error.__context__
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise CannotWrite(f"{path} could not be written ({reason})") from None
 
 
 @contextlib.contextmanager
 def replacing(path):
-    """Gives the name of a new file beside `path`. After the block the file is on the disk and takes the place of
-    `path`; if the block fails, it is removed. Raises CannotWrite."""
-    new, folder = f"{path}.tmp", os.path.dirname(path) or "."
+    """Gives the name of a new file beside `path`, which takes its place after the block. If the block fails, `path`
+    stays as it was. Raises CannotWrite."""
+    new = f"{path}.tmp"
     with writing(path):
         try:
-            os.makedirs(folder, exist_ok=True)
-            if os.path.lexists(new):  # a killed process left it; or it is a link, behind which nothing may change
-                os.remove(new)
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             yield new
-            as_usual(new)
-            flush(new)
-            os.replace(new, path)
-            flush(folder)
+            put(new, path)
         finally:
             if os.path.exists(new):
                 os.remove(new)
+
+
+def put(new, path):
+    """Puts the file `new` in the place of `path`, once it is on the disk."""
+    as_usual(new)
+    with open(new, "r+b") as f:
+        os.fsync(f.fileno())
+    os.replace(new, path)
 
 
 def as_usual(path):
@@ -70,18 +55,3 @@ def as_usual(path):
     has its own."""
     with contextlib.suppress(PermissionError):
         os.chmod(path, 0o666 & ~UMASK)
-
-
-def flush(path):
-    """Returns when a file, or the list of names in a folder, is on the disk."""
-    folder = os.path.isdir(path)
-    if folder and os.name == "nt":  # Windows opens no folders
-        return
-    descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if not (folder and error.errno == errno.EINVAL):  # a file system that has no such call for folders
-            raise
-    finally:
-        os.close(descriptor)

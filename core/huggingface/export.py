@@ -65,8 +65,6 @@ def write_generator(model, tokenizer, folder, dtype=torch.float32, where="the mo
     if not isinstance(tokenizer, CharTokenizer):
         raise ValueError(f"{where} has a tokenizer of kind {tokenizer.description()['kind']}, but only a vocabulary of "
                          "characters is exported; train a model with --tokenizer=char")
-    if model.prompt_alone:
-        raise ValueError(f"{where} reads prompts alone (prompt_attention='prefix'), which transformers' Qwen3 does not")
     stop = tokenizer.stop_token_id
     net = transformers.Qwen3ForCausalLM(qwen3_config(model, stop))
     sharpness = SHARPNESS_OF_FLOAT16 if dtype == torch.float16 else SHARPNESS

@@ -3,8 +3,8 @@
 import os
 import pathlib
 
-from core.files.json_text import read_object
-from core.files.whole_files import as_usual, flush
+from core.files.json_lines import read_object
+from core.files.whole_files import put
 from core.huggingface.diffusion import PUBLISHED, as_known, check_values
 from core.settings.optional import HUB, local_name, on_hub, opening, quiet_transformers
 from core.settings.ranges import shown
@@ -102,9 +102,5 @@ def replace_files(new, folder):
     """Moves the files of one folder into another, the weights last, so that neither ever holds half a file."""
     os.makedirs(folder, exist_ok=True)
     for name in sorted(os.listdir(new), key=lambda name: name.endswith(".safetensors")):
-        file = os.path.join(new, name)
-        as_usual(file)
-        flush(file)
-        os.replace(file, os.path.join(folder, name))
-    flush(folder)
+        put(os.path.join(new, name), os.path.join(folder, name))
     os.rmdir(new)

@@ -69,7 +69,6 @@ class HuggingFaceModel(nn.Module):
     """
 
     judge_head = "realness"
-    prompt_alone = False
     suffix = ""  # it is saved as a folder
 
     def __init__(self, net, tokenizer, mode, adapter=FULL):
@@ -234,11 +233,6 @@ class HuggingFaceModel(nn.Module):
         twin = copy.copy(self)
         twin.adapter = REFERENCE if self.reference_adapter else None
         return twin
-
-    @property
-    def dimensions(self):
-        """The same sizes as core.model.GPT.dimensions."""
-        return self.config.num_hidden_layers, self.config.hidden_size
 
 
 def most_tokens(net):

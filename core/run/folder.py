@@ -2,13 +2,10 @@
 
 import contextlib
 import os
-import socket
-import time
 
 from core.checkpoint_manager import states
 from core.files.whole_files import writing
-from core.run.names import HELD, LOCK, PREVIOUS, STARTS, STAYING, is_set_aside, shows_a_run
-from core.settings.user_code import one_line
+from core.run.names import LOCK, METRICS, PREVIOUS, STATE, STAYING, is_set_aside
 
 try:
     import fcntl
@@ -17,27 +14,17 @@ except ImportError:  # Windows
 
 
 def check_run_folder(out_dir):
-    """Raises ValueError if a run may not have this folder: it cannot be written, it holds other files and no run, or
-    something that is no file has the name of a run's file. Nothing is changed."""
-    check_out_dir(out_dir)
-    names = folder_list(out_dir)
-    for path in (os.path.join(out_dir, name) for name in names if name == LOCK or is_set_aside(name)):
-        if not (os.path.isfile(path) or os.path.isdir(path)):  # to open a named pipe would take for ever
-            raise ValueError(f"{path} is no file that a run wrote; remove it or choose another out_dir")
-    foreign = [name for name in names if name not in STAYING]
-    if foreign and not any(map(shows_a_run, names)):
-        raise ValueError(f"out_dir={out_dir} holds {foreign[0]}, which is of no run; name a new or an empty folder")
-
-
-def check_out_dir(path):
-    """Raises ValueError if no folder can be made or written at a path."""
-    above = os.path.abspath(path)
+    """Raises ValueError if a run may not have this folder: it cannot be written, or it holds other files and no run.
+    Nothing is changed."""
+    above = os.path.abspath(out_dir)
     while not os.path.lexists(above):
         above = os.path.dirname(above)
-    if not path or not os.path.isdir(above):
-        raise ValueError(f"out_dir={path!r} cannot be a folder ({above} is a file, or it has no name); name another")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise ValueError(f"out_dir={path} cannot be written: {above} is not yours to write to; name another folder")
+    if not out_dir or not os.path.isdir(above) or not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"out_dir={out_dir!r} cannot be a folder that you can write to ({above}); name another")
+    names = folder_list(out_dir)
+    foreign = [name for name in names if name not in STAYING]
+    if foreign and not {LOCK, METRICS, STATE} & set(names):
+        raise ValueError(f"out_dir={out_dir} holds {foreign[0]}, which is of no run; name a new or an empty folder")
 
 
 @contextlib.contextmanager
@@ -56,56 +43,24 @@ def run_folder(config, dist):
 @contextlib.contextmanager
 def locked(out_dir):
     """Raises ValueError if another run holds the folder; otherwise holds it until the end of the block, or of the
-    process, however that ends.
-
-    The system frees a lock when its process ends. Where the file system has no locks, the file HELD counts.
-    """
-    path, held = os.path.join(out_dir, LOCK), os.path.join(out_dir, HELD)
-    with writing(path):
+    process, however that ends."""
+    with writing(out_dir):
         os.makedirs(out_dir, exist_ok=True)
-        no_link = getattr(os, "O_NOFOLLOW", 0)  # the file is emptied
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | no_link, 0o666)
-    with open(descriptor, "r+", errors="replace") as file:
-        holder = file.read()
-        if not is_free(file, held):
-            left = held if os.path.exists(held) else path
-            raise ValueError(f"out_dir={out_dir} is in use by {one_line(holder) or 'another run'}; choose another "
-                             f"out_dir or wait, or if that run has ended, delete {left}")
-        note = f"a run with pid {os.getpid()} on {socket.gethostname()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}"
-        try:
-            with writing(path):
-                rewrite(file, note)
-            yield
-        finally:
-            with contextlib.suppress(OSError):  # a disk that is full or gone has ended the run already
-                rewrite(file, "")
-                os.remove(held)  # there is none where files can be locked
+        file = open(os.path.join(out_dir, LOCK), "a")
+    with file:
+        if not lock(file):
+            raise ValueError(f"out_dir={out_dir} is in use by another run; choose another out_dir or wait")
+        yield
 
 
-def is_free(file, held):
-    """Locks the open file or, where the file system has no locks, creates the file `held`, which only one process can.
-    Returns whether no other run has done so."""
-    try:
-        if fcntl is None:
-            raise OSError("this system has no such locks")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
+def lock(file, wait=False):
+    """Locks an open file until it is closed. Returns False if another process has; where there are no locks, True."""
+    with contextlib.suppress(AttributeError, OSError):
         try:
-            os.close(os.open(held, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
             return False
     return True
-
-
-def rewrite(file, text):
-    """Replaces the text of the open file."""
-    file.seek(0)
-    file.truncate(0)
-    file.write(text)
-    file.flush()
-    os.fsync(file.fileno())  # a network file system sends it now
 
 
 def set_aside(out_dir):
@@ -113,7 +68,7 @@ def set_aside(out_dir):
 
     Returns the folder of the earlier run, or None if there was none.
     """
-    names = sorted(filter(is_set_aside, folder_list(out_dir)), key=moving_order)
+    names = [name for name in folder_list(out_dir) if is_set_aside(name)]
     if not names:
         return None
     previous = os.path.join(out_dir, PREVIOUS)
@@ -121,16 +76,9 @@ def set_aside(out_dir):
     folder = os.path.join(previous, str(1 + max(numbers, default=0)))
     with writing(folder):
         os.makedirs(folder)
-        for name in names:
+        for name in reversed(names):  # the states early, so that no run resumes half of another
             os.replace(os.path.join(out_dir, name), os.path.join(folder, name))
     return folder
-
-
-def moving_order(name):
-    """The states go first, so that no run resumes when half is moved; last the file that shows that a run was here."""
-    if name.startswith("state"):
-        return 0
-    return 2 if name == STARTS else 1
 
 
 def folder_list(folder):

@@ -1,16 +1,11 @@
 """Builds missing files by their recipes: a dataset with its prepare.py, a checkpoint with core/pretrain.py."""
 
-import contextlib
 import os
 import subprocess
 import sys
 
+from core.run.folder import lock
 from core.settings.user_code import ROOT
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RECIPES = {  # {a checkpoint that a shipped config names: the config that trains it, or a prepare.py that writes it}
@@ -40,8 +35,7 @@ def build_missing(path, recipe, key, command, say, dry=False):
         say(f"{key}: {path} is missing; it would be built by {recipe}")
         return True
     with open(recipe) as file:
-        with contextlib.suppress(OSError, AttributeError):  # of systems without such locks
-            fcntl.flock(file, fcntl.LOCK_EX)  # another run of this machine may be building it
+        lock(file, wait=True)  # another run of this machine may be building it
         if os.path.exists(path):
             return False
         say(f"{key}: {path} is missing; building it with {recipe} (if you interrupt it, the next start goes on from "

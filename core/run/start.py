@@ -1,5 +1,5 @@
-"""The start and the end of a run: settings with their origin, machine, versions, command; how it ended and why. The
-names of the user and the machine are left out."""
+"""The start and the end of a run, in config.json: settings with their origin, machine, versions, command; how it ended
+and why. The names of the user and the machine are left out."""
 
 import dataclasses
 import importlib.metadata
@@ -17,11 +17,10 @@ from datetime import datetime, timezone
 import torch
 
 from core.config import changed_settings, save_config
-from core.files.json_lines import read_records
-from core.files.json_text import read_object
-from core.files.whole_files import CannotWrite, replacing
+from core.files.json_lines import read_object
+from core.files.whole_files import CannotWrite
 from core.run.folder import set_aside
-from core.run.names import CONFIG, STARTS
+from core.run.names import CONFIG
 from core.settings.ranges import shown
 from core.settings.user_code import ROOT, one_line, shortest
 
@@ -29,7 +28,7 @@ PACKAGES = ("torch", "numpy", "safetensors", "transformers", "peft", "datasets",
 
 
 class Recorded:
-    """Records in starts.jsonl that the run of the block starts, and how it ends.
+    """Records in config.json that the run of the block starts, and how it ends.
 
     Until the block begins the folder is as it was, so that a start that fails leaves an earlier run where it is; then
     that run is set aside, unless this one goes on from it.
@@ -40,20 +39,24 @@ class Recorded:
     def __init__(self, config, origin, dist, trainer, resume, write_page=None):
         self.config, self.origin, self.dist, self.trainer = config, origin, dist, trainer
         self.resume, self.write_page = resume, write_page
+        self.path = os.path.join(config.absolute_out_dir, CONFIG)
+        self.starts = []
 
     def __enter__(self):
         self.dist.barrier()  # every rank has read its checkpoints, one of which may be about to move
         if not self.dist.is_main:
             return
-        say, out_dir = self.trainer.logger.say, self.config.absolute_out_dir
+        say = self.trainer.logger.say
         if self.resume:
-            say("\n".join(how_it_goes_on(self.config, self.trainer)))
-        else:
-            previous = set_aside(out_dir)
-            if previous:
-                say(f"{self.config.out_dir} held an earlier run, which is now in {shortest(previous)}")
-        record_start(self.config, self.origin, self.dist, self.trainer.step)
-        save_config(self.config, os.path.join(out_dir, CONFIG))
+            before = {}
+            if os.path.exists(self.path):
+                before = read_object(self.path, self.path, "delete it")
+            self.starts = before.pop("starts", [])
+            say("\n".join(how_it_goes_on(self.config, self.trainer, before, self.starts)))
+        elif previous := set_aside(self.config.absolute_out_dir):
+            say(f"{self.config.out_dir} held an earlier run, which is now in {shortest(previous)}")
+        self.starts.append(start(self.config, self.origin, self.dist, self.trainer.step))
+        self.write()
 
     def __exit__(self, kind, error, trace):
         if self.dist.is_main:
@@ -70,59 +73,57 @@ class Recorded:
             ended, why = "failed", f"{type(error).__name__}: {one_line(error)}"
         elif step < self.config.max_iters:
             ended, why = "stopped", self.trainer.stopped_by
-        add_record(self.config.absolute_out_dir, step, ended=ended, why=why)
+        self.starts[-1]["end"] = {"time": now(), "step": step, "ended": ended, "why": why}
+        self.write()
         if error is not None:
             text = without_home("".join(traceback.format_exception(error)))
             self.trainer.logger.write_console(f"failed at step {step}: {why}\n{text}")
         if self.write_page is not None:
             self.write_page()
 
+    def write(self):
+        save_config(self.config, self.path, starts=json.loads(without_home(json.dumps(self.starts))))
 
-def how_it_goes_on(config, trainer):
-    """Lines that tell the user from where a resumed run goes on, and what is not as it was."""
+
+def how_it_goes_on(config, trainer, before, starts):
+    """Lines that tell the user from where a resumed run goes on, and what is not as it was.
+
+    before: the settings of config.json; starts: the starts before this one
+    """
     path, step = trainer.checkpoints.last
+    after = json.loads(json.dumps(dataclasses.asdict(config)))  # tuples are lists in a file
+    changed = []
+    for key, x in before.items():
+        if key != "resume" and after.get(key, x) != x:
+            changed.append(f"{key} {shown(x)} -> {shown(after[key])}")
     line = f"going on from {shortest(path)}, step {step} of {config.max_iters}"
-    changed = changes(config)
     if changed:
         line += f"; changed since: {', '.join(changed)}"
     yield line
-    starts = read_records(os.path.join(config.absolute_out_dir, STARTS))
-    if starts and "ended" not in starts[-1]:
+    if starts and "end" not in starts[-1]:
         yield "the process before this one did not end properly: it was killed, or the machine stopped"
     if step >= config.max_iters:
         yield f"the run was finished, and there is nothing to do; to train on, set max_iters above {step}"
 
 
-def changes(config):
-    """Settings that are not as config.json has them, in words."""
-    path = os.path.join(config.absolute_out_dir, CONFIG)
-    if not os.path.exists(path):
-        return []
-    before = read_object(path, path, "delete it")
-    after = json.loads(json.dumps(dataclasses.asdict(config)))  # tuples are lists in a file
-    keys = [key for key in after if key != "resume" and before.get(key, after[key]) != after[key]]
-    return [f"{key} {shown(before[key])} -> {shown(after[key])}" for key in keys]
-
-
-def record_start(config, origin, dist, step):
-    """Adds a record to <out_dir>/starts.jsonl, which has one for each start of the run.
+def start(config, origin, dist, step):
+    """The record of a start: the time, the command, and the code, machine, packages and settings that differ.
 
     origin: {key: the file or argument that set it}; step: the steps that are done; not 0 when the run is resumed
     """
     settings = {}
     for key, (value, default, where) in changed_settings(config, origin).items():
         settings[key] = {"value": value, "default": default, "set in": where}
-    add_record(config.absolute_out_dir, step, command=shlex.join(["python", *sys.argv]), commit=commit(),
-               **machine(dist), python=platform.python_version(), **versions(), settings=settings)
-
-
-def add_record(out_dir, step, **facts):
-    """Writes starts.jsonl anew, with one record more: the time, the step, and those of the facts that are not None."""
-    path = os.path.join(out_dir, STARTS)
-    known = {"time": now(), "step": step} | {key: x for key, x in facts.items() if x is not None}
-    lines = [json.dumps(x, ensure_ascii=False) + "\n" for x in (*read_records(path), known)]
-    with replacing(path) as new, open(new, "w", encoding="utf-8", errors="replace") as f:
-        f.write(without_home("".join(lines)))
+    record = {"time": now(), "step": step, "command": shlex.join(["python", *sys.argv]), "commit": commit()}
+    record |= {"system": platform.platform(), "cores": os.cpu_count(), "torch threads": torch.get_num_threads()}
+    record |= {"ranks": dist.world, "device": str(dist.device), "precision": str(dist.dtype).removeprefix("torch.")}
+    if dist.device.type == "cuda":
+        record["gpu"] = torch.cuda.get_device_name(dist.device)
+    record["python"] = platform.python_version()
+    for name in PACKAGES:
+        if name in sys.modules:
+            record[name] = importlib.metadata.version(name)
+    return record | {"settings": settings}
 
 
 def now():
@@ -138,24 +139,10 @@ def without_home(text):
     return re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
 
 
-def versions():
-    """{package: its version} of those that are loaded."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES if name in sys.modules}
-
-
 def commit():
-    """The commit of this code, with -dirty if files were changed; None if it is in no repository of its own."""
+    """The commit of this code, with -dirty if files were changed; "" if it is in no repository of its own."""
     if not os.path.exists(os.path.join(ROOT, ".git")) or not shutil.which("git"):
-        return None
+        return ""
     done = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude=*"], capture_output=True,
                           text=True)
-    return done.stdout.strip() or None
-
-
-def machine(dist):
-    """The machine and the ranks that the run computes with."""
-    found = {"system": platform.platform(), "cores": os.cpu_count(), "torch threads": torch.get_num_threads(),
-             "ranks": dist.world, "device": str(dist.device), "precision": str(dist.dtype).removeprefix("torch.")}
-    if dist.device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(dist.device)
-    return found
+    return done.stdout.strip()

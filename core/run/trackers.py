@@ -6,7 +6,7 @@ import json
 import math
 import os
 
-from core.files.json_text import read_object
+from core.files.json_lines import read_object
 from core.files.whole_files import replacing
 from core.run.names import TRACKER_IDS
 from core.settings.user_code import one_line

@@ -1,34 +1,18 @@
 """The text of --help: settings with their defaults, types and the comments beside them."""
 
 import dataclasses
-import functools
 import inspect
-import pathlib
 import re
 import textwrap
 import types
 import typing
 
-from core.settings.user_code import ROOT
-
 HELP_WIDTH = 120
-SHORT = 40  # settings of a script that --help shows in full
 
 
 def allowed_types(hint):
     """The types of a setting: of int | None, int and None."""
     return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-
-
-def type_name(hint):
-    """The types in words, as in "tuple of str or None"."""
-    names = []
-    for allowed in allowed_types(hint):
-        name = allowed.__name__.replace("NoneType", "None")
-        if typing.get_args(allowed):
-            name += f" of {typing.get_args(allowed)[0].__name__}"
-        names.append(name)
-    return " or ".join(names)
 
 
 def class_comments(cls):
@@ -38,12 +22,12 @@ def class_comments(cls):
     the next lines continue it.
     """
     comments, section, name = {}, "", None
-    for line in textwrap.dedent(inspect.getsource(cls)).split("\n"):
+    for line in inspect.getsource(cls).split("\n"):
         code, _, text = line.partition("# ")
         field = re.match(r"    (\w+): ", code)
         if re.match("    (def|@)", code):  # the fields end
             break
-        if field and field[1] in cls.__annotations__:
+        if field:
             name = field[1]
             comments[name] = section, text
         elif code == "    ":
@@ -66,36 +50,17 @@ def field_comments(cls):
     return comments
 
 
-@functools.cache
-def usual_settings():
-    """The settings that the shipped configs assign, or that a command in their headers or in README.md has."""
-    names = set()
-    for path in [*pathlib.Path(ROOT, "config").glob("*.py"), pathlib.Path(ROOT, "README.md")]:
-        if path.is_file():
-            for assigned, in_command in re.findall(r"^(\w+) = |--(\w+)=", path.read_text(encoding="utf-8"), re.M):
-                names.add(assigned or in_command)
-    return names
-
-
-def help_lines(cls, everything=True):
-    """The lines of --help: for each section its settings with their defaults, types and reasons.
-
-    everything: also the settings that are not usual (usual_settings)
-    """
-    hints, fields = typing.get_type_hints(cls), dataclasses.fields(cls)
+def help_lines(cls):
+    """The lines of --help: for each section its settings with their defaults, types and reasons."""
     comments = field_comments(cls)
-    names = [name for name in comments if everything or len(fields) <= SHORT or name in usual_settings()]
+    settings = {name: f"--{name}={getattr(cls, name)!r}" for name in comments}
+    kinds = {name: inspect.formatannotation(hint) for name, hint in typing.get_type_hints(cls).items()}
+    wide, typed = (max(map(len, texts.values())) for texts in (settings, kinds))
     lines = ["Arguments: config files ending in .py and --key=value (--key alone: True); a later one wins."]
-    if len(names) < len(fields):
-        lines.append(f"These {len(names)} settings are usual; --help=all shows all {len(fields)}.")
-    settings = {name: f"--{name}={getattr(cls, name)!r}" for name in names}
-    wide = max(map(len, settings.values()))
-    typed = max(len(type_name(hints[name])) for name in names)
-    for section in dict.fromkeys(comments[name][0] for name in names):
+    for section in dict.fromkeys(section for section, _ in comments.values()):
         lines += ["", section] if section else [""]
-        for name in names:
-            if comments[name][0] == section:
-                start = f"  {settings[name]:<{wide}}  {type_name(hints[name]):<{typed}}  "
-                lines += textwrap.wrap(comments[name][1], HELP_WIDTH, initial_indent=start,
-                                       subsequent_indent=" " * len(start))
+        for name, (its_section, reason) in comments.items():
+            if its_section == section:
+                start = f"  {settings[name]:<{wide}}  {kinds[name]:<{typed}}  "
+                lines += textwrap.wrap(reason, HELP_WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
     return lines

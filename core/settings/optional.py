@@ -1,16 +1,14 @@
 """Packages that only a part of the project needs: imported where they are used, with the remedy if they are missing."""
 
-import functools
 import importlib
 import os
 import sys
 import warnings
 
-from core.settings.user_code import guarded, one_line
+from core.settings.user_code import guarded
 
 REQUIREMENTS = "requirements-hf.txt"
 HUB = "hf:"  # begins a name of the Hugging Face hub, hf:owner/name
-GYM = "gym:"  # begins the names of tasks of reasoning-gym, gym:leg_counting
 
 # This package is not to be imported: with it transformers fetches code from the hub, and runs it
 sys.modules.setdefault("kernels", None)
@@ -34,11 +32,6 @@ def on_hub(path):
     return path.startswith(HUB)
 
 
-def is_gym(dataset):
-    """True if a dataset consists of tasks of reasoning-gym, gym:leg_counting."""
-    return dataset.startswith(GYM)
-
-
 def local_name(path):
     """The name that Hugging Face's libraries use: owner/name, or the folder, which is found from other folders too."""
     return path.removeprefix(HUB) if on_hub(path) else os.path.abspath(path)
@@ -59,22 +52,11 @@ def opening(path, key, what=""):
 
     what: it opens of the model, as in ": its tokenizer"
     """
-    return guarded(f"{key}={path}{what} could not be read", functools.partial(remedy_of, path))
-
-
-def remedy_of(path, error):
-    """The remedy for an error of transformers or peft."""
-    text = one_line(error, 10_000)
-    if "`kernels`" in text:
-        return ("it asks for a kernel of the hub, which is code of others and never fetched; remove "
-                "attn_implementation from its config.json")
-    if "trust_remote_code" in text:
-        return "it needs code of its own, which is never run here; use a model that transformers knows"
-    if on_hub(path) and isinstance(error, OSError):
-        return "check the name and the network, or download it elsewhere (hf download) and name its folder"
-    if isinstance(error, ImportError):
-        return "install what is missing, or use weights that are not quantised"
-    return "copy its files again, as save_pretrained wrote them"
+    remedy = "copy its files again, as save_pretrained wrote them"
+    if on_hub(path):
+        remedy = "check the name and the network, or download it elsewhere (hf download) and name its folder"
+    return guarded(f"{key}={path}{what} could not be read",
+                   f"{remedy}; if it needs code of its own, which is never run here, use another model")
 
 
 def quiet_hub(why):

@@ -1,5 +1,4 @@
-"""Code of others that runs here: a user's config or reward, a library that reads a file of others. Whatever it raises
-becomes a ValueError of one line, and what may never end has a limit of time."""
+"""Code of others that runs here: a user's config or reward, a library that reads a file. Its errors become one line."""
 
 import asyncio
 import functools
@@ -15,7 +14,9 @@ from contextlib import contextmanager
 
 ROOT = str(pathlib.Path(__file__).resolve().parents[2])
 LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
-INSTALLED = {"site-packages", "dist-packages"}
+PACKAGES = "-packages" + os.sep  # site-packages, dist-packages
+OWN = tuple(os.path.join(ROOT, folder) + os.sep for folder in ("core", "grpo"))
+OURS = (ValueError, FileNotFoundError)  # what this project raises for its users
 MOST = 300  # characters of an error of others
 
 
@@ -36,23 +37,15 @@ class OutOfTime(BaseException):
 
 @contextmanager
 def guarded(what, remedy, seconds=None):
-    """Turns whatever others' code raises within into a ValueError of one line, "{what} ({the error}); {remedy}", and
-    hides its warnings. A ValueError or FileNotFoundError that this project raises within stays as it is.
-
-    remedy: a text, or a function of the exception that returns one
-    seconds: of the processor's time that the block may take, which a busy machine does not shorten; None: no limit
-    """
+    """Whatever a library raises within becomes a ValueError, "{what} ({the error}); {remedy}"; its warnings are hidden.
+    A ValueError or FileNotFoundError that this project raises stays as it is."""
     try:
         with warnings.catch_warnings(), time_limit(seconds):
             warnings.simplefilter("ignore")
             yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        of_a_library = type(error).__module__.split(".")[0] not in ("builtins", "core", "grpo")
-        if is_own_error(error) and not of_a_library and not isinstance(error, UnicodeError):
-            raise  # C code raises the others in a line of ours
-        remedy = remedy(error) if callable(remedy) else remedy
+    except (Exception, SystemExit, OutOfTime) as error:
+        if type(error) in OURS and is_own_error(error):
+            raise
         raise ValueError(f"{what} ({one_line(error)}); {remedy}") from error
 
 
@@ -62,27 +55,19 @@ def naming_line_of(function):
     this project's and no line of the user's has a part in it."""
     try:
         yield
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
-        # In another thread it does not come from the keyboard, and would end the event loop of the rewards
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if isinstance(error, KeyboardInterrupt) and in_main_thread:
-            raise
         found = as_user_error(error, function)
         if found is None:
             raise
         raise found from error
 
 
-def run_user_code(function, *arguments, **settings):
-    """function(...), whose exceptions become a UserCodeError."""
-    with naming_line_of(function):
-        return function(*arguments, **settings)
-
-
 @contextmanager
 def time_limit(seconds, waiting=False):
-    """Raises OutOfTime within, after this many seconds of the processor's time, or with `waiting` of all time. None
-    is no limit; where signals do not reach, in a thread and on Windows, there is none."""
+    """Raises OutOfTime within, after so many seconds of the processor's time, or with `waiting` of all time. There is
+    no limit for None, in a thread and on Windows, where signals do not reach."""
     reached = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     if seconds is None or not reached:
         yield
@@ -126,56 +111,36 @@ def as_user_error(error, function):
     return UserCodeError(one_line(place), kind if text == kind else f"{kind}: {text}")
 
 
-def one_line(value, most=MOST, write=str):
-    """str(value), or what `write` makes of it, in one line without control characters, cut off after `most` characters.
+def definition(function):
+    """"FILE, line N" of where a function is defined; None for one of this project."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:  # it is written in C, or an object that is called
+        return getattr(function, "__name__", type(function).__name__)
+    if code.co_filename.startswith(OWN):
+        return None
+    return f"{shortest(code.co_filename)}, line {code.co_firstlineno}"
 
-    An exception that says nothing gives the name of its type; so does a value that cannot be written.
-    """
-    try:
-        text = write(value)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        return f"{type(value).__name__} that cannot be printed"
+
+def one_line(value, most=MOST, write=str):
+    """str(value), or what `write` makes of it, in one printable line of at most `most` characters; an exception that
+    says nothing gives the name of its type."""
+    text = write(value)
     if isinstance(value, BaseException) and not text.strip():
         return type(value).__name__
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text[: most + 1].split()))
     return f"{line[:most]}..." if len(text) > most else line
 
 
-def definition(function):
-    """"FILE, line N" of where a function is defined; None for one of this project."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:  # it is written in C, or an object that is called
-        return getattr(function, "__name__", type(function).__name__)
-    if is_own(code.co_filename):
-        return None
-    return f"{shortest(code.co_filename)}, line {code.co_firstlineno}"
-
-
 def is_own_error(error):
-    """True for an exception that is meant for the user: one of the two kinds that this project raises for them."""
-    known = isinstance(error, (ValueError, FileNotFoundError))
-    return known and is_ours(traceback.extract_tb(error.__traceback__)[-1].filename)
-
-
-def is_own(file):
-    """True for a source file of core/ or grpo/."""
-    path = os.path.realpath(file)
-    return path.startswith(tuple(os.path.join(ROOT, folder) + os.sep for folder in ("core", "grpo")))
+    """True for an exception that is meant for the user: one of the kinds OURS that a line of this repository raised."""
+    file = os.path.realpath(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return isinstance(error, OURS) and file.startswith(ROOT + os.sep) and PACKAGES not in file
 
 
 def is_users(file):
     """True for a source file that belongs neither to this project nor to Python and its packages."""
     path = os.path.realpath(file)
-    of_library = path.startswith(LIBRARY) or INSTALLED & set(path.split(os.sep))
-    return not (is_own(file) or file.startswith("<") or of_library)
-
-
-def is_ours(file):
-    """True for a source file of this repository, whatever links lead to it."""
-    path = os.path.realpath(file)
-    return path.startswith(ROOT + os.sep) and not INSTALLED & set(path.split(os.sep))
+    return not (path.startswith((LIBRARY, *OWN)) or file.startswith("<") or PACKAGES in path)
 
 
 def shortest(file):

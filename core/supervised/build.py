@@ -21,9 +21,6 @@ def build_data(config, dist):
     if starts_from_huggingface(config) or (config.init_from and is_file_of_records(config.dataset)):
         tokenizer = load_tokenizer(config.init_from, "init_from")
     if not has_prompts(config.dataset):
-        if config.prompt_attention != "full":
-            raise ValueError(f"prompt_attention={config.prompt_attention!r} is for prompts, which dataset="
-                             f"{config.dataset} has none of; leave it out")
         if mode == SEQUENCE_SCORER:
             mode = MASKED_FILL  # generators fill in the masks of what a judge reads
         return DatasetConsumer(config.dataset, mode, config.block_size, config.batch_size, config.seed, dist.rank,
@@ -34,7 +31,7 @@ def build_data(config, dist):
     prompt_format = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
                                  config.chat_template_kwargs, config.prompt_format)
     data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
-                          prompt_format, config.block_size, config.gym_settings, mode == MASKED_FILL)
+                          prompt_format, config.block_size, mode == MASKED_FILL)
     if not data.prepared:  # data/custom/prepare.py does this for a prepared one
         data.records = {split: list(map(with_completion, records)) for split, records in data.records.items()}
     data.require("completion", "supervised training")
@@ -62,7 +59,7 @@ def build_model(config, data, dist):
 
 def build_pretrained_model(config, data, dist):
     """The Hugging Face model that init_from names, with the adapter that the config asks for."""
-    for key in ("dropout", "judge_head", "prompt_attention"):
+    for key in ("dropout", "judge_head"):
         if getattr(config, key) != getattr(type(config), key):
             raise ValueError(f"{key}={getattr(config, key)!r} is for new models; leave it out with init_from="
                              f"{config.init_from}")
@@ -89,9 +86,9 @@ def build_new_model(config, tokenizer):
         return model
     start, _ = load_model(config.init_from, tokenizer=tokenizer, key="init_from")
     same_output = (start.mode, start.judge_head) == (config.mode, config.judge_head)
-    for key in ("n_layer", "n_head", "n_embd", "tied", "prompt_attention"):
+    for key in ("n_layer", "n_head", "n_embd", "tied"):
         has, wanted = getattr(start.config, key), getattr(config, key)
-        if has != wanted and (same_output or key not in ("tied", "prompt_attention")):
+        if has != wanted and (same_output or key != "tied"):
             raise ValueError(f"init_from={config.init_from} has {key}={has}, the config {wanted}; make them equal")
     weights = start.state_dict()
     if not same_output:

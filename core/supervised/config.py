@@ -27,8 +27,6 @@ class PretrainConfig(RunConfig, MaskConfig, LoraConfig):
     n_embd: int = 128                      # width of the hidden states; a multiple of 2 * n_head
     dropout: float = 0.0                   # while training; 0.0: none
     tied: bool = True                      # one matrix for reading and writing tokens
-    prompt_attention: str = "full"         # of a new masked-fill model for prompts: full; prefix: a prompt reads itself
-                                           # alone, so that it is read once for all its completions and passes
     init_from: str | None = None           # start from this checkpoint's weights; a judge takes any trunk of its size;
                                            # a folder in Hugging Face format, or hf:owner/name, is fine-tuned as it is
     # judge (mode='sequence_scorer')
@@ -54,9 +52,6 @@ class PretrainConfig(RunConfig, MaskConfig, LoraConfig):
         if self.judge_head != "realness" and self.mode != SEQUENCE_SCORER:
             raise ValueError(f"judge_head={self.judge_head!r} is for new judges: set mode='sequence_scorer', or leave "
                              "it out")
-        if self.prompt_attention != "full" and self.mode != MASKED_FILL:
-            raise ValueError(f"prompt_attention={self.prompt_attention!r} is for new models of mode='masked_fill': set "
-                             "it, or leave prompt_attention out")
         if self.fill_temperature_low > self.fill_temperature_high:
             raise ValueError(f"fill_temperature_low={self.fill_temperature_low} must be at most fill_temperature_high="
                              f"{self.fill_temperature_high}")
@@ -65,4 +60,4 @@ class PretrainConfig(RunConfig, MaskConfig, LoraConfig):
         """The GPTConfig of a new model."""
         longest = self.block_size + (self.mode == SEQUENCE_SCORER)  # a judge may read CLS before the text
         return GPTConfig(self.mode, vocab_size, base_vocab_size, longest, self.n_layer, self.n_head, self.n_embd,
-                         self.dropout, self.tied, self.judge_head, self.prompt_attention)
+                         self.dropout, self.tied, self.judge_head)

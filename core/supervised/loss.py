@@ -11,7 +11,7 @@ def supervised_sums(model, input, target, mask):
     """Sums over the batch; divide by 'count' for means.
 
     input, target: (B, T), for a cls judge input (B, 1 + T)
-    mask: (B, T) True where the loss counts, or its weights, below 0 in a prompt
+    mask: (B, T) True where the loss counts, or its weights
     Returns {"loss", "correct", "count"}
     """
     if model.mode != SEQUENCE_SCORER:
@@ -24,10 +24,7 @@ def supervised_sums(model, input, target, mask):
 def token_sums(model, input, target, mask):
     """Cross-entropy of the masked tokens, the logits in bounded memory."""
     position, hidden = masked_positions(mask > 0, input.device)                      # (B, M) each
-    before = {}
-    if model.prompt_alone:
-        before["prompt"] = (mask < 0).sum(1).to(input.device)                        # (B,)
-    h = model.states(input, position, **before)                                      # (B, M, C)
+    h = model.states(input, position)                                                # (B, M, C)
     target = target.gather(1, position)                                              # (B, M)
 
     def predicted(h, target):

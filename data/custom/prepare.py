@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import UsageError, load_config
 from core.prompts import plain
-from core.files.records import RAW, read_records, with_completion, write_prompts
+from core.files.records import read_records, with_completion, write_prompts
 from core.settings.script import run_script
 from core.tokenizer import CharTokenizer, fold_to_ascii, named_tokenizer
 
@@ -46,10 +46,8 @@ class CustomConfig:
 
 
 def as_lesson(record):
-    """The record without its place in the file, with its answer as it was; an answer that is a text or a number
-    becomes the completion if there is none."""
-    record = with_completion({key: value for key, value in record.items() if key != "where"})
-    return record | {"answer": record.pop(RAW)} if RAW in record else record
+    """The record without its place in the file; its answer becomes the completion if there is none."""
+    return with_completion({key: value for key, value in record.items() if key != "where"})
 
 
 def text_of(record):

@@ -5,7 +5,7 @@ python data/equations/prepare.py --largest=99 --copies=3
 --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
 
 If characters of such a line are masked, several ways to fill them in may give a true sum, and all of them are correct.
-So this is a fill-in task with an exact checker, the reward `equations`. A hash of a line decides whether it is for
+So this is a fill-in task with an exact checker, data/equations/reward.py. A hash of a line decides whether it is for
 training or for validation.
 """
 

@@ -22,5 +22,5 @@ def gsm8k(prompts, completions, answer, **columns):
     for text, truth in zip(completions, answer, strict=True):
         boxes = BOXED.findall(text)
         found = last_number(boxes[-1] if boxes else text)
-        scores.append(float(found is not None and found == last_number(truth.rpartition("####")[2])))
+        scores.append(float(found is not None and found == last_number(str(truth).rpartition("####")[2])))
     return scores

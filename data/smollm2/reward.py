@@ -13,5 +13,5 @@ def last_number(prompts, completions, answer, **columns):
     scores = []
     for text, truth in zip(completions, answer, strict=True):
         numbers = NUMBER.findall(text)
-        scores.append(float(bool(numbers) and numbers[-1] == truth))
+        scores.append(float(bool(numbers) and numbers[-1] == str(truth)))
     return scores

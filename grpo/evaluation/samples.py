@@ -21,8 +21,7 @@ POLICY, ENVIRONMENT = "policy", "environment"  # who writes the turns of a compl
 
 def best_and_worst(policy, rollouts, total, rewards, values, log, answer="answer"):
     """The first SHOWN problems with their best and worst completions, and what is known about these (reward, whether it
-    is correct, its turns, what rewards logged, the best after each pass that filled it in): [(record, {"best": n,
-    "worst": n})] with the numbers of the completions.
+    is correct, its turns, what rewards logged): [(record, {"best": n, "worst": n})], n numbers of completions.
 
     total: (N,) the reward that orders completions; values: {name of a reward: (N,)}; rewards: a Rewards, log: its Log,
     or None; answer: the record's name for the answer. A completion that the success reward skipped is neither correct
@@ -52,8 +51,6 @@ def best_and_worst(policy, rollouts, total, rewards, values, log, answer="answer
             if REWARD in texts.columns:
                 turns = turns_of(rollouts, n)
                 record[f"{name}_turns"] = [(writer, policy.tokenizer.decode(ids)) for writer, ids in turns]
-        if passes := policy.passes(rollouts, numbers["best"]):
-            record["passes"] = passes
         found.append((record, numbers))
     return found
 

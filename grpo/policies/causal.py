@@ -26,8 +26,7 @@ PART_TOKENS = 128  # what reading one more part of like length costs, in tokens
 class CausalReading(Reading):
     """Prompts with their completions. The last token of a prompt is read with the completions: it predicts the first
     token of each."""
-    prompt: torch.Tensor         # (P, T) all but the last token of each prompt, the last of these first: padding comes
-                                 # last, as everywhere
+    prompt: torch.Tensor         # (P, T) all but the last token of each prompt, reversed: padding comes last
     prompt_length: torch.Tensor  # (P,) number of them, on the CPU
     inputs: torch.Tensor         # (P, G, M) the prompt's last token, then all but the last token of the completion
 
@@ -58,10 +57,9 @@ class CausalPolicy(ModelPolicy):
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         shape = (config.group_size, config.max_new_tokens)
         noise = draw_uniforms(config.seed, iteration, problems["number"], shape)     # (P, G, max_new_tokens)
-        padding = self._padding(padding)
         with self.autocast():
             generation = generate(
-                self.model, prompt, padding, noise, stop, episodes, **sampling_of(config))
+                self.model, prompt, self._padding(padding), noise, stop, episodes, **sampling_of(config))
         return self.rollouts(problems, generation, config, episodes)
 
     def episodes(self, problems, iteration, config, stop):
@@ -78,14 +76,12 @@ class CausalPolicy(ModelPolicy):
         P, T = prompt.shape
         G = config.group_size
         target, mask = generation.target, generation.mask                            # (N, M) each
-        chosen = mask.bool().cpu()                                                   # (N, M)
         last = prompt[:, -1:].repeat_interleave(G, 0)                                # (N, 1)
         inputs = torch.cat((last, target[:, :-1]), 1)                                # (N, M)
-        stop = self._stop(config)
-        if config.environment is not None:  # its turns ended at the stop sequences
-            stop = Stop(self.tokenizer)
+        # Turns of an environment ended at the stop sequences
+        stop = self._stop(config) if config.environment is None else Stop(self.tokenizer)
         reading = CausalReading(
-            G, chosen.unflatten(0, (P, G)), generation.kept,
+            G, mask.bool().cpu().unflatten(0, (P, G)), generation.kept,
             prompt=prompt[:, :-1].flip(1),
             prompt_length=T - 1 - padding,
             inputs=inputs.unflatten(0, (P, G)))
@@ -120,8 +116,7 @@ class CausalPolicy(ModelPolicy):
         """Reads prompts of like length together, and then their completions of like length."""
         inputs = reading.inputs.flatten(0, 1)                                        # (N, M)
         place = torch.zeros(inputs.shape, dtype=torch.long)                          # (N, M) of each state in `read`
-        read = []
-        count = 0
+        read, count = [], 0
         with self.autocast():
             for problems, parts in self._plan(reading):
                 T = max(1, int(reading.prompt_length[problems].max()))
@@ -153,10 +148,6 @@ class CausalPolicy(ModelPolicy):
             parts = parts_of_like_length(reading.length()[completions], PART_TOKENS)
             yield problems, [completions[part] for part in parts]
 
-    def passes(self, rollouts, n):
-        """A completion as a text after each pass that filled it in: there are none."""
-        return []
-
     def greedy(self, problems, config):
         """The likeliest completion of every prompt: Texts (P,)."""
         likeliest = SimpleNamespace(**vars(config) | {"group_size": 1, "top_k": 1})
@@ -170,11 +161,8 @@ def lengths(chosen):
 
 
 def completion_texts(stop, problems, prompt, padding, target, mask, truncated):
-    """Texts of N = P * G completions.
-
-    stop: a core.generation.Stop; prompt: (P, T), padded on the left; padding: (P,) number of padded columns, on the CPU
-    target: (N, M) tokens; mask: (N, M) 1.0 where one was sampled; truncated: (N,) bool
-    """
+    """Texts of N = P * G completions. prompt: (P, T), padded on the left; padding: (P,) number of padded columns, on
+    the CPU; target: (N, M) tokens; mask: (N, M) 1.0 where one was sampled; truncated: (N,) bool"""
     N, M = target.shape
     G = N // len(prompt)
     records = [record for record in problems["record"] for _ in range(G)]
@@ -182,8 +170,7 @@ def completion_texts(stop, problems, prompt, padding, target, mask, truncated):
     prompt = prompt.repeat_interleave(G, 0)                                          # (N, T)
     padding = padding.repeat_interleave(G)                                           # (N,)
     ends = set(stop.tokenizer.stop_token_ids)
-    tokens = []
-    completion_ids = []
+    tokens, completion_ids = [], []
     for n, length in enumerate(lengths(mask).tolist()):
         ids = target[n, :length]
         completion_ids.append(ids.tolist())

@@ -1,25 +1,15 @@
-"""Calls of environments, each with a limit of time. What they return is converted within it."""
+"""Calls of environments, each with a limit of time; what they may return."""
 
 import asyncio
 import copy
 import inspect
 import json
 import math
-import threading
-import time
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 
 from core.files.records import fault_of_messages
 from core.prompts import OF_CONSUMER
-from core.settings.user_code import (
-    UserCodeError,
-    as_user_error,
-    event_loop,
-    naming_line_of,
-    one_line,
-    shortest,
-    time_limit,
-)
+from core.settings.user_code import UserCodeError, event_loop, naming_line_of, one_line, time_limit
 from grpo.environments import find_environment
 
 
@@ -50,7 +40,6 @@ class Environments:
     def __init__(self, name, path, seconds):
         self.name, self.seconds = name, seconds
         self.make = find_environment(name, path)
-        self.place = name if path is None else f"{shortest(path)}, class {name}"  # for errors without a line of it
         self.of = {}
 
     def begin(self, key, seed, record):
@@ -71,89 +60,40 @@ class Environments:
 
     def call(self, calls):
         """calls: {key: (name of a method above, *arguments)}. Returns {key: what it returned, or a UserCodeError}. The
-        methods of environments that are `async def`, or whose class says `slow = True`, run at the same time. Raises
-        ValueError for one that returns something else than it should."""
-        found = {key: self.start(key, *call) for key, call in calls.items()}
-        until = time.monotonic() + self.seconds + 1  # a coroutine ends by itself after `seconds`, if it can
-        for key, x in found.items():
+        methods of environments that are `async def` run at the same time. Raises ValueError for one that returns
+        something else than it should."""
+        started = {key: self.start(key, *call) for key, call in calls.items()}
+        found = {}
+        for key, x in started.items():
             if isinstance(x, Future):
-                found[key] = self.result(x, until)
-            if type(found[key]) is ValueError:
-                raise found[key]
+                x = self.attempt(x.result, self.seconds + 1)
+            found[key] = x if isinstance(x, UserCodeError) else self.checked(calls[key][0], x)
         return found
 
     def start(self, key, method, *arguments):
-        """Calls a method. Returns what `checked` makes of its result, a UserCodeError, or, for what goes on at the same
-        time, a Future of one of them."""
-        if getattr(self.make, "slow", False):
-            return self.in_thread(method, key, *arguments)
+        """Calls a method. Returns what it returned, a UserCodeError, or a Future of what its coroutine returns."""
+        x = self.attempt(getattr(self, method), key, *arguments)
+        if inspect.iscoroutine(x):
+            return asyncio.run_coroutine_threadsafe(asyncio.wait_for(x, self.seconds), event_loop())
+        return x
+
+    def attempt(self, function, *arguments):
+        """function(...), or a UserCodeError if it raises or takes too long."""
         try:
             with naming_line_of(self.make), time_limit(self.seconds, waiting=True):
-                x = getattr(self, method)(key, *arguments)
-                if not inspect.iscoroutine(x):
-                    return self.checked(method, x)
+                return function(*arguments)
         except UserCodeError as error:
             return error
-        return asyncio.run_coroutine_threadsafe(self.awaited(method, x), event_loop())
-
-    def in_thread(self, method, *arguments):
-        """A Future of the same, from a thread of its own. One that never ends does not keep the process alive."""
-        future = Future()
-
-        def work():
-            try:
-                with naming_line_of(self.make):
-                    x = getattr(self, method)(*arguments)
-                    if inspect.iscoroutine(x):
-                        x = asyncio.run(x)
-                    future.set_result(self.checked(method, x))
-            except UserCodeError as error:
-                future.set_result(error)
-
-        threading.Thread(target=work, daemon=True).start()
-        return future
-
-    async def awaited(self, method, coroutine):
-        """The same of a coroutine."""
-        try:
-            return await asyncio.wait_for(self.caught(method, coroutine), self.seconds)
-        except TimeoutError as error:
-            found = as_user_error(error.__cause__ or error, self.make)
-            return self.late(found.line)
-
-    async def caught(self, method, coroutine):
-        """The same without a limit of time. No exit may leave it, since that would end the event loop."""
-        try:
-            with naming_line_of(self.make):
-                return self.checked(method, await coroutine)
-        except UserCodeError as error:
-            if isinstance(error.__cause__, asyncio.CancelledError):  # its time is over
-                raise error.__cause__ from None
-            return error
-
-    def result(self, future, until):
-        """The result of `awaited`; an event loop that a coroutine holds up is left to itself, and a new one begins."""
-        try:
-            return future.result(max(0.0, until - time.monotonic()))
-        except TimeoutError:
-            event_loop.cache_clear()
-            return self.late(self.place)
-        except CancelledError:
-            return UserCodeError(self.place, "CancelledError: its coroutine was cancelled")
-
-    def late(self, line):
-        """The error of a call that takes too long."""
-        return UserCodeError(line, f"OutOfTime: it was not done after {self.seconds} seconds")
 
     def checked(self, method, result):
-        """Returns what a method returned, in Python's own types; a ValueError in its place says what it should be."""
+        """Returns what a method returned, in Python's own types. Raises ValueError with what it should be."""
         if method == "close":
             return None
         convert, wanted = RETURNS[method]
         try:
             return convert(result)
         except (TypeError, ValueError, OverflowError):
-            return ValueError(f"environment={self.name!r}: its {wanted}, not {one_line(result, write=repr)}")
+            raise ValueError(f"environment={self.name!r}: its {wanted}, not {one_line(result, write=repr)}") from None
 
 
 def text_or_messages(x):

@@ -12,7 +12,7 @@ from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.fill_in_passes import fill_in_passes
 from core.masking import masked_positions
-from grpo.policies.fill_views import FILL_ESTIMATORS, Filled, texts_of_passes
+from grpo.policies.fill_views import FILL_ESTIMATORS, Filled
 from grpo.policies.model_policy import ModelPolicy, sampling_of
 from grpo.rollout import Reading, Rollouts, Texts
 
@@ -33,7 +33,6 @@ class FillPolicy(ModelPolicy):
 
     Reading = FillReading
     kl_estimator = "exact"
-    passes = texts_of_passes
 
     def sample_part(self, problems, iteration, config):
         """config: group_size, seed, temperature, top_p, top_k, min_p, unmask_steps, fill_estimator, passes_read,
@@ -86,11 +85,9 @@ class FillPolicy(ModelPolicy):
         """Texts of input, truth (P, T), text (P, G, T), position (P, M)."""
         G = text.shape[1]
         text = text.flatten(0, 1)                                                    # (N, T)
-        answers = [answer for answer in self._decoded(truth) for _ in range(G)]
+        prompts, answers = ([x for x in self._decoded(ids) for _ in range(G)] for ids in (input, truth))
         return Texts(
-            [prompt for prompt in self._decoded(input) for _ in range(G)],
-            self._decoded(text),
-            {"answer": answers},
+            prompts, self._decoded(text), {"answer": answers},
             tokens=list(text),
             completion_ids=text.tolist(),
             place=position.repeat_interleave(G, 0),
@@ -102,11 +99,10 @@ class FillPolicy(ModelPolicy):
     def states(self, reading):
         P, W, T = reading.texts.shape
         where = reading.chosen.flatten().nonzero().squeeze(1).to(self.device)        # (K,)
-        if W == 1:
-            with self.autocast():
-                h = self.model.states(reading.texts[:, 0], reading.position.flatten(1))  # (P, r M, C)
-            return h.flatten(0, 1)[where]
         with self.autocast():
+            if W == 1:
+                h = self.model.states(reading.texts[:, 0], reading.position.flatten(1))  # (P, r M, C)
+                return h.flatten(0, 1)[where]
             h = self.model.states(reading.texts.flatten(0, 1))                       # (P W, T, C)
         begin = torch.arange(0, P * W * T, W * T, device=self.device)                # (P,)
         place = reading.position + begin[:, None, None]                              # (P, r, M)

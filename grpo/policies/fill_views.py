@@ -1,13 +1,9 @@
 """Estimators of the log-probability of a completion that a masked-diffusion policy sampled in several passes.
 
-An estimator chooses the texts that are read for a problem and, for each sampled token, the text and the place whose
-hidden state predicts it. `trajectory` is the probability of what was sampled, and the gradient of `agrpo` is that of
-`trajectory` in expectation; the others are published estimates that read fewer texts. The cost is the number of texts
-read for a group of G completions sampled in S passes.
-
-Each returns the W texts of each problem (P, W, T); the position (P, 1 or G, M) of each token in them, one text after
-another, in a row for each completion or in one for the group; and the weight (P, G, M) of each token in the loss, 0
-for one that it does not score, or None: all count the same.
+`trajectory` is the probability of what was sampled, and the gradient of `agrpo` is that of `trajectory` in expectation;
+the others are published estimates that read fewer texts. An estimator returns the W texts (P, W, T) that are read for
+each problem; the position (P, 1 or G, M) in them, one text after another, whose state predicts each sampled token; and
+the weight (P, G, M) of each token in the loss, 0 for one that it does not score, or None: all count the same.
 """
 
 from dataclasses import dataclass
@@ -30,8 +26,7 @@ class Filled:
 
     def first_text(self, texts_each):
         """(G, 1) the index of the first text of each completion, if each has `texts_each` of the problem's texts."""
-        number = torch.arange(self.turn.shape[1], device=self.turn.device)           # (G,)
-        return number[:, None] * texts_each
+        return torch.arange(self.turn.shape[1], device=self.turn.device)[:, None] * texts_each
 
     def passes(self):
         """(P, G, 1) the number of passes of each completion up to the last one that drew a token."""
@@ -39,15 +34,13 @@ class Filled:
 
     def read_by(self, passes):
         """The texts (P, G n, T) that these passes (P, G, n) of each completion read."""
-        S, T = self.read.shape[2:]
-        where = passes.clamp(0, S - 1)[..., None]                                    # (P, G, n, 1)
-        where = where.expand(*passes.shape, T)
-        return self.read.gather(2, where).flatten(1, 2)
+        where = passes.clamp(0, self.read.shape[2] - 1)[..., None]                   # (P, G, n, 1)
+        return self.read.take_along_dim(where, 2).flatten(1, 2)
 
 
 def read_in_segments(x, K):
-    """Each token in the text that the first pass of its segment read: the S passes of a completion are cut into K
-    segments of like length, but not more than S. Reads 1 + (K - 1) G texts."""
+    """Each token in the text that the first pass of its segment read, of K (at most S) segments of like length into
+    which the S passes are cut. Reads 1 + (K - 1) G texts."""
     if K == 1:  # one text, and one place for the whole group
         return x.input[:, None], x.position, None
     S = x.passes().clamp(min=1)                                                      # (P, G, 1)
@@ -72,29 +65,8 @@ def step_merge(x):
 
 
 def one_step(x):
-    """One segment: all tokens in the text with all of them hidden, as if they were independent (the mean field that d1
-    starts from, arXiv 2504.12216)."""
+    """One segment: all tokens as if they were independent (the mean field that d1 starts from, arXiv 2504.12216)."""
     return read_in_segments(x, 1)
-
-
-def texts_of_passes(policy, rollouts, n):
-    """Completion n of rollouts as a text after each of its passes, its masked tokens as the tokenizer shows them: a
-    list, [] of a single pass. The rollouts are those of `trajectory`, whose positions tell the pass of a token."""
-    reading, chosen = rollouts.reading, rollouts.mask[n] > 0                         # (M,)
-    W, T = reading.texts.shape[1:]
-    if W == 1 or not chosen.any():
-        return []
-    p, g = divmod(n, reading.group_size)
-    later = (W - 1) // reading.group_size  # passes after the first
-    turn = (reading.position[p, g].to(chosen.device) // T - g * later).clamp(min=0)[chosen]
-    ids = torch.tensor(rollouts.texts.completion_ids[n], device=chosen.device)
-    place = rollouts.texts.place[n][chosen]
-    begin = max(0, int(place[-1]) + 1 - len(ids))  # of the completion, if it stands behind a prompt
-    texts = []
-    for i in range(int(turn.max()) + 1):
-        masked = ids.index_fill(0, place[turn > i] - begin, policy.tokenizer.mask_token_id)
-        texts.append(policy.tokenizer.decode(masked.tolist()))
-    return texts
 
 
 def agrpo(x):

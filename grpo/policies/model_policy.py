@@ -79,8 +79,7 @@ class ModelPolicy:
         return 1
 
     def idle_loss(self, times):
-        """0, whose gradients are 0, of a model that was called `times` times: on a rank with less work than others,
-        which must take part in putting a sharded model together."""
+        """0, with gradients of 0, of `times` calls: every rank takes part in putting a sharded model together."""
         token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         with self.autocast():
             return sum(0 * self.model.states(token).flatten()[0] for _ in range(times))
@@ -96,7 +95,7 @@ class ModelPolicy:
         self.model.to(device)
 
     def compile(self):
-        """Compiles the layers, for reading texts. A reference is a copy that was made before: it needs a call too."""
+        """Compiles the layers, for reading texts. A reference, a copy that was made before, needs a call too."""
         if not hasattr(self.model, "compile_layers"):
             raise ValueError("compile=True: a Hugging Face model cannot be compiled here; set compile=False")
         self.model.compile_layers()

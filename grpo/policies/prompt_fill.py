@@ -10,9 +10,8 @@ import torch
 from torch.nn import functional as F
 
 from core.distributions import draw_uniforms
-from core.fill_in_passes import count_passes, fill_in_passes, order_of_places
+from core.fill_in_passes import count_passes, fill_in_passes, nothing, order_of_places
 from core.generation import Stop
-from core.performance.sharding import anchor
 from grpo.policies.causal import CausalPolicy, completion_texts
 from grpo.policies.fill import FillPolicy, FillReading
 from grpo.policies.fill_views import FILL_ESTIMATORS, Filled
@@ -22,17 +21,14 @@ from grpo.rollout import Rollouts
 
 @dataclass
 class PromptFillReading(FillReading):
-    """FillReading of texts behind prompts that are read on their own, or of texts with their prompts."""
-    prompt: torch.Tensor   # (P, T or 0) the prompts, if they are read on their own
-    padding: torch.Tensor  # (P,) number of leading columns of a problem's prompt or texts without a token
+    """FillReading of texts with their prompts."""
+    padding: torch.Tensor  # (P,) number of leading columns of a problem's texts without a token
 
     ON_CPU = ("chosen", "position", "padding")
     padded = True
 
     def sizes(self):
         _, W, T = self.texts.shape
-        if self.prompt.shape[1]:  # it has the padding, and is read once
-            return W * T + self.prompt.shape[1] - self.padding
         return W * (T - self.padding)
 
 
@@ -54,21 +50,16 @@ class PromptFillPolicy(FillPolicy):
         padding = torch.from_numpy(problems["padding"])                              # (P,)
         P, T = prompt.shape
         G, L = config.group_size, config.max_new_tokens
-        mask_id = self.tokenizer.mask_token_id
-        alone = 0          # columns of the prompts that are not in the texts
-        if self.model.prompt_alone:
-            alone = T
-        first = T - alone  # masked column of the texts
-        input = F.pad(prompt[:, alone:], (0, L), value=mask_id)                      # (P, first + L)
-        position = torch.arange(first, first + L, device=self.device).expand(P, L)   # (P, L)
+        input = F.pad(prompt, (0, L), value=self.tokenizer.mask_token_id)            # (P, T + L)
+        position = torch.arange(T, T + L, device=self.device).expand(P, L)           # (P, L)
         hidden = torch.ones(P, L, dtype=torch.bool)
-        noise = self._noise(problems, iteration, config)[..., alone:]                # (P, >= 4, G, first + L)
-        of_passes = noise[:, [0, *range(4, noise.shape[1])]].transpose(0, 1)         # (1 or passes, P, G, first + L)
-        order = order_of_places(config.unmask_order, noise[:, 1])                    # (P, G, first + L)
+        noise = self._noise(problems, iteration, config)                             # (P, >= 4, G, T + L)
+        of_passes = noise[:, [0, *range(4, noise.shape[1])]].transpose(0, 1)         # (1 or passes, P, G, T + L)
+        order = order_of_places(config.unmask_order, noise[:, 1])                    # (P, G, T + L)
         with self.autocast():
             target, logp, turn, read, kept = fill_in_passes(
                 self.model, input, position, hidden, of_passes, order, config.unmask_steps,
-                before=self._before(prompt[:, :alone], padding)[0],
+                before=self._before(padding),
                 block_length=config.block_length,
                 by_confidence=config.unmask_order == "confidence",
                 end_ids=self.tokenizer.stop_token_ids,
@@ -92,16 +83,14 @@ class PromptFillPolicy(FillPolicy):
         mask = of_completion.float()
         chosen = filled.hidden                                                       # (P, G, L)
         if weight is not None:
-            chosen = chosen & (weight > 0)
-            weight = weight.flatten(0, 1)                                            # (N, L)
+            chosen, weight = chosen & (weight > 0), weight.flatten(0, 1)             # (P, G, L), (N, L)
         truncated = ~end.any(1)
         return Rollouts(
             target * of_completion, mask, mask,
             old_logp=logp * mask,
             truncated=truncated,
             max_tokens=L,
-            reading=PromptFillReading(
-                G, chosen.cpu(), kept, views, place.expand(P, G, L).cpu(), prompt[:, :alone], padding),
+            reading=PromptFillReading(G, chosen.cpu(), kept, views, place.expand(P, G, L).cpu(), padding),
             token_weight=weight,
             texts=completion_texts(stop, problems, prompt, padding, target, mask, truncated))
 
@@ -119,23 +108,12 @@ class PromptFillPolicy(FillPolicy):
         of_prompt = of_prompt[:, None, None].expand(P, channels, G, T)
         return torch.cat((of_prompt, of_places.view(P, channels, G, L)), 3)
 
-    def _before(self, prompt, padding):
-        """Reads the prompts that are read on their own, prompt (P, T or 0); padding: (P,) on the CPU.
-
-        Returns what stands before the texts of problems, a function as fill_in_passes takes it, and the prompts' states
-        """
-        found = {}
-        if padding.any():
-            found["padding"] = padding.to(self.device)
-        past = of_prompt = None
-        if prompt.shape[1]:
-            past = self.model.new_cache()
-            of_prompt = self.model.states(prompt, past=past, **found)                # (P, T, C)
-
-        def before(problems):
-            rows = {name: x[problems] for name, x in found.items()}
-            return rows | {"past": past and past.expand(problems)}
-        return before, of_prompt
+    def _before(self, padding):
+        """The argument `before` of fill_in_passes: the padding of each problem's texts. padding: (P,) on the CPU"""
+        if not padding.any():
+            return nothing
+        on_device = padding.to(self.device)
+        return lambda problems: {"padding": on_device[problems]}
 
     def states(self, reading):
         """Reads the texts in which tokens of completions are scored, without the columns that are padding in all."""
@@ -147,16 +125,8 @@ class PromptFillPolicy(FillPolicy):
         if not len(used):  # an estimator left out all tokens; every rank still calls the model as often
             used = number.new_zeros(1)
         cut = int(reading.padding.min())
-        of_text = cut
-        if reading.prompt.shape[1]:  # the padding is that of the prompts, which the texts do not have
-            of_text = 0
-        tokens = reading.texts.flatten(0, 1)[used.to(self.device), of_text:]         # (U, T - of_text)
+        tokens = reading.texts.flatten(0, 1)[used.to(self.device), cut:]             # (U, T - cut)
         with self.autocast():
-            before, of_prompt = self._before(reading.prompt[:, cut:], reading.padding - cut)
-            h = self.model.states(tokens, **before((used // W).to(self.device)))     # (U, T - of_text, C)
-            if of_prompt is not None:
-                h = anchor(h, of_prompt, self.model)
-        return h[text.to(self.device), (column - of_text).to(self.device)]
-
-    def calls(self, reading):
-        return 1 + (reading.prompt.shape[1] > 0)
+            before = self._before(reading.padding - cut)
+            h = self.model.states(tokens, **before((used // W).to(self.device)))     # (U, T - cut, C)
+        return h[text.to(self.device), (column - cut).to(self.device)]

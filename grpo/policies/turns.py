@@ -38,8 +38,8 @@ class Episodes:
         self.stop, self.config = stop, config
         self.form = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
                                  config.chat_template_kwargs, config.prompt_format)
-        self.front, self.back = self.form.around(stop.tokenizer)
-        self.environments, self.longest = environments, longest
+        self.environments = environments
+        self.longest = longest
         G = config.group_size
         N = len(problems["record"]) * G
         self.given = torch.full((N, config.max_new_tokens), -1)
@@ -116,7 +116,11 @@ class Episodes:
             if n not in self.failed:
                 calls[n] = "step", self.stop.text(ids)
         results = self.ask(calls)
-        going_on = {n for n, result in results.items() if self.goes_on(n, int(target[n, ends[n]]), ends[n], result)}
+        going_on = set()
+        for n, result in results.items():
+            t = ends[n]
+            if self.goes_on(n, int(target[n, t]), t, result):
+                going_on.add(n)
         return [n for n in ends if n not in going_on]
 
     def goes_on(self, n, last, t, result):
@@ -137,13 +141,14 @@ class Episodes:
         """The text behind a turn whose last token is `last`: the answer, and what the template puts around it."""
         tokenizer = self.stop.tokenizer
         if isinstance(answer, str):
-            front, behind = self.front, answer + self.back
-        else:
-            front, behind = self.form.behind(answer, tokenizer), ""
+            if self.form.template == "plain":
+                return answer
+            answer = [{"role": "user", "content": answer}]
+        text = self.form.behind(answer, tokenizer)
         if last in tokenizer.stop_token_ids:  # the model wrote the end token itself
             end = tokenizer.stop_token_ids.index(last)
-            front = front.removeprefix(tokenizer.stop_token_names[end])
-        return front + behind
+            text = text.removeprefix(tokenizer.stop_token_names[end])
+        return text
 
     def columns(self):
         """{column of Texts: N values}. The reward is None where the environment failed; those of the turns are then

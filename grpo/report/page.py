@@ -15,7 +15,6 @@ from grpo.report.chart import COLORS, chart, short, text
 from grpo.report.run_files import Run, names_of
 
 LONGEST = 4000  # characters of a sample's text at most
-PASSES = 8      # of a sample that are shown at most: every second, third, ... of many
 ABOUT = ("_score", "_right")  # end the names of what is known about a text
 JUDGED = 'filled in, by the reward: <mark class="right">right</mark> <mark class="wrong">wrong</mark>'
 ANSWERED = 'text turn by turn, <span class="answer">&gt; what the environment answered</span>'
@@ -50,7 +49,7 @@ def status(runs):
     for run in runs:
         name = f"{run.name}: " if len(runs) > 1 else ""
         if run.end:
-            why = f": {run.end['why']}" if "why" in run.end else ""
+            why = f": {run.end['why']}" if run.end["why"] else ""
             lines.append(f"{name}{run.end['ended']} at step {run.end['step']}, {run.end['time']}{why}")
         elif run.start:
             lines.append(f"{name}running, or not ended properly: at step {run.last} when this page was written, "
@@ -149,13 +148,10 @@ def samples(by_step):
 
 
 def sample_table(record):
-    """The texts of a sample, boards side by side, and those of passes behind them."""
-    passes = record.get("passes", [])
-    every = 1 + (len(passes) - 1) // PASSES
-    record = record | {f"best, pass {i}": x for i, x in enumerate(passes, 1) if (len(passes) - i) % every == 0}
+    """The texts of a sample, boards side by side."""
     rows = []
     for key, value in record.items():
-        if key in ("step", "filled", "passes") or key.endswith((*ABOUT, "_turns")) or value in (None, {}):
+        if key in ("step", "filled") or key.endswith((*ABOUT, "_turns")) or value in (None, {}):
             continue
         rows.append((label(key, record), marked(key, record)))
     legend = JUDGED if "filled" in record and "best_right" in record else "text"

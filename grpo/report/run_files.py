@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from core.files.json_lines import each_record
-from core.run.names import CONFIG, METRICS, SAMPLES, STARTS
+from core.run.names import CONFIG, METRICS, SAMPLES
 from core.run.start import without_home
 
 STEPS = 1000  # steps that are read at most, so that a long run's report is made as quickly as a short one's
@@ -19,8 +19,7 @@ class Run:
     curves:  {metric: [(step, number, or None where it was not finite)]}, of many steps every second, third, ... one
     evaluations: the records with held-out metrics
     samples: {step: records of samples.jsonl}, of SETS steps
-    config:  config.json; start: the latest start in starts.jsonl; {} if the run has none
-    end:     how that start ended, as starts.jsonl has it; {} if it has not
+    config:  the settings of config.json; start: the latest start in it; end: how that ended; {} if it has none
     """
 
     def __init__(self, folder, name):
@@ -34,12 +33,8 @@ class Run:
                 self.curves.setdefault(metric, []).append((record["step"], x))
         config = Path(folder, CONFIG)
         self.config = json.loads(config.read_text()) if config.exists() else {}
-        self.start, self.end = {}, {}
-        for record in each_record(Path(folder, STARTS)):
-            if "ended" in record:
-                self.end = record
-            else:
-                self.start, self.end = record, {}
+        self.start = self.config.pop("starts", [{}])[-1]
+        self.end = self.start.pop("end", {})
         self.samples = {}
         for record in each_record(Path(folder, SAMPLES)):
             if record["step"] not in self.samples and len(self.samples) == SETS:

@@ -25,14 +25,10 @@ ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, Memo
 
 
 class Claims(NamedTuple):
-    """Questions to the process that runs the code, and claims on its answers.
-
-    questions: expressions that call the code; claims: for each a function from its value to whether the test holds;
-    length: characters of the tests
-    """
-    questions: tuple
-    claims: tuple
-    length: int
+    """Questions to the process that runs the code, and claims on its answers."""
+    questions: tuple  # expressions that call the code
+    claims: tuple     # for each a function from its value to whether the test holds
+    length: int       # characters of the tests
 
     def hold(self, answers):
         """True if all claims hold for answers that are Python literals, as texts. False if one cannot be read or
@@ -114,14 +110,28 @@ def truth(node):
 
 
 def reader(node, asked):
-    """A function from the answer to the value of a part of a test. Appends the questions in that part to `asked`."""
+    """A function from the answer to the value of a part of a test. Appends the questions in it to `asked`.
+
+    Raises one of ERRORS for a part of another form.
+    """
     if is_question(node):
         asked.append(ast.unparse(node))
         return lambda answer: answer
     with contextlib.suppress(*ERRORS):
         value = ast.literal_eval(node)
         return lambda answer: value
-    function, parts = taken_apart(node)
+    match node:
+        case ast.UnaryOp(op=ast.Not(), operand=part):
+            function, parts = operator.not_, [truth(part)]
+        case ast.Compare(left=left, ops=[ast.Is()], comparators=[ast.Constant(value=None | True | False) as right]):
+            function, parts = operator.is_, [left, right]
+        case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
+            function, parts = OPERATORS[type(op)], [left, right]
+        case ast.Call(func=called, args=parts, keywords=keywords):
+            named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in keywords}
+            function = functools.partial(FUNCTIONS[ast.unparse(called)], **named)
+        case _:
+            raise ValueError
     readers = [reader(part, asked) for part in parts]
     return lambda answer: function(*(read(answer) for read in readers))
 
@@ -138,20 +148,3 @@ def is_question(node):
     if hasattr(builtins, node.func.id):
         return bool(node.args) and is_question(node.args[0])
     return True
-
-
-def taken_apart(node):
-    """(function, nodes of its arguments) of a part of a test. Raises one of ERRORS for a part of another form."""
-    match node:
-        case ast.UnaryOp(op=ast.Not(), operand=part):
-            return operator.not_, [truth(part)]
-        case ast.BinOp(left=left, op=op, right=right):
-            return OPERATORS[type(op)], [left, right]
-        case ast.Compare(left=left, ops=[ast.Is()], comparators=[ast.Constant(value=None | True | False) as right]):
-            return operator.is_, [left, right]
-        case ast.Compare(left=left, ops=[op], comparators=[right]):
-            return OPERATORS[type(op)], [left, right]
-        case ast.Call(func=function, args=parts, keywords=keywords):
-            named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in keywords}
-            return functools.partial(FUNCTIONS[ast.unparse(function)], **named), parts
-    raise ValueError

@@ -1,4 +1,4 @@
-"""Computed from the rewards of a whole group: normalised rewards (GDPO), weights for pass@k, credit of turns."""
+"""Computed from the rewards of a whole group: normalised rewards (GDPO) and weights for pass@k."""
 
 import torch
 
@@ -37,20 +37,3 @@ def pass_k_weight(right, k):
         wrong_left = (wrong_others - j).clamp(min=0)
         weight = weight * wrong_left / (others - j).clamp(min=1)
     return torch.where(others < k - 1, 1.0, weight)
-
-
-def credit_of_turns(other, weight, turns, M):
-    """The reward of each completion with what its environment gave from a turn on, by turn; and the turn of each token.
-
-    other: (N,) weighted sums of the other rewards; weight: that of the reward 'environment'
-    turns: N lists of (column in which a turn begins, its reward); M: columns of tokens
-    Returns (N, K) for at most K turns, and (N, M) numbers of turns from 0 on
-    """
-    K = max(map(len, turns))
-    to_come = torch.zeros(len(turns), K, dtype=torch.float64)
-    turn = torch.zeros(len(turns), M, dtype=torch.long)
-    for n, of_one in enumerate(turns):
-        for k, (begin, _) in enumerate(of_one):
-            to_come[n, k] = sum(reward for _, reward in of_one[k:])  # a difference of sums would round
-            turn[n, begin:] = k
-    return other[:, None] + weight * to_come.to(other), turn.to(other.device)

@@ -27,8 +27,7 @@ class Judge:
     texts are read once, so that their scores are equal to the last bit, whatever the precision.
     """
 
-    setting = "judge_checkpoint"  # names the model, for errors
-    packed = False                # whether its weights are packed, see `pack`
+    packed = False  # whether its weights are packed, see `pack`
 
     def __init__(self, model, tokenizer, reads_ids, dtype=torch.float32):
         self.model, self.tokenizer = model, tokenizer
@@ -62,15 +61,15 @@ class Judge:
 
     @torch.no_grad()
     def score_and_credit(self, texts, window):
-        """Score of each text, (N,), and the credit of each sampled token, (N, M).
+        """Score of each text, (N,), and the credit of each sampled token, (N, M): the mean, over the positions of its
+        text at most `window` away, of the judge's log-odds that the token there is the true one.
 
-        The credit of a token is the mean, over the positions of its text at most `window` away, of the judge's
-        log-odds that the token there is the true one. texts.place: (N, M) where in its text each sampled token is.
+        texts.place: (N, M) where in its text each sampled token is
         Needs a judge with reads_ids=True that scores every position.
         """
         scores = torch.empty(len(texts.place), device=self.device)                   # (N,)
         credit = torch.empty(texts.place.shape, device=self.device)                  # (N, M)
-        for rows, batch, same in self.batches(self.token_ids(texts)):
+        for rows, batch, same in self.batches(texts.tokens):
             with autocast(self.device, self.dtype):
                 realness = calculate_realness(self.model, batch)                     # (n, T)
             near = windowed_mean(log_odds(realness), window)                         # (n, T)
@@ -84,7 +83,8 @@ class Judge:
 
         texts: a list of N 1-D tensors of token ids
         """
-        room, longest = self.room(), max(map(len, texts))
+        room = self.model.longest_input - (self.model.judge_head == "cls")
+        longest = max(map(len, texts))
         if longest > room:
             raise ValueError(f"judge_checkpoint reads {room} tokens, but a prompt with its completion has {longest}: "
                              "lower max_new_tokens or max_prompt_length, or take a judge with a larger block_size")
@@ -97,14 +97,6 @@ class Judge:
     @property
     def device(self):
         return next(self.model.parameters()).device
-
-    def room(self):
-        """The most tokens that a text may have."""
-        return self.model.longest_input - (self.model.judge_head == "cls")
-
-    def shares_tokens(self, tokenizer):
-        """True if the judge has the generator's tokens; the generator's tokenizer is not asked."""
-        return self.reads_ids
 
     def token_ids(self, texts):
         """A list of N 1-D tensors: each text in the judge's vocabulary. An empty text is one pad token."""

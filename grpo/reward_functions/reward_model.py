@@ -14,7 +14,6 @@ from core.settings.optional import quiet_transformers
 from core.settings.user_code import guarded
 from grpo.reward_functions.judge import distinct
 from grpo.reward_functions.registry import reward
-from grpo.reward_functions.trl import own_prompts
 
 BATCH = 16  # texts per forward pass
 KEY = "reward_model_checkpoint"
@@ -34,12 +33,9 @@ class RewardModel:
                the record, or its text as the user's message, then the completion as the assistant's message. Without,
                it reads the rendered prompt and the completion as one text.
     dtype:     of its matrix products
-    setting:   that names the model, for errors
     Texts of like length are read together, padded on the right. A model whose config has no pad token takes its score
     from the last token, so it reads each text alone.
     """
-
-    setting = KEY
 
     def __init__(self, model, tokenizer, dtype=torch.float32):
         self.model, self.tokenizer, self.dtype = model, tokenizer, dtype
@@ -53,9 +49,9 @@ class RewardModel:
         records. Raises ValueError if a text is longer than the model can read.
         """
         ids, same = distinct(map(tuple, self.token_ids(texts)))  # equal texts get scores that are exactly equal
-        longest = max(map(len, ids))
-        if longest > self.room():
-            raise ValueError(f"{KEY} reads {self.room()} tokens, but a prompt with its completion has {longest}: lower "
+        room, longest = min(most_tokens(self.model), self.tokenizer.model_max_length), max(map(len, ids))
+        if longest > room:
+            raise ValueError(f"{KEY} reads {room} tokens, but a prompt with its completion has {longest}: lower "
                              "max_new_tokens or max_prompt_length, or take a reward model that reads longer texts")
         device = next(self.model.parameters()).device
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
@@ -73,7 +69,7 @@ class RewardModel:
     def token_ids(self, texts):
         """N lists of token ids. An empty text is one pad token."""
         if self.tokenizer.chat_template:
-            ids = map(self.chat_ids, own_prompts(texts), texts.completions)
+            ids = map(self.chat_ids, texts.columns.get("prompt", texts.prompts), texts.completions)
         else:
             pairs = zip(texts.prompts, texts.completions, strict=True)
             ids = [self.tokenizer(prompt + completion)["input_ids"] for prompt, completion in pairs]
@@ -89,15 +85,6 @@ class RewardModel:
                                                       tokenize=False)
         return self.tokenizer(chat, add_special_tokens=False)["input_ids"]
 
-    def shares_tokens(self, tokenizer):
-        """Tells whether a generator with this tokenizer, None if it is not known, has the same tokens."""
-        backend = getattr(tokenizer, "backend", None)
-        return backend is not None and backend.get_vocab() == self.tokenizer.get_vocab()
-
-    def room(self):
-        """The most tokens of a text, special tokens included."""
-        return min(most_tokens(self.model), self.tokenizer.model_max_length)
-
 
 def load_reward_model(path, device="cpu", dtype=torch.float32):
     """A RewardModel from a folder in Hugging Face format or hf:owner/name, in the precision of its file.
@@ -105,15 +92,11 @@ def load_reward_model(path, device="cpu", dtype=torch.float32):
     dtype: of its matrix products
     Raises FileNotFoundError or ValueError, naming the setting and the path, for what is not a reward model.
     """
-    if not is_huggingface(path, KEY):
-        raise FileNotFoundError(f"{KEY}={path} is no folder; name a folder in Hugging Face format or hf:owner/name")
-    if is_adapter(path):
-        raise ValueError(f"{KEY}={path} is an adapter; merge it into its model with peft's merge_and_unload, and name "
-                         "the folder that this gives")
+    if not is_huggingface(path, KEY) or is_adapter(path):
+        raise FileNotFoundError(f"{KEY}={path} is no folder of a model in Hugging Face format, nor hf:owner/name")
     config = read_config(path, KEY)
     if config.num_labels != 1:
-        raise ValueError(f"{KEY}={path} has {config.num_labels} labels, but a reward model has 1; take a model that "
-                         "was trained to give one score, and saved as ...ForSequenceClassification")
+        raise ValueError(f"{KEY}={path} has {config.num_labels} labels, but a reward model has 1")
     check_weights(path, KEY, config)
     kind = quiet_transformers(path, KEY).AutoModelForSequenceClassification
     model = read_weights(kind, path, KEY, dtype="auto")

@@ -23,10 +23,10 @@ class RewardConfig:
     reward_functions: tuple[str, ...] = ()    # names of rewards; (): the preset's
     reward_weights: tuple[float, ...] = ()    # one for each reward; (): all 1.0
     reward_normalisation: str = "none"        # group: each reward is normalised within its group before they are added
-    reward_file: str | None = None            # a Python file of yours with more: @reward functions,
-                                              # or functions as TRL calls them
+    reward_file: str | None = None            # a Python file of yours with more, as TRL calls them
     reward_settings: dict | None = None       # {keyword-only parameter of a function of reward_file: value}
-    reward_workers: int = 0                   # processes for slow rewards; 0 runs them in the training process
+    reward_workers: int = 2                   # processes for slow rewards, such as those that run code; 0: they
+                                              # run in the training process, without a deadline
     reward_timeout: float = 30.0              # seconds for a step's slow rewards in workers, of which late ones are
                                               # skipped, and for each method of an environment
     success_reward: str | None = None         # a completion is correct if this reward is at its maximum; None: the

@@ -50,11 +50,8 @@ def check_pattern(pattern, **columns):
 def regex(prompts, completions, pattern, **columns):
     r"""1 if the record's `pattern` is found anywhere in the completion, else 0.
 
-    The library `regex` searches, because its searches can have a time limit. It reads the syntax of `re` and more:
-    \p{L}, \X, [[:alpha:]], recursion, a group name used twice. What `re` reads otherwise: (?:ab){e<=1} matches with
-    up to one error, and [[:alpha:]] is a class.
-    A normal search takes less than a millisecond, but a pattern such as ^(a|aa)+$ can take years. A completion whose
-    search takes longer than SEARCH_SECONDS is skipped, and so are those that are not done after CALL_SECONDS.
+    The library `regex` searches, since a pattern such as ^(a|aa)+$ can take years. A completion whose search takes
+    longer than SEARCH_SECONDS is skipped, and so are those that are not done after CALL_SECONDS.
     """
     until = time.process_time() + CALL_SECONDS
     scores = []
@@ -90,7 +87,7 @@ def repetition(prompts, completions, **columns):
     return scores
 
 
-@reward(0, 1, whole_group=True)
+@reward(0, 1)
 def diversity_bonus(prompts, completions, *, group_size, **columns):
     """Mean distance (1 - Jaccard of 3-grams) to the rest of the group: 0 if all are alike, 1 if nothing is shared.
 

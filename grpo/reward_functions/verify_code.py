@@ -1,6 +1,5 @@
 """Rewards that read a completion as Python code. Only code_execution runs it, and only in a sandbox."""
 
-import ast
 import re
 
 from grpo.reward_functions.asserts import cut
@@ -23,38 +22,37 @@ def code_correctness(prompts, completions, **columns):
 
 
 def check_tests(tests, **columns):
-    """Raises ValueError unless a record's `tests` are Python code, a text that is not blank or a list of texts, or
-    inputs and outputs, a list of {"input": text, "output": text}."""
+    """Raises ValueError unless a record's `tests` are Python code, a text or a list of texts, or inputs and outputs, a
+    list of {"input": text, "output": text}, and not blank."""
     tests = read_tests(tests)
-    if isinstance(tests, str):
-        try:
-            ast.parse(tests.encode(), "tests")  # bytes, as the sandbox reads them: a byte order mark is allowed
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ValueError(f"reward code_execution: tests={tests!r:.60} of a record cannot be parsed: "
-                             f"{error}") from None
+    if isinstance(tests, str) and syntax_tree(tests.encode(errors="surrogatepass"), "exec") is None:
+        raise ValueError(f"reward code_execution: tests={tests!r:.60} of a record cannot be parsed")
 
 
 def read_tests(tests):
     """The tests of a record as one text, or as a list of inputs and outputs. Raises ValueError if they are blank or of
     a wrong type."""
-    if isinstance(tests, str):
-        tests = [tests]
-    are_cases = isinstance(tests, list) and all(map(is_case, tests))
-    are_texts = isinstance(tests, list) and all(isinstance(x, str) for x in tests)
-    if not (are_cases or are_texts):
+    match tests:
+        case str():
+            found = expected = tests
+        case [*texts] if all(isinstance(text, str) for text in texts):
+            found = expected = "\n".join(texts)
+        case [*cases] if all(map(is_case, cases)):
+            found, expected = cases, "".join(case["output"] for case in cases)
+        case _:
+            expected = ""
+    if not expected.strip():
         raise ValueError(f"reward code_execution: tests={tests!r:.200} of a record must be a text, a list of texts, or "
-                         "a list of {'input': text, 'output': text}")
-    expected = [test["output"] for test in tests] if are_cases else tests
-    if not "".join(expected).strip():
-        raise ValueError(f"reward code_execution needs the field 'tests' in every record, not {tests!r:.200}: any code "
-                         "would pass blank tests")
-    return tests if are_cases else "\n".join(tests)
+                         "a list of {'input': text, 'output': text}, and not blank")
+    return found
 
 
 def is_case(test):
     """True if a test is an input and an output."""
-    return (isinstance(test, dict) and set(test) == {"input", "output"}
-            and all(isinstance(text, str) for text in test.values()))
+    match test:
+        case {"input": str(), "output": str(), **others}:
+            return not others
+    return False
 
 
 @reward(0, 1, slow=True, check=check_tests)

@@ -1,12 +1,14 @@
 """Rewards that check a mathematical answer. A completion is parsed and computed within bounds, never run as code."""
 
 import ast
+import logging
 import math
 import operator
 import re
 import warnings
 from fractions import Fraction
 
+from core.settings.optional import require
 from grpo.reward_functions.registry import reward
 
 END = "<end_working_out>"
@@ -53,6 +55,25 @@ def math_number(prompts, completions, answer, **columns):
     return scores
 
 
+@reward(0, 1, slow=True)
+def math_verify(prompts, completions, answer, *, log_metric, **columns):
+    """1 if the package math-verify finds the completion's formula equal to `answer`; None if it cannot read `answer`.
+
+    The formula is the one in \\boxed{}, or else the last one in $ $, or else the last number. `answer` is LaTeX: bare,
+    or a text with such a formula. What takes longer than 5 seconds counts as not equal. Logs the share of answers that
+    cannot be read.
+    """
+    package = require("math_verify", "reward math_verify", "math-verify[antlr4_13_2]")
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it would print every formula that takes too long
+    scores = []
+    for text, truth in zip(completions, map(str, answer), strict=True):
+        is_bare = "$" not in truth and "\\boxed" not in truth
+        expected = package.parse(f"\\boxed{{{truth}}}" if is_bare else truth)
+        log_metric("unread_answers", not expected)
+        scores.append(float(package.verify(expected, package.parse(text))) if expected else None)
+    return scores
+
+
 @reward(0, 1)
 def math_working(prompts, completions, **columns):
     """Share of the equations before <end_working_out>, such as 7+5=12, that are true; 0 if there is none."""
@@ -91,24 +112,6 @@ def countdown(prompts, completions, numbers, target, **columns):
     return scores
 
 
-@reward(0, 1)
-def equations(prompts, completions, answer, **columns):
-    """Fill-in: of the lines like 12+34=46 of the true text that a mask touches, the share that are true sums.
-
-    Only lines with a line break at both ends count, and a masked line break touches its line. A text in which no line
-    is masked is skipped.
-    """
-    scores = []
-    for prompt, text, truth in zip(prompts, completions, answer, strict=True):
-        touched = []
-        for line in re.finditer(r"(?<=\n)[^\n]*=[^\n]*(?=\n)", truth):
-            place = slice(line.start() - 1, line.end() + 1)
-            if prompt[place] != truth[place]:
-                touched.append(is_sum(text[place]))
-        scores.append(sum(touched) / len(touched) if touched else None)
-    return scores
-
-
 def score_format(text):
     """The value of math_format for one completion."""
     pieces = [piece.strip() for piece in re.split(f"({END}|{OPEN}|{CLOSE})", text)]
@@ -142,13 +145,6 @@ def score_answer(block, answer):
     if off <= abs(truth) / 10:
         return 2.0
     return 1.5 if off <= abs(truth) / 5 else -2.5
-
-
-def is_sum(line):
-    """True if a line between its two line breaks is a+b=c, in plain digits, and true."""
-    digits = "(0|[1-9][0-9]{0,17})"
-    found = re.fullmatch(rf"\n{digits}\+{digits}={digits}\n", line)
-    return found is not None and int(found[1]) + int(found[2]) == int(found[3])
 
 
 def number(text):

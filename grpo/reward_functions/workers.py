@@ -2,84 +2,99 @@
 
 import contextlib
 import math
+import multiprocessing
+import os
+import sys
 import threading
-import time
-from collections import deque
-from multiprocessing.connection import wait
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 
-from grpo.reward_functions.registry import REWARDS, Log, run_reward
+from grpo.reward_functions.registry import Call, Log, run_reward
 from grpo.sandbox.folder import empty_place
-from grpo.sandbox.processes import ENDED, Processes, received
+from grpo.sandbox.kernel import end_with
+
+PROCESSES = multiprocessing.get_context("spawn")
+START_SECONDS = 300  # for processes that start: they load Python and torch
 
 
-class Workers(Processes):
-    """`count` processes for rewards; with 0 there are none, and `call` must not be used.
+class Workers:
+    """`count` processes for rewards, started at the first call; with 0 there are none, and `call` must not be used.
 
-    timeout: the most seconds for all jobs of a call together
+    timeout: the most seconds for all completions of a call together
     start: a function of a module that each process calls first, as start(*arguments)
     """
 
     def __init__(self, count, timeout, start, *arguments):
-        super().__init__(count, timeout, run_reward, start, *arguments)
+        self.count, self.timeout, self.arguments = count, timeout, (start, arguments)
+        self.pool = None
 
-    def call(self, name, fields, settings, N):
-        """(values, Log, indices of the late completions) of a reward.
+    def call(self, call, log):
+        """(values, indices of the late completions) of a reward, which gets each completion by itself.
 
-        Each completion (or with whole_group all of them) is one job. A job is late if it is not done after `timeout`
-        seconds, or if its process ends: its values are NaN, and the process is replaced. The time in which processes
-        start does not count. Raises ValueError if one cannot start, or if a job raises it.
+        A completion is late if it is not done after `timeout` seconds, or if a process ends before: its value is NaN,
+        and the processes are replaced. Raises ValueError if the reward does, or if the processes cannot start.
         """
-        size = N if REWARDS[name].whole_group else 1  # completions of a job
-        jobs = []
-        for i in range(0, N, size):
-            part = {key: x[i : i + size] for key, x in fields.items()}
-            jobs.append((name, part, settings, size))
-        self.end([pipe for pipe, process in self.processes.items() if not process.is_alive()])
-        self.start_missing()
-        answers = self.answers(jobs)
-        late = {i for i in range(N) if i // size not in answers}
-        if late:
-            empty_place()  # a process that is ended cannot remove the folder in which its code ran
-        of_late = [math.nan] * size, Log()
-        found = [answers.get(number, of_late) for number in range(len(jobs))]
-        values = [x for numbers, _ in found for x in numbers]
-        return values, Log.join([(size, log) for _, log in found]), late
-
-    def answers(self, jobs):
-        """{number of a job: its values and Log}, without those that are late. Raises ValueError if a job does."""
-        waiting, busy, answers = deque(range(len(jobs))), {}, {}
-        until = time.monotonic() + self.timeout
+        if self.pool is None:
+            self.start()
+        jobs, found = [], {}
         try:
-            while waiting or busy:
-                left = until - time.monotonic()
-                for pipe in self.processes:
-                    if waiting and left > 0 and pipe not in busy:
-                        busy[pipe] = waiting.popleft()
-                        self.send(pipe, jobs[busy[pipe]], left)
-                ready = wait(list(busy), max(0.0, left))
-                if not ready:
-                    break
-                for pipe in ready:
-                    number = busy.pop(pipe)
-                    try:
-                        answers[number] = received(pipe)
-                    except ENDED:
-                        self.end([pipe])
-                        until += self.start_missing()
+            with contextlib.suppress(BrokenProcessPool):
+                for i in range(call.N):
+                    fields = {key: x[i : i + 1] for key, x in call.fields.items()}
+                    jobs.append(self.pool.submit(answer, Call(call.name, fields, call.settings, 1)))
+            wait(jobs, self.timeout, FIRST_EXCEPTION)
+            for i, job in enumerate(jobs):
+                if job.done() and not isinstance(job.exception(), BrokenProcessPool):
+                    found[i] = job.result()
         finally:
-            self.end(busy)
-        return answers
+            if len(found) < call.N:
+                self.close()
+        late = math.nan, Log()
+        values, logs = zip(*(found.get(i, late) for i in range(call.N)), strict=True)
+        add_logs(log, logs)
+        return list(values), set(range(call.N)) - found.keys()
 
-    def send(self, pipe, job, seconds):
-        """Sends a job. A process that does not read it within these seconds is killed."""
-        timer = threading.Timer(seconds, self.processes[pipe].kill)
-        timer.start()
-        try:
-            with contextlib.suppress(*ENDED):  # `received` raises it again
-                pipe.send(job)
-        finally:
-            timer.cancel()
+    def start(self):
+        """Starts the processes, which does not count towards the timeout. Raises ValueError if they cannot start."""
+        self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, self.arguments)
+        started, _ = wait([self.pool.submit(os.getpid) for _ in range(self.count)], START_SECONDS)
+        if not started or any(job.exception() for job in started):
+            self.close()
+            raise ValueError("a worker process of reward_workers could not start, see above")
 
     def close(self):
-        super().close()
+        """Ends the processes, and removes what code that ran in them left; the next call starts new ones."""
+        if self.pool is not None:
+            for process in list((self.pool._processes or {}).values()):  # shutdown would wait for what hangs
+                process.kill()
+            self.pool.shutdown(cancel_futures=True)
+            self.pool = None
         empty_place()
+
+
+def begin(start, arguments):
+    """The first call in a process, which ends when the run does, however that ends."""
+    if hasattr(os, "setpgid"):  # a signal to the run's group ends the run after its step, which needs the workers
+        os.setpgid(0, 0)
+    run = multiprocessing.parent_process()
+    if sys.platform == "linux":
+        end_with(run.pid)  # a reward may keep every other thread of Python from running
+    else:
+        threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()
+    start(*arguments)
+
+
+def answer(call):
+    """(value, Log) of a reward for one completion."""
+    log = Log()
+    value, = run_reward(call, log)
+    return value, log
+
+
+def add_logs(log, logs):
+    """Adds the logs of single completions to that of all. A column is None for those that did not log it."""
+    for of_one in logs:
+        for name, (total, count) in of_one.metrics.items():
+            log.add_sum(name, total, count)
+    for column in dict.fromkeys(column for of_one in logs for column in of_one.columns):
+        log.log_extra(column, [value for of_one in logs for value in of_one.columns.get(column, [None])])

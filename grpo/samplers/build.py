@@ -19,16 +19,13 @@ def check_sampler_is_there(config):
         require("ray", "sampler='ray'", "ray")
     if config.sampler == "vllm":
         from grpo.samplers.vllm_http import Server
-        server = Server(config.vllm_url, config.sampler_timeout)
-        server.get("/v1/models")
-        server.close()
+        Server(config.vllm_url, config.sampler_timeout).ask("GET", "/v1/models")
 
 
 def build_sampler(config, policy, dist):
     """The sampler that the config names; None: the policy itself samples."""
     if config.sampler == "ray":
-        from grpo.samplers.ray import RaySampler
-        from grpo.samplers.ray_cluster import threads_of_worker
+        from grpo.samplers.ray import RaySampler, threads_of_worker
         config = replace(config, parallel="ddp", device=dist.device.type)  # a worker is one process on one GPU
         make = partial(policy_of_worker, policy.tokenizer, threads_of_worker(config))
         return RaySampler(make, policy, config, dist)

@@ -14,7 +14,6 @@ class Prefetcher:
     def __init__(self, sampler, policy, problems, config):
         self.sampler, self.policy = sampler, policy
         self.problems, self.config = problems, config
-        self.sync_check = None  # confirms that new weights arrived: a SyncCheck, or nothing is checked
         self.waiting = deque()  # starts (iteration, again) in their order
         self.versions = {}      # {start: version of the weights that sample it}
         self.outputs = {}       # {start: what the sampler returned} of finished starts that were not asked for yet
@@ -29,7 +28,8 @@ class Prefetcher:
         """
         ahead = self.config.max_staleness
         if self.version != iteration:
-            self._sync(iteration)
+            self.sampler.sync(self.policy.weights(), iteration)
+            self.version = iteration
         key = iteration, again
         if key not in self.versions:
             self._start(key, batch)
@@ -41,18 +41,10 @@ class Prefetcher:
             self.outputs[self.waiting.popleft()] = self.sampler.finish()
         rollouts, sums = self.outputs.pop(key)
         staleness = iteration - self.versions.pop(key)
-        if self.sync_check is not None:
-            self.sync_check.check()
         if self.sampler.outside or ahead:
             P = rollouts.problems
             sums = sums | {"staleness": (staleness * P, P)}
         return rollouts, sums
-
-    def _sync(self, version):
-        self.sampler.sync(self.policy.weights(), version)
-        self.version = version
-        if self.sync_check is not None:
-            self.sync_check.begin(version)
 
     def _start(self, key, batch):
         iteration, _ = key

@@ -1,23 +1,62 @@
-"""The sampler in worker processes of Ray, on this machine or on those of a cluster."""
+"""The sampler in worker processes of Ray, on this machine or on those of a cluster. Needs the optional package ray."""
 
 import contextlib
+import logging
+import math
+import os
+import secrets
+import socket
 from collections import deque
-from functools import partial
 
 import numpy as np
+import torch
 
+from core.settings.optional import require
+from core.settings.user_code import ROOT, one_line
 from grpo.rollout import join, moved
-from grpo.samplers.ray_cluster import joined_ray, last_line, worker_options
-from grpo.samplers.ray_worker import RayWorker, pack
 from grpo.samplers.sampler import SamplerError
 
 START_SECONDS = 300  # in which a worker must be ready: it imports, and loads its model
+MOST_TRIES = 5       # of the same problems, by a worker that dies each time
+LEAST_STORE = 2**27  # bytes of the object store; Ray refuses less than 75 MB
+# A Ray listens on all interfaces of the machine and runs what it is sent: only processes of this run know the token.
+# Ray's own niceness is 15: workers would wait for every other process of the machine
+OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
+       "RAY_worker_niceness": "0"}
+QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 FEWER = "lower ray_workers, or OMP_NUM_THREADS, of which each takes as many CPUs"
 LATER = "raise sampler_timeout, or go on with --resume=auto"
 
 
+class RayWorker:
+    """The policy in a worker. Each call brings the weights that it needs, so that a worker that Ray has started again
+    knows as much as the one before.
+
+    make: config -> policy
+    """
+
+    def __init__(self, make, config):
+        self.policy = make(config)
+        self.config = config
+        self.name = secrets.token_hex(8)  # of this process
+        self.version = None               # of the weights
+
+    def ready(self):
+        return self.name
+
+    def sample(self, problems, iteration, version, packed):
+        """Returns Rollouts, on the CPU, and the name of the process."""
+        if version != self.version:
+            weights = {}
+            for name, x in self.policy.weights().items():
+                weights[name] = torch.from_numpy(packed[name].copy()).view(x.dtype).view(x.shape)
+            self.policy.load_weights(weights)
+            self.version = version
+        return moved(self.policy.sample(problems, iteration, self.config), "cpu"), self.name
+
+
 class RaySampler:
-    """Actors that hold a copy of the policy share the problems.
+    """Workers that hold a copy of the policy share the problems.
 
     Ray starts a worker that died again and repeats what it had not finished. The completions do not depend on it: the
     noise is that of each problem, and each call brings its weights, which Ray's object store keeps until it is done.
@@ -32,12 +71,13 @@ class RaySampler:
         self.starts = deque()  # Ray's promises of what RayWorker.sample returns, in a list for each start
         self.weights = None    # (version, Ray's promise of packed weights) of the last sync
         self.workers = []
-        size = sum(x.nbytes for x in policy.weights().values())
-        self.ray, self.leave = joined_ray(config, dist, size)
+        self.ray = require("ray", "sampler='ray'", "ray")
+        self.joined = not self.ray.is_initialized()  # otherwise it is the caller's, who also ends it
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            options = worker_options(self.ray, config, dist)
-            actor = self.ray.remote(**options)(RayWorker)
+            if self.joined:
+                join_ray(self.ray, config, dist, sum(x.nbytes for x in policy.weights().values()))
+            actor = self.ray.remote(**worker_options(self.ray, config, dist))(RayWorker)
             self.workers = [actor.remote(make, config) for _ in range(config.ray_workers)]
             ready = [worker.ready.remote() for worker in self.workers]
             self.names = set(self._values(ready, START_SECONDS, FEWER))  # of all processes that have been workers
@@ -48,8 +88,8 @@ class RaySampler:
 
     def start(self, problems, iteration):
         numbers = np.arange(len(problems["number"]))
-        shares = np.array_split(numbers, len(self.workers))
         answers = []
+        shares = np.array_split(numbers, len(self.workers))
         for worker, share in zip(self.workers, shares, strict=True):
             if len(share):
                 part = {key: x[share[0] : share[-1] + 1] for key, x in problems.items()}
@@ -64,17 +104,13 @@ class RaySampler:
         rollouts = moved(join(parts), self.policy.device)
         return rollouts, {"sampler/replaced_workers": (float(len(replaced)), None)}
 
-    def score(self, problems, rollouts):
-        rollouts = moved(rollouts, "cpu")
-        answers = [worker.score.remote(rollouts, *self.weights) for worker in self.workers]
-        return partial(self._values, answers, self.config.sampler_timeout, LATER)
-
     def close(self):
         with contextlib.suppress(self.ray.exceptions.RayError):  # of an end for which there is another reason
             for worker in self.workers:
                 self.ray.kill(worker)
         self.workers = []
-        self.leave()
+        if self.joined:
+            self.ray.shutdown()
 
     def _values(self, answers, seconds, remedy):
         """The values that workers return. Raises SamplerError if they are late, raise an error, or die too often."""
@@ -85,3 +121,85 @@ class RaySampler:
         except self.ray.exceptions.RayError as error:
             line = f"failed: {last_line(error)}"
         raise SamplerError(f"a worker of sampler='ray' {line}")
+
+
+def pack(weights):
+    """{name: bytes as numpy} of {name: tensor}, which Ray's object store shares between processes without a copy."""
+    packed = {}
+    for name, x in weights.items():
+        x = x.detach().to("cpu", copy=True)  # FSDP could not free a storage that numpy has seen
+        packed[name] = x.reshape(-1).view(torch.uint8).numpy()
+    return packed
+
+
+def join_ray(ray, config, dist, weights_bytes):
+    """Joins the cluster at ray_address, or starts a Ray for this rank alone. weights_bytes: of what a sync brings."""
+    address = config.ray_address
+    code = {"PYTHONPATH": os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))}
+    try:
+        if address is None:
+            gpus = gpus_beside(dist)
+            if gpus:
+                code["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            store = LEAST_STORE + int(1.1 * weights_bytes * (config.max_staleness + 2))
+            cpus = config.ray_workers * threads_of_worker(config)
+            start_ray(ray, code, num_cpus=cpus, num_gpus=len(gpus), object_store_memory=store)
+        else:
+            host, _, port = address.rpartition(":")
+            if host:  # Ray asks for minutes where nobody listens
+                socket.create_connection((host.strip("[]"), int(port)), timeout=30).close()
+            ray.init(address, runtime_env={"env_vars": code}, **QUIET)
+    except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise SamplerError(f"sampler='ray': no Ray at ray_address={address} ({last_line(error)}); docs/scaling.md has "
+                           "the command for a cluster, and without ray_address a run starts its own") from None
+
+
+def start_ray(ray, variables, **settings):
+    """Starts a Ray on this machine that only processes of this run can join, with these environment variables."""
+    before = dict(os.environ)
+    os.environ.update(OWN | variables)
+    try:
+        ray._raylet.Config.initialize("")  # Ray has read RAY_AUTH_MODE when it was imported
+        ray.init("local", include_dashboard=False, **settings, **QUIET)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def gpus_beside(dist):
+    """The names of the GPUs for the workers of this rank: its share of those that no rank trains on, else its own."""
+    if dist.device.type != "cuda":
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    taken = range(ranks) if ranks > 1 else [dist.device.index]
+    free = [name for i, name in enumerate(names) if i not in taken]
+    return free[rank::ranks] or [names[dist.device.index]]
+
+
+def worker_options(ray, config, dist):
+    """Ray's options for a worker: its threads, or its share of a GPU."""
+    options = {"num_cpus": threads_of_worker(config), "max_restarts": -1, "max_task_retries": MOST_TRIES - 1}
+    gpus = ray.cluster_resources().get("GPU", 0) if dist.device.type == "cuda" else 0
+    if gpus:
+        workers = config.ray_workers
+        if config.ray_address is not None:
+            workers *= dist.world  # the ranks share a cluster
+        options |= {"num_cpus": 1, "num_gpus": 1 / math.ceil(workers / gpus)}  # no worker has halves of two GPUs
+    return options
+
+
+def threads_of_worker(config):
+    """Threads that a worker computes with: on this machine its share, because the workers compute at the same time and,
+    ahead of training, with the trainer, which keeps all of its own; in a cluster as many as the trainer."""
+    busy = 1
+    if config.ray_address is None:
+        busy = config.ray_workers + (config.max_staleness > 0)
+    return max(1, torch.get_num_threads() // busy)
+
+
+def last_line(error):
+    """The last line of what an error says: Ray puts the worker's traceback before it."""
+    return one_line(str(error).strip().rpartition("\n")[2]) or type(error).__name__

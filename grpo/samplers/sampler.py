@@ -12,7 +12,7 @@ class Sampler(Protocol):
 
     The version of weights is the number of iterations that they were trained on. The noise depends on (config.seed,
     iteration, number of the problem, member of the group) alone: samplers that hold the policy sample the same
-    completions with the same weights. A call ends within config.sampler_timeout seconds, or raises SamplerError.
+    completions with the same weights. A call that waits for config.sampler_timeout seconds in vain raises SamplerError.
     `outside` is True if another process samples, whose log-probabilities can differ from the policy's.
     """
     outside: bool
@@ -26,11 +26,6 @@ class Sampler(Protocol):
 
     def sync(self, weights, version):
         """Takes over weights {name: tensor}, which may change as soon as this returns, for the starts that follow."""
-
-    def score(self, problems, rollouts):
-        """Begins to score known completions with the weights of the last sync. Returns a function without arguments
-        that waits for the answers: a list with (N, M) log-probabilities at temperature 1 from each worker. Only
-        samplers of other processes have it."""
 
     def close(self):
         """Ends whatever the sampler has opened, and starts that were not finished."""

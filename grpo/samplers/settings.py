@@ -22,7 +22,7 @@ class SamplerConfig:
     # where completions are sampled: docs/scaling.md
     sampler: str = "local"                    # local: in this process; ray: in Ray's worker processes, here or in a
                                               # cluster; vllm: by a vLLM server
-    sampler_timeout: float = 600.0            # seconds that a call of a sampler may take
+    sampler_timeout: float = 600.0            # seconds that a call of Ray may take, or a vLLM server may be silent
     max_staleness: int = 0                    # iterations that are sampled ahead while the policy is trained; their
                                               # completions are at most this much older than it; 0: none
     ray_address: str | None = None            # the cluster to join: auto, or host:port; None: a Ray of its own, here
@@ -61,6 +61,9 @@ def check_vllm(c):
         raise ValueError(f"vllm_url={c.vllm_url!r} must be an address that begins with http:// or https://, such as "
                          "http://localhost:8000, without a password; a server's key is read from VLLM_API_KEY in the "
                          "environment")
+    if c.environment is not None:
+        raise ValueError(f"environment={c.environment!r} answers between turns, and sampler='vllm' samples one turn; "
+                         "set sampler='local' or 'ray'")
     if not 0.01 <= c.temperature <= 2:
         raise ValueError(f"temperature={c.temperature:g} with sampler='vllm': a server draws at 0.01 to 2")
     if (c.top_p, c.top_k, c.min_p) != (1.0, 0, 0.0):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from core.attention import attend, attention_mask, prefix_mask
+from core.attention import attend, attention_mask
 
 PADDING = torch.tensor([0, 2, 5])
 
@@ -23,13 +23,6 @@ def test_a_token_reads_no_padding_and_in_a_language_model_nothing_behind_it(befo
     assert (without is not None) == needed
     if needed:
         assert torch.equal(without[0, 0], torch.ones(T, before + T).tril(before).bool())
-
-
-def test_a_prompt_reads_itself_and_what_follows_reads_all():
-    mask = prefix_mask(torch.tensor([0, 2, 6]), 6)
-    for row, prompt in enumerate((0, 2, 6)):
-        for t in range(6):
-            assert mask[row, 0, t].tolist() == [t >= prompt or column < prompt for column in range(6)]
 
 
 def test_attention_is_the_mean_of_values_with_the_weights_of_its_formula():

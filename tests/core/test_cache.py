@@ -5,7 +5,7 @@ import torch
 
 from core import cache
 from core.performance.shared_cache import SharedCache
-from tests.tiny import causal_model, model
+from tests.tiny import causal_model
 
 PADDING = torch.tensor([0, 3, 1])
 ROWS = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2])
@@ -42,28 +42,6 @@ def test_rows_that_continue_a_prompt_equal_the_whole_text_read_at_once(texts, pa
             past.keep(keep)
             rows = rows[keep]
     assert rows.tolist() == [7, 8, 4] and past.length == 13
-
-
-@torch.no_grad()
-def test_a_prompt_that_reads_itself_alone_is_a_past_of_what_follows(texts):
-    net, (prompt, rest) = model(n_layer=2, prompt_attention="prefix"), texts
-    length = 7 - PADDING
-    for i, T in enumerate(length.tolist()):
-        own = prompt[i, 7 - T :][None]
-        whole = torch.cat((own, rest[i][None]), 1)
-        found = net.states(whole, prompt=torch.tensor([T]))
-        torch.testing.assert_close(found[:, :T], net.states(own))  # it does not depend on what follows
-        assert (found - net.states(whole)).abs().max() > 1e-2
-        past = prefilled(net, own).expand(torch.zeros(1, dtype=torch.long))
-        torch.testing.assert_close(found[:, T:], net.states(rest[i][None], past=past), rtol=1e-4, atol=1e-4)
-    padded = torch.cat((prompt, rest[:3]), 1)
-    of_batch = net.states(rest[:3], past=prefilled(net, prompt, PADDING), padding=PADDING)
-    for i, T in enumerate(length.tolist()):
-        alone = net.states(padded[i, 7 - T :][None], prompt=torch.tensor([T]))[0, T:]
-        torch.testing.assert_close(of_batch[i], alone, rtol=1e-4, atol=1e-4)
-    together = net.states(padded, prompt=torch.tensor([7, 4, 6]))
-    for i, T in enumerate((7, 4, 6)):
-        torch.testing.assert_close(together[i], net.states(padded[i][None], prompt=torch.tensor([T]))[0])
 
 
 @pytest.mark.parametrize("again", [False, True])

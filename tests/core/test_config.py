@@ -37,16 +37,12 @@ def test_literals_and_bare_words():
 
 
 def test_one_word_for_a_list_stands_for_itself_and_several_are_refused_with_the_way_to_write_them(tmp_path):
-    assert load("--fill_checkpoints=a").fill_checkpoints == ("a",)
     (tmp_path / "c.py").write_text("fill_checkpoints = 'a'\n")
-    assert load(str(tmp_path / "c.py")).fill_checkpoints == ("a",)
-    for text in ("", "[a", "a b", r"\n", "('a'"):
-        with pytest.raises(UsageError, match="must be tuple of str, not str; write"):
-            load(f"--fill_checkpoints={text}")
+    assert load("--fill_checkpoints=a").fill_checkpoints == load(str(tmp_path / "c.py")).fill_checkpoints == ("a",)
     written = "('a', 'b')"
     with pytest.raises(UsageError) as error:
         load("--fill_checkpoints=a,b")
-    assert str(error.value).endswith(f'not str; write fill_checkpoints="{written}"')
+    assert str(error.value).endswith(f'write fill_checkpoints="{written}"')
     assert load(f"--fill_checkpoints={written}").fill_checkpoints == ("a", "b")
 
 
@@ -57,57 +53,31 @@ def test_the_name_of_a_boolean_alone_sets_it():
 
 def test_modules_functions_and_classes_of_a_file_are_its_own(tmp_path):
     path = tmp_path / "c.py"
-    path.write_text("import math\nfrom pathlib import Path\n\ndef half(x):\n    return x / 2\n\n"
+    path.write_text("import math\nfrom math import floor\nfrom pathlib import Path\n\ndef half(x):\n    return x / 2\n\n"
                     "dropout = half(math.floor(1.5))\n")
     config, origin = load_config(PretrainConfig, [str(path)])
     assert config.dropout == 0.5 and origin == {"dropout": str(path)}
-    path.write_text("def dropout():\n    return 0.5\n")
-    with pytest.raises(UsageError, match="dropout=<function dropout.* must be float, not function"):
-        load(str(path))
 
 
 @pytest.mark.parametrize("argument, message", [
-    ("--n_layers=4", "unknown key n_layers; did you mean n_layer"),
-    ("--zzz=4", "unknown key zzz; --help"),
-    ("--n_layer=four", "n_layer='four' must be int, not str"),
-    ("--n_layer=4.5", "n_layer=4.5 must be int"),
-    ("--lr_decay_iters=4.5", "lr_decay_iters=4.5 must be int or None"),
-    ("--compile=1", "compile=1 must be bool"),
-    ("--grad_clip=None", "grad_clip=None must be float"),
-    ("--max_grad_norm=1", "did you mean grad_clip"),
-    ("--n_layer", "^--n_layer: write --n_layer=VALUE$"),
-    ("--compile=yes", "compile='yes' must be bool, not str; write compile=True or compile=False"),
-    ("--fill_checkpoints=(1,)", r"fill_checkpoints=\(1,\) must be tuple of str, not a tuple with 1$"),
-    ("--n_layer=" + "(" * 5000, "n_layer='.*[.]{3} must be int, not str"),
-    ("--n_layer=" + "9" * 5000, "n_layer='99.*[.]{3} must be int, not str"),
+    ("--n_layers=4", "unknown key n_layers; did you mean n_layer"), ("--zzz=4", "unknown key zzz; --help"),
+    ("--n_layer=four", "n_layer='four' must be int"), ("--lr_decay_iters=4.5", "lr_decay_iters=4.5 must be int . None"),
+    ("--grad_clip=None", "grad_clip=None must be float"), ("--n_layer", "^--n_layer: write --n_layer=VALUE$"),
+    ("--compile=yes", "compile='yes' must be bool"), ("--fill_checkpoints=(1,)", r"fill_checkpoints=\(1,\) must be"),
     ("n_layer=4", "expected a config file")])
 def test_a_mistake_is_named(argument, message):
-    with pytest.raises(UsageError, match=message) as error:
+    with pytest.raises(UsageError, match=message):
         load(argument)
-    assert "\n" not in str(error.value)
-
-
-def test_a_mistake_in_a_file_names_the_file(tmp_path):
-    (tmp_path / "c.py").write_text("n_layerz = 4\n")
-    with pytest.raises(UsageError, match="c.py: unknown key n_layerz; did you mean n_layer"):
-        load(str(tmp_path / "c.py"))
-    (tmp_path / "c.py").write_text("seed = 1\nn_layer = = 2\n")
-    with pytest.raises(UsageError, match="c.py, line 2: "):
-        load(str(tmp_path / "c.py"))
-    with pytest.raises(FileNotFoundError, match="gone.py does not exist; correct the path"):
-        load("gone.py")
 
 
 @pytest.mark.parametrize(("text", "error", "message"), [
+    ("n_layerz = 4\n", UsageError, "c.py: unknown key n_layerz; did you mean n_layer"),
+    ("def dropout():\n    return 0.5\n", UsageError, "dropout=<function dropout.* must be float"),
+    ("seed = 1\nn_layer = = 2\n", UserCodeError, "c.py, line 2: "),
     ("seed = 1\n\nbatch_size = 1 // 0\n", UserCodeError, "c.py, line 3: batch_size = 1 // 0: ZeroDivisionError: .* by"),
     ("raise SystemExit('no')\n", UserCodeError, r"c.py, line 1: raise SystemExit\('no'\): SystemExit: no$"),
-    ("raise KeyError('a\\nb')\n", UserCodeError, "c.py, line 1: raise .*: KeyError: 'a.*b'$"),
-    ("import neighbour_that_fails\n", UserCodeError, "neighbour_that_fails.py, line 2: 1 / 0: ZeroDivisionError"),
-    ("batch_size = 10 ** 5000\n", ValueError, "^batch_size=int that cannot be printed must be at most 1e6$"),
-    ("out_dir = 'a\\0b'\n", UsageError, "c.py: out_dir='a.x00b' must not have a NUL character"),
-    ("seed = 1\0\n", UsageError, "c.py is not a Python file"),
-    ("x = " + "(" * 1000, UsageError, "c.py.*: too many nested parentheses")])
-def test_what_a_file_raises_is_its_own_line_and_the_error(tmp_path, monkeypatch, text, error, message):
+    ("import neighbour_that_fails\n", UserCodeError, "neighbour_that_fails.py, line 2: 1 / 0: ZeroDivisionError")])
+def test_a_mistake_in_a_file_is_its_own_line_and_the_error(tmp_path, monkeypatch, text, error, message):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "neighbour_that_fails.py").write_text("\n1 / 0\n")
     (tmp_path / "c.py").write_text(text)
@@ -116,12 +86,14 @@ def test_what_a_file_raises_is_its_own_line_and_the_error(tmp_path, monkeypatch,
     assert "\n" not in str(found.value)
 
 
+def test_a_config_file_that_is_not_there_is_named():
+    with pytest.raises(FileNotFoundError, match="gone.py does not exist; correct the path"):
+        load("gone.py")
+
+
 @pytest.mark.parametrize("setting, message", [
     ({"optimizer": "sgd"}, "optimizer='sgd' is not one of adamw, muon"),
-    ({"resume": "no"}, "resume='no' is not one of True, False, auto"),
     ({"chat_template_kwargs": {"a": {1}}}, "chat_template_kwargs={'a': .1.} must consist of texts"),
-    ({"gym_settings": {"a": {1}}, "dataset": "gym:gcd"}, "gym_settings={'a': .1.} must consist of texts"),
-    ({"gym_settings": {"size": 9}}, "gym_settings={'size': 9} are for tasks .* dataset=char_diffusion is not"),
     ({"learning_rate": 1e-5, "min_lr": 1e-4}, "min_lr=0.0001 is above learning_rate=1e-05.*; set min_lr=1e-06")])
 def test_values_that_cannot_work_are_refused(setting, message):
     with pytest.raises(ValueError, match=message):

@@ -8,8 +8,18 @@ import pytest
 import torch
 
 from core import distributions
-from core.distributions import (draw_uniforms, entropy, in_parts, kept_tokens, nucleus, restrict, sample_from,
-                                sample_tokens, sampling_logp, token_logp, truncates)
+from core.distributions import (
+    draw_uniforms,
+    entropy,
+    in_parts,
+    kept_tokens,
+    nucleus,
+    restrict,
+    sample_from,
+    sample_tokens,
+    sampling_logp,
+    token_logp,
+)
 from core.huggingface.model import BANNED
 from core.performance.kept_tokens import KeptTokens
 
@@ -54,16 +64,6 @@ def test_kept_tokens_are_the_top_k_then_the_nucleus_then_those_likely_enough():
                              ({"top_p": 0.4}, [1]), ({"min_p": 0.3}, [0, 1, 2]), ({"top_k": 3, "top_p": 0.8}, [0, 1]),
                              ({"top_k": 4, "min_p": 0.9}, [1]), ({}, [0, 1, 2, 3, 4]), ({"top_k": 9}, [0, 1, 2, 3, 4])):
         assert kept_tokens(logp[None], **truncation)[0].nonzero().flatten().tolist() == kept, truncation
-        full = {"top_p": 1.0, "top_k": 0, "min_p": 0.0} | truncation
-        assert truncates(**full) or len(kept) == 5, "a setting that says it keeps all keeps all"
-
-
-def test_a_restricted_distribution_is_that_of_the_kept_tokens():
-    logp, kept = torch.randn(5, 7).log_softmax(-1), torch.rand(5, 7) < 0.5
-    kept[:, 2] = True
-    p = logp.exp() * kept
-    torch.testing.assert_close(restrict(logp, kept).exp(), p / p.sum(1, keepdim=True))
-    assert torch.equal(restrict(logp, KeptTokens.of(kept)), restrict(logp, kept)) and restrict(logp, None) is logp
 
 
 def test_entropy_against_a_loop():

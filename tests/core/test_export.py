@@ -24,9 +24,7 @@ def paths(tmp_path_factory):
     save_model(causal, model(LANGUAGE_MODEL, tokenizer=CAUSAL, tied=True), CAUSAL)
     with open(causal, "rb") as f:
         damaged.write_bytes(f.read()[:-100])
-    prefix = str(folder / "prefix.safetensors")
-    save_model(prefix, model(tokenizer=CAUSAL, prompt_attention="prefix"), CAUSAL)
-    return {"causal": causal, "damaged": str(damaged), "prefix": prefix,
+    return {"causal": causal, "damaged": str(damaged),
             "judge": save(folder / "judge.safetensors", judge()), "folder": model_folder(folder / "llama", "llama")}
 
 
@@ -44,7 +42,7 @@ def test_an_adapter_is_merged_and_a_folder_copied(paths, tmp_path):
 
 
 @pytest.mark.parametrize("name, message", [
-    ("judge", "has mode sequence_scorer"), ("prefix", "reads prompts alone"), ("damaged", "is damaged or cut short"), ("gone", "does not exist")])
+    ("judge", "has mode sequence_scorer"), ("damaged", "is damaged or cut short"), ("gone", "does not exist")])
 def test_a_model_that_cannot_be_exported_is_one_line_and_leaves_nothing(paths, tmp_path, name, message):
     path = paths.get(name, f"{tmp_path}/gone.safetensors")
     with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from core.distributions import draw_uniforms
-from core.fill_in import fill_in, predict_and_sample_tokens
-from core.masking import masked_positions
+from core.fill_in import predict_and_sample_tokens
 from core.supervised.judge_training import fill_once
-from tests.tiny import TOKENIZER, config, consumer, expect_frequencies, masked_problems, model
+from tests.tiny import TOKENIZER, expect_frequencies, model
 
 
 class TinyVocabulary(torch.nn.Module):
@@ -49,19 +48,3 @@ def test_a_row_is_sampled_the_same_in_any_batch():
         alone = fill_once(net, input[i : i + 1], mask[i : i + 1], draw_uniforms(7, 5, [number], (6, 32)))
         assert torch.equal(alone[0], together[i])
         assert torch.equal(alone[0][:, ~mask[i]], input[i][~mask[i]].expand(6, -1)), "what was not masked stays"
-
-
-def test_fill_in_by_hand():
-    position, hidden = masked_positions(torch.tensor([[True, False, True], [False, True, False]]), "cpu")
-    text = fill_in(torch.tensor([[9, 5, 9], [4, 9, 6]]), position, hidden, torch.tensor([[[1, 2]], [[3, 7]]]))
-    assert text.tolist() == [[[1, 5, 2]], [[4, 3, 6]]]
-
-
-def test_each_text_may_have_a_temperature_of_its_own(dataset):
-    (_, input, position, hidden), net = masked_problems(consumer(dataset, config())), model()
-    noise, temperature = draw_uniforms(0, 0, range(4), (5, 32)), torch.linspace(0.5, 2.0, 4)[:, None]
-    together, *_ = predict_and_sample_tokens(net, input, position, noise, hidden, temperature, top_p=0.9)
-    for i in range(4):
-        alone, *_ = predict_and_sample_tokens(net, input[i : i + 1], position[i : i + 1], noise[i : i + 1],
-                                              hidden[i : i + 1], float(temperature[i]), top_p=0.9)
-        assert torch.equal(alone[0], together[i])

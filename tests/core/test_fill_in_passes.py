@@ -5,9 +5,8 @@ import torch
 
 from core.distributions import draw_uniforms, kept_tokens, restrict, sampling_logp
 from core.fill_in_passes import draw_passes, fill_in_passes
-from core.masking import masked_positions
 from core.tokenizer import CharTokenizer
-from tests.tiny import TOKENIZER, config, consumer, counted, expect_frequencies, masked_problems, model
+from tests.tiny import TOKENIZER, config, consumer, expect_frequencies, masked_problems, model
 
 MASK = TOKENIZER.mask_token_id
 
@@ -96,23 +95,3 @@ def test_by_confidence_texts_are_as_frequent_as_with_new_noise_in_each_pass():
     number = V ** torch.arange(3)
     found, expected = ((x * number).sum(1).bincount(minlength=V**3) / N for x in (target, text[:, 1:]))
     assert (found - expected).abs().sum() / 2 < 0.03
-
-
-@torch.no_grad()
-def test_logits_are_made_only_where_a_token_is_drawn(problems, monkeypatch):
-    (input, position, hidden, *noise), net, rows = problems, model(), []
-    monkeypatch.setattr(net, "project", counted(net.project, rows))
-    turn = fill_in_passes(net, input, position, hidden, *noise, 3, temperature=0.8, top_p=0.9)[2]
-    first = (turn == 0).view(3, 4, -1).any(1)  # the completions of a problem share the first text
-    assert rows == [int(first.sum()), int((turn == 1).sum()), int((turn == 2).sum())]
-
-
-@torch.no_grad()
-def test_texts_with_fewer_hidden_tokens_than_passes_are_filled_in():
-    net, mask = model(), torch.arange(32) < torch.tensor([[2], [1]])
-    input, (position, hidden) = torch.full((2, 32), 5).masked_fill(mask, MASK), masked_positions(mask, "cpu")
-    noise = draw_uniforms(0, 0, [0, 1], (2, 3, 32)).unbind(1)
-    target, logp, turn, read, kept = fill_in_passes(net, input, position, hidden, *noise, 4, top_k=5)
-    hidden = hidden.repeat_interleave(3, 0)
-    assert read.shape == (6, 4, 32) and set(turn[hidden].tolist()) == {0, 2} and len(kept) == hidden.sum()
-    assert (logp[hidden] < 0).all() and (target[hidden] < MASK).all()

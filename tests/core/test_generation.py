@@ -130,30 +130,8 @@ def test_stop_sequences_end_a_row_and_are_cut_from_its_text():
     rows = [CAUSAL.encode(text) for text in ("abcEND", "abcdEN", "abcde;")]
     assert ends_with(stop, rows) == [True, False, True]
     assert [stop.text(row) for row in rows] == ["so abc", "so abcdEN", "so abcde"]
-    with pytest.raises(ValueError, match="stop_sequences: 'é' is a text that the tokenizer cannot write"):
+    with pytest.raises(ValueError, match="stop_sequences: .*é"):
         Stop(CAUSAL, ["é"])
-
-
-def test_any_of_several_stop_tokens_ends_a_row(monkeypatch):
-    tokenizer = CharTokenizer(stop=True)
-    monkeypatch.setattr(tokenizer, "stop_token_ids", (3, 96))
-    assert ends_with(Stop(tokenizer), [[1, 3], [3, 1], [2, 96], [5, 6]]) == [True, False, True, False]
-    assert Stop(tokenizer).text([*CAUSAL.encode("ab"), 96]) == "ab"
-
-
-class Words:
-    """A tokenizer that leaves out the space with which a text begins."""
-    stop_token_ids, words = (), ("a", " a", " ")
-
-    def encode(self, text):
-        return {" aa": [1, 0], "a aa": [0, 1, 0]}[text]
-
-    def decode(self, ids):
-        return "".join(self.words[i] for i in ids).removeprefix(" ")
-
-
-def test_a_stop_sequence_that_can_be_written_in_mid_text_alone_is_found():
-    assert ends_with(Stop(Words(), [" aa"]), [[0, 0, 0, 1, 0], [0, 0, 0, 0, 0]]) == [True, False]
 
 
 @pytest.mark.parametrize("sequences", [["e"], ["o", "  "], ["the", "a", "X"]])
@@ -165,14 +143,6 @@ def test_stop_sequences_end_a_completion_where_its_text_first_contains_one(seque
                 or any(s in CAUSAL.decode(row[: t + 1]) for s in sequences)]
         assert ends == [len(row) - 1] or (not ends and len(row) == 20)
     assert len(set(map(len, rows))) > 3
-
-
-@pytest.mark.parametrize("k", [1, 2, 10])
-def test_ends_do_not_depend_on_how_many_columns_are_looked_at_together(k):
-    stop = Stop(CAUSAL, ["END", ";"])
-    text = torch.tensor([CAUSAL.encode("aENDa;aEND"), CAUSAL.encode("xEN;DENDab"), CAUSAL.encode("END;abcdef")])
-    ends = torch.cat([stop(text[:, : t + k], t) for t in range(0, 10, k)], 1)        # (3, 10)
-    assert [row.index(True) for row in ends.tolist()] == [3, 3, 2]
 
 
 class Bytes:

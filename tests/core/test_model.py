@@ -20,14 +20,6 @@ def test_a_language_model_does_not_see_the_future_and_a_fill_model_does():
     assert not torch.allclose(fill(tokens)[:, :12], fill(other)[:, :12])
 
 
-@TIED
-def test_logits_at_chosen_positions_are_those_of_the_whole(tied):
-    net, tokens = model(tied=tied), torch.randint(0, 96, (3, 20))
-    position = torch.tensor([[0, 5], [19, 2], [7, 7]])
-    wanted = net(tokens)[torch.arange(3)[:, None], position]
-    torch.testing.assert_close(net(tokens, position), wanted, rtol=1e-5, atol=1e-5)
-
-
 def test_rotary_scores_depend_on_distance_alone():
     cos, sin = rotary_table(40, 8)
     q, k = (rotate(torch.randn(8).expand(40, 8), cos, sin) for _ in range(2))

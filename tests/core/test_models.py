@@ -84,7 +84,7 @@ def test_both_kinds_of_model_offer_the_model_interface(folder):
     """The list of GPT's docstring; attributes of an instance count too."""
     text = GPT.__doc__.partition("The model interface")[2].partition("the rest of the code:")[2]
     listed = set(re.findall(r"[a-z_]+", text.partition("and the")[0]))
-    assert {"mode", "states", "project", "suffix", "dimensions"} <= listed and len(listed) > 10
+    assert {"mode", "states", "project", "suffix"} <= listed and len(listed) > 10
     for net, suffix in ((causal_model(), ".safetensors"), (load_model(folder("llama"))[0], "")):
         own = {name for part in type(net).__mro__ if part.__module__.startswith("core.") for name in vars(part)}
         missing = listed - own - vars(net).keys()

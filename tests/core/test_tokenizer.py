@@ -6,7 +6,7 @@ import pytest
 import requests
 import tiktoken
 
-from core.tokenizer import CharTokenizer, by_character, fold_to_ascii, from_description, load_meta, named_tokenizer
+from core.tokenizer import CharTokenizer, fold_to_ascii, from_description, named_tokenizer
 from tests.tiny import TOKENIZER, small_bpe
 
 TAGS = ["<end_working_out>", "<SOLUTION>", "</SOLUTION>"]
@@ -59,36 +59,8 @@ def test_byte_pairs_need_a_network_once(monkeypatch):
         named_tokenizer("gpt2")
 
 
-def test_characters_are_marked_by_the_token_that_they_belong_to():
-    assert by_character(TOKENIZER, TOKENIZER.encode("a_b"), [False, True, False]) == [False, True, False]
-
-    class Words:
-        """A word for each id; the third joins the second without a space, and the last is left out."""
-
-        def decode(self, ids):
-            return " ".join(["one", "two", "three", ""][i] for i in ids).replace("two three", "twothree").strip()
-
-    assert by_character(Words(), [0, 1, 2, 3], [False, False, True, True]) == [0] * 7 + [1] * 5
-    assert by_character(Words(), [2, 0], [True, False]) == [1] * 5 + [0] * 4
-
-
-@pytest.mark.parametrize(("text", "message"), [
-    ("{}", "has no tokenizer"), ('{"tokenizer": []}', "has no tokenizer"), ("[", "is not JSON"),
-    ('{"tokenizer": {}}', "its tokenizer of kind=None cannot be read")])
-def test_a_damaged_meta_json_is_one_line(tmp_path, text, message):
-    (tmp_path / "meta.json").write_text(text)
-    with pytest.raises(ValueError, match=f"^{tmp_path}/meta.json:? {message}[^\n]*prepare it again[^\n]*$"):
-        load_meta(str(tmp_path))
-
-
 @pytest.mark.parametrize("change", [{"kind": []}, {"kind": "bpe"}, {"kind": "bpe", "encoding": "gpt9"}, {"characters": 4},
                                     {"kind": "huggingface", "name": 1}, {"tags": [3]}])
 def test_a_description_that_cannot_be_read_is_one_line(change):
     with pytest.raises(ValueError, match=r"^here: its tokenizer of kind=\S+ cannot be read[^\n]*prepare it again[^\n]*$"):
-        from_description(TOKENIZER.description() | change, "here")
-
-
-@pytest.mark.parametrize("change", [{"vocab_size": "99"}, {"stop_token_id": 3}, {"characters": "ab"}, {"extra": 1}])
-def test_ids_that_do_not_agree_with_the_vocabulary_are_refused(change):
-    with pytest.raises(ValueError, match="^here: the vocabulary of its tokenizer is not.*prepare it again"):
         from_description(TOKENIZER.description() | change, "here")

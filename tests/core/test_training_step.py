@@ -87,15 +87,6 @@ def test_a_step_that_is_empty_or_not_finite_moves_neither_weights_nor_momentum(t
     assert not torch.equal(weights(net), before), "the next step moves it"
 
 
-def test_a_zero_gradient_with_tokens_in_the_loss_is_an_ordinary_step(trained):
-    net, optimizers = trained
-    before = weights(net)
-    for p in net.parameters():
-        p.grad.zero_()
-    assert end(net, optimizers) == {"loss": 1.0, "count": 8.0, "grad_norm": 0.0, "skipped_steps": 0, "empty_steps": 0}
-    assert not torch.equal(weights(net), before), "momentum moves the weights"
-
-
 def test_of_largest_numbers_the_maximum_over_ranks_is_taken_and_not_the_sum():
     class Ranks(type(one_process())):
         """Two ranks of which the other has the numbers of this one, raised by 1."""

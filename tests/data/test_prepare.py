@@ -10,7 +10,7 @@ import urllib.error
 import numpy as np
 import pytest
 
-from core.files.records import RAW, read_records
+from core.files.records import read_records
 from core.prompts import PromptConsumer
 from core.tokenizer import load_meta
 from grpo.reward_functions import verify_code, verify_math
@@ -112,6 +112,20 @@ def test_equation_lines_are_true_and_on_one_side_each(tmp_path):
     assert 0.05 < len(lines["val"]) / 31**2 < 0.2
 
 
+@pytest.mark.parametrize(("prompt", "text", "truth", "worth"), [
+    ("3\n1+_=3\n10+5=15\n_+4", "3\n1+2=3\n10+5=15\n4+4", "3\n1+2=3\n10+5=15\n4+4", 1.0),
+    ("3\n1+_=3\n10+5=15\n_+4", "3\n1+3=3\n10+5=15\n4+4", "3\n1+2=3\n10+5=15\n4+4", 0.0),
+    ("3\n1+2=3\n_", "3\n1+2=3\n4", "3\n1+2=3\n4", None),  # no whole line was masked
+    ("3\n_+_=3\n1_+5=15\n", "3\n2+1=3\n11+5=15\n", "3\n1+2=3\n10+5=15\n", 0.5),
+    ("4_1+2=3\n", "441+2=3\n", "4\n1+2=3\n", 0.0),  # its line break was masked
+    *(("_______7", line + "7", "\n1+2=3\n7", worth) for line, worth in (
+        ("\n1+2=3\n", 1.0), ("\n2+1=37", 0.0), ("71+2=3\n", 0.0), ("\n+3=3 \n", 0.0), ("\n 1+2=3", 0.0),
+        ("\n01+2=", 0.0), ("\n3+0=3\n", 1.0), ("\n3=3+0\n", 0.0)))])
+def test_equations_checks_the_lines_that_were_touched(prompt, text, truth, worth):
+    equations = load_reward_file(os.path.join(ROOT, "data", "equations", "reward.py"))["equations"]
+    assert equations([prompt], [text], answer=[truth]) == [worth]
+
+
 def test_gsm8k_becomes_prompts_with_working_out(tmp_path):
     train = jsonl(tmp_path / "train.jsonl", {
         "question": "Ann\u2019s 3 and 4?", "answer": "3+4=$<<3+4=7>>7.\nSo <<7*200=1400>>1,400.\n#### 1,400"},
@@ -160,7 +174,7 @@ def test_your_own_prompts_become_a_dataset(tmp_path):
     assert "completions 3" in out and "characters folded 2, characters dropped 1" in out
     records = records_in(tmp_path / "d")
     assert [r.get("completion") for r in records] == ["4", "b\u2026", "2", None]
-    assert records[0] == {"prompt": "2+2?", "answer": "4", RAW: 4, "level": 1, "completion": "4", "split": "val"}
+    assert records[0] == {"prompt": "2+2?", "answer": 4, "level": 1, "completion": "4", "split": "val"}
     assert records[2]["prompt"] == [{"role": "user", "content": "1+1?"}]
     for arguments, message in (([], "--input=FILE"), (["--input=gone.jsonl"], "gone.jsonl does not exist")):
         assert message in error("custom", *arguments, f"--out={tmp_path}/x")
@@ -220,7 +234,7 @@ def test_prose_in_the_word_pieces_of_a_model(tmp_path):
     assert meta["paragraphs_kept"] == 60 and sorted(ids["train"] + ids["val"]) == sorted(expected)
     assert meta["unknown_pieces"] == expected.count(t.backend.unk_token_id)
     message = error("char_diffusion", *arguments, f"--tokenizer={tmp_path}/bytes")
-    assert "bytes has no mask token, which filling in needs; " in message and "BERT's" in message
+    assert "bytes has no mask token, which filling in needs" in message
 
 
 @pytest.fixture(scope="module")

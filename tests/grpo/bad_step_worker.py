@@ -8,7 +8,7 @@ from core.logger import create_logger
 from core.supervised.config import PretrainConfig
 from core.training_step import build_optimizers
 from grpo.grpo_trainer import GRPOTrainer
-from grpo.reward_functions.trl import TrainerState
+from grpo.reward_functions.registry import TrainerState
 from grpo.rewards import Scored
 from tests.grpo.trainers import RARELY, no_evaluation
 from tests.tiny import config, consumer, fill_policy, grpo_step, judge, model, rewards

@@ -169,15 +169,6 @@ def test_models_and_settings_that_do_not_fit_are_refused(checkpoints, dataset, p
     assert "\n" not in str(error.value)
 
 
-def test_a_reference_with_another_prompt_attention_is_refused(tmp_path, prompts):
-    paths = {attention: str(tmp_path / attention) for attention in ("full", "prefix")}
-    for attention, path in paths.items():
-        save_model(path, model(tokenizer=CAUSAL, block_size=64, prompt_attention=attention), CAUSAL)
-    c = prompt_config(dataset=prompts, generator_checkpoint=paths["full"], reference_checkpoint=paths["prefix"])
-    with pytest.raises(ValueError, match="^reference_checkpoint=.* has another prompt_attention than the generator"):
-        build_models(c, prompt_consumer(prompts, c), one_process())
-
-
 def test_an_environment_that_is_not_there_is_refused_before_the_first_step(prompts):
     c = prompt_config(dataset=prompts, environment="Chess", reward_functions=("environment",))
     with pytest.raises(ValueError, match="^environment='Chess' is no @environment class of environment_file=None"):
@@ -232,7 +223,7 @@ def sums(tmp_path):
 
 REFUSED_MODELS = {
     "no template": ({"generator_checkpoint": "causal", "template": "model"},
-                    "template='model' is the chat template of a Hugging Face model, which this model is not"),
+                    "template='model' is for Hugging Face models"),
     "an unused reward model": ({"generator_checkpoint": "causal", "reward_model_checkpoint": "bert_reward"},
                                "reward_model_checkpoint=.* is not used: add 'reward_model' to reward_functions"),
     "a reward model as generator": ({"generator_checkpoint": "llama_reward"},

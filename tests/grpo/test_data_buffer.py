@@ -38,29 +38,18 @@ def assert_equal(a, b):
             assert torch.equal(one, other) if torch.is_tensor(one) else one == other, field.name
 
 
-def test_the_buffer_is_bounded_and_refuses_without_a_trace(dataset):
-    good = fill_rollouts(dataset)
-    buffer = DataBuffer(capacity=1)
-    with pytest.raises(ValueError, match="no advantage"):
-        buffer.store_rollout_data(dataclasses.replace(good, advantage=None), {})
-    with pytest.raises(ValueError, match="no rollouts with id 1"):
-        buffer.prepare_training_batch(1)
-    with pytest.raises(ValueError, match="reward is not a number"):
-        buffer.store_evaluation_data(3, {"loss": 1.0, "reward": float("nan")})
+def test_the_buffer_holds_one_rollout_until_its_last_minibatch(dataset):
+    good, buffer = fill_rollouts(dataset), DataBuffer()
+    for refused in (lambda: buffer.store_rollout_data(dataclasses.replace(good, advantage=None), {}),
+                    lambda: buffer.prepare_training_batch(1)):
+        with pytest.raises(AssertionError):
+            refused()
     assert not any(buffer.get_buffer_statistics().values())
-    id = buffer.store_rollout_data(good, {"reward": 1.0})
-    with pytest.raises(ValueError, match="holds 1 rollouts already"):
+    buffer.prepare_training_batch(buffer.store_rollout_data(good, {"reward": 1.0}), epochs=2)
+    with pytest.raises(AssertionError):
         buffer.store_rollout_data(good, {})
-    with pytest.raises(ValueError, match="epochs=0"):
-        buffer.prepare_training_batch(id, epochs=0)
-    assert not buffer.queue
-    buffer.prepare_training_batch(id, epochs=2)
-    assert buffer.get_buffer_statistics() == {"rollouts": 1, "completions": 16, "minibatches": 2, "stored": 1,
-                                              "evaluations": 0}
+    assert buffer.get_buffer_statistics() == {"rollouts": 1, "minibatches": 2, "stored": 1, "evaluations": 0}
     assert [sums for _, sums in buffer] == [{"reward": 1.0}] * 2 and not buffer.rollouts
-    for number in range(1200):
-        buffer.store_evaluation_data(number, {"x": 1.0})
-    assert len(buffer.evaluations) == 1000 and buffer.evaluations[-1]["step"] == 1199
 
 
 def test_minibatches_divide_the_problems_and_leave_groups_whole(dataset):
@@ -93,15 +82,6 @@ def test_the_order_of_minibatches_depends_on_seed_rank_and_rollout(dataset):
     orders = [order(3, 0), order(4, 0), order(3, 1), order(3, 0, earlier=1)]
     assert order(3, 0) == orders[0]
     assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
-
-
-def test_skipping_the_rest_makes_room(dataset):
-    buffer, rollouts = DataBuffer(), fill_rollouts(dataset)
-    buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, {}), 3)
-    buffer.next_minibatch()
-    buffer.skip_rest()
-    assert not buffer.queue and not buffer.rollouts and list(buffer) == []
-    assert buffer.store_rollout_data(rollouts, {}) == 2
 
 
 @pytest.mark.parametrize("kind", ["fill", "causal"])

@@ -1,19 +1,17 @@
 """Environments by name, the settings that go with them, and the shipped game."""
 
 import asyncio
-import os
 import pathlib
 import random
 import re
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 
 from core.files.json_lines import read_records
 from grpo import environments
 from grpo.environments import ENVIRONMENTS, environment, find_environment
-from grpo.reward_functions.trl import register_functions
+from grpo.reward_functions.registry import register_functions
 from grpo.rewards import REWARDS
 from tests.tiny import ROOT, jsonl, prompt_config, run_here, run_script
 
@@ -21,31 +19,23 @@ GAME = {"environment": "Guess", "environment_file": f"{ROOT}/data/guess/environm
         "reward_functions": ("environment",)}
 
 
-def test_a_class_without_a_method_is_refused():
-    for lacking, words in (("reset", r"reset.self, record."), ("step", r"step.self, text."), ("__init__", "__init__.self, seed.")):
-        methods = {"__init__": lambda self, seed: None, "reset": lambda self, record: None,
-                   "step": lambda self, text: (None, 0.0)}
-        del methods[lacking]
-        for spoiled in (methods, methods | {lacking: lambda self: None}):
-            with pytest.raises(ValueError, match=f"^environment Half: it needs {words}:"):
-                environment(type("Half", (), spoiled))
+@pytest.mark.parametrize(("spoiled", "words"), [
+    ({"reset": None}, "needs reset.self, record."), ({"step": lambda self: None}, "needs step.self, text."),
+    ({"__init__": object.__init__}, "needs __init__.self, seed."),
+    *(({"metrics": metrics}, "metrics=.* must be a tuple of names") for metrics in (["a"], ("turns",), (1,), "a", ("a b",)))])
+def test_a_class_without_a_method_or_with_metrics_of_another_kind_is_refused(spoiled, words):
     whole = {"__init__": lambda self, seed: None, "reset": lambda self, record: None, "step": lambda self, text: None}
-    for metrics in (["a"], ("turns",), (1,), "a", ("\x1b[31m",)):
-        with pytest.raises(ValueError, match="^environment Half: metrics=.* must be a tuple of names of attributes"):
-            environment(type("Half", (), whole | {"metrics": metrics}))
+    with pytest.raises(ValueError, match=f"^environment Half: .*{words}"):
+        environment(type("Half", (), whole | spoiled))
     assert "Half" not in ENVIRONMENTS
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"environment": None}, "environment_file, max_turns and turn_credit are for environments: set"),
+    ({"environment": None}, "environment_file and max_turns are for environments: set"),
     ({"environment": None, "environment_file": None}, "the reward 'environment' is what an environment gives"),
     ({"reward_functions": ("length_penalty",)}, "gives rewards that nothing reads: add 'environment'"),
     ({"overlong_buffer": 2}, "overlong_buffer=2 counts the tokens of the policy"),
     ({"response_prefix": "A"}, "response_prefix='A' begins an answer"),
-    ({"turn_credit": True, "reward_normalisation": "group"}, "turn_credit=True divides the rewards of an episode"),
-    ({"turn_credit": True, "zero_std": "drop"}, "turn_credit=True compares the turns of a group"),
-    ({"turn_credit": True, "objective": "reinforce++"}, "turn_credit=True compares the turns of a group"),
-    ({"turn_credit": True, "advantage": "max_rl"}, "set advantage='leave_one_out'"),
     ({"max_turns": 0}, "max_turns=0 must be at least 1")])
 def test_settings_that_do_not_go_together_are_refused(settings, words):
     prompt_config(**GAME)
@@ -72,21 +62,10 @@ def test_an_environment_that_cannot_begin_ends_the_start_with_the_line_of_its_fi
     assert "broken.py, line 5: def reset(self, record): record['gone']: KeyError: 'gone'" in done.stderr
 
 
-def test_a_file_that_was_changed_runs_again(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(environments, "ENVIRONMENTS", {})
-    text = (pathlib.Path(ROOT) / "data" / "guess" / "environment.py").read_text()
-    (tmp_path / "mine.py").write_text(text + "print('it runs')\n")
-    first = find_environment("Guess", "mine.py")
-    assert find_environment("Guess", str(tmp_path / "mine.py")) is first
-    (tmp_path / "mine.py").write_text(text + "Guess.changed = True\n")
-    os.utime(tmp_path / "mine.py", (1, 1))
-    assert find_environment("Guess", "mine.py").changed and not hasattr(first, "changed")
-
-
-def test_a_file_of_rewards_and_environments_can_be_one():
-    taken = REWARDS["environment"]
-    register_functions(("environment",), {"environment": environment}, "mine.py")
+def test_a_file_of_rewards_and_environments_can_be_one(tmp_path):
+    taken, path = REWARDS["environment"], tmp_path / "mine.py"
+    path.write_text("from grpo.environments import environment\n")
+    register_functions(("environment",), str(path))
     assert REWARDS["environment"] is taken
 
 
@@ -98,8 +77,7 @@ def test_the_examples_of_the_page_run(monkeypatch):
         exec(example, found)
     game = found["Guess"](3)
     game.reset({})
-    assert game.step("x") == (None, 0.0) and game.step(str(game.number)) == (None, 1.0)
-    assert [game.step("0")[0], game.step("64")[0]] == ["+", "-"]
+    assert [game.step(text) for text in ("x", "0", "64", str(game.number))] == [(None, 0), ("+", 0), ("-", 0), (None, 1)]
     lookup = found["Lookup"](3)
     asyncio.run(lookup.reset({"answer": "France"}))
     assert asyncio.run(lookup.step("search Paris")) == ("the capital of France", 0.0)
@@ -110,9 +88,8 @@ def test_the_examples_of_the_page_run(monkeypatch):
     assert program.step("def twice(x): return 2 * x") == (None, 1.0)
     tools = found["Tools"](3)
     assert tools.reset({"prompt": "6*7=", "answer": "42"}) == "6*7="
-    call = '<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": %s}}</tool_call>'
-    assert tools.step(call % 7) == ([{"role": "tool", "content": "42"}], 1.0)
-    assert tools.step("no call") == (None, 0.0)
+    call = '<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": 7}}</tool_call>'
+    assert tools.step(call) == ([{"role": "tool", "content": "42"}], 1.0)
     assert tools.step("<tool_call>no json</tool_call>")[0][0]["content"].startswith("error")
 
 
@@ -166,22 +143,16 @@ def test_a_player_who_halves_always_wins_and_the_reward_falls_with_more_guesses(
         while answer is not None:
             answer, reward = game.step(str((game.low + game.high) // 2))
         assert reward == 1.0 and game.optimal == (game.guesses, game.guesses)
-    game = new_game(1, 15)
-    game.number, rewards = 14, []
-    for guess in range(1, 15):
-        rewards.append(game.step(f" {guess}"))
-    assert rewards == [("+", 0.0)] * 13 + [(None, 0.0)] and game.best < 5
-    game = new_game(1, 15)
-    game.number = 5
-    assert [game.step(str(guess)) for guess in (1, 2, 3, 4, 5)] == [("+", 0.0)] * 4 + [(None, 0.75)]
-    for wrong in ("0", "16", "", "x", "-1", "\u0663"):
-        assert new_game(1, 15).step(wrong) == (None, 0.0)
-    game = new_game(1, 15)
-    game.number = 9
-    assert game.step("5") == ("+", 0.0) and game.step("4") == (None, 0.0), "the answers have ruled it out"
+    for number, guesses, last in ((14, range(1, 15), 0.0), (5, range(1, 6), 0.75)):  # those of a poor player
+        game = new_game(1, 15)
+        game.number = number
+        assert [game.step(f" {x}") for x in guesses] == [("+", 0.0)] * (number - 1) + [(None, last)]
+    for guesses in (["0"], ["16"], ["x"], ["5", "4"]):  # the answer to the last guess was known, or it is no number
+        game = new_game(1, 15)
+        game.number = 9
+        assert [game.step(guess) for guess in guesses][-1] == (None, 0.0)
 
 
 def test_the_number_depends_on_the_seed_alone():
     numbers = [new_game(1, 63, seed).number for seed in (*range(40), *range(40))]
     assert numbers[:40] == numbers[40:] and len(set(numbers)) > 15
-    assert SimpleNamespace(**vars(new_game(3, 3))).number == 3

@@ -9,9 +9,8 @@ import time
 import pytest
 import torch
 
-from core.files.json_lines import read_records
 from core.models import save_model
-from tests.tiny import CAUSAL, ROOT, TORCHRUN, causal_model, run_here, run_script, write_prompt_dataset
+from tests.tiny import CAUSAL, ROOT, causal_model, run_here, run_script, write_prompt_dataset
 
 pytestmark = pytest.mark.slow
 TRAIN = "grpo/train_grpo.py"
@@ -62,7 +61,8 @@ def state_of(folder):
 
 
 def lines_of_error(text):
-    return [line for line in text.split("\n") if line.startswith("error: ")]
+    """What each rank says; the lines of two may mix."""
+    return text.split("error: ")[1:]
 
 
 def expect_end(done, tmp_path, errors=1):
@@ -88,25 +88,6 @@ KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
                    {"parallel": "fsdp", "optimizer": "adamw"})], ids=["in a step", "while a sharded run is saved"])
 def test_if_a_rank_is_killed_the_other_ends_with_a_line(base, tmp_path, fault, more):
     expect_end(run_script(TRAIN, *settings_of(base, tmp_path, fault, **more), ranks=2), tmp_path)
-
-
-def test_if_a_rank_cannot_load_its_models_the_other_ends_with_a_line(base, tmp_path):
-    own = tmp_path / "own.py"
-    own.write_text("import os\n\nif os.environ['RANK'] == '1':\n    generator_checkpoint = 'gone.safetensors'\n")
-    settings = settings_of(base, tmp_path, parallel="fsdp", optimizer="adamw")
-    done = run_script(TRAIN, *settings, own, ranks=2)
-    assert "gone.safetensors does not exist" in done.stderr and "Traceback" not in done.stderr, done.stderr
-    assert "error: rank 0 ended because another rank did: see its error" in done.stderr
-
-
-def test_torchrun_starts_a_killed_rank_again_and_the_run_goes_on(base, tmp_path):
-    fault = settings_of(base, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", "0", call=7, resume="auto",
-                        eval_interval=9)
-    done = run_script(*TORCHRUN, "--max-restarts=3", TRAIN, *fault)
-    assert done.returncode == 0 and (tmp_path / "done").exists(), done.stderr
-    steps = [r["step"] for r in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in r]
-    assert steps == [1, 2, 3, 4, 5, 6] and state_of(tmp_path / "out")["step"] == 6
-    assert "going on from" in done.stdout
 
 
 def test_a_signal_to_a_whole_group_ends_a_run_with_exit_code_0_after_its_step(base, tmp_path):

@@ -1,7 +1,6 @@
 """Whole GRPO runs: what runs once per rollout, what moves after an iteration, interrupted runs and their states."""
 
 import json
-import math
 import os
 import signal
 
@@ -11,11 +10,7 @@ import torch
 
 from core.models import load_model
 from core.training_step import build_optimizers
-from grpo import grpo_trainer
-from grpo.objectives import OBJECTIVES
 from grpo.report import plots
-from grpo.reward_functions.trl import TrainerState
-from grpo.rewards import Scored
 from tests.grpo.trainers import (
     evaluated_trainer,
     logged_keys,
@@ -35,7 +30,6 @@ from tests.tiny import (
     rewards,
     same,
     same_momentum,
-    share_of_e,
     train,
     undocumented,
     without_clock,
@@ -97,15 +91,6 @@ def test_steps_that_share_rollouts_are_those_taken_by_hand(dataset, tmp_path):
     assert len(logged) == len(found) == 8
 
 
-def test_accumulated_micro_batches_are_the_same_problems_as_one_batch(dataset, tmp_path):
-    whole = trainer(dataset, tmp_path)
-    parts = trainer(dataset, tmp_path, batch_size=2, gradient_accumulation_steps=2)
-    for again in (0, 1):
-        one, other = whole.problems_of(0, again), parts.problems_of(0, again)
-        assert all((one[key] == other[key]).all() for key in one) and len(one["number"]) == 4
-    assert (whole.problems_of(0, 0)["input"] != whole.problems_of(0, 1)["input"]).any()
-
-
 MOVING = [{"ppo_epochs": 2, "minibatches": 2}, {"reference_mode": "ema", "ema_alpha": 0.8, "kl_target": 1e-3},
           {"reference_mode": "periodic", "reference_update_freq": 2, "kl_in_reward": True},
           {"reference_mode": "none", "kl_beta": 0.0, "ppo_epochs": 3}]
@@ -161,7 +146,7 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
     counts = {int(s["step"]) for o in t.optimizers for s in o.state_dict()["state"].values()}
     assert counts == {5}
     assert sorted(os.listdir(tmp_path)) == ["console.log", "curves.png", "metrics.jsonl", "model.safetensors",
-                                            "report.html", "samples.jsonl", "state-000003.pt", "state.pt"]
+                                            "report.html", "samples.jsonl", "state-before.pt", "state.pt"]
     final, facts = load_model(str(tmp_path / "model.safetensors"))
     assert same(final, t.policy) and facts["step"] == 5 and "eval/judge" in facts
     assert [r["step"] for r in training_records(tmp_path)] == [1, 2, 3, 4, 5]
@@ -176,38 +161,9 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
     assert "held-out" in shown and "before" in shown and "change" in shown and "best" in shown
 
 
-def test_without_held_out_metrics_there_is_no_chart_and_none_is_named(dataset, tmp_path, capsys, monkeypatch):
-    monkeypatch.undo()  # with the picture
-    t = trainer(dataset, tmp_path, max_iters=1)
-    t.evaluation = lambda policy, temperature: ({}, [])
-    run(t)
-    shown = capsys.readouterr().out
-    assert "not written" not in shown and shown.endswith(
-        f"{tmp_path} has the model, metrics.jsonl, samples.jsonl, report.html\n")
-
-
-def test_the_pages_of_a_run_of_any_length_cost_time_in_proportion(dataset, tmp_path, monkeypatch):
-    """Each page reads the whole file. Here a page is due when the run has grown by a half, not by a fiftieth."""
-    t, steps = trainer(dataset, tmp_path, max_iters=9, eval_interval=1), []
-    monkeypatch.setattr(grpo_trainer, "GROWTH", 1.5)
-    monkeypatch.setattr(t, "write_page", lambda: steps.append(t.step))
-    t.run()
-    assert steps == [0, 1, 2, 3, 5, 8]
-
-
 def test_ranks_meet_after_what_may_take_longer_than_rank_timeout(dataset, tmp_path, monkeypatch):
     t = trainer(dataset, tmp_path, max_iters=2, eval_interval=1, save_interval=1)
-    expect_barriers(monkeypatch, t, (t, "run_evaluation"), (t.checkpoints, "save"), (t, "write_page"))
-
-
-@pytest.mark.parametrize("name, line", [("metrics.jsonl", '{"step": 2, "loss": "a", "eval/kl": [2]}'),
-                                        ("samples.jsonl", "no JSON"), ("config.json", "{")])
-def test_a_damaged_file_ends_no_run_through_the_report(dataset, tmp_path, capsys, name, line):
-    t = trainer(dataset, tmp_path, max_iters=2)
-    t.train_step()
-    (tmp_path / name).write_text(line + "\n")
-    t.report()
-    assert len([x for x in capsys.readouterr().out.split("\n") if x.startswith("report.html is not written: ")]) == 1
+    expect_barriers(monkeypatch, t, (t, "run_evaluation"), (t.checkpoints, "save"))
 
 
 def test_reference_and_kl_beta_move_once_after_each_iteration(dataset, tmp_path):
@@ -227,63 +183,6 @@ def test_reference_and_kl_beta_move_once_after_each_iteration(dataset, tmp_path)
     assert moved == 3 and t.kl_beta == pytest.approx(kl_beta, rel=1e-12) and t.kl_beta != 0.1
 
 
-def test_a_step_in_which_no_reward_scores_anything_is_told(dataset, tmp_path, capsys):
-    scores = iter([True, False])
-    reward = lambda rollouts: Scored(torch.rand(4, 4) if next(scores) else torch.full((4, 4), math.nan))
-    run(trainer(dataset, tmp_path, reward, max_iters=2))
-    told = [line for line in capsys.readouterr().out.splitlines() if "no reward scored a completion" in line]
-    assert [line.split(":")[0] for line in told] == ["step 2"]
-    assert [("mean_reward" in r, "entropy" in r) for r in training_records(tmp_path)] == [(True, True), (False, False)]
-
-
-def test_ranks_with_states_of_different_steps_are_not_resumed(dataset, tmp_path, monkeypatch):
-    t = run(trainer(dataset, tmp_path, max_iters=1))
-    monkeypatch.setattr(t.dist, "agree", lambda number: max(number, 8 if number > 0 else -8))  # another rank has 8
-    with pytest.raises(ValueError, match="rank 0 resumes from step 1, but the ranks have steps 1 to 8"):
-        t.resume()
-
-
-def test_rewards_know_how_many_steps_are_done(dataset, tmp_path):
-    """Before each step, before each evaluation, with several steps in an iteration, and after a resume."""
-    seen = []
-
-    class Watching:
-        state = TrainerState()
-
-        def __call__(self, rollouts):
-            seen.append(self.state.global_step)
-            return share_of_e(rollouts)
-
-    def evaluation(policy, temperature):
-        seen.append(f"evaluation {Watching.state.global_step}")
-        return {"kl": 0.0}, []
-
-    for steps in (4, 6):
-        t = trainer(dataset, tmp_path, Watching(), resume=steps == 6, max_iters=steps, ppo_epochs=2, eval_interval=2)
-        t.evaluation = evaluation
-        t.run()
-    assert seen == ["evaluation 0", 0, "evaluation 2", 2, "evaluation 4", 4, "evaluation 6"]
-
-
-def test_steps_without_a_group_are_counted_and_leave_the_policy_alone(dataset, tmp_path):
-    calls = []
-
-    def flat_in_odd_iterations(rollouts):
-        calls.append(None)
-        shape = rollouts.problems, rollouts.group_size
-        return Scored(torch.ones(shape) if len(calls) % 2 == 0 else torch.rand(shape))
-
-    t = trainer(dataset, tmp_path, flat_in_odd_iterations, zero_std="drop", kl_beta=0.0, weight_decay=0.5, max_iters=8,
-                minibatches=2)
-    moved, counts = [], []
-    for _ in range(8):
-        before = {name: p.clone() for name, p in t.policy.weights().items()}
-        counts.append(t.train_step()["empty_steps"])
-        moved.append(any(not torch.equal(p, before[name]) for name, p in t.policy.weights().items()))
-    assert moved == [True, True, False, False] * 2, "momentum and weight decay move nothing where no group is left"
-    assert counts == [0, 0, 1, 2, 2, 2, 3, 4] and t.skipped_steps == 0
-
-
 def test_every_key_of_every_setting_is_documented(dataset, tmp_path):
     for i, settings in enumerate(({"objective": "dr_grpo", "kl_in_reward": True}, {"kl_beta": 0.0, "zero_std": "resample"},
                                   {"kl_target": 0.1, "ppo_epochs": 2, "minibatches": 2, "entropy_bonus": 0.01})):
@@ -292,52 +191,17 @@ def test_every_key_of_every_setting_is_documented(dataset, tmp_path):
         assert "loss" in logged and not undocumented(logged)
 
 
-def drop(state, *path):
-    for key in path[:-1]:
-        state = state[key]
-    del state[path[-1]]
-
-
-def older_rollouts(state):
-    """Renames a field, as if an earlier version had saved the rollouts."""
-    saved, _ = state["buffers"][0]["rollouts"][1]
-    saved["behaviour_logp"] = saved.pop("old_logp")
-
-
 @pytest.mark.parametrize("change, words", [
-    (lambda state: drop(state, "buffers"), "was not saved by this version of GRPO training"),
-    (older_rollouts, "was not saved by this version of GRPO training"),
-    (lambda state: state["buffers"].append({}), "was saved within an iteration on 2 ranks; resume it on as many"),
-    (lambda state: drop(state, "reference"), "has another reference than this run, or none.*config.json"),
-    (lambda state: state["reference"].popitem(), "has another reference than this run, or none")])
+    (lambda state: state.pop("buffers"), "another version"),
+    (lambda state: state["buffers"][0]["rollouts"][1][0].pop("old_logp"), "another version"),
+    (lambda state: state["buffers"].append({}), "2 ranks"),
+    (lambda state: state["reference"].popitem(), "another reference")])
 def test_a_state_of_another_version_or_run_is_refused_in_one_line(dataset, tmp_path, change, words):
     settings = {"ppo_epochs": 2, "save_interval": 1}
     run(trainer(dataset, tmp_path, max_iters=1, **settings))
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     change(state)
     torch.save(state, tmp_path / "state.pt")
-    with pytest.raises(ValueError, match=f"state.pt {words}") as error:
+    with pytest.raises(ValueError, match=f"state.pt .*{words}") as error:
         trainer(dataset, tmp_path, max_iters=2, resume=True, **settings)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_bandit_is_solved_in_several_steps_per_rollout(dataset, tmp_path, name):
-    """The reward is the share of hidden places filled with 'e'; ratios leave 1 and are clipped on the way."""
-    t = trainer(dataset, tmp_path, share_of_e, fill_policy(scale=1.0), objective=name, kl_beta=0.0, ppo_epochs=2,
-                minibatches=2, max_iters=320, learning_rate=2e-2, min_lr=2e-2, batch_size=8, group_size=8,
-                log_interval=1000, save_interval=1000)
-    t.run()
-    steps = training_records(tmp_path)
-    assert steps[-1]["mean_reward"] > 0.9 and max(r.get("kl_to_old", 0.0) for r in steps) > 1e-3
-
-
-def test_speed_counts_the_text_and_the_seconds_of_an_iteration(dataset, tmp_path):
-    t = trainer(dataset, tmp_path, max_iters=2, ppo_epochs=2)
-    first, second = t.train_step(), t.train_step()
-    spent = [sum(x for name, x in m.items() if name.startswith("time/")) for m in (first, second)]
-    tokens = t.config.batch_size * t.config.group_size * t.config.block_size
-    assert first["tokens_per_second"] == pytest.approx(tokens / spent[0])
-    assert second["tokens_per_second"] == pytest.approx(tokens / sum(spent))
-    assert t.spent == 0.0, "the next iteration begins anew"

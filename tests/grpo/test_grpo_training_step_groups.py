@@ -7,17 +7,10 @@ import pytest
 import torch
 
 from core.training_step import build_optimizers
-from grpo.grpo_training_step import (
-    MOST_RESAMPLES,
-    compute_rollout_advantages,
-    grpo_training_step,
-    overlong,
-    with_penalties,
-)
+from grpo.grpo_training_step import MOST_RESAMPLES, compute_rollout_advantages, overlong, with_penalties
 from grpo.objectives import token_weights
 from grpo.rewards import Scored
 from tests.tiny import (
-    Catcher,
     causal_policy,
     collect,
     config,
@@ -90,23 +83,6 @@ def test_resampling_is_bounded_and_groups_that_are_left_are_dropped(dataset, pro
     assert metrics["grad_norm"] == 0 and metrics["frac_reward_zero_std"] == 1 and metrics["empty_steps"] == 1
 
 
-def test_resampling_ends_when_no_group_is_missing(dataset):
-    c, asked = config(zero_std="resample", kl_beta=0.0), []
-    policy, data = fill_policy(), consumer(dataset, c)
-
-    def reward(rollouts):
-        r = torch.rand(rollouts.problems, 4)
-        r[[2, 3] if len(asked) == 1 else []] = 0.5
-        return Scored(r)
-
-    def problems(again):
-        asked.append(again)
-        return data.problems("train", 0, again)
-
-    metrics = grpo_training_step(policy, None, reward, problems, [Catcher(policy)], 0, c, one_process())
-    assert asked == [0, 1] and metrics["resampled"] == 0.5, "two of four problems"
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("zero_std", ["drop", "resample"])
 @pytest.mark.parametrize("more", [{"kl_beta": 0.0}, {"kl_beta": 0.1}, {"kl_beta": 0.0, "minibatches": 2}])
@@ -155,18 +131,8 @@ def test_truncated_completions_are_counted_and_can_be_left_out(prompts, monkeypa
     assert moved == {False: True, True: False}
 
 
-def test_completions_that_no_reward_scores_are_skipped_and_counted(prompts):
-    policy, c, value = causal_policy(), prompt_config(kl_beta=0.0), torch.rand(4, 4)
-    value[0], value[1, 2] = torch.nan, torch.nan
-    scored = Scored(value, values={"mine": value.flatten()})
-    metrics = grpo_step(policy, None, lambda rollouts: scored, prompt_consumer(prompts, c), c)
-    assert metrics["skipped_samples"] == 5 and metrics["skipped_steps"] == 0
-    assert metrics["mean_reward"] == pytest.approx(float(value.nanmean()), rel=1e-5)
-    assert metrics["reward/mine"] == pytest.approx(float(value.nanmean()), rel=1e-5)
-
-
-def test_the_train_mask_is_not_the_mask(dataset, prompts):
-    """Skipped and truncated completions and tokens that an estimator leaves out were sampled all the same."""
+def test_the_train_mask_is_not_the_mask(prompts):
+    """Skipped and truncated completions were sampled all the same."""
     c = config(max_new_tokens=30, mask_truncated=True)
     rollouts = sampled(causal_policy(scale=1.0), prompts, c)
     reward = torch.rand(4, 4)
@@ -178,15 +144,6 @@ def test_the_train_mask_is_not_the_mask(dataset, prompts):
         for n in range(16):
             left_out = reward.flatten()[n].isnan() or masked and rollouts.truncated[n]
             assert torch.equal(trained.train_mask[n], rollouts.mask[n] * (0.0 if left_out else 1.0))
-
-    c = config(unmask_steps=3, fill_estimator="agrpo", passes_read=1, batch_size=3)
-    batch = consumer(dataset, c).problems("train", 0)
-    rollouts = fill_policy().sample(batch, 0, c)
-    trained = compute_rollout_advantages(rollouts, Scored(torch.rand(3, 4)), c, one_process())
-    hidden = torch.from_numpy(batch["mask"]).sum(1).repeat_interleave(4)
-    assert torch.equal(trained.mask.sum(1), hidden.float()) and torch.equal(trained.mask, rollouts.mask)
-    scored = rollouts.reading.chosen.sum(2).flatten()
-    assert torch.equal(trained.scored.sum(1).long(), scored) and scored.sum() < hidden.sum()
 
 
 def test_the_overlong_penalty_is_the_papers():

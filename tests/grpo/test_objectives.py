@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grpo import objectives
-from grpo.advantages import ADVANTAGES, compute_advantages
+from grpo.advantages import compute_advantages
 from grpo.grpo_training_step import rollout_loss
 from grpo.objectives import AVERAGES, OBJECTIVES, Objective, policy_loss, token_weights
 from tests.tiny import config, consumer, fill_policy, grpo_step, judge, rewards, same
@@ -176,19 +176,6 @@ def test_padding_changes_nothing(name):
     wide = token_weights(pad(rollouts.mask, 0.0), row.average, MAX_TOKENS)
     padded = policy_loss(pad(logp, -3.0), pad(rollouts.old_logp, 50.0), advantage, wide, row)[0]
     torch.testing.assert_close(bare, padded)
-
-
-def test_a_huge_ratio_stays_finite():
-    for row in OBJECTIVES.values():
-        old, A = torch.full((1, 1), -1e4), torch.tensor([[-1.0]])
-        loss, *_ = policy_loss(torch.zeros(1, 1), old, A, torch.ones(1, 1), row)
-        assert torch.isfinite(loss)
-
-
-def test_every_objective_names_its_formula_and_its_paper():
-    for name, row in OBJECTIVES.items():
-        assert "A" in row.formula and ("arXiv" in row.paper or "Williams" in row.paper), name
-        assert row.advantage in ADVANTAGES
 
 
 def test_a_new_algorithm_is_a_row(dataset, monkeypatch):

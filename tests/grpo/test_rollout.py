@@ -5,11 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from core.files.records import write_prompts
 from grpo.policies.fill_views import FILL_ESTIMATORS
-from grpo.rollout import Texts, cat_padded, join, moved, places_of, tensors
-from grpo.scoring import score, score_in_batches, with_reference
-from tests.tiny import CAUSAL, causal_policy, config, fill_policy, prompt_consumer, sampled
+from grpo.rollout import Texts, join, moved, tensors
+from grpo.scoring import score, with_reference
+from tests.tiny import causal_policy, config, fill_policy, sampled
 
 KINDS = {"causal": {"max_new_tokens": 6}, "one pass": {}, "passes": {"unmask_steps": 3},
          "agrpo": {"unmask_steps": 3, "fill_estimator": "agrpo"}}
@@ -22,14 +21,6 @@ def example(kind, dataset, prompts, estimator, number=0, **settings):
         build, folder = causal_policy, prompts
     policy = build(seed=1)
     return policy, with_reference(sampled(policy, folder, c, number), build(seed=2).frozen(), estimator, c)
-
-
-def test_places_of_is_the_places_of_a_loop():
-    counts = torch.tensor([3, 0, 2, 4])
-    owned = {0: [0, 1, 2], 1: [], 2: [3, 4], 3: [5, 6, 7, 8]}
-    for problems in ([], [1], [3, 0], [0, 1, 2, 3]):
-        found = places_of(torch.tensor(problems, dtype=torch.long), counts)
-        assert found.tolist() == [i for p in problems for i in owned[p]]
 
 
 @pytest.mark.parametrize("kind, top_p, estimator", [
@@ -75,20 +66,6 @@ def test_joined_rollouts_score_as_they_did_apart_and_keep_every_row(dataset, pro
     assert (joined.reading.kept is None) == ("top_k" not in settings)
 
 
-def test_prompts_of_one_token_are_read_and_join_longer_ones(tmp_path):
-    records = [{"prompt": text, "split": split} for text, split in (("7", "train"), ("7+8=", "train"), ("9", "val"))]
-    write_prompts(str(tmp_path), records, CAUSAL)
-    c, policy = config(max_new_tokens=6, batch_size=1), causal_policy()
-    data = prompt_consumer(str(tmp_path), c)
-    ordered = sorted(data.records["train"], key=lambda r: len(r["tokens"]))
-    parts = [policy.sample(data.pack([record], [0]), 0, c) for record in ordered]
-    joined = join(parts)
-    assert [len(text) for text in joined.texts.prompts] == [1] * 4 + [4] * 4
-    for rollouts in (*parts, joined):
-        logp = score_in_batches(policy, rollouts, c)
-        torch.testing.assert_close(logp * rollouts.mask, rollouts.old_logp, rtol=1e-4, atol=1e-4)
-
-
 def test_texts_are_joined_with_the_fields_of_all_records_and_moved_with_their_tokens():
     a = Texts(["p"], ["c"], {"answer": [7]}, [torch.tensor([1, 2])], [[2]], torch.tensor([[1]]), {"length": (torch.tensor(1.0), 1)})
     b = Texts(["q"], ["d"], {"level": ["hard"]}, [torch.tensor([3])], [[3, 4]], torch.tensor([[1, 2]]), {"length": (2.0, 1)})
@@ -98,8 +75,3 @@ def test_texts_are_joined_with_the_fields_of_all_records_and_moved_with_their_to
     assert joined.place.tolist() == [[1, 0], [1, 2]]
     elsewhere = moved(joined, "meta")
     assert {x.device.type for x in (*elsewhere.tokens, elsewhere.place, elsewhere.metrics["length"][0])} == {"meta"} and elsewhere.prompts == ["p", "q"]
-
-
-def test_rows_of_different_lengths_are_padded_on_the_right():
-    parts = [torch.tensor([[1, 2], [3, 4]]), torch.tensor([[5]]), torch.tensor([[6, 7, 8]])]
-    assert cat_padded(parts).tolist() == [[1, 2, 0], [3, 4, 0], [5, 0, 0], [6, 7, 8]]

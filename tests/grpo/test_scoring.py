@@ -8,7 +8,7 @@ import torch
 from grpo.advantages import compute_advantages
 from grpo.grpo_training_step import rollout_loss
 from grpo.objectives import OBJECTIVES, token_weights
-from grpo.scoring import score, score_in_batches, visiting, with_reference
+from grpo.scoring import score, visiting, with_reference
 from tests.tiny import (causal_policy, clear_gradient, config, fill_policy, flat_gradient, prompt_config,
                         prompt_consumer, sampled)
 
@@ -23,14 +23,6 @@ def loss_and_gradient(policy, rollouts, c):
     loss, _ = rollout_loss(policy, dataclasses.replace(rollouts, advantage=advantage), weight, c)
     loss.backward()
     return loss.detach(), flat_gradient(policy), advantage
-
-
-@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8}, {"top_k": 4, "min_p": 0.05}])
-def test_rollouts_report_the_probability_that_the_scorer_finds(prompts, truncation):
-    policy, c = causal_policy(), prompt_config(temperature=0.8, **truncation)
-    rollouts = sampled(policy, prompts, c)
-    logp = score(policy, rollouts, c.temperature).logp
-    torch.testing.assert_close(logp * rollouts.mask, rollouts.old_logp, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("estimator", ["k3", "exact"])
@@ -70,15 +62,6 @@ def test_the_loss_is_that_of_a_loop_over_completions_and_tokens(prompts):
     assert abs(loss - total) < 1e-5 and (gradient - loop).norm() / loop.norm() < 1e-5
 
 
-def test_scores_are_zero_where_no_state_predicts_a_token(prompts):
-    policy, c = causal_policy(), prompt_config(kl_estimator="exact")
-    rollouts = with_reference(sampled(policy, prompts, c), causal_policy(seed=2).frozen(), "exact", c)
-    scores = score(policy, rollouts, 1.0)
-    assert (rollouts.mask == 0).any()
-    for x in (scores.logp, scores.entropy, scores.kl):
-        assert (x[rollouts.mask == 0] == 0).all() and (x[rollouts.mask > 0] != 0).all()
-
-
 def bound(monkeypatch, numbers):
     """Allows this many numbers in one tensor of logits."""
     monkeypatch.setattr("core.distributions.LOGITS_AT_ONCE", numbers)
@@ -98,37 +81,6 @@ def test_the_reference_pass_of_the_exact_kl_makes_bounded_logits(dataset, prompt
     parts = with_reference(rollouts, reference, "exact", c).ref_distributions
     assert whole.numel() > 3000 and max(sizes) <= 1000 and sum(sizes) == whole.numel(), "nothing is made twice"
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
-
-
-def test_the_distributions_of_the_reference_are_those_of_each_text_alone(prompts):
-    """Padding is not stored: there is a row for each sampled token."""
-    policy, reference = causal_policy(seed=1), causal_policy(seed=2).frozen()
-    c = prompt_config(batch_size=3, temperature=0.8, top_p=0.95)
-    rollouts = with_reference(sampled(policy, prompts, c), reference, "exact", c)
-    expected, batch = [], prompt_consumer(prompts, c).problems("train", 0)
-    for n in range(len(rollouts.target)):
-        prompt, written = batch["record"][n // 4]["tokens"], rollouts.target[n][rollouts.mask[n] > 0].tolist()
-        logp = (reference.model(torch.tensor([prompt + written]))[0] / 0.8).log_softmax(-1)
-        expected.append(logp[len(prompt) - 1 : -1])
-    torch.testing.assert_close(rollouts.ref_distributions, torch.cat(expected), rtol=1e-4, atol=1e-4)
-    assert len(rollouts.reading.kept) == len(rollouts.ref_distributions) < rollouts.mask.numel()
-
-
-def test_a_group_that_shares_its_text_stores_its_distributions_once(dataset):
-    policy, reference, c = fill_policy(), fill_policy(seed=2).frozen(), config(top_k=5, group_size=8)
-    rollouts = with_reference(sampled(policy, dataset, c), reference, "exact", c)
-    places = int(rollouts.mask[::8].sum())
-    assert places < rollouts.mask[::8].numel(), "the texts have unequal numbers of hidden places"
-    assert rollouts.ref_distributions.shape == (places, policy.vocabulary)
-    assert rollouts.reading.kept.counts.tolist() == [5] * places
-
-
-def test_scores_in_batches_are_the_scores_of_the_whole(dataset):
-    policy, c = fill_policy(), config(batch_size=3)
-    rollouts = sampled(policy, dataset, dataclasses.replace(c, batch_size=8))
-    torch.testing.assert_close(score_in_batches(policy, rollouts, c), score(policy, rollouts, 1.0).logp)
-    nothing, _ = rollouts.select(torch.arange(0))
-    assert score_in_batches(policy, nothing, c).shape == nothing.old_logp.shape
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -13,14 +13,10 @@ from core.models import save_model
 from core.settings.script import exit_code
 from grpo import train_grpo
 from grpo.advantages import compute_advantages
-from grpo.build import build_reference
-from grpo.kl import kl_as_reward, kl_penalty, kl_per_token
+from grpo.kl import kl_as_reward
 from grpo.objectives import OBJECTIVES, policy_loss
 from grpo.rewards import Rewards
-from grpo.scoring import Scores
-from tests import families
-from tests.families import model_folder, spoiled, tokenizer_of, write_sums
-from tests.grpo.trainers import assembled, prompt_trainer, records, run, trainer
+from tests.grpo.trainers import prompt_trainer, records, run
 from tests.tiny import (
     CAUSAL,
     Catcher,
@@ -28,14 +24,9 @@ from tests.tiny import (
     causal_policy,
     clear_gradient,
     config,
-    consumer,
-    count_rows,
-    fill_policy,
     flat_gradient,
     grpo_step,
-    masked_problems,
     model,
-    one_process,
     prompt_consumer,
     same,
     sampled,
@@ -83,25 +74,6 @@ def test_the_gradient_is_that_of_a_loop_over_completions_and_tokens(prompts):
     assert loop.norm() > 0.01 and (gradient - loop).norm() / loop.norm() < 1e-5
 
 
-def test_on_fill_in_the_gradient_is_that_of_a_loop_and_a_group_is_read_once_by_the_teacher(dataset):
-    policy, teacher, c = fill_policy(seed=1), fill_policy(seed=2).frozen(), taught()
-    rows = count_rows(teacher.model)
-    gradient = step_gradient(policy, teacher, Rewards(c), consumer(dataset, c), c)
-    assert rows == [4], "one row for each of four problems with four completions each"
-    _, input, position, hidden = masked_problems(consumer(dataset, c))
-    total = 0.0
-    for i in range(4):
-        places = position[i][hidden[i]]
-        p, q = (x.model(input[i : i + 1], places[None])[0].log_softmax(-1) for x in (policy, teacher))
-        for at in range(len(places)):
-            kl = sum(torch.exp(p[at, v]) * (p[at, v] - q[at, v]) for v in range(p.shape[1]))
-            total = total + 0.7 * kl / len(places) / 4
-    clear_gradient(policy)
-    total.backward()
-    loop = flat_gradient(policy)
-    assert loop.norm() > 0.01 and (gradient - loop).norm() / loop.norm() < 1e-5
-
-
 class Table:
     """Every completion of two tokens out of three: a policy, which is a table of logits, and a teacher."""
 
@@ -132,26 +104,6 @@ class Rolled:
 
     def __init__(self, logp, teacher):
         self.old_logp, self.ref_logp, self.ref_distributions = logp.detach(), teacher, None
-
-
-@pytest.mark.parametrize("estimator", ["k2", "k3", "per-token reward"])
-def test_the_expected_gradient_of_sampled_tokens_is_that_of_the_exact_kl(estimator):
-    """The per-token reward log p_teacher - log p, as an advantage without a baseline, has the gradient of k2 itself."""
-    table = Table()
-    logp, teacher = table.logp()
-    weight = logp.detach().sum(1, keepdim=True).exp().expand(9, 2)  # every completion as often as it is sampled
-    c, rolled = taught(), Rolled(logp, teacher)
-    if estimator == "per-token reward":
-        advantage = kl_as_reward(rolled, 0.7)
-        loss, _, _ = policy_loss(logp, logp.detach(), advantage, weight, OBJECTIVES["plain"])
-        k2 = kl_penalty(kl_per_token(Scores(logp, None), rolled, "k2"), weight, c)
-        torch.testing.assert_close(table.gradient(loss), table.gradient(k2))
-    else:
-        ratio = (logp - logp.detach()).exp()
-        loss = kl_penalty(kl_per_token(Scores(logp, None), rolled, estimator, ratio), weight, c)
-    expected = table.gradient(0.7 * (table.exact() * weight).sum())
-    assert expected.norm() > 0.01
-    torch.testing.assert_close(table.gradient(loss), expected)
 
 
 def test_in_the_reward_the_expected_gradient_is_that_of_the_kl_of_whole_completions():
@@ -196,15 +148,6 @@ def test_rewards_of_a_weight_are_added_and_those_of_weight_0_are_measured_alone(
     assert "reward/length_penalty" in zero and "reward/length_penalty" not in none
 
 
-def test_a_reward_of_weight_0_that_skips_a_completion_takes_it_from_no_loss():
-    rewards = Rewards(taught(reward_functions=("length_penalty", "contains"), reward_weights=(0.0, 2.0)))
-    nan = float("nan")
-    values = {"length_penalty": torch.tensor([1.0, nan, 1.0]), "contains": torch.tensor([1.0, 1.0, nan])}
-    torch.testing.assert_close(rewards.total(values), torch.tensor([2.0, 2.0, nan]), equal_nan=True)
-    rewards = Rewards(taught(reward_functions=("length_penalty",), reward_weights=(0.0,)))
-    assert rewards.total(values).tolist() == [0, 0, 0]
-
-
 # Runs
 
 def test_the_teacher_stays_and_the_student_comes_nearer(prompts, teachers, tmp_path):
@@ -215,27 +158,6 @@ def test_the_teacher_stays_and_the_student_comes_nearer(prompts, teachers, tmp_p
     kl = [record["eval/kl"] for record in records(tmp_path) if "eval/kl" in record]
     assert 0.1 < kl[0] and 0 < kl[-1] < 0.5 * kl[0]
     assert not any(name.startswith("eval/reward") for record in records(tmp_path) for name in record)
-
-
-SETTINGS = [{"group_size": 1}, {"kl_estimator": "k2", "ppo_epochs": 2, "minibatches": 2},
-            {"kl_in_reward": True, "advantage": "leave_one_out"}]
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("kind", ["fill", "causal"])
-def test_a_resumed_run_equals_the_uninterrupted_one(dataset, prompts, teachers, tmp_path, kind, settings):
-    def trained(name, steps, resume=False):
-        more = {"teacher_checkpoint": teachers[kind], "kl_beta": 0.0, "task_type": "fill_in", "max_iters": steps,
-                "lr_decay_iters": 5} | settings
-        if kind == "causal":
-            return run(prompt_trainer(prompts, tmp_path / name, **more), resume)
-        return run(trainer(dataset, tmp_path / name, reward=Rewards(config(**TAUGHT)), **more), resume)
-
-    whole = trained("whole", 5)
-    trained("cut", 3)
-    resumed = trained("cut", 5, resume=True)
-    assert same(whole.policy, resumed.policy) and same(whole.reference, resumed.reference)
-    assert "reference" not in torch.load(resumed.checkpoints.path("state.pt"), weights_only=True), "its file has it"
 
 
 # A user's commands
@@ -284,38 +206,3 @@ def test_a_teacher_that_does_not_suit_is_refused_in_one_line(ask, teachers, sett
     code, _, err = ask(dry_run=True, **settings)
     assert code and len(err.strip().split("\n")) == 1
     assert re.search(words, err), err
-
-
-def test_a_teacher_of_fill_in_must_read_as_much_as_the_student(dataset, teachers):
-    with pytest.raises(ValueError, match="block_size=32 is larger than the 16 of teacher_checkpoint=.*small"):
-        c = config(dataset=dataset, teacher_checkpoint=teachers["small"], kl_beta=0.0)
-        build_reference(c, fill_policy(), one_process())
-
-
-def test_a_hugging_face_student_with_an_adapter_learns_from_a_larger_model(tmp_path):
-    pytest.importorskip("peft")
-    folders = [model_folder(tmp_path / str(n), "qwen3", seed=n, n_layer=n) for n in (1, 3)]
-    c = config(generator_checkpoint=folders[0], teacher_checkpoint=folders[1], kl_beta=0.0, group_size=1, lora_rank=2,
-               dataset=write_sums(tmp_path / "sums.jsonl"), max_new_tokens=4)
-    data, models, rewards = assembled(c)
-    first, second = (grpo_step(models.policy, models.reference, rewards, data, c)["mean_kl"] for _ in range(2))
-    assert models.reference.model.num_parameters() > models.policy.model.num_parameters()
-    assert 0 < second < first, "the same completions"
-
-
-@pytest.mark.parametrize("key", ["teacher_checkpoint", "reference_checkpoint"])
-def test_a_model_of_equal_weights_that_declares_fewer_end_tokens_has_no_kl(tmp_path, monkeypatch, key):
-    pytest.importorskip("transformers")
-    tokenizer = tokenizer_of("masked")
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
-    monkeypatch.setattr(families, "tokenizer_of", lambda kind: tokenizer)
-    one_end = model_folder(str(tmp_path / "one"), "a2d-qwen3")
-    ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
-    two_ends = spoiled(tmp_path / "two", one_end, eos_token_id=ends)
-    c = config(generator_checkpoint=two_ends, dataset=write_sums(tmp_path / "sums.jsonl"), max_new_tokens=6, unmask_steps=3,
-               task_type="fill_in", reward_functions=("exact_match",), kl_beta=0.1 * (key == "reference_checkpoint"),
-               **{key: one_end})
-    data, models, rewards = assembled(c)
-    assert models.policy.tokenizer.stop_token_ids == tuple(ends)
-    metrics = grpo_step(models.policy, models.reference, rewards, data, c)
-    assert metrics["mean_kl"] == 0 and metrics["grad_norm"] < 100

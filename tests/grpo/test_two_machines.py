@@ -16,13 +16,7 @@ from tests.tiny import CAUSAL, ROOT, causal_model, run_here, write_prompt_datase
 pytestmark = pytest.mark.slow
 TRAIN = "grpo/train_grpo.py"
 ADDRESSES = "10.77.0.1", "10.77.0.2"
-REWARD = """
-from grpo.rewards import reward
-
-@reward(0, 1)
-def mine(prompts, completions, **columns):
-    return [sum(map(ord, text)) % 7 / 6 for text in completions]
-"""
+REWARD = "def mine(prompts, completions, **columns): return [sum(map(ord, text)) % 7 / 6 for text in completions]"
 
 
 def ip(*arguments):
@@ -66,15 +60,9 @@ def run_on(machines, *arguments):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--master_port=29500",
                 f"--master_addr={ADDRESSES[0]}"]
     processes = [subprocess.Popen(
-        ["ip", "netns", "exec", name, *torchrun, f"--node_rank={rank}", TRAIN, *arguments], cwd=ROOT, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": name}, stdout=subprocess.PIPE,
+        ["ip", "netns", "exec", name, "timeout", "300", *torchrun, f"--node_rank={rank}", TRAIN, *arguments], cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": name}, stdout=subprocess.PIPE, text=True,
         stderr=subprocess.STDOUT) for rank, name in enumerate(machines)]
-    try:
-        for process in processes:
-            process.wait(timeout=300)
-    except subprocess.TimeoutExpired:
-        for name in machines:
-            end_all(name)
     outputs = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
 
@@ -84,9 +72,8 @@ def test_a_sharded_run_on_two_machines_equals_one_process(machines, tmp_path):
     save_model(str(tmp_path / "g.safetensors"), causal_model(scale=3.0), CAUSAL)
     (tmp_path / "reward.py").write_text(REWARD)
     settings = {"dataset": tmp_path / "sums", "generator_checkpoint": tmp_path / "g.safetensors", "max_new_tokens": 5,
-                "reward_file": tmp_path / "reward.py", "reward_functions": "('mine',)", "group_size": 3,
-                "learning_rate": 1e-2, "eval_problems": 4,
-                "eval_completions": 2, "pass_k": 2, "device": "cpu", "optimizer": "adamw", "max_iters": 3}
+                "reward_file": tmp_path / "reward.py", "reward_functions": "('mine',)", "group_size": 3, "pass_k": 2,
+                "eval_problems": 4, "eval_completions": 2, "device": "cpu", "optimizer": "adamw", "max_iters": 3}
     as_arguments = lambda **more: [f"--{key}={value}" for key, value in (settings | more).items()]
     run_on(machines, *as_arguments(parallel="fsdp", batch_size=2, out_dir=tmp_path / "two"))
     alone = run_here(TRAIN, *as_arguments(batch_size=4, out_dir=tmp_path / "one"))

@@ -37,13 +37,10 @@ def changed(folder, **facts):
 
 BROKEN = {
     "nothing": (lambda d: (d / "meta.json").unlink(), "dataset not prepared: .*meta.json is missing; .*prepare.py"),
-    "no val": (lambda d: (d / "val.bin").unlink(), "dataset not prepared: .*val.bin is missing; run the prepare.py that"),
-    "empty val": (lambda d: (d / "val.bin").write_bytes(b""), "val.bin has 0 tokens, fewer than one window of block_size="
-                  "16 . 1; use a longer text or a smaller block_size"),
-    **{f"dtype {x}": (lambda d, x=x: changed(d, dtype=x), "meta.json: dtype=.* cannot be; prepare the dataset again")
-       for x in ("uint8", None, ["uint16"])},
-    **{f"stride {x}": (lambda d, x=x: changed(d, stride=x), "meta.json: .*stride=.* cannot be; prepare the dataset again")
-       for x in (0, 1.5, "20")}}
+    "no val": (lambda d: (d / "val.bin").unlink(), "dataset not prepared: .*val.bin is missing; .*prepare.py"),
+    "empty val": (lambda d: (d / "val.bin").write_bytes(b""), "val.bin has 0 tokens, fewer than one window"),
+    "dtype": (lambda d: changed(d, dtype="uint8"), "meta.json: dtype=.* cannot be"),
+    "stride": (lambda d: changed(d, stride=1.5), "meta.json: .*stride=.* cannot be")}
 
 
 @pytest.mark.parametrize("fault", BROKEN)
@@ -68,10 +65,9 @@ class Limited(CharTokenizer):
 
 
 @pytest.mark.parametrize(("tokenizer", "masks", "message"), [
-    (CharTokenizer(stop=True), {"span": 1.0}, "dataset=.* was prepared with another vocabulary .99 tokens. than the "
-                                              "model's .100.; .*--dataset=.*--tokenizer=MODEL"),
+    (CharTokenizer(stop=True), {"span": 1.0}, "was prepared with another vocabulary"),
     (Limited(mask_token_id=None), {"span": 1.0}, "its tokenizer has no mask token, which filling in needs"),
-    (Limited(newline_token_id=-1), {"span": 1.0, "line": 0.5}, "mask_line is above 0, but the tokenizer has no token")])
+    (Limited(newline_token_id=-1), {"span": 1.0, "line": 0.5}, "mask_line is above 0")])
 def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path, tokenizer, masks, message):
     write_text_dataset(tmp_path, TEXT)
     with pytest.raises(ValueError, match=message):

@@ -1,16 +1,26 @@
-"""Files with a record on each line."""
+"""JSON of others, and files with a record on each line."""
 
 import pytest
 
-from core.files.json_lines import each_record, keep_records, read_records
+from core.files.json_lines import each_record, keep_records, object_from_json, read_records
 
 
-def test_records_are_read_one_at_a_time(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n\n{"step": 2}\nno JSON\n{"step": 4}')
-    found = each_record(str(tmp_path / "metrics.jsonl"))
+@pytest.mark.parametrize("text", ["[1, 2", "", "[" * 100_000, '{"a":' * 100_000, "9" * 5000, b"\xff\xff", "[]", "null"])
+def test_what_is_no_object_of_json_is_one_line(text):
+    with pytest.raises(ValueError, match="^the file [^\n]*; copy it again$"):
+        object_from_json(text, "the file", "copy it again")
+    assert object_from_json(b'{"a": [1]}', "x", "") == {"a": [1]}
+
+
+def test_records_are_read_one_at_a_time_and_a_damaged_line_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n\n{"step": 2}\nno JSON\n{"step": 4}')
+    found = each_record(str(path))
     assert next(found) == {"step": 1} and next(found) == {"step": 2}
-    with pytest.raises(ValueError):
-        next(found)
+    for read in (next, lambda found: keep_records(str(path), 2)):
+        with pytest.raises(ValueError, match="metrics.jsonl, line 4 is not JSON"):
+            read(found)
+    assert path.read_text().count("\n") == 4, "nothing is dropped"
     assert read_records(str(tmp_path / "none.jsonl")) == []
 
 
@@ -21,14 +31,3 @@ def test_records_of_later_steps_and_a_line_that_was_cut_short_are_dropped(tmp_pa
     assert path.read_text() == '{"step": 1, "loss": 0.5}\n{"step": 2}\n'
     keep_records(str(path), 0)
     assert path.read_text() == ""
-
-
-@pytest.mark.parametrize("line", ["{", "null", '{"loss": 1.0}', "[" * 100_000, "\udcff"])
-def test_a_damaged_line_is_named(tmp_path, line):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1}\n' + line.encode(errors="surrogateescape") + b'\n{"step": 2}\n')
-    for read in (read_records, lambda path: keep_records(path, 2)):
-        with pytest.raises(ValueError, match="metrics.jsonl, line 2 is damaged; delete the line") as error:
-            read(str(path))
-        assert "\n" not in str(error.value)
-    assert path.read_bytes().count(b"\n") == 3, "nothing is dropped"

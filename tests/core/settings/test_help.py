@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from core.config import load_config, run_config_file
-from core.settings.help import HELP_WIDTH, help_lines, usual_settings
-from grpo.grpo_config import GRPOConfig
+from core.config import load_config
+from core.settings.help import HELP_WIDTH, help_lines
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 CONFIGS = sorted({(str(path.relative_to(ROOT)), name) for folder in ("core", "grpo", "data")
@@ -47,27 +46,15 @@ def test_help_shows_sections_defaults_types_and_reasons(capsys):
     assert stop.value.code == 0 and "--key=value" in first
     assert lines == [
         "", "model",
-        "  --width=8        int          of the hidden states: a reason that goes on and on for so long that it "
+        "  --width=8        int         of the hidden states: a reason that goes on and on for so long that it "
         "needs a second",
-        "                                line of its own",
-        "  --rate=0.5       float        how fast",
+        "                               line of its own",
+        "  --rate=0.5       float       how fast",
         "", "system",
-        "  --device='cpu'   str or None  cpu or cuda",
-        "  --names=()       tuple        of people, in the order (first, last)",
+        "  --device='cpu'   str | None  cpu or cuda",
+        "  --names=()       tuple       of people, in the order (first, last)",
         "", "data",
-        "  --folder='here'  str          where texts are"]
-
-
-def test_help_of_training_shows_what_shipped_configs_and_the_readme_set_and_help_all_the_rest(capsys):
-    shown = {}
-    for argument in ("--help", "--help=all"):
-        with pytest.raises(SystemExit):
-            load_config(GRPOConfig, [argument])
-        shown[argument] = set(re.findall(r"^  --(\w+)", capsys.readouterr().out, re.M))
-    assert shown["--help=all"] == {field.name for field in dataclasses.fields(GRPOConfig)}
-    assert shown["--help"] == shown["--help=all"] & usual_settings() and len(shown["--help"]) < 70
-    for config in ROOT.joinpath("config").glob("grpo_*.py"):
-        assert set(run_config_file(str(config))) <= usual_settings()
+        "  --folder='here'  str         where texts are"]
 
 
 @pytest.mark.parametrize(("path", "name"), CONFIGS)
@@ -77,8 +64,6 @@ def test_every_key_of_every_script_has_a_reason(path, name):
     spec.loader.exec_module(module)
     lines = help_lines(getattr(module, name))
     fields = dataclasses.fields(getattr(module, name))
-    kinds = "str or tuple of str|bool or str|str|int|float|bool|tuple of str|tuple of float|dict"
-    line = re.compile(rf"  --(\w+)=(.+?)  +({kinds})( or None)?  +(\S.*)")
-    shown = [line.fullmatch(x) for x in lines if x.startswith("  --")]
-    assert all(shown) and {match[1] for match in shown} == {field.name for field in fields}
-    assert len(shown) == len(fields) and max(map(len, lines)) <= HELP_WIDTH == 120
+    shown = [line.split("=")[0] for line in lines if re.match(r"  --\w+=.+?  +\w.*  +\S", line)]
+    assert shown == list(dict.fromkeys(shown)) and set(shown) == {f"  --{field.name}" for field in fields}
+    assert max(map(len, lines)) <= HELP_WIDTH

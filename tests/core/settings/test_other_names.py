@@ -1,11 +1,21 @@
-"""Names of settings in other projects; the tables themselves: tests/docs/test_coming_from.py."""
+"""Names of settings in other projects are answered as docs/coming_from.md has them."""
 
-from core.settings.other_names import settings_of
+import re
+
+import pytest
+
+from core.config import UsageError, load_config
+from core.settings.other_names import OTHER_NAMES
+from grpo.grpo_config import GRPOConfig
+from tests.test_docs import CODE, tables
+
+ROWS = [cells for _, cells in tables("docs/coming_from.md")]
 
 
-def test_a_name_is_known_whole_with_its_groups_and_by_its_end():
-    for name in ("rollout.n", "actor_rollout_ref.rollout.n", "n"):
-        assert settings_of(name, {"group_size", "seed"}) == ["group_size"]
-    assert settings_of("rollout.n", {"seed"}) == [], "known, but nothing here does that"
-    assert settings_of("eval_iters", {"eval_problems"}) == ["eval_problems"], "the remark has it"
-    assert settings_of("grup_size", {"group_size"}) is None
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_an_unknown_name_of_another_project_gets_a_setting_of_its_row(name):
+    rows = [row for row in ROWS if re.search(rf"(^|[ .,]){name}($|[,=])", row[0])]
+    with pytest.raises(UsageError) as error:
+        load_config(GRPOConfig, [f"--groups.{name}=1"])
+    offered = re.search(r"did you mean (.*)\?", str(error.value))[1].split(" or ")
+    assert rows and set(offered) <= set(CODE.findall(" ".join(row[1] + row[2] for row in rows))), offered

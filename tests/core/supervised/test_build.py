@@ -101,7 +101,6 @@ def test_evaluation_is_the_mean_over_the_masked_tokens_of_validation(dataset):
 @pytest.mark.parametrize("settings, words", [
     ({"init_from": "g", "n_layer": 2}, "init_from=.* has n_layer=1, the config 2; make them equal"),
     ({"init_from": "g", "tied": True}, "init_from=.* has tied=False, the config True; make them equal"),
-    ({"init_from": "prefix"}, "init_from=.* has prompt_attention=prefix, the config full; make them equal"),
     ({"init_from": "causal"}, "init_from=.* has another vocabulary"),
     ({"init_from": "g", "lora_rank": 4}, "lora_rank=4 is for Hugging Face models: set init_from to a folder"),
     ({"mode": SEQUENCE_SCORER}, "fill_checkpoints is empty: name the generators"),
@@ -110,7 +109,6 @@ def test_evaluation_is_the_mean_over_the_masked_tokens_of_validation(dataset):
 def test_models_that_do_not_fit_the_config_are_refused(dataset, tmp_path, monkeypatch, settings, words):
     monkeypatch.chdir(tmp_path)
     save("g", model(block_size=32))
-    save("prefix", model(block_size=32, prompt_attention="prefix"))
     save("judge", model(SEQUENCE_SCORER))
     save_model("causal", causal_model(), CAUSAL)
     refused(words, dataset, **{"tied": False} | settings)
@@ -193,7 +191,6 @@ def test_a_detector_of_replaced_tokens_learns_from_the_fills_of_generators(folde
 
 @pytest.mark.parametrize("settings, words", [
     ({"dropout": 0.1}, "dropout=0.1 is for new models; leave it out with init_from="),
-    ({"prompt_attention": "prefix"}, "prompt_attention='prefix' is for new models; leave it out"),
     ({"block_size": 129}, "block_size=129 is larger than the 128 of init_from="),
     ({"lora_rank": 4, "lora_targets": "nothing"}, "lora_targets=.*does not fit the model"),
     ({"init_from": "adapter", "lora_rank": 4}, "is an adapter: to train it further, set init_from to the model"),

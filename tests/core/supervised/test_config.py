@@ -8,8 +8,6 @@ from core.supervised.config import PretrainConfig
 @pytest.mark.parametrize(("setting", "message"), [
     ({"mode": "poet"}, "mode='poet' is not one of language_model, masked_fill, sequence_scorer"),
     ({"judge_head": "x"}, "judge_head='x' is not one of realness, cls"), ({"n_layer": 0}, "n_layer=0 must be at least 1"),
-    ({"prompt_attention": "prefix", "mode": "language_model"}, "prompt_attention='prefix' is for new models of mode="),
-    ({"prompt_attention": "none"}, "prompt_attention='none'"),
     ({"judge_head": "cls"}, "judge_head='cls' is for new judges: set mode='sequence_scorer'"),
     ({"block_size": 0}, "block_size=0 must be at least 2"), ({"eval_batches": 0}, "eval_batches=0"),
     ({"mask_low": 0.7}, "mask_low=0.7 must be at most mask_high=0.6"),

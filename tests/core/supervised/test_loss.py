@@ -35,22 +35,6 @@ def test_supervised_losses_against_loops():
     torch.testing.assert_close(supervised_sums(scorer, with_cls, target, mask)["loss"], by_hand)
 
 
-def test_the_loss_behind_prompts_that_read_themselves_alone_against_a_loop():
-    net, tokens, target = model(n_layer=2, prompt_attention="prefix"), torch.randint(0, 96, (2, 12)), torch.randint(0, 96, (2, 12))
-    weight = torch.rand(2, 12) * (torch.rand(2, 12) < 0.6)
-    by_hand = 0.0
-    for i, length in enumerate((3, 7)):
-        weight[i, :length] = -1.0
-        past = net.new_cache()
-        net.states(tokens[i : i + 1, :length], past=past)
-        logp = net(tokens[i : i + 1, length:], past=past)[0].log_softmax(-1)          # (12 - length, V)
-        of_target = logp.gather(1, target[i, length:, None])[:, 0]
-        by_hand = by_hand - (of_target * weight[i, length:]).sum()
-    sums = supervised_sums(net, tokens, target, weight)
-    torch.testing.assert_close(sums["loss"], by_hand)
-    torch.testing.assert_close(sums["count"], weight.clamp(min=0).sum())
-
-
 @pytest.mark.parametrize(("mode", "tied"), [(MASKED_FILL, True), (LANGUAGE_MODEL, False)])
 def test_the_loss_is_the_same_in_parts_of_few_logits(mode, tied, monkeypatch):
     net, sizes, found = model(mode, tied=tied), [], []

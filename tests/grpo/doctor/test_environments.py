@@ -147,7 +147,8 @@ def without_last_letters(messages):
 
 @pytest.mark.parametrize("front", ["\n\nHuman: ", "\n\n", ""])
 def test_other_text_around_an_answer_is_found(prompts, monkeypatch, front):
-    monkeypatch.setattr(PromptFormat, "around", lambda self, tokenizer: (front, "\n\nAssistant: "))
+    behind = lambda self, messages, tokenizer: front + messages[0]["content"] + "\n\nAssistant: "
+    monkeypatch.setattr(PromptFormat, "behind", behind)
     expect(glue(step(prompts, template="chat", max_new_tokens=90)), None, "In 0 of ", "template='plain'")
 
 

@@ -75,21 +75,6 @@ def test_a_prompt_is_read_once_for_its_group(prompts):
     torch.testing.assert_close(logp * rollouts.mask, rollouts.old_logp, rtol=1e-4, atol=1e-4)
 
 
-def test_each_completion_alone_has_the_log_probabilities_of_those_read_together():
-    net, rollouts = causal_model(seed=1).double(), unequal_rollouts()
-    found, reading = score(CausalPolicy(net, CAUSAL), rollouts, 1.0).logp, rollouts.reading
-    for n, row in enumerate(found):
-        p, g = divmod(n, 4)
-        length = int(rollouts.mask[n].sum())
-        prompt = reading.prompt[p, : reading.prompt_length[p]].flip(0)
-        logp = net(torch.cat((prompt, reading.inputs[p, g, :length]))[None])[0, -length:].log_softmax(-1)
-        truth = logp.gather(1, rollouts.target[n, :length, None])[:, 0]
-        torch.testing.assert_close(row[:length], truth, rtol=1e-6, atol=1e-6)
-        assert not row[length:].any()
-    sizes = [int(reading.prompt_length[p]) + int(rollouts.mask.view(5, 4, -1)[p].sum()) for p in range(5)]
-    assert reading.sizes().tolist() == sizes, "the tokens of prompt and completions"
-
-
 class SeveralEnds(CharTokenizer):
     """A tokenizer in which the digits 0 to 4 end a completion too."""
 
@@ -129,15 +114,6 @@ def test_texts_are_prompt_and_completion_without_padding_and_stop_token(prompts)
     assert behind.any() and torch.equal(score(policy, other, 1.0).logp, score(policy, rollouts, 1.0).logp)
 
 
-def test_padding_in_every_row_is_left_out(prompts):
-    c = prompt_config(batch_size=1)
-    for number in range(6):
-        reading = sampled(causal_policy(), prompts, c, number).reading
-        tokens = prompt_consumer(prompts, c).problems("train", number)["record"][0]["tokens"]
-        assert reading.prompt.tolist() == [tokens[-2::-1]] and reading.prompt_length.tolist() == [len(tokens) - 1]
-        assert reading.inputs[0, :, 0].tolist() == [tokens[-1]] * 4
-
-
 @torch.no_grad()
 def test_greedy_completions_are_the_likeliest_tokens_one_by_one(prompts):
     c, policy = prompt_config(batch_size=8, max_new_tokens=9), causal_policy(scale=4.0)
@@ -149,17 +125,3 @@ def test_greedy_completions_are_the_likeliest_tokens_one_by_one(prompts):
             if ids[-1] == CAUSAL.stop_token_id:
                 break
         assert text == CAUSAL.decode(ids[len(record["tokens"]) :])
-
-
-def test_stop_sequences_and_the_response_prefix_are_the_configs(prompts):
-    c, policy = prompt_config(max_new_tokens=20, response_prefix="so "), causal_policy(scale=3.0)
-    data = prompt_consumer(prompts, c)
-    problems = data.problems("train", 0)
-    free = policy.sample(problems, 0, c)
-    assert all(text.startswith("so ") for text in free.texts.completions)
-    assert all(text.endswith("=") for text in free.texts.prompts)
-    letter = max("abcdefghijklmnopqrstuvwxyz", key=lambda x: sum(x in text[3:] for text in free.texts.completions))
-    cut = policy.sample(problems, 0, replace(c, stop_sequences=(letter,)))
-    for whole, short in zip(free.texts.completions, cut.texts.completions, strict=True):
-        assert short == "so " + whole[3:].split(letter)[0]
-    assert any(letter in text[3:] for text in free.texts.completions)

@@ -5,7 +5,7 @@ import torch
 
 from grpo.grpo_training_step import loss_weights
 from grpo.objectives import AVERAGES
-from grpo.policies.fill_views import FILL_ESTIMATORS, READ_PASSES, Filled
+from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.scoring import score
 from tests.tiny import (
     TOKENIZER, config, consumer, count_rows, fill_policy, flat_gradient, masked_problems, one_process, sampled)
@@ -26,31 +26,6 @@ def test_an_estimator_reads_as_many_texts_as_it_says(dataset, estimator, texts):
     rows = count_rows(policy.model)
     policy.states(rollouts.reading)
     assert sum(rows) == texts * c.batch_size and rollouts.reading.texts.shape == (3, texts, c.block_size)
-
-
-@pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
-def test_passes_read_is_a_setting_of_the_estimators_whose_texts_it_changes(dataset, estimator):
-    found = []
-    for k in (2, 3):  # the config refuses it where it changes nothing
-        c = config(unmask_steps=4, fill_estimator=estimator, passes_read=k if estimator in READ_PASSES else 2)
-        object.__setattr__(c, "passes_read", k)
-        found.append(sampled(fill_policy(), dataset, c).reading.texts)
-    differ = found[0].shape != found[1].shape or not torch.equal(*found)
-    assert differ == (estimator in READ_PASSES)
-
-
-def test_trajectory_reads_the_text_of_each_pass(dataset):
-    c, _, r, (input, position, chosen) = rollouts_of(dataset, "trajectory")
-    T, texts = c.block_size, r.reading.texts
-    assert torch.equal(texts[:, 0], input)
-    for n, m in chosen.repeat_interleave(4, 0).nonzero().tolist():
-        p, g = divmod(n, 4)
-        view, place = divmod(int(r.reading.position[p, g, m]), T)
-        read, whole = texts[p, view], r.texts.tokens[n]
-        assert place == position[p, m] and read[place] == MASK
-        hidden = read == MASK
-        assert torch.equal(read[~hidden], whole[~hidden]), "what it does not hide is the completed text"
-        assert view == 0 or (view - 1) // 2 == g, "a later text is of the completion itself"
 
 
 def gradient_of(policy, rollouts, average, advantage):
@@ -103,21 +78,3 @@ def test_step_merge_reads_each_token_in_the_text_at_the_begin_of_its_segment(dat
     logp = score(policy, r, 1.0).logp
     exact = torch.allclose(logp * r.mask, r.old_logp * r.mask, rtol=0, atol=1e-4)
     assert exact == (K >= S)
-
-
-def filled(P, hidden):
-    """50 completions of each of P texts in one pass; hidden: (M,) bool."""
-    M, G, T = len(hidden), 50, 12
-    input, uniform = torch.full((P, T), MASK), torch.rand(P, G, 1, generator=torch.Generator().manual_seed(0))
-    return Filled(input, torch.arange(M).expand(P, 1, M), hidden.expand(P, 1, M), torch.zeros(P, G, M).long(),
-                  input[:, None, None].expand(P, G, 1, T), uniform)
-
-
-@pytest.mark.parametrize("name", FILL_ESTIMATORS)
-def test_after_one_pass_each_scored_token_is_read_hidden(name):
-    x = filled(3, torch.ones(8) > 0)
-    texts, position, weight = FILL_ESTIMATORS[name](x)
-    place = position % 12
-    assert torch.equal(place, x.position.expand_as(place))
-    read = texts.flatten(1)[:, None].expand(3, place.shape[1], -1).gather(2, position)
-    assert ((read == MASK) | (torch.zeros_like(read) > 0 if weight is None else weight == 0)).all()

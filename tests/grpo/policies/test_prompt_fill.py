@@ -1,27 +1,18 @@
 """Prompts that are answered in any order: what is sampled, how likely it was, and where a completion ends."""
 
 import dataclasses
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 
 from core.distributions import kept_tokens, restrict, sampling_logp
-from core.models import load_model, load_tokenizer
-from grpo.evaluation.prompts import PromptEvaluation
-from grpo.objectives import AVERAGES
 from grpo.policies import prompt_fill
 from grpo.policies.fill_views import FILL_ESTIMATORS
-from grpo.policies.prompt_fill import PromptFillPolicy
-from grpo.rewards import Rewards
 from grpo.scoring import score
-from tests.families import model_folder
-from tests.grpo.policies.test_fill_views import gradient_of
-from tests.tiny import CAUSAL, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy, sampled
+from tests.tiny import CAUSAL, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy
 
 SETTINGS = {"max_new_tokens": 9, "unmask_steps": 2, "block_length": 4, "kl_estimator": "exact"}
-PREFIX = {"prompt_attention": "prefix", "n_layer": 2}  # in one layer a prompt has no choice
 MASK, END = CAUSAL.mask_token_id, CAUSAL.stop_token_id
 
 
@@ -41,13 +32,12 @@ def passes_of(policy, problems, config):
     return prompt_fill.Filled(*arguments, **named), rollouts
 
 
-@pytest.mark.parametrize("shape", [{}, PREFIX], ids=["full", "prefix"])
 @pytest.mark.parametrize("more", [{}, {"top_p": 0.7}, {"unmask_order": "left_to_right", "unmask_steps": 4},
                                   {"unmask_order": "confidence", "group_size": 12}, {"block_length": None, "unmask_steps": 3}], ids=str)
 @torch.no_grad()
-def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(prompts, more, shape):
+def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(prompts, more):
     c = prompt_config(**SETTINGS | {"temperature": 0.8} | more)
-    policy, data = more_ends(prompt_fill_policy(1, **shape)), prompt_consumer(prompts, c)
+    policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
     problems = data.problems("train", 0)
     assert problems["padding"].any()
     filled, rollouts = passes_of(policy, problems, c)
@@ -55,7 +45,6 @@ def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(pr
     torch.testing.assert_close(scores.logp, rollouts.old_logp, rtol=0, atol=1e-5)
     G, L = c.group_size, c.max_new_tokens
     T = filled.input.shape[1] - L
-    assert (T == 0) == bool(shape)
     blocks = -(-L // (c.block_length or L))
     ended_early = 0
     for n in range(len(rollouts.mask)):
@@ -65,8 +54,7 @@ def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(pr
         turn, target = filled.turn[p, g], rollouts.target[n].where(rollouts.mask[n] > 0, MASK)
         for s in range(blocks * c.unmask_steps):
             now = (turn == s).nonzero().flatten().tolist()
-            alone = torch.tensor([len(prompt)]) if shape else None
-            logits = policy.project(policy.model.states(text[None], prompt=alone))[0]
+            logits = policy.project(policy.model.states(text[None]))[0]
             logp = sampling_logp(logits, c.temperature)
             logp = restrict(logp, kept_tokens(logp, top_p=c.top_p))
             for m in now:
@@ -102,27 +90,9 @@ def test_blocks_follow_each_other_and_the_order_within_them_is_the_one_asked_for
     assert in_order.all() if order == "left_to_right" else not in_order.all()
 
 
-@torch.no_grad()
-def test_confidence_keeps_the_likeliest_of_the_drawn_tokens(prompts):
-    c = prompt_config(**SETTINGS | {"unmask_order": "confidence", "block_length": None, "unmask_steps": 9, "top_k": 1})
-    policy = prompt_fill_policy(3)
-    problems = prompt_consumer(prompts, c).problems("train", 0)
-    filled, _ = passes_of(policy, problems, c)
-    T = problems["input"].shape[1]
-    for p in range(len(problems["padding"])):
-        padding = torch.from_numpy(problems["padding"][p : p + 1])
-        for s in range(9):
-            read = filled.read[p, 0, s][None]
-            best = policy.model(read, padding=padding)[0, T:].log_softmax(-1).amax(-1)
-            best = best.masked_fill(read[0, T:] != MASK, -torch.inf)
-            now = (filled.turn[p, 0] == s).nonzero().flatten().tolist()
-            assert now in ([], [int(best.argmax())])
-
-
-@pytest.mark.parametrize("shape", [{}, PREFIX], ids=["full", "prefix"])
-def test_padding_and_the_other_prompts_change_nothing(prompts, shape):
+def test_padding_and_the_other_prompts_change_nothing(prompts):
     c = prompt_config(**SETTINGS)
-    policy, data = more_ends(prompt_fill_policy(1, **shape)), prompt_consumer(prompts, c)
+    policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
     problems = data.problems("train", 0)
     whole = policy.sample(problems, 0, c)
     for p in range(len(problems["number"])):
@@ -135,11 +105,10 @@ def test_padding_and_the_other_prompts_change_nothing(prompts, shape):
         torch.testing.assert_close(part.old_logp, whole.old_logp[rows], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("estimator", "shape"), [*((name, {}) for name in FILL_ESTIMATORS), ("trajectory", PREFIX)],
-                         ids=str)
-def test_micro_batches_and_completions_read_alone_have_the_gradient_of_all(prompts, estimator, shape):
+@pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
+def test_micro_batches_and_completions_read_alone_have_the_gradient_of_all(prompts, estimator):
     c = prompt_config(**SETTINGS | {"fill_estimator": estimator})
-    policy, data = more_ends(prompt_fill_policy(1, **shape)), prompt_consumer(prompts, c)
+    policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
     rollouts = policy.sample(data.problems("train", 0), 0, c)
     weight = torch.rand(rollouts.target.shape) * rollouts.scored
     assert torch.equal(rollouts.train_mask, rollouts.mask) and rollouts.scored.any()
@@ -154,11 +123,10 @@ def test_micro_batches_and_completions_read_alone_have_the_gradient_of_all(promp
     assert (found[0] - found[1]).norm() < 1e-4 * found[0].norm() > 0
 
 
-@pytest.mark.parametrize("shape", [{}, PREFIX], ids=["full", "prefix"])
 @torch.no_grad()
-def test_problems_of_like_length_are_read_together_without_their_padding(prompts, shape):
+def test_problems_of_like_length_are_read_together_without_their_padding(prompts):
     c = prompt_config(**SETTINGS | {"batch_size": 8, "fill_estimator": "one_step"})
-    policy = prompt_fill_policy(1, **shape)
+    policy = prompt_fill_policy(1)
     problems = prompt_consumer(prompts, c).problems("train", 0)
     rollouts = policy.sample(problems, 0, c)
     lengths = [len(record["tokens"]) for record in problems["record"]]
@@ -175,47 +143,6 @@ def test_problems_of_like_length_are_read_together_without_their_padding(prompts
         assert max(read) <= max(limit, largest)
         total.append(sum(read))
     assert total[0] == len(sizes) * largest > total[1] > total[2] == int(sizes.sum())
-
-
-@torch.no_grad()
-def test_each_completion_of_a_group_has_a_share_of_its_own(prompts):
-    c = prompt_config(**SETTINGS)
-    filled, _ = passes_of(prompt_fill_policy(1), prompt_consumer(prompts, c).problems("train", 0), c)
-    assert all(len(row.unique()) == c.group_size for row in filled.uniform[..., 0])
-
-
-@torch.no_grad()
-def test_no_reward_sees_what_stands_behind_the_end(prompts):
-    c = prompt_config(**SETTINGS)
-    policy = more_ends(prompt_fill_policy(1))
-    rollouts = sampled(policy, prompts, c)
-    for text, ids, row, mask in zip(rollouts.texts.completions, rollouts.texts.completion_ids, rollouts.target,
-                                    rollouts.mask, strict=True):
-        assert ids == row[: int(mask.sum())].tolist() and text == CAUSAL.decode(ids)
-        assert END not in ids[:-1] and not row[mask == 0].any()
-    assert not rollouts.truncated.all() and rollouts.truncated.any()
-    greedy = policy.greedy(prompt_consumer(prompts, c).problems("train", 0), SimpleNamespace(**vars(c))).completions
-    assert len(greedy) == rollouts.problems and all(isinstance(text, str) for text in greedy)
-
-
-@pytest.mark.parametrize("model", [{}, PREFIX], ids=str)
-@torch.no_grad()
-def test_the_texts_of_the_passes_are_what_the_next_pass_read_of_the_completion(prompts, model):
-    c = prompt_config(**SETTINGS | {"stop_sequences": ("e",)})
-    policy = more_ends(prompt_fill_policy(1, **model))
-    filled, rollouts = passes_of(policy, prompt_consumer(prompts, c).problems("train", 0), c)
-    counts = set()
-    for n, text in enumerate(rollouts.texts.completions):
-        length = int(rollouts.mask[n].sum())
-        found = policy.passes(rollouts, n)
-        read = filled.read.flatten(0, 1)[n, :, -c.max_new_tokens :][:, :length].tolist()
-        assert found[:-1] == [CAUSAL.decode(ids) for ids in read[1 : len(found)]]
-        assert found[-1].split("e")[0] == text
-        counts.add(len(found))
-    assert len(counts) > 1, "a completion that ends early has fewer"
-    rollouts = policy.sample(prompt_consumer(prompts, c).problems("train", 0), 0, dataclasses.replace(
-        c, unmask_steps=1, block_length=None))
-    assert policy.passes(rollouts, 0) == []
 
 
 @pytest.mark.parametrize("more", [{}, {"top_p": 0.7}, {"unmask_order": "confidence"}], ids=str)
@@ -242,82 +169,3 @@ def test_a_stop_sequence_ends_a_completion_with_the_token_that_completes_it(prom
         assert ended
         logp = score(policy, cut, c.temperature).logp
         torch.testing.assert_close(logp, cut.old_logp, rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-def test_a_stop_sequence_may_end_inside_a_token(tmp_path):
-    pytest.importorskip("transformers")
-    path = model_folder(tmp_path / "model", "a2d-qwen3")
-    tokenizer = load_tokenizer(path)
-    policy = PromptFillPolicy(load_model(path)[0], tokenizer)
-    records = str(tmp_path / "sums.jsonl")
-    with open(records, "w") as f:
-        f.writelines(f'{{"prompt": "{i}+8=", "split": "{split}"}}\n' for i, split in enumerate(["train"] * 4 + ["val"]))
-    c = prompt_config(**SETTINGS)
-    problems = prompt_consumer(records, c, tokenizer=tokenizer).problems("train", 0)
-    free = policy.sample(problems, 0, c)
-    rows = [row[: int(mask.sum())].tolist() for row, mask in zip(free.target, free.mask, strict=True)]
-    first = next(text[0] for row in rows for text in map(tokenizer.decode, [[i] for i in row[1:]])
-                 if len(text) > 1 and text[0].isalnum() and text.isascii())
-    cut = policy.sample(problems, 0, dataclasses.replace(c, stop_sequences=(first,)))
-    inside = 0
-    for n, row in enumerate(rows):
-        ends = [m for m in range(len(row)) if first in tokenizer.decode(row[: m + 1])]
-        length = min(ends, default=len(row) - 1) + 1
-        assert int(cut.mask[n].sum()) == length and cut.texts.completions[n] == tokenizer.decode(row).split(first)[0]
-        inside += bool(ends) and not tokenizer.decode(row[:length]).endswith(first)
-    assert inside
-
-
-@pytest.mark.parametrize("average", AVERAGES)
-def test_agrpo_has_the_gradient_of_the_trajectory_in_expectation_where_completions_end_early(
-        prompts, monkeypatch, average):
-    settings = SETTINGS | {"block_length": None, "unmask_steps": 6, "batch_size": 3, "group_size": 8}
-    policy, c = more_ends(prompt_fill_policy(5)), prompt_config(**settings)
-    problems = prompt_consumer(prompts, c).problems("train", 0)
-    advantage = torch.randn(24, 1, generator=torch.Generator().manual_seed(0))
-    rollouts = policy.sample(problems, 0, c)
-    assert len(set(rollouts.mask.sum(1).tolist())) > 1
-    exact = gradient_of(policy, rollouts, average, advantage)
-    left_out = 0  # completions of which a draw of passes reads no token
-    agrpo, found, starts = FILL_ESTIMATORS["agrpo"], 0, 60  # 60: every number of passes up to 6 divides it
-    for i in range(starts):
-        def started(x, start=(i + 0.5) / starts):
-            x.uniform[:] = start
-            return agrpo(x)
-
-        monkeypatch.setitem(FILL_ESTIMATORS, "agrpo", started)
-        part = policy.sample(problems, 0, prompt_config(**settings, fill_estimator="agrpo", passes_read=1))
-        left_out += int((~part.scored.any(1)).sum())
-        found = found + gradient_of(policy, part, average, advantage) / starts
-    assert left_out
-    assert (found - exact).norm() < 1e-4 * exact.norm() > 0
-
-
-def test_held_out_metrics_do_not_depend_on_the_estimator_of_training(prompts):
-    found = []
-    for more in ({}, {"fill_estimator": "agrpo", "passes_read": 3}):
-        c = prompt_config(**SETTINGS | more | {"eval_problems": 6, "eval_completions": 4, "pass_k": 4})
-        evaluation = PromptEvaluation(prompt_consumer(prompts, c), None, Rewards(c), c)
-        found.append(evaluation(more_ends(prompt_fill_policy(1)), 1.0)[0])
-    assert found[0] == found[1] and found[0]["entropy"] > 0.1
-
-
-def test_a_prompt_that_is_read_once_has_the_gradient_of_texts_that_are_read_whole(prompts):
-    c = prompt_config(**SETTINGS | {"max_new_tokens": 5, "batch_size": 3, "group_size": 4})
-    policy = more_ends(prompt_fill_policy(1, **PREFIX))
-    problems = prompt_consumer(prompts, c).problems("train", 0)
-    filled, rollouts = passes_of(policy, problems, c)
-    weight = torch.rand(rollouts.target.shape) * rollouts.mask
-    (score(policy, rollouts, c.temperature).logp * weight).sum().backward()
-    shared = flat_gradient(policy)
-    for p in policy.parameters():
-        p.grad = None
-    for n, m in rollouts.mask.nonzero().tolist():
-        p, g = divmod(n, c.group_size)
-        prompt = torch.from_numpy(problems["input"][p, problems["padding"][p] :])
-        text = torch.cat((prompt, filled.read[p, g, filled.turn[p, g, m]]))
-        h = policy.model.states(text[None], prompt=torch.tensor([len(prompt)]))[0, len(prompt) + m]
-        logp = (policy.project(h) / c.temperature).log_softmax(-1)[rollouts.target[n, m]]
-        (logp * weight[n, m]).backward()
-    assert (shared - flat_gradient(policy)).norm() < 1e-5 * shared.norm() > 0

@@ -33,10 +33,9 @@ def write_run(folder, records=None, samples=(), config=None, **start):
     folder.mkdir()
     jsonl(folder / "metrics.jsonl", *(steps(4) if records is None else records))
     jsonl(folder / "samples.jsonl", *samples)
-    if config is not None:
-        (folder / "config.json").write_text(json.dumps(config))
-    if start:
-        jsonl(folder / "starts.jsonl", {"step": 0} | start)
+    starts = {"starts": [{"step": 0} | start]} if start else {}
+    if config is not None or start:
+        (folder / "config.json").write_text(json.dumps((config or {}) | starts))
     return str(folder)
 
 
@@ -109,15 +108,6 @@ def test_what_was_filled_in_is_marked_by_the_verdict_of_the_reward_and_not_by_th
     assert page.marks[-4:] == [("filled", "b"), ("filled", "xd"), ("filled", "x"), ("filled", "\nd")]
     assert page.tables[2] == [["", "text"], ["problem", "a_c__"], ["truth", "abc\nd"], ["best 0.75", "abcxd"],
                               ["worst -1.5", "axc\nd"]]
-
-
-def test_a_sample_that_was_filled_in_pass_by_pass_shows_its_passes(tmp_path):
-    record = {"step": 2, "problem": "1+1=", "best": "12", "worst": "3", "passes": ["__", "1_", "12"]}
-    rows = page_of(tmp_path, None, [record]).tables[1]
-    assert rows[4:] == [["best, pass 1", "__"], ["best, pass 2", "1_"], ["best, pass 3", "12"]]
-    record["passes"] = [str(i) for i in range(1, 21)]
-    rows = Page(write_report(write_run(tmp_path / "many", None, [record]))).tables[1]
-    assert rows[4:] == [[f"best, pass {i}", str(i)] for i in range(2, 21, 3)], "of many passes every third one"
 
 
 def test_a_sample_of_several_turns_tells_answers_of_the_environment_apart(tmp_path):

@@ -12,9 +12,10 @@ def test_a_run_is_its_metrics_and_its_latest_start_without_a_line_that_was_cut_s
     run = Run(tmp_path, "mine")
     assert (run.last, run.samples, run.config, run.start, run.end) == (2, {}, {}, {}, {})
     assert run.curves["eval/x"] == [(0, 0.5)] and run.curves["loss"] == [(2, None)]
-    jsonl(tmp_path / "starts.jsonl", {"step": 0}, {"step": 7, "ended": "failed"}, {"step": 40, "time": "resumed"})
+    first, later = {"step": 0, "end": {"ended": "failed"}}, {"step": 40}
+    jsonl(tmp_path / "config.json", {"seed": 3, "starts": [first, later]})
     run = Run(tmp_path, "mine")
-    assert (run.start, run.end) == ({"step": 40, "time": "resumed"}, {})
+    assert (run.config, run.start, run.end) == ({"seed": 3}, {"step": 40}, {})
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"step": 1'])
@@ -27,7 +28,7 @@ def test_a_folder_without_metrics_is_no_run(tmp_path, content):
 
 def test_a_damaged_line_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"step": \xff}\n')
-    with pytest.raises(ValueError, match="metrics.jsonl, line 2 is damaged"):
+    with pytest.raises(ValueError, match="metrics.jsonl, line 2 is not JSON"):
         Run(tmp_path, "mine")
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from core.judge import CHUNK
-from core.performance.prepacked import has_fast_bfloat16
 from grpo.reward_functions.judge import Judge
 from tests.tiny import TOKENIZER, judge
 
@@ -51,17 +50,6 @@ def test_a_judge_computes_in_its_own_type_and_scores_in_float32(dtype):
         torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)
         assert torch.equal(found, expected) == (dtype == torch.float32)
     assert set(seen) == {dtype}
-
-
-@pytest.mark.skipif(not has_fast_bfloat16(judge()), reason="this CPU has no instructions for bfloat16")
-def test_a_packed_judge_scores_and_credits_nearly_alike():
-    texts = texts_of(20, 7, 20, 13, places=2)
-    plain, fast = reader_of(scale=1.0), reader_of(scale=1.0)
-    fast.pack()
-    assert fast.packed and not plain.packed
-    torch.testing.assert_close(fast.scores(texts), plain.scores(texts), rtol=0, atol=2e-3)
-    torch.testing.assert_close(fast.score_and_credit(texts, 2)[1], plain.score_and_credit(texts, 2)[1],
-                               rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("head", ["realness", "cls"])

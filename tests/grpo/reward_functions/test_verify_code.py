@@ -66,15 +66,11 @@ def test_the_verdicts_and_settings_of_the_sandbox_are_taken_over_and_counted(mon
     assert executed([{"input": "2", "output": "4"}], "a")[1]["unsafe_tests"] == (0.0, 1)
 
 
-@pytest.mark.parametrize(("tests", "message"), [
-    ("", "needs the field 'tests' .* any code would pass blank tests"), ([" ", "\n"], "any code would pass blank tests"),
-    ([], "any code would pass blank tests"), ([{"input": "1", "output": " "}], "any code would pass blank tests"),
-    *((tests, "of a record must be a text, a list of texts, or a list of {'input': text, 'output': text}") for tests in (
-        5, [1], {"a": 1}, [{"input": "1"}], [{"input": 1, "output": "1"}], [{"input": "1", "output": "1"}, "pass"])),
-    *((tests, "of a record cannot be parsed") for tests in (
-        "assert f(2) = 4", ["assert f(2) == 4", "assert ("], "def g():\npass", "x = '\0'", "x = '\ud800'",
-        "-" * 100000 + "1", "(" * 5000))])
-def test_the_check_of_a_record_refuses_tests_in_one_short_line(tests, message):
-    with pytest.raises(ValueError, match=f"^reward code_execution.*{message}") as caught:
+@pytest.mark.parametrize("tests", [
+    "", [" ", "\n"], [], [{"input": "1", "output": " "}], 5, [1], {"a": 1}, [{"input": "1"}], [{"input": 1, "output": "1"}],
+    [{"input": "1", "output": "1"}, "pass"], [{"input": "1", "output": "1", "more": "1"}], "assert f(2) = 4",
+    ["assert f(2) == 4", "assert ("], "def g():\npass", "x = '\0'", "x = '\ud800'", "-" * 100000 + "1", "(" * 5000])
+def test_the_check_of_a_record_refuses_tests_in_one_short_line(tests):
+    with pytest.raises(ValueError, match="^reward code_execution: tests=.* of a record") as caught:
         REWARDS["code_execution"].check(tests=tests)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400

@@ -1,17 +1,19 @@
 """Every value of the rewards of mathematics, and that hostile completions cost little work."""
 
 import ast
+import contextlib
 import itertools
 import random
 import sys
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 
 from grpo.reward_functions import verify_math
-from grpo.reward_functions.registry import REWARDS
-from grpo.reward_functions.verify_math import equations
-from tests.tiny import expect_rewards, rewards_of
+from grpo.reward_functions.registry import REWARDS, Log
+from grpo.rewards import Rewards
+from tests.tiny import config, expect_rewards, rewards_of
 
 END, OPEN, CLOSE = "<end_working_out>", "<SOLUTION>", "</SOLUTION>"
 
@@ -84,8 +86,8 @@ def test_countdown_is_exact_in_any_notation_of_numbers(numbers, target, values):
 
 
 @pytest.mark.parametrize(("numbers", "target"), [
-    ("12", 3), ({"1": 2}, 3), ([1, "x"], 1), ([1, None], 1), ([[1]], 1), ([True], 1), ([1, float("inf")], 1), ([1], [1]),
-    ([1], ""), ([1], "1/0"), ([1], float("nan")), ([1], "9" * 5000), ([1], "1e1000000000"), ([1], "1e１００００００００")])
+    ("12", 3), ({"1": 2}, 3), ([1, "x"], 1), ([1, None], 1), ([1, float("inf")], 1), ([1], [1]), ([1], "1/0"),
+    ([1], "9" * 5000), ([1], "1e1000000000"), ([1], "1e１００００００００")])
 def test_a_countdown_record_without_numbers_is_refused_in_one_line(numbers, target):
     with pytest.raises(ValueError, match="^reward countdown: numbers=.* of a record must be.* numbers.*$") as caught:
         REWARDS["countdown"].check(numbers=numbers, target=target, answer="7")
@@ -139,14 +141,36 @@ def test_hostile_arithmetic_is_refused_after_little_work(text, monkeypatch):
     assert next(steps) < 10_000
 
 
-@pytest.mark.parametrize(("prompt", "text", "truth", "worth"), [
-    ("3\n1+_=3\n10+5=15\n_+4", "3\n1+2=3\n10+5=15\n4+4", "3\n1+2=3\n10+5=15\n4+4", 1.0),
-    ("3\n1+_=3\n10+5=15\n_+4", "3\n1+3=3\n10+5=15\n4+4", "3\n1+2=3\n10+5=15\n4+4", 0.0),
-    ("3\n1+2=3\n_", "3\n1+2=3\n4", "3\n1+2=3\n4", None),  # no whole line was masked
-    ("3\n_+_=3\n1_+5=15\n", "3\n2+1=3\n11+5=15\n", "3\n1+2=3\n10+5=15\n", 0.5),
-    ("4_1+2=3\n", "441+2=3\n", "4\n1+2=3\n", 0.0),  # its line break was masked
-    *(("_______7", line + "7", "\n1+2=3\n7", worth) for line, worth in (
-        ("\n1+2=3\n", 1.0), ("\n2+1=37", 0.0), ("71+2=3\n", 0.0), ("\n+3=3 \n", 0.0), ("\n 1+2=3", 0.0),
-        ("\n01+2=", 0.0), ("\n3+0=3\n", 1.0), ("\n3=3+0\n", 0.0)))])
-def test_equations_checks_the_lines_that_were_touched(prompt, text, truth, worth):
-    assert equations([prompt], [text], answer=[truth]) == [worth]
+# answers in LaTeX
+
+def verified(text, answer):
+    """(score, metrics) of one completion."""
+    pytest.importorskip("math_verify")
+    log = Log()
+    score, = REWARDS["math_verify"].fn([""], [text], [answer], log_metric=log.log_metric)
+    return score, log.metrics
+
+
+@pytest.mark.parametrize("answer, text, score", [
+    (r"\frac{1}{2}", "so $0.5$", 1), (r"\frac12", r"\boxed{1/2}", 1), (r"\frac12", r"\boxed{2}", 0),
+    (r"2\sqrt{3}", r"$\sqrt{12}$", 1), ("x^2+2x+1", r"\boxed{(x+1)^2}", 1), ("x^2+2x+1", r"\boxed{(x-1)^2}", 0),
+    (r"\{1,2\}", r"$\{2,1\}$", 1), ("[0,1)", "$[0,1]$", 0), (r"\text{Evelyn}", r"\boxed{\text{Evelyn}}", 1),
+    ("42", "It is 42.", 1), ("42", "", 0), ("42", r"42, no: \boxed{41}", 0), ("So it is $\\frac34$.", "0.75", 1),
+    (42, "42", 1), ("42", r"\boxed{__import__('os')}", 0)])
+def test_an_answer_in_latex_is_compared_by_its_value(answer, text, score):
+    assert verified(text, answer) == (score, {"unread_answers": (0.0, 1)})
+
+
+@pytest.mark.parametrize("answer", ["", " "])
+def test_an_answer_of_the_record_that_cannot_be_read_skips_the_completion(answer):
+    assert verified("$3$", answer) == (None, {"unread_answers": (1.0, 1)})
+
+
+@pytest.mark.slow
+def test_a_completion_that_would_take_for_ever_is_wrong_and_the_others_are_scored():
+    pytest.importorskip("math_verify")
+    rewards = Rewards(config(reward_functions=("math_verify",)))
+    texts = SimpleNamespace(prompts=[""] * 4, completions=["$42$", "$9^{9^{9^{9}}}$", r"\boxed{99999999!}", "$41$"],
+                            completion_ids=[[]] * 4, columns={"answer": ["42"] * 4})
+    with contextlib.closing(rewards):
+        assert rewards.score(texts, 4)[0]["math_verify"].tolist() == [1, 0, 0, 0]

@@ -12,14 +12,15 @@ import pytest
 import torch
 
 from core.files.json_lines import read_records
+from core.models import save_model
 from core.settings.script import exit_code
 from grpo import train_grpo
-from grpo.rewards import reward
 from grpo.samplers.build import policy_of_worker
-from grpo.samplers.ray_cluster import environment, start_ray
+from grpo.samplers.ray import RaySampler, start_ray
 from tests.families import model_folder, write_sums
-from tests.kill_workers import LETTERS, process, settings_of, workers
-from tests.tiny import ROOT, TOKENIZER, config, fill_policy, judge, model, run_script, same, save, without_clock
+from tests.tiny import (
+    CAUSAL, ROOT, TOKENIZER, causal_model, config, fill_policy, judge, model, run_script, same, save, without_clock,
+    write_prompt_dataset)
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -27,12 +28,28 @@ RUN = {"max_iters": 3, "batch_size": 4, "group_size": 4, "eval_problems": 4, "ev
        "pass_k": 2, "device": "cpu", "learning_rate": 1e-2, "min_lr": 1e-2, "warmup_iters": 0, "temperature": 1.0}
 RAY = {"sampler": "ray", "sampler_timeout": 120.0}
 ONLY_OUTSIDE = {"staleness", "sampler/replaced_workers"}
+LETTERS = '''
+def letters(prompts, completions, **columns):
+    """The share of letters among the characters."""
+    return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
+'''
+
+
+def settings_of(folder, **more):
+    """The settings of a run of two workers on data and a model that are written to the folder."""
+    write_prompt_dataset(folder / "sums")
+    save_model(str(folder / "causal.safetensors"), causal_model(scale=3.0), CAUSAL)
+    (folder / "letters.py").write_text(LETTERS)
+    return RUN | RAY | {"dataset": folder / "sums", "generator_checkpoint": folder / "causal.safetensors",
+                        "max_new_tokens": 5, "top_p": 1.0, "reward_functions": "('letters',)", "ray_workers": 2,
+                        "reward_file": folder / "letters.py"} | more
 
 
 @pytest.fixture(scope="module")
 def own_ray():
     """A Ray of this process, which the runs of this file use and leave open, started where authentication is off."""
-    with environment({"RAY_AUTH_MODE": "disabled"}):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
         start_ray(ray, {"PYTHONPATH": ROOT}, num_cpus=2, object_store_memory=2**27)
     yield ray
     ray.shutdown()
@@ -76,8 +93,8 @@ def test_a_run_starts_a_ray_of_its_own_and_ends_it(run, dataset, tmp_path):
                   "dtype": "float32"}
     expect_alike(run("local", **fill), run("ray", **fill, **RAY))
     assert not ray.is_initialized()
-    children = [x for name in os.listdir("/proc") if name.isdigit() and (x := process(int(name)))]
-    assert not [title for title, parent in children if parent == os.getpid() and b"raylet" in title]
+    children = subprocess.run(["pgrep", "-P", str(os.getpid()), "raylet"], capture_output=True)
+    assert children.returncode == 1 and not children.stdout, children
 
 
 @pytest.mark.parametrize(("family", "correction"), [
@@ -113,29 +130,25 @@ def test_workers_play_the_episodes_of_the_run(own_ray, run, tmp_path):
     (tmp_path / "question.py").write_text(QUESTION)
     episodes = {"environment": "Asked", "environment_file": tmp_path / "question.py", "max_turns": 3, "max_new_tokens": 16,
                 "stop_sequences": tuple("abcdefghijklmnop"), "reward_functions": "('environment',)", "reward_file": None}
-    settings = settings_of(tmp_path, max_iters=3, max_staleness=1, ray_workers=1, log_interval=1,
-                           **episodes)
+    settings = settings_of(tmp_path, max_staleness=1, ray_workers=1, **episodes)
     local, outside = run("local", **inside_of(settings)), run("ray", **settings)
     expect_alike(local, outside, staleness=(0, 1, 1))
     assert all(record["environment/turns"] > 1 and record["environment/failed"] == 0 for record in outside[0])
 
 
-def test_a_run_whose_worker_is_killed_is_the_run_without_workers(own_ray, run, tmp_path):
-    calls, killed, of_earlier_runs = [], [], workers().keys()  # which may still be about to end
+def test_a_run_whose_worker_is_killed_is_the_run_without_workers(own_ray, run, tmp_path, monkeypatch):
+    finish, calls = RaySampler.finish, []
 
-    @reward(low=0.0, high=1.0)
-    def deadly(prompts, completions, **columns):
-        """The share of letters. Its eighth call in the run with workers, the first of two, kills one of them."""
-        calls.append(len(completions))
-        if len(calls) == 8 and not killed:
-            killed.append(min(workers().keys() - of_earlier_runs))
-            os.kill(killed[0], signal.SIGKILL)
-        return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
+    def kill_and_finish(sampler):
+        calls.append(sampler)
+        if len(calls) == 4:
+            own_ray.kill(sampler.workers[0], no_restart=False)
+        return finish(sampler)
 
-    settings = settings_of(tmp_path, max_iters=12, max_staleness=1, reward_functions="deadly", reward_file=None)
+    monkeypatch.setattr(RaySampler, "finish", kill_and_finish)
+    settings = settings_of(tmp_path, max_iters=12, max_staleness=1)
     outside = run("ray", **settings)
-    assert len(killed) == 1 and sum(record["sampler/replaced_workers"] for record in outside[0]) == 1
-    calls.clear()
+    assert sum(record["sampler/replaced_workers"] for record in outside[0]) == 1
     expect_alike(run("local", **inside_of(settings)), outside, staleness=(0, *[1] * 11))
 
 
@@ -170,7 +183,7 @@ def cluster(monkeypatch):
 
 
 def test_two_sharded_ranks_join_a_cluster_and_train_as_one_process(cluster, run, tmp_path):
-    settings = settings_of(tmp_path, max_iters=3, parallel="fsdp", optimizer="adamw", ray_workers=1,
+    settings = settings_of(tmp_path, parallel="fsdp", optimizer="adamw", ray_workers=1,
                            sampler_timeout=300.0)
     alone = run("alone", **inside_of(settings))
     out = tmp_path / "two"

@@ -58,10 +58,3 @@ def test_other_problems_of_an_iteration_do_not_disturb_the_ones_ahead():
     assert get(prefetcher, 0, again=1) == ("0+", 0)
     assert sampler.events[-3:] == ["start 0+", "finish 1", "finish 0+"]
     assert get(prefetcher, 1) == ("1", 1) and sampler.events[-2:] == ["sync 1", "start 2"]
-
-
-def test_staleness_is_logged_where_there_can_be_one():
-    sampler, prefetcher = prefetcher_of(0)
-    sampler.outside = False
-    _, sums = prefetcher.get("0", 0, 0, 9)
-    assert sums == {}

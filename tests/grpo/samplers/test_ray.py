@@ -1,9 +1,10 @@
-"""Workers share the problems, and what they write does not depend on their number.
+"""Workers share the problems, and what they write does not depend on their number; how a run comes to its Ray.
 
 Here Ray is a stand-in that runs in this process. Real workers, and their deaths, are in test_build.py.
 """
 
 import copy
+import os
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,11 +12,11 @@ import pytest
 import torch
 
 from grpo.samplers import ray as module
-from grpo.samplers.ray import RaySampler
+from grpo.samplers.ray import LEAST_STORE, RaySampler, RayWorker, gpus_beside, pack, threads_of_worker, worker_options
 from grpo.samplers.sampler import SamplerError
 from tests.grpo.test_episodes import SETTINGS as EPISODES
 from tests.tiny import (
-    causal_policy, config, consumer, fill_policy, one_process, prompt_config, prompt_consumer, prompt_fill_policy)
+    ROOT, causal_policy, config, consumer, fill_policy, one_process, prompt_config, prompt_consumer, prompt_fill_policy)
 
 
 class RayError(Exception):
@@ -44,13 +45,30 @@ class Actor:
 
 
 class FakeRay:
-    """In the place of the package ray. late: no answer comes in time"""
+    """In the place of the package ray. late: no answer comes in time; error: of ray.init; calls: of it, with the
+    environment that it saw"""
 
     exceptions = SimpleNamespace(RayError=RayError, GetTimeoutError=GetTimeoutError)
+    _raylet = SimpleNamespace(Config=SimpleNamespace(initialize=str))
     put = staticmethod(copy.deepcopy)
 
     def __init__(self):
-        self.killed, self.late, self.left = [], False, False
+        self.killed, self.late, self.up, self.error, self.calls, self.gpus = [], False, False, None, [], 0.0
+
+    def is_initialized(self):
+        return self.up
+
+    def init(self, address, **settings):
+        self.calls.append((address, settings, dict(os.environ)))
+        if self.error:
+            raise self.error
+        self.up = True
+
+    def shutdown(self):
+        self.up = False
+
+    def cluster_resources(self):
+        return {"GPU": self.gpus}
 
     def remote(self, **options):
         return lambda cls: SimpleNamespace(remote=lambda *arguments: Actor(partial(cls, *arguments)))
@@ -64,14 +82,11 @@ class FakeRay:
         self.killed.append(actor)
         raise RayError("no cluster")
 
-    def leave(self):
-        self.left = True
-
 
 @pytest.fixture
 def fake(monkeypatch):
     ray = FakeRay()
-    monkeypatch.setattr(module, "joined_ray", lambda *_: (ray, ray.leave))
+    monkeypatch.setattr(module, "require", lambda *_: ray)
     return ray
 
 
@@ -130,26 +145,8 @@ def test_a_start_is_written_with_the_weights_of_the_last_sync_before_it(world):
             x.mul_(1.2)
     sampler.sync(policy.weights(), 1)
     sampler.start(problems(2), 2)
-    known = policy.sample(problems(4), 4, sampler.config)
-    scores = sampler.score(problems(4), known)
     for i, writer in enumerate((before, before, policy)):
         expect_same(sampler.finish()[0], writer, problems(i), i, sampler.config)
-    assert len(scores()) == 2, "of each worker"
-    for logp in scores():
-        torch.testing.assert_close(logp * known.mask, known.old_logp, rtol=0, atol=1e-5)
-
-
-def test_a_worker_that_ray_has_started_again_is_counted_once(world):
-    sampler, policy, problems = world()
-    replaced = []
-    for i in range(3):
-        if i == 1:
-            sampler.workers[0].worker = None
-        sampler.start(problems(i), i)
-        found, sums = sampler.finish()
-        expect_same(found, policy, problems(i), i, sampler.config)
-        replaced.append(sums["sampler/replaced_workers"][0])
-    assert replaced == [0.0, 1.0, 0.0]
 
 
 def test_a_late_worker_and_an_error_of_its_code_end_the_run_with_a_line(world, fake, monkeypatch):
@@ -158,7 +155,7 @@ def test_a_late_worker_and_an_error_of_its_code_end_the_run_with_a_line(world, f
     def broken(*_):
         raise ValueError("top_k=7 is not for this model")
 
-    monkeypatch.setattr(module.RayWorker, "sample", broken)
+    monkeypatch.setattr(RayWorker, "sample", broken)
     sampler.start(problems(0), 0)
     with pytest.raises(SamplerError, match="^a worker of sampler='ray' failed: ValueError: top_k=7 is not for this"):
         sampler.finish()
@@ -167,7 +164,7 @@ def test_a_late_worker_and_an_error_of_its_code_end_the_run_with_a_line(world, f
     with pytest.raises(SamplerError, match="needed more than 7 seconds; raise sampler_timeout"):
         sampler.finish()
     sampler.close()
-    assert fake.left and len(fake.killed) == 1, "a Ray that is gone does not hide why the run ends"
+    assert not fake.up and len(fake.killed) == 1, "a Ray that is gone does not hide why the run ends"
 
 
 @pytest.mark.parametrize("late, line", [(False, "generator_checkpoint=x is no file"),
@@ -179,4 +176,85 @@ def test_workers_that_cannot_be_built_end_the_run_and_leave_nothing_open(fake, l
     fake.late = late
     with pytest.raises(SamplerError, match=line):
         RaySampler(make, causal_policy(), prompt_config(sampler="ray"), one_process())
-    assert fake.left
+    assert fake.calls and not fake.up
+
+
+def test_weights_of_every_kind_are_copied_to_the_last_bit_once_for_each_version(monkeypatch):
+    weights = {"matrix": torch.randn(3, 4).T, "half": torch.randn(5).bfloat16(), "flags": torch.tensor([True, False])}
+    loaded = []
+    monkeypatch.setattr(module, "moved", lambda x, device: x)
+    policy = SimpleNamespace(weights=lambda: weights, load_weights=loaded.append, sample=lambda *_: None)
+    worker = RayWorker(lambda config: policy, None)
+    for version in (0, 0, 1, 1, 0):
+        worker.sample({}, 0, version, pack(weights))
+    assert len(loaded) == 3
+    assert all(loaded[0][name].dtype == x.dtype and torch.equal(loaded[0][name], x) for name, x in weights.items())
+
+
+def join(fake, **settings):
+    return RaySampler(lambda config: causal_policy(), causal_policy(), prompt_config(sampler="ray", **settings),
+                      one_process())
+
+
+def test_a_run_starts_its_own_ray_with_room_for_the_weights_in_flight_and_ends_it(fake, monkeypatch):
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "1")
+    before = dict(os.environ)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    sampler = join(fake, ray_workers=3, max_staleness=1)
+    (address, settings, seen), = fake.calls
+    size = sum(x.nbytes for x in sampler.policy.weights().values())
+    assert address == "local" and settings["num_cpus"] == 6 and settings["include_dashboard"] is False
+    assert settings["object_store_memory"] == LEAST_STORE + int(3.3 * size) > LEAST_STORE
+    assert seen["PYTHONPATH"].split(os.pathsep)[0] == ROOT, "workers import this repository"
+    assert seen["RAY_AUTH_MODE"] == "token" and len(seen["RAY_AUTH_TOKEN"]) == 64
+    assert seen["RAY_USAGE_STATS_ENABLED"] == "0", "nothing is sent to the makers of Ray"
+    assert dict(os.environ) == before, "what is set for Ray is set for it alone"
+    join(fake).close()
+    assert fake.up and len(fake.calls) == 1, "a Ray that the caller has started is used and stays open"
+    sampler.close()
+    assert not fake.up
+
+
+def test_a_cluster_is_joined_at_its_address(fake):
+    join(fake, ray_address="auto")
+    (address, settings, seen), = fake.calls
+    assert "RAY_AUTH_TOKEN" not in seen, "the cluster's is in its own environment, or in the home folder"
+    assert address == "auto" and "num_cpus" not in settings and "object_store_memory" not in settings
+    assert settings["runtime_env"]["env_vars"]["PYTHONPATH"].split(os.pathsep)[0] == ROOT
+
+
+@pytest.mark.parametrize("address, error", [
+    (None, RuntimeError("Failed to start GCS\nno port")), ("auto", ConnectionError("no Ray instance")),
+    ("127.0.0.1:1", None), ("127.0.0.1:99999", None)])  # at once: Ray itself would try for minutes
+def test_a_ray_that_is_not_there_or_cannot_start_is_one_line(fake, address, error):
+    fake.error = error
+    with pytest.raises(SamplerError, match=f"^sampler='ray': no Ray at ray_address={address} [^\n]*$"):
+        join(fake, ray_address=address)
+    assert bool(fake.calls) == (error is not None)
+
+
+@pytest.mark.parametrize("settings, threads", [
+    ({}, 12), ({"ray_workers": 2}, 6), ({"max_staleness": 1}, 6), ({"ray_workers": 20}, 1),
+    ({"ray_workers": 2, "ray_address": "auto"}, 12)])
+def test_workers_share_the_threads_with_each_other_and_ahead_with_the_trainer(fake, monkeypatch, settings, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 12)
+    c = prompt_config(sampler="ray", **settings)
+    assert threads_of_worker(c) == worker_options(fake, c, one_process())["num_cpus"] == threads
+
+
+@pytest.mark.parametrize("gpus, address, share", [(1.0, None, 0.5), (8.0, None, 1.0), (3.0, "auto", 1 / 3)])
+def test_two_workers_of_each_of_four_ranks_share_the_gpus_that_ray_has(fake, gpus, address, share):
+    fake.gpus = gpus
+    c = prompt_config(sampler="ray", ray_workers=2, ray_address=address)
+    dist = SimpleNamespace(device=torch.device("cuda"), world=4)
+    assert worker_options(fake, c, dist)["num_gpus"] == share
+
+
+@pytest.mark.parametrize("visible, rank, ranks, index, names", [
+    ("", 0, 1, 2, ["0", "1", "3"]), ("", 1, 2, 1, ["3"]), ("4,5,6", 1, 3, 1, ["5"])])
+def test_workers_get_the_gpus_that_no_rank_trains_on_else_those_of_their_rank(monkeypatch, visible, rank, ranks, index,
+                                                                              names):
+    for name, x in (("CUDA_VISIBLE_DEVICES", visible), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", ranks)):
+        monkeypatch.setenv(name, str(x))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert gpus_beside(SimpleNamespace(device=torch.device("cuda", index))) == names

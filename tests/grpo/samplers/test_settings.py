@@ -14,13 +14,13 @@ VLLM = {"sampler": "vllm", "vllm_url": "http://x", "top_p": 1.0}
     ({"sampler_timeout": 60.0}, "sampler_timeout=60.0 has no effect with sampler='local'; set sampler='ray' or 'vllm'"),
     ({"sampler": "vllm"}, "set vllm_url"),
     *(({"sampler": "ray", "ray_address": address}, "^ray_address='.* is neither host:port nor auto; ray start --head")
-      for address in ("ray://127.0.0.1:1", "a b\nc", "localhost", "host:0", "host:", "")),
+      for address in ("ray://127.0.0.1:1", "a b\nc", "host:0", "")),
+    (VLLM | {"environment": "Guess", "reward_functions": ("environment",)}, "environment='Guess' .*set sampler='local'"),
     (VLLM | {"top_p": 0.9}, "top_p=0.9, .*without the tokens that could have been drawn.* set top_p=1.0, top_k=0"),
     (VLLM | {"min_p": 0.1}, "min_p=0.1 with sampler='vllm'"),
     (VLLM | {"temperature": 3.0}, "temperature=3 .* 0.01 to 2"), (VLLM | {"temperature": 1e-3}, "temperature=0.001"),
     *((VLLM | {"vllm_url": url}, "^vllm_url='.* must be an address") for url in (
-        "localhost:8000", "ftp://x", "http://", "http://[::1", "http://127.0.0.1:1/\r\nX: y", "http://a b",
-        "http://x:abc", "http://name:password@x", "http://x/\x1b[31m", "")),
+        "localhost:8000", "http://", "http://127.0.0.1:1/\r\nX: y", "http://name:password@x", "")),
     ({"ratio_to": "sampler", "fill_estimator": "agrpo"}, "'agrpo' only estimates.* or ratio_to='policy'"),
     ({"ratio_to": "itself"}, "ratio_to='itself' is not one of policy, sampler"),
     ({"sampler": "rey"}, "sampler='rey' is not one of local, ray, vllm"),

@@ -1,6 +1,15 @@
-"""The vLLM sampler against a server that computes with transformers, token by token."""
+"""The vLLM sampler against a server that computes with transformers, token by token, and that misbehaves if asked to.
 
+VLLM_URL names a real server instead (kind "real"): docs/scaling.md has the commands to start one. VLLM_MODEL is the
+model that it serves, as generator_checkpoint names it: a model of this project, which is brought whole, or a folder in
+Hugging Face format, which gets an adapter.
+"""
+
+import contextlib
+import math
 import os
+import pathlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,67 +17,135 @@ import torch
 pytest.importorskip("transformers")
 
 from core.files.json_lines import read_records
-from core.models import save_model
+from core.huggingface.export import write_generator
+from core.huggingface.settings import LoraConfig
+from core.models import is_huggingface, load_model, load_tokenizer, save_model
+from core.prompts import PromptConsumer
 from grpo import train_grpo
-from grpo.samplers.vllm import VllmSampler, prompts_of, seed_of
+from grpo.grpo_training_step import Timer, collect_rollouts
+from grpo.policies.causal import CausalPolicy
+from grpo.samplers import vllm, vllm_http
+from grpo.samplers.sampler import SamplerError
+from grpo.samplers.vllm import VllmSampler, prompts_of
 from grpo.scoring import score_in_batches
-from tests.grpo.policies.test_turns import MADE, pieces
-from tests.grpo.samplers.vllm_world import KINDS, URL, folders, world  # noqa: F401 fixtures
-from tests.tiny import CAUSAL, causal_model, one_process, run_here, run_script
+from tests.families import model_folder, write_sums
+from tests.tiny import (
+    CAUSAL, ROOT, causal_model, clear_gradient, fill_policy, fixed_rewards, one_process, prompt_config, run_here, run_script, train)
 from tests.vllm_server import running
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
+SMALL = {"batch_size": 2, "group_size": 2, "max_new_tokens": 6, "temperature": 0.8, "sampler_timeout": 20.0}
+KINDS = ("ours", "qwen3", "adapter")  # a model of ours; one with several ends and rows behind its vocabulary; LoRA
+URL = os.environ.get("VLLM_URL")
+MODEL = os.environ.get("VLLM_MODEL", os.path.join(ROOT, "data", "arithmetic", "pretrained", "generator.safetensors"))
 
 
-def apart(w, rollouts):
-    """The largest difference of the policy's log-probabilities from those that came with the completions."""
-    return float(((score_in_batches(w.policy, rollouts, w.config) - rollouts.old_logp) * rollouts.mask).abs().max())
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """{kind: the folder that the server is started with}, and the sums that models in Hugging Face format complete."""
+    root = tmp_path_factory.mktemp("vllm")
+    write_generator(causal_model(scale=3.0), CAUSAL, str(root / "ours"))
+    qwen3 = model_folder(root / "qwen3", "qwen3", longest=64)
+    return {"ours": str(root / "ours"), "qwen3": qwen3, "adapter": qwen3, "real": MODEL,
+            "sums": write_sums(root / "sums.jsonl")}
+
+
+class World:
+    """A policy, its problems, a server of its first weights, and the sampler between them."""
+
+    def __init__(self, kind, folders, prompts, out, server, **settings):
+        self.server, lora = server, {}
+        if kind == "adapter" or (kind == "real" and is_huggingface(MODEL)):
+            lora = {"lora_rank": 4}
+        self.config = prompt_config(sampler="vllm", vllm_url=server.url, out_dir=str(out), kl_beta=0.0, **lora,
+                                    **SMALL | settings)
+        if kind == "ours":
+            self.policy, data = CausalPolicy(causal_model(scale=3.0), CAUSAL), prompts
+        else:
+            model, _ = load_model(folders[kind], adapter=LoraConfig(**lora))
+            self.policy, data = CausalPolicy(model, load_tokenizer(folders[kind])), folders["sums"]
+        tokenizer = None if kind == "ours" else self.policy.tokenizer
+        self.data = PromptConsumer(data, self.config.batch_size, self.config.seed, tokenizer=tokenizer)
+        self.problems = self.data.problems("train", 0)
+        self.connect()
+
+    def connect(self):
+        """A new sampler, as that of a run that begins."""
+        self.sampler = VllmSampler(self.policy, self.config, one_process())
+
+    def sync(self, version):
+        self.sampler.sync(self.policy.weights(), version)
+
+    def write(self, problems=None, iteration=0):
+        self.sampler.start(self.problems if problems is None else problems, iteration)
+        return self.sampler.finish()[0]
+
+    def move(self, size=0.05, seed=0):
+        g = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in filter(lambda p: p.requires_grad, self.policy.parameters()):
+                p.add_(size * (p.abs().mean() + 0.1) * torch.randn(p.shape, generator=g))
+
+    def apart(self, rollouts):
+        """The largest difference of the policy's log-probabilities from those that came with the completions."""
+        logp = score_in_batches(self.policy, rollouts, self.config)
+        return float(((logp - rollouts.old_logp) * rollouts.mask).abs().max())
+
+    def step(self, iteration=0):
+        """The metrics of a step on what the server writes. The policy stays as it is."""
+        self.sampler.start(self.problems, iteration)
+        reward = fixed_rewards(torch.rand(self.config.batch_size, self.config.group_size))
+        rollouts, sums, _ = collect_rollouts(self.policy, None, reward, lambda again, count=None: self.sampler.finish(),
+                                             self.config, one_process(), Timer())
+        still = SimpleNamespace(param_groups=[{"lr": 0.0}], step=lambda: None,
+                                zero_grad=lambda set_to_none: clear_gradient(self.policy))
+        return train(self.policy, rollouts, sums, self.config, [still])
+
+
+@pytest.fixture
+def world(folders, prompts, tmp_path, monkeypatch):
+    """(kind, settings) -> a World, whose server is ended after the test."""
+    monkeypatch.setattr(vllm_http, "WAITS", (0.0, 0.0))
+    with contextlib.ExitStack() as opened:
+        def make(kind="ours", **settings):
+            server = SimpleNamespace(url=URL) if kind == "real" else opened.enter_context(running(folders[kind]))
+            return World(kind, folders, prompts, tmp_path / "out", server, **settings)
+        yield make
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *(["real"] if URL else [])])
 def test_a_sync_brings_the_weights_and_the_policy_scores_what_was_drawn_alike(world, kind):
-    """Also in a second run of the same folder on the server that stays, which begins with other weights."""
+    """Also in a second run of the same folder on the server that stays, which begins with other weights. The server
+    notes the weights of each salt: what it has read of a prompt with others is never used."""
     w = world(kind, max_new_tokens=12)
     close = 1e-3 if kind == "real" else 1e-4  # nats
     for run in range(2):
         for version in range(2):
             w.sync(version)
             rollouts = w.write(iteration=version)
-            assert apart(w, rollouts) < close and rollouts.old_logp[rollouts.mask > 0].max() < 0
+            assert w.apart(rollouts) < close and rollouts.old_logp[rollouts.mask > 0].max() < 0
             w.move(seed=2 * run + version)
-            assert apart(w, rollouts) > 10 * close, "the weights of the next version are others"
+            assert w.apart(rollouts) > 10 * close, "the weights of the next version are others"
         w.sampler.close()
         w.connect()
+    assert kind == "real" or len(w.server.salts) == 4
 
 
 @pytest.mark.parametrize("kind", ["ours", "qwen3"])
-def test_completions_are_as_long_as_the_run_asks_for_and_stop_at_every_end_of_the_tokenizer(world, kind):
-    w = world(kind, max_new_tokens=20, group_size=16, temperature=1.5)
+def test_completions_stop_at_every_end_of_the_tokenizer_and_at_stop_sequences_alone(world, kind):
+    w = world(kind, max_new_tokens=20, group_size=16, temperature=1.5, stop_sequences=("7",) if kind == "ours" else ())
     w.sync(0)
-    rollouts, ends = w.write(), w.policy.tokenizer.stop_token_ids
-    length, seen = rollouts.mask.sum(1).long(), set()
-    for ids, n, truncated in zip(rollouts.target.tolist(), length.tolist(), rollouts.truncated.tolist(), strict=True):
-        assert truncated == (n == 20 and ids[n - 1] not in ends)
-        assert truncated or ids[n - 1] in ends
-        assert not set(ids[: n - 1]) & set(ends)
-        seen |= {ids[n - 1]} & set(ends)
-    assert seen == set(ends), "each of them ended a completion"
+    rollouts, seen = w.write(), set()
+    ends = {*w.policy.tokenizer.stop_token_ids, *(CAUSAL.encode("7") if kind == "ours" else ())}
+    for ids, mask, truncated in zip(rollouts.target, rollouts.mask > 0, rollouts.truncated.tolist(), strict=True):
+        *before, last = ids[mask].tolist()
+        assert truncated == (len(before) == 19 and last not in ends) and (truncated or last in ends)
+        assert not ends & set(before)
+        seen |= {last} & ends
+    assert seen == ends, "each of them ended a completion"
     never = w.sampler.never
     assert (kind == "ours") == (not never) and not set(rollouts.target[rollouts.mask > 0].tolist()) & set(never)
-
-
-def test_rewards_read_the_texts_of_the_ids_that_were_drawn_and_a_stop_sequence_ends_them(world):
-    w = world(temperature=1.5, max_new_tokens=12)
-    w.sync(0)
-    texts = w.write().texts
-    assert texts.prompts == [record["prompt"] for record in w.problems["record"] for _ in range(2)]
-    assert texts.completions == [CAUSAL.decode(ids) for ids in texts.completion_ids]
-    piece = next(text[2:4] for text in texts.completions if len(text) > 6)
-    w = world(temperature=1.5, max_new_tokens=12, stop_sequences=(piece,))
-    w.sync(0)
-    shorter = w.write().texts
-    assert all(piece not in text for text in shorter.completions)
-    assert sum(map(len, shorter.completion_ids)) < sum(map(len, texts.completion_ids))
+    assert kind == "qwen3" or not any("7" in text for text in rollouts.texts.completions)
 
 
 def test_completions_depend_on_seed_iteration_and_problem_alone(world):
@@ -76,12 +153,10 @@ def test_completions_depend_on_seed_iteration_and_problem_alone(world):
     w.sync(0)
     whole = w.write(iteration=5)
     part = w.write({key: x[1:2] for key, x in w.problems.items()}, iteration=5)
-    G, M = w.config.group_size, part.target.shape[1]
-    assert torch.equal(part.target, whole.target[G : 2 * G, :M])
-    other = w.write(iteration=6)
-    assert other.target.shape != whole.target.shape or not torch.equal(other.target, whole.target)
-    assert len({tuple(ids) for ids in whole.target[:G].tolist()}) > 1, "the completions of a group differ"
-    assert len({seed_of(a, b, c) for a in range(5) for b in range(5) for c in range(5)}) == 125
+    other = w.write(iteration=6).texts.completion_ids
+    G, ids = w.config.group_size, whole.texts.completion_ids
+    assert part.texts.completion_ids == ids[G : 2 * G] != ids[:G] and ids != other
+    assert len(set(map(tuple, ids[:G]))) > 1, "the completions of a group differ"
 
 
 @pytest.mark.parametrize("kind", ["adapter", "ours"])
@@ -91,74 +166,129 @@ def test_starts_are_finished_in_their_order_with_the_weights_that_they_were_star
     later = w.data.problems("train", 1)
     w.sampler.start(w.problems, 0)
     w.sampler.start(later, 1)
-    assert apart(w, w.sampler.finish()[0]) < 1e-4
+    assert w.apart(w.sampler.finish()[0]) < 1e-4
     w.move()
     w.sync(1)  # all weights wait for what is being sampled
     second, _ = w.sampler.finish()
     assert prompts_of(later) != prompts_of(w.problems)
-    assert apart(w, w.write(later, 1)) < 1e-4 < 1e-3 < apart(w, second), "the second was sampled before the sync"
+    assert w.apart(w.write(later, 1)) < 1e-4 < 1e-3 < w.apart(second), "the second was sampled before the sync"
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_adapters_have_names_of_their_own_and_go_when_they_are_old_or_the_run_ends(world, staleness, capsys):
+def test_adapters_have_names_of_their_own_and_go_when_they_are_old_or_the_run_ends(world, staleness):
     w = world("adapter", max_staleness=staleness)
     for version in range(5):
         w.sync(version)
         w.move(seed=version)
         if version == 2:
             w.server.adapters.pop(next(iter(w.server.adapters)))  # one that the server has lost ends no run
-            lost = f"{w.sampler.prefix}{2 - staleness}"
     names = [f"{w.sampler.prefix}{version}" for version in range(4 - staleness, 5)]
-    assert list(w.server.adapters)[-len(names):] == names[-len(w.server.adapters):]
-    assert sorted(os.listdir(w.sampler.folder)) == names
+    assert sorted(os.listdir(w.sampler.folder)) == names and set(w.server.adapters) <= set(names)
     assert not os.path.exists(os.path.join(w.sampler.folder, names[0], "model.safetensors")), "the adapter alone"
     w.sampler.close()
     assert not w.server.adapters and not os.path.exists(w.sampler.folder)
-    warning, = capsys.readouterr().err.splitlines()
-    assert warning.startswith("warning: vllm_url=") and f"'{lost}' cannot be found" in warning
-
-
-def test_the_check_of_a_sync_leaves_ids_that_are_never_sampled_out(world):
-    """The server scores them too; in a random model they have some of the probability."""
-    w = world("qwen3", group_size=4)
-    w.sync(0)
-    check = w.sync_check
-    theirs, = w.sampler.score(w.problems, check.rollouts)()
-    torch.testing.assert_close(theirs * check.mask, check.now[1] * check.mask, rtol=0, atol=1e-4)
-    assert (w.sampler._excluded(check.rollouts)[check.mask] < -1e-3).any(), "it matters"
-
-
-@pytest.mark.parametrize("kind", ["adapter", "ours"])
-def test_what_was_read_of_prompts_with_other_weights_is_never_used(world, kind):
-    """Neither that of the version before nor that of an earlier run of the same folder, on a server that stays and that
-    the earlier run left paused: the server notes the weights of each salt."""
-    w = world(kind)
-    for run in range(2):
-        for version in range(2):
-            w.sync(version)
-            assert apart(w, w.write()) < 1e-4
-            w.move(0.15, seed=2 * run + version)
-        w.connect()
-        w.server.paused = kind == "ours"
-    assert len(w.server.salts) == 4
-
-
-def test_completions_may_fill_the_window_of_the_server(world):
-    """Those of the check of a sync too, which the server reads whole and goes on from with one more token."""
-    w = world("ours")
-    longest = max(map(len, prompts_of(w.problems))) + w.config.max_new_tokens
-    narrow = world("ours", {"longest": longest})
-    narrow.sync(0)
-    assert narrow.write().truncated.any()
 
 
 def test_all_weights_are_read_while_the_server_is_paused_and_leave_no_folder(world):
     w = world("ours")
     w.sync(0)
-    assert [path for path in w.server.asked if "completions" not in path] == [
-        "/v1/models", "/pause?mode=wait&clear_cache=true", "/collective_rpc", "/update_weight_version", "/resume",
-        "/weight_info"]
+    assert w.server.asked == ["/v1/models", "/pause?mode=wait&clear_cache=true", "/collective_rpc", "/resume"]
     assert os.listdir(w.sampler.folder) == [] and not w.server.paused
+
+
+# What goes wrong, and what finds it
+
+
+@pytest.mark.parametrize("kind, fault", [("ours", "started again"), ("ours", "stale weights"),
+                                         ("adapter", "stale adapter"), ("qwen3", "re-encoded")])
+def test_other_weights_or_ids_end_the_run_by_the_mismatch_once_they_are_far_from_the_policy(world, kind, fault):
+    w = world(kind, max_new_tokens=12, group_size=4, max_staleness=3)
+    w.sync(0)
+    assert w.step()["mismatch_kl"] < 1e-8
+    w.server.fault = fault
+    for version, size in ((1, 1e-3), (2, 1.0)):
+        w.move(size)
+        w.sync(version)
+        if size == 1.0 or fault == "re-encoded":
+            with pytest.raises(ValueError, match="sampler='vllm': mismatch_kl=.* nats per token is above 0.2"):
+                w.step()
+        else:
+            assert 1e-9 < w.step()["mismatch_kl"] < 0.2, "a small step of training is not told from rounding"
+    w.server.fault = None
+    w.sync(3)
+    assert w.step()["mismatch_kl"] < 1e-8
+
+
+def test_a_server_of_another_model_ends_the_run_by_the_mismatch(world):
+    """The adapters are added to other weights."""
+    w = world("adapter", max_new_tokens=12)
+    with torch.no_grad():
+        for p in w.server.net.parameters():
+            p.add_(0.5 * p.abs().mean() * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+    w.sync(0)
+    with pytest.raises(ValueError, match="mismatch_kl"):
+        w.step()
+
+
+def test_an_adapter_is_not_known_to_a_server_that_was_started_again(world):
+    w = world("adapter")
+    w.sync(0)
+    w.server.adapters.clear()
+    with pytest.raises(SamplerError, match="refused /v1/completions with status 404: .* does not exist"):
+        w.write()
+
+
+@pytest.mark.parametrize("fault, line", [("silent", "did not answer /v1/completions within sampler_timeout=1 seconds"),
+                                         ("half dead", "refused /collective_rpc with status 500: .*no memory")])
+def test_a_server_that_fails_ends_the_run_with_a_line_that_names_it(world, fault, line):
+    w = world("ours", sampler_timeout=1.0)
+    w.server.fault = fault
+    with pytest.raises(SamplerError, match=f"^vllm_url=http://127.0.0.1:[0-9]* {line}"):
+        w.sync(0)
+        w.write()
+    w.sampler.close()
+    assert not os.path.exists(w.sampler.folder) and not w.server.paused
+
+
+@pytest.mark.parametrize("spoil", [
+    *([{"token_ids": ids}] * 2 for ids in (None, [], [5], [10**6] * 6, [CAUSAL.mask_token_id] * 6, [CAUSAL.stop_token_id, 5])),
+    *([{"logprobs": logp}] * 2 for logp in (None, {"token_logprobs": [1.0] * 6}, {"token_logprobs": [-math.inf] * 6})),
+    [], [{}] * 3], ids=str)
+def test_an_answer_that_is_not_what_was_asked_for_is_one_line(world, spoil):
+    """The parts that an answer has in place of others; another number of them than group_size is wrong too."""
+    w = world("ours")
+    w.sync(0)
+    w.server.spoil = lambda choices: [choices[0] | more for more in spoil]
+    with pytest.raises(SamplerError, match="^vllm_url=.* answered otherwise than a vLLM server with the .*Error: [^\n]*$"):
+        w.write()
+
+
+def test_no_file_holds_the_key_of_a_server(world, monkeypatch):
+    w = world("adapter")
+    w.sync(0)
+    monkeypatch.setenv("VLLM_API_KEY", " s3cret\n")
+    w.connect()
+    w.sync(1)
+    assert set(w.server.keys) == {None, "Bearer s3cret"} and w.server.keys[-1]
+    files = [path for path in pathlib.Path(w.config.out_dir).rglob("*") if path.is_file()]
+    assert files and not any(b"s3cret" in path.read_bytes() for path in files)
+    monkeypatch.setenv("VLLM_API_KEY", "s3\ncret")
+    with pytest.raises(SamplerError, match="^VLLM_API_KEY in the environment has characters that no request can carry"):
+        w.connect()
+
+
+def test_a_model_that_no_server_can_sample_from_is_refused(world, monkeypatch):
+    """One with more ids that are never sampled than a server excludes, and one that fills in."""
+    w = world("qwen3")
+    monkeypatch.setattr(vllm, "MOST_NEVER", len(w.sampler.never) - 1)
+    with pytest.raises(ValueError, match=f"never samples {len(w.sampler.never)} of its ids.*use sampler='local'"):
+        w.connect()
+    c = prompt_config(sampler="vllm", vllm_url="http://localhost:1", generator_checkpoint="fill", out_dir="unwritten")
+    with pytest.raises(ValueError, match="sampler='vllm' writes from left to right, but .*=fill fills in"):
+        VllmSampler(fill_policy(), c, one_process())
+
+
+# Whole runs
 
 
 @pytest.fixture
@@ -171,18 +301,22 @@ def settings(folders, prompts, tmp_path):
             "sampler": "vllm", "max_iters": 3, "batch_size": 2, "group_size": 4, "max_new_tokens": 6, "top_p": 1.0,
             "learning_rate": 0.01, "min_lr": 0.01, "warmup_iters": 0, "eval_problems": 2, "eval_completions": 2,
             "pass_k": 2, "device": "cpu", "kl_beta": 0.0, "reward_file": tmp_path / "rewards.py",
-            "reward_functions": "('shape',)"}
+            "reward_functions": "('shape',)", "out_dir": tmp_path / "out", "log_interval": 1}
 
 
-def test_a_run_trains_on_what_the_server_writes(folders, settings, tmp_path):
-    out = tmp_path / "out"
+def test_a_run_trains_on_what_the_server_writes_until_it_is_started_again(folders, settings, tmp_path):
+    """It then serves the weights that it was started with, and the run goes on from its last state."""
     with running(folders["ours"]) as server:
-        settings |= {"vllm_url": server.url, "out_dir": out, "max_staleness": 1}
+        settings |= {"vllm_url": server.url, "max_staleness": 1}
         train_grpo.main([f"--{key}={value}" for key, value in settings.items()])
         assert server.asked.count("/collective_rpc") == 3
-    steps = [record for record in read_records(str(out / "metrics.jsonl")) if "loss" in record]
-    assert [step["staleness"] for step in steps] == [0, 1, 1]
-    assert [step["mismatch_max"] < 1e-4 for step in steps] == [True, False, False], "older weights make a difference"
+        server.fault = "started again"
+        settings |= {"resume": True, "max_iters": 60, "max_staleness": 0, "learning_rate": 0.05}
+        done = run_here("grpo/train_grpo.py", *(f"--{key}={value}" for key, value in settings.items()))
+        assert done.returncode == 1 and "sampler='vllm': mismatch_kl=" in done.stderr
+    steps = [record for record in read_records(str(tmp_path / "out" / "metrics.jsonl")) if "loss" in record]
+    assert [step["staleness"] for step in steps[:3]] == [0, 1, 1] and len(steps) < 60
+    assert [step["mismatch_max"] < 1e-4 for step in steps[:3]] == [True, False, False], "older weights make a difference"
 
 
 def test_two_sharded_ranks_train_an_adapter_on_what_the_server_writes_as_one_does(folders, settings, tmp_path):
@@ -203,47 +337,3 @@ def test_two_sharded_ranks_train_an_adapter_on_what_the_server_writes_as_one_doe
         weights.append(torch.load(out / "state.pt", weights_only=True)["model"])
     for name, x in weights[0].items():
         torch.testing.assert_close(weights[1][name], x, rtol=1e-3, atol=1e-4)
-
-
-EPISODES = {"environment": "Echo", "max_turns": 3, "max_new_tokens": 24, "group_size": 4, "temperature": 1.0, "top_p": 1.0,
-            "reward_functions": ("environment",), "stop_sequences": tuple("abcdefghijklmnopqrstuvwxyz")}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_turns_are_requests_whose_tokens_the_policy_scores_alike(world, kind):
-    w = world(kind, **EPISODES)
-    w.sync(0)
-    MADE.clear()
-    rollouts = w.write()
-    assert apart(w, rollouts) < 1e-4
-    several = 0
-    for n, one in enumerate(MADE):
-        parts = pieces(rollouts, n)
-        answers = [ids for chosen, ids in parts if not chosen]
-        whole = answers[:-1] if rollouts.truncated[n] else answers
-        assert whole == [w.policy.tokenizer.encode(x) for x in one.answers[: len(whole)]]
-        assert all(ids == w.policy.tokenizer.encode(one.answers[k])[: len(ids)] for k, ids in enumerate(answers))
-        several += len(answers) > 1
-        over = bool(one.answers) and (one.answers[-1] is None or len(one.answers) == 3)
-        assert bool(rollouts.truncated[n]) != over
-        assert rollouts.texts.columns["environment_reward"][n] == pytest.approx(sum(map(len, one.heard)) / 10)
-    assert several > 1 and not rollouts.truncated.all()
-    w.sync(0)
-    again = w.write()
-    assert again.texts.completion_ids == rollouts.texts.completion_ids, "the seeds of turns are the same again"
-    MADE.clear()
-    w.sampler.start(w.problems, 0)
-    w.sampler.close()
-    assert all(one.closed for one in MADE) and len(MADE) == 8, "also those of a run that ends early"
-    w.connect()
-
-
-def test_a_run_of_several_turns_trains_on_what_the_server_writes(folders, settings, tmp_path):
-    out = tmp_path / "out"
-    with running(folders["ours"]) as server:
-        settings |= {"vllm_url": server.url, "out_dir": out, "max_staleness": 1}
-        settings |= EPISODES | {"reward_file": None, "environment_file": None, "max_iters": 3}
-        train_grpo.main([f"--{key}={value}" for key, value in settings.items()])
-    steps = [record for record in read_records(str(out / "metrics.jsonl")) if "loss" in record]
-    assert [step["staleness"] for step in steps] == [0, 1, 1] and steps[0]["mismatch_max"] < 1e-4
-    assert all(step["environment/turns"] > 1 for step in steps)

@@ -3,11 +3,10 @@
 import ast
 import re
 
-from core.files.gym import settings_of
 from core.settings.optional import require
 from core.settings.user_code import guarded
-from grpo.reward_functions.registry import reward
 from grpo.reward_functions.verify_math import syntax_tree
+from grpo.rewards import reward
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
@@ -24,15 +23,14 @@ FUNCTIONS = ("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "
 
 
 @reward(0, 1, slow=True)
-def gym(prompts, completions, answer, task, entry, *, log_metric, gym_settings=None, **columns):
-    """The score that the reasoning-gym task of a problem gives the answer (dataset=gym:TASK); 0 if it cannot read it.
+def gym(prompts, completions, task, entry, settings, *, log_metric, **columns):
+    """The score that the task of a problem gives the answer; 0 if it cannot read it.
 
     The answer: see answer_in. Logs the mean score of each task, and the share of answers that a task could not read.
     """
-    package = require("reasoning_gym", "reward gym", "reasoning-gym")
     scores = []
-    for text, truth, name, problem in zip(completions, answer, task, entry, strict=True):
-        score = score_of(package, name, answer_in(text, truth), problem, gym_settings)
+    for text, name, problem, of_task in zip(completions, task, entry, settings, strict=True):
+        score = score_of(name, answer_in(text, problem["answer"]), problem, of_task)
         log_metric("gym_unread", score is None)
         scores.append(score or 0.0)
         log_metric(f"gym_{name}", scores[-1])
@@ -49,26 +47,26 @@ def answer_in(text, truth):
     return given
 
 
-def score_of(package, task, answer, entry, settings=None):
+def score_of(task, answer, entry, settings):
     """The score of an answer, within 0 and 1; None if it is blank or not a number, or the task cannot
-    read it, or must not evaluate it. settings: the run's gym_settings, or None"""
+    read it, or must not evaluate it. settings: the task's own"""
     if NOTHING.fullmatch(answer):
         return None
     if not is_harmless(task, answer) and answer != entry["answer"]:
         return None
     try:
         with guarded(f"{task} cannot read the answer", "it counts as wrong"):
-            return min(max(float(scorer(package, task, settings)(answer, entry)), 0.0), 1.0)
+            return min(max(float(scorer(task, settings)(answer, entry)), 0.0), 1.0)
     except ValueError:
         return None
 
 
-def scorer(package, task, settings):
-    """The function (answer, entry) -> score of a task with its settings among those of the run."""
+def scorer(task, settings):
+    """The function (answer, entry) -> score of a task with its settings."""
     key = task, repr(settings)
     if key not in SCORERS:
-        given = settings_of(task, package.factory.DATASETS[task], settings or {})
-        SCORERS[key] = package.create_dataset(task, size=1, seed=0, **given).score_answer
+        package = require("reasoning_gym", "reward gym", "reasoning-gym")
+        SCORERS[key] = package.create_dataset(task, size=1, seed=0, **settings).score_answer
     return SCORERS[key]
 
 
