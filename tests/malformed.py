@@ -36,7 +36,7 @@ from core.files.model_file import read_model_file, read_tokenizer
 from core.model import MASKED_FILL
 from core.prompts import PromptConsumer, PromptFormat
 from core.sample import SampleConfig
-from core.settings.user_code import UserCodeError, is_ours
+from core.settings.user_code import ROOT, UserCodeError
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
 from tests.tiny import CAUSAL, TEXT, TOKENIZER, model, write_text_dataset
@@ -224,7 +224,7 @@ def ending(read, value):
         if type(error) not in DOCUMENTED or "\n" in str(error) or not str(error):
             raise Failed(f"{type(error).__name__}: {error!s:.300}") from error
         file = traceback.extract_tb(error.__traceback__)[-1].filename
-        if not is_ours(file):
+        if not file.startswith(f"{ROOT}{os.sep}"):
             raise Failed(f"{type(error).__name__} of {file}: {error!s:.300}") from error
         return type(error).__name__
     finally:

@@ -20,6 +20,10 @@ def writing(path):
     """Raises CannotWrite, with the reason in one line, if the block cannot write to `path`."""
     try:
         yield
+    except FileNotFoundError as error:
+        if error.errno is None:  # our own, of a file that is read
+            raise
+        raise CannotWrite(f"{path} could not be written ({error.strerror})") from None
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
         if isinstance(error.__context__, OSError):  # torch.save ends a file with an error of its own
             error = error.__context__

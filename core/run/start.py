@@ -62,8 +62,8 @@ class Recorded:
         if self.dist.is_main:
             try:
                 self.end(error)
-            except CannotWrite:
-                if error is None:  # of two files that cannot be written, the first one is the error
+            except (CannotWrite, FileNotFoundError):
+                if error is None:  # what ended the run is told, not what followed from it
                     raise
 
     def end(self, error):

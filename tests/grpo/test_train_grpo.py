@@ -233,7 +233,7 @@ def test_a_config_of_a_published_run_works_on_a_small_model_and_rows_of_that_for
 
 
 @pytest.mark.slow
-def test_the_electra_config_runs_on_small_models_of_that_shape(tmp_path):
+def test_electra_runs_on_small_models_of_that_shape(tmp_path):
     """Folders in the place of the names of the hub, and its two commands: the text is prepared as word pieces."""
     pytest.importorskip("transformers")
     generator, detector = (model_folder(tmp_path / name, name) for name in ("electra", "electra_judge"))
@@ -242,8 +242,9 @@ def test_the_electra_config_runs_on_small_models_of_that_shape(tmp_path):
     done = run_here("data/char_diffusion/prepare.py", f"--input={tmp_path}/text.txt", f"--tokenizer={generator}",
                     f"--out={tmp_path}/pieces")
     assert done.returncode == 0, done.stderr
-    settings = {"dataset": tmp_path / "pieces", "generator_checkpoint": generator, "judge_checkpoint": detector}
-    done = run_here(TRAIN, "config/grpo_electra.py", *arguments(SMALL | settings | {
+    settings = {"dataset": tmp_path / "pieces", "generator_checkpoint": generator, "judge_checkpoint": detector,
+                "gold_judge_checkpoint": None, "block_size": 126}
+    done = run_here(TRAIN, "config/grpo_example.py", *arguments(SMALL | settings | {
         "max_iters": 2, "sample_interval": 1, "out_dir": tmp_path / "out"}))
     assert done.returncode == 0 and "credit_window = 2" in done.stdout and "sequence_scorer" in done.stdout, done.stderr
     steps = [r for r in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in r]

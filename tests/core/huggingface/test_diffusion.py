@@ -171,6 +171,5 @@ def test_a_part_of_a_step_without_a_token_to_score_is_read_all_the_same(family, 
     policy = PromptFillPolicy(load_model(folder(family))[0], load_tokenizer(folder(family)))
     texts = random_ids(policy.tokenizer, 1, 3, 9)
     nothing = torch.zeros(1, 2, 4, dtype=torch.bool)
-    reading = PromptFillReading(2, nothing, None, texts, torch.zeros(1, 2, 4, dtype=torch.long), texts[:, 0, :0],
-                                torch.tensor([2]))
+    reading = PromptFillReading(2, nothing, None, texts, torch.zeros(1, 2, 4, dtype=torch.long), torch.tensor([2]))
     assert policy.states(reading).shape == (0, 32)

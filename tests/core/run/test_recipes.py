@@ -21,7 +21,7 @@ def recipe(folder, body):
 
 def test_nothing_is_built_without_a_recipe_or_a_path_or_again(tmp_path):
     (tmp_path / "there").touch()
-    assert not build_missing(tmp_path / "there", "recipe", "key", ["no command"], pytest.fail)
+    assert not build_missing(tmp_path / "there", ["recipe"], "key", ["no command"], pytest.fail)
     for path in (None, str(tmp_path / "mistyped.safetensors")):
         assert not build_missing_checkpoint(path, "key", "dataset", pytest.fail)
     assert not build_missing_dataset(str(tmp_path / "none"), pytest.fail)
@@ -33,7 +33,7 @@ def test_runs_that_need_the_same_missing_file_build_it_once(tmp_path):
     script = recipe(tmp_path, f"open({str(target)!r} + '.log', 'a').write('x'); open({str(target)!r}, 'w').write('done')")
     with ThreadPoolExecutor(3) as pool:
         for _ in range(3):
-            pool.submit(build_missing, str(target), script, "some_key", [script], said.append)
+            pool.submit(build_missing, str(target), [script], "some_key", [script], said.append)
     assert target.read_text() == "done" and (tmp_path / "made.log").read_text() == "x"
     assert len(said) == 1 and said[0].startswith(f"some_key: {target} is missing; building it with {script}")
 
@@ -43,7 +43,7 @@ def test_a_recipe_that_fails_or_writes_no_file_ends_the_run_with_its_name(tmp_pa
     script = recipe(tmp_path, f"sys.exit({code})")
     with pytest.raises(ValueError, match="generator_checkpoint: building .*made with .*prepare.py failed or was stopped, "
                                          "see above; start again to go on"):
-        build_missing(str(tmp_path / "made"), script, "generator_checkpoint", [script], lambda text: None)
+        build_missing(str(tmp_path / "made"), [script], "generator_checkpoint", [script], lambda text: None)
 
 
 def test_a_dataset_is_built_by_its_prepare_even_if_this_process_is_a_rank(tmp_path, monkeypatch):
@@ -83,4 +83,4 @@ def test_elsewhere_than_in_the_repository_a_missing_checkpoint_is_only_missing(t
 
 
 def test_recipes_are_shipped_configs():
-    assert all(os.path.exists(os.path.join(ROOT, recipe)) for recipe in RECIPES.values())
+    assert all(os.path.exists(os.path.join(ROOT, recipe.split()[0])) for recipe in RECIPES.values())
