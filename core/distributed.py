@@ -1,12 +1,10 @@
 """Device, precision and ranks: the only file that knows how many processes there are."""
 
 import contextlib
-import ctypes
 import importlib
 import io
 import os
 import re
-import signal
 import sys
 from datetime import timedelta
 from functools import cached_property
@@ -29,8 +27,8 @@ def detect_device(name="auto", local_rank=0):
     if name == "auto":
         kind = kinds[0]
         if kind == "cpu" and os.path.exists(NVIDIA) and "CUDA_VISIBLE_DEVICES" not in os.environ:
-            raise ValueError(f"device='auto' finds {NVIDIA}, but torch {torch.__version__} cannot use it: its driver "
-                             "is too old, or this torch is built for CPUs; mend that, or set device='cpu'")
+            raise ValueError(f"device='auto' finds {NVIDIA}, but torch {torch.__version__} cannot use it; mend that "
+                             "or set device='cpu'")
     if kind not in kinds or (index and not index.isdecimal()):
         raise ValueError(f"device={name!r} is no device of this machine; set auto or one of: {', '.join(kinds)}")
     if kind != "cuda":
@@ -74,33 +72,10 @@ class OtherRank(ValueError):
 def rank_and_world():
     """The number of this rank and of all ranks, from the environment. Raises ValueError if they are not of one run."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    has_address = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
-    if not 0 <= rank < world or (world > 1 and not has_address):
-        raise ValueError(f"RANK={rank} and WORLD_SIZE={world} in the environment are not of a run; start several "
-                         "processes with torchrun, or one without RANK and WORLD_SIZE")
+    if not 0 <= rank < world or (world > 1 and "MASTER_ADDR" not in os.environ):
+        raise ValueError(f"RANK={rank} and WORLD_SIZE={world} are not of a run; start several processes with torchrun, "
+                         "or one without RANK and WORLD_SIZE")
     return rank, world
-
-
-def store_of_attempt(rank, world):
-    """The store in which ranks find each other. torchrun keeps one store for all its attempts on a machine: without a
-    prefix, ranks that are started again would wait for addresses of the ended ones. On several machines the agents
-    count attempts apart, so that only a new store for each attempt is safe. Raises ValueError if there is none."""
-    one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(world)
-    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if restarts != "0" and shared and not one_machine:
-        raise ValueError(f"torchrun --max-restarts={restarts} on several machines needs --rdzv-backend=c10d and "
-                         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment (docs/scaling.md)")
-    store, *_ = next(dist.rendezvous("env://", rank, world, timeout=START_WAIT))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_machine else "0"
-    return dist.PrefixStore(f"attempt {attempt}", store)
-
-
-def end_with_torchrun():
-    """This rank gets SIGTERM when the torchrun that started it ends, even by kill -9, so that it saves and ends too."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
-        signal_with_parent = 1
-        ctypes.CDLL(None).prctl(signal_with_parent, signal.SIGTERM)
 
 
 class Distributed:
@@ -130,12 +105,14 @@ class Distributed:
         # An optimizer imports this module too. Imported after init_process_group, its default arguments would keep
         # the group and gloo's threads alive beyond `close`, and such a thread can abort Python as it ends.
         importlib.import_module("torch.distributed.nn")
-        end_with_torchrun()
         if self.is_main:
             sys.stderr.write(f"waiting for {self.world} ranks at {os.environ['MASTER_ADDR']}:"
                              f"{os.environ['MASTER_PORT']}, limit {START_WAIT}\n")
+        # torchrun keeps one store for all attempts: without a prefix, restarted ranks would wait for the ended ones
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         with self.ending_together(START_WAIT):
-            dist.init_process_group("gloo", store=store_of_attempt(self.rank, self.world), rank=self.rank,
+            store, *_ = next(dist.rendezvous("env://", self.rank, self.world, timeout=START_WAIT))
+            dist.init_process_group("gloo", store=dist.PrefixStore(attempt, store), rank=self.rank,
                                     world_size=self.world, timeout=START_WAIT)
         dist.distributed_c10d._set_pg_timeout(LONGEST_WAIT)
         limit = timedelta(seconds=self.timeout)

@@ -23,8 +23,9 @@ def fault_of_messages(value):
     if not isinstance(value, list) or not value:
         return "it is no list, or empty"
     for number, message in enumerate(value, 1):
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            return f"role or content of message {number} is missing or no text"
+        for key in ("role", "content"):
+            if not isinstance(message, dict) or not isinstance(message.get(key), str):
+                return f"{key} of message {number} is missing or no text"
     return ""
 
 
@@ -111,7 +112,10 @@ def check_rows(rows, name, reserved=RESERVED):
         print(f"{name}: left out the columns {', '.join(taken)}, whose names are reserved")
     records = []
     for number, row in enumerate(rows, 1):
-        given = {key: x for key, x in row.items() if x is not None and key not in taken}
+        given = {}
+        for key, x in row.items():
+            if x is not None and key not in taken:
+                given[key] = x
         records.append(check_record(given, f"{name}, row {number}"))
     return records
 

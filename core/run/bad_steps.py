@@ -20,12 +20,11 @@ class BadSteps:
     def add(self, step, metrics):
         """Counts a step that was skipped, alike on all ranks. Raises ValueError if it is one too many.
 
-        metrics: {name: number} of this step. After a step that was not skipped, the caller sets in_a_row to 0.
+        After a step that was not skipped, the caller sets in_a_row to 0.
         """
         self.in_a_row += 1
         names = ", ".join(not_finite(metrics))
         self.logger.say(f"step {step} is skipped, because these are not finite: {names}")
         if self.in_a_row >= self.limit:
-            raise ValueError(f"{self.in_a_row} steps in a row had a loss, gradient or reward that is not finite "
-                             f"(max_bad_steps={self.limit}), the last one {names}; lower learning_rate or correct the "
-                             f"reward, and {self.checkpoints.how_to_go_on()}")
+            raise ValueError(f"{self.in_a_row} steps in a row were skipped (max_bad_steps={self.limit}), the last one "
+                             f"for {names}; lower learning_rate and {self.checkpoints.how_to_go_on()}")

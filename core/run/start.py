@@ -114,12 +114,21 @@ def start(config, origin, dist, step):
     settings = {}
     for key, (value, default, where) in changed_settings(config, origin).items():
         settings[key] = {"value": value, "default": default, "set in": where}
-    record = {"time": now(), "step": step, "command": shlex.join(["python", *sys.argv]), "commit": commit()}
-    record |= {"system": platform.platform(), "cores": os.cpu_count(), "torch threads": torch.get_num_threads()}
-    record |= {"ranks": dist.world, "device": str(dist.device), "precision": str(dist.dtype).removeprefix("torch.")}
+    record = {
+        "time": now(),
+        "step": step,
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": commit(),
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+        "torch threads": torch.get_num_threads(),
+        "ranks": dist.world,
+        "device": str(dist.device),
+        "precision": str(dist.dtype).removeprefix("torch."),
+        "python": platform.python_version(),
+    }
     if dist.device.type == "cuda":
         record["gpu"] = torch.cuda.get_device_name(dist.device)
-    record["python"] = platform.python_version()
     for name in PACKAGES:
         if name in sys.modules:
             record[name] = importlib.metadata.version(name)

@@ -1,13 +1,12 @@
 """Ends a run after its step: on SIGTERM, which machines that are taken away send, on SIGINT (Ctrl-C), and on SIGHUP,
 which a terminal sends that is closed."""
 
-import contextlib
 import os
 import signal
 
 # Windows has no SIGHUP
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
-NOTICE = "the run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
+NOTICE = b"\nthe run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
 
 
 class StopSignal:
@@ -19,7 +18,7 @@ class StopSignal:
     def __enter__(self):
         for number in SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup and shells ask for that
-                self.before[number] = signal.signal(number, self.note) or signal.SIG_DFL
+                self.before[number] = signal.signal(number, self.note)
         return self
 
     def __exit__(self, kind, *_):
@@ -34,8 +33,7 @@ class StopSignal:
         for each in self.before:
             signal.signal(each, signal.SIG_DFL)
         if self.dist.is_main:
-            with contextlib.suppress(OSError):
-                os.write(2, f"\n{signal.Signals(number).name}: {NOTICE}".encode())  # print is not safe in a handler
+            os.write(2, NOTICE)  # print is not safe in a handler
 
     def came(self):
         """The name of the signal that any rank got so far, or None: the same on every rank, all of which must call."""

@@ -11,8 +11,6 @@ from core.files.whole_files import replacing
 from core.run.names import TRACKER_IDS
 from core.settings.user_code import one_line
 
-FINISH_SECONDS = 300.0  # the longest that the end of a run waits for wandb to upload
-FLUSH_SECONDS = 1.0     # how often wandb writes its file, which is what a killed run leaves
 COLUMNS = ("problem", "best_score", "best", "worst_score", "worst")  # of the samples that are sent
 
 
@@ -23,8 +21,9 @@ class Wandb:
         import wandb
         # By itself wandb also sends the console, which shows samples, the command line, which may hold a system prompt,
         # and the changes in the repository, which may hold prompts.
-        settings = wandb.Settings(finish_timeout=FINISH_SECONDS, x_transaction_log_flush_interval=FLUSH_SECONDS,
-                                  console="off", x_disable_meta=True, disable_git=True)
+        # It writes its file, which is what a killed run leaves, each second, and waits five minutes for its upload.
+        settings = wandb.Settings(finish_timeout=300.0, x_transaction_log_flush_interval=1.0, console="off",
+                                  x_disable_meta=True, disable_git=True)
         self.library = wandb
         self.run = wandb.init(project=config.wandb_project, name=config.wandb_run_name, dir=config.absolute_out_dir,
                               id=id, config=settings_to_send(config), resume="allow" if id else None,
@@ -100,8 +99,7 @@ def check_trackers(config):
     """Raises ValueError for a tracker that there is not or that is not installed. Imports no tracker."""
     for name in tracker_names(config):
         if name not in TRACKERS:
-            raise ValueError(f"report_to={config.report_to!r}: there is no tracker {name!r}; choose among "
-                             f"{', '.join(TRACKERS)}")
+            raise ValueError(f"report_to: there is no tracker {name!r}; choose among {', '.join(TRACKERS)}")
         if importlib.util.find_spec(name) is None:
             raise ValueError(f"report_to (or wandb_log) asks for {name}, which is not installed: pip install {name}")
 
@@ -133,8 +131,7 @@ class Trackers:
                 self.running[name] = TRACKERS[name](self.config, step, ids.get(name))
             except Exception as error:  # of its own kinds
                 if not step:
-                    raise ValueError(f"{name} did not start ({one_line(error)}); mend that, or leave {name} out of "
-                                     "report_to") from error
+                    raise ValueError(f"{name} did not start ({one_line(error)}); leave it out of report_to") from error
                 self.say(f"{name} did not start ({one_line(error)}); the run goes on without it")
         ids |= {name: tracker.id for name, tracker in self.running.items() if tracker.id}
         with replacing(path) as new, open(new, "w") as f:
@@ -145,13 +142,9 @@ class Trackers:
         self._call(step, "log", step, metrics)
 
     def text(self, step, samples):
-        """Sends samples if log_text allows it.
-
-        samples: [{column: text or number}], with those of COLUMNS that there are
-        """
+        """Sends samples, [{column: text or number}], if log_text allows it."""
         if self.running and self.config.log_text and samples:
-            rows = [[cell(sample.get(column)) for column in COLUMNS] for sample in samples]
-            self._call(step, "text", step, rows)
+            self._call(step, "text", step, [[cell(sample.get(column)) for column in COLUMNS] for sample in samples])
 
     def finish(self):
         self._call(math.inf, "finish")
@@ -160,13 +153,12 @@ class Trackers:
     def _call(self, step, method, *arguments):
         """Calls a method of the trackers that do not have this step from an earlier process."""
         for name, tracker in list(self.running.items()):
-            if step <= self.known[name]:
-                continue
-            try:
-                getattr(tracker, method)(*arguments)
-            except Exception as error:  # of its own kinds, or of its connection; none of them may end a run
-                del self.running[name]
-                self.say(f"{name} failed ({one_line(error)}); the run goes on without it")
+            if step > self.known[name]:
+                try:
+                    getattr(tracker, method)(*arguments)
+                except Exception as error:  # of its own kinds, or of its connection; none of them may end a run
+                    del self.running[name]
+                    self.say(f"{name} failed ({one_line(error)}); the run goes on without it")
 
 
 def cell(value):

@@ -3,13 +3,12 @@
 import math
 from html import escape
 
-from core.run.terminal import Visible
+from core.run.terminal import visible
 
 LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a picture of 320 x 154
 COLORS = 8                                  # of report.css
 MEANS = 60                                  # points of a line beside others
 LEAST_HEIGHT, LEAST_SHARE = 1e-6, 1e-3      # of an axis, and as a share of its numbers; what is smaller is rounding
-VISIBLE = Visible({ord(c): c for c in "\t\n"})
 
 
 def chart(title, last, lines):
@@ -82,7 +81,7 @@ def ticks(low, high):
 
 def text(value):
     """A value as HTML: escaped, without characters that nobody sees."""
-    return escape(str(value).translate(VISIBLE))
+    return escape(visible(str(value), kept="\t\n"))
 
 
 def short(number):

@@ -1,16 +1,13 @@
 """Devices, types, and a single process; several ranks are tested in tests/grpo/test_ranks.py."""
 
-import os
 import re
 import socket
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from core import distributed
-from core.distributed import LONGEST_WAIT, Distributed, OtherRank, detect_device, detect_dtype, store_of_attempt
+from core.distributed import LONGEST_WAIT, Distributed, OtherRank, detect_device, detect_dtype
 from tests.tiny import ROOT, TORCHRUN, run_script
 
 
@@ -84,21 +81,13 @@ def test_errors_of_the_rank_itself_are_not_blamed_on_others(error):
     assert caught.value is error
 
 
-@pytest.mark.parametrize("environment", [{"RANK": "5"}, {"RANK": "1", "WORLD_SIZE": "2"}])
-def test_an_environment_of_another_job_is_one_line(monkeypatch, environment):
+@pytest.mark.parametrize("rank, world", [("5", "1"), ("1", "2")])
+def test_an_environment_of_another_job_is_one_line(monkeypatch, rank, world):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    for name, text in environment.items():
-        monkeypatch.setenv(name, text)
-    with pytest.raises(ValueError, match=f"RANK={environment['RANK']} and WORLD_SIZE=. .* processes with torchrun, or one"):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world)
+    with pytest.raises(ValueError, match=f"^RANK={rank} and WORLD_SIZE={world} [^\n]*$"):
         Distributed("cpu")
-
-
-def test_restarts_on_several_machines_are_refused_where_attempts_would_share_a_store(monkeypatch):
-    for name, text in {"LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_MAX_RESTARTS": "3",
-                       "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
-        monkeypatch.setenv(name, text)
-    with pytest.raises(ValueError, match="--max-restarts=3 on several machines needs --rdzv-backend=c10d and TORCH_D"):
-        store_of_attempt(0, 2)
 
 
 def test_ranks_must_resume_from_the_same_step():
@@ -165,46 +154,3 @@ def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
-def test_a_rank_gets_sigterm_when_torchrun_is_killed():
-    rank = f"import sys; sys.path.insert(0, {ROOT!r}); from core.distributed import Distributed; Distributed('cpu')"
-    parent = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]]).wait()"
-    environment = {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": str(free_port())}
-    with subprocess.Popen([sys.executable, "-c", parent, rank], stderr=subprocess.PIPE, text=True,
-                          env=os.environ | environment) as torchrun:
-        assert torchrun.stderr.readline().startswith("waiting for 2 ranks")
-        torchrun.kill()
-        assert torchrun.stderr.read() == "", "the rank has closed its output: it has ended"
-
-
-RESTARTED = """
-import os, sys, time
-sys.path.insert(0, {root!r})
-from core.distributed import Distributed
-attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-if attempt == "1" and os.environ["RANK"] == "1":
-    time.sleep(1)
-with Distributed("cpu", timeout=60.0) as dist:
-    for step in range(3):
-        dist.agree(step)
-        if step == 1 and dist.rank == 1 and not os.path.exists({marker!r}):
-            open({marker!r}, "w").close()
-            os._exit(3)
-"""
-
-
-@pytest.mark.slow
-def test_on_several_machines_a_rank_that_dies_and_comes_late_again_is_met(tmp_path):
-    """As two machines with the command of docs/scaling.md, on one."""
-    script, marker = tmp_path / "restarted.py", tmp_path / "died"
-    script.write_text(RESTARTED.format(root=ROOT, marker=str(marker)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--max-restarts=3",
-               "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=1", script]
-    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
-    agents = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    errors = [agent.communicate(timeout=300)[1] for agent in agents]
-    assert marker.exists() and [agent.returncode for agent in agents] == [0, 0], errors
