@@ -85,9 +85,8 @@ class Logger:
 
     def say(self, text=""):
         if not self.silent:
-            with writing("the output of the run"):
-                tqdm.write(str(text))
-                sys.stdout.flush()
+            tqdm.write(str(text))
+            sys.stdout.flush()
             self.write_console(str(text))
 
     def write_console(self, text):

@@ -53,8 +53,7 @@ def skipped(policy, reference, scorer, data, c):
 
 
 @pytest.mark.parametrize("settings, value", [
-    ({}, NAN), ({"top_p": 0.9}, INF), ({"top_k": 3}, NAN), ({"min_p": 0.1}, INF), ({"unmask_steps": 3}, INF),
-    ({"unmask_steps": 3, "top_p": 0.9}, NAN)], ids=str)
+    ({}, NAN), ({"top_p": 0.9}, INF), ({"unmask_steps": 3}, INF)], ids=str)
 @pytest.mark.parametrize("kind", ["fill", "causal"])
 def test_a_policy_that_is_not_finite_samples_a_bad_step(dataset, prompts, kind, settings, value):
     if kind == "fill":
@@ -68,9 +67,8 @@ def test_a_policy_that_is_not_finite_samples_a_bad_step(dataset, prompts, kind, 
 
 
 @pytest.mark.parametrize("settings, bad", [
-    ({}, NAN), ({}, -INF), ({"zero_std": "drop"}, INF), ({"zero_std": "resample"}, NAN), ({"objective": "dapo"}, INF),
-    ({"objective": "dr_grpo"}, -INF), ({"reward_normalisation": "group"}, INF), ({"train_pass_k": 2}, NAN),
-    ({"ppo_epochs": 2}, INF), ({"overlong_buffer": 2}, -INF)], ids=str)
+    ({}, -INF), ({"zero_std": "drop"}, INF), ({"zero_std": "resample"}, NAN), ({"reward_normalisation": "group"}, INF),
+    ({"train_pass_k": 2}, NAN)], ids=str)
 def test_a_reward_that_is_not_finite_makes_a_bad_step(prompts, settings, bad):
     @reward(0, 100)
     def lengths(completions):

@@ -76,11 +76,5 @@ def test_a_checkpoint_is_trained_in_a_folder_beside_it_and_resumed_there(tmp_pat
                                "--resume=auto"]
 
 
-def test_elsewhere_than_in_the_repository_a_missing_checkpoint_is_only_missing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path, said = next(iter(RECIPES)), []
-    assert not build_missing_checkpoint(path, "generator_checkpoint", "arithmetic", said.append, dry=True) and not said
-
-
 def test_recipes_are_shipped_configs():
     assert all(os.path.exists(os.path.join(ROOT, recipe.split()[0])) for recipe in RECIPES.values())
