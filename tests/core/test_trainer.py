@@ -13,7 +13,6 @@ from core.models import load_model
 from core.supervised.build import build_batches, build_data, build_model
 from core.supervised.config import PretrainConfig
 from core.trainer import COLUMNS, Trainer, training_step
-from core.training_step import build_optimizers
 from tests.tiny import (
     Catcher,
     expect_barriers,
@@ -50,26 +49,6 @@ def test_the_gradient_is_that_of_the_mean_loss_over_all_micro_batches():
         assert metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
         assert metrics["grad_norm"] == pytest.approx(float(flat_gradient(net).norm()), rel=1e-4)
         assert metrics["accuracy"] == pytest.approx(found[0][1]["accuracy"])
-
-
-def test_frozen_parameters_are_left_alone():
-    net = model()
-    net.embed.requires_grad_(False)
-    before, optimizers = net.embed.weight.clone(), build_optimizers(net, PretrainConfig())
-    metrics = training_step(net, micro_batches(), optimizers, 1.0, one_process())
-    assert metrics["skipped_steps"] == 0 and torch.equal(net.embed.weight, before) and not same(net, model())
-
-
-def test_a_step_computes_in_the_type_of_the_run():
-    seen, losses, batches = [], {}, micro_batches()
-    for dtype in ("float32", "bfloat16"):
-        net = model()
-        net.blocks[0].up.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
-        optimizers = build_optimizers(net, PretrainConfig())
-        losses[dtype] = training_step(net, batches, optimizers, 1.0, one_process(dtype))["loss"]
-        assert all(p.dtype == torch.float32 for p in net.parameters())
-    assert seen == [torch.float32] * 2 + [torch.bfloat16] * 2
-    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
 
 
 def new_trainer(dataset, out_dir, **settings):
@@ -135,14 +114,6 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
 def test_ranks_meet_after_what_may_take_longer_than_rank_timeout(dataset, tmp_path, monkeypatch):
     t = new_trainer(dataset, tmp_path, max_iters=2, eval_interval=1, save_interval=1)
     expect_barriers(monkeypatch, t, (t, "run_evaluation"), (t.checkpoints, "save"))
-
-
-def test_evaluation_is_without_dropout_and_gradients(dataset, tmp_path):
-    seen, trainer = [], new_trainer(dataset, tmp_path)
-    trainer.evaluate = lambda model: seen.append((model.training, torch.is_grad_enabled())) or {"val_loss": 1.0}
-    trainer.model.train()
-    trainer.run_evaluation()
-    assert trainer.facts == {"val_loss": 1.0} and seen == [(False, False)]
 
 
 def test_a_bad_step_is_named_and_the_save_that_it_prevents_is_made_up(dataset, tmp_path, capsys):

@@ -4,7 +4,6 @@ import json
 import math
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from core.run.terminal import WIDTH
