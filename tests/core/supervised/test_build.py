@@ -5,12 +5,10 @@ import torch
 
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import load_model, load_tokenizer, save_model
-from core.prompts import PromptConsumer
-from core.supervised import build
 from core.supervised.build import build_batches, build_data, build_model
 from core.supervised.config import PretrainConfig
 from core.supervised.loss import supervised_sums
-from tests.families import adapter_folder, folder_maker, write_prose, write_sums
+from tests.families import folder_maker, write_prose, write_sums
 from tests.tiny import CAUSAL, TOKENIZER, causal_model, jsonl, model, one_process, same, save
 
 DIST = one_process()
@@ -70,11 +68,6 @@ def test_windows_are_those_of_the_mode(dataset, generator, mode):
         assert set(evaluate(freeze(net))) == {f"{name}/{i}" for name in REPORT for i in (0, 1)}
 
 
-def test_a_new_model_depends_on_the_seed_alone(dataset):
-    a, b, c = (built(dataset, seed=seed)[2] for seed in (1, 1, 2))
-    assert same(a, b) and not same(a, c)
-
-
 def test_init_from_gives_its_weights_and_another_mode_a_new_output_layer(dataset, generator):
     start, _ = load_model(generator)
     assert same(start, built(dataset, init_from=generator, tied=False)[2])
@@ -129,21 +122,6 @@ def test_records_that_cannot_be_learned_are_refused(folder, tmp_path, records, s
     refused(words, path, **{key: folder(x) if key == "init_from" else x for key, x in settings.items()})
 
 
-def test_a_native_model_brings_its_tokenizer_to_a_file_of_records(tmp_path):
-    """An answer is what it learns to complete, unless there is a completion."""
-    path = str(tmp_path / "g.safetensors")
-    save_model(path, causal_model(block_size=32), CAUSAL)
-    records = [*SUMS, {"prompt": "1+1=", "answer": "2", "completion": "two", "split": "train"},
-               {"prompt": "1+2=", "answer": 3, "split": "train"}]
-    _, data, net, batches, evaluate = built(jsonl(tmp_path / "sums.jsonl", *records), init_from=path,
-                                            mode=LANGUAGE_MODEL, tied=False)
-    assert isinstance(data, PromptConsumer) and same(net, load_model(path)[0]) and evaluate(net)["val_loss"] > 0
-    found = {r["prompt"]: r["completion"] for split in ("train", "val") for r in data.records[split]}
-    assert found == {r["prompt"]: r["answer"] for r in SUMS} | {"1+1=": "two", "1+2=": "3"}
-    _, target, mask = batches("train", 0)
-    assert all(CAUSAL.decode(row[own].tolist()) in found.values() for row, own in zip(target, mask, strict=True))
-
-
 @pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])
 def test_a_hugging_face_model_learns_the_completions_with_the_loss_of_transformers(folder, sums, rank):
     """One batch: cross-entropy of completion and end alone, as transformers has it from labels, and its gradient."""
@@ -168,16 +146,6 @@ def test_a_hugging_face_model_learns_the_completions_with_the_loss_of_transforme
             torch.testing.assert_close(trained[name], p.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_the_mode_is_that_of_the_folder(folder, sums, tmp_path):
-    _, data, net, *_ = built(sums, init_from=folder("gpt2"))  # the default is masked_fill
-    assert net.mode == LANGUAGE_MODEL and isinstance(data, PromptConsumer)
-    prose = write_prose(tmp_path / "prose", load_tokenizer(folder("bert")))
-    _, data, net, _, evaluate = built(prose, init_from=folder("bert"), mode=LANGUAGE_MODEL)
-    batch = data.batch("train", 0)
-    assert net.mode == MASKED_FILL and (batch["input"][batch["mask"]] == data.tokenizer.mask_token_id).all()
-    assert evaluate(net)["val_loss"] > 0
-
-
 def test_a_detector_of_replaced_tokens_learns_from_the_fills_of_generators(folder, tmp_path):
     prose = write_prose(tmp_path / "prose", load_tokenizer(folder("bert")))
     _, data, net, batches, evaluate = built(prose, init_from=folder("electra_judge"), fill_checkpoints=(folder("bert"),))
@@ -187,26 +155,3 @@ def test_a_detector_of_replaced_tokens_learns_from_the_fills_of_generators(folde
     theirs = torch.nn.functional.binary_cross_entropy_with_logits(-net(filled), (filled != target).float(), reduction="sum")
     torch.testing.assert_close(supervised_sums(net, filled, target, mask)["loss"], theirs, rtol=1e-5, atol=0)
     assert set(evaluate(freeze(net))) == {f"{name}/0" for name in REPORT}
-
-
-@pytest.mark.parametrize("settings, words", [
-    ({"dropout": 0.1}, "dropout=0.1 is for new models; leave it out with init_from="),
-    ({"block_size": 129}, "block_size=129 is larger than the 128 of init_from="),
-    ({"lora_rank": 4, "lora_targets": "nothing"}, "lora_targets=.*does not fit the model"),
-    ({"init_from": "adapter", "lora_rank": 4}, "is an adapter: to train it further, set init_from to the model"),
-    ({"export": "adapter"}, "export=.* holds adapter_model.*name another"),
-    ({"mode": SEQUENCE_SCORER, "judge_head": "cls"}, "judge_head='cls' is for new models; leave it out")], ids=str)
-def test_settings_that_do_not_suit_a_hugging_face_model_are_refused(
-        folder, prompts, tmp_path, monkeypatch, settings, words):
-    pytest.importorskip("peft")
-    monkeypatch.chdir(tmp_path)
-    if "adapter" in settings.values():
-        adapter_folder("adapter", folder("llama"))
-    refused(words, prompts, **{"init_from": folder("llama")} | settings)
-
-
-def test_the_learning_rates_of_new_models_are_refused_for_large_pretrained_ones(folder, prompts, monkeypatch):
-    monkeypatch.setattr(build, "LARGE_MODEL", 1000)
-    refused("learning_rate=0.003 .* set optimizer='adamw', learning_rate=1e-5", prompts, init_from=folder("llama"),
-            learning_rate=3e-3)
-    built(prompts, init_from=folder("llama"), learning_rate=1e-4)
