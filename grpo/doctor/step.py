@@ -1,11 +1,8 @@
-"""The first step of a run, taken to be examined: its samples and scores, the gradient and the time."""
+"""The first step of a run, taken to be examined: its samples, their rewards and the gradient."""
 
 import re
 from dataclasses import dataclass, replace
 
-import torch
-
-from core.prompts import PromptConsumer
 from grpo.grpo_training_step import Timer, collect_rollouts, sampler_of, train_on_rollouts
 
 MOST = 16  # problems of the step
@@ -13,19 +10,15 @@ MOST = 16  # problems of the step
 
 @dataclass
 class Examination:
-    """The step that the checks read. The seconds are what the run's own steps and evaluations are expected to take."""
+    """The step that the checks read."""
     config: object
     models: object             # policy, reference, judge, gold_judge (grpo/build.py: Models)
     rewards: object
     data: object
+    problems: dict             # those of the step, as the policy samples for them
     rollouts: object           # Rollouts of the step, with their texts
     scored: object             # their rewards: a Scored
-    problems: dict             # those of the step, as the policy samples for them
-    metrics: dict              # of the step (docs/metrics.md)
     gradient: dict             # {part of the model: norm}
-    step_seconds: float
-    evaluation_seconds: float
-    float32: bool              # the precision of the models' matrix products; else bfloat16
 
 
 def examine(config, models, rewards, data, dist):
@@ -37,29 +30,13 @@ def examine(config, models, rewards, data, dist):
     c = replace(config, batch_size=min(MOST, config.batch_size), gradient_accumulation_steps=1, ppo_epochs=1,
                 minibatches=1, grad_clip=0.0)
 
-    def collect(c, timer):
-        def problems(again):
-            return {key: x[: c.batch_size] for key, x in data.problems("train", 0, again).items()}
+    def problems(again):
+        return {key: x[: c.batch_size] for key, x in data.problems("train", 0, again).items()}
 
-        sample = sampler_of(policy, problems, 0, c)
-        return problems(0), *collect_rollouts(policy, models.reference, rewards, sample, c, dist, timer)
-
-    collect(replace(c, batch_size=1), Timer())  # loads kernels and starts workers
-    timer = Timer()
-    problems, trained, sums, sampled = collect(c, timer)
-    collecting = sum(timer.times.values())
-    metrics = train_on_rollouts(policy, trained, sums, [], c, dist)  # without an optimizer the gradient stays
-    timer.end("train")
-    rollouts, scored = sampled[0]
-
-    times = config.batch_size * config.gradient_accumulation_steps / c.batch_size  # as many problems has a step
-    step_seconds = times / config.minibatches * (collecting / config.ppo_epochs + timer.times["train"])
-    evaluated = config.eval_problems
-    if isinstance(data, PromptConsumer):
-        evaluated = min(evaluated, len(data.records["val"]))
-    evaluation_seconds = collecting * evaluated * config.eval_completions / len(rollouts.target)
-    return Examination(config, models, rewards, data, rollouts, scored, problems, metrics, gradient_norms(policy.model),
-                       step_seconds, evaluation_seconds, dist.dtype == torch.float32)
+    sample = sampler_of(policy, problems, 0, c)
+    trained, sums, sampled = collect_rollouts(policy, models.reference, rewards, sample, c, dist, Timer())
+    train_on_rollouts(policy, trained, sums, [], c, dist)  # without an optimizer the gradient stays
+    return Examination(config, models, rewards, data, problems(0), *sampled[0], gradient_norms(policy.model))
 
 
 def gradient_norms(model):

@@ -51,30 +51,6 @@ def draw_panel(axis, name, runs):
     axis.grid(alpha=0.3)
 
 
-def draw_temperatures(curves, path):
-    """Draws word validity, or the first reward of a task without words, and token accuracy against each other and
-    against entropy, with a point for each temperature.
-
-    curves: {label: [(temperature, metrics)]}; path: the picture file
-    """
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4.2))
-    _, metrics = next(iter(curves.values()))[0]
-    rewards = [name for name in metrics if name.startswith("reward/")]
-    good = rewards[0] if rewards and "word_validity" not in metrics else "word_validity"
-    pairs = (("token_accuracy", good), ("entropy", good), ("entropy", "token_accuracy"))
-    for axis, (x, y) in zip(axes, pairs, strict=True):
-        for label, measured in curves.items():
-            points = [(metrics[x], metrics[y]) for _, metrics in measured]
-            axis.plot(*zip(*points, strict=True), marker=".", label=label)
-            for i in (0, -1):  # labels between them would cover each other
-                axis.annotate(f"{measured[i][0]:g}", points[i])
-        axis.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "))
-        axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
-    figure.suptitle("A point for each sampling temperature. The axes do not begin at 0.", fontsize=10)
-    save(figure, path)
-
-
 def save(figure, path):
     figure.tight_layout()
     with writing(path):

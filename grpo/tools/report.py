@@ -1,9 +1,8 @@
-"""Pages and tables of results: a run, several runs side by side, mean and standard deviation over seeds, temperatures.
+"""Pages and tables of results: a run, several runs side by side, mean and standard deviation over seeds.
 
 python grpo/tools/report.py html out-grpo
 python grpo/tools/report.py compare out-a out-b out-c --page=compare.html
 python grpo/tools/report.py seeds out-seed-1 out-seed-2 out-seed-3 out-seed-4 out-seed-5 --picture=docs/curves.png
-python grpo/tools/report.py temperatures config/grpo_example.py --picture=docs/temperatures.png
 """
 
 import os
@@ -12,19 +11,12 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from core.config import UsageError, load_config
-from core.distributed import Distributed
+from core.config import UsageError
 from core.files.json_lines import each_record
-from core.model import MASKED_FILL
-from core.models import load_model
 from core.settings.script import run_script
-from grpo.build import build_data, build_models, build_rewards, fill_in_evaluation, make_policy
-from grpo.grpo_config import GRPOConfig
 from grpo.report.page import write_report
-from grpo.report.plots import draw_curves, draw_temperatures
+from grpo.report.plots import draw_curves
 from grpo.report.run_files import is_evaluation, names_of
-
-TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def report_seeds(folders, picture):
@@ -57,33 +49,9 @@ def seeds_row(metric, runs):
             f"{statistics.mean(change):+.4f} ± {sd:.4f} | {min(change):+.4f} | {rose}/{len(change)}")
 
 
-def report_temperatures(argv, trained, picture):
-    """Prints the held-out metrics at several temperatures, before and after GRPO, and draws them.
-
-    trained: the model after GRPO; None: the one in the config's out_dir
-    """
-    config, _ = load_config(GRPOConfig, argv)
-    dist = Distributed(config.device, config.dtype)
-    data = build_data(config, dist)
-    models = build_models(config, data, dist)
-    trained = trained or os.path.join(config.out_dir, f"model{models.policy.suffix}")
-    after, _ = load_model(trained, dist.device, MASKED_FILL, data.tokenizer, "--trained")
-    after = make_policy(after, data.tokenizer, config, dist)
-    evaluation = fill_in_evaluation(config, models, build_rewards(config, models, data, dist))
-    curves = {}
-    for label, policy in (("before GRPO", models.policy), ("after GRPO", after)):
-        curves[label] = [(temperature, evaluation(policy, temperature)[0]) for temperature in TEMPERATURES]
-        names = list(curves[label][0][1])
-        print(f"{label}\n| temperature | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
-        for temperature, metrics in curves[label]:
-            print(f"| {temperature:g} | " + " | ".join(f"{metrics[name]:.4f}" for name in names) + " |")
-    if picture:
-        draw_temperatures(curves, picture)
-
-
 def main(argv):
-    """Reads the command line and writes one of the four reports."""
-    options = {"--picture": None, "--page": "compare.html", "--trained": None}
+    """Reads the command line and writes one of the three reports."""
+    options = {"--picture": None, "--page": "compare.html"}
     rest = []
     for argument in argv:
         key, equals, value = argument.partition("=")
@@ -92,8 +60,6 @@ def main(argv):
         else:
             rest.append(argument)
     kind, *rest = rest or [None]
-    if kind == "temperatures" and rest:
-        return report_temperatures(rest, options["--trained"], options["--picture"])
     folders = rest and not any(argument.startswith("-") for argument in rest)
     if kind == "seeds" and folders:
         return report_seeds(rest, options["--picture"])
@@ -102,7 +68,7 @@ def main(argv):
     if kind == "html" and folders and len(rest) == 1:
         return print(write_report(*rest))
     raise UsageError("python grpo/tools/report.py html FOLDER, compare FOLDER... [--page=FILE], "
-                     "seeds FOLDER... [--picture=FILE], or temperatures CONFIG [--trained=FILE] [--picture=FILE]")
+                     "or seeds FOLDER... [--picture=FILE]")
 
 
 if __name__ == "__main__":

@@ -42,14 +42,14 @@ def test_what_is_wrong_is_named_with_its_remedy_and_the_folder_stays_as_it_is(as
     assert err == "" and sorted(os.listdir(tmp_path)) == ["mine.jsonl", "out"]
     assert os.listdir(tmp_path / "out") == ["metrics.jsonl"]
     assert (tmp_path / "out" / "metrics.jsonl").read_text() == '{"step": 7}\n'
-    checks = len(CHECKS) - 2 + len(OF_EACH_REWARD)  # all but those of the judge and the order
-    verdicts = re.findall(r"^  (fine|look|WRONG) +(.{18})  ", out, re.M)
+    checks = len(CHECKS) - 2 + len(OF_EACH_REWARD)  # all but those of the judge and of environments
+    verdicts = re.findall(r"^  (fine|WRONG) +(.{16})  ", out, re.M)
     assert len(verdicts) == checks
     wrong = [title.strip() for verdict, title in verdicts if verdict == "WRONG"]
     if most == 48:
         assert code == 0 and not wrong and "nothing is wrong" in out, out
     else:
-        assert code == 1 and "cut" in wrong and "-> raise max_new_tokens=3" in out
+        assert code == 1 and "end" in wrong and "-> set max_new_tokens=" in out
         assert f"{len(wrong)} of {checks} checks found something wrong" in out
 
 
@@ -66,13 +66,13 @@ def test_a_shipped_config_is_not_called_wrong(name, arguments, ask, tmp_path):
                        "--warmup_iters=0", "--batch_size=2", f"--out_dir={tmp_path}/equations"])
         changes["generator_checkpoint"] = f"{tmp_path}/equations/model.safetensors"
     code, out, err = ask(f"config/grpo_{name}.py", **changes)
-    wrong = re.findall(r"^  WRONG  (.{18})  ", out, re.M)
+    wrong = re.findall(r"^  WRONG  (.{16})  ", out, re.M)
     if name == "equations":
-        assert {title.strip() for title in wrong} <= {"gradient", "groups", "reward"}, out
+        assert {title.strip() for title in wrong} <= {"gradient"}, out
     else:
         assert not wrong and code == 0 and err == "" and "nothing is wrong" in out, out
     assert name != "example" or "The judge gives" in out
-    assert all((name == "guess") == (words in out) for words in ("equal starts", "tokens of answers", "of the episodes"))
+    assert (name == "guess") == ("equal starts" in out)
 
 
 def test_every_shipped_config_is_asked_about():
@@ -92,7 +92,5 @@ def test_several_ranks_are_refused_and_worker_processes_are_ended(tmp_path):
 
 
 def test_lines_fit_a_terminal():
-    lines = page([("a title", (False, "word " * 60, "do " * 60)), ("b", (None, "short", "look")),
-                  ("c", (True, "good", "not shown"))])
-    assert max(map(len, lines)) <= 120 and sum("->" in line for line in lines) == 2
-    assert any(re.match("  look   b +short", line) for line in lines) and "not shown" not in "".join(lines)
+    lines = page([("a title", (False, "word " * 60, "do " * 60)), ("c", (True, "good", "not shown"))])
+    assert max(map(len, lines)) <= 120 and "not shown" not in "".join(lines) and lines[-1] == "  fine   c                 good"

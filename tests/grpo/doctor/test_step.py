@@ -15,19 +15,17 @@ def test_the_examined_step_is_the_first_of_the_run_and_changes_no_weight(tmp_pat
     x = examined(patient)
     assert same(patient.models.policy.model, twin.models.policy.model)
     metrics = grpo_step(twin.models.policy, twin.models.reference, twin.rewards, twin.data, twin.config)
-    for name in ("mean_reward", "grad_norm", "mean_kl", "entropy", "mismatch_max"):
-        assert x.metrics[name] == metrics[name], name
-    assert 0 < patient.config.grad_clip < x.metrics["grad_norm"], "the run cuts it"
+    assert float(x.scored.reward.mean()) == pytest.approx(metrics["mean_reward"], rel=1e-6)
+    assert 0 < patient.config.grad_clip < metrics["grad_norm"], "the run cuts it"
     assert list(x.gradient) == ["embed", "layer 0", "layer 1", "layer 2", "layer 3", "norm", "head"]
     total = sum(size**2 for size in x.gradient.values()) ** 0.5
-    assert total == pytest.approx(x.metrics["grad_norm"], rel=1e-4)
+    assert total == pytest.approx(metrics["grad_norm"], rel=1e-4)
 
 
 def test_a_large_step_is_examined_in_part(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor_step, "MOST", 3)
     x = examined(completing(tmp_path, gradient_accumulation_steps=2, ppo_epochs=2, minibatches=2))
     assert x.rollouts.problems == len(x.problems["number"]) == 3
-    assert x.step_seconds > 0 and x.evaluation_seconds > 0
 
 
 @pytest.mark.parametrize(("name", "part"), [

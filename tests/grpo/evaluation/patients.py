@@ -56,8 +56,8 @@ def examined(run):
     return examine(run.config, run.models, run.rewards, run.data, run.dist)
 
 
-def expect(result, verdict, sentence, remedy=""):
-    """Checks the verdict of a check, and texts that its sentence and its remedy contain."""
-    assert result[0] is verdict, result
+def expect(result, fine, sentence, remedy=""):
+    """Checks whether a check finds all fine, and texts that its sentence and its remedy contain."""
+    assert result[0] is fine, result
     assert sentence in result[1] and remedy in result[2], result
-    assert bool(result[2]) or verdict is True, "what is not fine has a remedy"
+    assert fine or result[2], "what is not fine has a remedy"

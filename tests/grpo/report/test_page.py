@@ -293,26 +293,3 @@ def test_in_a_browser_a_script_in_a_text_does_not_run_and_would_not_even_if_it_w
     title, console = browse(unescaped, "")
     assert title == "nothing" and any("Content Security Policy" in line for line in console)
     assert browse(without_policy(unescaped), "")[0] == "evil"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("width", "dark"), [(360, True), (1400, False)])
-def test_in_a_browser_the_page_is_readable_light_and_dark_narrow_and_wide(tmp_path, browse, width, dark):
-    config = {"generator_checkpoint": "data/" + "long" * 40, "seed": 1}
-    folder = write_run(tmp_path / ("run" * 20), samples=[sample(1, best="word " * 300)], config=config, settings={
-        key: {"value": value, "default": None, "set in": "config/example.py"} for key, value in config.items()})
-    script = """
-    const sum = numbers => numbers.slice(0, 3).map(Number).reduce((a, b) => a + b);
-    const color = (e, key) => sum(getComputedStyle(e)[key].match(/[0-9]+/g));
-    const texts = [...document.querySelectorAll("h2, th, td, b, figcaption, mark")].filter(e => e.offsetHeight);
-    const under = e => e.tagName === "MARK" ? color(e, "backgroundColor") : color(document.body, "backgroundColor");
-    top.document.title = JSON.stringify({inner: innerWidth, scroll: document.documentElement.scrollWidth,
-      background: color(document.body, "backgroundColor"),
-      contrast: Math.min(...texts.map(e => Math.abs(color(e, "color") - under(e))))});
-    """
-    page = without_policy(Page(write_report(folder)).html)
-    title, console = browse(page, script, width, *["--force-dark-mode"] * dark)
-    found = json.loads(title)
-    assert not console and found["inner"] == width and found["scroll"] <= width
-    assert found["background"] < 120 if dark else found["background"] == 3 * 255
-    assert found["contrast"] > 200

@@ -31,14 +31,3 @@ def test_curves_have_a_panel_for_each_metric_and_a_line_for_each_run_and_no_axis
         low, high = axis.get_ylim()
         assert low <= 0 < high and high >= 1e-6, "rounding does not fill a panel"
     assert [axis.get_ylim()[1] == 1.05 for axis in figures[0].axes] == [True, False, False, False, True], "of shares"
-
-
-@pytest.mark.parametrize("good", ["word_validity", "reward/boards"])
-def test_temperatures_are_drawn_as_quality_against_diversity(tmp_path, figures, good):
-    points = [(t, {"token_accuracy": t / 2, good: t / 4, "reward/units": 0.6, "entropy": t}) for t in (0.2, 0.4)]
-    plots.draw_temperatures({"before": points, "after": points[:1]}, str(tmp_path / "t.png"))
-    first, *others = figures[0].axes
-    assert [axis.get_ylabel() for axis in (first, *others)] == [good.replace("_", " ")] * 2 + ["token accuracy"]
-    before, after = (list(zip(*line.get_data())) for line in first.get_lines())
-    assert before == [(0.1, 0.05), (0.2, 0.1)] and after == before[:1]
-    assert [text.get_text() for text in first.texts] == ["0.2", "0.4", "0.2", "0.2"]

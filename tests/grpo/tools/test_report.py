@@ -1,9 +1,9 @@
-"""The tables over runs and over temperatures."""
+"""The tables and pages over runs."""
 
 import pytest
 
 from grpo.tools import report
-from tests.tiny import jsonl, judge, model, same, save
+from tests.tiny import jsonl
 
 
 def write_run(folder, before, after):
@@ -41,7 +41,7 @@ def test_pages_are_in_the_folder_of_a_run_or_where_the_command_says(tmp_path, ca
 
 @pytest.mark.parametrize("argv, message", [
     ([], "seeds FOLDER"), (["seeds"], "seeds FOLDER"), (["speeds", "out"], "seeds FOLDER"),
-    (["temperatures", "--picture=x.png"], "seeds FOLDER"), (["html", "a", "b"], "seeds FOLDER"),
+    (["html", "a", "b"], "seeds FOLDER"),
     (["compare", "a", "--pages=b"], "seeds FOLDER"), (["html", "none"], "metrics.jsonl holds no metrics"),
     (["seeds", "short"], "short/metrics.jsonl does not hold a finished run")])
 def test_a_report_that_cannot_be_is_refused(argv, message, tmp_path, monkeypatch):
@@ -50,20 +50,3 @@ def test_a_report_that_cannot_be_is_refused(argv, message, tmp_path, monkeypatch
     jsonl(tmp_path / "short" / "metrics.jsonl", {"step": 0, "eval/x": 0.5})
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         report.main(argv)
-
-
-@pytest.mark.slow
-def test_temperatures_compare_the_model_before_and_after(dataset, tmp_path, capsys):
-    before, scorer = save(tmp_path / "before", model(scale=1.0)), save(tmp_path / "judge", judge())
-    save(tmp_path / "model.safetensors", model())
-    assert not same(model(scale=1.0), model())
-    arguments = ["temperatures", f"--dataset={dataset}", f"--generator_checkpoint={before}", "--block_size=32",
-                 f"--judge_checkpoint={scorer}", "--eval_problems=4", "--eval_completions=2", "--device=cpu",
-                 f"--out_dir={tmp_path}", f"--picture={tmp_path / 't.png'}"]
-    report.main(arguments)
-    first, second = capsys.readouterr().out.split("after GRPO\n")
-    assert first.count("| 0.2 |") == second.count("| 1 |") == 1 and (tmp_path / "t.png").exists()
-    assert "word_validity" in first and first.removeprefix("before GRPO\n") != second
-    report.main([*arguments, f"--trained={before}"])
-    first, second = capsys.readouterr().out.split("after GRPO\n")
-    assert first.removeprefix("before GRPO\n") == second, "--trained names the model that is compared"
