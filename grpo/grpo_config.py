@@ -33,8 +33,6 @@ RANGES = {
     "ema_alpha": "[0, 1]", "reference_update_freq": "[1, 1e12]",
     "ppo_epochs": "[1, 1e6]", "minibatches": "[1, 1e6]", "micro_batch_tokens": "[1, 1e12]",
     "eval_problems": "[1, 1e6]", "eval_completions": "[2, 1e5]", "pass_k": "[1, 1e5]", "sample_interval": "[1, 1e12]"}
-TEACHER_NEEDS = {"kl_beta": 0.0, "kl_target": None, "reference_checkpoint": None, "reference_mode": "static"}
-ROOMS = (RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig, SandboxConfig, EnvironmentConfig)
 
 
 @dataclass(frozen=True)
@@ -120,24 +118,18 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
                                               # their weights (docs/scaling.md)
 
     def __post_init__(self):
-        if self.kl_estimator == "k1":
-            raise ValueError("kl_estimator='k1' is refused: the gradient of mean(logp - ref_logp) does not contain the "
-                             "reference; use kl_estimator='exact' or 'k3', or kl_in_reward=True, where k1 belongs")
-        for room in ROOMS:
+        for room in GRPOConfig.__bases__:
             room.__post_init__(self)
         check_ranges(self, RANGES)
         check_choices(self, CHOICES)
+        check_choices(OBJECTIVES[self.objective], ROW)
         self.check_base("generator_checkpoint")
         check_sizes(self)
-        check_objective(self)
-        check_teacher(self)
-        check_reference(self)
+        check_together(self)
         check_files(self)
         check_sampler(self)
         check_environment(self)
         check_parallel(self)
-        if not all(self.stop_sequences):
-            raise ValueError(f"stop_sequences={self.stop_sequences!r} must be texts that are not empty")
 
     @property
     def scores_as_drawn(self):
@@ -150,64 +142,73 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
                        passes_read=GRPOConfig.passes_read, train_pass_k=1, seed=seed)
 
 
+def taught_alone(c):
+    """True if a teacher alone teaches: no reward has a weight."""
+    weighted = c.reward_functions and (not c.reward_weights or any(c.reward_weights))
+    return c.teacher_checkpoint is not None and not weighted
+
+
+TOGETHER = (  # (when, what some settings then have to be, why)
+    (lambda c: c.max_iters == 0, {"resume": False}, "max_iters=0 evaluates a model and trains nothing"),
+    (lambda c: c.group_size == 1 and (not taught_alone(c) or c.kl_in_reward or c.overlong_buffer), {"group_size": 2},
+     "a reward is compared with those of other completions; with teacher_checkpoint alone there may be one"),
+    (lambda c: c.train_pass_k > 1 and baseline_of(c) != "leave_one_out", {"advantage": "leave_one_out"},
+     "train_pass_k is the gradient of pass@k with leave-one-out advantages only"),
+    (lambda c: c.train_pass_k > 1, {"kl_in_reward": False, "overlong_buffer": 0, "credit_window": None},
+     "train_pass_k weights whole completions by a factor that is meant for their success"),
+    (lambda c: baseline_of(c) == "max_rl",
+     {"kl_in_reward": False, "overlong_buffer": 0, "credit_window": None, "reward_normalisation": "none"},
+     "advantage='max_rl' divides by the share of a group's completions that are right"),
+    (lambda c: baseline_of(c) == "step" or c.kl_in_reward or taught_alone(c), {"zero_std": "keep"},
+     "with advantage='step', kl_in_reward or a teacher alone, groups of equal rewards teach too"),
+    (lambda c: c.unmask_order == "confidence", {"kl_in_reward": False, "ratio_to": "policy"},
+     "unmask_order='confidence' leaves out the probability of its order"),
+    (lambda c: c.reward_normalisation == "group" and c.advantage == "group_std", {"advantage": None},
+     "reward_normalisation='group' divides by the group's standard deviation already"),
+    (lambda c: c.fill_estimator != "trajectory", {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "kl_in_reward": False},
+     "fill_estimator estimates log-probabilities of the whole distribution, not of what was sampled"),
+    (lambda c: c.fill_estimator not in READ_PASSES, {"passes_read": 2},
+     f"passes_read is for fill_estimator={' and '.join(map(repr, READ_PASSES))}"),
+    (lambda c: c.kl_in_reward and c.kl_estimator == "exact", {"kl_estimator": "k3"},
+     "kl_in_reward is of samples, and kl_estimator='exact' a sum over the vocabulary"),
+    # the reference and the teacher
+    (lambda c: c.reference_mode == "none", {"kl_beta": 0.0, "reference_checkpoint": None},
+     "reference_mode='none' leaves the KL penalty without a reference"),
+    (lambda c: c.kl_beta == 0 and c.teacher_checkpoint is None,
+     {"kl_target": None, "kl_in_reward": False, "reference_checkpoint": None},
+     "kl_beta=0.0 builds no reference (with a tiny one the KL is logged and changes almost nothing)"),
+    (lambda c: c.has_adapter and c.reference_mode == "ema" and c.kl_beta > 0, {"reference_mode": "periodic"},
+     "the average of two adapters' matrices is not the average of what they add to the weights"),
+    (lambda c: c.has_adapter and c.reference_checkpoint is None and c.teacher_checkpoint is None,
+     {"ref_offload": False}, "the reference of an adapter is the policy's own weights without it"),
+    (lambda c: c.teacher_checkpoint is None, {"distill_beta": 1.0}, "distill_beta is the weight of teacher_checkpoint"),
+    (lambda c: c.teacher_checkpoint is not None,
+     {"kl_beta": 0.0, "kl_target": None, "reference_checkpoint": None, "reference_mode": "static"},
+     "the teacher takes the place of the reference, and distill_beta that of kl_beta"),
+    (lambda c: c.teacher_checkpoint is not None and not c.reward_functions, {"task_type": "fill_in"},
+     "with teacher_checkpoint the rewards are those of reward_functions, or none"),
+    (lambda c: taught_alone(c) and c.kl_in_reward and baseline_of(c) not in ("leave_one_out", "group_mean"),
+     {"advantage": "leave_one_out"}, "a standard deviation of kl_in_reward alone leaves distill_beta without effect"))
+
+
+def check_together(c):
+    """Raises ValueError for settings that do not go together (TOGETHER)."""
+    for applies, needed, why in TOGETHER:
+        for key, value in needed.items():
+            if getattr(c, key) != value and applies(c):
+                raise ValueError(f"{key}={getattr(c, key)!r} cannot be: {why}; set {key}={value!r}")
+
+
 def check_sizes(c):
     """Raises ValueError if a number does not fit another one."""
-    if c.max_iters == 0 and c.resume:
-        raise ValueError(f"max_iters=0 evaluates a model, and resume={c.resume} has nothing to go on with; leave "
-                         "resume out, and name the model with generator_checkpoint")
-    if c.train_pass_k > c.group_size:
-        raise ValueError(f"train_pass_k={c.train_pass_k} must be 1 to group_size={c.group_size}")
-    if c.minibatches > c.batch_size * c.gradient_accumulation_steps:
-        raise ValueError(f"minibatches={c.minibatches} is more than the problems of an iteration, batch_size * "
-                         f"gradient_accumulation_steps={c.batch_size * c.gradient_accumulation_steps}")
-    if c.overlong_buffer and c.overlong_buffer >= c.max_new_tokens:
-        raise ValueError(f"overlong_buffer={c.overlong_buffer} must be less than max_new_tokens={c.max_new_tokens}")
-
-
-def check_objective(c):
-    """Raises ValueError if parts of the loss contradict each other."""
-    row, baseline = OBJECTIVES[c.objective], baseline_of(c)
-    check_choices(row, ROW)
-    if c.train_pass_k > 1 and baseline != "leave_one_out":
-        raise ValueError(f"train_pass_k={c.train_pass_k} is the gradient of pass@k only with leave-one-out advantages, "
-                         f"not with advantage={c.advantage!r}; set advantage='leave_one_out'")
-    for key, off in (("kl_in_reward", False), ("overlong_buffer", 0)):
-        if c.train_pass_k > 1 and getattr(c, key) != off:
-            raise ValueError(f"train_pass_k={c.train_pass_k} multiplies advantages by a factor that is meant for "
-                             f"success, and would multiply the penalty of {key} too; set {key}={off}")
-    if c.train_pass_k > 1 and c.credit_window is not None:
-        raise ValueError(f"train_pass_k={c.train_pass_k} weights whole completions, credit_window={c.credit_window} "
-                         "parts of them; set credit_window=None")
-    for key, off in (("kl_in_reward", False), ("overlong_buffer", 0), ("credit_window", None),
-                     ("reward_normalisation", "none")):
-        if baseline == "max_rl" and getattr(c, key) != off:
-            raise ValueError(f"advantage='max_rl' divides by the share of a group's completions that are right, and "
-                             f"{key} changes the rewards that tell it; set {key}={off!r}")
-    if baseline == "step" and c.zero_std != "keep":
-        raise ValueError(f"zero_std={c.zero_std!r} leaves out groups of equal rewards, but with the baseline of the "
-                         f"whole step (advantage='step', objective={c.objective!r}) they teach too; set "
-                         "zero_std='keep'")
-    if c.kl_in_reward and c.zero_std != "keep":
-        raise ValueError(f"zero_std={c.zero_std!r} leaves out groups of equal rewards, and with them the KL that "
-                         "kl_in_reward puts into their rewards; set zero_std='keep'")
-    if c.unmask_order == "confidence" and (c.kl_in_reward or c.ratio_to == "sampler"):
-        raise ValueError("unmask_order='confidence' leaves out the probability of its order, which kl_in_reward "
-                         "and ratio_to='sampler' need; set unmask_order='random'")
-    if c.reward_normalisation == "group" and baseline == "group_std":
-        raise ValueError("reward_normalisation='group' with advantage='group_std' would divide by the group's standard "
-                         "deviation twice; leave advantage out")
-    if c.fill_estimator != "trajectory" and (c.top_p, c.top_k, c.min_p) != (1.0, 0, 0.0):
-        raise ValueError(f"fill_estimator={c.fill_estimator!r} scores the whole distribution, not the part of it "
-                         "that top_p, top_k and min_p sample from; set top_p=1.0, top_k=0, min_p=0.0")
-    if c.passes_read != GRPOConfig.passes_read and c.fill_estimator not in READ_PASSES:
-        raise ValueError(f"passes_read={c.passes_read} is for fill_estimator={' and '.join(map(repr, READ_PASSES))}, "
-                         f"not for {c.fill_estimator!r}")
-    if c.fill_estimator != "trajectory" and c.kl_in_reward:
-        raise ValueError("kl_in_reward needs the log-probability of the tokens as they were sampled: use "
-                         "fill_estimator='trajectory'")
-    if c.kl_estimator == "exact" and c.kl_in_reward:
-        raise ValueError("kl_estimator='exact' is a sum over the vocabulary, not over samples; with kl_in_reward use "
-                         "kl_estimator='k3'")
+    problems = c.batch_size * c.gradient_accumulation_steps
+    for key, most, what in (("train_pass_k", c.group_size, "group_size"),
+                            ("minibatches", problems, "batch_size * gradient_accumulation_steps"),
+                            ("overlong_buffer", c.max_new_tokens - 1, "max_new_tokens - 1")):
+        if getattr(c, key) > most:
+            raise ValueError(f"{key}={getattr(c, key)} must be at most {what}={most}")
+    if not all(c.stop_sequences):
+        raise ValueError(f"stop_sequences={c.stop_sequences!r} must be texts that are not empty")
 
 
 def check_files(c):
@@ -218,50 +219,5 @@ def check_files(c):
     for key in keys:
         path = getattr(c, key) and os.path.realpath(getattr(c, key))
         if path and os.path.dirname(path) == os.path.realpath(c.out_dir):
-            raise ValueError(f"{key}={getattr(c, key)} is in out_dir={c.out_dir}, whose files a new run sets aside "
-                             "and writes anew; move it to another folder, or choose another out_dir")
-
-
-def check_teacher(c):
-    """Raises ValueError if a setting contradicts the teacher, or has no effect without one."""
-    if c.teacher_checkpoint is None:
-        if c.distill_beta != 1.0:
-            raise ValueError(f"distill_beta={c.distill_beta} has no effect without a teacher; set teacher_checkpoint")
-        if c.group_size == 1:
-            raise ValueError("group_size=1 leaves no other completion to compare a reward with; set group_size to 2 or "
-                             "more, or teacher_checkpoint")
-        return
-    for key, needed in TEACHER_NEEDS.items():
-        if getattr(c, key) != needed:
-            raise ValueError(f"{key}={getattr(c, key)!r} is about a reference, whose place the teacher takes: set "
-                             f"{key}={needed!r}; the teacher's weight is distill_beta")
-    if not c.reward_functions and c.task_type != "fill_in":
-        raise ValueError(f"task_type={c.task_type!r} is not used with teacher_checkpoint: name the rewards in "
-                         "reward_functions, or leave both out for none")
-    rewarded = c.reward_functions and (not c.reward_weights or any(c.reward_weights))
-    if c.kl_in_reward and not rewarded and baseline_of(c) not in ("leave_one_out", "group_mean"):
-        raise ValueError(f"advantage={baseline_of(c)!r} divides by a standard deviation, which leaves distill_beta "
-                         "without effect where kl_in_reward is the only reward; set advantage='leave_one_out'")
-    if not rewarded and c.zero_std != "keep":
-        raise ValueError(f"zero_std={c.zero_std!r} leaves out groups of equal rewards: without rewards these are all; "
-                         "set zero_std='keep'")
-    if c.group_size == 1 and (rewarded or c.kl_in_reward or c.overlong_buffer):
-        raise ValueError("group_size=1 leaves no other completion to compare a reward with; set group_size to 2 or "
-                         "more, or no reward_functions of a weight, kl_in_reward and overlong_buffer")
-
-
-def check_reference(c):
-    """Raises ValueError if a setting needs a reference, but the run has none."""
-    if c.reference_mode == "none" and (c.kl_beta > 0 or c.reference_checkpoint is not None):
-        raise ValueError(f"reference_mode='none' leaves the KL penalty without a reference: set kl_beta=0.0 (now "
-                         f"{c.kl_beta}) and reference_checkpoint=None")
-    if c.has_adapter and c.reference_mode == "ema" and c.kl_beta > 0:
-        raise ValueError("reference_mode='ema' averages weights, and the average of two adapters' matrices is not the "
-                         "average of what they add to the weights; use reference_mode='static' or 'periodic'")
-    if c.has_adapter and c.ref_offload and c.reference_checkpoint is None and c.teacher_checkpoint is None:
-        raise ValueError(f"ref_offload=True has nothing to move: with {c.asked_for} the reference is the policy's own "
-                         "weights without the adapter; set ref_offload=False")
-    for key in ("kl_target", "kl_in_reward", "reference_checkpoint"):
-        if c.kl_beta == 0 and c.teacher_checkpoint is None and getattr(c, key):
-            raise ValueError(f"kl_beta=0.0 builds no reference, so {key}={getattr(c, key)!r} has no effect; set "
-                             "kl_beta above 0 (with a tiny one the KL is logged and changes almost nothing)")
+            raise ValueError(f"{key}={getattr(c, key)} is in out_dir={c.out_dir}, whose files a new run sets aside; "
+                             "move it, or choose another out_dir")

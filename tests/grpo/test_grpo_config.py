@@ -4,35 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from core.config import UsageError, load_config
-from core.supervised.config import PretrainConfig
+from core.config import load_config
 from grpo.advantages import ADVANTAGES
 from grpo.grpo_config import GRPOConfig
 from grpo.objectives import OBJECTIVES, baseline_of
 
 
-def load(*argv):
-    return load_config(GRPOConfig, list(argv))[0]
-
-
-@pytest.mark.parametrize("argument, message", [
-    ("--grup_size=4", "unknown key grup_size; did you mean group_size"),
-    ("--kl_beta=None", "kl_beta=None must be float"), ("--num_iterations=1", "did you mean max_iters or ppo_epochs"),
-    *((f"--{theirs}=1", f"did you mean {ours}") for theirs, ours in {
-        "kl_coef": "kl_beta", "max_grad_norm": "grad_clip", "rollout_batch_size": "batch_size", "output_dir": "out_dir",
-        "num_generations": "group_size", "model_path": "generator_checkpoint"}.items())])
-def test_a_key_of_another_project_is_translated(argument, message):
-    with pytest.raises(UsageError, match=message) as error:
-        load(argument)
-    assert "\n" not in str(error.value)
-
-
-def test_an_evaluation_alone_is_not_resumed():
-    assert load("--max_iters=0").max_iters == 0
-    with pytest.raises(ValueError, match="max_iters=0 evaluates a model, and resume=True has nothing to go on with"):
-        load("--max_iters=0", "--resume=True")
-    with pytest.raises(ValueError, match="max_iters=0 must be at least 1"):
-        load_config(PretrainConfig, ["--max_iters=0"])
+def load(arguments):
+    return load_config(GRPOConfig, arguments.split())[0]
 
 
 def test_a_config_can_add_an_objective_of_its_own(tmp_path, monkeypatch):
@@ -43,105 +22,74 @@ def test_a_config_can_add_an_objective_of_its_own(tmp_path, monkeypatch):
     assert baseline_of(load(str(path))) == OBJECTIVES["dapo"].advantage
 
 
-@pytest.mark.parametrize("part, choices", [
-    ("advantage", "group_std, "), ("average", "sum, sequence, token, constant$"), ("ratio", "token, sequence$"),
-    ("surrogate", "clip, detached_ratio, probability_mask$")])
-def test_a_wrong_word_in_the_row_of_the_objective_is_refused_with_its_choices(monkeypatch, part, choices):
+@pytest.mark.parametrize("part", ["advantage", "average", "ratio", "surrogate"])
+def test_a_wrong_word_in_the_row_of_an_objective_is_refused(monkeypatch, part):
     monkeypatch.setitem(OBJECTIVES, "mine", replace(OBJECTIVES["grpo"], **{part: "completion"}))
-    with pytest.raises(ValueError, match=f"^{part}='completion' is not one of {choices}"):
+    with pytest.raises(ValueError, match=f"^{part}='completion' is not one of "):
         load("--objective=mine")
 
 
 TAUGHT = "--teacher_checkpoint=t --kl_beta=0.0"
-REFUSED = {  # {arguments: words of the error}; every number has a range (tests/core/settings/test_ranges.py)
-    "--kl_estimator=k1": "k1.*refused",
-    "--objective=ppo": "grpo, dr_grpo, dapo", "--advantage=z": "group_std", "--mask_low=0.9": "mask_high",
-    "--reference_mode=none": "set kl_beta=0.0",
-    "--overlong_buffer=200": "less than max_new_tokens",
-    "--fill_estimator=guess": "trajectory, agrpo", "--passes_read=3": "is for fill_estimator='agrpo'",
-    "--fill_estimator=agrpo": "set top_p=1.0",
-    "--minibatches=17": "minibatches=17 is more than the problems", "--stop_sequences=('',)": "stop_sequences",
-    "--reward_weights=('a',)": "reward_weights=.'a',. must be tuple",
-    "--reward_weights=(1e999,)": "reward_weights=.inf,. must be finite numbers",
-    "--reward_functions=(1,)": "reward_functions=.1,. must be tuple",
-    "--kl_in_reward=True --kl_estimator=exact": "use kl_estimator='k3'",
-    "--kl_beta=0.0 --kl_target=0.1": "set kl_beta above 0",
-    "--fill_estimator=agrpo --top_p=1.0 --kl_in_reward=True": "fill_estimator='trajectory'",
-    "--train_pass_k=9 --advantage=leave_one_out": "train_pass_k=9 must be 1 to group_size=8",
-    "--train_pass_k=2 --advantage=leave_one_out --credit_window=3": "set credit_window=None",
-    "--train_pass_k=2 --kl_in_reward=True": "would multiply the penalty of kl_in_reward too; set kl_in_reward=F",
-    "--train_pass_k=2 --overlong_buffer=10": "penalty of overlong_buffer too; set overlong_buffer=0",
-    "--advantage=max_rl --kl_in_reward=True": "kl_in_reward changes the rewards that tell it; set kl_in_reward=False",
-    "--advantage=max_rl --overlong_buffer=10": "set overlong_buffer=0",
-    "--advantage=max_rl --credit_window=3": "set credit_window=None",
-    "--advantage=max_rl --reward_normalisation=group": "set reward_normalisation='none'",
-    "--objective=reinforce++ --zero_std=drop": "zero_std='drop' leaves out.*they teach too; set zero_std='keep'",
-    "--advantage=step --zero_std=resample": "zero_std='resample' leaves out groups",
-    "--reward_normalisation=group --advantage=group_std": "deviation twice; leave advantage out",
-    "--lora_rank=4 --reference_mode=ema": "reference_mode='ema' averages weights.*use reference_mode='static'",
-    "--lora_init_from=x --reference_mode=ema": "reference_mode='ema'",
-    "--lora_rank=4 --ref_offload=True": "ref_offload=True has nothing to move: with lora_rank=4",
-    "--lora_init_from=x --ref_offload=True": "with lora_init_from=x the reference.*set ref_offload=False",
-    "--lora_init_from=x --lora_rank=4": "lora_init_from=x has its own rank; leave lora_rank out",
-    "--load_in_4bit=True": "set lora_rank=16",
-    "--lora_rank=4 --generator_checkpoint=out-grpo/model":
-        "generator_checkpoint=out-grpo/model lies in out_dir=out-grpo.*choose another out_dir",
-    "--lora_rank=4 --generator_checkpoint=./a/../b/model-000010/ --out_dir=b/": "lies in out_dir=b/",
-    "--mask_random=0.0 --mask_span=0.0": "without masks",
-    "--distill_beta=0.5": "no effect without a teacher; set teacher_checkpoint",
-    "--group_size=1": "group_size=1 leaves no other completion.*or teacher_checkpoint",
-    "--teacher_checkpoint=t": "kl_beta=0.1 is about a reference.*set kl_beta=0.0; the teacher's weight is distill_beta",
-    f"{TAUGHT} --reference_checkpoint=r": "set reference_checkpoint=None",
-    f"{TAUGHT} --reference_mode=ema": "set reference_mode='static'",
-    f"{TAUGHT} --kl_target=0.1": "set kl_target=None",
-    f"{TAUGHT} --task_type=math": "name the rewards in reward_functions",
-    "--kl_in_reward=True --zero_std=drop": "kl_in_reward.*set zero_std='keep'",
-    **{f"--unmask_order=confidence {key}": "set unmask_order='random'" for key in
-       ("--kl_in_reward=True", "--ratio_to=sampler")},
-    f"{TAUGHT} --kl_in_reward=True": "distill_beta without effect.*set advantage='leave_one_out'",
-    f"{TAUGHT} --teacher_checkpoint=out-grpo/model.safetensors": "teacher_checkpoint=.* is in out_dir=out-grpo",
-    f"{TAUGHT} --zero_std=drop": "without rewards these are all",
-    f"{TAUGHT} --group_size=1 --reward_functions=('judge',)": "group_size=1 leaves no other.*no reward_functions",
-    f"{TAUGHT} --group_size=1 --kl_in_reward=True": "kl_in_reward"}
+REFUSED = {  # {arguments: the setting that is named}; every number has a range (tests/core/settings/test_ranges.py)
+    "--kl_estimator=k1": "kl_estimator", "--objective=ppo": "objective", "--advantage=z": "advantage",
+    "--mask_low=0.9": "mask_high", "--max_iters=0 --resume=True": "resume", "--reference_mode=none": "kl_beta",
+    "--overlong_buffer=200": "overlong_buffer", "--minibatches=17": "minibatches", "--stop_sequences=('',)": "stop_sequences",
+    "--fill_estimator=guess": "fill_estimator", "--passes_read=3": "passes_read", "--fill_estimator=agrpo": "top_p",
+    "--fill_estimator=agrpo --top_p=1.0 --kl_in_reward=True": "kl_in_reward",
+    "--reward_weights=('a',)": "reward_weights", "--reward_weights=(1e999,)": "reward_weights",
+    "--kl_in_reward=True --kl_estimator=exact": "kl_estimator", "--kl_beta=0.0 --kl_target=0.1": "kl_target",
+    "--train_pass_k=9 --advantage=leave_one_out": "train_pass_k",
+    "--train_pass_k=2 --advantage=leave_one_out --credit_window=3": "credit_window",
+    "--train_pass_k=2 --kl_in_reward=True": "kl_in_reward", "--train_pass_k=2 --overlong_buffer=10": "overlong_buffer",
+    "--advantage=max_rl --kl_in_reward=True": "kl_in_reward", "--advantage=max_rl --overlong_buffer=10": "overlong_buffer",
+    "--advantage=max_rl --credit_window=3": "credit_window",
+    "--advantage=max_rl --reward_normalisation=group": "reward_normalisation",
+    "--objective=reinforce++ --zero_std=drop": "zero_std", "--advantage=step --zero_std=resample": "zero_std",
+    "--kl_in_reward=True --zero_std=drop": "zero_std", f"{TAUGHT} --zero_std=drop": "zero_std",
+    "--reward_normalisation=group --advantage=group_std": "advantage",
+    "--lora_rank=4 --reference_mode=ema": "reference_mode", "--lora_init_from=x --reference_mode=ema": "reference_mode",
+    "--lora_rank=4 --ref_offload=True": "ref_offload", "--lora_init_from=x --lora_rank=4": "lora_rank",
+    "--load_in_4bit=True": "load_in_4bit", "--lora_rank=4 --generator_checkpoint=out-grpo/model": "generator_checkpoint",
+    "--distill_beta=0.5": "distill_beta", "--group_size=1": "group_size", "--teacher_checkpoint=t": "kl_beta",
+    f"{TAUGHT} --reference_checkpoint=r": "reference_checkpoint", f"{TAUGHT} --reference_mode=ema": "reference_mode",
+    f"{TAUGHT} --kl_target=0.1": "kl_target", f"{TAUGHT} --task_type=math": "task_type",
+    "--unmask_order=confidence --kl_in_reward=True": "kl_in_reward",
+    "--unmask_order=confidence --ratio_to=sampler": "ratio_to", f"{TAUGHT} --kl_in_reward=True": "advantage",
+    f"{TAUGHT} --teacher_checkpoint=out-grpo/model.safetensors": "teacher_checkpoint",
+    "--sampler=ray --judge_checkpoint=out-grpo/../out-grpo/model.safetensors": "judge_checkpoint",
+    f"{TAUGHT} --group_size=1 --reward_functions=('judge',)": "group_size",
+    f"{TAUGHT} --group_size=1 --kl_in_reward=True --advantage=group_mean": "group_size",
+    **{f"--train_pass_k=2 --advantage={name}": "advantage" for name in ADVANTAGES if name != "leave_one_out"}}
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
 def test_settings_that_cannot_work_are_refused_in_one_line(arguments):
     with pytest.raises(ValueError, match=REFUSED[arguments]) as error:
-        load(*arguments.split())
+        load(arguments)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("arguments", [
-    ["--lora_rank=4", "--reference_mode=periodic"], ["--lora_rank=4", "--reference_mode=ema", "--kl_beta=0.0"],
-    ["--lora_rank=4", "--ref_offload=True", "--reference_checkpoint=other"], ["--ref_offload=True"],
-    ["--lora_rank=16", "--load_in_4bit=True"], ["--generator_checkpoint=out-grpo/model"],
-    ["--generator_checkpoint=out-grpo/previous/1/model", "--lora_rank=4"],
-    ["--generator_checkpoint=hf:owner/name", "--lora_rank=4"], [*TAUGHT.split(), "--group_size=1"],
-    [*TAUGHT.split(), "--kl_in_reward=True", "--objective=rloo"],
-    [*TAUGHT.split(), "--kl_in_reward=True", "--reward_functions=('math_number',)"], [*TAUGHT.split(), "--lora_rank=4", "--ref_offload=True"],
-    [*TAUGHT.split(), "--teacher_checkpoint=out-grpo/previous/1/model"],
-    [*TAUGHT.split(), "--group_size=1", "--reward_functions=('math_number',)", "--reward_weights=(0.0,)"], ["--chat_template_kwargs={'enable_thinking': False}"]])
+    "--max_iters=0", "--lora_rank=4 --reference_mode=periodic", "--lora_rank=4 --reference_mode=ema --kl_beta=0.0",
+    "--lora_rank=4 --ref_offload=True --reference_checkpoint=other", "--ref_offload=True",
+    "--lora_rank=16 --load_in_4bit=True", "--generator_checkpoint=out-grpo/model",
+    "--generator_checkpoint=out-grpo/previous/1/model --lora_rank=4", f"{TAUGHT} --group_size=1",
+    f"{TAUGHT} --kl_in_reward=True --objective=rloo", f"{TAUGHT} --lora_rank=4 --ref_offload=True",
+    f"{TAUGHT} --kl_in_reward=True --reward_functions=('math_number',)",
+    f"{TAUGHT} --group_size=1 --reward_functions=('math_number',) --reward_weights=(0.0,)"])
 def test_settings_that_suit_each_other_are_not_refused(arguments):
-    assert load(*arguments)
-
-
-@pytest.mark.parametrize("name", [name for name in ADVANTAGES if name != "leave_one_out"])
-def test_pass_at_k_is_trained_with_leave_one_out_advantages_only(name):
-    assert load("--train_pass_k=2", "--advantage=leave_one_out").train_pass_k == 2
-    with pytest.raises(ValueError, match=f"train_pass_k=2 .*'{name}'; set advantage='leave_one_out'$"):
-        load("--train_pass_k=2", f"--advantage={name}")
+    assert load(arguments)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_without_an_advantage_of_its_own_pass_at_k_takes_leave_one_out(objective):
-    assert baseline_of(load("--train_pass_k=2", f"--objective={objective}")) == "leave_one_out"
+    assert baseline_of(load(f"--train_pass_k=2 --objective={objective}")) == "leave_one_out"
     assert baseline_of(load(f"--objective={objective}")) == OBJECTIVES[objective].advantage
 
 
 def test_normalised_rewards_take_the_standard_deviation_of_the_step():
     assert baseline_of(load("--reward_normalisation=group")) == "batch_std"
-    assert baseline_of(load("--reward_normalisation=group", "--advantage=group_mean")) == "group_mean"
+    assert baseline_of(load("--reward_normalisation=group --advantage=group_mean")) == "group_mean"
 
 
 def test_canonical_defaults():
@@ -152,11 +100,3 @@ def test_canonical_defaults():
             c.out_dir) == (1, 0.1, 0.9, 0.95, 1.0, 1337, "auto", "out-grpo")
     assert (c.optimizer, c.max_iters, c.warmup_iters, c.max_bad_steps, c.log_interval, c.eval_interval,
             c.save_interval, c.mask_low, c.mask_high) == ("adamw", 200, 10, 5, 10, 50, 50, 0.2, 0.5)
-
-
-def test_a_model_of_ray_workers_that_a_new_run_would_set_aside_is_refused(tmp_path):
-    (tmp_path / "out" / "mine").mkdir(parents=True)
-    path = str(tmp_path / "out" / "mine" / ".." / "model.safetensors")
-    with pytest.raises(ValueError, match="generator_checkpoint=.*model.safetensors is in out_dir=.* another folder"):
-        GRPOConfig(out_dir=str(tmp_path / "out"), generator_checkpoint=path, sampler="ray")
-    GRPOConfig(out_dir=str(tmp_path / "out"), generator_checkpoint=path)
