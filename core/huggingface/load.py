@@ -170,7 +170,8 @@ def check_outputs(model, named):
     if model.mode == LANGUAGE_MODEL:
         padded, padding = torch.cat((tokens[:, :1], tokens), 1), tokens.new_ones(1)  # (1, 1 + T)
         past = model.new_cache()
-        parts = [model(padded[:, :2], past=past, padding=padding), model(padded[:, 2:T], past=past, padding=padding)]
+        parts = [model(padded[:, :2], past=past, padding=padding)]
+        parts.append(model(padded[:, 2:T], past=past, padding=padding))
         past = past.expand(tokens.new_zeros(2))
         past.keep(tokens.new_tensor([1]))
         found = torch.cat((*parts, model(padded[:, T:], past=past, padding=padding)), 1)[:, 1:]

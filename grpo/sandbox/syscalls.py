@@ -61,9 +61,11 @@ def filter_program(read_only):
         fields += OF_FILES.split()
     numbers = dict(zip(fields[::3], fields[column::3], strict=True))
     # Argument -> values with which a call is allowed. sendto needs address length 0: an address would lead outside
-    checked = {"kill": (0, (os.getpid(),)), "tgkill": (0, (os.getpid(),)), "prlimit64": (0, (0, os.getpid())),
+    itself = os.getpid()
+    checked = {"kill": (0, (itself,)), "tgkill": (0, (itself,)), "prlimit64": (0, (0, itself)),
                "socketpair": (0, (AF_UNIX,)), "sendto": (5, (0,)), "fcntl": (1, FCNTL), "ioctl": (1, IOCTL)}
-    lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
+    lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture)]
+    lines += [(RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     for name, number in numbers.items():
         if number != "-":
             body = allowed_if(*checked[name]) if name in checked else [(RETURN, 0, 0, ALLOW)]
