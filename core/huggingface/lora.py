@@ -16,7 +16,6 @@ from core.settings.user_code import guarded
 
 BASE = "the base model's weights (generator_checkpoint or init_from), as a hash"
 HASHED = 64  # numbers of each frozen weight that the hash is made of
-ADAPTER_SECONDS = 60  # of the processor, to put an adapter beside its model: its file can name regular expressions
 WEIGHTS = "adapter_model.safetensors"
 UNSUPPORTED = ("bias", "use_dora", "modules_to_save", "trainable_token_indices")  # options of adapters
 MAMBA = ("falcon_h1", "mamba2")  # peft refuses an adapter of their out_proj, which a fused kernel would not read
@@ -70,7 +69,7 @@ def open_adapter(net, path, key, trainable=False):
     named, name = f"{key}={path}", local_name(path)
     peft = require("peft", named)
     with guarded(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
-                 f"{WEIGHTS} that was trained on it", ADAPTER_SECONDS):
+                 f"{WEIGHTS} that was trained on it"):
         settings = peft.PeftConfig.from_pretrained(name)
         for option in UNSUPPORTED:
             value = getattr(settings, option, None)

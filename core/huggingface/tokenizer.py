@@ -13,7 +13,6 @@ from core.settings.user_code import guarded
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
 CAUSAL = "ForCausalLM|ForConditionalGeneration|LMHeadModel"  # in the class names of models that write text
 MOST_IDS = 2**22                                           # several times the largest vocabulary that is published
-TEMPLATE_SECONDS = 10                                      # that a chat template may take for one prompt
 
 
 class HuggingFaceTokenizer:
@@ -75,7 +74,7 @@ class HuggingFaceTokenizer:
             raise ValueError(f"template='model': the tokenizer of {self.path} has no chat template; use "
                              "template='chat' or 'plain', or a model that was trained on chats")
         with guarded(f"template='model': the chat template of {self.path} refuses a prompt", "change the prompt or "
-                     "chat_template_kwargs, or use template='chat'", TEMPLATE_SECONDS):
+                     "chat_template_kwargs, or use template='chat'"):
             text = self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
                                                     **chat_template_kwargs)
             text.encode()  # raises an error for half of a surrogate pair, which no tokenizer reads

@@ -36,14 +36,14 @@ class OutOfTime(BaseException):
 
 
 @contextmanager
-def guarded(what, remedy, seconds=None):
+def guarded(what, remedy):
     """Whatever a library raises within becomes a ValueError, "{what} ({the error}); {remedy}"; its warnings are hidden.
     A ValueError or FileNotFoundError that this project raises stays as it is."""
     try:
-        with warnings.catch_warnings(), time_limit(seconds):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except (Exception, SystemExit, OutOfTime) as error:
+    except (Exception, SystemExit) as error:
         if type(error) in OURS and is_own_error(error):
             raise
         raise ValueError(f"{what} ({one_line(error)}); {remedy}") from error
@@ -58,16 +58,21 @@ def naming_line_of(function):
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        found = as_user_error(error, function)
-        if found is None:
+        frames = [(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_tb(error.__traceback__)]
+        if isinstance(error, SyntaxError) and error.filename and error.lineno:
+            frames.append((error.filename, error.lineno, (error.text or "").strip()))
+        lines = [f"{shortest(file)}, line {number}: {text}" for file, number, text in frames if is_users(file)]
+        place = lines[-1] if lines else definition(function)
+        if place is None:
             raise
-        raise found from error
+        kind, text = type(error).__name__, one_line(error)
+        raise UserCodeError(one_line(place), kind if text == kind else f"{kind}: {text}") from error
 
 
 @contextmanager
-def time_limit(seconds, waiting=False):
-    """Raises OutOfTime within, after so many seconds of the processor's time, or with `waiting` of all time. There is
-    no limit for None, in a thread and on Windows, where signals do not reach."""
+def time_limit(seconds):
+    """Raises OutOfTime within, after so many seconds. There is no limit for None, in a thread and on Windows, where
+    signals do not reach."""
     reached = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     if seconds is None or not reached:
         yield
@@ -76,16 +81,13 @@ def time_limit(seconds, waiting=False):
     def end(*_):
         raise OutOfTime(f"it was not done after {seconds} seconds")
 
-    number, timer = signal.SIGPROF, signal.ITIMER_PROF
-    if waiting:
-        number, timer = signal.SIGALRM, signal.ITIMER_REAL
-    before = signal.signal(number, end)
-    signal.setitimer(timer, seconds)
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.setitimer(timer, 0)
-        signal.signal(number, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @functools.cache
@@ -95,20 +97,6 @@ def event_loop():
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     return loop
-
-
-def as_user_error(error, function):
-    """An exception that `function` raised as a UserCodeError; None if the function is this project's and the exception
-    passed through no line of the user's."""
-    frames = [(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        frames.append((error.filename, error.lineno, (error.text or "").strip()))
-    lines = [f"{shortest(file)}, line {number}: {text}" for file, number, text in frames if is_users(file)]
-    place = lines[-1] if lines else definition(function)
-    if place is None:
-        return None
-    kind, text = type(error).__name__, one_line(error)
-    return UserCodeError(one_line(place), kind if text == kind else f"{kind}: {text}")
 
 
 def definition(function):

@@ -80,7 +80,7 @@ class Environments:
     def attempt(self, function, *arguments):
         """function(...), or a UserCodeError if it raises or takes too long."""
         try:
-            with naming_line_of(self.make), time_limit(self.seconds, waiting=True):
+            with naming_line_of(self.make), time_limit(self.seconds):
                 return function(*arguments)
         except UserCodeError as error:
             return error

@@ -7,7 +7,7 @@ from core.distributed import autocast
 from core.huggingface.files import check_weights, is_adapter, read_config
 from core.huggingface.load import check_vocabulary, read_weights
 from core.huggingface.model import most_tokens
-from core.huggingface.tokenizer import TEMPLATE_SECONDS, load_huggingface_tokenizer
+from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import freeze
 from core.models import is_huggingface
 from core.settings.optional import quiet_transformers
@@ -80,7 +80,7 @@ class RewardModel:
         ValueError if the template refuses the prompt."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         with guarded(f"the chat template of {KEY} refuses a prompt", "change the prompt, or take a reward model whose "
-                     "template accepts it", TEMPLATE_SECONDS):
+                     "template accepts it"):
             chat = self.tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": completion}],
                                                       tokenize=False)
         return self.tokenizer(chat, add_special_tokens=False)["input_ids"]
