@@ -20,7 +20,7 @@ from core.run.stop_signal import StopSignal
 from core.scheduler import CosineLRScheduler
 from core.training_step import build_optimizers, set_learning_rate
 from grpo.data_buffer import DataBuffer
-from grpo.evaluation.samples import append_samples, comparison_table, format_samples
+from grpo.evaluation.samples import append_samples, comparison_table, evaluations, format_samples
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.kl import REFERENCES, adapted
 from grpo.report.page import write_report
@@ -241,8 +241,7 @@ class GRPOTrainer:
             self.rewards.close()
         if self.dist.is_main and not stopped:
             from grpo.report.plots import draw_curves  # the algorithm loads without a plotting library
-            held_out = [r for r in each_record(self.logger.path) if any(name.startswith("eval/") for name in r)]
-            if held_out:
+            if held_out := evaluations(each_record(self.logger.path)):
                 draw_curves({"": held_out}, self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(self.before, self.after))
             files = (METRICS, SAMPLES, CURVES, REPORT)

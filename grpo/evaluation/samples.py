@@ -150,6 +150,11 @@ def comparison_table(before, after):
     return "\n".join(lines)
 
 
+def evaluations(records):
+    """The records of metrics.jsonl that have held-out metrics."""
+    return [record for record in records if any(name.startswith("eval/") for name in record)]
+
+
 def change(before, after):
     """after - before with its sign; "" if one of them was not measured."""
     if before is None or after is None:

@@ -1,82 +1,84 @@
-"""A page about one run, or several side by side, that opens without a network. Model text is escaped, and the page
-allows no script but its own, which it names by its hash."""
+"""report.html: a page about a run that opens without a network. It has no script and allows none; texts are escaped."""
 
-import base64
-import hashlib
+import json
 import os
 from pathlib import Path
 
+from core.files.json_lines import each_record
 from core.files.whole_files import replacing
 from core.logger import format_number
-from core.run.names import REPORT
+from core.run.names import CONFIG, METRICS, REPORT, SAMPLES
 from core.run.start import now, without_home
-from grpo.evaluation.samples import ENVIRONMENT, TEXTS, change, is_board
-from grpo.report.chart import COLORS, chart, short, text
-from grpo.report.run_files import Run, names_of
+from grpo.evaluation.samples import ENVIRONMENT, TEXTS, change, evaluations, is_board
+from grpo.report.chart import chart, short, text
 
+STEPS = 1000    # steps that are shown at most, so that the page of a long run is as small as a short one's
+SETS = 50       # evaluations whose samples are shown at most: the first and the latest
 LONGEST = 4000  # characters of a sample's text at most
-ABOUT = ("_score", "_right")  # end the names of what is known about a text
-JUDGED = 'filled in, by the reward: <mark class="right">right</mark> <mark class="wrong">wrong</mark>'
-ANSWERED = 'text turn by turn, <span class="answer">&gt; what the environment answered</span>'
+LEGEND = ('<p>Filled in: <span class="right">right</span>, <span class="wrong">wrong</span> by the reward, '
+          '<span class="filled">without its verdict</span>. '
+          '<span class="answer">&gt; what an environment answered</span></p>\n')
 PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"/><title>{title}</title>
-<meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; style-src 'unsafe-inline'; script-src '{hash}'"/>
+<html lang="en"><head><meta charset="utf-8"/><title>{name}</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
-<style>{style}</style></head><body><h1>{heading}</h1>
+<style>{style}</style></head><body><h1>{name}</h1>
 {status}<p>The axis of a curve spans its values: it begins at 0 only where they do.</p>
-{body}<script>{script}</script></body></html>
+{body}</body></html>
 """
 
 
-def write_report(*folders, path=None):
-    """Writes a page about the runs in these folders, by default <first folder>/report.html. Returns its path."""
-    runs = [Run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
-    path = path or os.path.join(folders[0], REPORT)
-    style, script = (Path(__file__).with_name(name).read_text() for name in ("report.css", "report.js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    titles = [f'<b class="c{i % COLORS}">{text(run.name)}</b>' for i, run in enumerate(runs)]
-    body = "".join(f"<section><h2>{name}</h2>\n{part}</section>\n" for name, part in sections(runs, titles) if part)
+def write_report(folder):
+    """Writes report.html about the run in a folder. Returns its path; raises FileNotFoundError without a run."""
+    records = read_metrics(Path(folder, METRICS))
+    config, start = Path(folder, CONFIG), {}
+    if config.exists():
+        start = json.loads(config.read_text()).get("starts", [{}])[-1]
+    end = start.pop("end", {})
+    status = ""
+    if end:
+        why = f": {end['why']}" if end["why"] else ""
+        status = f"{end['ended']} at step {end['step']}, {end['time']}{why}"
+    elif start:
+        last = records[-1]["step"]
+        status = f"running, or not ended properly: at step {last} when this page was written, {now()}"
+    parts = {"Held out, before and after": before_and_after(evaluations(records)), "Held out": "",
+             "Samples": samples(Path(folder, SAMPLES)), **curves(records)}
+    settings = start.pop("settings", {})
+    rows = [(text(key), *map(private, about.values())) for key, about in settings.items()]
+    parts["Settings"] = table(("setting", "value", "default", "set in"), rows)
+    parts["Machine, versions, command"] = table((), [(text(key), private(value)) for key, value in start.items()])
+    page = PAGE.format(name=text(os.path.basename(without_home(os.path.abspath(folder)))),
+                       style=Path(__file__).with_name("report.css").read_text(),
+                       status=f'<p class="status">{text(status)}</p>\n' if status else "",
+                       body="".join(f"<section><h2>{name}</h2>\n{x}</section>\n" for name, x in parts.items() if x))
+    path = os.path.join(folder, REPORT)
     with replacing(path) as new, open(new, "w", encoding="utf-8", errors="replace") as f:
-        f.write(PAGE.format(title=", ".join(text(run.name) for run in runs), heading=" ".join(titles), style=style,
-                            script=script, hash=f"sha256-{digest}", status=status(runs), body=body))
+        f.write(page)
     return path
 
 
-def status(runs):
-    """A paragraph on how each run ended, when, and why."""
-    lines = []
-    for run in runs:
-        name = f"{run.name}: " if len(runs) > 1 else ""
-        if run.end:
-            why = f": {run.end['why']}" if run.end["why"] else ""
-            lines.append(f"{name}{run.end['ended']} at step {run.end['step']}, {run.end['time']}{why}")
-        elif run.start:
-            lines.append(f"{name}running, or not ended properly: at step {run.last} when this page was written, "
-                         f"{now()}")
-    return f'<p class="status">{"<br/>".join(map(text, lines))}</p>\n' if lines else ""
+def read_metrics(path):
+    """The records of a metrics.jsonl: all evaluations, and of more than STEPS records every second, third, ... one."""
+    count = sum(1 for _ in each_record(path))
+    if not count:
+        raise FileNotFoundError(f"{path} holds no metrics; name the out_dir of a run")
+    every = 1 + count // STEPS
+    return [r for i, r in enumerate(each_record(path), 1) if (count - i) % every == 0 or evaluations([r])]
 
 
-def sections(runs, titles):
-    """(heading, HTML) of each part of the page; "" for what the runs do not have."""
-    parts = {"Held out": [], "Rewards": [], "Training": [], "Seconds of a step by phase": []}
-    held_out, constant = [], []
-    for metric in dict.fromkeys(name for run in runs for name in run.curves if name != "step"):
-        if metric.startswith("eval/"):
-            held_out.append(metric)
-        values = {y for run in runs for _, y in run.curves.get(metric, ())}
+def curves(records):
+    """{part of the page: a chart for each of its metrics}"""
+    parts = dict.fromkeys(("Held out", "Rewards", "Training", "Seconds of a step by phase"), "")
+    constant = []
+    for metric in dict.fromkeys(name for record in records for name in record if name != "step"):
+        points = [(record["step"], record[metric]) for record in records if metric in record]
+        values = {y for _, y in points}
         if len(values) == 1 and None not in values:
             constant.append(f"{text(metric)} {short(*values)}")
         else:
-            parts[part_of(metric)].append(metric)
-    yield "Held out, before and after", before_and_after(runs, titles, held_out)
-    yield "Held out", curves(runs, parts.pop("Held out"))
-    yield "Samples", samples(runs[0].samples) if len(runs) == 1 else ""
-    for part, metrics in parts.items():
-        yield part, curves(runs, metrics)
-    yield "Never changed", f"<p>{', '.join(constant)}</p>" if constant else ""
-    yield "Settings", settings(runs, titles)
-    yield "Machine, versions, command", machine(runs, titles)
+            parts[part_of(metric)] += chart(metric, records[-1]["step"], points)
+    return parts | {"Never changed": f"<p>{', '.join(constant)}</p>" if constant else ""}
 
 
 def part_of(metric):
@@ -85,122 +87,25 @@ def part_of(metric):
         return "Held out"
     if metric.startswith("time/"):
         return "Seconds of a step by phase"
-    if metric.startswith("reward/") or metric in ("mean_reward", "std_reward"):
-        return "Rewards"
-    return "Training"
+    return "Rewards" if metric.startswith("reward/") or metric in ("mean_reward", "std_reward") else "Training"
 
 
-def curves(runs, metrics):
-    """A chart for each metric, with a line for each run that has it."""
-    last = max(run.last for run in runs)
-    charts = []
-    for metric in metrics:
-        lines = [(i, run.curves[metric]) for i, run in enumerate(runs) if metric in run.curves]
-        charts.append(chart(metric, last, lines))
-    return "".join(charts)
-
-
-def machine(runs, titles):
-    """A table of the latest start of each run."""
-    keys = dict.fromkeys(key for run in runs for key in run.start if key != "settings")
-    return table(("", *titles), [(text(key), *(private(run.start.get(key, "")) for run in runs)) for key in keys])
+def before_and_after(records):
+    """A table of the first and the last evaluation."""
+    rows = []
+    for metric in dict.fromkeys(name for record in records for name in record if name.startswith("eval/")):
+        before, after = (records[i].get(metric) for i in (0, -1))
+        name = text(metric.removeprefix("eval/"))
+        rows.append((name, format_number(before), format_number(after), change(before, after)))
+    return table(("metric", "before", f"step {records[-1]['step']}", "change"), rows, "numbers") if rows else ""
 
 
 def table(head, rows, kind="texts"):
-    """An HTML table; "" without rows."""
-    if not rows:
-        return ""
-    body = "".join(table_row(cells, "td") for cells in rows)
-    return f'<table class="{kind}"><thead>{table_row(head, "th")}</thead>\n<tbody>{body}</tbody></table>\n'
-
-
-def table_row(cells, tag):
-    return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>\n"
-
-
-def before_and_after(runs, titles, metrics):
-    """A table of the first and the last evaluation of each run."""
-    head = titles
-    if len(runs) == 1 and metrics:
-        head = ("before", f"step {runs[0].evaluations[-1]['step']}", "change")
-    rows = []
-    for metric in metrics:
-        row = [text(metric.removeprefix("eval/"))]
-        for run in runs:
-            before, after = (run.evaluations[i].get(metric) if run.evaluations else None for i in (0, -1))
-            cells = (format_number(before), format_number(after), change(before, after))
-            row += cells if len(runs) == 1 else [f"{cells[0]} → {cells[1]}<br/>{cells[2]}"]
-        rows.append(row)
-    return table(("metric", *head), rows, "numbers")
-
-
-def samples(by_step):
-    """The samples of evaluations; the script shows one evaluation at a time, at first the last."""
-    if not by_step:
-        return ""
-    last = list(by_step)[-1]
-    parts = ['<p class="slider"><button type="button">previous</button><input type="range" aria-label="step"/>'
-             f'<button type="button">next</button> step <output>{last}</output></p>\n']
-    for step, records in by_step.items():
-        hidden = "" if step == last else ' hidden=""'
-        parts.append(f'<div class="set" data-step="{step}"{hidden}>\n{"".join(map(sample_table, records))}</div>\n')
-    return "".join(parts)
-
-
-def sample_table(record):
-    """The texts of a sample, boards side by side."""
-    rows = []
-    for key, value in record.items():
-        if key in ("step", "filled") or key.endswith((*ABOUT, "_turns")) or value in (None, {}):
-            continue
-        rows.append((label(key, record), marked(key, record)))
-    legend = JUDGED if "filled" in record and "best_right" in record else "text"
-    if "best_turns" in record:
-        legend = ANSWERED
-    board = is_board([str(record.get(name, "")) for name in TEXTS])
-    return table(("", legend), rows, "samples board" if board else "samples")
-
-
-def label(key, record):
-    """The name of a row of a sample, with its reward and the reward's verdict."""
-    score, right = (record.get(f"{key}{about}") for about in ABOUT)
-    words = [key]
-    if score is not None:
-        words.append(short(score))
-    if right is not None:
-        words.append("right" if right else "wrong")
-    return text(" ".join(words))
-
-
-def marked(key, record):
-    """A text of a sample in which what was filled in is marked, in the color of the reward's verdict if it has one."""
-    if f"{key}_turns" in record:
-        return in_turns(record[f"{key}_turns"])
-    value, kind = str(record[key]), {True: "right", False: "wrong", None: "filled"}[record.get(f"{key}_right")]
-    html, start = "", 0
-    for first, end in record.get("filled", {}).get(key, ()):
-        html += f'{text(value[start:first])}<mark class="{kind}">{text(value[first:end])}</mark>'
-        start = end
-    html += text(value[start:LONGEST])
-    return html + rest(len(value))
-
-
-def in_turns(turns):
-    """A text of a sample as a block for each turn; before an answer of the environment stands a >."""
-    html, length = "", 0
-    for writer, words in turns:
-        start = "<div>"
-        if writer == ENVIRONMENT:
-            start = '<div class="answer">&gt; '
-        if length < LONGEST:
-            html += f"{start}{text(words[: LONGEST - length])}</div>"
-        length += len(words)
-    return html + rest(length)
-
-
-def rest(length):
-    """Tells how many characters of a text of this length are not shown."""
-    return f" <em>and {length - LONGEST} characters</em>" if length > LONGEST else ""
+    """An HTML table of cells of HTML; "" without rows."""
+    lines = [f"<tr><th>{'</th><th>'.join(head)}</th></tr>"] if head else []
+    lines += [f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows]
+    body = "\n".join(lines)
+    return f'<table class="{kind}"><tbody>{body}</tbody></table>\n' if rows else ""
 
 
 def private(value):
@@ -208,15 +113,56 @@ def private(value):
     return text(without_home(str(value)))
 
 
-def settings(runs, titles):
-    """One run's settings that differ from the defaults, or those in which several runs differ."""
-    if len(runs) == 1:
-        changed = runs[0].start.get("settings", {})
-        return table(("setting", "value", "default", "set in"), [
-            (text(key), *map(private, about.values())) for key, about in changed.items()])
+def samples(path):
+    """The samples of evaluations, of which the last are open."""
+    by_step = {}
+    for record in each_record(path):
+        if record["step"] not in by_step and len(by_step) == SETS:
+            del by_step[list(by_step)[1]]
+        by_step.setdefault(record["step"], []).append(record)
+    html = ""
+    for step, records in by_step.items():
+        opened = ' open=""' if step == list(by_step)[-1] else ""
+        tables = "".join(map(sample_table, records))
+        html += f"<details{opened}><summary>step {step}</summary>\n{tables}</details>\n"
+    return LEGEND + html if html else ""
+
+
+def sample_table(record):
+    """The texts of a sample, boards side by side."""
     rows = []
-    for key in dict.fromkeys(key for run in runs for key in run.config):
-        values = [private(run.config.get(key)) for run in runs]
-        if len(set(values)) > 1:
-            rows.append((text(key), *values))
-    return table(("setting", *titles), rows)
+    for key, value in record.items():
+        if key in ("step", "filled") or key.endswith(("_score", "_right", "_turns")) or value in (None, {}):
+            continue
+        words, score, right = [key], record.get(f"{key}_score"), record.get(f"{key}_right")
+        if score is not None:
+            words.append(short(score))
+        if right is not None:
+            words.append("right" if right else "wrong")
+        rows.append((text(" ".join(words)), marked(pieces(key, record))))
+    board = is_board([str(record.get(name, "")) for name in TEXTS])
+    return table((), rows, "samples board" if board else "samples")
+
+
+def pieces(key, record):
+    """[(class of the HTML, text)] of a text of a sample: its turns, or what was filled in and what was not."""
+    if f"{key}_turns" in record:
+        turns = record[f"{key}_turns"]
+        return [("answer", f"> {x}") if writer == ENVIRONMENT else ("turn", x) for writer, x in turns]
+    value, verdict = str(record[key]), {True: "right", False: "wrong", None: "filled"}[record.get(f"{key}_right")]
+    found, start = [], 0
+    for first, end in record.get("filled", {}).get(key, ()):
+        found += [("", value[start:first]), (verdict, value[first:end])]
+        start = end
+    return [*found, ("", value[start:])]
+
+
+def marked(parts):
+    """Pieces of a text as HTML, up to LONGEST characters."""
+    html, left = "", LONGEST
+    for kind, words in parts:
+        shown = text(words[: max(left, 0)])
+        left -= len(words)
+        if shown:
+            html += f'<span class="{kind}">{shown}</span>' if kind else shown
+    return f"{html} <em>and {-left} characters</em>" if left < 0 else html

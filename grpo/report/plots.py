@@ -1,4 +1,4 @@
-"""Plots of runs, drawn with matplotlib."""
+"""Pictures of runs, drawn with matplotlib."""
 
 import math
 
@@ -8,51 +8,33 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from core.files.whole_files import writing
+from grpo.report.chart import LEAST_HEIGHT
 
-SHARES = {"judge", "gold_judge", "word_validity", "words_recovered", "token_accuracy", "greedy_accuracy",
-          "sampled_accuracy", "pass_at_k", "truncated"}  # held-out metrics whose axis ends at 1 in every picture
-MOST_COLUMNS = 4
-LEAST_HEIGHT = 1e-6   # of an axis; what is smaller is rounding
-DOTS_PER_INCH = 150
+COLUMNS = 4
 
 
 def draw_curves(runs, path):
     """Draws a panel for each held-out metric, with a line for each run. No axis is cut: all begin at 0 or below.
 
-    runs: {label: records of metrics.jsonl}; path: the picture file
+    runs: {label: records of metrics.jsonl with held-out metrics}; path: the picture file
     """
     records = [record for found in runs.values() for record in found]
     names = dict.fromkeys(name for record in records for name in record if name.startswith("eval/"))
-    rows = math.ceil(len(names) / MOST_COLUMNS)
-    columns = math.ceil(len(names) / rows)  # the rows are about equally full
-    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3 * rows), squeeze=False)
-    for axis in axes.flat[len(names) :]:
-        axis.remove()
-    for axis, name in zip(axes.flat, names, strict=False):
-        draw_panel(axis, name, runs)
+    rows = math.ceil(len(names) / COLUMNS)
+    figure = plt.figure(figsize=(4 * min(COLUMNS, len(names)), 3 * rows))
+    for place, name in enumerate(names, 1):
+        axis = figure.add_subplot(rows, min(COLUMNS, len(names)), place)
+        for label, found in runs.items():
+            measured = [(record["step"], record[name]) for record in found if name in record]
+            axis.plot([step for step, _ in measured], [y for _, y in measured], marker=".", label=label)
+        low, high = axis.get_ylim()
+        axis.set_ylim(min(low, 0), max(high, LEAST_HEIGHT))
+        axis.set_title(name.removeprefix("eval/").replace("_", " "))
+        axis.set_xlabel("optimizer step")
+        axis.grid(alpha=0.3)
     if len(runs) > 1:
-        axes[0, 0].legend(fontsize=8)
-    save(figure, path)
-
-
-def draw_panel(axis, name, runs):
-    """Draws one held-out metric of each run."""
-    for label, records in runs.items():
-        measured = [record for record in records if name in record]
-        steps = [record["step"] for record in measured]
-        axis.plot(steps, [record[name] for record in measured], marker=".", label=label)
-    short = name.removeprefix("eval/")
-    low, high = axis.get_ylim()
-    if short in SHARES:
-        high = 1.05  # a curve at 1 is seen whole
-    axis.set_ylim(min(low, 0), max(high, LEAST_HEIGHT))
-    axis.set_title(short.replace("_", " "))
-    axis.set_xlabel("optimizer step")
-    axis.grid(alpha=0.3)
-
-
-def save(figure, path):
+        figure.axes[0].legend(fontsize=8)
     figure.tight_layout()
     with writing(path):
-        figure.savefig(path, dpi=DOTS_PER_INCH)
+        figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -127,4 +127,4 @@ def test_samples_of_a_run_are_cut_where_the_environment_answered(prompts, tmp_pa
             assert [writer for writer, _ in turns] == ["policy", *["environment", "policy"] * (len(turns) // 2)]
             assert all(re.fullmatch("<[0-9][0-9]>", text) for _, text in turns[1::2])
             answers += len(turns) // 2
-    assert answers > 3 and '<div class="answer">&gt; &lt;' in (tmp_path / "report.html").read_text()
+    assert answers > 3 and '<span class="answer">&gt; &lt;' in (tmp_path / "report.html").read_text()
