@@ -227,7 +227,9 @@ class GRPOTrainer:
         self.dist.barrier()  # it may take longer than rank_timeout
 
     def write_page(self):
-        write_report(self.checkpoints.out_dir)
+        """Writes the page about the run, once there are metrics."""
+        if os.path.exists(self.logger.path):
+            write_report(self.checkpoints.out_dir)
 
     def tell_rewards(self):
         """Tells the rewards how many steps are done, for functions that ask for trainer_state."""
@@ -246,5 +248,6 @@ class GRPOTrainer:
             self.logger.say(comparison_table(self.before, self.after))
             files = (METRICS, SAMPLES, CURVES, REPORT)
             written = [name for name in files if os.path.exists(self.checkpoints.path(name))]
-            self.logger.say(f"{self.config.out_dir} has the model, {', '.join(written)}")
+            model = ["the model"] if self.step else []
+            self.logger.say(f"{self.config.out_dir} has {', '.join(model + written)}")
         self.dist.barrier()

@@ -6,7 +6,6 @@ python grpo/train_grpo.py config/grpo_example.py --learning_rate=1e-4 --seed=2
 torchrun --nproc_per_node=2 --shutdown-timeout=900 grpo/train_grpo.py config/grpo_example.py
 """
 
-import functools
 import os
 import sys
 
@@ -31,7 +30,6 @@ from grpo.build import (
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.plan import plan, plan_without
-from grpo.report.page import write_report
 from grpo.samplers.build import build_sampler, check_sampler_is_there
 
 
@@ -70,8 +68,7 @@ def main(argv):
             if resume:
                 trainer.resume()
             sampler = build_sampler(config, models.policy, dist)
-            write_page = functools.partial(write_report, config.absolute_out_dir)
-            with Recorded(config, origin, dist, trainer, resume, write_page):
+            with Recorded(config, origin, dist, trainer, resume, trainer.write_page):
                 trainer.run(sampler)
 
 

@@ -140,8 +140,8 @@ class Inputs:
         lines = st.lists(line, min_size=1, max_size=3).map(
             lambda pairs: "\n".join(f"{key} = {text}" for key, text in pairs).encode("utf-8", "surrogatepass"))
         valid = b"seed = 3\ntop_p = 0.5\nout_dir = 'x'\n"
-        return valid, st.one_of(lines, damaged(valid), JUNK), lambda content: load_config(
-            GRPOConfig, [self.write("config.py", content)])
+        contents = st.one_of(lines, damaged(valid), JUNK).filter(lambda content: b"\0" not in content)
+        return valid, contents, lambda content: load_config(GRPOConfig, [self.write("config.py", content)])
 
     def records(self):
         """Files of prompts."""

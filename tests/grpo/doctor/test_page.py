@@ -78,7 +78,7 @@ def test_a_shipped_config_is_not_called_wrong(name, arguments, ask, tmp_path):
 def test_every_shipped_config_is_asked_about():
     shipped = {path.removeprefix("grpo_").removesuffix(".py") for path in os.listdir(os.path.join(ROOT, "config"))
                if path.startswith("grpo_")}
-    assert shipped - SMALL.keys() == {"calculator", "electra", "gsm8k", "gym", "math", "smollm2"}, "their models come from elsewhere, or are large"
+    assert shipped - SMALL.keys() == {"calculator", "gsm8k", "gym", "math", "smollm2"}, "their models come from elsewhere, or are large"
 
 
 def test_several_ranks_are_refused_and_worker_processes_are_ended(tmp_path):
