@@ -19,8 +19,7 @@ def load(*argv):
     ("--grup_size=4", "unknown key grup_size; did you mean group_size"),
     ("--kl_beta=None", "kl_beta=None must be float"), ("--num_iterations=1", "did you mean max_iters or ppo_epochs"),
     *((f"--{theirs}=1", f"did you mean {ours}") for theirs, ours in {
-        "kl_coef": "kl_beta", "max_grad_norm": "grad_clip", "rollout_batch_size": "batch_size", "output_dir": "out_dir",
-        "num_generations": "group_size", "model_path": "generator_checkpoint"}.items())])
+        "kl_coef": "kl_beta", "num_generations": "group_size"}.items())])
 def test_a_key_of_another_project_is_translated(argument, message):
     with pytest.raises(UsageError, match=message) as error:
         load(argument)
@@ -74,34 +73,24 @@ REFUSED = {  # {arguments: words of the error}; every number has a range (tests/
     "--advantage=max_rl --kl_in_reward=True": "kl_in_reward changes the rewards that tell it; set kl_in_reward=False",
     "--advantage=max_rl --overlong_buffer=10": "set overlong_buffer=0",
     "--advantage=max_rl --credit_window=3": "set credit_window=None",
-    "--advantage=max_rl --reward_normalisation=group": "set reward_normalisation='none'",
     "--objective=reinforce++ --zero_std=drop": "zero_std='drop' leaves out.*they teach too; set zero_std='keep'",
-    "--advantage=step --zero_std=resample": "zero_std='resample' leaves out groups",
     "--reward_normalisation=group --advantage=group_std": "deviation twice; leave advantage out",
     "--lora_rank=4 --reference_mode=ema": "reference_mode='ema' averages weights.*use reference_mode='static'",
-    "--lora_init_from=x --reference_mode=ema": "reference_mode='ema'",
     "--lora_rank=4 --ref_offload=True": "ref_offload=True has nothing to move: with lora_rank=4",
-    "--lora_init_from=x --ref_offload=True": "with lora_init_from=x the reference.*set ref_offload=False",
     "--lora_init_from=x --lora_rank=4": "lora_init_from=x has its own rank; leave lora_rank out",
     "--load_in_4bit=True": "set lora_rank=16",
     "--lora_rank=4 --generator_checkpoint=out-grpo/model":
         "generator_checkpoint=out-grpo/model lies in out_dir=out-grpo.*choose another out_dir",
-    "--lora_rank=4 --generator_checkpoint=./a/../b/model-000010/ --out_dir=b/": "lies in out_dir=b/",
     "--mask_random=0.0 --mask_span=0.0": "without masks",
     "--distill_beta=0.5": "no effect without a teacher; set teacher_checkpoint",
     "--group_size=1": "group_size=1 leaves no other completion.*or teacher_checkpoint",
     "--teacher_checkpoint=t": "kl_beta=0.1 is about a reference.*set kl_beta=0.0; the teacher's weight is distill_beta",
-    f"{TAUGHT} --reference_checkpoint=r": "set reference_checkpoint=None",
-    f"{TAUGHT} --reference_mode=ema": "set reference_mode='static'",
-    f"{TAUGHT} --kl_target=0.1": "set kl_target=None",
     f"{TAUGHT} --task_type=math": "name the rewards in reward_functions",
     "--kl_in_reward=True --zero_std=drop": "kl_in_reward.*set zero_std='keep'",
     **{f"--unmask_order=confidence {key}": "set unmask_order='random'" for key in
        ("--kl_in_reward=True", "--ratio_to=sampler")},
     f"{TAUGHT} --kl_in_reward=True": "distill_beta without effect.*set advantage='leave_one_out'",
-    f"{TAUGHT} --teacher_checkpoint=out-grpo/model.safetensors": "teacher_checkpoint=.* is in out_dir=out-grpo",
     f"{TAUGHT} --zero_std=drop": "without rewards these are all",
-    f"{TAUGHT} --group_size=1 --reward_functions=('judge',)": "group_size=1 leaves no other.*no reward_functions",
     f"{TAUGHT} --group_size=1 --kl_in_reward=True": "kl_in_reward"}
 
 
@@ -114,14 +103,10 @@ def test_settings_that_cannot_work_are_refused_in_one_line(arguments):
 
 @pytest.mark.parametrize("arguments", [
     ["--lora_rank=4", "--reference_mode=periodic"], ["--lora_rank=4", "--reference_mode=ema", "--kl_beta=0.0"],
-    ["--lora_rank=4", "--ref_offload=True", "--reference_checkpoint=other"], ["--ref_offload=True"],
-    ["--lora_rank=16", "--load_in_4bit=True"], ["--generator_checkpoint=out-grpo/model"],
+    ["--lora_rank=16", "--load_in_4bit=True"],
     ["--generator_checkpoint=out-grpo/previous/1/model", "--lora_rank=4"],
-    ["--generator_checkpoint=hf:owner/name", "--lora_rank=4"], [*TAUGHT.split(), "--group_size=1"],
     [*TAUGHT.split(), "--kl_in_reward=True", "--objective=rloo"],
-    [*TAUGHT.split(), "--kl_in_reward=True", "--reward_functions=('math_number',)"], [*TAUGHT.split(), "--lora_rank=4", "--ref_offload=True"],
-    [*TAUGHT.split(), "--teacher_checkpoint=out-grpo/previous/1/model"],
-    [*TAUGHT.split(), "--group_size=1", "--reward_functions=('math_number',)", "--reward_weights=(0.0,)"], ["--chat_template_kwargs={'enable_thinking': False}"]])
+    [*TAUGHT.split(), "--group_size=1", "--reward_functions=('math_number',)", "--reward_weights=(0.0,)"]])
 def test_settings_that_suit_each_other_are_not_refused(arguments):
     assert load(*arguments)
 
@@ -142,16 +127,6 @@ def test_without_an_advantage_of_its_own_pass_at_k_takes_leave_one_out(objective
 def test_normalised_rewards_take_the_standard_deviation_of_the_step():
     assert baseline_of(load("--reward_normalisation=group")) == "batch_std"
     assert baseline_of(load("--reward_normalisation=group", "--advantage=group_mean")) == "group_mean"
-
-
-def test_canonical_defaults():
-    c = GRPOConfig()
-    assert (c.group_size, c.kl_beta, c.learning_rate, c.min_lr, c.temperature, c.top_p, c.batch_size) == (
-        8, 0.1, 1e-5, None, 0.8, 0.95, 16)
-    assert (c.gradient_accumulation_steps, c.weight_decay, c.beta1, c.beta2, c.grad_clip, c.seed, c.device,
-            c.out_dir) == (1, 0.1, 0.9, 0.95, 1.0, 1337, "auto", "out-grpo")
-    assert (c.optimizer, c.max_iters, c.warmup_iters, c.max_bad_steps, c.log_interval, c.eval_interval,
-            c.save_interval, c.mask_low, c.mask_high) == ("adamw", 200, 10, 5, 10, 50, 50, 0.2, 0.5)
 
 
 def test_a_model_of_ray_workers_that_a_new_run_would_set_aside_is_refused(tmp_path):
