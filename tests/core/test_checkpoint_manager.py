@@ -4,7 +4,6 @@ import contextlib
 import errno
 import io
 import os
-import pathlib
 
 import pytest
 import torch
@@ -29,12 +28,6 @@ def save_steps(folder, net, steps):
     for step in steps:
         manager.save(step, {name: torch.full_like(p, step) for name, p in net.state_dict().items()}, [], {})
     return manager
-
-
-def write_folder(path, step, **facts):
-    """A model that is a folder, as those in Hugging Face format are."""
-    os.makedirs(path, exist_ok=True)
-    (pathlib.Path(path) / "config.json").write_text(str(step))
 
 
 def kept_states(folder):
@@ -76,17 +69,6 @@ def test_a_state_of_another_model_optimizer_or_identity_is_refused_in_one_line(t
         with pytest.raises(ValueError, match=f"state.pt is of a run that differs in {words}; resume with.*config.json") as error:
             without_models(tmp_path, identity=identity).load(net.state_dict(), [kind(net.parameters())])
         assert "\n" not in str(error.value)
-
-
-def test_the_last_numbered_models_are_kept_beyond_a_million_steps_and_other_names_stay(tmp_path):
-    others = {"model-1.safetensors", "model-1-notes", "model-x", "my-model-1"}
-    for name in others:
-        (tmp_path / name).mkdir()
-    manager = CheckpointManager(str(tmp_path), write_folder, keep=2, suffix="")
-    for step in (999998, 999999, 1000000):
-        manager.save(step, {}, [], {})
-    assert set(os.listdir(tmp_path)) == others | {"model", "model-999999", "model-1000000", "state.pt", "state-before.pt"}
-    assert (tmp_path / "model-999999" / "config.json").read_text() == "999999"
 
 
 def test_a_state_is_loaded_without_running_code(tmp_path):
@@ -135,17 +117,12 @@ def cut(whole):
 def with_nan(whole):
     state = torch.load(io.BytesIO(whole), weights_only=True)
     next(iter(state["model"].values())).view(-1)[3] = torch.nan
-    return saved(state)
-
-
-def saved(value):
     file = io.BytesIO()
-    torch.save(value, file)
+    torch.save(state, file)
     return file.getvalue()
 
 
-@pytest.mark.parametrize("damage", [cut, with_nan, lambda whole: saved([1]), lambda whole: b"", lambda whole: b"{}" * 999],
-                         ids=["cut", "NaN", "no state", "empty", "bytes"])
+@pytest.mark.parametrize("damage", [cut, with_nan, lambda whole: b""], ids=["cut", "NaN", "empty"])
 def test_a_damaged_state_is_named_and_the_one_before_it_is_used(tmp_path, damage):
     net, told, newest, before = model(), [], tmp_path / "state.pt", tmp_path / "state-before.pt"
     save_steps(tmp_path, net, (1, 2))

@@ -61,9 +61,7 @@ def test_modules_functions_and_classes_of_a_file_are_its_own(tmp_path):
 
 @pytest.mark.parametrize("argument, message", [
     ("--n_layers=4", "unknown key n_layers; did you mean n_layer"), ("--zzz=4", "unknown key zzz; --help"),
-    ("--n_layer=four", "n_layer='four' must be int"), ("--lr_decay_iters=4.5", "lr_decay_iters=4.5 must be int . None"),
-    ("--grad_clip=None", "grad_clip=None must be float"), ("--n_layer", "^--n_layer: write --n_layer=VALUE$"),
-    ("--compile=yes", "compile='yes' must be bool"), ("--fill_checkpoints=(1,)", r"fill_checkpoints=\(1,\) must be"),
+    ("--n_layer=four", "n_layer='four' must be int"), ("--n_layer", "^--n_layer: write --n_layer=VALUE$"),
     ("n_layer=4", "expected a config file")])
 def test_a_mistake_is_named(argument, message):
     with pytest.raises(UsageError, match=message):
@@ -72,10 +70,8 @@ def test_a_mistake_is_named(argument, message):
 
 @pytest.mark.parametrize(("text", "error", "message"), [
     ("n_layerz = 4\n", UsageError, "c.py: unknown key n_layerz; did you mean n_layer"),
-    ("def dropout():\n    return 0.5\n", UsageError, "dropout=<function dropout.* must be float"),
     ("seed = 1\nn_layer = = 2\n", UserCodeError, "c.py, line 2: "),
     ("seed = 1\n\nbatch_size = 1 // 0\n", UserCodeError, "c.py, line 3: batch_size = 1 // 0: ZeroDivisionError: .* by"),
-    ("raise SystemExit('no')\n", UserCodeError, r"c.py, line 1: raise SystemExit\('no'\): SystemExit: no$"),
     ("import neighbour_that_fails\n", UserCodeError, "neighbour_that_fails.py, line 2: 1 / 0: ZeroDivisionError")])
 def test_a_mistake_in_a_file_is_its_own_line_and_the_error(tmp_path, monkeypatch, text, error, message):
     monkeypatch.syspath_prepend(tmp_path)
@@ -93,7 +89,6 @@ def test_a_config_file_that_is_not_there_is_named():
 
 @pytest.mark.parametrize("setting, message", [
     ({"optimizer": "sgd"}, "optimizer='sgd' is not one of adamw, muon"),
-    ({"chat_template_kwargs": {"a": {1}}}, "chat_template_kwargs={'a': .1.} must consist of texts"),
     ({"learning_rate": 1e-5, "min_lr": 1e-4}, "min_lr=0.0001 is above learning_rate=1e-05.*; set min_lr=1e-06")])
 def test_values_that_cannot_work_are_refused(setting, message):
     with pytest.raises(ValueError, match=message):

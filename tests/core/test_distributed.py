@@ -15,16 +15,14 @@ def test_devices_and_types(monkeypatch):
     assert detect_device("auto") == torch.device("cpu") and detect_dtype("auto", torch.device("cpu")) == torch.float32
     with pytest.raises(ValueError, match="dtype='float16' is not one of auto, float32, bfloat16"):
         detect_dtype("float16", torch.device("cpu"))
-    for name in ("gpu", "cuda", "cpu:x"):
-        with pytest.raises(ValueError, match=f"device='{name}' is no device of this machine; set auto or one of: cpu"):
-            detect_device(name)
+    with pytest.raises(ValueError, match="device='cuda' is no device of this machine; set auto or one of: cpu"):
+        detect_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert detect_device("auto", local_rank=1) == torch.device("cuda", 1)
     assert detect_device("cuda:0", local_rank=1) == torch.device("cuda", 0), "the one that was named"
-    for name, rank in (("cuda", 2), ("cuda:2", 0)):
-        with pytest.raises(ValueError, match="GPU 2 is asked for, but there are 2"):
-            detect_device(name, rank)
+    with pytest.raises(ValueError, match="GPU 2 is asked for, but there are 2"):
+        detect_device("cuda", 2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="device='cuda:1' .* set device='cuda'"):
         detect_device("cuda:1", local_rank=1)
@@ -62,7 +60,6 @@ GLOO = "[enforce fail at gloo/transport/tcp/pair.cc:538] "
 
 @pytest.mark.parametrize("error, limit, words", [
     (RuntimeError(f"{GLOO}Connection closed by peer [127.0.0.1]:4711"), None, "did: see its error .*4711"),
-    (torch.distributed.DistNetworkError("closed"), None, "did: see its error"),
     (RuntimeError(f"{GLOO}Timed out waiting 5000ms"), None, "did not answer; rank_timeout=5 .*5000ms"),
     (RuntimeError(f"{GLOO}Timed out waiting 43200000ms"), LONGEST_WAIT, "did not answer; limit 12:00:00 ")])
 def test_what_goes_wrong_between_ranks_is_one_line(error, limit, words):
@@ -73,21 +70,11 @@ def test_what_goes_wrong_between_ranks_is_one_line(error, limit, words):
 
 
 @pytest.mark.parametrize("error", [
-    torch.OutOfMemoryError("x"), ValueError("x"), RuntimeError("shapes do not fit"),
-    RuntimeError("no such file: /data/igloo/model.pt")])
+    torch.OutOfMemoryError("x"), RuntimeError("no such file: /data/igloo/model.pt")])
 def test_errors_of_the_rank_itself_are_not_blamed_on_others(error):
     with pytest.raises(type(error)) as caught, Distributed("cpu").ending_together():
         raise error
     assert caught.value is error
-
-
-@pytest.mark.parametrize("rank, world", [("5", "1"), ("1", "2")])
-def test_an_environment_of_another_job_is_one_line(monkeypatch, rank, world):
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", world)
-    with pytest.raises(ValueError, match=f"^RANK={rank} and WORLD_SIZE={world} [^\n]*$"):
-        Distributed("cpu")
 
 
 def test_ranks_must_resume_from_the_same_step():

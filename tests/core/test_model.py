@@ -100,11 +100,8 @@ def test_the_head_under_autocast_is_the_same_with_and_without_gradients(tied):
 
 
 @pytest.mark.parametrize(("setting", "message"), [
-    ({"mode": "x"}, "mode='x' is not one of"), ({"judge_head": "x"}, "judge_head='x' is not one of"),
-    ({"mode": None}, "mode=None must be str"), ({"n_layer": 100_000}, "n_layer=100000 must be at most 1e3"),
-    ({"n_layer": "4"}, "n_layer='4' must be int"), ({"tied": 1}, "tied=1 must be bool"),
-    ({"n_head": 3}, "must be a multiple of 2 . n_head=6"), ({"dropout": float("nan")}, "dropout=nan must be a number"),
-    ({"base_vocab_size": 101}, "base_vocab_size=101 must be at most vocab_size=100")])
+    ({"mode": "x"}, "mode='x' is not one of"), ({"n_layer": 100_000}, "n_layer=100000 must be at most 1e3"),
+    ({"n_head": 3}, "must be a multiple of 2 . n_head=6")])
 def test_a_shape_that_cannot_be_is_refused_before_memory_is_taken(setting, message):
     with pytest.raises(ValueError, match=message):
         GPT(GPTConfig(**setting))

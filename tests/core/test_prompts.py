@@ -6,7 +6,6 @@ import pytest
 from core.files.records import side, write_prompts
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.prompts import PromptConsumer, PromptFormat, as_columns
-from core.tokenizer import CharTokenizer
 from tests.families import tokenizer_of
 from tests.tiny import CAUSAL, jsonl
 
@@ -138,27 +137,16 @@ def test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answ
 
 @pytest.mark.parametrize("key, dataset, settings", [
     ("gone.jsonl", lambda d: "gone.jsonl", {"tokenizer": CAUSAL}), ("gone/meta.json", lambda d: str(d / "gone"), {}),
-    ("mine.jsonl.*tokenizer", lambda d: jsonl(d / "mine.jsonl", *RECORDS), {}),
-    ("no token that ends", lambda d: prepared(d, tokenizer=CharTokenizer()), {}),
     ("line 61: ", lambda d: prepared(d, [*RECORDS, {"prompt": "\u4e2d"}]), {}),
     ("split val", lambda d: of_lengths(d, train=range(1, 6)), {}),
-    ("split train", lambda d: of_lengths(d, train=[10, 11], val=[3]), {"format": PromptFormat(max_prompt_length=5)}),
     ("line 22: .*max_prompt_length=30; set it to 34", lambda d: of_lengths(d, train=range(1, 21), val=[9, 34, 8, 31]),
-     {"format": PromptFormat(max_prompt_length=30)}), ("block_size=6", prepared, {"block_size": 6}),
-    ("record 1: ", lambda d: prepared(d, [{"prompt": [{"role": "system", "content": "a"}]}]),
-     {"format": PromptFormat(system_prompt="b")}),
-    ("chat_template_kwargs", prepared, {"format": PromptFormat("chat", chat_template_kwargs={"x": False})}),
+     {"format": PromptFormat(max_prompt_length=30)}), 
     ("prompt_format=", prepared, {"format": PromptFormat(prompt_format="Question: ")}),
     ("template='model'", prepared, {"format": PromptFormat("model")})])
 def test_prompts_that_cannot_be_completed_are_refused(tmp_path, key, dataset, settings):
     with pytest.raises((ValueError, FileNotFoundError), match=key) as error:
         PromptConsumer(dataset(tmp_path), 6, **settings)
     assert "\n" not in str(error.value)
-
-
-def test_a_missing_field_is_named_with_its_file_and_line(folder):
-    with pytest.raises(ValueError, match="prompts.jsonl, line 2: no answer, "):
-        PromptConsumer(folder, 4).require("answer", "the reward")
 
 
 def test_masked_examples_are_the_answer_and_ends_with_a_uniform_share_of_masks(prompts):

@@ -119,14 +119,6 @@ def test_with_a_mask_token_it_becomes_a_start_for_a_model_that_fills_in_masks(tm
     assert load_model(f"{tmp_path}/out/model")[0].mode == MASKED_FILL
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["--gguf=gone.gguf"], "gguf=gone.gguf does not exist; correct the path"),
-    (["--digits=1", "--problems=82"], "digits=1 must be at least 1, problems=82 20 to 81")])
-def test_what_is_missing_is_one_line(tmp_path, arguments, message):
-    assert error("smollm2", *arguments, f"--out={tmp_path}/d") == f"error: {message}"
-    assert not (tmp_path / "d").exists()
-
-
 def test_a_file_that_is_no_model_is_one_line(tmp_path):
     pytest.importorskip("gguf")
     (tmp_path / "my.gguf").write_bytes(b"GGUF" + bytes(60))

@@ -170,11 +170,9 @@ def test_puzzles_of_a_file_are_the_validation_prompts_and_the_output_says_which_
 
 @pytest.mark.parametrize(("rows", "fault"), [
     ("Puzzle,Solution\n", "x.csv has no puzzles"),
-    ("a,b\n1,2\n", "line 2: Puzzle= must have 16 digits"),
     ("Puzzle,Solution\n0234341221434321,1234341221434321\n0234341221434321,1234341221434322\n",
      "line 3: Puzzle=0234341221434321 .* Solution=1234341221434322 must be a board that solves it"),
-    ("Puzzle,Solution\n1234341221434321,1234341221434321\n", "line 2: .* 0 for a hidden one"),
-    ("Puzzle,Solution\n.234341221434321,1234341221434321\n", "line 2: ")])
+    ("Puzzle,Solution\n1234341221434321,1234341221434321\n", "line 2: .* 0 for a hidden one")])
 def test_a_file_of_puzzles_with_a_fault_is_refused_at_its_line(tmp_path, rows, fault):
     (tmp_path / "x.csv").write_text(rows)
     with pytest.raises(ValueError, match=fault):

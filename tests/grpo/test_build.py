@@ -20,7 +20,6 @@ from grpo.build import (
     build_what_is_missing,
     check_kind,
     make_policy,
-    make_rewards,
 )
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
@@ -53,7 +52,6 @@ def checkpoints(tmp_path_factory):
     save_model(str(folder / "other causal"), causal_model(seed=3, n_layer=2), CAUSAL)
     for name, net in {"fill": model(), "other fill": model(seed=3), "deep fill": model(n_layer=2), "judge": judge(),
                       "gold": judge(seed=6), "small": judge(block_size=16),
-                      "cls": model(SEQUENCE_SCORER, judge_head="cls", block_size=32),
                       "wide cls": model(SEQUENCE_SCORER, judge_head="cls")}.items():
         save(folder / name, net)
     return folder
@@ -97,12 +95,6 @@ def test_the_policy_is_of_the_kind_that_its_checkpoint_says(checkpoints, dataset
     assert causal.judge is causal.gold_judge is None
 
 
-def test_a_judge_of_completed_prompts_may_have_another_vocabulary(checkpoints, prompts):
-    models = built(checkpoints, prompt_consumer(prompts, config()), generator_checkpoint="causal",
-                   judge_checkpoint="judge")
-    assert not models.judge.reads_ids and models.judge.tokenizer.description() == TOKENIZER.description()
-
-
 def test_a_policy_has_the_precision_of_the_run():
     policy = make_policy(model(), TOKENIZER, config(grad_checkpoint=True), one_process("bfloat16"))
     assert policy.dtype == torch.bfloat16 and policy.model.grad_checkpoint
@@ -136,12 +128,6 @@ REFUSED = {
     "a judge as generator": ("text", {"generator_checkpoint": "judge"},
                              "generator_checkpoint=.* has mode sequence_scorer, but masked_fill or language_model"),
     "passes": ("prompts", {"generator_checkpoint": "causal", "unmask_steps": 2}, "unmask_steps=2 is for fill-in"),
-    "estimator": ("prompts", {"generator_checkpoint": "causal", "fill_estimator": "agrpo"},
-                  "use fill_estimator=trajectory"),
-    "credit of prompts": ("prompts", {"generator_checkpoint": "causal", "credit_window": 2}, "credit_window=2 is for"),
-    "gold judge of prompts": ("prompts", {"generator_checkpoint": "causal", "gold_judge_checkpoint": "gold"},
-                              "gold_judge_checkpoint=.*is for fill-in"),
-    "overlong": ("text", {"generator_checkpoint": "fill", "overlong_buffer": 4}, "overlong_buffer=4 is for prompts"),
     "truncated": ("text", {"generator_checkpoint": "fill", "mask_truncated": True}, "use mask_truncated=False"),
     "other vocabulary": ("prompts", {"generator_checkpoint": "fill"}, "another vocabulary"),
     "moving to another shape": ("text", {"generator_checkpoint": "fill", "reference_checkpoint": "deep fill",
@@ -150,11 +136,6 @@ REFUSED = {
                       "use credit_window=None"),
     "small judge": ("text", {"generator_checkpoint": "fill", "judge_checkpoint": "small"},
                     "judge_checkpoint=.*block_size=16, but needs 32"),
-    "small gold judge": ("text", {"generator_checkpoint": "fill", "gold_judge_checkpoint": "small"},
-                         "gold_judge_checkpoint=.*block_size=16, but needs 32"),
-    "no room for cls": ("text", {"generator_checkpoint": "fill", "judge_checkpoint": "cls"},
-                        "needs 33 for texts of block_size=32 and CLS"),
-    "long block": ("text", {"generator_checkpoint": "fill", "block_size": 40}, "block_size=40 is larger than the 33"),
 }
 
 
@@ -167,12 +148,6 @@ def test_models_and_settings_that_do_not_fit_are_refused(checkpoints, dataset, p
     with pytest.raises(ValueError, match=message) as error:
         built(checkpoints, data, **settings)
     assert "\n" not in str(error.value)
-
-
-def test_an_environment_that_is_not_there_is_refused_before_the_first_step(prompts):
-    c = prompt_config(dataset=prompts, environment="Chess", reward_functions=("environment",))
-    with pytest.raises(ValueError, match="^environment='Chess' is no @environment class of environment_file=None"):
-        make_rewards(c, None, one_process())
 
 
 def test_a_generator_needs_a_dataset_of_its_kind(tmp_path, prompts):
@@ -199,13 +174,6 @@ def test_held_out_problems_are_the_same_for_every_seed_and_batch_size(dataset):
     assert both[0] == both[1] and len(set(both[0])) == 20
 
 
-def test_the_shortest_model_bounds_the_room_for_completions(prompts):
-    c = config(task_type="general", max_new_tokens=30)
-    models = build.Models(causal_policy(), causal_policy(block_size=20), None, None)
-    with pytest.raises(ValueError, match="20 tokens that the model reads; lower .*, together to at most 20"):
-        build_evaluation(c, models, Rewards(c), prompt_consumer(prompts, c))
-
-
 # Hugging Face models
 
 
@@ -222,14 +190,10 @@ def sums(tmp_path):
 
 
 REFUSED_MODELS = {
-    "no template": ({"generator_checkpoint": "causal", "template": "model"},
-                    "template='model' is for Hugging Face models"),
     "an unused reward model": ({"generator_checkpoint": "causal", "reward_model_checkpoint": "bert_reward"},
                                "reward_model_checkpoint=.* is not used: add 'reward_model' to reward_functions"),
     "a reward model as generator": ({"generator_checkpoint": "llama_reward"},
                                     "is a reward model or classifier .*name it in reward_model_checkpoint"),
-    "a judge of another vocabulary": ({"generator_checkpoint": "bert", "judge_checkpoint": "judge"},
-                                      "judge_checkpoint=.*judge has another vocabulary"),
     "no room": ({"generator_checkpoint": "llama", "max_new_tokens": 500}, "do not fit the 128 tokens that the model"),
     "long block": ({"generator_checkpoint": "bert", "block_size": 127}, "block_size=127 is larger than the 126 of"),
 }
@@ -238,7 +202,7 @@ REFUSED_MODELS = {
 @pytest.mark.parametrize("name", REFUSED_MODELS)
 def test_hugging_face_models_and_settings_that_do_not_fit_are_one_line(checkpoints, folder, sums, tmp_path, name):
     settings, message = REFUSED_MODELS[name]
-    settings = {key: (str(checkpoints / x) if x in ("causal", "judge") else folder(x)) if key.endswith("checkpoint") else x
+    settings = {key: (str(checkpoints / x) if x == "causal" else folder(x)) if key.endswith("checkpoint") else x
                 for key, x in settings.items()}
     fills = "bert" == REFUSED_MODELS[name][0]["generator_checkpoint"]
     data_of = write_prose(tmp_path / "prose", load_tokenizer(folder("bert"))) if fills else sums

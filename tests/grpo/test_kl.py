@@ -68,7 +68,7 @@ def test_the_expected_gradient_with_importance_weights_is_that_of_the_kl(estimat
     torch.testing.assert_close(logits.grad, expected)
 
 
-@pytest.mark.parametrize("away", [1e-6, 1e-4, 1e-3, 1e-2, 0.1, 1.0])
+@pytest.mark.parametrize("away", [1e-6, 1e-3, 1.0])
 def test_k3_is_exact_where_the_policies_are_close(away):
     x = away * torch.randn(10_000, generator=torch.Generator().manual_seed(0))
     value = k3(torch.zeros_like(x), x)
@@ -133,10 +133,9 @@ def test_an_ema_reference_follows_by_its_formula():
         torch.testing.assert_close(new, 0.9 * old + 0.1 * p)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "qwen3", "llama"])
-def test_an_ema_reference_follows_once_where_input_and_output_share_a_matrix(family, tmp_path):
+def test_an_ema_reference_follows_once_where_input_and_output_share_a_matrix(tmp_path):
     pytest.importorskip("transformers")
-    model, tokenizer = load_model(model_folder(tmp_path / family, family))
+    model, tokenizer = load_model(model_folder(tmp_path / "gpt2", "gpt2"))
     policy = CausalPolicy(model, tokenizer)
     reference = policy.frozen()
     before = {name: x.clone() for name, x in reference.weights().items()}

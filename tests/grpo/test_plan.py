@@ -80,7 +80,7 @@ def test_the_plan_says_under_what_code_runs_and_a_strict_run_refuses_less(native
 
 
 @pytest.mark.parametrize("advantage, lines", [
-    (None, []), ("leave_one_out", []),
+    ("leave_one_out", []),
     ("batch_std", ["advantage='batch_std' replaces leave_one_out, the one of objective rloo"])])
 def test_the_plan_says_that_an_advantage_replaces_that_of_the_objective(native, sums, advantage, lines):
     c = prompt_config(dataset=sums, generator_checkpoint=native, objective="rloo", advantage=advantage)

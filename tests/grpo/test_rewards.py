@@ -177,12 +177,6 @@ def test_hard_problems_count_more_when_training_for_pass_at_k_and_a_skipped_comp
 
 # the judge
 
-def test_the_judge_is_weighted_and_added_like_the_others():
-    texts, reader = texts_of(["7", "fox", "8", "7 o"], answer=["7"] * 4), Judge(judge(), TOKENIZER, False)
-    found = scored(made("contains", "judge", reward_weights=(1.0, 2.0), judge=reader), texts, 4)
-    torch.testing.assert_close(found.reward[0], torch.tensor([1.0, 0, 0, 1]) + 2 * reader.scores(texts))
-
-
 @pytest.mark.parametrize("window", [None, 2])
 def test_the_judge_alone_reads_token_ids_and_with_a_credit_window_gives_credit_to_tokens(window):
     ids = torch.randint(0, 96, (6, 20))
@@ -251,18 +245,11 @@ def test_an_async_reward_of_a_file_runs_in_real_worker_processes_and_logs_from_t
 @pytest.mark.parametrize(("names", "settings", "message"), [
     (("exact",), {}, "reward_functions: 'exact' is not one of .*; did you mean exact_match"),
     (("contains",), {"reward_weights": (1.0, 2.0)}, "as many as the rewards: contains; or set reward_weights=..$"),
-    (("judge",), {}, "judge_checkpoint is not set, but reward judge is asked for"),
     ((), {"task_type": "fill_in"}, "judge_checkpoint is not set, .* or set reward_functions to others that python grpo"),
-    (("reward_model",), {}, "reward_model_checkpoint is not set, but reward reward_model is asked"),
-    (("contains",), {"credit_window": 2}, "credit_window=2 .* set credit_window=None"),
     (("judge",), {"reward_normalisation": "group", "credit_window": 2, "judge": True}, "credit_window=2 .* with that re"),
     (("contains",), {"success_reward": "countdown"}, "='countdown' must .* highest value, .*: contains; or .*=None$"),
     (("judge",), {"train_pass_k": 2, "advantage": "leave_one_out", "judge": True}, "must .* none; or .*=1$"),
-    (("judge",), {"success_reward": "judge", "judge": True}, "success_reward='judge' must be .*: this run has none"),
-    (("contains",), {"reward_file": "none.py"}, "none.py does not exist"),
-    (("contains",), {"reward_normalisation": "group", "train_pass_k": 2, "advantage": "leave_one_out"}, "train_pass_k=2"),
-    (("contains",), {"length_min": 10, "length_max": 10}, "length_min=10 must be below length_max=10"),
-    (("contains",), {"reward_weights": (math.nan,)}, "reward_weights=.* must be finite")])
+    (("contains",), {"reward_file": "none.py"}, "none.py does not exist")])
 def test_a_mistake_in_the_settings_is_refused(names, settings, message):
     if "judge" in settings:
         settings = settings | {"judge": Judge(judge(), TOKENIZER, True)}

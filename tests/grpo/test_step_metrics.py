@@ -121,13 +121,12 @@ def test_the_mismatch_is_that_of_the_whole_step(prompts, again):
         assert metrics[name] == pytest.approx(float(value), rel=1e-3), name
 
 
-@pytest.mark.parametrize("name", ["lr", "time/train", "loss"])
-def test_a_reward_may_not_log_under_the_name_of_a_metric_of_training(prompts, name):
+def test_a_reward_may_not_log_under_the_name_of_a_metric_of_training(prompts):
     c, policy = prompt_config(kl_beta=0.0), causal_policy()
     rollouts, sums = collect(policy, fixed_rewards(torch.rand(4, 4)), prompt_consumer(prompts, c), c)
     assert train(policy, rollouts, sums | logged_sums({"mine": (3.0, 2)}, ["mine", "other's"]), c)["mine"] == 1.5
-    with pytest.raises(ValueError, match=f"log_metric.'{name}', ....: training has a metric of this name"):
-        train(policy, rollouts, sums | logged_sums({name: (3.0, 2)}, [name]), c)
+    with pytest.raises(ValueError, match="log_metric.'loss', ....: training has a metric of this name"):
+        train(policy, rollouts, sums | logged_sums({"loss": (3.0, 2)}, ["loss"]), c)
 
 
 def test_completions_with_a_reward_that_is_not_finite_are_counted_once():

@@ -154,9 +154,7 @@ def test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing(w
 
 REFUSED = {  # {mistake: (changed settings, exit code, words of the line)}; every other one is refused by its own file
     "unknown key": ({"grup_size": 4}, 2, "unknown key grup_size; did you mean group_size"),
-    "no checkpoint": ({"judge_checkpoint": None}, 1, "judge_checkpoint is not set"),
     "missing checkpoint": ({"generator_checkpoint": "gone"}, 1, "generator_checkpoint=gone"),
-    "a folder without a model": ({"generator_checkpoint": ROOT}, 1, "is a folder without a Hugging Face config.json"),
     "not prepared": ({"dataset": "nowhere"}, 1, "dataset not prepared"),
     "nothing to resume": ({"resume": True}, 1, "resume=True"),
     "no answer": ({"dataset": "lacking", "reward_functions": "('exact_match',)"}, 1,

@@ -77,9 +77,8 @@ def test_texts_messages_and_numbers_of_other_classes_become_those_of_python(monk
 
 
 @pytest.mark.parametrize("method, attribute, results", [
-    ("reset", "reset", [5, ("a", {}), {"role": "user"}, [], [1], [{"role": "user"}], b"a", True]),
-    ("step", "step", [None, "text", ("a", "b"), (3, 1.0), ("a", float("nan")), ("a", 10**400)]),
-    ("metrics", "count", [None, 3, (1,), ("a", 1), (float("inf"), 1), (10**400, 1)])])
+    ("reset", "reset", [5, [{"role": "user"}]]), ("step", "step", [None, ("a", "b"), ("a", float("nan"))]),
+    ("metrics", "count", [3, ("a", 1)])])
 def test_what_is_something_else_than_it_should_be_is_named(monkeypatch, method, attribute, results):
     monkeypatch.setattr(Waiting, "metrics", ("count",))
     monkeypatch.setattr(Waiting, "count", (1, 1), raising=False)

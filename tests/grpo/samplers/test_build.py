@@ -15,12 +15,10 @@ from core.files.json_lines import read_records
 from core.models import save_model
 from core.settings.script import exit_code
 from grpo import train_grpo
-from grpo.samplers.build import policy_of_worker
 from grpo.samplers.ray import RaySampler, start_ray
 from tests.families import model_folder, write_sums
 from tests.tiny import (
-    CAUSAL, ROOT, TOKENIZER, causal_model, config, fill_policy, judge, model, run_script, same, save, without_clock,
-    write_prompt_dataset)
+    CAUSAL, ROOT, causal_model, judge, model, run_script, save, without_clock, write_prompt_dataset)
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -98,7 +96,7 @@ def test_a_run_starts_a_ray_of_its_own_and_ends_it(run, dataset, tmp_path):
 
 
 @pytest.mark.parametrize(("family", "correction"), [
-    ("qwen3_5", {}), ("lfm2", {"ratio_to": "sampler", "objective": "dppo"}), ("mamba2", {})])
+    ("qwen3_5", {}), ("lfm2", {"ratio_to": "sampler", "objective": "dppo"})])
 def test_a_hugging_face_model_with_an_adapter_is_trained_one_step_off(own_ray, run, tmp_path, family, correction):
     pytest.importorskip("peft")
     (tmp_path / "letters.py").write_text(LETTERS)
@@ -203,11 +201,3 @@ def test_an_outsider_cannot_join_the_ray_of_a_run_even_where_authentication_is_o
                               env=os.environ | {"RAY_AUTH_MODE": "disabled"})
     assert outsider.returncode == 1 and "code ran" not in outsider.stdout
     assert "InvalidAuthToken" in outsider.stdout + outsider.stderr
-
-
-def test_a_worker_builds_the_policy_of_the_run_as_one_process_that_is_no_rank(dataset, tmp_path, monkeypatch):
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.setenv(name, "3")
-    c = config(dataset=dataset, generator_checkpoint=save(tmp_path / "fill.safetensors", model()), sampler="ray")
-    policy = policy_of_worker(TOKENIZER, torch.get_num_threads(), c)
-    assert same(policy, fill_policy()) and os.environ["WORLD_SIZE"] == "1"

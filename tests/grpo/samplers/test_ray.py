@@ -122,9 +122,8 @@ def expect_same(found, policy, problems, iteration, c):
 
 @pytest.mark.parametrize("kind, workers, settings", [
     ("causal", 1, EPISODES), ("causal", 3, EPISODES | {"top_k": 9}),
-    ("causal", 1, {}), ("causal", 3, {"top_p": 0.8, "top_k": 9}), ("causal", 7, {}),  # more workers than problems
-    ("fill", 3, {"top_p": 0.8}), ("fill", 3, {"unmask_steps": 3, "top_p": 0.8}),
-    ("fill", 2, {"unmask_steps": 3, "fill_estimator": "agrpo"}), ("any order", 2, {"unmask_steps": 3}),
+    ("causal", 7, {}),  # more workers than problems
+    ("fill", 3, {"unmask_steps": 3, "top_p": 0.8}),
     ("any order", 2, {"unmask_steps": 2, "block_length": 3, "unmask_order": "confidence"}),
     ("fill", 2, {"unmask_steps": 3, "fill_estimator": "step_merge"})])
 def test_workers_write_what_the_policy_writes(world, kind, workers, settings):
@@ -225,7 +224,7 @@ def test_a_cluster_is_joined_at_its_address(fake):
 
 @pytest.mark.parametrize("address, error", [
     (None, RuntimeError("Failed to start GCS\nno port")), ("auto", ConnectionError("no Ray instance")),
-    ("127.0.0.1:1", None), ("127.0.0.1:99999", None)])  # at once: Ray itself would try for minutes
+    ("127.0.0.1:1", None)])  # at once: Ray itself would try for minutes
 def test_a_ray_that_is_not_there_or_cannot_start_is_one_line(fake, address, error):
     fake.error = error
     with pytest.raises(SamplerError, match=f"^sampler='ray': no Ray at ray_address={address} [^\n]*$"):
@@ -234,7 +233,7 @@ def test_a_ray_that_is_not_there_or_cannot_start_is_one_line(fake, address, erro
 
 
 @pytest.mark.parametrize("settings, threads", [
-    ({}, 12), ({"ray_workers": 2}, 6), ({"max_staleness": 1}, 6), ({"ray_workers": 20}, 1),
+    ({"ray_workers": 2}, 6), ({"max_staleness": 1}, 6),
     ({"ray_workers": 2, "ray_address": "auto"}, 12)])
 def test_workers_share_the_threads_with_each_other_and_ahead_with_the_trainer(fake, monkeypatch, settings, threads):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 12)

@@ -219,25 +219,6 @@ def test_other_weights_or_ids_end_the_run_by_the_mismatch_once_they_are_far_from
     assert w.step()["mismatch_kl"] < 1e-8
 
 
-def test_a_server_of_another_model_ends_the_run_by_the_mismatch(world):
-    """The adapters are added to other weights."""
-    w = world("adapter", max_new_tokens=12)
-    with torch.no_grad():
-        for p in w.server.net.parameters():
-            p.add_(0.5 * p.abs().mean() * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
-    w.sync(0)
-    with pytest.raises(ValueError, match="mismatch_kl"):
-        w.step()
-
-
-def test_an_adapter_is_not_known_to_a_server_that_was_started_again(world):
-    w = world("adapter")
-    w.sync(0)
-    w.server.adapters.clear()
-    with pytest.raises(SamplerError, match="refused /v1/completions with status 404: .* does not exist"):
-        w.write()
-
-
 @pytest.mark.parametrize("fault, line", [("silent", "did not answer /v1/completions within sampler_timeout=1 seconds"),
                                          ("half dead", "refused /collective_rpc with status 500: .*no memory")])
 def test_a_server_that_fails_ends_the_run_with_a_line_that_names_it(world, fault, line):
@@ -251,9 +232,8 @@ def test_a_server_that_fails_ends_the_run_with_a_line_that_names_it(world, fault
 
 
 @pytest.mark.parametrize("spoil", [
-    *([{"token_ids": ids}] * 2 for ids in (None, [], [5], [10**6] * 6, [CAUSAL.mask_token_id] * 6, [CAUSAL.stop_token_id, 5])),
-    *([{"logprobs": logp}] * 2 for logp in (None, {"token_logprobs": [1.0] * 6}, {"token_logprobs": [-math.inf] * 6})),
-    [], [{}] * 3], ids=str)
+    [{"token_ids": None}] * 2, [{"token_ids": [10**6] * 6}] * 2, [{"token_ids": [CAUSAL.stop_token_id, 5]}] * 2,
+    [{"logprobs": {"token_logprobs": [-math.inf] * 6}}] * 2, []], ids=str)
 def test_an_answer_that_is_not_what_was_asked_for_is_one_line(world, spoil):
     """The parts that an answer has in place of others; another number of them than group_size is wrong too."""
     w = world("ours")
