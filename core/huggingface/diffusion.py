@@ -81,9 +81,6 @@ def as_known(values, named):
         if values.get(name, wanted) != wanted:
             raise ValueError(f"{named}: {name}={values[name]!r} in its config.json is not the {values['model_type']} "
                              f"that is known here, which has {wanted!r}; use another model")
-    longest = values.get("max_sequence_length")
-    if isinstance(longest, int) and longest < 1:
-        raise ValueError(f"{named}: max_sequence_length={longest!r} in its config.json must be above 0")
     renamed = {row.settings.get(name, name): x for name, x in values.items() if name not in LEFT_OUT}
     config = getattr(transformers, row.config)(**{name: x for name, x in renamed.items() if name and x is not None})
     config.is_causal = False

@@ -11,7 +11,6 @@ from core.settings.ranges import shown
 
 ADAPTER = "adapter_config.json"
 INDEX = "model.safetensors.index.json"  # names the files of weights that lie in several
-MOST_LAYERS = 2000                      # or experts, of any model; building them takes time and memory for each
 AGAIN = "copy its files again"
 
 
@@ -50,11 +49,6 @@ def read_config(path, key):
     """The model's config. Raises ValueError for a model that needs code of its own."""
     transformers = quiet_transformers(path, key)
     values = calling(transformers.PretrainedConfig.get_config_dict, path, key)[0]
-    for part in (values, *(x for x in values.values() if isinstance(x, dict))):
-        for name, count in part.items():
-            if name.endswith(("layer", "layers", "experts")) and isinstance(count, int) and count > MOST_LAYERS:
-                raise ValueError(f"{key}={path}: {name}={shown(count)} in its config.json is more than any model has; "
-                                 f"{AGAIN}")
     if values.get("model_type") in PUBLISHED:
         with opening(path, key):
             config = as_known(values, f"{key}={path}")

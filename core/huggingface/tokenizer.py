@@ -6,13 +6,12 @@ import os
 import re
 
 from core.huggingface.diffusion import PUBLISHED
-from core.huggingface.files import AGAIN, base_of, declared_in, is_adapter
+from core.huggingface.files import base_of, declared_in, is_adapter
 from core.settings.optional import HUB, local_name, on_hub, opening, quiet_transformers
 from core.settings.user_code import guarded
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
 CAUSAL = "ForCausalLM|ForConditionalGeneration|LMHeadModel"  # in the class names of models that write text
-MOST_IDS = 2**22                                           # several times the largest vocabulary that is published
 
 
 class HuggingFaceTokenizer:
@@ -127,9 +126,6 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
         if backend.mask_token_id is None and config.get("mask_token_id") is not None:
             backend.mask_token = backend.convert_ids_to_tokens(config["mask_token_id"])
         size = 1 + max(backend.get_vocab().values())
-        if size > MOST_IDS:
-            raise ValueError(f"{key}={path}: its tokenizer has a token with the id {size - 1}, more than any "
-                             f"vocabulary has; {AGAIN}")
         if not all(0 <= i < size for i in ends):
             raise ValueError(f"{key}={path}: the model declares the end tokens {ends}, but its tokenizer has {size} "
                              "tokens; copy the tokenizer files that belong to the model")

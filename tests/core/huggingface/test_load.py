@@ -189,14 +189,6 @@ def test_what_is_missing_on_this_machine_is_one_line(folder, monkeypatch):
     refused(folder("llama"), "pip install -r requirements-hf.txt")
 
 
-def test_a_family_whose_output_layers_need_more_than_hidden_states_is_one_line(tmp_path):
-    tokenizer, path = tokenizer_of("start"), str(tmp_path / "model")
-    config = transformers.MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1)
-    transformers.MambaForCausalLM(config).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    refused(path, "MambaForCausalLM does not work with hidden states alone", "docs/huggingface.md")
-
-
 def test_an_adapter_without_its_base_is_one_line_for_model_and_tokenizer(folder, tmp_path):
     pytest.importorskip("peft")
     path = adapter_folder(tmp_path / "adapter", spoiled(tmp_path / "base", folder("llama")))

@@ -139,8 +139,6 @@ def test_token_by_token_through_the_cache_and_behind_padding_equals_transformers
             parts.append(out)
         assert rows.tolist() == [2, 4] and past.length == 21
         assert before and all(map(torch.equal, before, tensors_of(first))), "the prompts' cache has changed"
-        in_place = any(hasattr(layer, "whole") for layer in past.content.layers)
-        assert in_place == (family not in ("mistral", "falcon_h1", "mamba2")), "no layer has full attention alone"
         return torch.cat(parts, 1)                                                   # (6, 13, V)
 
     found = ours(tokenizer.pad_token_id)
