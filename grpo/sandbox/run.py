@@ -36,12 +36,10 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
     or a text in Python: it runs after the code in the same process, with the names that the code defined. Code that is
     written to can pass such tests without solving them.
 
-    Code has the standard library only, no environment variables and no threads.
     seconds: wall clock of all tests in Python, or of each input, with the start of the interpreter; megabytes:
     address space (macOS cannot limit it); sandbox: "auto", or "strict" as in chosen_parts
     Returns "passed" if all ran to their end, and returned or printed what is expected; "killed" if they were stopped or
-    crashed; "skipped" if the machine has no disk, memory or processes left; and "failed" after an exception (also one
-    by which Python reports a limit, such as MemoryError), an exit, or another result.
+    crashed; "skipped" if the machine has no disk, memory or processes left to start them; "failed" otherwise.
     Raises ValueError if the child cannot start under these limits.
     """
     try:
@@ -163,7 +161,10 @@ def exchange(child_input, child_output, messages, deadline, size, folder):
             if folder is not None and holds_more(folder, FOLDER_BYTES, FILES):
                 break
             if child_input in ready:
-                unsent = unsent[written(child_input, unsent):]
+                try:
+                    unsent = unsent[os.write(child_input.fileno(), unsent[: 1 << 16]) :]
+                except BrokenPipeError:  # nobody reads it any more
+                    unsent = b""
                 if not unsent:
                     selector.unregister(child_input)
                     if asked == len(messages):
@@ -178,14 +179,6 @@ def exchange(child_input, child_output, messages, deadline, size, folder):
                     asked += 1
                     selector.register(child_input, selectors.EVENT_WRITE)
     return output, False
-
-
-def written(stream, data):
-    """The number of bytes that a pipe with room took; all of them if nobody reads it any more."""
-    try:
-        return os.write(stream.fileno(), data[: 1 << 16])
-    except BrokenPipeError:
-        return len(data)
 
 
 def machine_parts():
