@@ -4,7 +4,7 @@ python bench/bench.py fill      6 layers x 384, sequence 256, 16 inputs x 8 comp
 python bench/bench.py causal    prompts of 256 tokens, read once or again with each completion of 64 tokens
 python bench/bench.py peer      TRL and this project in turns (pip install trl accelerate)
 python bench/bench.py fill --n_layer=4 --n_embd=128 --block_size=128 --batch_size=16
-python bench/bench.py peer --cases=T,S_mixed --steps=3
+python bench/bench.py peer --cases=T,S_long --steps=3
 
 fill and causal compare with a step that reads every completion separately, on the same completions. The last line is
 one JSON object.

@@ -22,7 +22,7 @@ from grpo.scoring import with_reference
 TOKENIZER = CharTokenizer(stop=True)
 MASKED = 0.3     # share of a text to fill in
 HEAD_WIDTH = 64
-ROWS = {"seconds": "time_ratio", "seconds, no judge": "time_ratio_without_judge", "peak MB": "memory_ratio"}
+ROWS = {"seconds": "time_ratio", "peak MB": "memory_ratio"}
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,7 @@ class BenchConfig:
 
 
 class Comparison:
-    """The step of this project, shared(), and another way to the same gradient, naive().
-
-    A subclass defines both sides, which return the seconds of a judge, or None.
-    """
+    """The step of this project, shared(), and another way to the same gradient, naive(); a subclass defines both."""
 
     def __init__(self, c, mode, length, **settings):
         self.c, self.length = c, length
@@ -82,12 +79,8 @@ class Comparison:
         """Takes a step of one side. Returns the rows that it fills of the table."""
         self.policy.model.zero_grad()
         start = self.now()
-        judge = self.shared() if side == "shared" else self.naive()
-        seconds = self.now() - start
-        rows = {"seconds": seconds, "peak MB": memory_in_use(self.dist.device)}
-        if judge is not None:
-            rows["seconds, no judge"] = seconds - judge
-        return rows
+        getattr(self, side)()
+        return {"seconds": self.now() - start, "peak MB": memory_in_use(self.dist.device)}
 
     def now(self):
         wait_for_device(self.dist.device)
@@ -148,12 +141,9 @@ class Fill(Comparison):
     def shared(self):
         """This project's step, up to the gradient: each model reads an input once."""
         rollouts = self.collect()
-        start = self.now()
         with self.dist.autocast():
             calculate_judge_scores(self.judge, torch.stack(rollouts.texts.tokens), TOKENIZER.cls_token_id)
-        judge = self.now() - start
         self.learn(rollouts)
-        return judge
 
     def naive(self):
         """The usual step: every completion is a row of its own in every model, with logits at every position."""
@@ -165,13 +155,10 @@ class Fill(Comparison):
             with torch.no_grad():
                 torch.multinomial(policy(inputs).softmax(-1).flatten(0, 1), 1)       # sampling
                 ref_logp = reference(inputs).log_softmax(-1)                         # (N, T, V)
-                start = self.now()
                 self.judge(texts).sigmoid().mean(1)
-                judge = self.now() - start
             logp = policy(inputs).log_softmax(-1)                                    # (N, T, V)
         kl = (logp.exp() * (logp - ref_logp)).sum(-1)                                # (N, T)
         self.learn_naively(logp, texts, inputs == TOKENIZER.mask_token_id, self.config.kl_beta * kl)
-        return judge
 
 
 def take_steps(kind, c, side, turn):
@@ -191,10 +178,9 @@ def compare(kind, c):
     print(f"{'':<24}{'naive':>12}{'shared':>12}{'ratio':>8}")
     result = {}
     for row, key in ROWS.items():
-        if row in naive[0]:
-            a, b = (min(record[row] for record in found) for found in (naive, shared))
-            print(f"{row:<24}{a:>12.5g}{b:>12.5g}{a / b:>8.2f}")
-            result[key] = round(a / b, 2)
+        a, b = (min(record[row] for record in found) for found in (naive, shared))
+        print(f"{row:<24}{a:>12.5g}{b:>12.5g}{a / b:>8.2f}")
+        result[key] = round(a / b, 2)
     wanted = naive[0]["gradient"]
     difference = float(np.linalg.norm(shared[0]["gradient"] - wanted) / np.linalg.norm(wanted))
     print(f"relative difference of the gradients {difference:.1e}")

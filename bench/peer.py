@@ -21,16 +21,12 @@ from core.training_step import build_optimizers
 from grpo.build import build_reference, make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import grpo_training_step
-from grpo.policies import causal
 from grpo.rewards import Scored
 
 NEEDS = "bench.py peer", "trl accelerate"  # who needs TRL, what pip is to install
-NO_STOP, STOP = 0.9, 1 - 1e-6  # of a flat distribution, noise below the first never draws the last token, STOP does
 PROMPTS = 32       # steps until TRL's prompts come again
 ROWS = 16          # TRL's fastest number of completions in a forward pass on two cores
-NEVER = "<never>"  # a token behind the model's vocabulary: with it as the end, no completion ends by itself
-MEAN_LENGTH = 24   # of completions that end by themselves
-LENGTHS = 11       # keeps the draw of lengths apart from that of prompts
+NEVER = "<never>"  # a token behind the model's vocabulary ends a completion, so none ends by itself
 WARMUP = 1         # steps of each side that are not counted
 NAMES = ("TRL, best", "ours", "ours, same GPT-2")
 ABOUT = """Medians of steps in turns. TRL's best: no gradient checkpointing, up to 16 completions in a forward pass,
@@ -44,41 +40,26 @@ class Work:
     n_layer: int = 4
     n_head: int = 4
     n_embd: int = 128
-    vocab_size: int = 128        # the last id ends a completion
+    vocab_size: int = 128
     batch_size: int = 8          # prompts
     group_size: int = 8          # completions of each
     prompt_length: int = 32
-    completion_length: int = 64  # tokens of a completion, at most
-    mixed: bool = False          # completions end at lengths drawn from a geometric distribution of mean MEAN_LENGTH
-
-    @property
-    def stop_id(self):
-        return self.vocab_size - 1
+    completion_length: int = 64  # tokens of each completion
 
     def prompts(self, step):
         """(P, T) token ids of a step's prompts."""
-        return np.random.default_rng(step).integers(self.stop_id, size=(self.batch_size, self.prompt_length))
-
-    def lengths(self, step):
-        """(P, G) number of tokens of each completion of a step, the one that ends it included."""
-        shape = (self.batch_size, self.group_size)
-        if not self.mixed:
-            return np.full(shape, self.completion_length)
-        drawn = np.random.default_rng([LENGTHS, step]).geometric(1 / MEAN_LENGTH, shape)
-        return drawn.clip(max=self.completion_length)
+        return np.random.default_rng(step).integers(self.vocab_size, size=(self.batch_size, self.prompt_length))
 
 
 S = {"n_layer": 6, "n_head": 6, "n_embd": 384}
-LONG = {"prompt_length": 256, "mixed": True}
-CASES = {"T": Work(), "S": Work(**S), "T_mixed": Work(mixed=True), "S_mixed": Work(**S, mixed=True),
-         "T_long": Work(**LONG), "S_long": Work(**S, **LONG)}
+CASES = {"T": Work(), "S": Work(**S), "T_long": Work(prompt_length=256), "S_long": Work(**S, prompt_length=256)}
 
 
 @dataclass(frozen=True)
 class PeerConfig:
     """The settings of `bench.py peer`."""
 
-    cases: str = ",".join(CASES)  # names of cases: T 4 layers x 128, S 6 x 384; mixed lengths; long prompts
+    cases: str = ",".join(CASES)  # names of cases: T 4 layers x 128, S 6 x 384; long prompts
     steps: int = 5                # measured steps of each side, in turns; the median is reported
     device: str = "cpu"           # cpu, cuda or mps
     dtype: str = "float32"        # float32 or bfloat16
@@ -99,8 +80,7 @@ def our_steps(work, device, dtype, huggingface, turn):
     dist = Distributed(device, dtype)
     tokenizer = SimpleNamespace(  # one letter for each id
         base_vocab_size=work.vocab_size, vocab_size=work.vocab_size, banned_token_ids=(), mask_token_id=None,
-        stop_token_ids=(work.stop_id,) if work.mixed else (),
-        decode=lambda ids: "".join(chr(33 + i % 90) for i in ids))
+        stop_token_ids=(), decode=lambda ids: "".join(chr(33 + i % 90) for i in ids))
     if huggingface:
         model = HuggingFaceModel(gpt2(quiet_transformers("GPT-2", "model"), work), tokenizer, LANGUAGE_MODEL)
     else:
@@ -110,12 +90,10 @@ def our_steps(work, device, dtype, huggingface, turn):
     policy = make_policy(model.to(dist.device), tokenizer, config, dist)
     reference = build_reference(config, policy, dist)
     optimizers = build_optimizers(policy, config, dist.device.type)
-    if work.mixed:
-        causal.draw_uniforms = ending_noise(work, causal.draw_uniforms)
 
     def rewards(rollouts):
         lengths = rollouts.mask.sum(1).int().tolist()
-        shares = share_of_letter(rollouts.texts.completions, lengths, work, step)
+        shares = share_of_letter(rollouts.texts.completions, lengths, work)
         return Scored(torch.tensor(shares, device=dist.device).view(-1, work.group_size))
 
     step = 0
@@ -137,15 +115,6 @@ def gpt2(transformers, work):
         eos_token_id=None))
 
 
-def ending_noise(work, draw):
-    """draw_uniforms with noise that ends each completion at the length that the work has drawn for it."""
-    def drawn(seed, step, numbers, shape):
-        noise = NO_STOP * draw(seed, step, numbers, shape)                           # (P, G, M)
-        last = torch.from_numpy(work.lengths(step)[numbers] - 1)[..., None]          # (P, G, 1)
-        return noise.scatter(2, last, STOP)
-    return drawn
-
-
 def trl_steps(work, device, dtype, turn):
     """TRL's side, with the settings with which it is fastest on two cores."""
     trl = require("trl", *NEEDS)
@@ -156,8 +125,8 @@ def trl_steps(work, device, dtype, turn):
     rows = work.batch_size * work.group_size
     at_once = min(ROWS, rows)
 
-    def share(completions, completion_ids, trainer_state, **_):
-        return share_of_letter(completions, [*map(len, completion_ids)], work, trainer_state.global_step)
+    def share(completions, completion_ids, **_):
+        return share_of_letter(completions, [*map(len, completion_ids)], work)
 
     class EachStep(transformers.TrainerCallback):
         def on_train_begin(self, args, state, control, **_):
@@ -181,10 +150,6 @@ def trl_steps(work, device, dtype, turn):
         trainer = trl.GRPOTrainer(
             folder, share, config, datasets.Dataset.from_dict({"prompt": prompts}),
             processing_class=tokenizer_of(transformers, work), callbacks=[EachStep()])
-        if work.mixed:
-            generate = trainer.model.generate
-            trainer.model.generate = lambda *arguments, **named: generate(
-                *arguments, **named, logits_processor=[ending(work, trainer.state.global_step)])
         trainer.train()
 
 
@@ -196,24 +161,11 @@ def letter(i):
 def tokenizer_of(transformers, work):
     """A tokenizer of one character for each id."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    words = {letter(i): i for i in range(work.stop_id)}
-    plain = Tokenizer(models.WordLevel(words | {"<eos>": work.stop_id}))
+    words = {letter(i): i for i in range(work.vocab_size)}
+    plain = Tokenizer(models.WordLevel(words))
     plain.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     plain.decoder = decoders.Fuse()
-    end = "<eos>" if work.mixed else NEVER
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, eos_token=end, pad_token=end)
-
-
-def ending(work, step):
-    """A logits processor: only the token that ends a completion where its length is reached, all others before."""
-    lengths = torch.from_numpy(work.lengths(step).flatten())                         # (N,)
-    is_stop = torch.arange(work.vocab_size) == work.stop_id                          # (V,)
-
-    def process(ids, scores):
-        reached = ids.shape[1] - work.prompt_length + 1 >= lengths                   # (N,)
-        excluded = (reached[:, None] != is_stop).to(scores.device)                   # (N, V)
-        return scores.masked_fill(excluded, -torch.inf)
-    return process
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, eos_token=NEVER, pad_token=NEVER)
 
 
 def record_of(start, device):
@@ -222,10 +174,9 @@ def record_of(start, device):
     return {"seconds": time.perf_counter() - start, "megabytes": memory_in_use(device)}
 
 
-def share_of_letter(completions, lengths, work, step):
-    """The reward of the work: the share of the letter a in each completion, all of the lengths drawn for the step."""
-    drawn = work.lengths(step).flatten().tolist()
-    assert lengths == drawn, f"lengths {lengths} are not those that were drawn, {drawn}"
+def share_of_letter(completions, lengths, work):
+    """The reward of the work: the share of the letter a in each completion, all of the length of the work."""
+    assert set(lengths) == {work.completion_length}, f"{lengths}"
     return [text.count("a") / max(1, len(text)) for text in completions]
 
 
@@ -248,7 +199,7 @@ def run_peer(c):
 
 def report(work, records):
     """Prints the table of a case. records: for each side those of its steps. Returns the seconds of a step of each."""
-    tokens = median(work.lengths(step).sum() for step in range(WARMUP, WARMUP + len(records[0])))
+    tokens = work.batch_size * work.group_size * work.completion_length
     seconds = [median(record["seconds"] for record in found) for found in records]
     rows = {
         "": NAMES,
