@@ -7,7 +7,7 @@ from core.config import RunConfig
 from core.fill_in_passes import UNMASK_ORDERS
 from core.huggingface.settings import LoraConfig
 from core.masking import MaskConfig
-from core.performance.sharding import check_parallel
+from core.performance.sharding import PARALLEL
 from core.settings.ranges import check_choices, check_ranges
 from grpo.advantages import ADVANTAGES
 from grpo.environments import EnvironmentConfig, check_environment
@@ -18,7 +18,7 @@ from grpo.reward_functions.settings import RewardConfig
 from grpo.samplers.settings import SamplerConfig, check_sampler
 from grpo.sandbox.settings import SandboxConfig
 
-CHOICES = {"objective": OBJECTIVES, "advantage": ADVANTAGES, "reference_mode": REFERENCES,
+CHOICES = {"objective": OBJECTIVES, "parallel": PARALLEL, "advantage": ADVANTAGES, "reference_mode": REFERENCES,
            "kl_estimator": ("exact", *KL_ESTIMATORS), "zero_std": ("keep", "drop", "resample"),
            "fill_estimator": FILL_ESTIMATORS, "unmask_order": UNMASK_ORDERS}
 ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate": SURROGATES}  # of OBJECTIVES
@@ -129,7 +129,6 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
         check_files(self)
         check_sampler(self)
         check_environment(self)
-        check_parallel(self)
 
     @property
     def scores_as_drawn(self):
@@ -171,6 +170,9 @@ TOGETHER = (  # (when, what some settings then have to be, why)
      f"passes_read is for fill_estimator={' and '.join(map(repr, READ_PASSES))}"),
     (lambda c: c.kl_in_reward and c.kl_estimator == "exact", {"kl_estimator": "k3"},
      "kl_in_reward is of samples, and kl_estimator='exact' a sum over the vocabulary"),
+    (lambda c: c.parallel == "fsdp",
+     {"optimizer": "adamw", "ref_offload": False, "compile": False, "load_in_4bit": False},
+     "parallel='fsdp' cuts every weight, and Muon needs whole matrices"),
     # the reference and the teacher
     (lambda c: c.reference_mode == "none", {"kl_beta": 0.0, "reference_checkpoint": None},
      "reference_mode='none' leaves the KL penalty without a reference"),

@@ -2,15 +2,12 @@
 
 from core.config import describe
 from core.huggingface.files import describe_experts, is_adapter
-from core.huggingface.lora import share_without_adapter
 from core.prompts import PromptConsumer
 from grpo.build import build_models, make_rewards
 from grpo.objectives import OBJECTIVES
 from grpo.reward_functions.registry import parameters
 from grpo.rewards import REWARDS
 from grpo.sandbox.run import describe_sandbox
-
-LARGE_SHARE = 0.05  # of the weights of the layers: so much without an adapter is worth a line
 
 
 def plan(config, origin, models, rewards, data, dist):
@@ -72,10 +69,6 @@ def describe_models(config, models):
     if any(judge.packed for judge in (models.judge, models.gold_judge) if judge is not None):
         yield "judges multiply in bfloat16, with packed weights; with dtype='float32' they do not"
     yield from describe_experts(generator)
-    if config.has_adapter:
-        share = share_without_adapter(generator.layers)
-        if share > LARGE_SHARE:
-            yield f"lora_targets: {share:.0%} of the weights of the layers have no adapter and stay as they are"
     if is_adapter(config.generator_checkpoint):
         yield (f"generator_checkpoint={config.generator_checkpoint} is an adapter: it is merged, and all weights are "
                "trained; to train the adapter, name its base model and lora_init_from")

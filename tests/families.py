@@ -11,7 +11,7 @@ import torch
 
 from tests.tiny import TEXT
 
-RECURRENT_FAMILIES = ("qwen3_5", "qwen3_next", "lfm2", "falcon_h1", "mamba2", "bamba")
+RECURRENT_FAMILIES = ("qwen3_5", "qwen3_next", "lfm2", "mamba2")
 CAUSAL_FAMILIES = ("gpt2", "llama", "qwen2", "qwen3", "gemma3", "mistral", "gemma4", *RECURRENT_FAMILIES)
 DIFFUSION_FAMILIES = {"llama both ways": "llama", "llada": "llama", "a2d-llama": "llama",
                       "a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3", "Dream": "qwen2", "sdar": "qwen3"}  # {model_type of a published folder: the family of transformers that it is}
@@ -106,7 +106,6 @@ def architecture(family, tokenizer, n_layer=2, n_embd=32, longest=128):
              "linear_value_head_dim": 8, "layer_types": kinds("linear_attention", "full_attention", n_layer)}
     mixture = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
                "shared_expert_intermediate_size": 16}
-    mamba = {"mamba_n_heads": 4, "mamba_d_state": 8, "mamba_chunk_size": 8}
     frame = vocabulary | modern | {"pad_token_id": ids["pad_token_id"], "type_vocab_size": 2}
     electra = frame | {"embedding_size": n_embd // 2}
     roberta = frame | ids | {"type_vocab_size": 1, "max_position_embeddings": longest + 2}
@@ -128,13 +127,9 @@ def architecture(family, tokenizer, n_layer=2, n_embd=32, longest=128):
         "qwen3_next": lambda: (t.Qwen3NextForCausalLM, t.Qwen3NextConfig(**causal, **delta, **mixture)),
         "lfm2": lambda: (t.Lfm2ForCausalLM, t.Lfm2Config(
             **without_heads, layer_types=kinds("conv", "full_attention", n_layer))),
-        "falcon_h1": lambda: (t.FalconH1ForCausalLM, t.FalconH1Config(
-            **causal, **mamba, mamba_d_ssm=n_embd, mamba_d_head=n_embd // 4)),
         "mamba2": lambda: (t.Mamba2ForCausalLM, t.Mamba2Config(
             **vocabulary, **ids, hidden_size=n_embd, num_hidden_layers=n_layer, num_heads=4, head_dim=n_embd // 2,
             state_size=8, n_groups=1, chunk_size=8)),
-        "bamba": lambda: (t.BambaForCausalLM, t.BambaConfig(
-            **without_heads, **mamba, attn_layer_indices=list(range(1, n_layer, 2)))),
         "bert": lambda: (t.BertForMaskedLM, t.BertConfig(**frame)),
         "distilbert": lambda: (t.DistilBertForMaskedLM, t.DistilBertConfig(
             **vocabulary, pad_token_id=ids["pad_token_id"], dim=n_embd, n_layers=n_layer, n_heads=heads,
@@ -232,24 +227,6 @@ def diffusion_folder(path, model_type, seed=0, scale=12.0, **shape):
     json.dump(values, open(os.path.join(path, "config.json"), "w"))
     tokenizer.save_pretrained(path)
     return path
-
-
-def folder_with_pictures(path, family):
-    """Writes a model of a family that is published with a part for pictures, which texts do not use."""
-    import transformers as t
-    tokenizer = tokenizer_of(TOKENIZERS[family])
-    _, text = architecture(family, tokenizer)
-    names = {"qwen3_5": "Qwen3_5", "gemma4": "Gemma4"}
-    small = {"hidden_size": 16, "intermediate_size": 16}
-    sight = {"qwen3_5": small | {"depth": 1, "num_heads": 2, "out_hidden_size": text.hidden_size},
-             "gemma4": small | {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
-                                "head_dim": 8, "position_embedding_size": 16}}
-    text.pad_token_id = text.eos_token_id
-    config = getattr(t, f"{names[family]}Config")(text_config=text.to_dict(), vision_config=sight[family])
-    model = randomise(getattr(t, f"{names[family]}ForConditionalGeneration")(config), scale=6.0)
-    model.save_pretrained(str(path))
-    tokenizer.save_pretrained(str(path))
-    return str(path)
 
 
 def base_model(path):

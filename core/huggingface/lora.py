@@ -18,7 +18,7 @@ BASE = "the base model's weights (generator_checkpoint or init_from), as a hash"
 HASHED = 64  # numbers of each frozen weight that the hash is made of
 WEIGHTS = "adapter_model.safetensors"
 UNSUPPORTED = ("bias", "use_dora", "modules_to_save", "trainable_token_indices")  # options of adapters
-MAMBA = ("falcon_h1", "mamba2")  # peft refuses an adapter of their out_proj, which a fused kernel would not read
+MAMBA = "mamba2"  # peft refuses an adapter of its out_proj, which a fused kernel would not read
 POLICY, REFERENCE = "default", "reference"  # names of the adapter that is trained and of the frozen copy beside it
 
 
@@ -50,9 +50,7 @@ def new_adapter(net, adapter):
             known = sorted({name.split(".")[-2] for name, p in net.named_parameters() if p.dim() == 2})
             raise ValueError(f"{named} does not fit the model, which has no layer {name}; use 'all-linear' or names of "
                              f"its linear layers: {', '.join(known)}")
-    left_out = None
-    if adapter.targets == ALL_LINEAR and net.config.model_type in MAMBA:
-        left_out = ["out_proj"]
+    left_out = ["out_proj"] if adapter.targets == ALL_LINEAR and net.config.model_type == MAMBA else None
     settings = peft.LoraConfig(r=adapter.lora_rank, lora_alpha=adapter.alpha, target_modules=adapter.targets,
                                exclude_modules=left_out, lora_dropout=0.0)
     with guarded(f"{named} does not fit the model", "use 'all-linear' or names of its linear layers"):
@@ -134,13 +132,6 @@ def base_hash(net):
     first = [whole(p).flatten()[:HASHED].to(torch.bfloat16) for name, p in net.named_parameters()
              if "lora_" not in name and p.is_floating_point()]
     return hashlib.sha256(torch.cat(first).float().cpu().numpy().tobytes()).hexdigest()[:16]
-
-
-def share_without_adapter(layers):
-    """The share of the weights of a model's layers that no adapter changes, such as a mixture's experts."""
-    total = sum(p.numel() for name, p in layers.named_parameters() if "lora_" not in name)
-    adapted = sum(part.base_layer.weight.numel() for part in layers.modules() if hasattr(part, "base_layer"))
-    return 1 - adapted / total
 
 
 @contextmanager

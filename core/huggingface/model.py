@@ -29,11 +29,6 @@ HANDED_ON = ("router_logits", "image_hidden_states", "audio_hidden_states", "ima
 class GivenStates(nn.Module):
     """Takes the place of a model's layers: it returns hidden states that were computed before."""
 
-    def __init__(self, body):
-        super().__init__()
-        numbers = {name: x for name, x in vars(body).items() if isinstance(x, (int, float))}
-        self.__dict__ |= numbers  # Falcon-H1 multiplies its logits by one of them
-
     def forward(self, *args, **settings):
         from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
         output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.states)
@@ -80,7 +75,7 @@ class HuggingFaceModel(nn.Module):
         self.grad_checkpoint = False
         bare = net.get_base_model() if self.has_adapter else net
         body = bare.base_model
-        given = GivenStates(body)
+        given = GivenStates()
         head = copy.copy(bare)  # the output layers: it shares their weights, and has no other layers
         head._modules = dict(bare._modules) | {bare.base_model_prefix: given}
         # Plain attributes, not registered: their weights are those of net

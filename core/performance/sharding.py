@@ -13,25 +13,6 @@ import torch
 from core.distributed import LONGEST_WAIT, is_sharded
 
 PARALLEL = ("ddp", "fsdp")
-FSDP_NEEDS = {  # setting: (what it must be, why nothing else)
-    "optimizer": ("adamw", "Muon needs whole matrices, of which a rank has a part"),
-    "ref_offload": (False, "it shards the reference instead"),
-    "compile": (False, "layers that are put together at each call are not compiled"),
-    "load_in_4bit": (False, "weights in 4 bits cannot be cut"),
-}
-
-
-def check_parallel(c):
-    """Raises ValueError if parallel='fsdp' does not go together with another setting of a config."""
-    if c.parallel not in PARALLEL:
-        raise ValueError(f"parallel={c.parallel!r} is not one of {', '.join(PARALLEL)}")
-    if c.parallel != "fsdp":
-        return
-    for key, (needed, reason) in FSDP_NEEDS.items():
-        if getattr(c, key) != needed:
-            raise ValueError(f"parallel='fsdp' does not go with {key}={getattr(c, key)!r}: {reason}; set "
-                             f"{key}={needed!r} or parallel='ddp'")
-
 
 def has_parts(model):
     """Tells whether `shard` has cut this model, or this layer of one."""

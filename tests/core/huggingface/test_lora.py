@@ -10,7 +10,6 @@ import torch
 
 transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
 
-from core.huggingface.lora import share_without_adapter
 from core.huggingface.settings import LoraConfig
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.logger import Logger
@@ -118,21 +117,6 @@ def test_rank_and_alpha_are_those_of_the_paper_in_every_linear_layer_but_the_out
     expect_close(logits(model), expected)
 
 
-@pytest.mark.parametrize("from_file", [False, True])
-def test_a_gradient_of_the_model_does_not_depend_on_a_reading_of_its_reference(from_file, folders):
-    path, adapter = folders("llama")
-    settings, found = {"lora_init_from": adapter} if from_file else {"lora_rank": 4}, []
-    for read in (False, True):
-        model = load(path, kind=Near, **settings)
-        reference, loss = model.frozen(), model(TOKENS).square().mean()
-        if read:
-            logits(reference)
-        loss.backward()
-        found.append(gradients(model.net))
-    assert found[0].keys() == found[1].keys() and found[0]
-    assert all(torch.equal(x, found[1][name]) for name, x in found[0].items())
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_the_gradient_of_an_adapter_is_that_of_peft_also_with_a_shared_prompt_and_activations_computed_again(
         family, folders):
@@ -154,16 +138,6 @@ def test_the_gradient_of_an_adapter_is_that_of_peft_also_with_a_shared_prompt_an
         assert found.keys() == expected.keys() and found
         for name, x in expected.items():
             assert (found[name] - x).norm() <= 1e-5 * max(float(x.norm()), 1e-2), name
-
-
-def test_the_adapter_is_float32_beside_a_base_model_in_bfloat16(folders):
-    path, adapter = folders("llama")
-    for settings, bound in (({"lora_rank": 4}, 0.5), ({"lora_init_from": adapter}, 10)):
-        model = load(path, torch.bfloat16, **settings)
-        kinds = {("lora_" in name): p.dtype for name, p in model.net.named_parameters() if p.dim() == 2}
-        assert kinds == {True: torch.float32, False: torch.bfloat16}
-        with torch.autocast("cpu", torch.bfloat16):
-            assert (model(TOKENS) - logits(load_model(path)[0])).abs().max() < bound
 
 
 @pytest.mark.parametrize("family", ["llama", "bert"])
@@ -289,11 +263,3 @@ def test_the_identity_of_a_base_model_depends_on_every_weight_and_not_on_trainin
                 p.view(-1)[0] += 1
             assert model.identity() != before, name
             before = model.identity()
-
-
-def test_the_share_of_weights_without_an_adapter_is_counted(folders):
-    layers = load(folders("llama")[0], lora_rank=4).layers
-    assert share_without_adapter(layers) < 0.02
-    weights = sum(p.numel() for name, p in layers.named_parameters() if "lora_" not in name)
-    layers[0].experts = torch.nn.Parameter(torch.zeros(4, weights // 4))
-    assert share_without_adapter(layers) == pytest.approx(0.5, abs=0.01)

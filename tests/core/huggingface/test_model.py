@@ -5,11 +5,10 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from core.generation import Stop, generate
-from core.huggingface.model import UNLIMITED, HuggingFaceModel, most_tokens
+from core.huggingface.model import UNLIMITED
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
-from core.models import load_model, load_tokenizer, save_model
+from core.models import load_model
 from tests.families import (
     CAUSAL_FAMILIES,
     FILL_FAMILIES,
@@ -17,7 +16,6 @@ from tests.families import (
     base_model,
     expect_close,
     folder_maker,
-    folder_with_pictures,
     random_ids,
 )
 
@@ -185,49 +183,6 @@ def test_a_prompt_read_once_has_the_gradient_of_transformers_that_reads_it_with_
     expect_equal_gradients(gradients(model.net), gradients(theirs), SCAN if family in DELTA_FAMILIES else 1e-5)
 
 
-def test_recomputed_activations_are_not_stored(both):
-    """Fewer bytes are kept for the backward pass."""
-    model, tokenizer, _ = both("llama")
-    tokens, kept = random_ids(tokenizer, 2, 30), {}
-    for model.grad_checkpoint in (False, True):
-        seen = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x.numel()) or x, lambda x: x):
-            model.states(tokens)
-        kept[model.grad_checkpoint] = sum(seen)
-    assert kept[True] < 0.5 * kept[False]
-
-
-@pytest.mark.parametrize("family, names", [("qwen3", ["<|endoftext|>", "<|im_end|>"]), ("llama", ["</s>"])])
-def test_every_declared_end_ends_a_completion_and_nothing_else_does(family, names, both):
-    model, tokenizer, _ = both(family)
-    ends = tokenizer.backend.convert_tokens_to_ids(names)
-    assert sorted(tokenizer.stop_token_ids) == sorted(ends)
-    with torch.no_grad():  # flat distributions, so that ends are drawn often enough
-        noise = torch.rand(2, 60, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    out = generate(model, random_ids(tokenizer, 2, 5), None, noise, Stop(tokenizer), temperature=30.0)
-    ended = set()
-    for row, mask, truncated in zip(out.target.tolist(), out.mask.tolist(), out.truncated.tolist(), strict=True):
-        places = [t for t, token in enumerate(row) if token in ends and mask[t]]
-        assert len(places) <= 1 and truncated == (not places)
-        assert sum(mask) == (places[0] + 1 if places else len(row))
-        ended |= {row[t] for t in places}
-    assert ended == set(ends), "noise that draws every end"
-    assert all(names[0] not in tokenizer.decode(row) for row in out.target.tolist())
-
-
-@pytest.mark.parametrize("family", ["qwen3_5", "gemma4"])
-def test_a_model_that_is_published_with_a_part_for_pictures_reads_texts(family, tmp_path):
-    path = folder_with_pictures(tmp_path / "model", family)
-    model, tokenizer, theirs = load_model(path)[0], load_tokenizer(path), base_model(path)
-    tokens = random_ids(tokenizer, 2, 9)
-    with torch.no_grad():
-        expected = theirs(tokens).logits[..., : model.vocabulary]
-        expect_close(model(tokens), expected)
-    save_model(str(tmp_path / "saved"), model, tokenizer)
-    with torch.no_grad():
-        expect_close(base_model(str(tmp_path / "saved"))(tokens).logits, theirs(tokens).logits)
-
-
 # --- fill-in models
 
 
@@ -281,23 +236,3 @@ def test_frozen_copies_and_weights_do_not_follow_the_model(both):
         assert not any(p.requires_grad for p in twin.parameters()) and all(p.requires_grad for p in model.parameters())
         model.load_weights(saved)
         assert torch.equal(model(tokens), before)
-
-
-def test_bfloat16_computes_in_bfloat16_and_scores_in_float32(both):
-    model, tokenizer, theirs = both("llama")
-    tokens = random_ids(tokenizer, 2, 9)
-    with torch.autocast("cpu", torch.bfloat16):
-        h = model.states(tokens)
-        rounded = model.project(h)
-    assert rounded.dtype == torch.float32
-    exact = (h.float() @ theirs.lm_head.weight.T)[..., : model.vocabulary]
-    assert 1e-4 < float((rounded - exact).detach().abs().max()) < 0.2
-
-
-def test_lengths_and_sizes_are_known_of_models_that_name_them_otherwise(folder):
-    """MPT has a name of its own for its longest input; FNet has no attention."""
-    mpt = transformers.MptConfig(max_seq_len=64, d_model=32, n_heads=2, n_layers=1, vocab_size=130)
-    assert most_tokens(transformers.MptModel(mpt)) == 64
-    fnet = transformers.FNetConfig(hidden_size=32, num_hidden_layers=2, intermediate_size=32, vocab_size=290)
-    tokenizer = load_huggingface_tokenizer(folder("bert"))
-    assert HuggingFaceModel(transformers.FNetForMaskedLM(fnet), tokenizer, MASKED_FILL).mode == MASKED_FILL

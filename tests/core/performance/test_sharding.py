@@ -10,7 +10,7 @@ from core.huggingface.settings import LoraConfig
 from core.model import MASKED_FILL
 from core.models import load_model
 from core.distributed import is_sharded
-from core.performance.sharding import Shards, cut_like, has_parts, shard_all, weights_of, whole
+from core.performance.sharding import Shards, has_parts, shard_all, weights_of
 from grpo.grpo_config import GRPOConfig
 from tests.families import model_folder, write_sums
 from tests.tiny import causal_model, model, one_process, run_script
@@ -90,21 +90,10 @@ def test_checkpoints_of_a_sharded_run_are_those_of_a_whole_one(layouts, name, su
         assert torch.equal(x, states[1]["model"][key])
 
 
-@pytest.mark.slow
-def test_no_thread_of_a_sharded_model_outlives_it(layouts):
-    """Such a thread can abort Python as it ends."""
-    assert "gloo" not in str([layouts[0][4][f"threads/{rank}"] for rank in range(4)])
-
-
 def test_what_does_not_go_with_shards_is_refused():
-    for key, value, remedy in (("optimizer", "muon", "'adamw'"), ("ref_offload", True, False), ("compile", True, False)):
-        words = f"parallel='fsdp' does not go with {key}={value!r}: .*; set {key}={remedy} or parallel='ddp'"
-        with pytest.raises(ValueError, match=words):
+    for key, value in (("optimizer", "muon"), ("ref_offload", True), ("compile", True)):
+        with pytest.raises(ValueError, match=f"^{key}={value!r} cannot be: parallel='fsdp'"):
             GRPOConfig(**{"parallel": "fsdp", key: value})
-    with pytest.raises(ValueError, match="load_in_4bit=True: weights in 4 bits cannot be cut"):
-        GRPOConfig(parallel="fsdp", load_in_4bit=True, lora_rank=4)
-    with pytest.raises(ValueError, match="parallel='zero' is not one of ddp, fsdp"):
-        GRPOConfig(parallel="zero")
 
 
 def test_one_rank_shards_nothing():
@@ -126,14 +115,6 @@ def test_ranks_call_a_sharded_model_equally_often():
     assert on_rank(["c", "d", "e"], {"c": 1, "d": 2, "e": 2}, 3, [3, 2, 2]) == [("c", 2), ("d", 0), ("e", 0)]
     assert on_rank([], {}, 2, [1, 4]) == [(None, 1), (None, 4)]
     assert on_rank([], {}, 0, []) == []
-
-
-def test_whole_tensors_and_plain_values_stay_as_they_are():
-    x = torch.rand(3)
-    state = {"model": {"a": x}, "optimizers": [{"step": 1, "groups": [x]}]}
-    found = whole(state)
-    assert found == state and found["model"]["a"] is x and whole(state, wanted=False) is None
-    assert cut_like(x, torch.zeros(3)) is x
 
 
 @pytest.mark.parametrize("net", [model(MASKED_FILL, tied=True), causal_model()], ids=["tied", "with a head"])
