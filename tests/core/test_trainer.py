@@ -15,7 +15,6 @@ from core.supervised.config import PretrainConfig
 from core.trainer import COLUMNS, Trainer, training_step
 from tests.tiny import (
     Catcher,
-    expect_barriers,
     flat_gradient,
     model,
     one_process,
@@ -109,11 +108,6 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
         assert torch.equal(a, b.half().float()), "in float16"
     steps = [r for r in read_records(tmp_path / "run" / "metrics.jsonl") if "loss" in r]
     assert [r["step"] for r in steps] == [1, 2, 3, 4, 5] and min(r["tokens_per_second"] for r in steps) > 0
-
-
-def test_ranks_meet_after_what_may_take_longer_than_rank_timeout(dataset, tmp_path, monkeypatch):
-    t = new_trainer(dataset, tmp_path, max_iters=2, eval_interval=1, save_interval=1)
-    expect_barriers(monkeypatch, t, (t, "run_evaluation"), (t.checkpoints, "save"))
 
 
 def test_a_bad_step_is_named_and_the_save_that_it_prevents_is_made_up(dataset, tmp_path, capsys):

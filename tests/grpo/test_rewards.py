@@ -104,14 +104,6 @@ def test_rewards_are_weighted_added_and_may_skip():
     assert list(rewards.score(texts, 1, ["contains"])[0]) == ["contains"], "one can be asked alone"
 
 
-def test_right_is_the_highest_value_of_the_success_reward():
-    reward(0, 1)(graded)
-    rewards = made("graded", "length_penalty")
-    assert rewards.success == "graded"
-    values = {"graded": torch.tensor([1.0, 0.5, math.nan, 0.0, math.inf])}
-    assert rewards.right(values).nan_to_num(-1).tolist() == [1, 0, -1, 0, -1]
-
-
 # functions as TRL users write them
 
 PLAIN = """
