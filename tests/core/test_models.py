@@ -9,7 +9,6 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from core.huggingface.settings import LoraConfig
 from core.model import GPT
 from core.models import is_huggingface, load_model, load_tokenizer, save_model
 from tests.families import folder_maker, random_ids
@@ -78,8 +77,3 @@ def test_the_folder_of_a_run_is_refused_with_the_name_of_its_model(tmp_path):
         with pytest.raises(ValueError, match=f"^init_from={tmp_path} is a folder without a Hugging Face config.json; .*"
                                              f"name the model in it: {tmp_path}/model or"):
             call(str(tmp_path), "init_from")
-
-
-def test_settings_of_adapters_are_refused_for_a_model_of_ours(ours):
-    with pytest.raises(ValueError, match=f"^lora_rank=4 is for Hugging Face models, which key={ours} is not; leave it"):
-        load_model(ours, adapter=LoraConfig(lora_rank=4), key="key")

@@ -24,7 +24,6 @@ from tests.tiny import (
     optimizer_state,
     prompt_config,
     prompt_consumer,
-    same,
     sampled,
     train,
 )
@@ -111,19 +110,6 @@ def test_a_step_of_equal_rewards_moves_nothing_unless_kl_or_entropy_have_a_gradi
 
 
 # Tokens and completions that are left out
-
-def test_truncated_completions_are_counted_and_can_be_left_out(prompts, monkeypatch):
-    moved = {}
-    never = lambda stop, written, first, turn=None: torch.zeros_like(written[:, first:], dtype=torch.bool)
-    monkeypatch.setattr("core.generation.Stop.__call__", never)
-    for masked in (False, True):
-        c = prompt_config(kl_beta=0.0, mask_truncated=masked, weight_decay=0.0, max_new_tokens=1)
-        policy, first_token = causal_policy(), lambda r: Scored(r.target[:, :1].float().view(4, -1))
-        metrics = grpo_step(policy, None, first_token, prompt_consumer(prompts, c), c)
-        assert metrics["truncated"] == 1 and metrics["completion_length"] == 1
-        moved[masked] = not same(policy, causal_policy())
-    assert moved == {False: True, True: False}
-
 
 def test_the_train_mask_is_not_the_mask(prompts):
     """Skipped and truncated completions were sampled all the same."""

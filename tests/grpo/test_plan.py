@@ -77,11 +77,3 @@ def test_the_plan_says_under_what_code_runs_and_a_strict_run_refuses_less(native
     assert "; missing: Landlock (syscall 444: Function not implemented)" in under(c)[0]
     with pytest.raises(ValueError, match="^sandbox='strict' needs what this machine does not offer: Landlock"):
         planned(replace(c, sandbox="strict"))
-
-
-@pytest.mark.parametrize("advantage, lines", [
-    ("leave_one_out", []),
-    ("batch_std", ["advantage='batch_std' replaces leave_one_out, the one of objective rloo"])])
-def test_the_plan_says_that_an_advantage_replaces_that_of_the_objective(native, sums, advantage, lines):
-    c = prompt_config(dataset=sums, generator_checkpoint=native, objective="rloo", advantage=advantage)
-    assert [line for line in planned(c)[0] if line.startswith("advantage=")] == lines

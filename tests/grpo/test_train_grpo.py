@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 
 import pytest
@@ -21,7 +20,6 @@ from tests.tiny import (
     judge,
     model,
     run_here,
-    run_script,
     save,
     write_prompt_dataset,
     write_text_dataset,
@@ -66,24 +64,6 @@ def arguments(settings):
 def train(base, **changes):
     """The command, in this process."""
     return run_here(TRAIN, *arguments(base | changes))
-
-
-@pytest.mark.slow
-def test_the_main_job_from_start_to_finish(world):
-    folder, base = world
-    done = run_script(TRAIN, *arguments(base))
-    assert done.returncode == 0, done.stderr
-    for expected in ("group_size = 3", "default 8; command line",
-                     "4 problems x 3 completions x 1 accumulation x 1 ranks = 12", "judge      sequence_scorer",
-                     "frozen", "problem         |", "best", "held out | judge", "gold_judge", "word_validity",
-                     "mean_reward", "eta", "before", "change", "curves.png"):
-        assert expected in done.stdout, expected
-    assert {"config.json", "metrics.jsonl", "samples.jsonl", "model.safetensors", "state.pt", "curves.png"} <= set(
-        os.listdir(folder / "out"))
-    assert all(len(line) <= WIDTH for line in done.stdout.split("\n") if str(folder) not in line), done.stdout
-    assert done.stdout.index("evaluating") < done.stdout.index("held out |")
-    steps = [line for line in done.stdout.split("\n") if re.match(r" +\d+ ", line)]
-    assert [int(line.split()[0]) for line in steps] == [1, 2, 3] and len(set(map(len, steps))) == 1, "aligned lines"
 
 
 @pytest.mark.slow
