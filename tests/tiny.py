@@ -245,12 +245,6 @@ def length_reward(rollouts):
     return Scored(rollouts.mask.sum(1).view(rollouts.problems, -1))
 
 
-def share_of_e(rollouts):
-    """A rewards object: the share of 'e' among the sampled tokens. The best policy writes nothing else."""
-    share = ((rollouts.target == TOKENIZER.encode("e")[0]) * rollouts.mask).sum(1) / rollouts.mask.sum(1)
-    return Scored(share.view(rollouts.problems, -1))
-
-
 def documented_keys():
     """The keys in the first column of the tables of docs/metrics.md; <name> and <i> are in the place of any word."""
     with open(os.path.join(ROOT, "docs", "metrics.md")) as f:

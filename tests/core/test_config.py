@@ -51,14 +51,6 @@ def test_the_name_of_a_boolean_alone_sets_it():
     assert load("--compile", "--compile=False").compile is False
 
 
-def test_modules_functions_and_classes_of_a_file_are_its_own(tmp_path):
-    path = tmp_path / "c.py"
-    path.write_text("import math\nfrom math import floor\nfrom pathlib import Path\n\ndef half(x):\n    return x / 2\n\n"
-                    "dropout = half(math.floor(1.5))\n")
-    config, origin = load_config(PretrainConfig, [str(path)])
-    assert config.dropout == 0.5 and origin == {"dropout": str(path)}
-
-
 @pytest.mark.parametrize("argument, message", [
     ("--n_layers=4", "unknown key n_layers; did you mean n_layer"), ("--zzz=4", "unknown key zzz; --help"),
     ("--n_layer=four", "n_layer='four' must be int"), ("--n_layer", "^--n_layer: write --n_layer=VALUE$"),

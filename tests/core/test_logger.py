@@ -7,11 +7,7 @@ import pytest
 
 from core import logger as logger_module
 from core.files.json_lines import read_records
-from core.logger import Logger, format_number
-from core.run.terminal import WIDTH
-from core.trainer import COLUMNS
-from grpo.evaluation.fill_in import FillInEvaluation
-from grpo.evaluation.prompts import PromptEvaluation
+from core.logger import Logger
 
 
 def test_metrics_survive_a_crash_and_a_resume(tmp_path, capsys):
@@ -37,23 +33,6 @@ def test_numbers_that_are_not_finite_are_logged_as_valid_json_and_what_was_not_m
     record = json.loads(open(logger.path).read(), parse_constant=pytest.fail)
     assert record == {"step": 1, "loss": None, "grad_norm": None}
     assert capsys.readouterr().out.split("\n")[1].split()[:4] == ["1", "nan", "inf", "-"]
-
-
-@pytest.mark.parametrize("columns", [COLUMNS, FillInEvaluation.columns, PromptEvaluation.columns])
-def test_the_columns_of_every_script_fit_the_console(tmp_path, capsys, columns):
-    logger = Logger(str(tmp_path), 10**6, columns)
-    logger.start()
-    for step, value in ((1, -1.2e-5), (99_999, 0.5)):
-        logger.log(step, dict.fromkeys(columns, value))
-    head, *lines = capsys.readouterr().out.rstrip().split("\n")
-    assert {len(line) for line in lines} == {len(head)} and len(head) <= WIDTH
-    assert all(len(line.split()) == len(columns) + 2 for line in (head, *lines)), "no two numbers touch"
-
-
-def test_numbers_are_short():
-    numbers = {3: "3", 1e-5: "1.0e-05", 0.0: "0.0000", 0.25: "0.2500", 31234.7: "31234", 3.4028234663852886e38: "3.4e+38",
-               -1e300: "-1e+300", 10**12: "1e+12", None: "-"}
-    assert [format_number(x) for x in numbers] == list(numbers.values())
 
 
 def test_what_is_said_is_kept_from_the_start_on_and_appended_when_the_run_goes_on(tmp_path, capsys):

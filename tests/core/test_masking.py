@@ -30,8 +30,7 @@ def test_span_masks_are_runs_and_line_masks_spare_newlines():
 
 
 @pytest.mark.parametrize("setting, message", [
-    ({"mask_low": 0.0}, "mask_low=0.0 must be above 0"), ({"mask_low": 0.9}, "must be at most mask_high=0.5"),
-    ({"mask_random": -1.0}, "mask_random=-1.0 must be at le"),
+    ({"mask_low": 0.9}, "must be at most mask_high=0.5"),
     ({"mask_random": 0.0, "mask_span": 0.0}, "without masks")])
 def test_settings_that_mask_nothing_are_refused(setting, message):
     with pytest.raises(ValueError, match=message):

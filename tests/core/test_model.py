@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core.distributions import in_parts, token_logp
-from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, SquaredReLU, rotary_table, rotate
+from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, GPTConfig, SquaredReLU, rotary_table, rotate
 from tests.tiny import CAUSAL, causal_model, model
 
 TIED = pytest.mark.parametrize("tied", [True, False])
@@ -26,27 +26,6 @@ def test_rotary_scores_depend_on_distance_alone():
     for distance in (0, 3, 11):
         diagonal = (q @ k.T).diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-4)
-
-
-def test_shapes_of_logits_and_the_longest_input():
-    net, tokens = model(), torch.zeros(3, 33, dtype=torch.long)
-    assert net(tokens[:, : net.longest_input]).shape == (3, 33, net.vocabulary)
-    with pytest.raises(ValueError, match="34 tokens does not fit a model with block_size=33"):
-        net(torch.zeros(1, net.longest_input + 1, dtype=torch.long))
-    assert model(SEQUENCE_SCORER)(tokens).shape == (3, 33)
-    assert model(SEQUENCE_SCORER, judge_head="cls")(tokens).shape == (3,)
-
-
-@TIED
-def test_parameters_by_kind_covers_every_parameter_once(tied):
-    net = model(tied=tied, n_layer=2)
-    names, kinds = {id(p): name for name, p in net.named_parameters()}, net.parameters_by_kind()
-    found = {kind: [names.pop(id(p)) for p in parameters] for kind, parameters in kinds.items()}
-    assert not names
-    assert set(found["matrices"]) == {f"blocks.{i}.{name}.weight" for i in (0, 1)
-                                      for name in ("attention.qkv", "attention.out", "up", "down")}
-    assert found["embeddings"] == (["embed.weight"] if tied else ["embed.weight", "head.weight"])
-    assert all(p.dim() == 1 for p in kinds["vectors"])
 
 
 def test_padding_on_the_left_changes_nothing():

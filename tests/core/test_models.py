@@ -3,19 +3,16 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
 
-from core.huggingface.settings import LoraConfig
 from core.model import GPT
 from core.models import is_huggingface, load_model, load_tokenizer, save_model
-from tests.families import folder_maker, random_ids, tokenizer_of
-from tests.tiny import CAUSAL, ROOT, causal_model, same
+from tests.families import folder_maker, random_ids
+from tests.tiny import CAUSAL, causal_model, same
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +26,6 @@ def ours(tmp_path):
     """The path of a model file of ours."""
     save_model(str(tmp_path / "g.safetensors"), causal_model(), CAUSAL, step=7)
     return str(tmp_path / "g.safetensors")
-
-
-@pytest.mark.slow
-def test_importing_it_loads_nothing_that_only_hugging_face_models_need():
-    code = "import core.models, sys; print([m for m in sys.modules if 'huggingface' in m or m == 'transformers'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("family", ["llama", "bert"])
@@ -58,18 +48,6 @@ def test_a_saved_model_is_a_folder_that_transformers_opens_with_equal_logits(fam
     assert back("7+8= the fox").input_ids == tokenizer.backend("7+8= the fox").input_ids
     assert load_tokenizer(path).stop_token_ids == tokenizer.stop_token_ids
     assert sorted(os.listdir(tmp_path)) == ["model"] and not any(name.endswith(".bin") for name in os.listdir(path))
-
-
-def test_a_mixture_of_experts_is_a_model_like_others(tmp_path):
-    shape = {"vocab_size": 290, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-    net = transformers.MixtralForCausalLM(transformers.MixtralConfig(**shape)).eval()
-    net.save_pretrained(tmp_path)
-    tokenizer_of("start").save_pretrained(tmp_path)
-    tokens = torch.arange(12).view(2, 6)
-    with torch.no_grad():
-        ours, theirs = load_model(str(tmp_path))[0](tokens), net(tokens).logits
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_a_path_says_whose_model_it_is(ours, folder, tmp_path):
@@ -99,8 +77,3 @@ def test_the_folder_of_a_run_is_refused_with_the_name_of_its_model(tmp_path):
         with pytest.raises(ValueError, match=f"^init_from={tmp_path} is a folder without a Hugging Face config.json; .*"
                                              f"name the model in it: {tmp_path}/model or"):
             call(str(tmp_path), "init_from")
-
-
-def test_settings_of_adapters_are_refused_for_a_model_of_ours(ours):
-    with pytest.raises(ValueError, match=f"^lora_rank=4 is for Hugging Face models, which key={ours} is not; leave it"):
-        load_model(ours, adapter=LoraConfig(lora_rank=4), key="key")

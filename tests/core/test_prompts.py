@@ -5,9 +5,9 @@ import pytest
 
 from core.files.records import side, write_prompts
 from core.huggingface.tokenizer import load_huggingface_tokenizer
-from core.prompts import PromptConsumer, PromptFormat, as_columns
+from core.prompts import PromptConsumer, PromptFormat
 from tests.families import tokenizer_of
-from tests.tiny import CAUSAL, jsonl
+from tests.tiny import CAUSAL
 
 RECORDS = [{"prompt": f"{i}+{i * i}=", "completion": str(i + i * i), "split": "train" if i % 5 else "val"}
            for i in range(60)]
@@ -111,16 +111,6 @@ def test_a_training_example_is_its_completion_and_the_stop_token(folder):
     cut = PromptConsumer(folder, 16, block_size=width)
     assert np.array_equal(cut.batch("train", 5)["input"], batch["input"][:, :width])
     assert "training examples are cut" in cut.size()
-
-
-def test_columns_are_the_fields_of_all_records_with_none_where_one_is_missing(tmp_path):
-    rows = [{"prompt": f"{i}?", "answer": answer, "split": "train" if i else "val"}
-            for i, answer in enumerate(["1", 5, 0.5, "five"])]
-    rows[2]["level"] = 7
-    data = PromptConsumer(jsonl(tmp_path / "a.jsonl", *rows), 1, tokenizer=CAUSAL, format=PromptFormat("chat"))
-    prompts, columns = as_columns(data.records["train"])
-    assert prompts == [f"User: {i}?\n\nAssistant: " for i in (1, 2, 3)] and as_columns([]) == ([], {})
-    assert columns == {"prompt": ["1?", "2?", "3?"], "answer": [5, 0.5, "five"], "level": [None, 7, None]}
 
 
 def test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answer_begins(tmp_path):

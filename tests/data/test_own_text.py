@@ -39,19 +39,6 @@ def test_the_same_text_in_another_form_gives_the_same_dataset(tmp_path, plain, n
     assert "paragraphs kept 200" in out and text == plain[1]
 
 
-def test_several_files_and_folders_give_what_one_file_gives(tmp_path, plain):
-    inner = tmp_path / "texts" / "inner"
-    inner.mkdir(parents=True)
-    (inner / "b").write_text("\n\n".join(PARAGRAPHS[:80]))
-    (tmp_path / "texts" / "z.md").write_text("\n\n".join(PARAGRAPHS[80:150]))
-    (tmp_path / "texts" / "a.png").write_bytes(b"\x89PNG\r\n\0\0")
-    (tmp_path / "texts" / ".hidden").write_text("hidden\n\nwords")
-    text, out = prepared(tmp_path, "\n\n".join(PARAGRAPHS[150:]), f"--input={tmp_path}/texts", name="c.txt")
-    assert "2 text files; 1 left out, which are not UTF-8 text: ['a.png']" in out
-    assert "source c.txt, texts" in out and {s: sorted(x.split()) for s, x in text.items()} == {
-        s: sorted(x.split()) for s, x in plain[1].items()}
-
-
 def test_of_a_short_text_the_block_size_that_fits_is_told(tmp_path):
     text, out = prepared(tmp_path, "\n\n".join(PARAGRAPHS[:25] * 3))
     count = len(text["val"])

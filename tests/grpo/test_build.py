@@ -1,6 +1,5 @@
 """What a config builds, and what is refused before the first step."""
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from core.dataset_consumer import DatasetConsumer
 from core.model import MASKED_FILL, SEQUENCE_SCORER
 from core.models import load_tokenizer, save_model
-from core.performance.prepacked import has_fast_bfloat16
 from core.prompts import PromptConsumer
 from grpo import build
 from grpo.build import (
@@ -211,28 +209,3 @@ def test_hugging_face_models_and_settings_that_do_not_fit_are_one_line(checkpoin
         data, models, scoring = assembled(c)
         build_evaluation(c, models, scoring, data)
     assert "\n" not in str(error.value)
-
-
-def test_the_evaluation_of_a_fill_in_model_reads_the_dataset_with_the_tokenizer_of_the_model(folder, tmp_path):
-    """The folder whose tokenizer prepared the text may be gone: the model has the same one."""
-    other = str(tmp_path / "other")
-    shutil.copytree(folder("bert"), other)
-    prose = write_prose(tmp_path / "prose", load_tokenizer(other))
-    shutil.rmtree(other)
-    c = config(dataset=prose, generator_checkpoint=folder("bert"), judge_checkpoint=folder("electra_judge"),
-               eval_problems=4, eval_completions=2)
-    data, models, scoring = assembled(c)
-    metrics, samples = build_evaluation(c, models, scoring, data)(models.policy, 1.0)
-    assert 0 < metrics["judge"] < 1 and metrics["kl"] == 0.0 and samples
-
-
-@pytest.mark.parametrize("generator, dtype", [("fill", "auto"), ("fill", "float32"), ("other causal", "auto")])
-def test_judges_of_filled_in_text_multiply_in_bfloat16_where_that_is_fast(checkpoints, dataset, prompts, generator,
-                                                                         dtype):
-    fills = generator == "fill"
-    judges = {"judge_checkpoint": "judge"} | ({"gold_judge_checkpoint": "gold"} if fills else {})
-    data = text_data(dataset) if fills else prompt_consumer(prompts, prompt_config())
-    models = built(checkpoints, data, generator_checkpoint=generator, dtype=dtype, **judges)
-    expected = fills and dtype == "auto" and has_fast_bfloat16(judge())
-    assert [x.packed for x in (models.judge, models.gold_judge) if x is not None] == [expected] * len(judges)
-    assert same(models.judge.model, judge()), "its weights stay"

@@ -38,20 +38,6 @@ def assert_equal(a, b):
             assert torch.equal(one, other) if torch.is_tensor(one) else one == other, field.name
 
 
-def test_the_buffer_holds_one_rollout_until_its_last_minibatch(dataset):
-    good, buffer = fill_rollouts(dataset), DataBuffer()
-    for refused in (lambda: buffer.store_rollout_data(dataclasses.replace(good, advantage=None), {}),
-                    lambda: buffer.prepare_training_batch(1)):
-        with pytest.raises(AssertionError):
-            refused()
-    assert not any(buffer.get_buffer_statistics().values())
-    buffer.prepare_training_batch(buffer.store_rollout_data(good, {"reward": 1.0}), epochs=2)
-    with pytest.raises(AssertionError):
-        buffer.store_rollout_data(good, {})
-    assert buffer.get_buffer_statistics() == {"rollouts": 1, "minibatches": 2, "stored": 1, "evaluations": 0}
-    assert [sums for _, sums in buffer] == [{"reward": 1.0}] * 2 and not buffer.rollouts
-
-
 def test_minibatches_divide_the_problems_and_leave_groups_whole(dataset):
     rollouts, buffer = fill_rollouts(dataset, batch_size=5), DataBuffer()
     buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, {}), 2, 3)

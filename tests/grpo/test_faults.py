@@ -75,13 +75,13 @@ def expect_end(done, tmp_path, errors=1):
     assert state_of(tmp_path / "out")["step"] == 2
 
 
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
 def test_if_a_rank_fails_all_end_with_a_line_each(base, tmp_path):
     done = run_script(TRAIN, *settings_of(base, tmp_path, "raise ValueError('my reward broke')"), ranks=2)
     expect_end(done, tmp_path, errors=2)
     assert any("my reward broke" in line for line in lines_of_error(done.stderr))
-
-
-KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 
 
 @pytest.mark.parametrize("fault, more", [

@@ -183,17 +183,8 @@ def test_reference_and_kl_beta_move_once_after_each_iteration(dataset, tmp_path)
     assert moved == 3 and t.kl_beta == pytest.approx(kl_beta, rel=1e-12) and t.kl_beta != 0.1
 
 
-def test_every_key_of_every_setting_is_documented(dataset, tmp_path):
-    for i, settings in enumerate(({"objective": "dr_grpo", "kl_in_reward": True}, {"kl_beta": 0.0, "zero_std": "resample"},
-                                  {"kl_target": 0.1, "ppo_epochs": 2, "minibatches": 2, "entropy_bonus": 0.01})):
-        run(trainer(dataset, tmp_path / str(i), max_iters=2, **settings))
-        logged = logged_keys(tmp_path / str(i))
-        assert "loss" in logged and not undocumented(logged)
-
-
 @pytest.mark.parametrize("change, words", [
     (lambda state: state.pop("buffers"), "another version"),
-    (lambda state: state["buffers"][0]["rollouts"][1][0].pop("old_logp"), "another version"),
     (lambda state: state["buffers"].append({}), "2 ranks"),
     (lambda state: state["reference"].popitem(), "another reference")])
 def test_a_state_of_another_version_or_run_is_refused_in_one_line(dataset, tmp_path, change, words):

@@ -125,14 +125,6 @@ def test_kl_beta_moves_towards_its_target_and_is_clamped():
 
 # The reference
 
-def test_an_ema_reference_follows_by_its_formula():
-    policy, reference = fill_policy(seed=1), fill_policy(seed=2).frozen()
-    before = [p.clone() for p in reference.parameters()]
-    ema(reference, policy, 1, config(reference_mode="ema", ema_alpha=0.9))
-    for old, new, p in zip(before, reference.parameters(), policy.parameters(), strict=True):
-        torch.testing.assert_close(new, 0.9 * old + 0.1 * p)
-
-
 def test_an_ema_reference_follows_once_where_input_and_output_share_a_matrix(tmp_path):
     pytest.importorskip("transformers")
     model, tokenizer = load_model(model_folder(tmp_path / "gpt2", "gpt2"))

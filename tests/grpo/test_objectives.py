@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from grpo import objectives
-from grpo.advantages import compute_advantages
 from grpo.grpo_training_step import rollout_loss
 from grpo.objectives import AVERAGES, OBJECTIVES, Objective, policy_loss, token_weights
 from tests.tiny import config, consumer, fill_policy, grpo_step, judge, rewards, same
@@ -162,20 +161,6 @@ def test_weights_count_over_all_ranks():
     for average in AVERAGES:
         alone = token_weights(mask, average, 1)
         assert torch.equal(token_weights(mask, average, 1, total=lambda x: 2 * x), alone / 2)
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_padding_changes_nothing(name):
-    policy, rollouts, _, reward = table_rollouts()
-    logp = policy.logits.detach().log_softmax(-1).gather(-1, rollouts.target[..., None])[..., 0]
-    pad = lambda x, value: torch.cat((x, torch.full((len(x), 3), value, dtype=x.dtype)), 1)
-    row = OBJECTIVES[name]
-    advantage = compute_advantages(reward[..., None], row.advantage).view(-1, 1)
-    weight = token_weights(rollouts.mask, row.average, MAX_TOKENS)
-    bare = policy_loss(logp, rollouts.old_logp, advantage, weight, row)[0]
-    wide = token_weights(pad(rollouts.mask, 0.0), row.average, MAX_TOKENS)
-    padded = policy_loss(pad(logp, -3.0), pad(rollouts.old_logp, 50.0), advantage, wide, row)[0]
-    torch.testing.assert_close(bare, padded)
 
 
 def test_a_new_algorithm_is_a_row(dataset, monkeypatch):

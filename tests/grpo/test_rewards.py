@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 import time
 from types import SimpleNamespace
 
@@ -102,14 +101,6 @@ def test_rewards_are_weighted_added_and_may_skip():
     assert scored(rewards, texts, 2).reward.tolist() == [[3.0, 2.0], [2.0, 1.0]], "a row for each problem"
     assert scored(made("half"), texts, 4).reward.isnan().tolist() == [[False, True, False, True]]
     assert list(rewards.score(texts, 1, ["contains"])[0]) == ["contains"], "one can be asked alone"
-
-
-def test_right_is_the_highest_value_of_the_success_reward():
-    reward(0, 1)(graded)
-    rewards = made("graded", "length_penalty")
-    assert rewards.success == "graded"
-    values = {"graded": torch.tensor([1.0, 0.5, math.nan, 0.0, math.inf])}
-    assert rewards.right(values).nan_to_num(-1).tolist() == [1, 0, -1, 0, -1]
 
 
 # functions as TRL users write them
@@ -223,21 +214,6 @@ def test_a_late_completion_is_skipped_everywhere(monkeypatch):
         assert found.reward.nan_to_num(-1).tolist() == [[2, -1, 1, 3]]
         later = texts_of(["a", "bb"], answer=["a", "b"])
         assert values_of(rewards, later, 2, "lengths") == [1, 2], "an earlier call's late completion is forgotten"
-
-
-@pytest.mark.slow
-def test_an_async_reward_of_a_file_runs_in_real_worker_processes_and_logs_from_there(mine):
-    path = mine("import asyncio, os\nfrom grpo.rewards import REWARDS, reward\n\nassert 'contains' in REWARDS\n\n"
-                "@reward(slow=True)\nasync def length(completions, trainer_state, log_metric, log_extra):\n"
-                "    await asyncio.sleep(3600 if 'late' in completions else 0)\n    log_metric('process', os.getpid())\n"
-                "    log_extra('upper', [x.upper() for x in completions])\n"
-                "    return [len(x) + trainer_state.max_steps for x in completions]\n")
-    rewards = made("length", reward_workers=1, reward_file=path, max_iters=10, reward_timeout=300.0)
-    with contextlib.closing(rewards):
-        values, log = rewards.score(texts_of(["a", "bb", "ccc"]), 3)
-        assert values["length"].tolist() == [11, 12, 13]
-        assert log.columns == {"upper": ["A", "BB", "CCC"]} and log.metrics["process"][1] == 3
-        assert log.metrics["process"][0] != 3 * os.getpid()
 
 
 # refusals

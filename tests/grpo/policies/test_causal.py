@@ -65,16 +65,6 @@ def test_reading_prompts_once_and_like_lengths_together_gives_the_gradient_of_pa
     assert len(once) == policy.calls(rollouts.reading) > len(alone) == 1 and sum(once) < 0.5 * sum(alone)
 
 
-def test_a_prompt_is_read_once_for_its_group(prompts):
-    policy, read = causal_policy(seed=1), []
-    rollouts = sampled(policy, prompts, prompt_config(temperature=0.7, top_p=0.8))
-    policy.model.embed.register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
-    logp = score(policy, rollouts, 0.7).logp
-    (P, T), (N, M) = rollouts.reading.prompt.shape, rollouts.target.shape
-    assert read == [P * T, N * M], "tokens of each forward: prompts once, then completions; all at once"
-    torch.testing.assert_close(logp * rollouts.mask, rollouts.old_logp, rtol=1e-4, atol=1e-4)
-
-
 class SeveralEnds(CharTokenizer):
     """A tokenizer in which the digits 0 to 4 end a completion too."""
 

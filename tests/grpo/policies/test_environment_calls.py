@@ -51,31 +51,6 @@ def test_an_environment_that_waits_without_async_fails_after_its_time(monkeypatc
     assert isinstance(error, UserCodeError) and "OutOfTime: it was not done after 0.05 seconds" in str(error)
 
 
-class Text(str):
-    """A text of another class."""
-
-
-class Number(float):
-    """A number of another class."""
-
-
-class Message(dict):
-    """A message of another class."""
-
-
-def test_texts_messages_and_numbers_of_other_classes_become_those_of_python(monkeypatch):
-    messages = [Message(role=Text("user"), content=Text("b"), more=(1, None))]
-    monkeypatch.setattr(Waiting, "metrics", ("count",))
-    monkeypatch.setattr(Waiting, "count", (Number(1), True), raising=False)
-    for answer, own in ((Text("a"), "a"), (messages, [{"role": "user", "content": "b", "more": [1, None]}])):
-        monkeypatch.setattr(Waiting, "reset", lambda self, record, answer=answer: answer)
-        monkeypatch.setattr(Waiting, "step", lambda self, text, answer=answer: (answer, Number(0.5)))
-        pool = Environments("Waiting", None, 0.5)
-        found = [pool.call({0: call})[0] for call in (("begin", 0, {}), ("step", "x"), ("measure",))]
-        assert found == [own, (own, 0.5), {"count": (1.0, 1.0)}]
-        assert type(found[1][1]) is float and type(found[0]) is type(own)
-
-
 @pytest.mark.parametrize("method, attribute, results", [
     ("reset", "reset", [5, [{"role": "user"}]]), ("step", "step", [None, ("a", "b"), ("a", float("nan"))]),
     ("metrics", "count", [3, ("a", 1)])])

@@ -123,28 +123,6 @@ def test_micro_batches_and_completions_read_alone_have_the_gradient_of_all(promp
     assert (found[0] - found[1]).norm() < 1e-4 * found[0].norm() > 0
 
 
-@torch.no_grad()
-def test_problems_of_like_length_are_read_together_without_their_padding(prompts):
-    c = prompt_config(**SETTINGS | {"batch_size": 8, "fill_estimator": "one_step"})
-    policy = prompt_fill_policy(1)
-    problems = prompt_consumer(prompts, c).problems("train", 0)
-    rollouts = policy.sample(problems, 0, c)
-    lengths = [len(record["tokens"]) for record in problems["record"]]
-    sizes = rollouts.reading.sizes()
-    assert sizes.tolist() == [length + c.max_new_tokens for length in lengths] and len(set(lengths)) > 2
-    largest, total = int(sizes.max()), []
-    for limit in (10**6, 3 * largest, 1):
-        parts = rollouts.reading.micro_batches(dataclasses.replace(c, micro_batch_tokens=limit))
-        read = []
-        for part in parts:
-            with mock.patch.object(policy.model, "states", wraps=policy.model.states) as states:
-                score(policy, rollouts.select(part)[0], c.temperature)
-            read.append(sum(call.args[0].numel() for call in states.call_args_list))
-        assert max(read) <= max(limit, largest)
-        total.append(sum(read))
-    assert total[0] == len(sizes) * largest > total[1] > total[2] == int(sizes.sum())
-
-
 @pytest.mark.parametrize("more", [{}, {"top_p": 0.7}, {"unmask_order": "confidence"}], ids=str)
 @torch.no_grad()
 def test_a_stop_sequence_ends_a_completion_with_the_token_that_completes_it(prompts, more):

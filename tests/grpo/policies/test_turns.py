@@ -240,16 +240,6 @@ def test_an_environment_that_raises_is_counted_and_its_completions_are_skipped(p
         assert spoiled or rollouts.texts.completion_ids[n] == before.texts.completion_ids[n]
 
 
-def test_turns_end_with_the_room_and_with_their_most(prompts):
-    _, _, _, rollouts = episodes(prompts, max_new_tokens=6)
-    assert rollouts.truncated.any()
-    assert all(len(ids) <= 6 for ids in rollouts.texts.completion_ids)
-    MADE.clear()
-    _, _, _, rollouts = episodes(prompts, max_turns=1)
-    assert max(len(one.heard) for one in MADE) == 1 and (rollouts.mask.sum(1) == torch.tensor(
-        [len(ids) for ids in rollouts.texts.completion_ids])).all()
-
-
 def test_a_resumed_run_goes_on_bit_for_bit_with_environments(prompts, tmp_path):
     settings = SETTINGS | {"max_new_tokens": 12, "max_iters": 4, "save_interval": 2, "learning_rate": 1e-3}
     whole = prompt_trainer(prompts, tmp_path / "whole", **settings)

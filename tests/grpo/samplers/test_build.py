@@ -107,33 +107,6 @@ def test_a_hugging_face_model_with_an_adapter_is_trained_one_step_off(own_ray, r
     expect_alike(run("local", **settings), run("ray", **settings, **RAY), staleness=(0, 1, 1))
 
 
-QUESTION = '''
-import random
-from grpo.environments import environment
-
-@environment
-class Asked:
-    def __init__(self, seed):
-        self.random = random.Random(seed)
-
-    def reset(self, record):
-        self.record = record
-
-    def step(self, text):
-        return f"<{self.random.randint(0, 9)}>" if self.random.random() < 0.75 else None, len(text) / 10
-'''
-
-
-def test_workers_play_the_episodes_of_the_run(own_ray, run, tmp_path):
-    (tmp_path / "question.py").write_text(QUESTION)
-    episodes = {"environment": "Asked", "environment_file": tmp_path / "question.py", "max_turns": 3, "max_new_tokens": 16,
-                "stop_sequences": tuple("abcdefghijklmnop"), "reward_functions": "('environment',)", "reward_file": None}
-    settings = settings_of(tmp_path, max_staleness=1, ray_workers=1, **episodes)
-    local, outside = run("local", **inside_of(settings)), run("ray", **settings)
-    expect_alike(local, outside, staleness=(0, 1, 1))
-    assert all(record["environment/turns"] > 1 and record["environment/failed"] == 0 for record in outside[0])
-
-
 def test_a_run_whose_worker_is_killed_is_the_run_without_workers(own_ray, run, tmp_path, monkeypatch):
     finish, calls = RaySampler.finish, []
 

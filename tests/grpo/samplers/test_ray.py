@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from grpo.samplers import ray as module
-from grpo.samplers.ray import LEAST_STORE, RaySampler, RayWorker, gpus_beside, pack, threads_of_worker, worker_options
+from grpo.samplers.ray import LEAST_STORE, RaySampler, RayWorker, gpus_beside, pack, worker_options
 from grpo.samplers.sampler import SamplerError
 from tests.grpo.test_episodes import SETTINGS as EPISODES
 from tests.tiny import (
@@ -230,15 +230,6 @@ def test_a_ray_that_is_not_there_or_cannot_start_is_one_line(fake, address, erro
     with pytest.raises(SamplerError, match=f"^sampler='ray': no Ray at ray_address={address} [^\n]*$"):
         join(fake, ray_address=address)
     assert bool(fake.calls) == (error is not None)
-
-
-@pytest.mark.parametrize("settings, threads", [
-    ({"ray_workers": 2}, 6), ({"max_staleness": 1}, 6),
-    ({"ray_workers": 2, "ray_address": "auto"}, 12)])
-def test_workers_share_the_threads_with_each_other_and_ahead_with_the_trainer(fake, monkeypatch, settings, threads):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 12)
-    c = prompt_config(sampler="ray", **settings)
-    assert threads_of_worker(c) == worker_options(fake, c, one_process())["num_cpus"] == threads
 
 
 @pytest.mark.parametrize("gpus, address, share", [(1.0, None, 0.5), (8.0, None, 1.0), (3.0, "auto", 1 / 3)])

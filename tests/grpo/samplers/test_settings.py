@@ -9,23 +9,16 @@ VLLM = {"sampler": "vllm", "vllm_url": "http://x", "top_p": 1.0}
 
 @pytest.mark.parametrize("settings, message", [
     ({"ray_workers": 2}, "ray_workers=2 has no effect with sampler='local'; set sampler='ray'"),
-    (VLLM | {"ray_workers": 2}, "ray_workers=2 has no effect with sampler='vllm'"),
     ({"vllm_url": "http://x"}, "vllm_url='http://x' has no effect with sampler='local'; set sampler='vllm'"),
     ({"sampler_timeout": 60.0}, "sampler_timeout=60.0 has no effect with sampler='local'; set sampler='ray' or 'vllm'"),
     ({"sampler": "vllm"}, "set vllm_url"),
-    *(({"sampler": "ray", "ray_address": address}, "^ray_address='.* is neither host:port nor auto; ray start --head")
-      for address in ("ray://127.0.0.1:1", "a b\nc", "host:0", "")),
+    ({"sampler": "ray", "ray_address": "ray://127.0.0.1:1"}, "^ray_address='.* is neither host:port nor auto; ray start --head"),
     (VLLM | {"environment": "Guess", "reward_functions": ("environment",)}, "environment='Guess' .*set sampler='local'"),
     (VLLM | {"top_p": 0.9}, "top_p=0.9, .*without the tokens that could have been drawn.* set top_p=1.0, top_k=0"),
-    (VLLM | {"min_p": 0.1}, "min_p=0.1 with sampler='vllm'"),
-    (VLLM | {"temperature": 3.0}, "temperature=3 .* 0.01 to 2"), (VLLM | {"temperature": 1e-3}, "temperature=0.001"),
+    (VLLM | {"temperature": 3.0}, "temperature=3 .* 0.01 to 2"),
     *((VLLM | {"vllm_url": url}, "^vllm_url='.* must be an address") for url in (
-        "localhost:8000", "http://", "http://127.0.0.1:1/\r\nX: y", "http://name:password@x", "")),
-    ({"ratio_to": "sampler", "fill_estimator": "agrpo"}, "'agrpo' only estimates.* or ratio_to='policy'"),
-    ({"ratio_to": "itself"}, "ratio_to='itself' is not one of policy, sampler"),
-    ({"sampler": "rey"}, "sampler='rey' is not one of local, ray, vllm"),
-    ({"max_staleness": -1}, "max_staleness=-1"), ({"sampler_timeout": 0.0}, "sampler_timeout=0.0"),
-    ({"sampler": "ray", "ray_workers": 0}, "ray_workers=0")])
+        "localhost:8000", "http://127.0.0.1:1/\r\nX: y", "http://name:password@x")),
+    ({"ratio_to": "sampler", "fill_estimator": "agrpo"}, "'agrpo' only estimates.* or ratio_to='policy'")])
 def test_a_setting_without_effect_or_against_another_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         config(**settings)
@@ -33,8 +26,6 @@ def test_a_setting_without_effect_or_against_another_is_refused(settings, messag
 
 @pytest.mark.parametrize("settings", [
     VLLM | {"vllm_url": "http://localhost:8000", "temperature": 2.0}, VLLM | {"vllm_url": "https://10.0.0.2/vllm/"},
-    VLLM | {"vllm_url": "http://[::1]:8000"}, {"sampler": "ray", "top_p": 0.9, "top_k": 5, "min_p": 0.01},
-    {"max_staleness": 2, "top_p": 0.9},
-    {"max_staleness": 1, "ratio_to": "sampler", "objective": "dppo"}, {"ratio_to": "sampler", "ppo_epochs": 2}])
+    {"sampler": "ray", "top_p": 0.9, "top_k": 5, "min_p": 0.01}, {"max_staleness": 1, "ratio_to": "sampler", "objective": "dppo"}, {"ratio_to": "sampler", "ppo_epochs": 2}])
 def test_what_goes_together_is_taken(settings):
     assert all(getattr(config(**settings), key) == x for key, x in settings.items())

