@@ -249,15 +249,15 @@ def test_an_async_reward_of_a_file_runs_in_real_worker_processes_and_logs_from_t
 # refusals
 
 @pytest.mark.parametrize(("names", "settings", "message"), [
-    (("exact",), {}, "reward_functions: 'exact' is not one of .*; did you mean exact_match"),
+    (("exact",), {}, "reward_functions: 'exact' is not one of .*exact_match"),
     (("contains",), {"reward_weights": (1.0, 2.0)}, "as many as the rewards: contains; or set reward_weights=..$"),
     (("judge",), {}, "judge_checkpoint is not set, but reward judge is asked for"),
-    ((), {"task_type": "fill_in"}, "judge_checkpoint is not set, .* or set reward_functions to others that python grpo"),
+    ((), {"task_type": "fill_in"}, "judge_checkpoint is not set, .* or set other reward_functions"),
     (("reward_model",), {}, "reward_model_checkpoint is not set, but reward reward_model is asked"),
     (("contains",), {"credit_window": 2}, "credit_window=2 .* set credit_window=None"),
     (("judge",), {"reward_normalisation": "group", "credit_window": 2, "judge": True}, "credit_window=2 .* with that re"),
-    (("contains",), {"success_reward": "countdown"}, "='countdown' must .* highest value, .*: contains; or .*=None$"),
-    (("judge",), {"train_pass_k": 2, "advantage": "leave_one_out", "judge": True}, "must .* none; or .*=1$"),
+    (("contains",), {"success_reward": "countdown"}, "='countdown' must .* highest value, .*: contains$"),
+    (("judge",), {"train_pass_k": 2, "advantage": "leave_one_out", "judge": True}, "must .*has none$"),
     (("judge",), {"success_reward": "judge", "judge": True}, "success_reward='judge' must be .*: this run has none"),
     (("contains",), {"reward_file": "none.py"}, "none.py does not exist"),
     (("contains",), {"reward_normalisation": "group", "train_pass_k": 2, "advantage": "leave_one_out"}, "train_pass_k=2"),
@@ -277,7 +277,7 @@ def test_a_reward_has_settings_of_its_own():
 
     for settings, value in ((None, 0.0), ({"most": 9}, 1.0)):
         assert values_of(made("short", reward_settings=settings), texts_of(["12345"])) == [value]
-    with pytest.raises(ValueError, match="reward_settings: 'least' is not .* of short .known: most.*least=1"):
+    with pytest.raises(ValueError, match="reward_settings: 'least' is not .* of short.*least=1"):
         made("short", reward_settings={"least": 1})
 
 
