@@ -10,7 +10,6 @@ import torch
 from core.tokenizer import by_character, character_ends
 from grpo.evaluation.prompts import masked_sum, means_of, reward_sums
 from grpo.evaluation.samples import SHOWN, best_and_worst
-from grpo.reward_functions.registry import Log
 from grpo.scoring import score, with_reference
 from grpo.step_metrics import unique_completions
 
@@ -85,12 +84,13 @@ class FillInEvaluation:
     @torch.no_grad()
     def __call__(self, policy, temperature):
         config = replace(self.config, temperature=temperature)
-        sums, logged = [], []
+        sums, logged = [], [{}]
         shown = []
         for step, batch in self.batches:
             rollouts = policy.sample(batch, step, config)
             values, log = self._other_rewards(rollouts)
-            logged.append(log.metrics)
+            if log is not None:
+                logged.append(log.metrics)
             total = torch.zeros(len(rollouts.mask))                                  # (N,) orders the samples
             if values and "judge" not in self.judges:
                 total = self.rewards.total(values)
@@ -107,10 +107,10 @@ class FillInEvaluation:
         return means_of(sums, logged), shown[:SHOWN]
 
     def _other_rewards(self, rollouts):
-        """The rewards {name: (N,)} of the run without that of the judge, and their Log."""
+        """The rewards {name: (N,)} of the run without that of the judge, and their Log, or None without any."""
         names = [name for name in getattr(self.rewards, "names", ()) if name != "judge"]
         if not names:
-            return {}, Log()
+            return {}, None
         return self.rewards.score(rollouts.texts, rollouts.group_size, names)
 
     def _token_sums(self, policy, step, batch, rollouts, config):
