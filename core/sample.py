@@ -43,16 +43,13 @@ OF_PASSES = ("unmask_steps", "block_length", "unmask_order")  # settings of mask
 class SampleConfig:
     """The settings of core/sample.py and their defaults."""
 
-    checkpoint: str = "out-grpo/model.safetensors"  # a model file of this project, a folder in Hugging Face format, or
-                               #   hf:owner/name
+    checkpoint: str = "out-grpo/model.safetensors"  # a model file, a Hugging Face folder, or hf:owner/name
     text: str = ""             # the text to complete, or to fill in, where each _ is one hidden token
-    template: str | None = None  # plain: the text is completed; model: it is answered, by the model's chat template;
-                               #   chat, math, code: those of core/prompts.py. None: model if it has one, else plain
+    template: str | None = None  # plain, chat, math, code, or model: its chat template. None: that, or else plain
     unmask_steps: int = 1      # passes in which a masked-fill model fills in, in each block
     block_length: int | None = None  # hidden tokens of a block; blocks are filled one after another. None: one block
     unmask_order: str = "random"     # order within a block: random, left_to_right, or confidence, the likeliest first
-    max_new_tokens: int | None = None  # most tokens of a completion. None: 128; a masked-fill model completes a text
-                               #   only if this is given, and else fills it in
+    max_new_tokens: int | None = None  # of a completion. None: 128, and a masked-fill model fills in instead
     num_samples: int = 5       # number of samples to print
     temperature: float = 0.8   # below 1 prefers likely tokens, above 1 flattens
     top_p: float = 0.95        # the nucleus; 1.0 for all tokens
@@ -75,10 +72,8 @@ def encode_with_masks(text, tokenizer):
         ids.pop()
     ids = torch.tensor([ids])
     mask = ids == tokenizer.mask_token_id
-    if mask.all():
-        raise ValueError(f"--text={text!r} has no usable characters besides {HIDDEN!r} to go by")
-    if not mask.any():
-        raise ValueError(f"--text={text!r} has nothing to fill in: write {HIDDEN!r} for every hidden token, or "
+    if mask.all() or not mask.any():
+        raise ValueError(f"--text={text!r} must have characters to go by and {HIDDEN!r} for every hidden token; or "
                          "name with --max_new_tokens how many tokens may complete it")
     return ids, mask
 
@@ -91,8 +86,7 @@ def complete(model, tokenizer, config, device):
     _, ids = prompt_format.encode(config.text, tokenizer)
     room = min(config.max_new_tokens or NEW_TOKENS, model.longest_input - len(ids))
     if not ids or room < 1:
-        raise ValueError(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens of the model's "
-                         f"vocabulary, not {len(ids)}")
+        raise ValueError(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens, not {len(ids)}")
     stop = Stop(tokenizer)
     if model.mode == LANGUAGE_MODEL:
         noise = draw_uniforms(config.seed, 0, [0], (config.num_samples, room))
@@ -121,12 +115,9 @@ def in_any_order(model, tokenizer, ids, room, config, device):
 
 
 def draw(model, text, position, hidden, config, **more):
-    """Samples (num_samples, M) of the hidden tokens of a text (1, T). position, hidden: (1, M); more: arguments of
-    fill_in_passes"""
+    """Samples (num_samples, M) of the hidden tokens of a text (1, T). position, hidden: (1, M)"""
     by_confidence = config.unmask_order == "confidence"
-    draws = 1
-    if by_confidence:
-        draws = count_passes(position.shape[1], config.block_length, config.unmask_steps)
+    draws = count_passes(position.shape[1], config.block_length, config.unmask_steps) if by_confidence else 1
     noise = draw_uniforms(config.seed, 0, [0], (1 + draws, config.num_samples, text.shape[1]))
     of_passes = noise[:, [0, *range(2, 1 + draws)]].transpose(0, 1)                  # (draws, 1, num_samples, T)
     target, *_ = fill_in_passes(
@@ -158,15 +149,14 @@ def main(argv):
     model, _ = load_model(config.checkpoint, device)
     tokenizer = load_tokenizer(config.checkpoint)
     if model.mode == SEQUENCE_SCORER:
-        raise ValueError(f"checkpoint={config.checkpoint} has mode {model.mode}: it scores texts and samples none; "
-                         "name a generator")
+        raise ValueError(f"checkpoint={config.checkpoint} scores texts and samples none; name a generator")
     for key in OF_PASSES:
         if model.mode == LANGUAGE_MODEL and getattr(config, key) != getattr(SampleConfig, key):
-            raise ValueError(f"{key}={getattr(config, key)} is for a masked-fill model, but checkpoint="
-                             f"{config.checkpoint} completes a text from left to right; leave it out")
-    is_prompt = model.mode == LANGUAGE_MODEL or config.max_new_tokens is not None
-    sample = complete if is_prompt else fill
-    sample(model, tokenizer, config, device)
+            raise ValueError(f"{key}={getattr(config, key)} is for a masked-fill model; leave it out")
+    if model.mode == LANGUAGE_MODEL or config.max_new_tokens is not None:
+        complete(model, tokenizer, config, device)
+    else:
+        fill(model, tokenizer, config, device)
 
 
 if __name__ == "__main__":

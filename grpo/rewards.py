@@ -9,7 +9,6 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-import difflib
 import inspect
 import math
 from contextlib import contextmanager
@@ -178,20 +177,18 @@ def check_settings(config, names, models):
     """Raises ValueError if a reward is not known, or settings do not fit each other. models: {parameter: model}"""
     for name in names:
         if name not in REWARDS:
-            near = difflib.get_close_matches(name, REWARDS, n=1)
-            remedy = f"did you mean {near[0]}?" if near else "define your own in reward_file"
-            raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; {remedy}")
+            raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; "
+                             "or define your own in reward_file")
         for parameter, key in MODELS.items():
             if parameter in parameters(name) and models[parameter] is None:
                 raise ValueError(f"{key} is not set, but reward {name} is asked for; name a model with --{key}=PATH, "
-                                 "or set reward_functions to others that python grpo/rewards.py lists")
+                                 "or set other reward_functions")
     own = {key for name in names for key, p in parameters(name).items()
            if p.kind is p.KEYWORD_ONLY and not hasattr(config, key)}
     for key in config.reward_settings or {}:
         if key not in own:
-            known = ", ".join(sorted(own)) or "none"
-            raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)} "
-                             f"(known: {known}), as in def {names[0]}(completions, *, {key}=1)")
+            raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)}, "
+                             f"as in def {names[0]}(completions, *, {key}=1)")
     if config.reward_weights and len(config.reward_weights) != len(names):
         raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}; "
                          "or set reward_weights=()")
@@ -227,9 +224,8 @@ def success(config, names):
     if name in usable:
         return name
     if config.success_reward is not None or config.train_pass_k > 1:
-        remedy = "train_pass_k=1" if config.success_reward is None else "success_reward=None"
         raise ValueError(f"success_reward={config.success_reward!r} must be a reward of texts with a highest value, "
-                         f"which says what is correct: {', '.join(usable) or 'this run has none'}; or set {remedy}")
+                         f"of which train_pass_k above 1 needs one: {', '.join(usable) or 'this run has none'}")
     return None
 
 

@@ -12,7 +12,6 @@ from core.prompts import PromptConsumer, PromptFormat
 from core.supervised.judge_training import FilledText, judge_report
 from core.supervised.loss import supervised_sums
 
-LARGE_RATE, LARGE_MODEL = 1e-3, 50e6  # learning rates above are refused for pretrained models with more parameters
 
 
 def build_data(config, dist):
@@ -26,8 +25,7 @@ def build_data(config, dist):
         return DatasetConsumer(config.dataset, mode, config.block_size, config.batch_size, config.seed, dist.rank,
                                dist.world, config.masks, config.mask_low, config.mask_high, tokenizer)
     if mode == SEQUENCE_SCORER:
-        raise ValueError(f"dataset={config.dataset} has prompts to complete: set mode='language_model' or "
-                         "'masked_fill', or init_from to a generator of Hugging Face")
+        raise ValueError(f"dataset={config.dataset} has prompts to complete, of which a judge learns nothing")
     prompt_format = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
                                  config.chat_template_kwargs, config.prompt_format)
     data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
@@ -39,7 +37,6 @@ def build_data(config, dist):
 
 
 def starts_from_huggingface(config):
-    """Tells whether the run fine-tunes a Hugging Face model."""
     return config.init_from is not None and is_huggingface(config.init_from, "init_from")
 
 
@@ -49,16 +46,9 @@ def mode_of(config):
 
 
 def build_model(config, data, dist):
-    """The Hugging Face model that init_from names, or a new model of the config's shape."""
-    if starts_from_huggingface(config):
-        return build_pretrained_model(config, data, dist)
-    if config.has_adapter:
-        raise ValueError(f"{config.asked_for} is for Hugging Face models: set init_from to a folder or hf:owner/name")
-    return build_new_model(config, data.tokenizer).to(dist.device)
-
-
-def build_pretrained_model(config, data, dist):
-    """The Hugging Face model that init_from names, with the adapter that the config asks for."""
+    """The Hugging Face model that init_from names, with the adapter that the config asks for; or a new model."""
+    if not starts_from_huggingface(config):
+        return build_new_model(config, data.tokenizer).to(dist.device)
     for key in ("dropout", "judge_head"):
         if getattr(config, key) != getattr(type(config), key):
             raise ValueError(f"{key}={getattr(config, key)!r} is for new models; leave it out with init_from="
@@ -68,18 +58,20 @@ def build_pretrained_model(config, data, dist):
     model, _ = load_model(config.init_from, dist.device, None, data.tokenizer, "init_from", config, dist.dtype)
     if model.mode == MASKED_FILL and isinstance(data, PromptConsumer):
         model.answer_prompts()
+    if config.learning_rate > 1e-3 and model.num_parameters() > 50e6:
+        raise ValueError(f"learning_rate={config.learning_rate} would ruin the weights of init_from="
+                         f"{config.init_from}; set optimizer='adamw', learning_rate=1e-5")
     if config.block_size > model.longest_input:
         raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of init_from="
                          f"{config.init_from}")
-    if config.learning_rate > LARGE_RATE and model.num_parameters() > LARGE_MODEL:
-        raise ValueError(f"learning_rate={config.learning_rate} is for small new models and would ruin the weights "
-                         f"of init_from={config.init_from}; set optimizer='adamw', learning_rate=1e-5")
     return model
 
 
 def build_new_model(config, tokenizer):
     """A model of the config's shape. If init_from is set, it has the weights of that model, except those of the output
     layer if the two have different modes or heads."""
+    if config.has_adapter:
+        raise ValueError(f"{config.asked_for} is for Hugging Face models: set init_from to a folder or hf:owner/name")
     torch.manual_seed(config.seed)
     model = GPT(config.shape(tokenizer.vocab_size, tokenizer.base_vocab_size))
     if not config.init_from:

@@ -112,14 +112,11 @@ def judge_report(judge, data, filler, device, batches=8, temperature=0.8):
             found["false_tokens"].append(realness[mask & ~is_true])
     found = {name: torch.cat(parts).cpu().double().numpy() for name, parts in found.items()}
     shares, scores = found["share"], found["filled"]
-    report = {"pearson": correlation(shares, 1 - scores),
-              "spearman": correlation(average_ranks(shares), average_ranks(1 - scores)),
+    ranks = average_ranks(shares), average_ranks(1 - scores)
+    report = {"pearson": float(np.corrcoef(shares, 1 - scores)[0, 1]),
+              "spearman": float(np.corrcoef(*ranks)[0, 1]),
               "auc": auc(found["clean"], found["filled_30"]),
               "mean_score": float(scores.mean())}
     if judge.judge_head != "cls":
         report["token_auc"] = auc(found["true_tokens"], found["false_tokens"])
     return report
-
-
-def correlation(x, y):
-    return float(np.corrcoef(x, y)[0, 1])

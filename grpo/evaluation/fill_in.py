@@ -89,9 +89,9 @@ class FillInEvaluation:
         for step, batch in self.batches:
             rollouts = policy.sample(batch, step, config)
             values, log = self._other_rewards(rollouts)
-            total = torch.zeros(len(rollouts.mask))                                  # (N,) orders the samples
             if log is not None:
                 logged.append(log.metrics)
+            total = torch.zeros(len(rollouts.mask))                                  # (N,) orders the samples
             if values and "judge" not in self.judges:
                 total = self.rewards.total(values)
             for name, judge in self.judges.items():
@@ -107,10 +107,8 @@ class FillInEvaluation:
         return means_of(sums, logged), shown[:SHOWN]
 
     def _other_rewards(self, rollouts):
-        """The rewards {name: (N,)} of the run without that of the judge, and their Log; {}, None without any."""
-        names = []
-        if self.rewards is not None:
-            names = [name for name in self.rewards.names if name != "judge"]
+        """The rewards {name: (N,)} of the run without that of the judge, and their Log, or None without any."""
+        names = [name for name in getattr(self.rewards, "names", ()) if name != "judge"]
         if not names:
             return {}, None
         return self.rewards.score(rollouts.texts, rollouts.group_size, names)
@@ -153,11 +151,8 @@ class FillInEvaluation:
         tokenizer, records = self.data.tokenizer, []
         samples = best_and_worst(policy, rollouts, total, self.rewards, values, log, "truth")
         for i, (record, numbers) in enumerate(samples):
-            texts = {
-                "problem": batch["input"][i],
-                "truth": batch["target"][i]}
-            for name, n in numbers.items():
-                texts[name] = rollouts.texts.tokens[n]
+            texts = {"problem": batch["input"][i], "truth": batch["target"][i]}
+            texts |= {name: rollouts.texts.tokens[n] for name, n in numbers.items()}
             masked = batch["mask"][i].tolist()
             masks = {name: by_character(tokenizer, ids.tolist(), masked) for name, ids in texts.items()}
             records.append(record | {"mask": masks})

@@ -47,7 +47,7 @@ def best_and_worst(policy, rollouts, total, rewards, values, log, answer="answer
             if right is not None and not right[n].isnan():
                 record[f"{name}_right"] = bool(right[n])
             if log is not None and log.columns:
-                record[f"{name}_extra"] = log.extra(n)
+                record[f"{name}_extra"] = {column: x[n] for column, x in log.columns.items()}
             if REWARD in texts.columns:
                 turns = turns_of(rollouts, n)
                 record[f"{name}_turns"] = [(writer, policy.tokenizer.decode(ids)) for writer, ids in turns]
@@ -75,20 +75,16 @@ def format_samples(records, color, completions):
     """
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
-        titles = {name: name for name in TEXTS}
-        if record["best_score"] == record["worst_score"]:  # one completion stands for all
-            titles = {"problem": "problem", "best": "equal"}
-        for name, title in titles.items():
-            text, score = record[name], ""
-            if name != "problem":
-                score = format_number(record[f"{name}_score"])
-            mask = [0] * len(text)
-            if color and name != "problem" and "mask" in record:
+        lines.append(f"  {'problem':<15} | " + shortened(record["problem"], [0] * len(record["problem"])))
+        for name in ("best", "worst"):
+            title = f"  {name:<8}{format_number(record[f'{name}_score']):>7} | "
+            mask = [0] * len(record[name])
+            if color and "mask" in record:
                 mask = record["mask"][name]
             if f"{name}_turns" in record:
-                lines += turn_by_turn(f"  {title:<8}{score:>7} | ", record[f"{name}_turns"])
+                lines += turn_by_turn(title, record[f"{name}_turns"])
             else:
-                lines.append(f"  {title:<8}{score:>7} | {shortened(text, mask)}")
+                lines.append(title + shortened(record[name], mask))
     return "\n".join(lines)
 
 

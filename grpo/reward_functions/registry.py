@@ -65,10 +65,6 @@ class Log:
         """Adds values to a column of the samples: in the end, one for each completion of the call."""
         self.columns.setdefault(one_line(column), []).extend(values)
 
-    def extra(self, i):
-        """{column: value} of completion i."""
-        return {column: values[i] for column, values in self.columns.items()}
-
 
 REWARDS: dict[str, Reward] = {}
 TEXTS = ("prompts", "completions", "completion_ids")
@@ -111,8 +107,7 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
 
 
 def load_reward_file(path):
-    """Runs a Python file, whose @reward functions are then in REWARDS; it may import files of its own folder. Returns
-    {name: function or class}; None does nothing."""
+    """Runs a Python file, whose @reward functions are then in REWARDS: {name: function or class}; None does nothing."""
     if path is None:
         return {}
     folder = os.path.dirname(os.path.abspath(path))
@@ -223,7 +218,7 @@ def naming_reward(name):
 
 
 async def awaited(name, coroutine):
-    """The return value of a reward's coroutine. No exit may leave it, since that would end the event loop."""
+    """The return value of a reward's coroutine; an exit within becomes a ValueError, or it would end the loop."""
     with naming_reward(name):
         return await coroutine
 

@@ -58,8 +58,7 @@ def regex(prompts, completions, pattern, **columns):
     for expression, text in zip(pattern, completions, strict=True):
         seconds = min(SEARCH_SECONDS, until - time.process_time())
         try:
-            found = timed_re.search(expression, text, timeout=max(seconds, 1e-6))
-            scores.append(float(found is not None))
+            scores.append(float(timed_re.search(expression, text, timeout=max(seconds, 1e-6)) is not None))
         except (TimeoutError, MemoryError):
             scores.append(None)
     return scores
@@ -103,14 +102,9 @@ def diversity_bonus(prompts, completions, *, group_size, **columns):
     return scores
 
 
-def fenced_blocks(text):
-    """The contents of the ``` blocks, in order."""
-    return FENCE.findall(text)
-
-
 def document(text):
     """The only fenced block of a text, or the text itself."""
-    blocks = fenced_blocks(text)
+    blocks = FENCE.findall(text)
     return blocks[0].strip() if len(blocks) == 1 else text.strip()
 
 

@@ -4,7 +4,7 @@ import re
 
 from grpo.reward_functions.asserts import cut
 from grpo.reward_functions.registry import reward
-from grpo.reward_functions.text import fenced_blocks
+from grpo.reward_functions.text import FENCE
 from grpo.reward_functions.verify_math import syntax_tree
 from grpo.sandbox.run import run_tests
 
@@ -33,26 +33,20 @@ def read_tests(tests):
     """The tests of a record as one text, or as a list of inputs and outputs. Raises ValueError if they are blank or of
     a wrong type."""
     match tests:
-        case str():
-            found = expected = tests
-        case [*texts] if all(isinstance(text, str) for text in texts):
-            found = expected = "\n".join(texts)
-        case [*cases] if all(map(is_case, cases)):
-            found, expected = cases, "".join(case["output"] for case in cases)
-        case _:
-            expected = ""
-    if not expected.strip():
-        raise ValueError(f"reward code_execution: tests={tests!r:.200} of a record must be a text, a list of texts, or "
-                         "a list of {'input': text, 'output': text}, and not blank")
-    return found
+        case str() if tests.strip():
+            return tests
+        case [*texts] if all(isinstance(text, str) for text in texts) and "".join(texts).strip():
+            return "\n".join(texts)
+        case [*cases] if all(map(is_case, cases)) and any(case["output"].strip() for case in cases):
+            return cases
+    raise ValueError(f"reward code_execution: tests={tests!r:.200} of a record must be a text, a list of texts, or "
+                     "a list of {'input': text, 'output': text}, and not blank")
 
 
 def is_case(test):
     """True if a test is an input and an output."""
-    match test:
-        case {"input": str(), "output": str(), **others}:
-            return not others
-    return False
+    texts = isinstance(test, dict) and test.keys() == {"input", "output"}
+    return texts and all(isinstance(text, str) for text in test.values())
 
 
 @reward(0, 1, slow=True, check=check_tests)
@@ -85,7 +79,7 @@ def code_execution(prompts, completions, tests, preamble=None, *, sandbox_second
 
 def extract_code(text):
     """The last fenced block, as the final answer usually is, or the whole text if there is none."""
-    blocks = fenced_blocks(text)
+    blocks = FENCE.findall(text)
     return blocks[-1] if blocks else text
 
 

@@ -81,8 +81,10 @@ def math_working(prompts, completions, **columns):
     for text in completions:
         working_out, end, _ = text.partition(END)
         parts = re.split("[,;\n]", working_out.partition(">")[2])
-        true = [is_true(part) for part in parts if "=" in part]
-        scores.append(sum(true) / len(true) if true and end else 0.0)
+        sides = [part.split("=", 1) for part in parts if "=" in part]
+        values = [(arithmetic(left)[1], number(right)) for left, right in sides]
+        true = sum(value is not None and value == expected for value, expected in values)
+        scores.append(true / len(values) if values and end else 0.0)
     return scores
 
 
@@ -154,13 +156,6 @@ def number(text):
     if len(text) > MAX_DIGITS or not NUMBER.fullmatch(text) or not math.isfinite(float(text)):
         return None
     return Fraction(text)
-
-
-def is_true(equation):
-    """True if the left side of an equation, evaluated within bounds, is the number on its right."""
-    left, _, right = equation.partition("=")
-    value = arithmetic(left)[1]
-    return value is not None and value == number(right)
 
 
 def arithmetic(text):

@@ -33,12 +33,11 @@ def test_the_script_fills_your_text(paths):
 
 
 @pytest.mark.parametrize("name, text, more, words", [
-    ("generator", "no gaps", (), "nothing to fill in"), ("generator", "____", (), "no usable characters"),
-    ("generator", "a" * 40 + "_", (), "does not fit"),
-    ("judge", "a_b", (), "has mode sequence_scorer: it scores texts and samples none; name a generator"),
+    ("generator", "no gaps", (), "characters to go by"), ("generator", "____", (), "characters to go by"),
+    ("generator", "a" * 40 + "_", (), "does not fit"), ("judge", "a_b", (), "scores texts and samples none"),
     ("causal", "a" * 64, (), "must have 1 to 63 tokens"),
     ("causal", "7+8=", ("--top_p=1.5",), "top_p=1.5 must be at most 1"),
-    ("causal", "7+8=", ("--unmask_steps=2",), "unmask_steps=2 is for a masked-fill model")])
+    ("causal", "7+8=", ("--unmask_order=confidence",), "unmask_order=confidence is for a masked-fill model")])
 def test_a_text_or_a_model_that_does_not_fit_is_refused(paths, capsys, name, text, more, words):
     with pytest.raises(ValueError, match=words) as error:
         printed(capsys, paths[name], text, *more)

@@ -92,7 +92,6 @@ def test_evaluation_is_the_mean_over_the_masked_tokens_of_validation(dataset):
 
 
 @pytest.mark.parametrize("settings, words", [
-    ({"init_from": "g", "n_layer": 2}, "init_from=.* has n_layer=1, the config 2; make them equal"),
     ({"init_from": "g", "tied": True}, "init_from=.* has tied=False, the config True; make them equal"),
     ({"init_from": "causal"}, "init_from=.* has another vocabulary"),
     ({"init_from": "g", "lora_rank": 4}, "lora_rank=4 is for Hugging Face models: set init_from to a folder"),
@@ -111,9 +110,8 @@ SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5, 13) for 
 
 
 @pytest.mark.parametrize("records, settings, words", [
-    (SUMS, {"mode": SEQUENCE_SCORER}, "has prompts to complete: set mode='language_model' or 'masked_fill'"),
+    (SUMS, {"mode": SEQUENCE_SCORER}, "has prompts to complete"),
     (SUMS, {}, "has prompts but no tokenizer"),
-    (SUMS, {"mode": LANGUAGE_MODEL}, "has prompts but no tokenizer"),
     (SUMS, {"init_from": "bert"}, "has prompts, but the tokenizer has no token that ends a completion"),
     ([*SUMS[:3], {"prompt": "1+1="}, *SUMS[3:]], {"init_from": "llama"},
      "sums.jsonl, line 4: no completion, which supervised training needs")])

