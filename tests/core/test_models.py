@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 from core.huggingface.settings import LoraConfig
 from core.model import GPT
 from core.models import is_huggingface, load_model, load_tokenizer, save_model
-from tests.families import folder_maker, random_ids, tokenizer_of
+from tests.families import folder_maker, random_ids
 from tests.tiny import CAUSAL, ROOT, causal_model, same
 
 
@@ -58,18 +58,6 @@ def test_a_saved_model_is_a_folder_that_transformers_opens_with_equal_logits(fam
     assert back("7+8= the fox").input_ids == tokenizer.backend("7+8= the fox").input_ids
     assert load_tokenizer(path).stop_token_ids == tokenizer.stop_token_ids
     assert sorted(os.listdir(tmp_path)) == ["model"] and not any(name.endswith(".bin") for name in os.listdir(path))
-
-
-def test_a_mixture_of_experts_is_a_model_like_others(tmp_path):
-    shape = {"vocab_size": 290, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-    net = transformers.MixtralForCausalLM(transformers.MixtralConfig(**shape)).eval()
-    net.save_pretrained(tmp_path)
-    tokenizer_of("start").save_pretrained(tmp_path)
-    tokens = torch.arange(12).view(2, 6)
-    with torch.no_grad():
-        ours, theirs = load_model(str(tmp_path))[0](tokens), net(tokens).logits
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_a_path_says_whose_model_it_is(ours, folder, tmp_path):
