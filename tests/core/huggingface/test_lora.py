@@ -197,8 +197,7 @@ def test_an_adapter_that_does_not_fit_its_model_is_one_line(folders, tmp_path):
     for name, shape in (("deeper", {"n_layer": 3}), ("narrower", {"n_embd": 16})):
         other = model_folder(tmp_path / f"base {name}", "llama", **shape)
         others[adapter_folder(tmp_path / name, other)] = "not an adapter of this model"
-    for option, value in (("bias", "all"), ("use_dora", True), ("modules_to_save", ["lm_head"]),
-                          ("trainable_token_indices", [1])):
+    for option, value in (("bias", "all"), ("use_dora", True)):
         other = adapter_folder(tmp_path / option, path, **{option: value})
         others[other] = f"is an adapter with {option}={value!r}, which is not supported; train one without it"
     for other, words in others.items():
