@@ -16,7 +16,6 @@ import torch
 from core.config import describe, load_config
 from core.distributed import Distributed
 from core.files.datasets import dataset_folder
-from core.huggingface.files import describe_experts
 from core.logger import create_logger
 from core.prompts import PromptConsumer
 from core.run.folder import check_run_folder, run_folder
@@ -78,7 +77,6 @@ def plan(config, model, data, dist):
     yield (f"{model.mode}: {model.num_parameters() / 1e6:.2f} M parameters on {dist.device}, {dist.dtype}; "
            f"{data.size()}; {config.batch_size} windows x {config.gradient_accumulation_steps} accumulation x {ranks} "
            f"ranks = {batch * ranks} per step")
-    yield from describe_experts(model)
     if isinstance(data, PromptConsumer):
         yield from data.describe_prompts()
 

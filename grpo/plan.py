@@ -1,7 +1,7 @@
 """The plan of a run, in lines for the user: settings, batch, models, data, rewards."""
 
 from core.config import describe
-from core.huggingface.files import describe_experts, is_adapter
+from core.huggingface.files import is_adapter
 from core.prompts import PromptConsumer
 from grpo.build import build_models, make_rewards
 from grpo.objectives import OBJECTIVES
@@ -68,7 +68,6 @@ def describe_models(config, models):
             yield f"{title:<10} {size_of(model)}, frozen"
     if any(judge.packed for judge in (models.judge, models.gold_judge) if judge is not None):
         yield "judges multiply in bfloat16, with packed weights; with dtype='float32' they do not"
-    yield from describe_experts(generator)
     if is_adapter(config.generator_checkpoint):
         yield (f"generator_checkpoint={config.generator_checkpoint} is an adapter: it is merged, and all weights are "
                "trained; to train the adapter, name its base model and lora_init_from")

@@ -93,12 +93,10 @@ def as_known(values, named):
 
 def check_values(config, named):
     """Raises ValueError for a value of another kind than this file says. named: the setting and the path"""
-    block = getattr(config, "attention_block", None)
+    block, shifted = getattr(config, "attention_block", None), getattr(config, "shifted_logits", False)
     if block is not None and (type(block) is not int or block < 1):
-        raise ValueError(f"{named}: attention_block={block!r} in its config.json must be the number of tokens of a "
-                         "block")
+        raise ValueError(f"{named}: attention_block={block!r} in its config.json must be a number of tokens")
     if block is not None and getattr(config, "_attn_implementation", None) not in (None, "sdpa"):
         raise ValueError(f"{named}: blocks of tokens need attn_implementation='sdpa' in its config.json, or none")
-    shifted = getattr(config, "shifted_logits", False)
     if type(shifted) is not bool:
         raise ValueError(f"{named}: shifted_logits={shifted!r} in its config.json must be true or false")

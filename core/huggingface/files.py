@@ -58,14 +58,6 @@ def read_config(path, key):
     return config
 
 
-def describe_experts(model):
-    """Yields a line if a model's config has a load-balancing loss of its experts, which no training here adds: it is no
-    sum over tokens, so it would depend on micro-batches and ranks."""
-    coefficient = getattr(model.config, "router_aux_loss_coef", None)
-    if coefficient:
-        yield f"experts: the load-balancing loss of config.json (router_aux_loss_coef={coefficient:g}) is not added"
-
-
 def check_weights(path, key, config):
     """Raises ValueError unless the weights of a folder or hub name are safetensors files in it, which run no code."""
     named = [getattr(config, "transformers_weights", None) or "model.safetensors"]

@@ -47,9 +47,7 @@ def new_adapter(net, adapter):
     layers = "".join(f".{name}\n" for name, _ in net.named_modules())
     for name in names:  # peft would leave out one that is mistyped beside another
         if f".{name}\n" not in layers:
-            known = sorted({name.split(".")[-2] for name, p in net.named_parameters() if p.dim() == 2})
-            raise ValueError(f"{named} does not fit the model, which has no layer {name}; use 'all-linear' or names of "
-                             f"its linear layers: {', '.join(known)}")
+            raise ValueError(f"{named}: the model has no layer {name}; use 'all-linear' or names of its linear layers")
     left_out = ["out_proj"] if adapter.targets == ALL_LINEAR and net.config.model_type == MAMBA else None
     settings = peft.LoraConfig(r=adapter.lora_rank, lora_alpha=adapter.alpha, target_modules=adapter.targets,
                                exclude_modules=left_out, lora_dropout=0.0)

@@ -7,6 +7,7 @@ from torch import nn
 
 from core.model import GPT
 
+CONV1D = "Conv1D"  # the linear layer of transformers' GPT-2, whose weights are transposed
 PACK_FROM = 2**17  # numbers in a weight from which packing it is faster
 
 
@@ -28,7 +29,8 @@ def prepacked(module):
 
 def can_pack(layer, dtype):
     """Tells whether packing the weights of a layer for products in this precision is possible and pays."""
-    if type(layer) is not nn.Linear or "forward" in vars(layer) or not torch.backends.mkldnn.is_available():
+    is_linear = type(layer) is nn.Linear or type(layer).__name__ == CONV1D
+    if not is_linear or "forward" in vars(layer) or not torch.backends.mkldnn.is_available():
         return False
     if dtype not in (torch.float32, torch.bfloat16):
         return False
@@ -40,7 +42,9 @@ def can_pack(layer, dtype):
 
 def packed(layer, dtype):
     """The forward of a linear layer with a packed copy of its weights in this precision."""
-    weight = layer.weight.detach().to(dtype)                                         # (out, in)
+    weight = layer.weight.detach().to(dtype)                                         # (out, in), of Conv1D (in, out)
+    if type(layer).__name__ == CONV1D:
+        weight = weight.T.contiguous()
     weight = torch.ops.mkldnn._reorder_linear_weight(weight)
     bias = None if layer.bias is None else layer.bias.detach().to(dtype)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x.to(dtype), weight, bias, "none", [], "")

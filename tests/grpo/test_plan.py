@@ -39,13 +39,6 @@ def planned(c):
     return list(plan(c, {}, models, scoring, data, one_process())), models, data
 
 
-def test_a_mixture_of_experts_says_that_its_load_is_not_balanced(folder, sums):
-    said = [line for family in ("qwen3_next", "qwen3_5")
-            for line in planned(prompt_config(dataset=sums, generator_checkpoint=folder(family)))[0]
-            if "load-balancing" in line]
-    assert said == ["experts: the load-balancing loss of config.json (router_aux_loss_coef=0.001) is not added"]
-
-
 @pytest.mark.parametrize("system, verb", [("Add.", "is"), ("Add. " * SHORT, "ends in")])
 def test_the_plan_shows_the_rendered_prompt_or_its_end_and_every_end_of_a_completion(folder, sums, system, verb):
     """The text is what transformers' own chat template gives; qwen3's second end is in its generation_config alone."""

@@ -15,16 +15,7 @@ from core.huggingface.settings import LoraConfig
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.models import load_model, load_tokenizer, save_model
-from tests.families import (
-    CAUSAL_FAMILIES,
-    FILL_FAMILIES,
-    adapter_folder,
-    architecture,
-    folder_maker,
-    refused,
-    spoiled,
-    tokenizer_of,
-)
+from tests.families import adapter_folder, folder_maker, refused, spoiled
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +25,6 @@ def folder(tmp_path_factory):
 
 
 # --- what a model is for
-
-
-def expected_mode(family):
-    if family == "electra_judge":
-        return SEQUENCE_SCORER
-    return LANGUAGE_MODEL if family in CAUSAL_FAMILIES else MASKED_FILL
-
-
-@pytest.mark.parametrize("family", [*CAUSAL_FAMILIES, *FILL_FAMILIES, "electra_judge"])
-def test_a_config_has_the_mode_of_the_class_that_it_names_or_of_its_family(family):
-    kind, config = architecture(family, tokenizer_of("start" if family in CAUSAL_FAMILIES else "words"))
-    for names in ([kind.__name__],) if family == "electra_judge" else (None, [kind.__name__]):
-        config.architectures = names
-        assert mode_of(config, "path", "key") == expected_mode(family)
 
 
 @pytest.mark.parametrize("kind, written_by, mode", [

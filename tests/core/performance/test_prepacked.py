@@ -45,6 +45,23 @@ def test_layers_with_a_bias_and_of_other_kinds_compute_what_they_did(monkeypatch
     assert torch.equal(net[0](x), plain)
 
 
+@pytest.mark.slow  # it imports transformers
+@needs_onednn
+@torch.no_grad()
+def test_a_gpt2_of_transformers_computes_the_same_with_packed_layers(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(module, "PACK_FROM", 0)
+    torch.manual_seed(0)
+    net = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=32)).eval()
+    tokens = torch.randint(0, 50, (3, 9))
+    plain = net(tokens).logits
+    with prepacked(net.transformer.h):
+        packed = [m for m in net.modules() if "forward" in vars(m)]
+        assert [type(m).__name__ for m in packed] == ["Conv1D"] * 8, "four in each layer, and no output layer"
+        torch.testing.assert_close(net(tokens).logits, plain, rtol=1e-5, atol=1e-5)
+
+
 SHIPPED = f"{ROOT}/data/char_diffusion/pretrained/judge.safetensors"
 needs_bfloat16 = pytest.mark.skipif(not has_fast_bfloat16(judge()), reason="this CPU has no instructions for bfloat16")
 
