@@ -18,10 +18,7 @@ class BadSteps:
         self.in_a_row = 0
 
     def add(self, step, metrics):
-        """Counts a step that was skipped, alike on all ranks. Raises ValueError if it is one too many.
-
-        After a step that was not skipped, the caller sets in_a_row to 0.
-        """
+        """Counts a step that was skipped, alike on all ranks; after another one the caller sets in_a_row to 0."""
         self.in_a_row += 1
         names = ", ".join(not_finite(metrics))
         self.logger.say(f"step {step} is skipped, because these are not finite: {names}")

@@ -29,11 +29,8 @@ def write_card(config, folder, step):
 
 
 def card(config, folder, step):
-    """The text of the card; arguments as of write_card."""
     start = getattr(config, "generator_checkpoint", None) or getattr(config, "init_from", None) or "new weights"
-    objective = ""
-    if hasattr(config, "objective"):
-        objective = f" with the objective `{config.objective}` for {', '.join(config.reward_functions) or 'a teacher'}"
+    objective = f" with the objective `{config.objective}`" if hasattr(config, "objective") else ""
     kind, what = ("peft", "A LoRA adapter") if is_adapter(folder) else ("transformers", "A model")
     base = f"base_model: {without_folders(start)}\n" if on_hub(start) else ""
     return CARD.format(library=kind, base=base, what=what, start=without_folders(start), step=step,

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 
 import torch
 
-from core.files.records import has_prompts
-from core.models import is_huggingface
 from core.settings.user_code import one_line
 
 KEYS = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_batch_tokens", "grad_checkpoint", "dtype",
@@ -22,15 +20,5 @@ def naming_what_lowers_memory(config):
     except (MemoryError, RuntimeError) as error:
         if not (isinstance(error, (MemoryError, torch.OutOfMemoryError)) or re.search(WORDS, str(error))):
             raise
-        settings = ", ".join(f"{key}={getattr(config, key)}" for key in keys_of(config))
+        settings = ", ".join(f"{key}={getattr(config, key)}" for key in KEYS if hasattr(config, key))
         raise ValueError(f"out of memory ({one_line(error, 100)}); change what lowers it: {settings}") from error
-
-
-def keys_of(config):
-    """The keys of KEYS that this run's memory depends on."""
-    prompts = hasattr(config, "max_new_tokens") and has_prompts(config.dataset)
-    unused = {"block_size"} if prompts else {"max_new_tokens"}
-    path = getattr(config, "generator_checkpoint", None) or getattr(config, "init_from", None)
-    if path is None or not is_huggingface(path):
-        unused |= {"lora_rank", "load_in_4bit"}
-    return [key for key in KEYS if hasattr(config, key) and key not in unused]

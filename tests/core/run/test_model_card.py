@@ -24,7 +24,7 @@ def card_of(folder, config, file="config.json", step=7):
 
 @pytest.mark.parametrize("config, file, facts", [
     (RUN, "config.json", ("library_name: transformers\nbase_model: owner/base-1B\n", "A model of owner/base-1B",
-                          "7 steps on `sums.jsonl` with the objective `dr_grpo` for exact_match.")),
+                          "7 steps on `sums.jsonl` with the objective `dr_grpo`.")),
     (LOCAL, "adapter_config.json", ("library_name: peft\ntags", "A LoRA adapter of base,")),
     (PretrainConfig(init_from="hf:owner/base"), "config.json", ("7 steps on `char_diffusion`.",))])
 def test_a_card_has_the_facts_of_the_run_and_no_place_on_the_machine(tmp_path, config, file, facts):
