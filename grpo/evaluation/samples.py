@@ -76,8 +76,11 @@ def format_samples(records, color, completions):
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
         lines.append(f"  {'problem':<15} | " + shortened(record["problem"], [0] * len(record["problem"])))
-        for name in ("best", "worst"):
-            title = f"  {name:<8}{format_number(record[f'{name}_score']):>7} | "
+        shown = {"best": "best", "worst": "worst"}
+        if record["best_score"] == record["worst_score"]:  # one completion stands for all
+            shown = {"best": "equal"}
+        for name, word in shown.items():
+            title = f"  {word:<8}{format_number(record[f'{name}_score']):>7} | "
             mask = [0] * len(record[name])
             if color and "mask" in record:
                 mask = record["mask"][name]

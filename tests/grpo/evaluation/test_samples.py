@@ -55,7 +55,9 @@ def test_a_sample_is_three_aligned_lines_with_scores_and_on_a_terminal_coloured_
     assert best.endswith("a\033[1;32mb\033[0mc") and worst.endswith("a\033[1;32mx\033[0mc")
 
 
-def test_of_a_long_text_the_ends_are_shown():
+def test_equal_rewards_are_shown_once_and_of_a_long_text_the_ends():
+    equal = COMPLETED | {"best_score": -1.0}
+    assert [line.split()[0] for line in format_samples([equal], False, 4).split("\n")[1:]] == ["problem", "equal"]
     long = "".join(chr(ord("a") + i % 26) for i in range(999)) + "!"
     record = {"problem": long, "best": long, "worst": long, "best_score": 1.0, "worst_score": 0.0,
               "mask": dict.fromkeys(("best", "worst"), [1] + 998 * [0] + [1])}
