@@ -10,8 +10,9 @@ import tokenize
 
 from tests.tiny import ROOT
 
-CEILINGS = {"files": 156, "lines": 16970, "tokens": 112500, "tests' tokens": 249100, "docs' words": 64700, "settings": 122,
-            "raises": 359, "requirements files": 3, "configs": 29, "files of the main job": 125, "lines of the main job": 13730}
+CEILINGS = {"files": 138, "lines": 14100, "tokens": 95820, "tests' tokens": 187200, "docs' words": 61100,
+            "settings": 120, "raises": 263, "requirements files": 3, "configs": 20, "files of the main job": 112,
+            "lines of the main job": 11620}
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
