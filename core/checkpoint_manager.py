@@ -163,6 +163,8 @@ def read_state(path, mapped=False):
 
     mapped: its tensors stay in the file until they are read, so that the ranks of a machine share the memory
     """
+    with open(path, "rb"):  # what may not be read is not damaged
+        pass
     with guarded(f"{path} is damaged or cut short", "start without resume"):
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         weights = state["model"].items()

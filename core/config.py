@@ -16,7 +16,7 @@ from core.files.whole_files import replacing
 from core.settings.help import allowed_types, help_lines
 from core.settings.other_names import settings_of
 from core.settings.ranges import check_choices, check_ranges, shown
-from core.settings.user_code import naming_line_of
+from core.settings.user_code import naming_line_of, one_line
 
 NEAR = 0.85  # from this likeness on an unknown key is taken for a slip of the pen (difflib.SequenceMatcher.ratio)
 
@@ -145,8 +145,11 @@ def run_config_file(path):
     """The public names that a file assigns; it runs in a namespace of its own. Raises UserCodeError."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"config file {path} does not exist; correct the path")
-    with naming_line_of(run_config_file):
-        names = runpy.run_path(path)
+    try:
+        with naming_line_of(run_config_file):
+            names = runpy.run_path(path)
+    except SyntaxError as error:  # without a line: bytes that are no text
+        raise ValueError(f"{path} is not a Python file ({one_line(error)}); save it as UTF-8") from None
     return {name: value for name, value in names.items() if not name.startswith("_")}
 
 

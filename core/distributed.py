@@ -72,7 +72,7 @@ class OtherRank(ValueError):
 def rank_and_world():
     """The number of this rank and of all ranks, from the environment. Raises ValueError if they are not of one run."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if not 0 <= rank < world or (world > 1 and "MASTER_ADDR" not in os.environ):
+    if not 0 <= rank < world or (world > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()):
         raise ValueError(f"RANK={rank} and WORLD_SIZE={world} are not of a run; start several processes with torchrun, "
                          "or one without RANK and WORLD_SIZE")
     return rank, world

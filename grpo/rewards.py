@@ -112,13 +112,17 @@ class Rewards:
         """
         values, log, late = {}, Log(), set()
         for name in names or self.names:
-            call = self.prepared(name, texts, group_size)
+            call, own = self.prepared(name, texts, group_size), Log()
             if name in self.in_workers:
-                numbers, missing = self.workers.call(call, log)
+                numbers, missing = self.workers.call(call, own)
                 late |= missing
             else:
-                numbers = run_reward(call, log)
+                numbers = run_reward(call, own)
             values[name] = torch.tensor(numbers)
+            for metric, (total, count) in own.metrics.items():
+                log.add_sum(metric, total, count)
+            for column, logged in own.columns.items():
+                log.log_extra(f"{name}/{column}" if column in log.columns else column, logged)
         for x in values.values():
             x[list(late)] = math.nan
         return values, log
@@ -179,6 +183,9 @@ def check_settings(config, names, models):
         if name not in REWARDS:
             raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; "
                              "or define your own in reward_file")
+        if REWARDS[name].slow and (wrong := {*MODELS, "texts", "group_size"} & set(parameters(name))):
+            raise ValueError(f"reward {name}: with slow=True it gets one completion in a worker process, without "
+                             f"{', '.join(sorted(wrong))}; leave slow out")
         for parameter, key in MODELS.items():
             if parameter in parameters(name) and models[parameter] is None:
                 raise ValueError(f"{key} is not set, but reward {name} is asked for; name a model with --{key}=PATH, "

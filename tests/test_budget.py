@@ -10,9 +10,9 @@ import tokenize
 
 from tests.tiny import ROOT
 
-CEILINGS = {"files": 138, "lines": 14100, "tokens": 95820, "tests' tokens": 187200, "docs' words": 61100,
-            "settings": 120, "raises": 263, "requirements files": 3, "configs": 20, "files of the main job": 112,
-            "lines of the main job": 11620}
+CEILINGS = {"files": 138, "lines": 14142, "tokens": 96170, "tests' tokens": 187200, "docs' words": 61100,
+            "settings": 120, "raises": 270, "requirements files": 3, "configs": 20, "files of the main job": 112,
+            "lines of the main job": 11662}
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 

@@ -27,6 +27,8 @@ def writing(path):
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
         if isinstance(error.__context__, OSError):  # torch.save ends a file with an error of its own
             error = error.__context__
+        elif isinstance(error, RuntimeError):  # such as no memory on the device
+            raise
         reason = getattr(error, "strerror", None) or one_line(error)
         raise CannotWrite(f"{path} could not be written ({reason})") from None
 

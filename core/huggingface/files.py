@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 
 from core.files.json_lines import read_object
 from core.files.whole_files import put
@@ -88,5 +89,10 @@ def replace_files(new, folder):
     """Moves the files of one folder into another, the weights last, so that neither ever holds half a file."""
     os.makedirs(folder, exist_ok=True)
     for name in sorted(os.listdir(new), key=lambda name: name.endswith(".safetensors")):
-        put(os.path.join(new, name), os.path.join(folder, name))
+        source, target = os.path.join(new, name), os.path.join(folder, name)
+        if os.path.isdir(source):  # chat templates of a tokenizer that has several
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(source, target)
+        else:
+            put(source, target)
     os.rmdir(new)

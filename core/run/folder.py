@@ -5,7 +5,7 @@ import os
 
 from core.checkpoint_manager import states
 from core.files.whole_files import writing
-from core.run.names import LOCK, METRICS, PREVIOUS, STATE, STAYING, is_set_aside
+from core.run.names import BEFORE, CONSOLE, LOCK, METRICS, PREVIOUS, STATE, STAYING, is_set_aside
 
 try:
     import fcntl
@@ -23,7 +23,7 @@ def check_run_folder(out_dir):
         raise ValueError(f"out_dir={out_dir!r} cannot be a folder that you can write to ({above}); name another")
     names = folder_list(out_dir)
     foreign = [name for name in names if name not in STAYING]
-    if foreign and not {LOCK, METRICS, STATE} & set(names):
+    if foreign and not {STATE, BEFORE, METRICS, CONSOLE, PREVIOUS} & set(names):
         raise ValueError(f"out_dir={out_dir} holds {foreign[0]}, which is of no run; name a new or an empty folder")
 
 

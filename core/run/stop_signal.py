@@ -1,6 +1,7 @@
 """Ends a run after its step: on SIGTERM, which machines that are taken away send, on SIGINT (Ctrl-C), and on SIGHUP,
 which a terminal sends that is closed."""
 
+import contextlib
 import os
 import signal
 
@@ -33,7 +34,8 @@ class StopSignal:
         for each in self.before:
             signal.signal(each, signal.SIG_DFL)
         if self.dist.is_main:
-            os.write(2, NOTICE)  # print is not safe in a handler
+            with contextlib.suppress(OSError):  # of a terminal that was closed
+                os.write(2, NOTICE)  # print is not safe in a handler
 
     def came(self):
         """The name of the signal that any rank got so far, or None: the same on every rank, all of which must call."""

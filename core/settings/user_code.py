@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 ROOT = str(pathlib.Path(__file__).resolve().parents[2])
 LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
-PACKAGES = "-packages" + os.sep  # site-packages, dist-packages
+PACKAGES = {"site-packages", "dist-packages"}
 OWN = tuple(os.path.join(ROOT, folder) + os.sep for folder in ("core", "grpo"))
 OURS = (ValueError, FileNotFoundError)  # what this project raises for its users
 MOST = 300  # characters of an error of others
@@ -43,6 +43,8 @@ def guarded(what, remedy):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
+    except MemoryError:
+        raise
     except (Exception, SystemExit) as error:
         if type(error) in OURS and is_own_error(error):
             raise
@@ -104,7 +106,7 @@ def definition(function):
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:  # it is written in C, or an object that is called
         return getattr(function, "__name__", type(function).__name__)
-    if code.co_filename.startswith(OWN):
+    if os.path.realpath(code.co_filename).startswith(OWN):
         return None
     return f"{shortest(code.co_filename)}, line {code.co_firstlineno}"
 
@@ -122,13 +124,13 @@ def one_line(value, most=MOST, write=str):
 def is_own_error(error):
     """True for an exception that is meant for the user: one of the kinds OURS that a line of this repository raised."""
     file = os.path.realpath(traceback.extract_tb(error.__traceback__)[-1].filename)
-    return isinstance(error, OURS) and file.startswith(ROOT + os.sep) and PACKAGES not in file
+    return isinstance(error, OURS) and file.startswith(ROOT + os.sep) and PACKAGES.isdisjoint(file.split(os.sep))
 
 
 def is_users(file):
     """True for a source file that belongs neither to this project nor to Python and its packages."""
     path = os.path.realpath(file)
-    return not (path.startswith((LIBRARY, *OWN)) or file.startswith("<") or PACKAGES in path)
+    return not (path.startswith((LIBRARY, *OWN)) or file.startswith("<") or PACKAGES & set(path.split(os.sep)))
 
 
 def shortest(file):

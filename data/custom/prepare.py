@@ -10,7 +10,7 @@ FILE is JSONL, a JSON list, or {"prompts": [...]}. The fields of a record:
   prompt (or question, instruction, problem)    a text, or a list of {"role", "content"} messages
   answer (or solution, response, output)        optional: what rewards compare a completion with
   completion                                    optional: the text that core/pretrain.py trains a model to write; if it
-                                                is missing, an answer that is a text takes its place
+                                                is missing, an answer takes its place
   messages                                      instead of prompt and completion: a list of messages; the completion is
                                                 the content of the last one if that is the assistant's, the prompt the
                                                 others

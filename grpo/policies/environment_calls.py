@@ -5,6 +5,7 @@ import copy
 import inspect
 import json
 import math
+import time
 from concurrent.futures import Future
 
 from core.files.records import fault_of_messages
@@ -63,10 +64,10 @@ class Environments:
         methods of environments that are `async def` run at the same time. Raises ValueError for one that returns
         something else than it should."""
         started = {key: self.start(key, *call) for key, call in calls.items()}
-        found = {}
+        found, end = {}, time.monotonic() + self.seconds + 1
         for key, x in started.items():
             if isinstance(x, Future):
-                x = self.attempt(x.result, self.seconds + 1)
+                x = self.attempt(x.result, max(0.0, end - time.monotonic()))
             found[key] = x if isinstance(x, UserCodeError) else self.checked(calls[key][0], x)
         return found
 
@@ -74,8 +75,16 @@ class Environments:
         """Calls a method. Returns what it returned, a UserCodeError, or a Future of what its coroutine returns."""
         x = self.attempt(getattr(self, method), key, *arguments)
         if inspect.iscoroutine(x):
-            return asyncio.run_coroutine_threadsafe(asyncio.wait_for(x, self.seconds), event_loop())
+            return asyncio.run_coroutine_threadsafe(asyncio.wait_for(self.guarded(x), self.seconds), event_loop())
         return x
+
+    async def guarded(self, coroutine):
+        """The result of a coroutine; an exit within becomes a UserCodeError, or it would end the loop."""
+        try:
+            return await coroutine
+        except SystemExit as error:
+            with naming_line_of(self.make):
+                raise error
 
     def attempt(self, function, *arguments):
         """function(...), or a UserCodeError if it raises or takes too long."""

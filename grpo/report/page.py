@@ -1,10 +1,9 @@
 """report.html: a page about a run that opens without a network. It has no script and allows none; texts are escaped."""
 
-import json
 import os
 from pathlib import Path
 
-from core.files.json_lines import each_record
+from core.files.json_lines import each_record, read_object
 from core.files.whole_files import replacing
 from core.logger import format_number
 from core.run.names import CONFIG, METRICS, REPORT, SAMPLES
@@ -33,7 +32,7 @@ def write_report(folder):
     records = read_metrics(Path(folder, METRICS))
     config, start = Path(folder, CONFIG), {}
     if config.exists():
-        start = json.loads(config.read_text()).get("starts", [{}])[-1]
+        start = (read_object(config, config, "delete it").get("starts") or [{}])[-1]
     end = start.pop("end", {})
     status = ""
     if end:

@@ -4,11 +4,13 @@ import contextlib
 import math
 import multiprocessing
 import os
+import pickle
 import sys
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
+from core.settings.user_code import one_line
 from grpo.reward_functions.registry import Call, Log, run_reward
 from grpo.sandbox.folder import empty_place
 from grpo.sandbox.kernel import end_with
@@ -34,6 +36,8 @@ class Workers:
         A completion is late if it is not done after `timeout` seconds, or if a process ends before: its value is NaN,
         and the processes are replaced. Raises ValueError if the reward does, or if the processes cannot start.
         """
+        if self.pool is not None and self.pool._broken:  # a process ended since the last call
+            self.close()
         if self.pool is None:
             self.start()
         jobs, found = [], {}
@@ -46,6 +50,9 @@ class Workers:
             for i, job in enumerate(jobs):
                 if job.done() and not isinstance(job.exception(), BrokenProcessPool):
                     found[i] = job.result()
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise ValueError(f"reward {call.name}: what goes to or comes from its worker process cannot be pickled "
+                             f"({one_line(error)})") from None
         finally:
             if len(found) < call.N:
                 self.close()

@@ -183,7 +183,7 @@ def test_plan_doctor_run_and_report_without_rewards(ask, tmp_path):
     assert code == 0 and err == "" and "rewards: none, the teacher alone teaches" in out
     assert "teacher    causal" in out or "teacher    language_model, 2 layers" in out, out
     code, out, err = ask(doctor=True)
-    assert err == "" and "the KL to the teacher is" in out and "groups" not in out.split("doctor:")[1], out
+    assert err == "" and "nothing is wrong" in out and "reward" not in out.split("doctor:")[1], out
     code, out, err = ask(max_iters=2, group_size=1)
     assert code == 0 and err == "", err
     assert {"report.html", "curves.png"} <= set(os.listdir(tmp_path / "out"))

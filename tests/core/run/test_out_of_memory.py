@@ -29,7 +29,8 @@ def supervised(folder, dataset):
 
 @pytest.mark.parametrize("kind, error, unnamed", [
     (prompts, RuntimeError(ON_CPU), ()),
-    (supervised, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), ("group", "max_new", "micro", "grad", "lora", "load_in")),
+    (supervised, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"),
+     ("group", "max_new", "micro", "grad")),
     (supervised, RuntimeError("shapes do not fit"), None)])
 def test_out_of_memory_is_one_line_with_the_settings_and_the_run_goes_on_later(
         tmp_path, dataset, monkeypatch, kind, error, unnamed):
