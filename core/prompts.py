@@ -44,7 +44,6 @@ def code(messages):
 TEMPLATES = {"plain": plain, "chat": chat, "math": math, "code": code}
 MODEL = "model"     # the template that comes with a Hugging Face model
 OF_CONSUMER = {"text", "tokens", "where", "split"}  # fields of a record that a PromptConsumer adds, or needs alone
-CHARACTERS = 100    # most characters of a token, on average
 SHORT = 300         # characters of the first prompt that the start of a run prints
 
 

@@ -11,12 +11,13 @@ import sys
 import numpy as np
 import torch
 
-from core.prompts import CHARACTERS, PromptFormat, as_problems
+from core.prompts import PromptFormat, as_problems
 from core.settings.user_code import UserCodeError
 from grpo.environments import REWARD, TURNS
 from grpo.policies.environment_calls import own_fields
 
 SEEDS = 3                 # begins the seeds of environments, and keeps them apart from other noise
+CHARACTERS = 100          # most characters of a token, on average
 KEYS = itertools.count()  # an environment has a key of its own in its process
 WARNED = set()            # lines of environments whose errors were printed in this process
 
