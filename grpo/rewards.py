@@ -1,7 +1,6 @@
 """The rewards of a run: named functions, each with a weight, whose values are added.
 
-python grpo/rewards.py                           lists them with their ranges, and the presets
-python grpo/rewards.py --reward_file=FILE        ... with the @reward functions of a file of yours
+python grpo/rewards.py lists those of this project with their ranges, and the presets; with --help it prints this.
 """
 
 import os
@@ -11,33 +10,22 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import inspect
 import math
-from contextlib import contextmanager
-from types import SimpleNamespace
 
 import torch
 
 from core.config import UsageError
-from core.prompts import OF_CONSUMER, as_columns
+from core.prompts import as_columns
 from core.settings.script import run_script
-from grpo.reward_functions import (  # noqa: F401: they register
-    judge,
-    reward_model,
-    text,
-    verify_code,
-    verify_math,
-)
+from grpo.reward_functions import judge, reward_model, text, verify_code, verify_math  # noqa: F401: they register
 from grpo.reward_functions.groups import normalised, pass_k_weight
 from grpo.reward_functions.registry import (
-    FIELD_OF,
     REWARDS,
-    Call,
     Log,
     TrainerState,
     arguments,
+    check_records,
     gets,
     load_reward_file,
-    naming_reward,
-    needed_fields,
     parameters,
     register_functions,
     reward,
@@ -45,7 +33,7 @@ from grpo.reward_functions.registry import (
 )
 from grpo.reward_functions.settings import PRESET_SUCCESS, PRESETS
 from grpo.reward_functions.workers import Workers
-from grpo.rollout import Scored
+from grpo.rollout import Scored, join
 from grpo.sandbox.run import found_here, take_over
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
@@ -62,7 +50,7 @@ class Rewards:
     values: NaN where a function skipped a completion
 
     judge: a Judge, reward_scorer: a RewardModel, or None if no reward needs it
-    state: what rewards may know about the run; the trainer counts its steps in state.global_step
+    The trainer counts its steps in state.global_step.
     """
 
     def __init__(self, config, judge=None, reward_scorer=None):
@@ -103,36 +91,26 @@ class Rewards:
 
     def score(self, texts, group_size, names=None):
         """({name: (N,) float32 on the CPU}, Log). A value is NaN where the function skipped the completion, and
-        infinity where it returned no finite number. A completion that a worker did not finish before reward_timeout is
-        skipped by every function.
+        infinity where it returned no finite number. A completion that is late in a worker is skipped by every function.
 
-        texts: has what the run's rewards ask for: prompts, completions (lists of N), columns, tokens, completion_ids;
-        the group_size completions of a problem are consecutive
+        texts: prompts, completions (lists of N), columns, tokens, completion_ids; groups are consecutive
         names: the functions to call, at least one; None: all of the run
         """
         values, log, late = {}, Log(), set()
+        known = (self.config.reward_settings or {}) | vars(self.config) | self.models
+        known |= {"group_size": group_size, "texts": texts, "trainer_state": self.state}
         for name in names or self.names:
-            call, own = self.prepared(name, texts, group_size), Log()
+            call = arguments(name, texts, known, self.fields)
             if name in self.in_workers:
-                numbers, missing = self.workers.call(call, own)
+                numbers, own, missing = self.workers.call(call)
                 late |= missing
             else:
-                numbers = run_reward(call, own)
+                numbers, own = run_reward(call)
             values[name] = torch.tensor(numbers)
-            for metric, (total, count) in own.metrics.items():
-                log.add_sum(metric, total, count)
-            for column, logged in own.columns.items():
-                log.log_extra(f"{name}/{column}" if column in log.columns else column, logged)
+            log = Log(join([log.metrics, own.metrics]), log.columns | own.columns)
         for x in values.values():
             x[list(late)] = math.nan
         return values, log
-
-    def prepared(self, name, texts, group_size):
-        """The Call of a function."""
-        N = len(texts.completions)
-        of_the_run = {"group_size": group_size, "texts": texts, "trainer_state": self.state}
-        known = (self.config.reward_settings or {}) | vars(self.config) | self.models | of_the_run
-        return Call(name, *arguments(name, texts, known, dict.fromkeys(self.fields, [None] * N)), N)
 
     def total(self, values):
         """(N,) the weighted sum of `values`, as score returns them; NaN where every function skipped. A function of
@@ -151,26 +129,10 @@ class Rewards:
         return (x >= highest - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
 
     def check(self, records):
-        """Raises ValueError naming file and line of the first record that a reward cannot score. A judge or a reward
-        model reads the longest prompt."""
+        """Raises ValueError naming file and line of the first record that a reward cannot score."""
         self.fields = tuple(as_columns(records)[1])
         for name in self.names:
-            needed = {key: FIELD_OF.get(key, key) for key in needed_fields(name)}
-            check = REWARDS[name].check
-            for record in records:
-                for key, own in needed.items():
-                    if record.get(own) is None:
-                        raise ValueError(f"{record['where']}: reward {name} needs the field '{key}' in every record")
-                if check is not None:
-                    with naming_place(record), naming_reward(name):
-                        check(**{key: x for key, x in record.items() if key not in OF_CONSUMER})
-        longest = max(records, key=lambda record: len(record["text"]))
-        texts = SimpleNamespace(prompts=[longest["text"]], completions=[""], columns={"prompt": [longest["prompt"]]},
-                                tokens=[torch.tensor(longest["tokens"])])
-        asked = {parameter for name in self.names for parameter in parameters(name)}
-        for parameter in asked & set(self.models):
-            with naming_place(longest):
-                self.models[parameter].scores(texts)
+            check_records(name, records)
 
     def close(self):
         """Ends the worker processes; the next call starts new ones."""
@@ -201,23 +163,11 @@ def check_settings(config, names, models):
                          "or set reward_weights=()")
     if config.credit_window is not None and (names != ("judge",) or config.reward_normalisation != "none"):
         raise ValueError(f"credit_window={config.credit_window} divides the judge's score among tokens: use it with "
-                         "that reward alone and reward_normalisation='none', or set credit_window=None")
-
-
-@contextmanager
-def naming_place(record):
-    """A ValueError within begins with the file and the line of a record."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{record['where']}: {error}") from None
+                         "that reward alone and reward_normalisation='none'")
 
 
 def know_rewards(path, sandbox=None):
-    """Fills a worker's table: importing this module registers the built-in rewards, the file those of the user.
-
-    sandbox: found_here() of the main process, if a reward runs code
-    """
+    """Fills a worker's table. sandbox: found_here() of the main process, if a reward runs code"""
     load_reward_file(path)
     if sandbox is not None:
         take_over(*sandbox)
@@ -238,11 +188,8 @@ def success(config, names):
 
 def main(argv):
     """Prints the table of rewards and the presets."""
-    for argument in argv:
-        path = argument.removeprefix("--reward_file=")
-        if path == argument:
-            raise UsageError(f"{argument}: the one option is --reward_file=FILE")
-        load_reward_file(path)
+    if argv:
+        raise UsageError(f"{argv[0]}: there are no options")
     for name, r in REWARDS.items():
         print(f"{name:<18}{r.range}".ljust(34) + (inspect.getdoc(r.fn) or "").split("\n")[0])
     print("\npresets (task_type)")
