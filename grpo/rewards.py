@@ -25,7 +25,6 @@ from grpo.reward_functions.registry import (
     arguments,
     check_records,
     gets,
-    load_reward_file,
     parameters,
     register_functions,
     reward,
@@ -34,7 +33,7 @@ from grpo.reward_functions.registry import (
 from grpo.reward_functions.settings import PRESET_SUCCESS, PRESETS
 from grpo.reward_functions.workers import Workers
 from grpo.rollout import Scored, join
-from grpo.sandbox.run import found_here, take_over
+from grpo.sandbox.run import found_here
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
 MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}  # {parameter: setting}
@@ -69,7 +68,7 @@ class Rewards:
         self.in_workers = [name for name in self.names if REWARDS[name].slow and config.reward_workers > 0]
         path = config.reward_file and os.path.abspath(config.reward_file)  # a reward may change the working folder
         sandbox = found_here() if any("sandbox" in parameters(name) for name in self.names) else None
-        self.workers = Workers(config.reward_workers, config.reward_timeout, know_rewards, path, sandbox)
+        self.workers = Workers(config.reward_workers, config.reward_timeout, path, sandbox)
 
     @torch.no_grad()
     def __call__(self, rollouts):
@@ -164,13 +163,6 @@ def check_settings(config, names, models):
     if config.credit_window is not None and (names != ("judge",) or config.reward_normalisation != "none"):
         raise ValueError(f"credit_window={config.credit_window} divides the judge's score among tokens: use it with "
                          "that reward alone and reward_normalisation='none'")
-
-
-def know_rewards(path, sandbox=None):
-    """Fills a worker's table. sandbox: found_here() of the main process, if a reward runs code"""
-    load_reward_file(path)
-    if sandbox is not None:
-        take_over(*sandbox)
 
 
 def success(config, names):

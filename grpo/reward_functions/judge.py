@@ -23,8 +23,7 @@ class Judge:
     reads_ids: True if the judge has the generator's vocabulary: it then reads the token ids of the texts.
                False: it reads prompt + completion, encoded by its own tokenizer
     dtype:     of its matrix products
-    Texts of equal length are read together, without padding: the other texts of a call do not change a score. Equal
-    texts are read once, so that their scores are equal to the last bit, whatever the precision.
+    Texts of equal length are read together, without padding, and equal texts once: their scores have the same bits.
     """
 
     packed = False  # whether its weights are packed, see `pack`
@@ -43,7 +42,6 @@ class Judge:
         """Score of each text, (N,) float32 on the judge's device.
 
         texts: has `tokens`, a list of N 1-D tensors of token ids, or `prompts` and `completions`, lists of N texts
-        Raises ValueError if a text is longer than the judge can read.
         """
         ids = self.token_ids(texts)
         scores = torch.empty(len(ids), device=self.device)
@@ -65,7 +63,6 @@ class Judge:
         text at most `window` away, of the judge's log-odds that the token there is the true one.
 
         texts.place: (N, M) where in its text each sampled token is
-        Needs a judge with reads_ids=True that scores every position.
         """
         scores = torch.empty(len(texts.place), device=self.device)                   # (N,)
         credit = torch.empty(texts.place.shape, device=self.device)                  # (N, M)
@@ -80,9 +77,7 @@ class Judge:
 
     def batches(self, texts):
         """Yields, for the texts of each length, their indices, the n that differ as (n, T), and which of these each is.
-
-        texts: a list of N 1-D tensors of token ids
-        """
+        Raises ValueError if a text is longer than the judge can read."""
         room = self.model.longest_input - (self.model.judge_head == "cls")
         longest = max(map(len, texts))
         if longest > room:
@@ -103,8 +98,8 @@ class Judge:
         if self.reads_ids:
             ids = texts.tokens
         else:
-            pairs = zip(texts.prompts, texts.completions, strict=True)
-            ids = [torch.tensor(self.tokenizer.encode(prompt + completion)) for prompt, completion in pairs]
+            whole = map(str.__add__, texts.prompts, texts.completions)
+            ids = [torch.tensor(self.tokenizer.encode(text)) for text in whole]
         return [x if len(x) else torch.tensor([self.tokenizer.pad_token_id]) for x in ids]
 
 

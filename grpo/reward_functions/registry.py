@@ -64,26 +64,22 @@ class Log:
 
 
 REWARDS: dict[str, Reward] = {}
-TEXTS = ("prompts", "completions", "completion_ids")
-OF_THE_RUN = ("trainer_state", "log_metric", "log_extra")
+OF_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a name in other data sets: ours}
 
 
 def reward(low=-math.inf, high=math.inf, slow=False, check=None):
     """Registers a function in REWARDS under its own name and returns it unchanged: @reward, or @reward(low, high, ...).
 
-    The function gets what its signature names; **columns takes all fields that have no parameter of their own, and
-    OF_THE_RUN:
+    The function gets what its signature names; **columns takes all but settings that has no parameter of its own:
       prompts, completions     lists of N texts, without padding and stop token; a prompt of messages is a list of them
       completion_ids           a list of N lists of token ids, each completion as sampled, with its stop token
-      a field of the records   a list of N values, under any of its names in FIELDS; a parameter with a default also
-                               takes a field that records lack, as None
-      trainer_state            a TrainerState: trainer_state.global_step of trainer_state.max_steps
+      a field of the records   a list of N values, under any of its names in FIELDS. A parameter without a default needs
+                               it in every record, one with a default gets None where a record lacks it
+      trainer_state            a TrainerState
       log_metric, log_extra    the methods of Log
-      keyword-only parameters  a setting of the config by its name; group_size, the number of completions of a problem;
-                               texts, the rollouts' texts with their token ids; judge_model, the run's Judge;
-                               reward_scorer, the run's RewardModel; any other is a setting of the reward's own, with
-                               a default, as in def short(completions, *, most=80): reward_settings={"most": 40}
+      keyword-only parameters  a setting of the config by its name; group_size; texts, with their token ids;
+                               judge_model, reward_scorer; any other is set by reward_settings={"most": 40}
     It returns a list or a 1-D tensor; an `async def` function is awaited. A slow function gets each completion in a
     call of its own. Before the first step, `check` is called with the fields of every record.
     """
@@ -143,8 +139,7 @@ def gets(name, key):
 def needed_fields(name):
     """The parameters of a registered function that only a field of the records can fill."""
     return [key for key, p in parameters(name).items()
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-            and key not in (*TEXTS, *OF_THE_RUN)]
+            if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty and key not in OF_THE_RUN]
 
 
 def check_records(name, records):

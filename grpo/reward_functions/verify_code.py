@@ -28,23 +28,18 @@ def check_tests(tests, **columns):
 
 
 def read_tests(tests):
-    """The tests of a record as one text, or as a list of inputs and outputs. Raises ValueError if they are blank or of
-    a wrong type."""
+    """The tests of a record as one text, or as a list of inputs and outputs. Raises ValueError for another form."""
     match tests:
         case str() if tests.strip():
             return tests
         case [*texts] if all(isinstance(text, str) for text in texts) and "".join(texts).strip():
             return "\n".join(texts)
-        case [*cases] if all(map(is_case, cases)) and any(case["output"].strip() for case in cases):
-            return cases
+        case [*_] if all(isinstance(x, dict) for x in tests):
+            texts = [x.get(key) for x in tests for key in ("input", "output")]
+            if all(isinstance(text, str) for text in texts) and "".join(texts[1::2]).strip():
+                return tests
     raise ValueError(f"reward code_execution: tests={tests!r:.200} of a record must be a text, a list of texts, or "
                      "a list of {'input': text, 'output': text}, and not blank")
-
-
-def is_case(test):
-    """True if a test is an input and an output."""
-    texts = isinstance(test, dict) and test.keys() == {"input", "output"}
-    return texts and all(isinstance(text, str) for text in test.values())
 
 
 @reward(0, 1, slow=True, check=check_tests)
@@ -81,7 +76,6 @@ def extract_code(text):
 
 
 def score_code(code):
-    """The value of code_correctness for the code of one completion."""
     if not code.strip():
         return 0.0
     indents = [re.match(r"[ \t]*", line).group() for line in code.splitlines() if line.strip()]

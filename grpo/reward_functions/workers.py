@@ -11,24 +11,27 @@ from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
 from core.settings.user_code import one_line
-from grpo.reward_functions.registry import Log, run_reward
+from grpo.reward_functions import verify_code  # noqa: F401: it registers the slow rewards of this project
+from grpo.reward_functions.registry import Log, load_reward_file, run_reward
 from grpo.rollout import join
 from grpo.sandbox.folder import empty_place
 from grpo.sandbox.kernel import end_with
+from grpo.sandbox.run import take_over
 
 PROCESSES = multiprocessing.get_context("spawn")
 START_SECONDS = 300  # for processes that start: they load Python and torch
 
 
 class Workers:
-    """`count` processes for rewards, started at the first call; with 0 there are none, and `call` must not be used.
+    """`count` processes for rewards, started at the first call.
 
     timeout: the most seconds for all completions of a call together
-    start: a function of a module that each process calls first, as start(*arguments)
+    path: the reward_file; sandbox: found_here() of this process, if a reward runs code
     """
 
-    def __init__(self, count, timeout, start, *arguments):
-        self.count, self.timeout, self.arguments = count, timeout, (start, arguments)
+    def __init__(self, count, timeout, path=None, sandbox=None):
+        self.count, self.timeout = count, timeout
+        self.path, self.sandbox = path, sandbox
         self.pool = None
 
     def call(self, call):
@@ -65,7 +68,7 @@ class Workers:
 
     def start(self):
         """Starts the processes, which does not count towards the timeout. Raises ValueError if they cannot start."""
-        self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, self.arguments)
+        self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, (self.path, self.sandbox))
         started, _ = wait([self.pool.submit(os.getpid) for _ in range(self.count)], START_SECONDS)
         if not started or any(job.exception() for job in started):
             self.close()
@@ -81,7 +84,7 @@ class Workers:
         empty_place()
 
 
-def begin(start, arguments):
+def begin(path, sandbox):
     """The first call in a process, which ends when the run does, however that ends."""
     if hasattr(os, "setpgid"):  # a signal to the run's group ends the run after its step, which needs the workers
         os.setpgid(0, 0)
@@ -90,4 +93,6 @@ def begin(start, arguments):
         end_with(run.pid)  # a reward may keep every other thread of Python from running
     else:
         threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()
-    start(*arguments)
+    load_reward_file(path)
+    if sandbox is not None:
+        take_over(*sandbox)

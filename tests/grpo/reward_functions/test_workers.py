@@ -40,7 +40,7 @@ WAYS_TO_END = {"exits": lambda: os._exit(0), "is killed": lambda: os.kill(os.get
 def workers(monkeypatch):
     fork_workers(monkeypatch)
     monkeypatch.setitem(registry.REWARDS, "length", Reward(length))
-    made = Workers(2, 60.0, os.getpid)
+    made = Workers(2, 60.0)
     yield made
     made.close()
     assert not multiprocessing.active_children()
@@ -80,7 +80,7 @@ def test_an_error_of_the_reward_is_the_runs(workers):
 
 
 def test_processes_that_cannot_start_are_one_line(workers):
-    made = Workers(1, 60.0, os.listdir, "gone")
+    made = Workers(1, 60.0, "gone.py")
     with pytest.raises(ValueError, match="a worker process of reward_workers could not start"):
         called(made, "a")
 
@@ -95,7 +95,7 @@ def busy(completions):
     pow(10**6000, 10**200000, 10**6000 + 3)  # minutes; Python runs no other thread meanwhile
 
 if __name__ == "__main__":
-    Workers(1, 60.0, os.getpid).call(Call("busy", {"completions": [""]}, {}, 1))
+    Workers(1, 60.0).call(Call("busy", {"completions": [""]}, {}, 1))
 """
 
 
