@@ -59,7 +59,7 @@ class Rewards:
         register_functions(self.names, config.reward_file)
         self.models = {"judge_model": judge, "reward_scorer": reward_scorer}
         check_settings(config, self.names, self.models)
-        self.config, self.judge = config, judge
+        self.config = config
         self.weights = config.reward_weights or (1.0,) * len(self.names)
         self.success = success(config, self.names)
         self.fields = ()  # of the records, once `check` has seen them
@@ -74,7 +74,7 @@ class Rewards:
     def __call__(self, rollouts):
         device, G = rollouts.target.device, rollouts.group_size
         if self.config.credit_window is not None:  # the judge is then the only reward
-            return self.judge.scored(rollouts, self.config.credit_window)
+            return self.models["judge_model"].scored(rollouts, self.config.credit_window)
         if not self.names:  # the teacher alone teaches
             return Scored(torch.zeros(rollouts.problems, G, device=device), metrics=None)
         values, log = self.score(rollouts.texts, G)
@@ -144,22 +144,17 @@ def check_settings(config, names, models):
         if name not in REWARDS:
             raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; "
                              "or define your own in reward_file")
-        if REWARDS[name].slow and (wrong := {*MODELS, "texts", "group_size"} & set(parameters(name))):
-            raise ValueError(f"reward {name}: with slow=True it gets one completion in a worker process, without "
-                             f"{', '.join(sorted(wrong))}; leave slow out")
+        if REWARDS[name].slow and {*MODELS, "texts", "group_size"} & set(parameters(name)):
+            raise ValueError(f"reward {name}: a slow function gets one completion, no texts, models or group_size")
         for parameter, key in MODELS.items():
             if parameter in parameters(name) and models[parameter] is None:
-                raise ValueError(f"{key} is not set, but reward {name} is asked for; name a model with --{key}=PATH, "
-                                 "or set other reward_functions")
-    own = {key for name in names for key, p in parameters(name).items()
-           if p.kind is p.KEYWORD_ONLY and not hasattr(config, key)}
+                raise ValueError(f"reward {name} needs {key}; name a model, or set other reward_functions")
+    own = {key for name in names for key, p in parameters(name).items() if p.kind is p.KEYWORD_ONLY}
     for key in config.reward_settings or {}:
-        if key not in own:
-            raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)}, "
-                             f"as in def {names[0]}(completions, *, {key}=1)")
+        if key not in own or hasattr(config, key):
+            raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)}")
     if config.reward_weights and len(config.reward_weights) != len(names):
-        raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}; "
-                         "or set reward_weights=()")
+        raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}")
     if config.credit_window is not None and (names != ("judge",) or config.reward_normalisation != "none"):
         raise ValueError(f"credit_window={config.credit_window} divides the judge's score among tokens: use it with "
                          "that reward alone and reward_normalisation='none'")
@@ -173,8 +168,8 @@ def success(config, names):
     if name in usable:
         return name
     if config.success_reward is not None or config.train_pass_k > 1:
-        raise ValueError(f"success_reward={config.success_reward!r} must be a reward of texts with a highest value, "
-                         f"of which train_pass_k above 1 needs one: {', '.join(usable) or 'this run has none'}")
+        raise ValueError(f"success_reward={config.success_reward!r}, which train_pass_k needs, must be a reward of "
+                         f"texts with a highest value: {', '.join(usable) or 'this run has none'}")
     return None
 
 

@@ -102,8 +102,7 @@ def add(name, new):
 
 
 def load_reward_file(path):
-    """Runs a Python file, whose @reward functions are then in REWARDS: {name: function or class of the user's}; None
-    does nothing."""
+    """Runs a Python file, whose @reward functions are then in REWARDS, and returns {name: function or class}."""
     if path is None:
         return {}
     folder = os.path.dirname(os.path.abspath(path))
@@ -112,16 +111,15 @@ def load_reward_file(path):
         names = run_config_file(path)
     finally:
         sys.path.remove(folder)
-    own = {name for name, x in names.items() if not str(getattr(x, "__module__", "")).startswith("grpo.")}
-    return {name: names[name] for name in own if callable(names[name])}
+    return {name: x for name, x in names.items() if callable(x)}
 
 
 def register_functions(names, path):
     """Loads reward_file. Its functions without @reward that a run asks for by name are rewards too, without a range."""
     functions = load_reward_file(path)
-    for name in names:
-        known = name in REWARDS and REWARDS[name].fn is functions.get(name)
-        if name in functions and not known:
+    for name in set(names) & set(functions):
+        known = name in REWARDS and REWARDS[name].fn is functions[name]
+        if not known and not str(functions[name].__module__).startswith("grpo."):  # such as @environment
             add(name, Reward(functions[name]))
 
 
@@ -191,9 +189,9 @@ def run_reward(call):
     log = Log()
     # Copies that it may change: a value of a record is one object for all completions and steps
     given = {key: x if key == "completion_ids" else [copy.deepcopy(value) for value in x] for key, x in fields.items()}
-    logging = {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(name, key)}
+    given |= {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(name, key)}
     with naming_reward(name):
-        returned = REWARDS[name].fn(**given | settings | logging)
+        returned = REWARDS[name].fn(**given, **settings)
     if inspect.iscoroutine(returned):
         returned = asyncio.run_coroutine_threadsafe(awaited(name, returned), event_loop()).result()
     remedy = f"return a list of {N} numbers or None ({definition(REWARDS[name].fn) or 'a function of this project'})"

@@ -219,10 +219,10 @@ def test_a_late_completion_is_skipped_everywhere(monkeypatch):
 
 @pytest.mark.parametrize(("names", "settings", "message"), [
     (("exact",), {}, "reward_functions: 'exact' is not one of .*exact_match"),
-    (("contains",), {"reward_weights": (1.0, 2.0)}, "as many as the rewards: contains; or set reward_weights=..$"),
-    ((), {"task_type": "fill_in"}, "judge_checkpoint is not set, .* or set other reward_functions"),
+    (("contains",), {"reward_weights": (1.0, 2.0)}, "as many as the rewards: contains$"),
+    ((), {"task_type": "fill_in"}, "judge_checkpoint; .* or set other reward_functions"),
     (("judge",), {"reward_normalisation": "group", "credit_window": 2, "judge": True}, "credit_window=2 .* with that re"),
-    (("contains",), {"success_reward": "countdown"}, "='countdown' must .* highest value, .*: contains$"),
+    (("contains",), {"success_reward": "countdown"}, "='countdown', .* highest value: contains$"),
     (("judge",), {"train_pass_k": 2, "advantage": "leave_one_out", "judge": True}, "must .*has none$"),
     (("contains",), {"reward_file": "none.py"}, "none.py does not exist")])
 def test_a_mistake_in_the_settings_is_refused(names, settings, message):
@@ -239,7 +239,7 @@ def test_a_reward_has_settings_of_its_own():
 
     for settings, value in ((None, 0.0), ({"most": 9}, 1.0)):
         assert values_of(made("short", reward_settings=settings), texts_of(["12345"])) == [value]
-    with pytest.raises(ValueError, match="reward_settings: 'least' is not .* of short.*least=1"):
+    with pytest.raises(ValueError, match="reward_settings: 'least' is not .* of short"):
         made("short", reward_settings={"least": 1})
 
 
