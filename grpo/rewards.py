@@ -43,13 +43,12 @@ class Rewards:
     """The rewards of a run, called with rollouts. Returns Scored:
 
     reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
-    credit: the same, with config.reward_normalisation="group" of the normalised values; or with config.credit_window
-            the judge's credit of each token
-    weight: ones, or with config.train_pass_k=k the factors that turn the advantage into one of pass@k
+    credit: the same, with reward_normalisation="group" of the normalised values; with credit_window the judge's of each
+            token
+    weight: ones, or with train_pass_k=k the factors that turn the advantage into one of pass@k
     values: NaN where a function skipped a completion
 
     judge: a Judge, reward_scorer: a RewardModel, or None if no reward needs it
-    The trainer counts its steps in state.global_step.
     """
 
     def __init__(self, config, judge=None, reward_scorer=None):
@@ -74,7 +73,9 @@ class Rewards:
     def __call__(self, rollouts):
         device, G = rollouts.target.device, rollouts.group_size
         if self.config.credit_window is not None:  # the judge is then the only reward
-            return self.models["judge_model"].scored(rollouts, self.config.credit_window)
+            score, credit = self.models["judge_model"].score_and_credit(rollouts.texts, self.config.credit_window)
+            score = score.masked_fill(score.isnan(), torch.inf)  # NaN would mean that the completion is skipped
+            return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
         if not self.names:  # the teacher alone teaches
             return Scored(torch.zeros(rollouts.problems, G, device=device), metrics=None)
         values, log = self.score(rollouts.texts, G)
@@ -92,8 +93,7 @@ class Rewards:
         """({name: (N,) float32 on the CPU}, Log). A value is NaN where the function skipped the completion, and
         infinity where it returned no finite number. A completion that is late in a worker is skipped by every function.
 
-        texts: prompts, completions (lists of N), columns, tokens, completion_ids; groups are consecutive
-        names: the functions to call, at least one; None: all of the run
+        texts: a Texts, of which groups are consecutive; names: the functions to call; None: all of the run
         """
         values, log, late = {}, Log(), set()
         known = (self.config.reward_settings or {}) | vars(self.config) | self.models
@@ -121,11 +121,9 @@ class Rewards:
         return stacked.nansum(0).masked_fill(stacked.isnan().all(0), torch.nan)
 
     def right(self, values):
-        """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it skipped the completion, or
-        is not finite."""
+        """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it is not finite."""
         x = values[self.success]
-        highest = REWARDS[self.success].high
-        return (x >= highest - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
+        return (x >= REWARDS[self.success].high - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
 
     def check(self, records):
         """Raises ValueError naming file and line of the first record that a reward cannot score."""

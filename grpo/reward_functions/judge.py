@@ -6,7 +6,6 @@ from core.distributed import autocast
 from core.judge import calculate_judge_scores, calculate_realness, log_odds, windowed_mean
 from core.performance.prepacked import pack_in_bfloat16
 from grpo.reward_functions.registry import reward
-from grpo.rollout import Scored
 
 
 @reward(0, 1)
@@ -49,13 +48,6 @@ class Judge:
             with autocast(self.device, self.dtype):
                 scores[rows] = calculate_judge_scores(self.model, batch, self.tokenizer.cls_token_id)[same]
         return scores
-
-    def scored(self, rollouts, window):
-        """The Scored of rollouts where each sampled token has a credit of its own."""
-        score, credit = self.score_and_credit(rollouts.texts, window)
-        score = score.masked_fill(score.isnan(), torch.inf)  # NaN would mean that the completion is skipped
-        reward = score.view(-1, rollouts.group_size)                                 # (P, G)
-        return Scored(reward, credit.view(*reward.shape, -1), {"judge": score})
 
     @torch.no_grad()
     def score_and_credit(self, texts, window):

@@ -47,10 +47,8 @@ def math_number(prompts, completions, answer, **columns):
     for text, truth in zip(completions, answer, strict=True):
         found = NUMBER.search((solution(text) or "").replace(",", ""))
         guess = number(found.group()) if found else None
-        if guess is None:
-            scores.append(-2.5)
-        else:
-            scores.append(3.5 if guess == number(str(truth)) else -1.5)
+        right = 3.5 if guess == number(str(truth)) else -1.5
+        scores.append(-2.5 if guess is None else right)
     return scores
 
 
