@@ -248,7 +248,7 @@ def test_a_dry_run_still_refuses_what_cannot_work_while_the_data_is_missing(laun
     (tmp_path / "config").symlink_to(os.path.join(ROOT, "config"))
     recipe = {"dataset": tmp_path / "data", "dry_run": True}
     assert f"it would be built by {tmp_path}/data/prepare.py" in launch(**recipe).stdout
-    missing = {"generator_checkpoint": "data/sudoku/pretrained/generator.safetensors"}
+    missing = {"generator_checkpoint": "out-equations/generator.safetensors"}
     for more in ({}, missing | {"judge_checkpoint": None}):
         assert "'exact' is not one of" in launch(1, **recipe, **more, reward_functions="exact").stderr
     save_model(str(tmp_path / "causal.safetensors"), causal_model(), CAUSAL)
