@@ -18,7 +18,7 @@ from core.logger import create_logger
 from core.run.trackers import TRACKERS, Trackers, check_trackers
 from tests.tiny import ROOT
 
-SAMPLES = [{"problem": "a secret\n\x1b question \ud800", "best": "secret <b>yes</b>",
+SAMPLES = [{"problem": "a secret\n\x1b question", "best": "secret <b>yes</b>",
             "worst": "secret | no", "best_score": 0.9, "worst_score": None, "mask": {"best": [1]}}]
 RUN = """
 import json, os, signal, sys, time
@@ -35,7 +35,7 @@ for step in range(first + 1, last + 1):
     logger.log(step, {"loss": value + step, "lr": float("nan")})
     if step % 2 == 0:
         logger.log(step, {"eval/judge": value - step}, show=False)
-        logger.say("  problem | " + samples[0]["problem"].encode(errors="replace").decode())
+        logger.say("  problem | " + samples[0]["problem"])
         logger.trackers.text(step, samples)
 if end == "killed":
     time.sleep(2)
@@ -127,11 +127,10 @@ def test_a_resumed_run_writes_no_step_twice_and_texts_are_sent_only_if_they_may(
     assert b"secret" not in contents(tmp_path)
     run(tmp_path, name, first=2, last=7, value=0.25, log_text=True)
     assert b"secret <b>yes</b>" in contents(tmp_path)
-    kept = {"tensorboard": 2}.get(name, 5)  # the last step that is the first process's
-    lost = {"wandb": 5}.get(name)           # wandb writes a step when the next one begins
+    lost = {"wandb": 5}.get(name)  # wandb writes a step when the next one begins
     assert READERS[name](tmp_path) == {
-        "loss": [(step, (0.5 if step <= kept else 0.25) + step) for step in range(1, 8) if step != lost],
-        "eval/judge": [(step, (0.5 if step <= kept else 0.25) - step) for step in (2, 4, 6)]}
+        "loss": [(step, (0.5 if step <= 5 else 0.25) + step) for step in range(1, 8) if step != lost],
+        "eval/judge": [(step, (0.5 if step <= 5 else 0.25) - step) for step in (2, 4, 6)]}
     if name == "wandb":
         assert len({r.run.run_id for r in wandb_events(tmp_path) if r.WhichOneof("record_type") == "run"}) == 1
 
@@ -163,9 +162,9 @@ class Recorder:
 
     id, fails = "run 7", None
 
-    def __init__(self, config, step, id):
+    def __init__(self, config, settings, id):
         self.calls = []
-        self.call("start", step, id)
+        self.call("start", id)
 
     def call(self, method, *arguments):
         self.calls.append((method, *arguments))
@@ -199,30 +198,22 @@ def test_a_tracker_that_fails_is_left_out_with_one_line(recorders, method):
     assert lines == ["b failed (first line second line); the run goes on without it"]
     assert [call[0] for call in a.calls] == ["start", "log", "text", "log", "text", "finish"]
     assert b.calls[-1][0] == method and sum(call[0] == method for call in b.calls) == 1
-    assert a.calls[2] == ("text", 0, [["a secret\n\x1b question ?", 0.9, "secret <b>yes</b>", None, "secret | no"]])
+    assert a.calls[2] == ("text", 0, SAMPLES)
 
 
-def test_a_tracker_that_does_not_start_stops_a_new_run_and_not_a_resumed_one(recorders):
-    trackers, lines = recorders("start")
+def test_a_tracker_that_does_not_start_stops_the_run(recorders):
     with pytest.raises(ValueError, match=r"^b did not start \(first line second line\); leave it out of"):
-        trackers.start(0, [])
-    trackers, lines = recorders("start")
-    trackers.start(3, [])
-    assert list(trackers.running) == ["a"]
-    assert lines == ["b did not start (first line second line); the run goes on without it"]
+        recorders("start")[0].start(0, [])
 
 
-def test_a_resumed_run_goes_on_under_its_id_after_the_last_step_that_was_logged(recorders, tmp_path):
+def test_a_resumed_run_goes_on_under_its_id_and_writes_no_step_twice(recorders, tmp_path):
     recorders()[0].start(0, [])
     assert json.loads((tmp_path / "trackers.json").read_text()) == {"a": "run 7", "b": "run 7"}
-    (tmp_path / "trackers.json").write_text('{"a": "run 7"}')  # only a was on
     trackers, _ = recorders()
     trackers.start(2, [{"step": 2, "loss": 1.0}, {"step": 3, "loss": 1.0}])
-    for step in (3, 4):
+    for step in (2, 3, 4):  # the evaluation of step 2 was not made
         trackers.log(step, {"loss": 2.0})
-    a, b = (tracker.calls for tracker in trackers.running.values())
-    assert a == [("start", 2, "run 7"), ("log", 4, {"loss": 2.0})]
-    assert [call[:2] for call in b] == [("start", 2), ("log", 3), ("log", 4)] and b[0][2] is None
+    assert trackers.running["a"].calls == [("start", "run 7"), ("log", 2, {"loss": 2.0}), ("log", 4, {"loss": 2.0})]
 
 
 def test_a_tracker_that_there_is_not_is_named_and_a_missing_package_has_its_pip_command(monkeypatch):
