@@ -205,19 +205,19 @@ def save_config(config, path, **more):
 
 
 def changed_settings(config, origin):
-    """{key: (value, default, the file or argument that set it)} of the settings that differ from their defaults."""
+    """{key: {"value", "default", "set in": the file or argument}} of the settings that differ from their defaults."""
     changed = {}
     for key, where in origin.items():
         value, default = getattr(config, key), getattr(type(config), key)
         if value != default:
-            changed[key] = value, default, where
+            changed[key] = {"value": value, "default": default, "set in": where}
     return changed
 
 
 def describe(config, origin):
-    """The settings that differ from the defaults and where each was set, one line each, in the order of the config."""
+    """The settings that differ from the defaults and where each was set, one line each."""
     lines = []
-    for key, (value, default, where) in changed_settings(config, origin).items():
-        setting = f"{key} = {value!r}"
-        lines.append(f"{setting:<40}  (default {default!r}; {where})")
+    for key, about in changed_settings(config, origin).items():
+        setting = f"{key} = {about['value']!r}"
+        lines.append(f"{setting:<40}  (default {about['default']!r}; {about['set in']})")
     return lines
