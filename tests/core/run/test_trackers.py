@@ -28,6 +28,7 @@ from core.logger import Logger
 from core.run.trackers import Trackers
 settings, samples, first, last, value, end = json.loads(sys.argv[2])
 config = RunConfig(**settings | {"report_to": tuple(settings["report_to"])})
+os.makedirs(config.out_dir, exist_ok=True)
 logger = Logger(config.out_dir, last, ("loss",))
 logger.trackers = Trackers(config, logger.say)
 logger.start(first)
