@@ -81,13 +81,11 @@ class RunConfig:
         check_ranges(self, RANGES)
         check_choices(self, CHOICES)
         if self.min_lr is not None and self.min_lr > self.learning_rate:
-            raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}, so the rate would "
-                             f"rise; set min_lr={self.learning_rate / 10:g}, or None for a tenth of learning_rate")
+            raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}; lower it, or set None")
         try:
             json.dumps(self.chat_template_kwargs, allow_nan=False)  # for config.json
         except (TypeError, ValueError) as error:
-            raise ValueError(f"chat_template_kwargs={shown(self.chat_template_kwargs)} must consist of texts, numbers, "
-                             f"True, False, None, lists and dicts ({error})") from None
+            raise ValueError(f"chat_template_kwargs={shown(self.chat_template_kwargs)}: {error}") from None
 
     @functools.cached_property
     def absolute_out_dir(self):
@@ -98,7 +96,7 @@ class RunConfig:
 CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)  # what a config file has for itself
 WORD = re.compile(r"[\w.:/-]+")  # a text that can stand for a tuple of itself
 CHOICES = {"template": ("plain", "chat", "math", "code", "model"), "optimizer": ("adamw", "muon"),
-           "resume": (True, False, "auto")}
+           "resume": (True, False, "auto"), "dtype": ("auto", "float32", "bfloat16")}
 RANGES = {"block_size": "[2, 1e6]", "max_prompt_length": "[1, 1e6]", "batch_size": "[1, 1e6]",
           "gradient_accumulation_steps": "[1, 1e6]",
           "max_iters": "[0, 1e12]", "learning_rate": "(0, 1e3]", "min_lr": "[0, 1e3]", "warmup_iters": "[0, 1e12]",
@@ -192,11 +190,7 @@ def checked(key, value, hints, where):
         value = tuple(float(x) if type(x) is int else x for x in value)
     if type(value) in kinds and (type(value) is not tuple or {item}.issuperset(map(type, value))):
         return value
-    wrong = f"{where}: {key}={shown(value)} must be {inspect.formatannotation(hints[key])}"
-    if item and type(value) is not tuple:
-        items = tuple(value.split(",")) if isinstance(value, str) else (value,)
-        wrong += f'; write {key}="{shown(items)}"'
-    raise UsageError(wrong)
+    raise UsageError(f"{where}: {key}={shown(value)} must be {inspect.formatannotation(hints[key])}")
 
 
 def save_config(config, path, **more):
