@@ -43,15 +43,12 @@ class CheckpointManager:
     suffix: the ending of a model's name: ".safetensors" of a file, "" of a folder in Hugging Face format
     identity: {setting: plain value} that must be equal for a state to fit, besides the names and shapes of the weights
     writes: whether this process writes; one that does not takes part in putting sharded tensors together
-    write_card(folder, step): describes a model that is a folder
     """
 
-    def __init__(self, out_dir, write_model, keep=0, suffix=".safetensors", identity=None, writes=True,
-                 write_card=None):
+    def __init__(self, out_dir, write_model, keep=0, suffix=".safetensors", identity=None, writes=True):
         self.out_dir, self.write_model = out_dir, write_model
         self.keep, self.suffix = keep, suffix
         self.identity, self.writes = identity or {}, writes
-        self.write_card = write_card
         self.last = None  # (path, step) of the last state that this process has written, or read
 
     def path(self, name):
@@ -74,8 +71,6 @@ class CheckpointManager:
             names.append(f"model-{step:06d}{self.suffix}")
         for path in map(self.path, names):
             self.write_model(path, **sharded, step=step, **facts)
-            if self.write_card is not None and os.path.isdir(path):
-                self.write_card(path, step)
         newest = self.path(STATE)
         with replacing(newest) as new:
             with open(new, "wb") as f:
