@@ -72,7 +72,6 @@ class RunConfig:
                                            # they wait 12 hours while rank 0 evaluates, builds or saves
     compile: bool = False                  # torch.compile: half a minute at the start, then faster; for long runs
     report_to: tuple[str, ...] = ()        # where the metrics go as well: wandb, tensorboard, trackio
-    log_text: bool = False                 # send samples, which are prompts and completions, there too
     wandb_log: bool = False                # the same as wandb in report_to
     wandb_project: str = "nano-grpo"       # the project of the run in wandb and trackio
     wandb_run_name: str | None = None      # the run's name in wandb and trackio; None: they choose one

@@ -210,7 +210,6 @@ class GRPOTrainer:
             self.logger.say("  held out | " + " | ".join(shown[first : first + 3]))
         if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
             append_samples(self.checkpoints.out_dir, self.step, samples)
-            self.logger.trackers.text(self.step, samples)
             self.logger.say(format_samples(samples, sys.stdout.isatty(), self.config.eval_completions))
         return metrics
 

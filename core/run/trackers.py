@@ -10,8 +10,6 @@ from core.files.whole_files import replacing
 from core.run.names import TRACKER_IDS
 from core.settings.user_code import one_line
 
-COLUMNS = ("problem", "best_score", "best", "worst_score", "worst")  # of the samples that are sent
-
 
 class Wandb:
     """Weights & Biases: a server; with WANDB_MODE=offline the folder out_dir/wandb, which `wandb sync` sends later."""
@@ -22,7 +20,6 @@ class Wandb:
         # leaves is written each second, and the end of a run waits five minutes for the upload.
         silent = wandb.Settings(console="off", x_disable_meta=True, disable_git=True,
                                 x_transaction_log_flush_interval=1.0, finish_timeout=300.0)
-        self.library = wandb
         self.run = wandb.init(project=config.wandb_project, name=config.wandb_run_name, dir=config.absolute_out_dir,
                               id=id, config=settings, resume="allow" if id else None, settings=silent)
         self.id = self.run.id  # under which a later process goes on
@@ -30,12 +27,8 @@ class Wandb:
     def log(self, step, metrics):
         self.run.log(metrics, step=step)
 
-    def text(self, step, samples):
-        rows = [[sample.get(name) for name in COLUMNS] for sample in samples]
-        self.log(step, {"samples": self.library.Table(columns=list(COLUMNS), data=rows)})
-
     def finish(self):
-        self.library.finish()
+        self.run.finish()
 
 
 class Trackio(Wandb):
@@ -44,7 +37,6 @@ class Trackio(Wandb):
 
     def __init__(self, config, settings, id):
         import trackio
-        self.library = trackio
         self.run = trackio.init(project=config.wandb_project, name=id or config.wandb_run_name, embed=False,
                                 config=settings, resume="allow" if id else "never")
         self.id = self.run.name
@@ -63,11 +55,6 @@ class TensorBoard:
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
-
-    def text(self, step, samples):
-        # indented: no Markdown
-        lines = [f"    {name:<11} | {json.dumps(sample.get(name))}" for sample in samples for name in COLUMNS]
-        self.writer.add_text("samples", "\n".join(lines), step)
 
     def finish(self):
         self.writer.close()
@@ -111,8 +98,7 @@ class Trackers:
         if step and os.path.exists(path):
             ids = read_object(path, path, "delete it")
         settings = dataclasses.asdict(self.config)
-        if not self.config.log_text:
-            del settings["system_prompt"], settings["prompt_format"]
+        del settings["system_prompt"], settings["prompt_format"]  # texts stay here
         self.known = {record["step"] for record in records if record["step"] > step}
         for name in self.names:
             try:
@@ -127,11 +113,6 @@ class Trackers:
         """metrics: {name: number}"""
         if step not in self.known:
             self._call("log", step, metrics)
-
-    def text(self, step, samples):
-        """Sends samples, [{column: text or number}], if log_text allows it."""
-        if self.running and self.config.log_text and step not in self.known:
-            self._call("text", step, samples)
 
     def finish(self):
         self._call("finish")

@@ -1,4 +1,4 @@
-"""Trackers: each is read back with its own reader; none can stop a run; texts go out only if they may."""
+"""Trackers: each is read back with its own reader; none can stop a run."""
 
 import functools
 import importlib.util
@@ -18,15 +18,13 @@ from core.logger import create_logger
 from core.run.trackers import TRACKERS, Trackers, check_trackers
 from tests.tiny import ROOT
 
-SAMPLES = [{"problem": "a secret\n\x1b question", "best": "secret <b>yes</b>",
-            "worst": "secret | no", "best_score": 0.9, "worst_score": None, "mask": {"best": [1]}}]
 RUN = """
 import json, os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 from core.config import RunConfig
 from core.logger import Logger
 from core.run.trackers import Trackers
-settings, samples, first, last, value, end = json.loads(sys.argv[2])
+settings, first, last, value, end = json.loads(sys.argv[2])
 config = RunConfig(**settings | {"report_to": tuple(settings["report_to"])})
 os.makedirs(config.out_dir, exist_ok=True)
 logger = Logger(config.out_dir, last, ("loss",))
@@ -36,8 +34,7 @@ for step in range(first + 1, last + 1):
     logger.log(step, {"loss": value + step, "lr": float("nan")})
     if step % 2 == 0:
         logger.log(step, {"eval/judge": value - step}, show=False)
-        logger.say("  problem | " + samples[0]["problem"])
-        logger.trackers.text(step, samples)
+        logger.say("a secret question")
 if end == "killed":
     time.sleep(2)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -57,7 +54,7 @@ def run(folder, name, first=0, last=4, value=0.5, end="", before="", **settings)
     `before` first. Returns its output."""
     settings |= {"out_dir": str(folder / "out"), "report_to": [name]}
     env = os.environ | {"WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio")}
-    done = subprocess.run([sys.executable, "-c", before + RUN, ROOT, json.dumps([settings, SAMPLES, first, last, value, end])],
+    done = subprocess.run([sys.executable, "-c", before + RUN, ROOT, json.dumps([settings, first, last, value, end])],
                           env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == (-9 if end == "killed" else 0), done.stderr
     assert end == "killed" or "the run has ended" in done.stdout
@@ -123,11 +120,10 @@ def name(request):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_writes_no_step_twice_and_texts_are_sent_only_if_they_may(tmp_path, name):
+def test_a_resumed_run_writes_no_step_twice_and_no_text_is_sent(tmp_path, name):
     run(tmp_path, name, last=5, end="killed", system_prompt="a secret instruction", prompt_format="secret {prompt}")
     assert b"secret" not in contents(tmp_path)
-    run(tmp_path, name, first=2, last=7, value=0.25, log_text=True)
-    assert b"secret <b>yes</b>" in contents(tmp_path)
+    run(tmp_path, name, first=2, last=7, value=0.25)
     lost = {"wandb": 5}.get(name)  # wandb writes a step when the next one begins
     assert READERS[name](tmp_path) == {
         "loss": [(step, (0.5 if step <= 5 else 0.25) + step) for step in range(1, 8) if step != lost],
@@ -187,19 +183,17 @@ def recorders(monkeypatch, tmp_path):
     return made
 
 
-@pytest.mark.parametrize("method", ["log", "text", "finish"])
+@pytest.mark.parametrize("method", ["log", "finish"])
 def test_a_tracker_that_fails_is_left_out_with_one_line(recorders, method):
-    trackers, lines = recorders(method, log_text=True)
+    trackers, lines = recorders(method)
     trackers.start(0, [])
     a, b = trackers.running.values()
     for step in (0, 1):
         trackers.log(step, {"loss": 1.0})
-        trackers.text(step, SAMPLES)
     trackers.finish()
     assert lines == ["b failed (first line second line); the run goes on without it"]
-    assert [call[0] for call in a.calls] == ["start", "log", "text", "log", "text", "finish"]
+    assert [call[0] for call in a.calls] == ["start", "log", "log", "finish"]
     assert b.calls[-1][0] == method and sum(call[0] == method for call in b.calls) == 1
-    assert a.calls[2] == ("text", 0, SAMPLES)
 
 
 def test_a_tracker_that_does_not_start_stops_the_run(recorders):
