@@ -30,12 +30,10 @@ def format_number(value):
     """A number in at most ten characters; "-" for None, which was not measured."""
     if value is None:
         return "-"
-    if not math.isfinite(value):
-        return str(value)
     if abs(value) >= 1e9:
         return f"{value:.2g}"
     if isinstance(value, int) or abs(value) >= 1000:
-        return f"{int(value)}"
+        return f"{value:.0f}"
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
 
 
@@ -106,11 +104,8 @@ class Logger:
             finite = {name: x if math.isfinite(x) else None for name, x in metrics.items()}  # NaN is no JSON
             f.write(json.dumps({"step": step, **finite}) + "\n")
         self.trackers.log(step, metrics)
-        if show:
-            self._show(step, metrics)
-
-    def _show(self, step, metrics):
-        """One aligned line; every HEADER_EVERY lines a line of column names above it."""
+        if not show:
+            return
         names, cells = [f"{'step':>6}"], [f"{step:>6}"]
         for name in self.columns:
             width = max(len(name) + 1, 8)
