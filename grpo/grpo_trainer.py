@@ -1,7 +1,6 @@
 """The loop: a GRPO step after the other, with evaluation, logging and checkpoints."""
 
 import contextlib
-import functools
 import math
 import os
 import sys
@@ -14,7 +13,6 @@ from core.files.json_lines import each_record, keep_records
 from core.logger import format_number
 from core.run.bad_steps import BadSteps
 from core.run.loop import run_loop
-from core.run.model_card import write_card
 from core.run.names import CONFIG, CURVES, METRICS, REPORT, SAMPLES
 from core.run.stop_signal import StopSignal
 from core.scheduler import CosineLRScheduler
@@ -48,8 +46,7 @@ class GRPOTrainer:
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
         self.checkpoints = CheckpointManager(config.absolute_out_dir, policy.save, config.keep_checkpoints,
-                                             policy.suffix, getattr(policy, "identity", dict)(), dist.is_main,
-                                             functools.partial(write_card, config))
+                                             policy.suffix, getattr(policy, "identity", dict)(), dist.is_main)
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.prefetcher = None  # of a sampler elsewhere, or ahead of training; None: the policy samples at once
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
@@ -213,7 +210,6 @@ class GRPOTrainer:
             self.logger.say("  held out | " + " | ".join(shown[first : first + 3]))
         if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
             append_samples(self.checkpoints.out_dir, self.step, samples)
-            self.logger.trackers.text(self.step, samples)
             self.logger.say(format_samples(samples, sys.stdout.isatty(), self.config.eval_completions))
         return metrics
 
