@@ -6,7 +6,7 @@ import shutil
 
 from core.files.json_lines import read_object
 from core.files.whole_files import put
-from core.huggingface.diffusion import PUBLISHED, as_known, check_values
+from core.huggingface.diffusion import PUBLISHED, as_known, check_block
 from core.settings.optional import HUB, local_name, on_hub, opening, quiet_transformers
 from core.settings.ranges import shown
 
@@ -55,7 +55,7 @@ def read_config(path, key):
             config = as_known(values, f"{key}={path}")
     else:
         config = calling(transformers.AutoConfig.from_pretrained, path, key)
-    check_values(config, f"{key}={path}")
+    check_block(config, f"{key}={path}")
     return config
 
 

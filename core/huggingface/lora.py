@@ -11,13 +11,12 @@ import torch
 from core.huggingface.settings import ALL_LINEAR
 from core.performance.sharding import whole
 from core.settings.optional import local_name, require
-from core.settings.ranges import check_finite, shown
+from core.settings.ranges import check_finite
 from core.settings.user_code import guarded
 
 BASE = "the base model's weights (generator_checkpoint or init_from), as a hash"
 HASHED = 64  # numbers of each frozen weight that the hash is made of
 WEIGHTS = "adapter_model.safetensors"
-UNSUPPORTED = ("bias", "use_dora", "modules_to_save", "trainable_token_indices")  # options of adapters
 MAMBA = "mamba2"  # peft refuses an adapter of its out_proj, which a fused kernel would not read
 POLICY, REFERENCE = "default", "reference"  # names of the adapter that is trained and of the frozen copy beside it
 
@@ -66,20 +65,14 @@ def open_adapter(net, path, key, trainable=False):
     peft = require("peft", named)
     with guarded(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
                  f"{WEIGHTS} that was trained on it"):
-        settings = peft.PeftConfig.from_pretrained(name)
-        for option in UNSUPPORTED:
-            value = getattr(settings, option, None)
-            if value and value != "none":
-                raise ValueError(f"{named} is an adapter with {option}={shown(value)}, which is not supported; train "
-                                 "one without it")
         file = require("transformers", named).utils.cached_file(name, WEIGHTS)
         net = peft.PeftModel.from_pretrained(net, name, POLICY, is_trainable=trainable)
         with safetensors.safe_open(file, "pt") as f:
             saved = set(f.keys())
     weights = adapter_weights(net, POLICY)
-    if apart := sorted(weights.keys() ^ saved):
-        raise ValueError(f"{named} is not an adapter of this model: {apart[0]} is in only one of the two; name a LoRA "
-                         "adapter that was trained on it")
+    if weights.keys() != saved or net.peft_config[POLICY].bias != "none":
+        raise ValueError(f"{named} is not an adapter of this model with LoRA's two matrices and nothing else; name one "
+                         "that was trained on it")
     check_finite(weights.items(), named)
     check_tied(net, named)
     return net
