@@ -74,14 +74,11 @@ def check_weights(path, key, config):
                          "which can run code as they are read (model.save_pretrained of transformers writes them)")
 
 
-def check_target(folder, adapter, key="out_dir"):
-    """Raises ValueError if a folder holds a model of another kind, which could not be told apart from a new one there.
-
-    adapter: whether the new one is an adapter; key: the setting that names the folder
-    """
+def check_target(folder, adapter):
+    """Raises ValueError if the folder export=folder holds a model where an adapter is to come, or the reverse."""
     other = "model*.safetensors" if adapter else "adapter_*.safetensors"
     for file in pathlib.Path(folder).glob(other):
-        raise ValueError(f"{key}={folder} holds {file.name}; a model and an adapter in the same folder could not be "
+        raise ValueError(f"export={folder} holds {file.name}; a model and an adapter in the same folder could not be "
                          "told apart, so name another")
 
 

@@ -12,7 +12,6 @@ from core.huggingface.diffusion import PUBLISHED, reads_both_ways
 from core.huggingface.files import (
     base_of,
     calling,
-    check_target,
     check_weights,
     declared_in,
     is_adapter,
@@ -181,7 +180,6 @@ def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None, 
 
     dtype: of the weights, but not of an adapter's; weights: as in core.models.save_model. They appear last, whole.
     """
-    check_target(path, model.has_adapter, "the folder")
     new = path + ".tmp"
     shutil.rmtree(new, ignore_errors=True)
     try:

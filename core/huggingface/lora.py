@@ -42,15 +42,15 @@ def add_adapter(net, adapter):
 def new_adapter(net, adapter):
     """The model with a new adapter of the layers that lora_targets names."""
     peft, named = require("peft", adapter.asked_for), f"lora_targets={adapter.lora_targets!r}"
-    names = () if adapter.targets == ALL_LINEAR else adapter.targets
     layers = "".join(f".{name}\n" for name, _ in net.named_modules())
-    for name in names:  # peft would leave out one that is mistyped beside another
+    for name in adapter.targets:  # peft would leave out one that is mistyped beside another
         if f".{name}\n" not in layers:
-            raise ValueError(f"{named}: the model has no layer {name}; use 'all-linear' or names of its linear layers")
-    left_out = ["out_proj"] if adapter.targets == ALL_LINEAR and net.config.model_type == MAMBA else None
-    settings = peft.LoraConfig(r=adapter.lora_rank, lora_alpha=adapter.alpha, target_modules=adapter.targets,
-                               exclude_modules=left_out, lora_dropout=0.0)
-    with guarded(f"{named} does not fit the model", "use 'all-linear' or names of its linear layers"):
+            raise ValueError(f"{named}: the model has no layer {name!r}; name linear layers, as in q_proj,v_proj")
+    left_out = ["out_proj"] if not adapter.targets and net.config.model_type == MAMBA else None
+    settings = peft.LoraConfig(
+        r=adapter.lora_rank, lora_alpha=adapter.lora_alpha or 2.0 * adapter.lora_rank, lora_dropout=0.0,
+        target_modules=adapter.targets or ALL_LINEAR, exclude_modules=left_out)
+    with guarded(f"{named} does not fit the model", "name linear layers of it"):
         net = peft.get_peft_model(net, settings, POLICY)
     check_tied(net, named)
     return net

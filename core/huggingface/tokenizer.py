@@ -107,14 +107,12 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
     Raises FileNotFoundError or ValueError naming `key`, the setting that named the path.
     """
     transformers = quiet_transformers(path, key)
-    if not on_hub(path) and not os.path.isdir(path):
-        raise FileNotFoundError(f"{key}={path} is no folder; name a folder in Hugging Face format or {HUB}owner/name")
     model = base_of(path, key) if is_adapter(path) else path  # whose files declare the end tokens
     if not on_hub(path) and not any(os.path.isfile(os.path.join(path, file)) for file in FILES):
         if is_adapter(path):
             return load_huggingface_tokenizer(model, f"{key}={path}, base model")
         raise FileNotFoundError(f"{key}={path} has no tokenizer ({', '.join(FILES[:2])}); copy the tokenizer's files "
-                                "there, from where the model came from")
+                                f"there, or name another folder or {HUB}owner/name")
     with opening(path, key, ": its tokenizer"):
         config, generation = (declared_in(model, file, key) for file in ("config.json", "generation_config.json"))
         ends = end_ids(config) + end_ids(config.get("text_config") or {}) + end_ids(generation)

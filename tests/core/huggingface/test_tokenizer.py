@@ -143,7 +143,7 @@ def test_a_description_is_enough_while_its_folder_is_there_and_unchanged(tmp_pat
     tokenizer_of("words").save_pretrained(path)
     with pytest.raises(ValueError, match="^meta.json: the vocabulary of its tokenizer is not"):
         from_description(description, "meta.json")
-    with pytest.raises(FileNotFoundError, match="^meta.json: tokenizer=.*gone is no folder"):
+    with pytest.raises(FileNotFoundError, match="^meta.json: tokenizer=.*gone has no tokenizer"):
         from_description(description | {"name": str(tmp_path / "gone")}, "meta.json")
     del description["name"]
     with pytest.raises(ValueError, match="^meta.json: its tokenizer of kind='huggingface' cannot be read"):
