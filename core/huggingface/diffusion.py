@@ -71,10 +71,8 @@ def block_mask(padding, length, block):
 
 
 def as_known(values, named):
-    """The config of transformers for a config.json of a row of PUBLISHED.
-
-    values: what it holds; named: the setting and the path. Raises ValueError for a variant that has another shape
-    """
+    """The config of transformers for the values of a config.json of a row of PUBLISHED. Raises ValueError for a variant
+    that has another shape."""
     import transformers
     row = PUBLISHED[values["model_type"]]
     for name, wanted in row.must_be.items():

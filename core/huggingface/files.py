@@ -41,7 +41,7 @@ def declared_in(path, file, key):
 
 
 def calling(function, path, key, **settings):
-    """function(name, **settings) of transformers, with its errors as one line that names the setting."""
+    """function(name, **settings) of transformers, with its errors as one line."""
     with opening(path, key):
         return function(local_name(path), trust_remote_code=False, **settings)
 

@@ -24,8 +24,8 @@ POLICY, REFERENCE = "default", "reference"  # names of the adapter that is train
 def add_adapter(net, adapter):
     """The transformers model `net` with an adapter, the only part of it that is trained. adapter: a LoraConfig
 
-    A new adapter changes nothing yet: one of its two matrices is zero. With lora_init_from it is read from there. If
-    the run has a reference that starts from an adapter or moves, a second, frozen adapter is the reference.
+    A new adapter changes nothing yet: one of its two matrices is zero. If the run has a reference that starts from an
+    adapter or moves, a second, frozen adapter is the reference.
     """
     torch.manual_seed(getattr(adapter, "seed", 0))
     if adapter.lora_init_from:
@@ -57,10 +57,7 @@ def new_adapter(net, adapter):
 
 
 def open_adapter(net, path, key, trainable=False):
-    """The model with the adapter of a folder or hub name, which must be one of this model, in safetensors.
-
-    key: the setting that names it, for errors
-    """
+    """The model with the adapter of a folder or hub name, which must be one of this model, in safetensors."""
     named, name = f"{key}={path}", local_name(path)
     peft = require("peft", named)
     with guarded(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
@@ -80,7 +77,7 @@ def open_adapter(net, path, key, trainable=False):
 
 def check_tied(net, named):
     """Raises ValueError if the embedding or the output layer has an adapter although they share their weights: merged
-    into them, the adapter would also change the other one. named: the setting and its value, for the error"""
+    into them, the adapter would also change the other one."""
     base = net.get_base_model()
     pair = base.get_input_embeddings(), base.get_output_embeddings()
     if pair[1] is None or pair[0].weight is not pair[1].weight:
@@ -127,8 +124,7 @@ def base_hash(net):
 
 @contextmanager
 def using(net, name):
-    """A block in which a model computes with the adapter of that name, or with None without one; one that has none
-    computes as it always does."""
+    """A block in which a model computes with the adapter of that name, or with None without one."""
     if name == POLICY:
         yield
     elif name is None:

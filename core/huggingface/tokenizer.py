@@ -50,7 +50,7 @@ class HuggingFaceTokenizer:
         return self.backend.encode(text, add_special_tokens=False, verbose=False)
 
     def encode_prompt(self, text):
-        """Ids of a whole prompt: after the start token, if the tokenizer has one, and without an end token."""
+        """Ids of a whole prompt: after the start token, if there is one, and without an end token."""
         return [*self.start_ids, *self.encode(text)]
 
     def decode(self, ids):
@@ -80,11 +80,10 @@ class HuggingFaceTokenizer:
             return text
 
     def save(self, folder):
-        """Writes the tokenizer's own files to a folder, where from_pretrained finds them."""
         self.backend.save_pretrained(folder)
 
     def description(self):
-        """Plain values from which core/tokenizer.py loads this tokenizer again; vocabulary is equal for equal ones."""
+        """Plain values from which core/tokenizer.py loads this tokenizer again."""
         return {"kind": "huggingface", "name": self.path, "vocabulary": self.sha256,
                 "base_vocab_size": self.base_vocab_size, "vocab_size": self.vocab_size,
                 "mask_token_id": self.mask_token_id, "pad_token_id": self.pad_token_id,
@@ -102,10 +101,7 @@ def ids_around(backend):
 
 def load_huggingface_tokenizer(path, key="checkpoint"):
     """The tokenizer of a folder or of hf:owner/name; of an adapter without one, that of its base model. Its own code is
-    never run.
-
-    Raises FileNotFoundError or ValueError naming `key`, the setting that named the path.
-    """
+    never run."""
     transformers = quiet_transformers(path, key)
     model = base_of(path, key) if is_adapter(path) else path  # whose files declare the end tokens
     if not on_hub(path) and not any(os.path.isfile(os.path.join(path, file)) for file in FILES):
@@ -139,6 +135,6 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
 def end_ids(values):
     """The end ids that a config declares: a list, one id, or none."""
     ends = values.get("eos_token_id")
-    if ends is None:
-        return []
-    return ends if isinstance(ends, list) else [ends]
+    if isinstance(ends, list):
+        return ends
+    return [] if ends is None else [ends]
