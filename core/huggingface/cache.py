@@ -22,14 +22,14 @@ class HuggingFaceCache:
         self.content, self.length = content, length
 
     def expand(self, rows, room=0):
-        """As core.cache.Cache.expand, but its layers grow as they need."""
+        """Does what core.cache.Cache.expand does, but its layers grow as they need."""
         content = copy.copy(self.content)
         content.layers = [copy.copy(layer) for layer in self.content.layers]
         content.reorder_cache(rows)
         return HuggingFaceCache(content, self.length)
 
     def keep(self, rows):
-        """As core.cache.Cache.keep."""
+        """Drops all rows but these."""
         self.content.reorder_cache(rows)
 
     @property

@@ -1,8 +1,6 @@
 """Loads models in Hugging Face format, with or without a LoRA adapter, checks them, and saves them."""
 
 import copy
-import json
-import os
 import shutil
 
 import torch
@@ -30,7 +28,6 @@ from core.tokenizer import same_vocabulary
 
 CLASSES = {LANGUAGE_MODEL: "AutoModelForCausalLM", MASKED_FILL: "AutoModelForMaskedLM",
            SEQUENCE_SCORER: "AutoModelForPreTraining"}
-FACTS = "nano_grpo.json"
 
 
 def load_huggingface(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", adapter=FULL,
@@ -79,11 +76,11 @@ def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device=
     settings = {"dtype": dtype if adapter.has_adapter else torch.float32}
     if adapter.load_in_4bit:
         settings |= four_bits(transformers, dtype, device)
-    kind = CLASSES[LANGUAGE_MODEL] if reads_both_ways(config) else CLASSES[found]
+    kind = getattr(transformers, CLASSES[LANGUAGE_MODEL if reads_both_ways(config) else found])
     published = PUBLISHED.get(declared_in(path, "config.json", key).get("model_type"))
     if published is None:
-        return read_weights(getattr(transformers, kind), path, key, **settings), found
-    net = read_weights(getattr(transformers, kind), path, key, config=config, key_mapping=published.names, **settings)
+        return read_weights(kind, path, key, **settings), found
+    net = read_weights(kind, path, key, config=config, key_mapping=published.names, **settings)
     net._weight_conversions = None  # it is saved with the names of transformers
     return net, found
 
@@ -164,7 +161,7 @@ def check_outputs(model, named):
                          "apart; use a model of a family that docs/huggingface.md names")
 
 
-def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None, **facts):
+def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None):
     """Writes a folder that from_pretrained or, with an adapter, peft opens: core.models.save_model. The weights appear
     last, whole. dtype: of the weights, but not of an adapter's"""
     new = path + ".tmp"
@@ -178,8 +175,6 @@ def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None, 
                 net.save_pretrained(new, state_dict=weights and dict(weights),  # tied ones are taken out of it
                                     max_shard_size="1000GB")  # one file, which can be replaced at once
             tokenizer.save(new)
-            with open(os.path.join(new, FACTS), "w") as f:
-                json.dump(facts, f)
             replace_files(new, path)
     finally:
         shutil.rmtree(new, ignore_errors=True)

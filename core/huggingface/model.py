@@ -84,7 +84,7 @@ class HuggingFaceModel(nn.Module):
         self.cache_name = next((name for name in names if name in arguments), None)
 
     def states(self, tokens, position=None, past=None, padding=None):
-        """As core.model.GPT.states."""
+        """See core.model.GPT.states."""
         B, T = tokens.shape
         before = 0 if past is None else past.length
         if before + T > self.longest_input:
@@ -180,7 +180,7 @@ class HuggingFaceModel(nn.Module):
         return self.body.config.get_text_config()
 
     def parameters_by_kind(self):
-        """As core.model.GPT.parameters_by_kind."""
+        """See core.model.GPT.parameters_by_kind."""
         kinds = {"matrices": [], "embeddings": [], "vectors": []}
         in_layers = {id(p) for p in self.layers.parameters()}
         for p in self.net.parameters():
