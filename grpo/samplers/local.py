@@ -7,8 +7,6 @@ class LocalSampler:
     """Samples as soon as it is asked to start. Its rollouts are as old as those of a sampler that runs while the policy
     is trained, but nothing is faster."""
 
-    outside = False
-
     def __init__(self, policy, config):
         self.policy, self.config = policy, config
         self.rollouts = deque()
@@ -17,7 +15,7 @@ class LocalSampler:
         self.rollouts.append(self.policy.sample(problems, iteration, self.config))
 
     def finish(self):
-        return self.rollouts.popleft(), {}
+        return self.rollouts.popleft()
 
     def sync(self, weights, version):
         """The policy has its weights already."""

@@ -16,7 +16,7 @@ class Prefetcher:
         self.problems, self.config = problems, config
         self.waiting = deque()  # starts (iteration, again) in their order
         self.versions = {}      # {start: version of the weights that sample it}
-        self.outputs = {}       # {start: what the sampler returned} of finished starts that were not asked for yet
+        self.outputs = {}       # {start: its rollouts} of finished starts that were not asked for yet
         self.version = None     # of the weights that the sampler has
 
     def get(self, batch, iteration, again, last):
@@ -39,12 +39,9 @@ class Prefetcher:
                     self._start((later, 0), self.problems(later))
         while key not in self.outputs:  # a sampler finishes first what it started first
             self.outputs[self.waiting.popleft()] = self.sampler.finish()
-        rollouts, sums = self.outputs.pop(key)
-        staleness = iteration - self.versions.pop(key)
-        if self.sampler.outside or ahead:
-            P = rollouts.problems
-            sums = sums | {"staleness": (staleness * P, P)}
-        return rollouts, sums
+        rollouts = self.outputs.pop(key)
+        staleness, P = iteration - self.versions.pop(key), rollouts.problems
+        return rollouts, {"staleness": (staleness * P, P)}
 
     def _start(self, key, batch):
         iteration, _ = key

@@ -38,21 +38,20 @@ class RayWorker:
     def __init__(self, make, config):
         self.policy = make(config)
         self.config = config
-        self.name = secrets.token_hex(8)  # of this process
-        self.version = None               # of the weights
+        self.version = None  # of the weights
 
     def ready(self):
-        return self.name
+        """Returns when the policy is there."""
 
     def sample(self, problems, iteration, version, packed):
-        """Returns Rollouts, on the CPU, and the name of the process."""
+        """Returns Rollouts, on the CPU."""
         if version != self.version:
             weights = {}
             for name, x in self.policy.weights().items():
                 weights[name] = torch.from_numpy(packed[name].copy()).view(x.dtype).view(x.shape)
             self.policy.load_weights(weights)
             self.version = version
-        return moved(self.policy.sample(problems, iteration, self.config), "cpu"), self.name
+        return moved(self.policy.sample(problems, iteration, self.config), "cpu")
 
 
 class RaySampler:
@@ -63,8 +62,6 @@ class RaySampler:
     make: config -> policy, called in each worker; a function that can be imported there
     policy: the trainer's
     """
-
-    outside = True
 
     def __init__(self, make, policy, config, dist):
         self.policy, self.config = policy, config
@@ -79,8 +76,7 @@ class RaySampler:
                 join_ray(self.ray, config, dist, sum(x.nbytes for x in policy.weights().values()))
             actor = self.ray.remote(**worker_options(self.ray, config, dist))(RayWorker)
             self.workers = [actor.remote(make, config) for _ in range(config.ray_workers)]
-            ready = [worker.ready.remote() for worker in self.workers]
-            self.names = set(self._values(ready, START_SECONDS, FEWER))  # of all processes that have been workers
+            self._values([worker.ready.remote() for worker in self.workers], START_SECONDS, FEWER)
             undo.pop_all()
 
     def sync(self, weights, version):
@@ -97,12 +93,8 @@ class RaySampler:
         self.starts.append(answers)
 
     def finish(self):
-        values = self._values(self.starts.popleft(), self.config.sampler_timeout, LATER)
-        parts, names = zip(*values, strict=True)
-        replaced = set(names) - self.names
-        self.names |= replaced
-        rollouts = moved(join(parts), self.policy.device)
-        return rollouts, {"sampler/replaced_workers": (float(len(replaced)), None)}
+        parts = self._values(self.starts.popleft(), self.config.sampler_timeout, LATER)
+        return moved(join(parts), self.policy.device)
 
     def close(self):
         with contextlib.suppress(self.ray.exceptions.RayError):  # of an end for which there is another reason

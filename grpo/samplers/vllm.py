@@ -38,8 +38,6 @@ class VllmSampler:
     policy: the trainer's, causal; dist: the Distributed. Rank 0 brings the weights, each rank asks for its own share
     """
 
-    outside = True
-
     def __init__(self, policy, config, dist):
         if policy.model.mode != LANGUAGE_MODEL:
             raise ValueError(f"sampler='vllm' writes from left to right, but generator_checkpoint="
@@ -74,7 +72,7 @@ class VllmSampler:
         problems, answers = self.starts.popleft()
         completions = join([self._completions(answer.result()) for answer in answers])
         generation = moved(as_generation(completions), self.policy.device)
-        return self.policy.rollouts(problems, generation, self.config), {}
+        return self.policy.rollouts(problems, generation, self.config)
 
     def sync(self, weights, version):
         if not self.has_adapter:  # weights may not change while the server samples with them
