@@ -4,8 +4,7 @@ from collections import deque
 
 
 class LocalSampler:
-    """Samples as soon as it is asked to start. Its rollouts are as old as those of a sampler that runs while the policy
-    is trained, but nothing is faster."""
+    """Samples as soon as it is asked to start: as far ahead as a sampler elsewhere, but not at the same time."""
 
     def __init__(self, policy, config):
         self.policy, self.config = policy, config

@@ -4,11 +4,10 @@ from collections import deque
 
 
 class Prefetcher:
-    """Starts up to config.max_staleness iterations before they are trained on.
+    """Starts up to config.max_staleness iterations before they are trained on. No checkpoint holds what it has: a
+    resumed run samples that again.
 
     problems: iteration -> this rank's problems of it
-    A checkpoint holds nothing of it: what is being sampled when a run ends is sampled again when the run is resumed,
-    with the weights of the checkpoint.
     """
 
     def __init__(self, sampler, policy, problems, config):
@@ -20,8 +19,7 @@ class Prefetcher:
         self.version = None     # of the weights that the sampler has
 
     def get(self, batch, iteration, again, last):
-        """Rollouts of an iteration's problems, and sums of metrics. The policy's weights have the iteration as their
-        version.
+        """Rollouts of an iteration's problems, and {metric: (sum, count)}. The policy's weights have that version.
 
         batch: the problems; again: 0, or the number of the round of other problems for zero_std='resample'
         last: no iteration after this number will be trained
