@@ -52,8 +52,8 @@ class RayWorker:
 
 
 class RaySampler:
-    """Workers that hold a copy of the policy share the problems. Ray starts a worker that died again and repeats what it
-    had not finished.
+    """Workers that hold a copy of the policy share the problems. Ray starts one that died again and repeats what it had
+    not finished.
 
     make: config -> policy, called in each worker; a function that can be imported there
     policy: the trainer's
