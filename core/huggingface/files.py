@@ -6,7 +6,7 @@ import shutil
 
 from core.files.json_lines import read_object
 from core.files.whole_files import put
-from core.huggingface.diffusion import PUBLISHED, as_known, check_values
+from core.huggingface.diffusion import PUBLISHED, as_known, check_block
 from core.settings.optional import HUB, local_name, on_hub, opening, quiet_transformers
 from core.settings.ranges import shown
 
@@ -41,7 +41,7 @@ def declared_in(path, file, key):
 
 
 def calling(function, path, key, **settings):
-    """function(name, **settings) of transformers, with its errors as one line that names the setting."""
+    """function(name, **settings) of transformers, with its errors as one line."""
     with opening(path, key):
         return function(local_name(path), trust_remote_code=False, **settings)
 
@@ -55,7 +55,7 @@ def read_config(path, key):
             config = as_known(values, f"{key}={path}")
     else:
         config = calling(transformers.AutoConfig.from_pretrained, path, key)
-    check_values(config, f"{key}={path}")
+    check_block(config, f"{key}={path}")
     return config
 
 
@@ -74,14 +74,11 @@ def check_weights(path, key, config):
                          "which can run code as they are read (model.save_pretrained of transformers writes them)")
 
 
-def check_target(folder, adapter, key="out_dir"):
-    """Raises ValueError if a folder holds a model of another kind, which could not be told apart from a new one there.
-
-    adapter: whether the new one is an adapter; key: the setting that names the folder
-    """
+def check_target(folder, adapter):
+    """Raises ValueError if the folder export=folder holds a model where an adapter is to come, or the reverse."""
     other = "model*.safetensors" if adapter else "adapter_*.safetensors"
     for file in pathlib.Path(folder).glob(other):
-        raise ValueError(f"{key}={folder} holds {file.name}; a model and an adapter in the same folder could not be "
+        raise ValueError(f"export={folder} holds {file.name}; a model and an adapter in the same folder could not be "
                          "told apart, so name another")
 
 

@@ -1,8 +1,6 @@
 """Loads models in Hugging Face format, with or without a LoRA adapter, checks them, and saves them."""
 
 import copy
-import json
-import os
 import shutil
 
 import torch
@@ -12,7 +10,6 @@ from core.huggingface.diffusion import PUBLISHED, reads_both_ways
 from core.huggingface.files import (
     base_of,
     calling,
-    check_target,
     check_weights,
     declared_in,
     is_adapter,
@@ -31,16 +28,11 @@ from core.tokenizer import same_vocabulary
 
 CLASSES = {LANGUAGE_MODEL: "AutoModelForCausalLM", MASKED_FILL: "AutoModelForMaskedLM",
            SEQUENCE_SCORER: "AutoModelForPreTraining"}
-FACTS = "nano_grpo.json"
 
 
 def load_huggingface(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", adapter=FULL,
                      dtype=torch.float32):
-    """The model of a folder or of hf:owner/name, in eval mode: in float32, or with an adapter on weights in `dtype`.
-
-    mode, tokenizer: the mode and the vocabulary that it must have
-    Raises ValueError or FileNotFoundError naming `key`, the path and what does not fit.
-    """
+    """The model of core.models.load_model: in float32, or with an adapter on weights in `dtype`."""
     named, own = f"{key}={path}", load_huggingface_tokenizer(path, key)
     if tokenizer is not None and not same_vocabulary(own.description(), tokenizer):
         raise ValueError(f"{named} has another vocabulary ({own.vocab_size} tokens) than the dataset or generator "
@@ -64,10 +56,8 @@ def load_huggingface(path, device="cpu", mode=None, tokenizer=None, key="checkpo
 
 
 def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device="cpu"):
-    """(transformers model, mode) of a folder or hub name, in float32, or with an adapter in `dtype`.
-
-    A folder with an adapter gives its base model with the adapter merged into the weights.
-    """
+    """(transformers model, mode) of a folder or hub name, in float32, or with an adapter in `dtype`. A folder with an
+    adapter gives its base model with the adapter merged into the weights."""
     if is_adapter(path):
         if adapter.has_adapter:
             raise ValueError(f"{key}={path} is an adapter: to train it further, set {key} to the model that it was "
@@ -86,11 +76,11 @@ def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device=
     settings = {"dtype": dtype if adapter.has_adapter else torch.float32}
     if adapter.load_in_4bit:
         settings |= four_bits(transformers, dtype, device)
-    kind = CLASSES[LANGUAGE_MODEL] if reads_both_ways(config) else CLASSES[found]
+    kind = getattr(transformers, CLASSES[LANGUAGE_MODEL if reads_both_ways(config) else found])
     published = PUBLISHED.get(declared_in(path, "config.json", key).get("model_type"))
     if published is None:
-        return read_weights(getattr(transformers, kind), path, key, **settings), found
-    net = read_weights(getattr(transformers, kind), path, key, config=config, key_mapping=published.names, **settings)
+        return read_weights(kind, path, key, **settings), found
+    net = read_weights(kind, path, key, config=config, key_mapping=published.names, **settings)
     net._weight_conversions = None  # it is saved with the names of transformers
     return net, found
 
@@ -102,10 +92,8 @@ def model_mode(path, key):
 
 
 def mode_of(config, path, key):
-    """The mode of a model with this config, one of MODES: by the class that saved it, or else by its family.
-
-    Raises ValueError for a model that is for something else.
-    """
+    """The mode of a model with this config: by the class that saved it, or else by its family. Raises ValueError for a
+    model that is for something else."""
     from transformers.models.auto import modeling_auto as known
     name = (config.architectures or [""])[0]  # of the class
     if name.endswith("ForSequenceClassification"):
@@ -146,7 +134,7 @@ def four_bits(transformers, dtype, device):
 
 
 def check_vocabulary(net, tokenizer, named):
-    """Raises ValueError if a tokenizer has more tokens than a transformers model reads. named: the setting and path"""
+    """Raises ValueError if a tokenizer has more tokens than a transformers model reads."""
     rows = net.get_input_embeddings().num_embeddings
     if tokenizer.vocab_size > rows:
         raise ValueError(f"{named}: its tokenizer has {tokenizer.vocab_size} tokens, but the model reads {rows}; copy "
@@ -156,10 +144,7 @@ def check_vocabulary(net, tokenizer, named):
 @torch.no_grad()
 def check_outputs(model, named):
     """Raises ValueError if the model, whose output layers are computed apart from the others, gives other logits than
-    transformers. Through a cache or behind padding, `mismatch_max` of a step shows a difference.
-
-    named: the setting and the path, for the error
-    """
+    transformers. Through a cache or behind padding, `mismatch_max` of a step shows a difference."""
     T, S = 6, len(model.start_ids)
     tokens = torch.arange(T, device=next(model.parameters()).device)[None]           # (1, T)
     framed = tokens.new_tensor([[*model.start_ids, *range(T), *model.end_ids]])
@@ -176,12 +161,9 @@ def check_outputs(model, named):
                          "apart; use a model of a family that docs/huggingface.md names")
 
 
-def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None, **facts):
-    """Writes a folder that from_pretrained opens, or with an adapter a folder that peft opens, and plain facts.
-
-    dtype: of the weights, but not of an adapter's; weights: as in core.models.save_model. They appear last, whole.
-    """
-    check_target(path, model.has_adapter, "the folder")
+def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None):
+    """Writes a folder that from_pretrained or, with an adapter, peft opens: core.models.save_model. The weights appear
+    last, whole. dtype: of the weights, but not of an adapter's"""
     new = path + ".tmp"
     shutil.rmtree(new, ignore_errors=True)
     try:
@@ -193,8 +175,6 @@ def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None, 
                 net.save_pretrained(new, state_dict=weights and dict(weights),  # tied ones are taken out of it
                                     max_shard_size="1000GB")  # one file, which can be replaced at once
             tokenizer.save(new)
-            with open(os.path.join(new, FACTS), "w") as f:
-                json.dump(facts, f)
             replace_files(new, path)
     finally:
         shutil.rmtree(new, ignore_errors=True)

@@ -54,7 +54,7 @@ def build_model(config, data, dist):
             raise ValueError(f"{key}={getattr(config, key)!r} is for new models; leave it out with init_from="
                              f"{config.init_from}")
     if config.export:
-        check_target(config.export, config.has_adapter, "export")
+        check_target(config.export, config.has_adapter)
     model, _ = load_model(config.init_from, dist.device, None, data.tokenizer, "init_from", config, dist.dtype)
     if model.mode == MASKED_FILL and isinstance(data, PromptConsumer):
         model.answer_prompts()

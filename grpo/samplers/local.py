@@ -4,10 +4,7 @@ from collections import deque
 
 
 class LocalSampler:
-    """Samples as soon as it is asked to start. Its rollouts are as old as those of a sampler that runs while the policy
-    is trained, but nothing is faster."""
-
-    outside = False
+    """Samples as soon as it is asked to start: as far ahead as a sampler elsewhere, but not at the same time."""
 
     def __init__(self, policy, config):
         self.policy, self.config = policy, config
@@ -17,7 +14,7 @@ class LocalSampler:
         self.rollouts.append(self.policy.sample(problems, iteration, self.config))
 
     def finish(self):
-        return self.rollouts.popleft(), {}
+        return self.rollouts.popleft()
 
     def sync(self, weights, version):
         """The policy has its weights already."""

@@ -4,11 +4,10 @@ from collections import deque
 
 
 class Prefetcher:
-    """Starts up to config.max_staleness iterations before they are trained on.
+    """Starts up to config.max_staleness iterations before they are trained on. No checkpoint holds what it has: a
+    resumed run samples that again.
 
     problems: iteration -> this rank's problems of it
-    A checkpoint holds nothing of it: what is being sampled when a run ends is sampled again when the run is resumed,
-    with the weights of the checkpoint.
     """
 
     def __init__(self, sampler, policy, problems, config):
@@ -16,12 +15,11 @@ class Prefetcher:
         self.problems, self.config = problems, config
         self.waiting = deque()  # starts (iteration, again) in their order
         self.versions = {}      # {start: version of the weights that sample it}
-        self.outputs = {}       # {start: what the sampler returned} of finished starts that were not asked for yet
+        self.outputs = {}       # {start: its rollouts} of finished starts that were not asked for yet
         self.version = None     # of the weights that the sampler has
 
     def get(self, batch, iteration, again, last):
-        """Rollouts of an iteration's problems, and sums of metrics. The policy's weights have the iteration as their
-        version.
+        """Rollouts of an iteration's problems, and {metric: (sum, count)}. The policy's weights have that version.
 
         batch: the problems; again: 0, or the number of the round of other problems for zero_std='resample'
         last: no iteration after this number will be trained
@@ -39,12 +37,9 @@ class Prefetcher:
                     self._start((later, 0), self.problems(later))
         while key not in self.outputs:  # a sampler finishes first what it started first
             self.outputs[self.waiting.popleft()] = self.sampler.finish()
-        rollouts, sums = self.outputs.pop(key)
-        staleness = iteration - self.versions.pop(key)
-        if self.sampler.outside or ahead:
-            P = rollouts.problems
-            sums = sums | {"staleness": (staleness * P, P)}
-        return rollouts, sums
+        rollouts = self.outputs.pop(key)
+        staleness, P = iteration - self.versions.pop(key), rollouts.problems
+        return rollouts, {"staleness": (staleness * P, P)}
 
     def _start(self, key, batch):
         iteration, _ = key

@@ -29,42 +29,35 @@ LATER = "raise sampler_timeout, or go on with --resume=auto"
 
 
 class RayWorker:
-    """The policy in a worker. Each call brings the weights that it needs, so that a worker that Ray has started again
-    knows as much as the one before.
-
-    make: config -> policy
-    """
+    """The policy in a worker, make(config). Each call brings the weights that it needs, so that a worker that Ray has
+    started again knows as much as the one before."""
 
     def __init__(self, make, config):
         self.policy = make(config)
         self.config = config
-        self.name = secrets.token_hex(8)  # of this process
-        self.version = None               # of the weights
+        self.version = None  # of the weights
 
     def ready(self):
-        return self.name
+        """Returns when the policy is there."""
 
     def sample(self, problems, iteration, version, packed):
-        """Returns Rollouts, on the CPU, and the name of the process."""
+        """Returns Rollouts, on the CPU."""
         if version != self.version:
             weights = {}
             for name, x in self.policy.weights().items():
                 weights[name] = torch.from_numpy(packed[name].copy()).view(x.dtype).view(x.shape)
             self.policy.load_weights(weights)
             self.version = version
-        return moved(self.policy.sample(problems, iteration, self.config), "cpu"), self.name
+        return moved(self.policy.sample(problems, iteration, self.config), "cpu")
 
 
 class RaySampler:
-    """Workers that hold a copy of the policy share the problems.
+    """Workers that hold a copy of the policy share the problems. Ray starts one that died again and repeats what it had
+    not finished.
 
-    Ray starts a worker that died again and repeats what it had not finished. The completions do not depend on it: the
-    noise is that of each problem, and each call brings its weights, which Ray's object store keeps until it is done.
     make: config -> policy, called in each worker; a function that can be imported there
     policy: the trainer's
     """
-
-    outside = True
 
     def __init__(self, make, policy, config, dist):
         self.policy, self.config = policy, config
@@ -79,17 +72,15 @@ class RaySampler:
                 join_ray(self.ray, config, dist, sum(x.nbytes for x in policy.weights().values()))
             actor = self.ray.remote(**worker_options(self.ray, config, dist))(RayWorker)
             self.workers = [actor.remote(make, config) for _ in range(config.ray_workers)]
-            ready = [worker.ready.remote() for worker in self.workers]
-            self.names = set(self._values(ready, START_SECONDS, FEWER))  # of all processes that have been workers
+            self._values([worker.ready.remote() for worker in self.workers], START_SECONDS, FEWER)
             undo.pop_all()
 
     def sync(self, weights, version):
         self.weights = version, self.ray.put(pack(weights))
 
     def start(self, problems, iteration):
-        numbers = np.arange(len(problems["number"]))
         answers = []
-        shares = np.array_split(numbers, len(self.workers))
+        shares = np.array_split(np.arange(len(problems["number"])), len(self.workers))
         for worker, share in zip(self.workers, shares, strict=True):
             if len(share):
                 part = {key: x[share[0] : share[-1] + 1] for key, x in problems.items()}
@@ -97,12 +88,8 @@ class RaySampler:
         self.starts.append(answers)
 
     def finish(self):
-        values = self._values(self.starts.popleft(), self.config.sampler_timeout, LATER)
-        parts, names = zip(*values, strict=True)
-        replaced = set(names) - self.names
-        self.names |= replaced
-        rollouts = moved(join(parts), self.policy.device)
-        return rollouts, {"sampler/replaced_workers": (float(len(replaced)), None)}
+        parts = self._values(self.starts.popleft(), self.config.sampler_timeout, LATER)
+        return moved(join(parts), self.policy.device)
 
     def close(self):
         with contextlib.suppress(self.ray.exceptions.RayError):  # of an end for which there is another reason
@@ -151,7 +138,7 @@ def join_ray(ray, config, dist, weights_bytes):
             ray.init(address, runtime_env={"env_vars": code}, **QUIET)
     except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise SamplerError(f"sampler='ray': no Ray at ray_address={address} ({last_line(error)}); docs/scaling.md has "
-                           "the command for a cluster, and without ray_address a run starts its own") from None
+                           "the command for a cluster") from None
 
 
 def start_ray(ray, variables, **settings):
@@ -192,8 +179,8 @@ def worker_options(ray, config, dist):
 
 
 def threads_of_worker(config):
-    """Threads that a worker computes with: on this machine its share, because the workers compute at the same time and,
-    ahead of training, with the trainer, which keeps all of its own; in a cluster as many as the trainer."""
+    """Threads that a worker computes with: on this machine a share, because the workers compute at the same time and,
+    ahead of training, with the trainer; in a cluster as many as the trainer."""
     busy = 1
     if config.ray_address is None:
         busy = config.ray_workers + (config.max_staleness > 0)

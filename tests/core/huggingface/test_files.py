@@ -46,7 +46,7 @@ def test_a_model_and_an_adapter_do_not_share_a_folder(tmp_path):
         fill(folder, "1", name, "notes.txt")
         check_target(str(folder), not adapter)
         with pytest.raises(ValueError, match=f"^export={folder} holds {name}; .* could not be told apart"):
-            check_target(str(folder), adapter, "export")
+            check_target(str(folder), adapter)
 
 
 def fill(folder, text, *names):
