@@ -195,7 +195,7 @@ def run_reward(call, log):
         returned = REWARDS[name].fn(**given | settings | logging)
     if inspect.iscoroutine(returned):
         returned = asyncio.run_coroutine_threadsafe(awaited(name, returned), event_loop()).result()
-    remedy = f"return a list of {N} numbers or None ({definition(REWARDS[name].fn) or 'a function of this project'})"
+    remedy = f"return a list of {N} numbers or None ({definition(REWARDS[name].fn)})"
     with guarded(f"reward {name} returned something that is no list of numbers", remedy):
         if hasattr(returned, "tolist"):
             returned = returned.tolist()
