@@ -13,15 +13,12 @@ from core.run.terminal import WIDTH, highlight
 from grpo.environments import REWARD
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
-TEXTS = ("problem", "best", "worst")
-BOARD = 24             # characters of a line of a board at most
 ROOM = WIDTH - 22      # characters of a text that is shown on one line, behind its title
-POLICY, ENVIRONMENT = "policy", "environment"  # who writes the turns of a completion
 
 
 def best_and_worst(policy, rollouts, total, rewards, values, log, answer="answer"):
     """The first SHOWN problems with their best and worst completions, and what is known about these (reward, whether it
-    is correct, its turns, what rewards logged): [(record, {"best": n, "worst": n})], n numbers of completions.
+    is correct, what rewards logged): [(record, {"best": n, "worst": n})], n numbers of completions.
 
     total: (N,) the reward that orders completions; values: {name of a reward: (N,)}; rewards: a Rewards, log: its Log,
     or None; answer: the record's name for the answer. A completion that the success reward skipped is neither correct
@@ -43,28 +40,26 @@ def best_and_worst(policy, rollouts, total, rewards, values, log, answer="answer
             record[answer] = texts.columns["answer"][first]
         for name, n in numbers.items():
             record[name] = texts.completions[n]
+            if REWARD in texts.columns:
+                record[name] = turn_by_turn(policy.tokenizer, rollouts, n)
             record[f"{name}_score"] = round(float(total[n]), 4)
             if right is not None and not right[n].isnan():
                 record[f"{name}_right"] = bool(right[n])
             if log is not None and log.columns:
                 record[f"{name}_extra"] = {column: x[n] for column, x in log.columns.items()}
-            if REWARD in texts.columns:
-                turns = turns_of(rollouts, n)
-                record[f"{name}_turns"] = [(writer, policy.tokenizer.decode(ids)) for writer, ids in turns]
         found.append((record, numbers))
     return found
 
 
-def turns_of(rollouts, n):
-    """[(who wrote it, its token ids)] of the turns of completion n, those of POLICY with answers of ENVIRONMENT between
-    them."""
+def turn_by_turn(tokenizer, rollouts, n):
+    """The text of completion n, in which each answer of the environment stands on a line of its own behind a >."""
     ids = rollouts.texts.completion_ids[n]
     chosen = rollouts.mask[n, : len(ids)].tolist()
     turns = []
     for own, part in itertools.groupby(zip(chosen, ids, strict=True), key=itemgetter(0)):
-        writer = POLICY if own else ENVIRONMENT
-        turns.append((writer, [token for _, token in part]))
-    return turns
+        text = tokenizer.decode([token for _, token in part]).strip("\n")
+        turns.append(text if own else f"> {text}")
+    return "\n".join(turns)
 
 
 def format_samples(records, color, completions):
@@ -84,10 +79,7 @@ def format_samples(records, color, completions):
             mask = [0] * len(record[name])
             if color and "mask" in record:
                 mask = record["mask"][name]
-            if f"{name}_turns" in record:
-                lines += turn_by_turn(title, record[f"{name}_turns"])
-            else:
-                lines.append(title + shortened(record[name], mask))
+            lines.append(title + shortened(record[name], mask))
     return "\n".join(lines)
 
 
@@ -97,24 +89,6 @@ def shortened(text, mask):
         return highlight(text, mask, True)
     half = (ROOM - 5) // 2
     return highlight(text[:half], mask[:half], True) + " ... " + highlight(text[-half:], mask[-half:], True)
-
-
-def turn_by_turn(title, turns):
-    """A line for each turn of a completion; before an answer of the environment stands a >."""
-    lines = []
-    for writer, text in turns:
-        mark = "> " if writer == ENVIRONMENT else "  "
-        lines.append(title + mark + shortened(text, [0] * len(text)))
-        title = " " * (len(title) - 2) + "| "
-    return lines
-
-
-def is_board(texts):
-    """True if texts have the same number of lines, several, and all of them short."""
-    lines = [text.split("\n") for text in texts]
-    longest = max(len(line) for text in lines for line in text)
-    heights = {len(text) for text in lines}
-    return len(heights) == 1 and heights != {1} and longest <= BOARD
 
 
 def append_samples(out_dir, step, records):
