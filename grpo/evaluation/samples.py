@@ -70,25 +70,24 @@ def format_samples(records, color, completions):
     """
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
-        lines.append(f"  {'problem':<15} | " + shortened(record["problem"], [0] * len(record["problem"])))
+        lines.append(f"  {'problem':<15} | {shortened(record, 'problem', False)}")
         shown = {"best": "best", "worst": "worst"}
         if record["best_score"] == record["worst_score"]:  # one completion stands for all
             shown = {"best": "equal"}
         for name, word in shown.items():
-            title = f"  {word:<8}{format_number(record[f'{name}_score']):>7} | "
-            mask = [0] * len(record[name])
-            if color and "mask" in record:
-                mask = record["mask"][name]
-            lines.append(title + shortened(record[name], mask))
+            score = format_number(record[f"{name}_score"])
+            lines.append(f"  {word:<8}{score:>7} | {shortened(record, name, color)}")
     return "\n".join(lines)
 
 
-def shortened(text, mask):
-    """A text on one line, coloured where the mask is true; of one that is longer than ROOM its beginning and end."""
+def shortened(record, name, color):
+    """A text of a sample on one line; of one that is longer than ROOM its beginning and end."""
+    text = record[name]
+    mask = record.get("mask", {}).get(name, [0] * len(text))
     if len(text) <= ROOM:
-        return highlight(text, mask, True)
+        return highlight(text, mask, color)
     half = (ROOM - 5) // 2
-    return highlight(text[:half], mask[:half], True) + " ... " + highlight(text[-half:], mask[-half:], True)
+    return highlight(text[:half], mask[:half], color) + " ... " + highlight(text[-half:], mask[-half:], color)
 
 
 def append_samples(out_dir, step, records):
@@ -111,26 +110,25 @@ def spans(mask):
 
 def comparison_table(before, after):
     """A table of held-out metrics before and after training, one line for each metric."""
-    names = list(dict.fromkeys((*before, *after)))
-    shown = {name: name.removeprefix("eval/") for name in names}
-    longest = max(map(len, shown.values()), default=0)
-    width = max(20, longest + 1)
-    lines = [f"  {'held-out':<{width}}{'before':>9}{'after':>9}{'change':>9}"]
-    for name in names:
-        first, last = before.get(name), after.get(name)
-        cells = (format_number(first), format_number(last), change(first, last))
-        lines.append(f"  {shown[name]:<{width}}" + "".join(f"{cell:>9}" for cell in cells))
+    rows = compared(before, after)
+    width = max([20, *(len(row[0]) + 1 for row in rows)])
+    lines = [f"  {name:<{width}}{first:>9}{last:>9}{change:>9}"
+             for name, first, last, change in [("held-out", "before", "after", "change"), *rows]]
     return "\n".join(lines)
+
+
+def compared(before, after):
+    """[(metric, before, after, change)] of held-out metrics, as texts; no change of one that was not measured twice."""
+    rows = []
+    for name in dict.fromkeys((*before, *after)):
+        first, last, change = before.get(name), after.get(name), ""
+        if first is not None and last is not None:
+            difference = round(last - first, 4) + 0.0  # no -0.0
+            change = f"{difference:+.4f}" if abs(difference) < 1e6 else f"{difference:+.2g}"
+        rows.append((name.removeprefix("eval/"), format_number(first), format_number(last), change))
+    return rows
 
 
 def evaluations(records):
     """The records of metrics.jsonl that have held-out metrics."""
     return [record for record in records if any(name.startswith("eval/") for name in record)]
-
-
-def change(before, after):
-    """after - before with its sign; "" if one of them was not measured."""
-    if before is None or after is None:
-        return ""
-    difference = round(after - before, 4) + 0.0  # no -0.0
-    return f"{difference:+.4f}" if abs(difference) < 1e6 else f"{difference:+.2g}"

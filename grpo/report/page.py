@@ -5,10 +5,9 @@ from pathlib import Path
 
 from core.files.json_lines import each_record, read_object
 from core.files.whole_files import replacing
-from core.logger import format_number
 from core.run.names import CONFIG, METRICS, REPORT, SAMPLES
 from core.run.start import now, without_home
-from grpo.evaluation.samples import change, evaluations
+from grpo.evaluation.samples import compared, evaluations
 from grpo.report.chart import chart, short, text
 
 STEPS = 1000    # steps that are shown at most, so that the page of a long run is as small as a short one's
@@ -90,12 +89,11 @@ def part_of(metric):
 
 def before_and_after(records):
     """A table of the first and the last evaluation."""
-    rows = []
-    for metric in dict.fromkeys(name for record in records for name in record if name.startswith("eval/")):
-        before, after = (records[i].get(metric) for i in (0, -1))
-        name = text(metric.removeprefix("eval/"))
-        rows.append((name, format_number(before), format_number(after), change(before, after)))
-    return table(("metric", "before", f"step {records[-1]['step']}", "change"), rows, "numbers") if rows else ""
+    if not records:
+        return ""
+    ends = [{name: x for name, x in records[i].items() if name.startswith("eval/")} for i in (0, -1)]
+    rows = [(text(name), *numbers) for name, *numbers in compared(*ends)]
+    return table(("metric", "before", f"step {records[-1]['step']}", "change"), rows, "numbers")
 
 
 def table(head, rows, kind="texts"):
