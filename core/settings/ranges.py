@@ -52,4 +52,4 @@ def fault_of(value, interval):
 
 def shown(value):
     """A value for an error: its repr, shortened."""
-    return one_line(repr(value), 100)
+    return one_line(value, 100, repr)

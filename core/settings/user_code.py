@@ -21,14 +21,7 @@ MOST = 300  # characters of an error of others
 
 
 class UserCodeError(ValueError):
-    """An exception of the user's code. line: "FILE, line N: its text"; what: the type of the exception and its text."""
-
-    def __init__(self, line, what):
-        super().__init__(line, what)
-        self.line, self.what = line, what
-
-    def __str__(self):
-        return f"{self.line}: {self.what}"
+    """An exception of the user's code: "FILE, line N: text of the line: type and text of the exception"."""
 
 
 class OutOfTime(BaseException):
@@ -50,9 +43,10 @@ def guarded(what, remedy):
 
 
 @contextmanager
-def naming_line_of(function):
+def naming_line_of(function, what=""):
     """An exception that a function raises within becomes a UserCodeError with the user's line, unless the function is
-    this project's and no line of the user's has a part in it."""
+    this project's and no line of the user's has a part in it. what: begins its text, as in "reward NAME: "
+    """
     try:
         yield
     except (Exception, SystemExit, OutOfTime) as error:
@@ -64,8 +58,9 @@ def naming_line_of(function):
         if not lines and function.__module__.startswith(("core.", "grpo.")):
             raise
         kind, text = type(error).__name__, one_line(error)
+        told = kind if text == kind else f"{kind}: {text}"
         line = one_line(lines[-1]) if lines else definition(function)
-        raise UserCodeError(line, kind if text == kind else f"{kind}: {text}") from error
+        raise UserCodeError(f"{line}: {what}{told}") from error
 
 
 @contextmanager
@@ -103,9 +98,10 @@ def definition(function):
     return f"{shortest(code.co_filename)}, line {code.co_firstlineno}"
 
 
-def one_line(value, most=MOST):
-    """str(value) in one printable line of at most `most` characters; the type's name where that says nothing."""
-    text = str(value)
+def one_line(value, most=MOST, write=str):
+    """str(value), or what `write` makes of it, in one printable line of at most `most` characters; the type's name
+    where that says nothing."""
+    text = write(value)
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text[: most + 1].split()))
     return f"{line[:most]}..." if len(text) > most else line or type(value).__name__
 

@@ -136,7 +136,7 @@ def own_answers(x, name):
                 "correct the function or the records: the run would stop there")
         if values and max(values) < REWARDS[name].high - 1e-6:
             return False, (f"{name} does not find the answer of {record['where']} right: it gives {max(values):g} for "
-                           f"{one_line(repr(texts[0]), 50)}."), (
+                           f"{one_line(texts[0], 50, repr)}."), (
                 "correct the records or the reward: now no completion of this problem can be right")
         tried += bool(values)
     return (True, f"{name} finds the records' own answers right: {tried} were tried.", "") if tried else None

@@ -102,7 +102,7 @@ class Environments:
         try:
             return convert(result)
         except (TypeError, ValueError, OverflowError):
-            raise ValueError(f"environment={self.name!r}: its {wanted}, not {one_line(repr(result))}") from None
+            raise ValueError(f"environment={self.name!r}: its {wanted}, not {one_line(result, write=repr)}") from None
 
 
 def text_or_messages(x):

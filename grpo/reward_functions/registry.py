@@ -7,13 +7,12 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from core.config import run_config_file
 from core.files.records import FIELDS
-from core.settings.user_code import UserCodeError, definition, event_loop, guarded, naming_line_of, one_line
+from core.settings.user_code import definition, event_loop, guarded, naming_line_of, one_line
 
 
 @dataclass(frozen=True)
@@ -207,14 +206,9 @@ def run_reward(call, log):
     return values
 
 
-@contextmanager
 def naming_reward(name):
     """An error of a reward's function within becomes one line with its name and the line of the user's file."""
-    try:
-        with naming_line_of(REWARDS[name].fn):
-            yield
-    except UserCodeError as error:
-        raise ValueError(f"{error.line}: reward {name}: {error.what}") from error
+    return naming_line_of(REWARDS[name].fn, f"reward {name}: ")
 
 
 async def awaited(name, coroutine):

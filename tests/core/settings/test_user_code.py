@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import pickle
 
 import pytest
 
@@ -48,8 +47,3 @@ def test_the_error_of_a_library_is_one_line_and_one_of_this_project_stays_as_it_
             json.loads("")
     with pytest.raises(ValueError, match="^a=1 is wrong$"), guarded("x is damaged", "copy it"):
         raise ValueError("a=1 is wrong")
-
-
-def test_the_error_survives_the_way_out_of_a_worker_process():
-    error = pickle.loads(pickle.dumps(UserCodeError("f.py, line 1: x", "KeyError: 'a'")))
-    assert str(error) == "f.py, line 1: x: KeyError: 'a'" and error.line == "f.py, line 1: x"
