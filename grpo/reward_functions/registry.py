@@ -7,14 +7,13 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from core.config import run_config_file
 from core.files.records import FIELDS
 from core.prompts import OF_CONSUMER
-from core.settings.user_code import UserCodeError, definition, event_loop, guarded, naming_line_of, one_line
+from core.settings.user_code import definition, event_loop, guarded, naming_line_of, one_line
 from grpo.rollout import join
 
 
@@ -194,7 +193,7 @@ def run_reward(call):
         returned = REWARDS[name].fn(**given, **settings)
     if inspect.iscoroutine(returned):
         returned = asyncio.run_coroutine_threadsafe(awaited(name, returned), event_loop()).result()
-    remedy = f"return a list of {N} numbers or None ({definition(REWARDS[name].fn) or 'a function of this project'})"
+    remedy = f"return a list of {N} numbers or None ({definition(REWARDS[name].fn)})"
     with guarded(f"reward {name} returned something that is no list of numbers", remedy):
         if hasattr(returned, "tolist"):
             returned = returned.tolist()
@@ -206,14 +205,9 @@ def run_reward(call):
     return values, log
 
 
-@contextmanager
 def naming_reward(name):
     """An error of a reward's function within becomes one line with its name and the line of the user's file."""
-    try:
-        with naming_line_of(REWARDS[name].fn):
-            yield
-    except UserCodeError as error:
-        raise ValueError(f"{error.line}: reward {name}: {error.what}") from error
+    return naming_line_of(REWARDS[name].fn, f"reward {name}: ")
 
 
 async def awaited(name, coroutine):
