@@ -7,15 +7,7 @@ import numpy as np
 
 from core.dataset_consumer import PROBLEMS
 from core.files.datasets import SPLITS, dataset_folder
-from core.files.records import (
-    FIELDS,
-    PROMPTS,
-    is_file_of_records,
-    load_records,
-    read_records,
-    side,
-    unique_prompts,
-)
+from core.files.records import PROMPTS, is_file_of_records, load_records, read_records, side, unique_prompts
 from core.tokenizer import load_meta
 
 
@@ -138,15 +130,13 @@ class PromptConsumer:
         self.rank, self.world = rank, world
         self.block_size, self.masked = block_size, masked
         self.format = format or PromptFormat()
-        self.prepared = not is_file_of_records(dataset)
-        self.folder = dataset
-        if self.prepared:
-            self.folder = dataset_folder(dataset)
-            tokenizer = load_meta(self.folder, tokenizer)[1]
-            records = read_records(os.path.join(self.folder, PROMPTS))
-        else:
+        if is_file_of_records(dataset):
+            self.folder, self.tokenizer = dataset, tokenizer
             records = load_records(dataset)
-        self.tokenizer = tokenizer
+        else:
+            self.folder = dataset_folder(dataset)
+            self.tokenizer = load_meta(self.folder, tokenizer)[1]
+            records = read_records(os.path.join(self.folder, PROMPTS))
         self._check_tokenizer()
         unique = unique_prompts(records)
         self.repeated = len(records) - len(unique)
@@ -200,12 +190,11 @@ class PromptConsumer:
             raise ValueError(f"{longest['where']}: this validation prompt is longer than max_prompt_length={limit}; "
                              f"set it to {len(longest['tokens'])} or more, or remove the prompt")
 
-    def require(self, field, why):
-        """Raises ValueError, naming file and line, unless every record has the field."""
+    def require_completions(self):
+        """Raises ValueError, naming file and line, unless every record has a completion."""
         for record in self._all():
-            if field not in record:
-                names = " or ".join(FIELDS.get(field, (field,)))
-                raise ValueError(f"{record['where']}: no {field}, which {why} needs; give it as {names}")
+            if "completion" not in record:
+                raise ValueError(f"{record['where']}: no completion, which supervised training needs")
 
     def size(self):
         """The numbers of prompts, in words."""
