@@ -83,10 +83,8 @@ def build_data(config, dist):
     if is_file_of_records(config.dataset) or is_huggingface(path, "generator_checkpoint"):
         tokenizer = load_tokenizer(path, "generator_checkpoint")
     if has_prompts(config.dataset):
-        prompt_format = PromptFormat(config.template, config.system_prompt, config.response_prefix,
-                                     config.max_prompt_length, config.chat_template_kwargs, config.prompt_format)
         return PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
-                              prompt_format)
+                              PromptFormat.of(config))
     return DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, config.batch_size, config.seed, dist.rank,
                            dist.world, config.masks, config.mask_low, config.mask_high, tokenizer)
 

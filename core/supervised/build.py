@@ -25,10 +25,8 @@ def build_data(config, dist):
                                dist.world, config.masks, config.mask_low, config.mask_high, tokenizer)
     if mode == SEQUENCE_SCORER:
         raise ValueError(f"dataset={config.dataset} has prompts to complete, of which a judge learns nothing")
-    prompt_format = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
-                                 config.chat_template_kwargs, config.prompt_format)
     data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
-                          prompt_format, config.block_size, mode == MASKED_FILL)
+                          PromptFormat.of(config), config.block_size, mode == MASKED_FILL)
     data.records = {split: list(map(with_completion, records)) for split, records in data.records.items()}
     data.require_completions()
     return data
@@ -47,8 +45,8 @@ def build_model(config, data, dist):
     """The Hugging Face model that init_from names, with the adapter that the config asks for; or a new model."""
     if not starts_from_huggingface(config):
         return build_new_model(config, data.tokenizer).to(dist.device)
-    if config.dropout:
-        raise ValueError(f"dropout={config.dropout} is for new models; leave it out with init_from={config.init_from}")
+    if config.dropout or config.judge_head != "realness":
+        raise ValueError(f"dropout and judge_head are for new models; leave them out with init_from={config.init_from}")
     if config.export:
         check_target(config.export, config.has_adapter, "export")
     model, _ = load_model(config.init_from, dist.device, None, data.tokenizer, "init_from", config, dist.dtype)

@@ -32,13 +32,11 @@ class Episodes:
 
     def __init__(self, problems, iteration, config, stop, environments, longest=math.inf):
         """problems: a batch of PromptConsumer; stop: a core.generation.Stop, which ends a turn
-        config: environment, max_turns, group_size, seed, max_new_tokens, template, system_prompt,
-        chat_template_kwargs, prompt_format, max_prompt_length
+        config: environment, max_turns, group_size, seed, max_new_tokens, and what PromptFormat has
         environments: the Environments that are called; longest: tokens that fit into the model
         """
         self.stop, self.config = stop, config
-        self.form = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
-                                 config.chat_template_kwargs, config.prompt_format)
+        self.form = PromptFormat.of(config)
         self.environments = environments
         self.longest = longest
         G = config.group_size
