@@ -18,7 +18,7 @@ from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.kl import needs_reference
 from grpo.policies.causal import CausalPolicy
-from grpo.policies.environment_calls import check_begins, environments_of
+from grpo.policies.environment_calls import check_begins
 from grpo.policies.fill import FillPolicy
 from grpo.policies.prompt_fill import PromptFillPolicy
 from grpo.reward_functions.judge import Judge
@@ -186,8 +186,7 @@ def build_rewards(config, models, data, dist):
     if isinstance(data, PromptConsumer):
         rewards.check(data.records["train"] + data.records["val"])
         if config.environment is not None:
-            models.policy.environments = environments_of(config)
-            check_begins(models.policy.environments, data)
+            check_begins(config, data)
     return rewards
 
 

@@ -79,22 +79,17 @@ def environment(cls):
 
 
 def find_environment(name, path):
-    """The class of this name, in the file at `path` if there is one. The file runs once, and again after a change."""
-    found = None
-    if path is not None:
-        if not os.path.isfile(path):
-            raise FileNotFoundError(f"environment_file={path} does not exist; correct the path")
-        path = os.path.abspath(path)
-        found = environment_in(name, path, os.stat(path).st_mtime_ns)
-    found = found or ENVIRONMENTS.get(name)
-    if found is None:
+    """The class of this name, in the file at `path` if there is one."""
+    run_once(path)
+    if name not in ENVIRONMENTS:
         known = ", ".join(ENVIRONMENTS) or "none"
         raise ValueError(f"environment={name!r} is no @environment class of environment_file={path}; known: {known}")
-    return found
+    return ENVIRONMENTS[name]
 
 
 @functools.cache
-def environment_in(name, path, changed):
-    """The class of this name in a file that was changed at this time, or None."""
+def run_once(path):
+    """Runs a file with environments; None does nothing."""
+    if path is not None and not os.path.isfile(path):
+        raise FileNotFoundError(f"environment_file={path} does not exist; correct the path")
     load_reward_file(path)
-    return ENVIRONMENTS.get(name)

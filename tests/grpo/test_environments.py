@@ -1,6 +1,5 @@
 """Environments by name, the settings that go with them, and the shipped game."""
 
-import asyncio
 import pathlib
 import random
 import re
@@ -63,10 +62,6 @@ def test_the_examples_of_the_page_run(monkeypatch):
     game = found["Guess"](3)
     game.reset({})
     assert [game.step(text) for text in ("x", "0", "64", str(game.number))] == [(None, 0), ("+", 0), ("-", 0), (None, 1)]
-    lookup = found["Lookup"](3)
-    asyncio.run(lookup.reset({"answer": "France"}))
-    assert asyncio.run(lookup.step("search Paris")) == ("the capital of France", 0.0)
-    assert asyncio.run(lookup.step("France")) == (None, 1.0)
     program = found["Mend"](3)
     program.reset({"tests": "assert twice(2) == 4"})
     assert program.step("def twice(x): return x") == ("The tests: failed. Try again.", 0.0)
