@@ -3,7 +3,6 @@
 from core.config import describe
 from core.huggingface.files import is_adapter
 from core.prompts import PromptConsumer
-from grpo.objectives import OBJECTIVES
 from grpo.reward_functions.registry import parameters
 from grpo.rewards import REWARDS
 from grpo.sandbox.run import describe_sandbox
@@ -13,9 +12,6 @@ def plan(config, origin, models, rewards, data, dist):
     """Yields the lines of the plan."""
     yield from describe(config, origin)
     yield describe_batch(config, dist)
-    own = OBJECTIVES[config.objective].advantage
-    if config.advantage not in (None, own):
-        yield f"advantage={config.advantage!r} replaces {own}, the one of objective {config.objective}"
     yield from describe_models(config, models)
     yield f"data: {data.folder}, {data.size()}"
     if isinstance(data, PromptConsumer):
