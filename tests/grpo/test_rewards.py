@@ -96,7 +96,7 @@ def test_rewards_are_weighted_added_and_may_skip():
         "half": [0.5, -1, 0.5, -1], "contains": [1, 1, 0, 0], "tensor": [0.25] * 4}
     found = scored(rewards, texts, 4)
     assert found.reward.tolist() == [[3.0, 2.0, 2.0, 1.0]] and found.credit[..., 0].equal(found.reward)
-    assert found.weight.tolist() == [[1.0] * 4] and set(found.values) == set(rewards.names)
+    assert found.weight is None and set(found.values) == set(rewards.names)
     assert scored(rewards, texts, 2).reward.tolist() == [[3.0, 2.0], [2.0, 1.0]], "a row for each problem"
     assert scored(made("half"), texts, 4).reward.isnan().tolist() == [[False, True, False, True]]
     assert list(rewards.score(texts, 1, ["contains"])[0]) == ["contains"], "one can be asked alone"
