@@ -24,7 +24,6 @@ from grpo.reward_functions.registry import (
     TrainerState,
     arguments,
     check_records,
-    gets,
     parameters,
     register_functions,
     reward,
@@ -62,7 +61,6 @@ class Rewards:
         self.weights = config.reward_weights or (1.0,) * len(self.names)
         self.success = success(config, self.names)
         self.fields = ()  # of the records, once `check` has seen them
-        self.can_log = any(gets(name, key) for name in self.names for key in ("log_metric", "log_extra"))
         self.state = TrainerState(0, config.max_iters)
         self.in_workers = [name for name in self.names if REWARDS[name].slow and config.reward_workers > 0]
         path = config.reward_file and os.path.abspath(config.reward_file)  # a reward may change the working folder
@@ -86,7 +84,7 @@ class Rewards:
         values = {name: x.to(device) for name, x in values.items()}                  # (N,) each
         if self.config.train_pass_k > 1:
             weight = pass_k_weight(self.right(values).view(-1, G), self.config.train_pass_k)
-        metrics = log.metrics if self.can_log else None
+        metrics = None if self.names == ("judge",) else log.metrics  # the judge logs none, on any rank
         return Scored(self.total(values).view(-1, G), credit, values, weight, metrics)
 
     def score(self, texts, group_size, names=None):

@@ -7,14 +7,13 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from core.config import run_config_file
 from core.files.records import FIELDS
 from core.prompts import OF_CONSUMER
-from core.settings.user_code import UserCodeError, definition, event_loop, guarded, naming_line_of, one_line
+from core.settings.user_code import definition, event_loop, guarded, naming_line_of, one_line
 from grpo.rollout import join
 
 
@@ -149,7 +148,7 @@ def check_records(name, records):
                 raise ValueError(f"{record['where']}: reward {name} needs the field '{key}' in every record")
         if check is not None:
             try:
-                with naming_reward(name):
+                with naming_line_of(check):
                     check(**{key: x for key, x in record.items() if key not in OF_CONSUMER})
             except ValueError as error:
                 raise ValueError(f"{record['where']}: {error}") from None
@@ -186,15 +185,15 @@ def run_reward(call):
     infinity where its value is not a finite number, and its Log. Raises ValueError in one line if the function fails,
     or does not return, or log, one value for each completion."""
     name, fields, settings, N = call
-    log = Log()
+    fn, log = REWARDS[name].fn, Log()
     # Copies that it may change: a value of a record is one object for all completions and steps
     given = {key: x if key == "completion_ids" else [copy.deepcopy(value) for value in x] for key, x in fields.items()}
     given |= {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(name, key)}
-    with naming_reward(name):
-        returned = REWARDS[name].fn(**given, **settings)
+    with naming_line_of(fn):
+        returned = fn(**given, **settings)
     if inspect.iscoroutine(returned):
-        returned = asyncio.run_coroutine_threadsafe(awaited(name, returned), event_loop()).result()
-    remedy = f"return a list of {N} numbers or None ({definition(REWARDS[name].fn) or 'a function of this project'})"
+        returned = asyncio.run_coroutine_threadsafe(awaited(fn, returned), event_loop()).result()
+    remedy = f"return a list of {N} numbers or None ({definition(fn) or 'a function of this project'})"
     with guarded(f"reward {name} returned something that is no list of numbers", remedy):
         if hasattr(returned, "tolist"):
             returned = returned.tolist()
@@ -206,19 +205,9 @@ def run_reward(call):
     return values, log
 
 
-@contextmanager
-def naming_reward(name):
-    """An error of a reward's function within becomes one line with its name and the line of the user's file."""
-    try:
-        with naming_line_of(REWARDS[name].fn):
-            yield
-    except UserCodeError as error:
-        raise ValueError(f"{error.line}: reward {name}: {error.what}") from error
-
-
-async def awaited(name, coroutine):
+async def awaited(function, coroutine):
     """The return value of a reward's coroutine; an exit within becomes a ValueError, or it would end the loop."""
-    with naming_reward(name):
+    with naming_line_of(function):
         return await coroutine
 
 

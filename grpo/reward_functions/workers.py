@@ -10,7 +10,6 @@ import threading
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
-from core.settings.user_code import one_line
 from grpo.reward_functions import verify_code  # noqa: F401: it registers the slow rewards of this project
 from grpo.reward_functions.registry import Log, load_reward_file, run_reward
 from grpo.rollout import join
@@ -54,9 +53,8 @@ class Workers:
             for i, job in enumerate(jobs):
                 if job.done() and not isinstance(job.exception(), BrokenProcessPool):
                     found[i] = job.result()
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
-            raise ValueError(f"reward {call.name}: what goes to or comes from its worker process cannot be pickled "
-                             f"({one_line(error)})") from None
+        except (ValueError, TypeError, AttributeError, pickle.PicklingError) as error:  # of pickling too
+            raise ValueError(f"reward {call.name}: {error}") from None
         finally:
             if len(found) < call.N:
                 self.close()
