@@ -47,9 +47,6 @@ def code_execution(prompts, completions, tests, preamble=None, *, sandbox_second
                    sandbox="auto", log_metric, **columns):
     """1 if the code passes the record's `tests` in a limited child process, else 0; None if the machine is full.
 
-    Logs the shares of completions that were killed, failed and skipped, and of those whose tests run where the code can
-    forge their result.
-
     tests: Python code, a text or a list of texts, of which `cut` makes questions if it can; or a list of {"input":
     text, "output": text}, for each of which the code runs as a program that must print that output
     preamble: code that the completion continues, such as imports; None for a record without
@@ -65,7 +62,7 @@ def code_execution(prompts, completions, tests, preamble=None, *, sandbox_second
         scores.append(None if verdict == "skipped" else float(verdict == "passed"))
         for name in ("killed", "failed", "skipped"):
             log_metric(f"code_{name}", verdict == name)
-        log_metric("unsafe_tests", isinstance(judged, str))
+        log_metric("unsafe_tests", isinstance(judged, str))  # the code can forge their result
     return scores
 
 
