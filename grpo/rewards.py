@@ -42,8 +42,7 @@ class Rewards:
     """The rewards of a run, called with rollouts. Returns Scored:
 
     reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
-    credit: the same, with reward_normalisation="group" of the normalised values; with credit_window the judge's of each
-            token
+    credit: the same, of normalised values with reward_normalisation; with credit_window the judge's of each token
     weight: ones, or with train_pass_k=k the factors that turn the advantage into one of pass@k
     values: NaN where a function skipped a completion
 
@@ -62,10 +61,8 @@ class Rewards:
         self.success = success(config, self.names)
         self.fields = ()  # of the records, once `check` has seen them
         self.state = TrainerState(0, config.max_iters)
-        self.in_workers = [name for name in self.names if REWARDS[name].slow and config.reward_workers > 0]
-        path = config.reward_file and os.path.abspath(config.reward_file)  # a reward may change the working folder
         sandbox = found_here() if any("sandbox" in parameters(name) for name in self.names) else None
-        self.workers = Workers(config.reward_workers, config.reward_timeout, path, sandbox)
+        self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file, sandbox)
 
     @torch.no_grad()
     def __call__(self, rollouts):
@@ -98,7 +95,7 @@ class Rewards:
         known |= {"group_size": group_size, "texts": texts, "trainer_state": self.state}
         for name in names or self.names:
             call = arguments(name, texts, known, self.fields)
-            if name in self.in_workers:
+            if REWARDS[name].slow and self.config.reward_workers > 0:
                 numbers, own, missing = self.workers.call(call)
                 late |= missing
             else:

@@ -55,8 +55,7 @@ def cut(tests):
 def collect(statements, names, functions, found):
     """Appends a (question, claim) for each assert. Raises one of ERRORS for a statement of another form.
 
-    names: {name in the tests: the node that it stands for}: of what they import or define a name in <>
-    functions: {name: (its parameter, its body)}
+    names: {name: the node that it stands for}, for an import one in <>; functions: {name: (its parameter, its body)}
     """
     for statement in statements:
         match statement:

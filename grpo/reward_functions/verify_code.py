@@ -13,10 +13,7 @@ MAX_CODE = 100_000  # characters; longer code is not parsed
 
 @reward(0, 2)
 def code_correctness(prompts, completions, **columns):
-    """+1 if the code parses, +0.5 if it is indented by 4s, +0.5 if it says def, class, import or return; empty 0.
-
-    Indented by 4s: at least one line is indented, and every indent is a multiple of 4 spaces. Nothing is run.
-    """
+    """+1 if the code parses, +0.5 if it is indented by 4s, +0.5 if it says def, class, import or return; 0 if empty."""
     return [score_code(extract_code(text)) for text in completions]
 
 

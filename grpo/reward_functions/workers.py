@@ -18,7 +18,6 @@ from grpo.sandbox.kernel import end_with
 from grpo.sandbox.run import take_over
 
 PROCESSES = multiprocessing.get_context("spawn")
-START_SECONDS = 300  # for processes that start: they load Python and torch
 
 
 class Workers:
@@ -67,8 +66,7 @@ class Workers:
     def start(self):
         """Starts the processes, which does not count towards the timeout. Raises ValueError if they cannot start."""
         self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, (self.path, self.sandbox))
-        started, _ = wait([self.pool.submit(os.getpid) for _ in range(self.count)], START_SECONDS)
-        if not started or any(job.exception() for job in started):
+        if any(job.exception() for job in [self.pool.submit(os.getpid) for _ in range(self.count)]):
             self.close()
             raise ValueError("a worker process of reward_workers could not start, see above")
 
