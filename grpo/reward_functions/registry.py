@@ -170,9 +170,7 @@ def arguments(name, texts, known, empty):
                        for prompt, text in zip(prompts, completions, strict=True)]
     columns = dict.fromkeys(empty, [None] * N) | texts.columns
     columns |= {"prompts": prompts, "completions": completions, "completion_ids": texts.completion_ids}
-    for other, field_name in FIELD_OF.items():
-        if field_name in columns:
-            columns.setdefault(other, columns[field_name])
+    columns = {other: columns[key] for other, key in FIELD_OF.items() if key in columns} | columns
     fields = {key: x for key, x in columns.items() if gets(name, key) and key not in settings}
     for key in needed_fields(name):
         if any(value is None for value in fields.get(key, [None])):
