@@ -10,6 +10,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import inspect
 import math
+from types import SimpleNamespace
 
 import torch
 
@@ -21,7 +22,6 @@ from grpo.reward_functions.groups import normalised, pass_k_weight
 from grpo.reward_functions.registry import (
     REWARDS,
     Log,
-    TrainerState,
     arguments,
     check_records,
     parameters,
@@ -60,7 +60,7 @@ class Rewards:
         self.weights = config.reward_weights or (1.0,) * len(self.names)
         self.success = success(config, self.names)
         self.fields = ()  # of the records, once `check` has seen them
-        self.state = TrainerState(0, config.max_iters)
+        self.state = SimpleNamespace(global_step=0, max_steps=config.max_iters)  # as in transformers' TrainerState
         sandbox = found_here() if any("sandbox" in parameters(name) for name in self.names) else None
         self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file, sandbox)
 

@@ -39,13 +39,6 @@ class Call(NamedTuple):
 
 
 @dataclass
-class TrainerState:
-    """Facts about the run, under the names of transformers' TrainerState."""
-    global_step: int = 0  # optimizer steps that are done
-    max_steps: int = 0
-
-
-@dataclass
 class Log:
     """The metrics {name: (sum, count)} and extra columns {name: list of N} that rewards log besides their values."""
     metrics: dict = field(default_factory=dict)
@@ -75,7 +68,7 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
       completion_ids           a list of N lists of token ids, each completion as sampled, with its stop token
       a field of the records   a list of N values, under any of its names in FIELDS. A parameter without a default needs
                                it in every record, one with a default gets None where a record lacks it
-      trainer_state            a TrainerState
+      trainer_state            trainer_state.global_step of trainer_state.max_steps are done
       log_metric, log_extra    the methods of Log
       keyword-only parameters  a setting of the config by its name; group_size; texts, with their token ids;
                                judge_model, reward_scorer; any other is set by reward_settings={"most": 40}

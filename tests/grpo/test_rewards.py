@@ -10,7 +10,6 @@ import torch
 
 from core.judge import calculate_judge_scores
 from grpo.reward_functions.judge import Judge
-from grpo.reward_functions.registry import TrainerState
 from grpo.rewards import PRESETS, REWARDS, Rewards, Scored, reward
 from grpo.rollout import join
 from tests.tiny import TOKENIZER, config, fork_workers, judge, run_here
@@ -121,7 +120,7 @@ async def loud(completions, log_metric, log_extra):
 def test_a_plain_function_of_the_reward_file_is_a_reward(mine):
     rewards = made("lengths_of_ids", "loud", "contains", reward_weights=(1.0, 10.0, 100.0), reward_file=mine(PLAIN),
                    max_iters=7)
-    assert rewards.state == TrainerState(0, 7)
+    assert rewards.state == SimpleNamespace(global_step=0, max_steps=7)
     assert rewards.success is None
     rewards.check(records(answer=["a", "b", "c"], level=[None, None, 3]))
     texts = texts_of(["a", "BB", "ccc", "D"], answer=["c"] * 4, level=[1, 0, 1, None])

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from grpo.reward_functions import registry
-from grpo.reward_functions.registry import Call, Log, Reward, TrainerState, arguments, reward, run_reward
+from grpo.reward_functions.registry import Call, Log, Reward, arguments, reward, run_reward
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}]
-STATE = TrainerState(3, 9)
+STATE = SimpleNamespace(global_step=3, max_steps=9)
 
 
 @pytest.fixture(autouse=True)
