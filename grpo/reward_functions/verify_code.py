@@ -17,29 +17,22 @@ def code_correctness(prompts, completions, **columns):
     return [score_code(extract_code(text)) for text in completions]
 
 
-def check_tests(tests, **columns):
-    """Raises ValueError if a record's `tests` are of a wrong form."""
-    tests = read_tests(tests)
-    if isinstance(tests, str) and syntax_tree(tests.encode(errors="surrogatepass"), "exec") is None:
-        raise ValueError(f"reward code_execution: tests={tests!r:.60} of a record cannot be parsed")
-
-
-def read_tests(tests):
+def read_tests(tests, **columns):
     """The tests of a record as one text, or as a list of inputs and outputs. Raises ValueError for another form."""
     match tests:
-        case str() if tests.strip():
-            return tests
-        case [*texts] if all(isinstance(text, str) for text in texts) and "".join(texts).strip():
-            return "\n".join(texts)
         case [*_] if all(isinstance(x, dict) for x in tests):
             texts = [x.get(key) for x in tests for key in ("input", "output")]
             if all(isinstance(text, str) for text in texts) and "".join(texts[1::2]).strip():
                 return tests
-    raise ValueError(f"reward code_execution: tests={tests!r:.200} of a record must be a text, a list of texts, or "
-                     "a list of {'input': text, 'output': text}, and not blank")
+        case [*_] if all(isinstance(x, str) for x in tests):
+            tests = "\n".join(tests)
+    if isinstance(tests, str) and tests.strip() and syntax_tree(tests.encode(errors="surrogatepass"), "exec"):
+        return tests
+    raise ValueError(f"reward code_execution: tests={tests!r:.200} of a record must be Python code, as a text or a "
+                     "list of texts, or a list of {'input': text, 'output': text}, and not blank")
 
 
-@reward(0, 1, slow=True, check=check_tests)
+@reward(0, 1, slow=True, check=read_tests)
 def code_execution(prompts, completions, tests, preamble=None, *, sandbox_seconds=5.0, sandbox_megabytes=256,
                    sandbox="auto", log_metric, **columns):
     """1 if the code passes the record's `tests` in a limited child process, else 0; None if the machine is full.
