@@ -16,7 +16,8 @@ from grpo.reward_functions.verify_math import syntax_tree
 # This process applies them to an answer itself. None takes long or makes a value much larger
 OPERATORS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
              ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.In: lambda x, values: x in values,
-             ast.NotIn: lambda x, values: x not in values, ast.Sub: operator.sub, ast.Div: operator.truediv}
+             ast.NotIn: lambda x, values: x not in values, ast.Add: operator.add, ast.Sub: operator.sub,
+             ast.Div: operator.truediv}
 FUNCTIONS = {function.__name__: function for function in (abs, bool, float, list, set, sorted, tuple)}
 FUNCTIONS |= {"<math>.fabs": math.fabs, "<math>.isclose": math.isclose}
 ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)  # of other forms, and answers
@@ -98,11 +99,6 @@ def reader(node, asked):
     if is_question(node):
         asked.append(ast.unparse(node))
         return lambda answer: answer
-    try:
-        value = ast.literal_eval(node)
-        return lambda answer: value
-    except ERRORS:
-        pass
     match node:
         case ast.UnaryOp(op=ast.Not(), operand=part):
             function, parts = operator.not_, [truth(part)]
@@ -112,7 +108,8 @@ def reader(node, asked):
             named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in keywords}
             function = functools.partial(FUNCTIONS[ast.unparse(called)], **named)
         case _:
-            raise ValueError
+            value = ast.literal_eval(node)
+            return lambda answer: value
     readers = [reader(part, asked) for part in parts]
     return lambda answer: function(*(read(answer) for read in readers))
 
