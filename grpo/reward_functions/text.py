@@ -69,11 +69,8 @@ def xml_valid(prompts, completions, **columns):
 @reward(-1, 0)
 def repetition(prompts, completions, **columns):
     """Minus the share of word 4-grams that repeat an earlier one: 0 without repeats, towards -1 in a loop."""
-    scores = []
-    for text in completions:
-        grams = word_grams(text, 4)
-        scores.append(len(set(grams)) / len(grams) - 1 if grams else 0.0)
-    return scores
+    grams = [word_grams(text, 4) for text in completions]
+    return [len(set(own)) / len(own) - 1 if own else 0.0 for own in grams]
 
 
 @reward(0, 1)

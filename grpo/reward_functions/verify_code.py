@@ -14,7 +14,14 @@ MAX_CODE = 100_000  # characters; longer code is not parsed
 @reward(0, 2)
 def code_correctness(prompts, completions, **columns):
     """+1 if the code parses, +0.5 if it is indented by 4s, +0.5 if it says def, class, import or return; 0 if empty."""
-    return [score_code(extract_code(text)) for text in completions]
+    scores = []
+    for code in map(extract_code, completions):
+        indents = [re.match(r"[ \t]*", line).group() for line in code.splitlines() if line.strip()]
+        by_four = any(indents) and all("\t" not in indent and len(indent) % 4 == 0 for indent in indents)
+        has_keyword = re.search(r"\b(def|class|import|return)\b", code) is not None
+        parses = code.strip() != "" and len(code) <= MAX_CODE and syntax_tree(code, "exec") is not None
+        scores.append(1.0 * parses + 0.5 * by_four + 0.5 * has_keyword)
+    return scores
 
 
 def read_tests(tests, **columns):
@@ -60,13 +67,3 @@ def extract_code(text):
     """The last fenced block, as the final answer usually is, or the whole text if there is none."""
     blocks = FENCE.findall(text)
     return blocks[-1] if blocks else text
-
-
-def score_code(code):
-    if not code.strip():
-        return 0.0
-    indents = [re.match(r"[ \t]*", line).group() for line in code.splitlines() if line.strip()]
-    by_four = any(indents) and all("\t" not in indent and len(indent) % 4 == 0 for indent in indents)
-    has_keyword = re.search(r"\b(def|class|import|return)\b", code) is not None
-    parses = len(code) <= MAX_CODE and syntax_tree(code, "exec") is not None
-    return 1.0 * parses + 0.5 * by_four + 0.5 * has_keyword
