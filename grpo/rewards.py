@@ -10,6 +10,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import inspect
 import math
+from types import SimpleNamespace
 
 import torch
 
@@ -21,10 +22,8 @@ from grpo.reward_functions.groups import normalised, pass_k_weight
 from grpo.reward_functions.registry import (
     REWARDS,
     Log,
-    TrainerState,
     arguments,
     check_records,
-    gets,
     parameters,
     register_functions,
     reward,
@@ -43,8 +42,7 @@ class Rewards:
     """The rewards of a run, called with rollouts. Returns Scored:
 
     reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
-    credit: the same, with reward_normalisation="group" of the normalised values; with credit_window the judge's of each
-            token
+    credit: the same, of normalised values with reward_normalisation; with credit_window the judge's of each token
     weight: ones, or with train_pass_k=k the factors that turn the advantage into one of pass@k
     values: NaN where a function skipped a completion
 
@@ -62,12 +60,9 @@ class Rewards:
         self.weights = config.reward_weights or (1.0,) * len(self.names)
         self.success = success(config, self.names)
         self.fields = ()  # of the records, once `check` has seen them
-        self.can_log = any(gets(name, key) for name in self.names for key in ("log_metric", "log_extra"))
-        self.state = TrainerState(0, config.max_iters)
-        self.in_workers = [name for name in self.names if REWARDS[name].slow and config.reward_workers > 0]
-        path = config.reward_file and os.path.abspath(config.reward_file)  # a reward may change the working folder
+        self.state = SimpleNamespace(global_step=0, max_steps=config.max_iters)  # as in transformers' TrainerState
         sandbox = found_here() if any("sandbox" in parameters(name) for name in self.names) else None
-        self.workers = Workers(config.reward_workers, config.reward_timeout, path, sandbox)
+        self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file, sandbox)
 
     @torch.no_grad()
     def __call__(self, rollouts):
@@ -86,7 +81,7 @@ class Rewards:
         values = {name: x.to(device) for name, x in values.items()}                  # (N,) each
         if self.config.train_pass_k > 1:
             weight = pass_k_weight(self.right(values).view(-1, G), self.config.train_pass_k)
-        metrics = log.metrics if self.can_log else None
+        metrics = None if self.names == ("judge",) else log.metrics  # the judge logs none, on any rank
         return Scored(self.total(values).view(-1, G), credit, values, weight, metrics)
 
     def score(self, texts, group_size, names=None):
@@ -100,7 +95,7 @@ class Rewards:
         known |= {"group_size": group_size, "texts": texts, "trainer_state": self.state}
         for name in names or self.names:
             call = arguments(name, texts, known, self.fields)
-            if name in self.in_workers:
+            if REWARDS[name].slow and self.config.reward_workers > 0:
                 numbers, own, missing = self.workers.call(call)
                 late |= missing
             else:

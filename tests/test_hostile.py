@@ -43,7 +43,7 @@ def error_of(tmp_path, text, name="hostile", **fields):
 def test_a_reward_ends_in_one_line(kind, tmp_path):
     for prefix in ("def", "async def"):
         text = error_of(tmp_path, f"{prefix} hostile(completions):\n    {REWARD_BODIES[kind]}\n")
-        assert "hostile" in text and "mine.py" in text
+        assert "mine.py" in text
 
 
 def test_a_library_s_reward_without_its_package_names_the_function(tmp_path):

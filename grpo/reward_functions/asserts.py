@@ -1,7 +1,6 @@
 """Cuts tests in Python into calls, whose values another process computes, and claims on these values, judged here.
 
-Of `assert f(2) == 4` the process that runs a model's code is asked for f(2). It never sees the 4. docs/security.md says
-which tests can be cut.
+Of `assert f(2) == 4` the process that runs a model's code is asked for f(2). It never sees the 4 (docs/security.md).
 """
 
 import ast
@@ -16,9 +15,9 @@ from grpo.reward_functions.verify_math import syntax_tree
 
 # This process applies them to an answer itself. None takes long or makes a value much larger
 OPERATORS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
-             ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda x, values: x in values,
-             ast.NotIn: lambda x, values: x not in values, ast.Sub: operator.sub, ast.Div: operator.truediv,
-             ast.Is: operator.is_}
+             ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.In: lambda x, values: x in values,
+             ast.NotIn: lambda x, values: x not in values, ast.Add: operator.add, ast.Sub: operator.sub,
+             ast.Div: operator.truediv}
 FUNCTIONS = {function.__name__: function for function in (abs, bool, float, list, set, sorted, tuple)}
 FUNCTIONS |= {"<math>.fabs": math.fabs, "<math>.isclose": math.isclose}
 ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)  # of other forms, and answers
@@ -31,8 +30,7 @@ class Claims(NamedTuple):
     length: int       # characters of the tests
 
     def hold(self, answers):
-        """True if all claims hold for answers that are Python literals, as texts. False if one cannot be read or
-        compared."""
+        """True if all claims hold for answers, Python literals as texts; False if one cannot be read or compared."""
         try:
             return all(claim(ast.literal_eval(syntax_tree(text, "eval")))
                        for claim, text in zip(self.claims, answers, strict=True))
@@ -42,11 +40,8 @@ class Claims(NamedTuple):
 
 @functools.lru_cache(maxsize=1000)
 def cut(tests):
-    """The Claims of tests in Python, or None if a part of them has another form than these:
-
-    `assert` with one call of the code's functions, compared with literals (also `abs(f(2) - 4) < 1e-6` and
-    `math.isclose(f(2), 4)`); `import math`; names for literals; `def check(candidate):` with such a body, `check(f)`.
-    """
+    """The Claims of tests in Python, or None if a part of them is not one of these: asserts with one call of the code's
+    functions, imports, names for literals, `def check(candidate):` with such a body, and `check(f)`."""
     tree = syntax_tree(tests.encode(), "exec")
     if tree is None:
         return None
@@ -61,8 +56,7 @@ def cut(tests):
 def collect(statements, names, functions, found):
     """Appends a (question, claim) for each assert. Raises one of ERRORS for a statement of another form.
 
-    names: {name in the tests: the node that it stands for}: of what they import or define a name in <>
-    functions: {name: (its parameter, its body)}
+    names: {name: the node that it stands for}, for an import one in <>; functions: {name: (its parameter, its body)}
     """
     for statement in statements:
         match statement:
@@ -105,11 +99,6 @@ def reader(node, asked):
     if is_question(node):
         asked.append(ast.unparse(node))
         return lambda answer: answer
-    try:
-        value = ast.literal_eval(node)
-        return lambda answer: value
-    except ERRORS:
-        pass
     match node:
         case ast.UnaryOp(op=ast.Not(), operand=part):
             function, parts = operator.not_, [truth(part)]
@@ -119,7 +108,8 @@ def reader(node, asked):
             named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in keywords}
             function = functools.partial(FUNCTIONS[ast.unparse(called)], **named)
         case _:
-            raise ValueError
+            value = ast.literal_eval(node)
+            return lambda answer: value
     readers = [reader(part, asked) for part in parts]
     return lambda answer: function(*(read(answer) for read in readers))
 

@@ -6,8 +6,7 @@ import torch
 def normalised(values, G):
     """Each reward minus its group's mean, divided by the standard deviation there plus 1e-4 (arXiv 2601.05242).
 
-    values: {name: (N,)}, NaN where skipped, which stays NaN and counts in neither
-    In float64, because the sum of rewards that cancel must be 0.
+    values: {name: (N,)}, NaN where skipped. In float64, because the sum of rewards that cancel must be 0
     """
     out = {}
     for name, x in values.items():

@@ -18,9 +18,8 @@ class Judge:
     """A frozen judge with what it needs to read texts.
 
     model:     a sequence scorer in eval mode
-    tokenizer: the tokenizer that the judge was trained with
-    reads_ids: True if the judge has the generator's vocabulary: it then reads the token ids of the texts.
-               False: it reads prompt + completion, encoded by its own tokenizer
+    tokenizer: the one that it was trained with
+    reads_ids: it has the generator's vocabulary and reads the texts' token ids; else prompt + completion, as texts
     dtype:     of its matrix products
     Texts of equal length are read together, without padding, and equal texts once: their scores have the same bits.
     """

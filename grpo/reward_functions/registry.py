@@ -39,13 +39,6 @@ class Call(NamedTuple):
 
 
 @dataclass
-class TrainerState:
-    """Facts about the run, under the names of transformers' TrainerState."""
-    global_step: int = 0  # optimizer steps that are done
-    max_steps: int = 0
-
-
-@dataclass
 class Log:
     """The metrics {name: (sum, count)} and extra columns {name: list of N} that rewards log besides their values."""
     metrics: dict = field(default_factory=dict)
@@ -75,7 +68,7 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
       completion_ids           a list of N lists of token ids, each completion as sampled, with its stop token
       a field of the records   a list of N values, under any of its names in FIELDS. A parameter without a default needs
                                it in every record, one with a default gets None where a record lacks it
-      trainer_state            a TrainerState
+      trainer_state            trainer_state.global_step of trainer_state.max_steps are done
       log_metric, log_extra    the methods of Log
       keyword-only parameters  a setting of the config by its name; group_size; texts, with their token ids;
                                judge_model, reward_scorer; any other is set by reward_settings={"most": 40}
@@ -148,7 +141,7 @@ def check_records(name, records):
                 raise ValueError(f"{record['where']}: reward {name} needs the field '{key}' in every record")
         if check is not None:
             try:
-                with naming_reward(name):
+                with naming_line_of(check):
                     check(**{key: x for key, x in record.items() if key not in OF_CONSUMER})
             except ValueError as error:
                 raise ValueError(f"{record['where']}: {error}") from None
@@ -170,9 +163,7 @@ def arguments(name, texts, known, empty):
                        for prompt, text in zip(prompts, completions, strict=True)]
     columns = dict.fromkeys(empty, [None] * N) | texts.columns
     columns |= {"prompts": prompts, "completions": completions, "completion_ids": texts.completion_ids}
-    for other, field_name in FIELD_OF.items():
-        if field_name in columns:
-            columns.setdefault(other, columns[field_name])
+    columns = {other: columns[key] for other, key in FIELD_OF.items() if key in columns} | columns
     fields = {key: x for key, x in columns.items() if gets(name, key) and key not in settings}
     for key in needed_fields(name):
         if any(value is None for value in fields.get(key, [None])):
@@ -185,15 +176,15 @@ def run_reward(call):
     infinity where its value is not a finite number, and its Log. Raises ValueError in one line if the function fails,
     or does not return, or log, one value for each completion."""
     name, fields, settings, N = call
-    log = Log()
+    fn, log = REWARDS[name].fn, Log()
     # Copies that it may change: a value of a record is one object for all completions and steps
     given = {key: x if key == "completion_ids" else [copy.deepcopy(value) for value in x] for key, x in fields.items()}
     given |= {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(name, key)}
-    with naming_reward(name):
-        returned = REWARDS[name].fn(**given, **settings)
+    with naming_line_of(fn, f"reward {name}: "):
+        returned = fn(**given, **settings)
     if inspect.iscoroutine(returned):
         returned = asyncio.run_coroutine_threadsafe(awaited(name, returned), event_loop()).result()
-    remedy = f"return a list of {N} numbers or None ({definition(REWARDS[name].fn)})"
+    remedy = f"return a list of {N} numbers or None ({definition(fn)})"
     with guarded(f"reward {name} returned something that is no list of numbers", remedy):
         if hasattr(returned, "tolist"):
             returned = returned.tolist()
@@ -205,14 +196,9 @@ def run_reward(call):
     return values, log
 
 
-def naming_reward(name):
-    """An error of a reward's function within becomes one line with its name and the line of the user's file."""
-    return naming_line_of(REWARDS[name].fn, f"reward {name}: ")
-
-
 async def awaited(name, coroutine):
     """The return value of a reward's coroutine; an exit within becomes a ValueError, or it would end the loop."""
-    with naming_reward(name):
+    with naming_line_of(REWARDS[name].fn, f"reward {name}: "):
         return await coroutine
 
 

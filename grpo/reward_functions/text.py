@@ -4,7 +4,7 @@ import json
 import re
 from xml.etree import ElementTree
 
-import regex as timed_re  # reads the syntax of re, and a search can have a timeout
+import regex as timed_re  # reads the syntax of re, and has a timeout: a pattern such as ^(a|aa)+$ can take years
 
 from grpo.reward_functions.registry import reward
 
@@ -43,16 +43,11 @@ def check_pattern(pattern, **columns):
 
 @reward(0, 1, check=check_pattern)
 def regex(prompts, completions, pattern, **columns):
-    r"""1 if the record's `pattern` is found anywhere in the completion, else 0.
-
-    The library `regex` searches, since a pattern such as ^(a|aa)+$ can take years. A completion whose search takes
-    longer than SEARCH_SECONDS is skipped.
-    """
+    """1 if the record's `pattern` is found anywhere in the completion, else 0; None if the search takes too long."""
     return [found(expression, text) for expression, text in zip(pattern, completions, strict=True)]
 
 
 def found(expression, text):
-    """1.0 if a regular expression is found in a text, else 0.0; None if the search takes too long."""
     try:
         return float(timed_re.search(expression, text, timeout=SEARCH_SECONDS) is not None)
     except (TimeoutError, MemoryError):
@@ -62,23 +57,20 @@ def found(expression, text):
 @reward(0, 1)
 def json_valid(prompts, completions, **columns):
     """1 if the completion, or its only fenced block, is JSON (NaN and Infinity are not); else 0."""
-    return [float(is_json(document(text))) for text in completions]
+    return [is_read(text, json.loads, parse_constant=int) for text in completions]  # int refuses these constants
 
 
 @reward(0, 1)
 def xml_valid(prompts, completions, **columns):
     """1 if the completion, or its only fenced block, is well-formed XML without a DTD; else 0."""
-    return [float(is_xml(document(text))) for text in completions]
+    return [is_read(text, read_xml) for text in completions]
 
 
 @reward(-1, 0)
 def repetition(prompts, completions, **columns):
     """Minus the share of word 4-grams that repeat an earlier one: 0 without repeats, towards -1 in a loop."""
-    scores = []
-    for text in completions:
-        grams = word_grams(text, 4)
-        scores.append(len(set(grams)) / len(grams) - 1 if grams else 0.0)
-    return scores
+    grams = [word_grams(text, 4) for text in completions]
+    return [len(set(own)) / len(own) - 1 if own else 0.0 for own in grams]
 
 
 @reward(0, 1)
@@ -102,28 +94,20 @@ def environment(completions, environment_reward=None, **columns):
     return environment_reward or [0.0] * len(completions)
 
 
-def document(text):
-    """The only fenced block of a text, or the text itself."""
+def is_read(text, parser, **options):
+    """1.0 if a parser reads the only fenced block of a text, or the text itself; else 0.0."""
     blocks = FENCE.findall(text)
-    return blocks[0].strip() if len(blocks) == 1 else text.strip()
-
-
-def is_json(text):
     try:
-        json.loads(text, parse_constant=int)  # which refuses the constants of Python's parser, NaN and Infinity
-    except (ValueError, RecursionError):
-        return False
-    return True
+        parser(blocks[0].strip() if len(blocks) == 1 else text.strip(), **options)
+    except (ValueError, RecursionError, ElementTree.ParseError):
+        return 0.0
+    return 1.0
 
 
-def is_xml(text):
+def read_xml(text):
     if "<!DOCTYPE" in text or "<!ENTITY" in text:  # a few nested entities expand to gigabytes
-        return False
-    try:
-        ElementTree.fromstring(text)
-    except (ElementTree.ParseError, ValueError):   # ValueError: text that cannot be encoded
-        return False
-    return True
+        raise ValueError
+    ElementTree.fromstring(text)
 
 
 def word_grams(text, n):

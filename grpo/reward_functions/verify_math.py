@@ -27,7 +27,13 @@ def math_format(prompts, completions, **columns):
 
     Text and solution must not be blank. Between the tags and after the last one, only white space is allowed.
     """
-    return [score_format(text) for text in completions]
+    scores = []
+    for text in completions:
+        pieces = re.split(f"({END}|{OPEN}|{CLOSE})", text)
+        filled = [piece.strip() != "" for piece in pieces[::2]]
+        is_whole = pieces[1::2] == TAGS and filled == [True, False, True, False]
+        scores.append(3.0 if is_whole else sum(0.5 if text.count(tag) == 1 else -1.0 for tag in TAGS))
+    return scores
 
 
 @reward(-4.5, 5)
@@ -105,15 +111,6 @@ def countdown(prompts, completions, numbers, target, **columns):
         expression = (text if block is None else block).partition("=")[0]
         scores.append(float(arithmetic(expression) == countdown_task(*task)))
     return scores
-
-
-def score_format(text):
-    pieces = [piece.strip() for piece in re.split(f"({END}|{OPEN}|{CLOSE})", text)]
-    if pieces[1::2] == TAGS:
-        working_out, between, inside, after = pieces[::2]
-        if working_out and inside and not (between or after):
-            return 3.0
-    return sum(0.5 if text.count(tag) == 1 else -1.0 for tag in TAGS)
 
 
 def solution(text):

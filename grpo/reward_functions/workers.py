@@ -10,7 +10,6 @@ import threading
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
-from core.settings.user_code import one_line
 from grpo.reward_functions import verify_code  # noqa: F401: it registers the slow rewards of this project
 from grpo.reward_functions.registry import Log, load_reward_file, run_reward
 from grpo.rollout import join
@@ -19,7 +18,6 @@ from grpo.sandbox.kernel import end_with
 from grpo.sandbox.run import take_over
 
 PROCESSES = multiprocessing.get_context("spawn")
-START_SECONDS = 300  # for processes that start: they load Python and torch
 
 
 class Workers:
@@ -54,9 +52,8 @@ class Workers:
             for i, job in enumerate(jobs):
                 if job.done() and not isinstance(job.exception(), BrokenProcessPool):
                     found[i] = job.result()
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
-            raise ValueError(f"reward {call.name}: what goes to or comes from its worker process cannot be pickled "
-                             f"({one_line(error)})") from None
+        except (ValueError, TypeError, AttributeError, pickle.PicklingError) as error:  # of pickling too
+            raise ValueError(f"reward {call.name}: {error}") from None
         finally:
             if len(found) < call.N:
                 self.close()
@@ -69,8 +66,7 @@ class Workers:
     def start(self):
         """Starts the processes, which does not count towards the timeout. Raises ValueError if they cannot start."""
         self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, (self.path, self.sandbox))
-        started, _ = wait([self.pool.submit(os.getpid) for _ in range(self.count)], START_SECONDS)
-        if not started or any(job.exception() for job in started):
+        if any(job.exception() for job in [self.pool.submit(os.getpid) for _ in range(self.count)]):
             self.close()
             raise ValueError("a worker process of reward_workers could not start, see above")
 

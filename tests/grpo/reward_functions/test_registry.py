@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from grpo.reward_functions import registry
-from grpo.reward_functions.registry import Call, Log, Reward, TrainerState, arguments, reward, run_reward
+from grpo.reward_functions.registry import Call, Log, Reward, arguments, reward, run_reward
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}]
-STATE = TrainerState(3, 9)
+STATE = SimpleNamespace(global_step=3, max_steps=9)
 
 
 @pytest.fixture(autouse=True)
@@ -217,8 +217,8 @@ async def looks_up(completions):
 @pytest.mark.parametrize(("function", "line", "what"), [
     (divides, r"return \[1 / len", "ZeroDivisionError: division by zero"),
     (looks_up, "return .*a.: 1.0", "KeyError: ''")])
-def test_an_error_names_the_line_and_the_reward(function, line, what):
-    with pytest.raises(ValueError, match=f"^.*test_registry.py, line [0-9]+: {line}.*: reward mine: {what}$"):
+def test_an_error_names_the_line(function, line, what):
+    with pytest.raises(ValueError, match=f"^.*test_registry.py, line [0-9]+: {line}.*: {what}$"):
         run(plain(function), completions=["a", ""])
 
 
