@@ -54,6 +54,7 @@ class FillInEvaluation:
         rewards: a Rewards or None; config: the run's"""
         self.data, self.reference = data, reference
         self.rewards = rewards
+        self.others = [name for name in getattr(rewards, "names", ()) if name != "judge"]
         self.judges = {name: judge for name, judge in judges.items() if judge is not None}
         self.config = config.for_evaluation(data.seed + NOISE_SEED)
         self.batches = []  # (number of the drawn batch, part of it)
@@ -77,8 +78,9 @@ class FillInEvaluation:
         shown = []
         for step, batch in self.batches:
             rollouts = policy.sample(batch, step, config)
-            values, log = self._other_rewards(rollouts)
-            if log is not None:
+            values, log = {}, None
+            if self.others:
+                values, log = self.rewards.score(rollouts.texts, rollouts.group_size, self.others)
                 logged.append(log.metrics)
             total = torch.zeros(len(rollouts.mask))                                  # (N,) orders the samples
             if values and "judge" not in self.judges:
@@ -94,13 +96,6 @@ class FillInEvaluation:
             if len(shown) < SHOWN:
                 shown += self._samples(policy, batch, rollouts, total, values, log)
         return means_of(sums, logged), shown[:SHOWN]
-
-    def _other_rewards(self, rollouts):
-        """The rewards {name: (N,)} of the run without that of the judge, and their Log, or None without any."""
-        names = [name for name in getattr(self.rewards, "names", ()) if name != "judge"]
-        if not names:
-            return {}, None
-        return self.rewards.score(rollouts.texts, rollouts.group_size, names)
 
     def _token_sums(self, policy, step, batch, rollouts, config):
         """{metric: (sum, count)} of tokens. KL and entropy are measured in one pass over the problem."""
