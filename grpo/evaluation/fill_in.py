@@ -59,12 +59,10 @@ class FillInEvaluation:
         self.config = config.for_evaluation(data.seed + NOISE_SEED)
         self.batches = []  # (number of the drawn batch, part of it)
         for step, first in enumerate(range(0, config.eval_problems, PROBLEMS_PER_STEP)):
-            batch = data.batch("val", step)
-            size = min(PROBLEMS_PER_STEP, config.eval_problems - first)
-            for start in range(0, size, config.batch_size):
-                part = slice(start, min(size, start + config.batch_size))
-                cut = {key: x[part] for key, x in batch.items()}
-                self.batches.append((step, cut))
+            batch = {key: x[: config.eval_problems - first] for key, x in data.batch("val", step).items()}
+            for start in range(0, len(batch["input"]), config.batch_size):
+                part = {key: x[start : start + config.batch_size] for key, x in batch.items()}
+                self.batches.append((step, part))
 
     @cached_property
     def words(self):
@@ -90,9 +88,8 @@ class FillInEvaluation:
                 sums.append({name: (scores.sum(), len(scores))})
                 if name == "judge":
                     total = scores
-            sums.append(self._word_sums(batch, rollouts))
+            sums.append(self._word_sums(batch, rollouts) | reward_sums(values))
             sums.append(self._token_sums(policy, step, batch, rollouts, config))
-            sums.append(reward_sums(values))
             if len(shown) < SHOWN:
                 shown += self._samples(policy, batch, rollouts, total, values, log)
         return means_of(sums, logged), shown[:SHOWN]
