@@ -7,14 +7,13 @@ import warnings
 
 from core.settings.user_code import guarded
 
-REQUIREMENTS = "requirements-hf.txt"
 HUB = "hf:"  # begins a name of the Hugging Face hub, hf:owner/name
 
 # This package is not to be imported: with it transformers fetches code from the hub, and runs it
 sys.modules.setdefault("kernels", None)
 
 
-def require(name, why, install=f"-r {REQUIREMENTS}"):
+def require(name, why, install="-r requirements-hf.txt"):
     """The package of that name. Raises ValueError with the pip command if it is not installed.
 
     why: the setting that asks for it, with its value; install: what pip is to install

@@ -12,8 +12,8 @@ def check_ranges(config, ranges):
     """
     for key, interval in ranges.items():
         value = getattr(config, key)
-        if value is not None and (fault := fault_of(value, interval)):
-            raise ValueError(f"{key}={shown(value)} must be {fault}")
+        if value is not None and not is_inside(value, interval):
+            raise ValueError(f"{key}={shown(value)} must be in {interval}")
 
 
 def check_choices(config, choices):
@@ -38,16 +38,14 @@ def check_finite(weights, named):
                              "from before its training failed, or copy it again")
 
 
-def fault_of(value, interval):
-    """Words for the interval that a number does not lie in; nothing if it does."""
-    low, high = interval[1:-1].split(", ")
-    if value != value:
-        return "a number"
-    if value < float(low) or (value == float(low) and interval[0] == "("):
-        return f"{'above' if interval[0] == '(' else 'at least'} {low}"
-    if value > float(high) or (value == float(high) and interval[-1] == ")"):
-        return "finite" if high == "inf" else f"{'below' if interval[-1] == ')' else 'at most'} {high}"
-    return ""
+def is_inside(value, interval):
+    """True if a number lies in an interval."""
+    low, high = map(float, interval[1:-1].split(", "))
+    if value == low:
+        return interval[0] == "["
+    if value == high:
+        return interval[-1] == "]"
+    return low < value < high
 
 
 def shown(value):

@@ -5,8 +5,6 @@ import sys
 from core.config import UsageError
 from core.settings.user_code import is_own_error, one_line
 
-LONGEST_ERROR = 2000  # characters
-
 
 def exit_code(main):
     """Calls main(argv) and returns the exit code; a mistake of the user's and an interrupt are one line on stderr.
@@ -25,7 +23,7 @@ def exit_code(main):
             line = f"{error.filename}: {error.strerror}"
         elif not is_own_error(error):
             raise
-        print(one_line(f"error: {line}", LONGEST_ERROR), file=sys.stderr)
+        print(one_line(f"error: {line}", 2000), file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
@@ -38,6 +36,5 @@ def exit_code(main):
 def run_script(main):
     """Runs main(argv): a mistake of the user's is one line and exit code 1 (2 for usage), never a traceback."""
     sys.stdout.reconfigure(errors="backslashreplace")  # a terminal for ASCII alone shows other letters as \u....
-    code = exit_code(main)
-    if code:
+    if code := exit_code(main):
         raise SystemExit(code)

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import inspect
 import os
 import pathlib
 import signal
@@ -92,7 +91,7 @@ def event_loop():
 
 def definition(function):
     """"FILE, line N" of where a function is defined; the name of one without Python's code."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = getattr(function, "__code__", None)
     if code is None:
         return getattr(function, "__name__", type(function).__name__)
     return f"{shortest(code.co_filename)}, line {code.co_firstlineno}"

@@ -54,16 +54,15 @@ class FillInEvaluation:
         rewards: a Rewards or None; config: the run's"""
         self.data, self.reference = data, reference
         self.rewards = rewards
+        self.others = [name for name in getattr(rewards, "names", ()) if name != "judge"]
         self.judges = {name: judge for name, judge in judges.items() if judge is not None}
         self.config = config.for_evaluation(data.seed + NOISE_SEED)
         self.batches = []  # (number of the drawn batch, part of it)
         for step, first in enumerate(range(0, config.eval_problems, PROBLEMS_PER_STEP)):
-            batch = data.batch("val", step)
-            size = min(PROBLEMS_PER_STEP, config.eval_problems - first)
-            for start in range(0, size, config.batch_size):
-                part = slice(start, min(size, start + config.batch_size))
-                cut = {key: x[part] for key, x in batch.items()}
-                self.batches.append((step, cut))
+            batch = {key: x[: config.eval_problems - first] for key, x in data.batch("val", step).items()}
+            for start in range(0, len(batch["input"]), config.batch_size):
+                part = {key: x[start : start + config.batch_size] for key, x in batch.items()}
+                self.batches.append((step, part))
 
     @cached_property
     def words(self):
@@ -77,8 +76,9 @@ class FillInEvaluation:
         shown = []
         for step, batch in self.batches:
             rollouts = policy.sample(batch, step, config)
-            values, log = self._other_rewards(rollouts)
-            if log is not None:
+            values, log = {}, None
+            if self.others:
+                values, log = self.rewards.score(rollouts.texts, rollouts.group_size, self.others)
                 logged.append(log.metrics)
             total = torch.zeros(len(rollouts.mask))                                  # (N,) orders the samples
             if values and "judge" not in self.judges:
@@ -88,19 +88,11 @@ class FillInEvaluation:
                 sums.append({name: (scores.sum(), len(scores))})
                 if name == "judge":
                     total = scores
-            sums.append(self._word_sums(batch, rollouts))
+            sums.append(self._word_sums(batch, rollouts) | reward_sums(values))
             sums.append(self._token_sums(policy, step, batch, rollouts, config))
-            sums.append(reward_sums(values))
             if len(shown) < SHOWN:
                 shown += self._samples(policy, batch, rollouts, total, values, log)
         return means_of(sums, logged), shown[:SHOWN]
-
-    def _other_rewards(self, rollouts):
-        """The rewards {name: (N,)} of the run without that of the judge, and their Log, or None without any."""
-        names = [name for name in getattr(self.rewards, "names", ()) if name != "judge"]
-        if not names:
-            return {}, None
-        return self.rewards.score(rollouts.texts, rollouts.group_size, names)
 
     def _token_sums(self, policy, step, batch, rollouts, config):
         """{metric: (sum, count)} of tokens. KL and entropy are measured in one pass over the problem."""

@@ -41,7 +41,7 @@ def chart(title, last, points):
         else:
             line += f"M{across(step)} {down(y)}h0"  # h0: a point alone is shown too
         inside = y is not None
-    latest = "not finite" if points[-1][1] is None else short(points[-1][1])
+    latest = "not finite" if points[-1][1] is None else f"{points[-1][1]:.5g}"
     return (f'<figure><figcaption>{text(title)} <b>{latest}</b></figcaption><svg viewBox="0 0 320 144" role="img" '
             f'aria-label="{text(title)}">{marks}<path class="line" d="{line}"/></svg></figure>\n')
 
@@ -56,8 +56,3 @@ def ticks(low, high):
 def text(value):
     """A value as HTML: escaped, without characters that nobody sees."""
     return escape(visible(str(value), kept="\t\n"))
-
-
-def short(number):
-    """A number in five digits."""
-    return f"{number:.5g}"

@@ -8,7 +8,7 @@ from core.files.whole_files import replacing
 from core.run.names import CONFIG, METRICS, REPORT, SAMPLES
 from core.run.start import now, without_home
 from grpo.evaluation.samples import compared, evaluations
-from grpo.report.chart import chart, short, text
+from grpo.report.chart import chart, text
 
 STEPS = 1000    # steps that are shown at most, so that the page of a long run is as small as a short one's
 SETS = 50       # evaluations whose samples are shown at most: the first and the latest
@@ -72,7 +72,7 @@ def curves(records):
         points = [(record["step"], record[metric]) for record in records if metric in record]
         values = {y for _, y in points}
         if len(values) == 1 and None not in values:
-            constant.append(f"{text(metric)} {short(*values)}")
+            constant.append(f"{text(metric)} {values.pop():.5g}")
         else:
             parts[part_of(metric)] += chart(metric, records[-1]["step"], points)
     return parts | {"Never changed": f"<p>{', '.join(constant)}</p>" if constant else ""}
@@ -132,7 +132,7 @@ def sample_table(record):
             continue
         words, score, right = [key], record.get(f"{key}_score"), record.get(f"{key}_right")
         if score is not None:
-            words.append(short(score))
+            words.append(f"{score:.5g}")
         if right is not None:
             words.append("right" if right else "wrong")
         rows.append((text(" ".join(words)), marked(key, record)))

@@ -27,7 +27,6 @@ class Claims(NamedTuple):
     """Questions to the process that runs the code, and claims on its answers."""
     questions: tuple  # expressions that call the code
     claims: tuple     # for each a function from its value to whether the test holds
-    length: int       # characters of the tests
 
     def hold(self, answers):
         """True if all claims hold for answers, Python literals as texts; False if one cannot be read or compared."""
@@ -50,7 +49,7 @@ def cut(tests):
         collect(tree.body, {}, {}, found)
     except ERRORS:
         return None
-    return Claims(*zip(*found, strict=True), len(tests)) if found else None
+    return Claims(*zip(*found, strict=True)) if found else None
 
 
 def collect(statements, names, functions, found):

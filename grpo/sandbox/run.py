@@ -20,7 +20,7 @@ from grpo.sandbox.kernel import FILES, FOLDER_BYTES, PARTS
 
 CHILD = str(pathlib.Path(__file__).with_name("child.py"))
 READY = b"ready"        # the child is about to run the code
-SPARE_BYTES = 1 << 17   # the most that the child may write beyond four times the tests
+MOST_BYTES = 1 << 20    # the most that the child may write
 LOOK_SECONDS = 0.1      # between two looks at the clock and, without namespaces, at the folder
 FOUND = {}              # {part of PARTS: "" if this machine's kernel offers it, else the reason why not}
 
@@ -67,22 +67,19 @@ def run_once(code, test, seconds, megabytes, parts):
     if isinstance(test, dict):
         kind = "program"
         messages[0] += test["input"].encode()
-        length = len(test["output"])
     elif isinstance(test, str):
         messages.append(message(token, "exec", test))
-        length = len(test)
     else:
         messages += [message(token, "eval", question) for question in test.questions]
-        length = test.length
     command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", CHILD, kind, str(os.getpid()), ",".join(parts),
                str(math.ceil(seconds) + 1), str(megabytes)]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    end, size = time.monotonic() + seconds, 4 * length + SPARE_BYTES
+    end = time.monotonic() + seconds
     with new_folder() as folder:
         on_disk = None if "namespaces" in parts else folder
         with subprocess.Popen(command, cwd=folder, env={}, bufsize=0, start_new_session=True, **streams) as process:
             try:
-                output, ended = exchange(process, messages, end, size, on_disk)
+                output, ended = exchange(process, messages, end, on_disk)
             finally:  # before the with block waits: then the process id may belong to another process
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses for an ended group
                     os.killpg(process.pid, signal.SIGKILL)
@@ -122,17 +119,17 @@ def lines_of(output):
     return [line.rstrip() for line in output.decode(errors="replace").rstrip().split("\n")]
 
 
-def exchange(process, messages, end, size, folder):
+def exchange(process, messages, end, folder):
     """Sends each message after the child has answered the one before with a line: a question may contain what is
-    expected of an earlier one. Reads until the output is closed, the time `end` comes, the output is longer than
-    `size`, or the folder holds more than FOLDER_BYTES or FILES.
+    expected of an earlier one. Reads until the output is closed or longer than MOST_BYTES, the time `end` comes, or the
+    folder holds more than FOLDER_BYTES or FILES.
 
     folder: one on the disk, or None: then the kernel limits it
     Returns (the output, whether it was closed).
     """
     output, unsent, asked = b"", b"", 0  # what is left of the message that is being sent; how many were begun
     os.set_blocking(process.stdin.fileno(), False)
-    while len(output) <= size and time.monotonic() < end:
+    while len(output) <= MOST_BYTES and time.monotonic() < end:
         if not unsent and asked < len(messages) and output.count(b"\n") >= asked:
             unsent = messages[asked]
             asked += 1

@@ -52,15 +52,13 @@ def seeds_row(metric, runs):
 
 def main(argv):
     """Reads the command line and writes a report."""
-    kind, *rest = argv or [""]
-    picture = None
-    if kind == "seeds" and rest and rest[-1].startswith("--picture="):
-        picture = rest.pop().partition("=")[2]
-    folders = bool(rest) and not any(argument.startswith("-") for argument in rest)
-    if kind == "seeds" and folders:
-        return report_seeds(rest, picture)
-    if kind == "html" and folders and len(rest) == 1:
-        return print(write_report(*rest))
+    match argv:
+        case ["html", folder] if not folder.startswith("-"):
+            return print(write_report(folder))
+        case ["seeds", _, *_, last] if last.startswith("--picture="):
+            return report_seeds(argv[1:-1], last.partition("=")[2])
+        case ["seeds", _, *_] if not argv[-1].startswith("-"):
+            return report_seeds(argv[1:], None)
     raise UsageError("python grpo/tools/report.py html FOLDER, or seeds FOLDER... [--picture=FILE]")
 
 

@@ -7,7 +7,7 @@ from core.supervised.config import PretrainConfig
 
 @pytest.mark.parametrize(("setting", "message"), [
     ({"mode": "poet"}, "mode='poet' is not one of language_model, masked_fill, sequence_scorer"),
-    ({"n_layer": 0}, "n_layer=0 must be at least 1"),
+    ({"n_layer": 0}, "n_layer=0 must be in "),
     ({"judge_head": "cls"}, "judge_head='cls' is for new judges: set mode='sequence_scorer'"),
     ({"mask_low": 0.7}, "mask_low=0.7 must be at most mask_high=0.6"),
     ({"fill_temperature_low": 2.0}, "fill_temperature_low=2.0 must be at most fill_temperature_high=1.0"),
