@@ -94,9 +94,8 @@ class Trackers:
         """
         if not self.names:
             return
-        path, ids = os.path.join(self.config.absolute_out_dir, TRACKER_IDS), {}
-        if step and os.path.exists(path):
-            ids = read_object(path, path, "delete it")
+        path = os.path.join(self.config.absolute_out_dir, TRACKER_IDS)
+        ids = read_object(path, path, "delete it") if os.path.exists(path) else {}
         settings = dataclasses.asdict(self.config)
         del settings["system_prompt"], settings["prompt_format"]  # texts stay here
         self.known = {record["step"] for record in records if record["step"] > step}
