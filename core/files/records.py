@@ -81,11 +81,8 @@ def read_records(path):
         with guarded(f"{path} is not a parquet file", "copy it again"):
             rows = parquet.read_table(path).to_pylist()
         return check_rows(rows, path)
-    try:
-        with open(path, encoding="utf-8-sig", newline="\n") as f:
-            text = f.read()
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: not UTF-8 text; save it as such") from None
+    with guarded(f"{path}: not UTF-8 text", "save it as such"), open(path, encoding="utf-8-sig", newline="\n") as f:
+        text = f.read()
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):  # a record on each line, then, or no JSON
