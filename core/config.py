@@ -16,7 +16,7 @@ from core.files.whole_files import replacing
 from core.settings.help import allowed_types, help_lines
 from core.settings.other_names import settings_of
 from core.settings.ranges import check_choices, check_ranges, shown
-from core.settings.user_code import naming_line_of, one_line
+from core.settings.user_code import guarded, naming_line_of, one_line
 
 
 class UsageError(ValueError):
@@ -76,10 +76,8 @@ class RunConfig:
         check_choices(self, CHOICES)
         if self.min_lr is not None and self.min_lr > self.learning_rate:
             raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}; lower it, or set None")
-        try:
+        with guarded(f"chat_template_kwargs={shown(self.chat_template_kwargs)} is no JSON", "write a dict of texts"):
             json.dumps(self.chat_template_kwargs, allow_nan=False)  # for config.json
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"chat_template_kwargs={shown(self.chat_template_kwargs)}: {error}") from None
 
     @functools.cached_property
     def absolute_out_dir(self):
