@@ -19,14 +19,11 @@ VALIDATION_NAMES = ("validation", "val", "dev", "test")            # of the spli
 
 
 def fault_of_messages(value):
-    """The fault of a list of {"role", "content"} messages, in words; nothing if it has none."""
-    if not isinstance(value, list) or not value:
-        return "it is no list, or empty"
-    for number, message in enumerate(value, 1):
-        for key in ("role", "content"):
-            if not isinstance(message, dict) or not isinstance(message.get(key), str):
-                return f"{key} of message {number} is missing or no text"
-    return ""
+    """True unless a value is a list of {"role", "content"} messages, with one at least."""
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        return True
+    texts = [message.get(key) for message in value for key in ("role", "content")]
+    return not texts or not all(isinstance(text, str) for text in texts)
 
 
 def split_messages(record):
@@ -55,10 +52,8 @@ def check_record(record, where):
         record = split_messages(record)
     if "prompt" not in record:
         raise ValueError(f"{where}: no prompt; it needs one of the fields {', '.join(FIELDS['prompt'])}, messages")
-    is_text = isinstance(record["prompt"], str) and record["prompt"]
-    fault = "" if is_text else fault_of_messages(record["prompt"])
-    if fault:
-        raise ValueError(f"{where}: prompt must be a text, or a list of {{\"role\", \"content\"}} messages; {fault}")
+    if not (record["prompt"] and isinstance(record["prompt"], str)) and fault_of_messages(record["prompt"]):
+        raise ValueError(f"{where}: prompt must be a text, or a list of messages {{\"role\": ..., \"content\": ...}}")
     if record.get("split") not in (None, *SPLITS):
         raise ValueError(f"{where}: split={record['split']!r} must be {' or '.join(SPLITS)}")
     completion = record.get("completion")
