@@ -176,6 +176,3 @@ def write_prompts(folder, records, tokenizer, **facts):
         facts[f"{split}_records"] = sum(record["split"] == split for record in unique)
     lines = "".join(json.dumps(record) + "\n" for record in unique)
     write_folder(folder, {PROMPTS: lines.encode()}, tokenizer, facts)
-    for split in SPLITS:
-        if not facts[f"{split}_records"]:
-            print(f'no {split} records: give more, or mark one with "split": "{split}"')
