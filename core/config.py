@@ -12,7 +12,6 @@ import runpy
 import types
 import typing
 
-from core.files.whole_files import replacing
 from core.settings.help import allowed_types, help_lines
 from core.settings.other_names import settings_of
 from core.settings.ranges import check_choices, check_ranges, shown
@@ -179,11 +178,6 @@ def checked(key, value, hints, where):
     if type(value) in kinds and (type(value) is not tuple or {item}.issuperset(map(type, value))):
         return value
     raise UsageError(f"{where}: {key}={shown(value)} must be {inspect.formatannotation(hints[key])}")
-
-
-def save_config(config, path, **more):
-    with replacing(path) as new, open(new, "w") as f:
-        json.dump(dataclasses.asdict(config) | more, f, indent=1)
 
 
 def changed_settings(config, origin):
