@@ -81,7 +81,7 @@ class RunConfig:
     @functools.cached_property
     def absolute_out_dir(self):
         """The path of out_dir, the same from its first use on: a user's class or reward may call os.chdir."""
-        return self.out_dir and os.path.abspath(self.out_dir)
+        return os.path.abspath(self.out_dir)
 
 
 CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)  # what a config file has for itself
