@@ -48,7 +48,7 @@ class DatasetConsumer:
         self.mask_low, self.mask_high = mask_low, mask_high
         check_meta(self.folder, self.meta, self.tokenizer, self.masks)
         self.stride = self.meta.get("stride", 1)
-        self.tokens = {split: open_tokens(self.folder, split, self.meta, block_size) for split in SPLITS}
+        self.tokens = {split: open_tokens(self.folder, split, self.tokenizer, block_size) for split in SPLITS}
 
     def batch(self, split, step, micro=0):
         """Micro-batch `micro` of `step` as numpy arrays; this rank's share of it."""

@@ -38,17 +38,13 @@ def format_number(value):
 
 
 class Logger:
-    """log(step, metrics) writes a record; say(text) prints without breaking the progress bar.
-
-    What is said also goes to console.log: from `start` on, before which nothing is written.
-    """
+    """log(step, metrics) writes a record; say(text) prints without breaking the progress bar, and to console.log."""
 
     HEADER_EVERY = 10  # console lines between two rows of column names
 
     def __init__(self, out_dir, total_steps, columns, silent=False):
         self.path, self.columns = os.path.join(out_dir, METRICS), columns
         self.console = os.path.join(out_dir, CONSOLE)
-        self.unwritten = []  # lines that were said before the start; None: lines are written at once
         self.trackers, self.silent = Trackers(), silent
         self.total_steps, self.lines = total_steps, 0
         self.bar = tqdm(total=total_steps, disable=silent or not sys.stderr.isatty(), dynamic_ncols=True, unit="step",
@@ -60,9 +56,6 @@ class Logger:
         self.restart_clock()
         if self.silent:
             return
-        unwritten, self.unwritten = self.unwritten or [], None
-        for text in unwritten:
-            self.write_console(text)
         self.bar.update(step)
         self.trackers.start(step, each_record(self.path))
         keep_records(self.path, step)
@@ -83,9 +76,6 @@ class Logger:
 
     def write_console(self, text):
         """Adds lines to console.log, without colors."""
-        if self.unwritten is not None:
-            self.unwritten.append(text)
-            return
         with writing(self.console), open(self.console, "a", encoding="utf-8", errors="replace") as f:
             f.write(re.sub(r"\033\[[\d;]*m", "", text) + "\n")
 

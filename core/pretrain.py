@@ -53,13 +53,13 @@ def main(argv):
             return
         with run_folder(config, dist) as resume:
             logger = create_logger(config, dist, config.max_iters, COLUMNS)
-            logger.say(lines)
             if config.compile:
                 model.states = torch.compile(model.states)
             trainer = Trainer(model, config, batches, evaluate, data.tokenizer, logger, dist)
             if resume:
                 trainer.resume()
             with Recorded(config, origin, dist, trainer, resume):
+                logger.say(lines)
                 trainer.run()
 
 

@@ -72,7 +72,6 @@ class GRPOTrainer:
             if sampler is not None:
                 stack.enter_context(contextlib.closing(sampler))
                 self.prefetcher = Prefetcher(sampler, self.policy, self.problems_of, self.config)
-            stack.enter_context(self.dist.ending_together())
             self.dist.broadcast(self.policy.parameters())
             self.logger.start(self.step)
             if self.dist.is_main:

@@ -55,12 +55,12 @@ def main(argv):
             raise SystemExit(0 if healthy else 1)
         with run_folder(config, dist) as resume:
             logger = create_logger(config, dist, config.max_iters, evaluation.columns)
-            logger.say("\n".join(lines))
             trainer = GRPOTrainer(models.policy, models.reference, rewards, data, evaluation, config, logger, dist)
             if resume:
                 trainer.resume()
             sampler = build_sampler(config, models.policy, dist)
             with Recorded(config, origin, dist, trainer, resume, trainer.write_page):
+                logger.say("\n".join(lines))
                 trainer.run(sampler)
 
 

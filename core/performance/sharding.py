@@ -34,8 +34,7 @@ def shard_all(models, config, dist):
     adapter."""
     for model in models if is_asked_for(config, dist) else ():
         if model is not None and not any(map(has_parts, model.modules())):
-            with dist.ending_together():
-                shard(model, dist)
+            shard(model, dist)
 
 
 def shard(model, dist):
@@ -107,11 +106,10 @@ class Shards:
         """Within, every sharded model is whole on every rank, in the precision that it computes in. All ranks must
         begin it together; what each does inside, without gradients, and when it ends, is its own matter."""
         try:
-            with self.dist.ending_together():
-                for model in self.models:
-                    model.set_reshard_after_forward(False)
-                    for part in filter(has_parts, model.modules()):
-                        part.unshard()
+            for model in self.models:
+                model.set_reshard_after_forward(False)
+                for part in filter(has_parts, model.modules()):
+                    part.unshard()
             yield
         finally:
             for model in self.models:

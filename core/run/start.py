@@ -16,9 +16,9 @@ from datetime import datetime, timezone
 
 import torch
 
-from core.config import changed_settings, save_config
+from core.config import changed_settings
 from core.files.json_lines import read_object
-from core.files.whole_files import CannotWrite
+from core.files.whole_files import CannotWrite, replacing
 from core.run.folder import set_aside
 from core.run.names import CONFIG
 from core.settings.ranges import shown
@@ -78,7 +78,9 @@ class Recorded:
             self.write_page()
 
     def write(self):
-        save_config(self.config, self.path, starts=json.loads(without_home(json.dumps(self.starts))))
+        starts = json.loads(without_home(json.dumps(self.starts)))
+        with replacing(self.path) as new, open(new, "w") as f:
+            json.dump(dataclasses.asdict(self.config) | {"starts": starts}, f, indent=1)
 
 
 def how_it_goes_on(config, checkpoints, before):

@@ -83,7 +83,6 @@ class Trackers:
 
     def __init__(self, config=None, say=print):
         self.config, self.say = config, say
-        self.names = tracker_names(config) if config else []
         self.running = {}   # {name: tracker}
         self.known = set()  # steps that an earlier process has sent, the same bit for bit
 
@@ -92,15 +91,15 @@ class Trackers:
 
         records: of metrics.jsonl, with those of later steps
         """
-        if not self.names:
+        names = tracker_names(self.config) if self.config else ()
+        if not names:
             return
-        path, ids = os.path.join(self.config.absolute_out_dir, TRACKER_IDS), {}
-        if step and os.path.exists(path):
-            ids = read_object(path, path, "delete it")
+        path = os.path.join(self.config.absolute_out_dir, TRACKER_IDS)
+        ids = read_object(path, path, "delete it") if os.path.exists(path) else {}
         settings = dataclasses.asdict(self.config)
         del settings["system_prompt"], settings["prompt_format"]  # texts stay here
         self.known = {record["step"] for record in records if record["step"] > step}
-        for name in self.names:
+        for name in names:
             try:
                 self.running[name] = TRACKERS[name](self.config, settings, ids.get(name))
             except Exception as error:  # of its own kinds

@@ -1,17 +1,8 @@
 """Config files and --key=value."""
 
-import dataclasses
-import json
-
 import pytest
 
-from core.config import (
-    RunConfig,
-    UsageError,
-    describe,
-    load_config,
-    save_config,
-)
+from core.config import RunConfig, UsageError, describe, load_config
 from core.settings.user_code import UserCodeError
 from core.supervised.config import PretrainConfig
 
@@ -90,7 +81,3 @@ def test_the_difference_from_the_defaults_is_shown_with_its_origin(tmp_path):
     lines = describe(config, origin)
     assert len(lines) == 2 and any("dropout = 0.5" in x and "default 0.0" in x and "c.py" in x for x in lines)
     assert [line.split()[0] for line in lines] == ["dropout", "n_layer"], "in the order in which they were set"
-    save_config(config, tmp_path / "c.json")
-    saved = json.loads((tmp_path / "c.json").read_text())
-    assert saved["dropout"] == 0.5 and saved["n_layer"] == 3 and saved["fill_checkpoints"] == []
-    assert set(saved) == {f.name for f in dataclasses.fields(PretrainConfig)}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core import distributed
-from core.distributed import Distributed, OtherRank, detect_device, detect_dtype
+from core.distributed import Distributed, detect_device, detect_dtype
 from tests.tiny import ROOT, TORCHRUN, run_script
 
 
@@ -46,15 +46,15 @@ GLOO = "[enforce fail at gloo/transport/tcp/pair.cc:538] "
 
 @pytest.mark.parametrize("words", ["Connection closed by peer [127.0.0.1]:4711", "Timed out waiting 5000ms"])
 def test_what_goes_wrong_between_ranks_is_one_line(words):
-    with pytest.raises(OtherRank, match=f"^rank 0 ended because another [^\n]*rank_timeout=5[^\n]*{re.escape(words)}$"):
-        with Distributed("cpu", timeout=5.0).ending_together():
+    with pytest.raises(ValueError, match=f"^rank 0 ended because another [^\n]*rank_timeout=5[^\n]*{re.escape(words)}$"):
+        with Distributed("cpu", timeout=5.0):
             raise RuntimeError(GLOO + words)
 
 
 @pytest.mark.parametrize("error", [
     torch.OutOfMemoryError("x"), RuntimeError("no such file: /data/igloo/model.pt")])
 def test_errors_of_the_rank_itself_are_not_blamed_on_others(error):
-    with pytest.raises(type(error)) as caught, Distributed("cpu").ending_together():
+    with pytest.raises(type(error)) as caught, Distributed("cpu"):
         raise error
     assert caught.value is error
 

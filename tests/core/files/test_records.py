@@ -45,7 +45,7 @@ def test_every_way_to_write_a_list_of_records_is_read(tmp_path):
     ('{"prompts": 4}', " must be"), ('{"prompt": "b", "split": "test"}', ", record 1: split='test'"),
     (b'{"prompt": "\xff"}', ": not UTF-8"), ('{"prompt": "a", "x": ' + "9" * 5000 + "}", ", line 1 "),
     ('{"prompt": "b", "where": 1}', ", record 1: the field where is reserved"),
-    ('{"messages": [{"content": "a"}]}', ", record 1: prompt must be .*message 1"),
+    ('{"messages": [{"content": "a"}]}', ", record 1: prompt must be .*role"),
     ('{"prompt": []}', ", record 1: prompt must be")])
 def test_a_mistake_in_a_file_is_one_line_with_its_place(tmp_path, text, place):
     (tmp_path / "bad.jsonl").write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -15,7 +15,7 @@ import pytest
 from core.config import RunConfig
 from core.files.json_lines import read_records
 from core.logger import create_logger
-from core.run.trackers import TRACKERS, Trackers, check_trackers
+from core.run.trackers import TRACKERS, Trackers, check_trackers, tracker_names
 from tests.tiny import ROOT
 
 RUN = """
@@ -224,7 +224,7 @@ def test_a_tracker_that_there_is_not_is_named_and_a_missing_package_has_its_pip_
 @pytest.mark.parametrize("log, names, found", [
     (False, (), []), (True, (), ["wandb"]), (True, ("trackio", "wandb", "wandb"), ["wandb", "trackio"])])
 def test_wandb_log_means_wandb_in_report_to(log, names, found):
-    assert Trackers(RunConfig(wandb_log=log, report_to=names)).names == found
+    assert tracker_names(RunConfig(wandb_log=log, report_to=names)) == found
 
 
 def test_rank_0_alone_has_trackers(recorders, tmp_path):
@@ -233,4 +233,4 @@ def test_rank_0_alone_has_trackers(recorders, tmp_path):
     logger.start()
     logger.log(1, {"loss": 1.0})
     logger.close()
-    assert logger.trackers.names == [] and os.listdir(tmp_path) == []
+    assert logger.trackers.running == {} and os.listdir(tmp_path) == []
