@@ -72,7 +72,6 @@ class RunConfig:
                                            # they wait 12 hours while rank 0 evaluates, builds or saves
     compile: bool = False                  # torch.compile: half a minute at the start, then faster; for long runs
     report_to: tuple[str, ...] = ()        # where the metrics go as well: wandb, tensorboard, trackio
-    log_text: bool = False                 # send samples, which are prompts and completions, there too
     wandb_log: bool = False                # the same as wandb in report_to
     wandb_project: str = "nano-grpo"       # the project of the run in wandb and trackio
     wandb_run_name: str | None = None      # the run's name in wandb and trackio; None: they choose one
@@ -81,13 +80,11 @@ class RunConfig:
         check_ranges(self, RANGES)
         check_choices(self, CHOICES)
         if self.min_lr is not None and self.min_lr > self.learning_rate:
-            raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}, so the rate would "
-                             f"rise; set min_lr={self.learning_rate / 10:g}, or None for a tenth of learning_rate")
+            raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}; lower it, or set None")
         try:
             json.dumps(self.chat_template_kwargs, allow_nan=False)  # for config.json
         except (TypeError, ValueError) as error:
-            raise ValueError(f"chat_template_kwargs={shown(self.chat_template_kwargs)} must consist of texts, numbers, "
-                             f"True, False, None, lists and dicts ({error})") from None
+            raise ValueError(f"chat_template_kwargs={shown(self.chat_template_kwargs)}: {error}") from None
 
     @functools.cached_property
     def absolute_out_dir(self):
@@ -98,7 +95,7 @@ class RunConfig:
 CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)  # what a config file has for itself
 WORD = re.compile(r"[\w.:/-]+")  # a text that can stand for a tuple of itself
 CHOICES = {"template": ("plain", "chat", "math", "code", "model"), "optimizer": ("adamw", "muon"),
-           "resume": (True, False, "auto")}
+           "resume": (True, False, "auto"), "dtype": ("auto", "float32", "bfloat16")}
 RANGES = {"block_size": "[2, 1e6]", "max_prompt_length": "[1, 1e6]", "batch_size": "[1, 1e6]",
           "gradient_accumulation_steps": "[1, 1e6]",
           "max_iters": "[0, 1e12]", "learning_rate": "(0, 1e3]", "min_lr": "[0, 1e3]", "warmup_iters": "[0, 1e12]",
@@ -192,11 +189,7 @@ def checked(key, value, hints, where):
         value = tuple(float(x) if type(x) is int else x for x in value)
     if type(value) in kinds and (type(value) is not tuple or {item}.issuperset(map(type, value))):
         return value
-    wrong = f"{where}: {key}={shown(value)} must be {inspect.formatannotation(hints[key])}"
-    if item and type(value) is not tuple:
-        items = tuple(value.split(",")) if isinstance(value, str) else (value,)
-        wrong += f'; write {key}="{shown(items)}"'
-    raise UsageError(wrong)
+    raise UsageError(f"{where}: {key}={shown(value)} must be {inspect.formatannotation(hints[key])}")
 
 
 def save_config(config, path, **more):
@@ -205,19 +198,19 @@ def save_config(config, path, **more):
 
 
 def changed_settings(config, origin):
-    """{key: (value, default, the file or argument that set it)} of the settings that differ from their defaults."""
+    """{key: {"value", "default", "set in": the file or argument}} of the settings that differ from their defaults."""
     changed = {}
     for key, where in origin.items():
         value, default = getattr(config, key), getattr(type(config), key)
         if value != default:
-            changed[key] = value, default, where
+            changed[key] = {"value": value, "default": default, "set in": where}
     return changed
 
 
 def describe(config, origin):
-    """The settings that differ from the defaults and where each was set, one line each, in the order of the config."""
+    """The settings that differ from the defaults and where each was set, one line each."""
     lines = []
-    for key, (value, default, where) in changed_settings(config, origin).items():
-        setting = f"{key} = {value!r}"
-        lines.append(f"{setting:<40}  (default {default!r}; {where})")
+    for key, about in changed_settings(config, origin).items():
+        setting = f"{key} = {about['value']!r}"
+        lines.append(f"{setting:<40}  (default {about['default']!r}; {about['set in']})")
     return lines

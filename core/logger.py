@@ -20,10 +20,9 @@ def create_logger(config, dist, total_steps, columns):
 
     config: a RunConfig; columns: metrics of the console line, in order
     """
-    if not dist.is_main:
-        return Logger(config.absolute_out_dir, total_steps, columns, silent=True)
-    logger = Logger(config.absolute_out_dir, total_steps, columns)
-    logger.trackers = Trackers(config, logger.say)
+    logger = Logger(config.absolute_out_dir, total_steps, columns, silent=not dist.is_main)
+    if dist.is_main:
+        logger.trackers = Trackers(config, logger.say)
     return logger
 
 
@@ -31,12 +30,10 @@ def format_number(value):
     """A number in at most ten characters; "-" for None, which was not measured."""
     if value is None:
         return "-"
-    if not math.isfinite(value):
-        return str(value)
     if abs(value) >= 1e9:
         return f"{value:.2g}"
     if isinstance(value, int) or abs(value) >= 1000:
-        return f"{int(value)}"
+        return f"{value:.0f}"
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
 
 
@@ -53,13 +50,9 @@ class Logger:
         self.console = os.path.join(out_dir, CONSOLE)
         self.unwritten = []  # lines that were said before the start; None: lines are written at once
         self.trackers, self.silent = Trackers(), silent
-        self.total_steps, self.bar = total_steps, None
-        self.first, self.began = 0, time.monotonic()
-        self.lines = 0
-        if not silent:
-            os.makedirs(out_dir, exist_ok=True)
-            self.bar = tqdm(total=total_steps, disable=not sys.stderr.isatty(), dynamic_ncols=True, unit="step",
-                            leave=False)
+        self.total_steps, self.lines = total_steps, 0
+        self.bar = tqdm(total=total_steps, disable=silent or not sys.stderr.isatty(), dynamic_ncols=True, unit="step",
+                        leave=False)
 
     def start(self, step=0):
         """A run begins or goes on at `step`: the records of later steps will be written again."""
@@ -67,9 +60,9 @@ class Logger:
         self.restart_clock()
         if self.silent:
             return
-        unwritten, self.unwritten = self.unwritten, None
-        if unwritten:
-            self.write_console("\n".join(unwritten))
+        unwritten, self.unwritten = self.unwritten or [], None
+        for text in unwritten:
+            self.write_console(text)
         self.bar.update(step)
         self.trackers.start(step, each_record(self.path))
         keep_records(self.path, step)
@@ -80,8 +73,7 @@ class Logger:
 
     def tick(self):
         """A step has ended, with its evaluation and its checkpoint, if any."""
-        if not self.silent:
-            self.bar.update(1)
+        self.bar.update(1)
 
     def say(self, text=""):
         if not self.silent:
@@ -111,12 +103,9 @@ class Logger:
         with writing(self.path), open(self.path, "a") as f:
             finite = {name: x if math.isfinite(x) else None for name, x in metrics.items()}  # NaN is no JSON
             f.write(json.dumps({"step": step, **finite}) + "\n")
-        if show:
-            self._show(step, metrics)
         self.trackers.log(step, metrics)
-
-    def _show(self, step, metrics):
-        """One aligned line; every HEADER_EVERY lines a line of column names above it."""
+        if not show:
+            return
         names, cells = [f"{'step':>6}"], [f"{step:>6}"]
         for name in self.columns:
             width = max(len(name) + 1, 8)
@@ -129,10 +118,8 @@ class Logger:
 
     def doing(self, what):
         """Shows beside the progress bar what the run is doing."""
-        if not self.silent:
-            self.bar.set_postfix_str(what)
+        self.bar.set_postfix_str(what)
 
     def close(self):
-        if self.bar is not None:
-            self.bar.close()
+        self.bar.close()
         self.trackers.finish()

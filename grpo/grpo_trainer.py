@@ -1,7 +1,6 @@
 """The loop: a GRPO step after the other, with evaluation, logging and checkpoints."""
 
 import contextlib
-import functools
 import math
 import os
 import sys
@@ -14,8 +13,7 @@ from core.files.json_lines import each_record, keep_records
 from core.logger import format_number
 from core.run.bad_steps import BadSteps
 from core.run.loop import run_loop
-from core.run.model_card import write_card
-from core.run.names import CONFIG, CURVES, METRICS, REPORT, SAMPLES
+from core.run.names import CURVES, REPORT, SAMPLES
 from core.run.stop_signal import StopSignal
 from core.scheduler import CosineLRScheduler
 from core.training_step import build_optimizers, set_learning_rate
@@ -47,9 +45,11 @@ class GRPOTrainer:
         self.optimizers = build_optimizers(policy, config, dist.device.type)
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
+        identity = {"kind": type(policy).__name__} | getattr(policy, "identity", dict)()
+        if self.saved_reference is not None:
+            identity["reference"] = shapes(reference.weights())
         self.checkpoints = CheckpointManager(config.absolute_out_dir, policy.save, config.keep_checkpoints,
-                                             policy.suffix, getattr(policy, "identity", dict)(), dist.is_main,
-                                             functools.partial(write_card, config))
+                                             policy.suffix, identity, dist.is_main)
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.prefetcher = None  # of a sampler elsewhere, or ahead of training; None: the policy samples at once
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
@@ -176,26 +176,18 @@ class GRPOTrainer:
         state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
         path, self.step = self.checkpoints.last
         self.dist.check_same_step(self.step, self.config.out_dir)
-        reference = self.saved_reference
-        if reference is not None and shapes(reference.weights()) != shapes(state.get("reference", {})):
-            raise ValueError(f"{path} has another reference than this run, or none; resume with the settings of "
-                             f"{self.checkpoints.path(CONFIG)} or choose another out_dir")
         self.policy.load_weights(state["model"])
-        if reference is not None:
-            reference.load_weights(state["reference"])
+        if self.saved_reference is not None:
+            self.saved_reference.load_weights(state["reference"])
         self.after = state["facts"]
-        try:
-            for name in SAVED:
-                setattr(self, name, state[name])
-            buffers = state["buffers"]
-            same_ranks = len(buffers) == self.dist.world
-            if buffers[0]["queue"] and not same_ranks:
-                raise ValueError(f"{path} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
-            mine = buffers[self.dist.rank if same_ranks else 0]
-            self.buffer.load_state_dict(mine, self.policy.Reading, self.dist.device)
-        except (TypeError, LookupError):
-            raise ValueError(f"{path} was saved by another version or for another generator; start without resume"
-                             ) from None
+        for name in SAVED:
+            setattr(self, name, state[name])
+        buffers = state["buffers"]
+        same_ranks = len(buffers) == self.dist.world
+        if buffers[0]["queue"] and not same_ranks:
+            raise ValueError(f"{path} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
+        mine = buffers[self.dist.rank if same_ranks else 0]
+        self.buffer.load_state_dict(mine, self.policy.Reading, self.dist.device)
         if self.config.kl_target is None:
             self.kl_beta = self.config.kl_beta
 
@@ -213,7 +205,6 @@ class GRPOTrainer:
             self.logger.say("  held out | " + " | ".join(shown[first : first + 3]))
         if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
             append_samples(self.checkpoints.out_dir, self.step, samples)
-            self.logger.trackers.text(self.step, samples)
             self.logger.say(format_samples(samples, sys.stdout.isatty(), self.config.eval_completions))
         return metrics
 
@@ -246,8 +237,5 @@ class GRPOTrainer:
             if held_out := evaluations(each_record(self.logger.path)):
                 draw_curves({"": held_out}, self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(self.before, self.after))
-            files = (METRICS, SAMPLES, CURVES, REPORT)
-            written = [name for name in files if os.path.exists(self.checkpoints.path(name))]
-            model = ["the model"] if self.step else []
-            self.logger.say(f"{self.config.out_dir} has {', '.join(model + written)}")
+            self.logger.say(f"the model, its metrics and {REPORT} are in {self.config.out_dir}")
         self.dist.barrier()

@@ -3,41 +3,21 @@
 from core.config import describe
 from core.huggingface.files import is_adapter
 from core.prompts import PromptConsumer
-from grpo.build import build_models, make_rewards
-from grpo.objectives import OBJECTIVES
 from grpo.reward_functions.registry import parameters
 from grpo.rewards import REWARDS
 from grpo.sandbox.run import describe_sandbox
 
 
 def plan(config, origin, models, rewards, data, dist):
-    """Yields the lines of the plan. data: None if the dataset is not there yet"""
+    """Yields the lines of the plan."""
     yield from describe(config, origin)
     yield describe_batch(config, dist)
-    own = OBJECTIVES[config.objective].advantage
-    if config.advantage not in (None, own):
-        yield f"advantage={config.advantage!r} replaces {own}, the one of objective {config.objective}"
     yield from describe_models(config, models)
-    if data is not None:
-        yield f"data: {data.folder}, {data.size()}"
+    yield f"data: {data.folder}, {data.size()}"
     if isinstance(data, PromptConsumer):
         yield from data.describe_prompts()
     yield from describe_rewards(config, rewards)
     yield f"on {dist.device} in {dist.dtype}"
-
-
-def plan_without(missing, config, origin, dist):
-    """Yields the plan of a dry run as far as it goes without what a run would build first; what is there is checked.
-
-    missing: the settings that name what a run would build
-    """
-    if missing == ["dataset"]:
-        models = build_models(config, None, dist)
-        yield from plan(config, origin, models, make_rewards(config, models.judge, dist), None, dist)
-        return
-    if config.judge_checkpoint is None:  # the rewards need no model that is missing
-        make_rewards(config, None, dist)
-    yield from describe(config, origin)
 
 
 def describe_batch(config, dist):

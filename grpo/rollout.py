@@ -169,14 +169,12 @@ class Scored:
     reward: torch.Tensor                         # (P, G) NaN where a completion is not scored
     credit: torch.Tensor | None = None           # (P, G, 1 or M) reward of each completion, or of each sampled token
     values: dict = field(default_factory=dict)   # {name of a reward: (N,)}
-    weight: torch.Tensor | None = None           # (P, G) factor on the advantage of each completion
+    weight: torch.Tensor | None = None           # (P, G) factor on the advantage of each completion, for train_pass_k
     metrics: dict = field(default_factory=dict)  # {name: (sum, count)} that rewards logged
 
     def __post_init__(self):
         if self.credit is None:
             self.credit = self.reward[..., None]
-        if self.weight is None:
-            self.weight = torch.ones_like(self.reward)
 
     def select(self, useful):
         """The problems for which useful (P,) is True, without their values and metrics."""

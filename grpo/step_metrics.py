@@ -144,11 +144,6 @@ def nonfinite_rewards(scored, mask):
     return bad.sum()
 
 
-def logged_sums(metrics, names):
-    """The metrics that rewards logged, {name: (sum, count)}; nothing under names that only other ranks have."""
-    return {LOGGED + name: metrics.get(name, (0.0, 0)) for name in names}
-
-
 def end_step(policy, optimizers, sums, config, dist):
     """Adds the sums of all ranks up, steps or skips, and returns {name: sum or count as a float} and the metrics of
     docs/metrics.md. A mean of nothing is left out."""

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
-from grpo.reward_functions.registry import Call, Log, register_functions, run_reward
+from grpo.reward_functions.registry import Call, register_functions, run_reward
 from tests.families import model_folder
 from tests.tiny import CAUSAL, jsonl
 
@@ -36,7 +36,7 @@ def error_of(tmp_path, text, name="hostile", **fields):
     path = tmp_path / "mine.py"
     path.write_text(text)
     register_functions([name], str(path))
-    return one_line(run_reward, Call(name, {"completions": ["a", "b"]} | fields, {}, 2), Log())
+    return one_line(run_reward, Call(name, {"completions": ["a", "b"]} | fields, {}, 2))
 
 
 @pytest.mark.parametrize("kind", REWARD_BODIES)

@@ -97,25 +97,15 @@ def read_records(path):
         if not isinstance(whole, list):
             raise ValueError(f"{path} must be a record per line, a list of records, or {{\"prompts\": [...]}}")
         found = {f"{path}, record {n}": record for n, record in enumerate(whole, 1)}
-    if not found:
-        raise ValueError(f"{path} has no records")
     return [check_record(record, where) for where, record in found.items()]
 
 
-def check_rows(rows, name, reserved=RESERVED):
+def check_rows(rows, name, left_out=RESERVED):
     """The records of the rows {column: value} of a table. An empty cell counts as a missing field. Columns with a
     reserved name are left out, since they are not the user's to rename."""
-    if not rows:
-        raise ValueError(f"{name} has no records")
-    taken = [key for key in reserved if key in rows[0]]
-    if taken:
-        print(f"{name}: left out the columns {', '.join(taken)}, whose names are reserved")
     records = []
     for number, row in enumerate(rows, 1):
-        given = {}
-        for key, x in row.items():
-            if x is not None and key not in taken:
-                given[key] = x
+        given = {key: x for key, x in row.items() if x is not None and key not in left_out}
         records.append(check_record(given, f"{name}, row {number}"))
     return records
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from core.distributed import LONGEST_WAIT, is_sharded
+from core.distributed import is_sharded
 
 PARALLEL = ("ddp", "fsdp")
 
@@ -34,7 +34,7 @@ def shard_all(models, config, dist):
     """Shards the models if the config asks for it. A reference may be a model before it, with another adapter."""
     for model in models if is_asked_for(config, dist) else ():
         if not any(map(has_parts, model.modules())):
-            with dist.ending_together(LONGEST_WAIT):
+            with dist.ending_together():
                 shard(model, dist)
 
 

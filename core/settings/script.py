@@ -8,11 +8,6 @@ from core.settings.user_code import is_own_error, one_line
 LONGEST_ERROR = 2000  # characters
 
 
-def print_error(text):
-    """One line on stderr."""
-    print(one_line(text, LONGEST_ERROR), file=sys.stderr)
-
-
 def exit_code(main):
     """Calls main(argv) and returns the exit code; a mistake of the user's and an interrupt are one line on stderr.
 
@@ -25,12 +20,12 @@ def exit_code(main):
         if isinstance(error, UsageError) and {"--help", "-h"} & set(sys.argv):
             print(sys.modules[main.__module__].__doc__.strip())
             return 0
+        line = str(error)
         if isinstance(error, OSError) and error.filename is not None:
-            print_error(f"error: {error.filename}: {error.strerror}")
-        elif is_own_error(error):
-            print_error(f"error: {error}")
-        else:
+            line = f"{error.filename}: {error.strerror}"
+        elif not is_own_error(error):
             raise
+        print(one_line(f"error: {line}", LONGEST_ERROR), file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

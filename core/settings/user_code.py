@@ -13,22 +13,15 @@ import warnings
 from contextlib import contextmanager
 
 ROOT = str(pathlib.Path(__file__).resolve().parents[2])
+OWN = tuple(os.path.join(ROOT, folder) + os.sep for folder in ("core", "grpo"))
 LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
 PACKAGES = {"site-packages", "dist-packages"}
-OWN = tuple(os.path.join(ROOT, folder) + os.sep for folder in ("core", "grpo"))
 OURS = (ValueError, FileNotFoundError)  # what this project raises for its users
 MOST = 300  # characters of an error of others
 
 
 class UserCodeError(ValueError):
-    """An exception of the user's code. line: "FILE, line N: its text"; what: the type of the exception and its text."""
-
-    def __init__(self, line, what):
-        super().__init__(line, what)
-        self.line, self.what = line, what
-
-    def __str__(self):
-        return f"{self.line}: {self.what}"
+    """An exception of the user's code: "FILE, line N: text of the line: type and text of the exception"."""
 
 
 class OutOfTime(BaseException):
@@ -43,8 +36,6 @@ def guarded(what, remedy):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except MemoryError:
-        raise
     except (Exception, SystemExit) as error:
         if type(error) in OURS and is_own_error(error):
             raise
@@ -52,37 +43,35 @@ def guarded(what, remedy):
 
 
 @contextmanager
-def naming_line_of(function):
+def naming_line_of(function, what=""):
     """An exception that a function raises within becomes a UserCodeError with the user's line, unless the function is
-    this project's and no line of the user's has a part in it."""
+    this project's and no line of the user's has a part in it. what: begins its text, as in "reward NAME: "
+    """
     try:
         yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        frames = [(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_tb(error.__traceback__)]
-        if isinstance(error, SyntaxError) and error.filename and error.lineno:
-            frames.append((error.filename, error.lineno, (error.text or "").strip()))
-        lines = [f"{shortest(file)}, line {number}: {text}" for file, number, text in frames if is_users(file)]
-        place = lines[-1] if lines else definition(function)
-        if place is None:
+    except (Exception, SystemExit, OutOfTime) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [(frame.filename, frame.lineno, frame.line) for frame in frames]
+        if isinstance(error, SyntaxError) and error.lineno:
+            places.append((error.filename, error.lineno, error.text))
+        lines = [f"{shortest(file)}, line {number}: {text}" for file, number, text in places if is_users(file)]
+        if not lines and function.__module__.startswith(("core.", "grpo.")):
             raise
         kind, text = type(error).__name__, one_line(error)
-        raise UserCodeError(one_line(place), kind if text == kind else f"{kind}: {text}") from error
+        told = kind if text == kind else f"{kind}: {text}"
+        line = one_line(lines[-1]) if lines else definition(function)
+        raise UserCodeError(f"{line}: {what}{told}") from error
 
 
 @contextmanager
 def time_limit(seconds):
-    """Raises OutOfTime within, after so many seconds. There is no limit for None, in a thread and on Windows, where
-    signals do not reach."""
-    reached = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
-    if seconds is None or not reached:
-        yield
-        return
-
+    """Raises OutOfTime within, after so many seconds; but not in a thread or on Windows, where signals do not reach."""
     def end(*_):
         raise OutOfTime(f"it was not done after {seconds} seconds")
 
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -102,23 +91,19 @@ def event_loop():
 
 
 def definition(function):
-    """"FILE, line N" of where a function is defined; None for one of this project."""
+    """"FILE, line N" of where a function is defined; the name of one without Python's code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:  # it is written in C, or an object that is called
+    if code is None:
         return getattr(function, "__name__", type(function).__name__)
-    if os.path.realpath(code.co_filename).startswith(OWN):
-        return None
     return f"{shortest(code.co_filename)}, line {code.co_firstlineno}"
 
 
 def one_line(value, most=MOST, write=str):
-    """str(value), or what `write` makes of it, in one printable line of at most `most` characters; an exception that
-    says nothing gives the name of its type."""
+    """str(value), or what `write` makes of it, in one printable line of at most `most` characters; the type's name
+    where that says nothing."""
     text = write(value)
-    if isinstance(value, BaseException) and not text.strip():
-        return type(value).__name__
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text[: most + 1].split()))
-    return f"{line[:most]}..." if len(text) > most else line
+    return f"{line[:most]}..." if len(text) > most else line or type(value).__name__
 
 
 def is_own_error(error):

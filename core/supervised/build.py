@@ -13,7 +13,6 @@ from core.supervised.judge_training import FilledText, judge_report
 from core.supervised.loss import supervised_sums
 
 
-
 def build_data(config, dist):
     """Windows of running text, or prompts with their completions if the dataset is one of prompts."""
     mode, tokenizer = mode_of(config), None
@@ -26,13 +25,10 @@ def build_data(config, dist):
                                dist.world, config.masks, config.mask_low, config.mask_high, tokenizer)
     if mode == SEQUENCE_SCORER:
         raise ValueError(f"dataset={config.dataset} has prompts to complete, of which a judge learns nothing")
-    prompt_format = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
-                                 config.chat_template_kwargs, config.prompt_format)
     data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
-                          prompt_format, config.block_size, mode == MASKED_FILL)
-    if not data.prepared:  # data/custom/prepare.py does this for a prepared one
-        data.records = {split: list(map(with_completion, records)) for split, records in data.records.items()}
-    data.require("completion", "supervised training")
+                          PromptFormat.of(config), config.block_size, mode == MASKED_FILL)
+    data.records = {split: list(map(with_completion, records)) for split, records in data.records.items()}
+    data.require_completions()
     return data
 
 
@@ -49,18 +45,13 @@ def build_model(config, data, dist):
     """The Hugging Face model that init_from names, with the adapter that the config asks for; or a new model."""
     if not starts_from_huggingface(config):
         return build_new_model(config, data.tokenizer).to(dist.device)
-    for key in ("dropout", "judge_head"):
-        if getattr(config, key) != getattr(type(config), key):
-            raise ValueError(f"{key}={getattr(config, key)!r} is for new models; leave it out with init_from="
-                             f"{config.init_from}")
+    if config.dropout or config.judge_head != "realness":
+        raise ValueError(f"dropout and judge_head are for new models; leave them out with init_from={config.init_from}")
     if config.export:
         check_target(config.export, config.has_adapter)
     model, _ = load_model(config.init_from, dist.device, None, data.tokenizer, "init_from", config, dist.dtype)
     if model.mode == MASKED_FILL and isinstance(data, PromptConsumer):
         model.answer_prompts()
-    if config.learning_rate > 1e-3 and model.num_parameters() > 50e6:
-        raise ValueError(f"learning_rate={config.learning_rate} would ruin the weights of init_from="
-                         f"{config.init_from}; set optimizer='adamw', learning_rate=1e-5")
     if config.block_size > model.longest_input:
         raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of init_from="
                          f"{config.init_from}")

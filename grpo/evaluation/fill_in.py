@@ -18,11 +18,6 @@ PROBLEMS_PER_STEP = 16   # the fixed problems are drawn in batches of this size,
 NOISE_SEED = 99          # added to the seed of the problems, it is the seed of the sampling noise
 
 
-def lexicon(text):
-    """The words of a text, in lower case."""
-    return {word.lower() for word in WORD.findall(text)}
-
-
 def touched_words(tokenizer, truth, masked):
     """[(tokens, before, word, after)] of the words of a true text with at least one masked token. A word at the edge of
     the window is left out, because it may be cut.
@@ -42,12 +37,6 @@ def touched_words(tokenizer, truth, masked):
             before, after = text[ends[first] : start], text[end : ends[last]]
             found.append((slice(first, last), before, match[0], after))
     return found
-
-
-def word_between(text, before, after):
-    """The part of a text between its beginning `before` and its end `after`; "" if it does not begin and end so."""
-    word = text.removeprefix(before).removesuffix(after)
-    return word if before + word + after == text else ""
 
 
 class FillInEvaluation:
@@ -78,8 +67,8 @@ class FillInEvaluation:
 
     @cached_property
     def words(self):
-        """The words of the training text, decoded at first use, because only one rank evaluates."""
-        return lexicon(self.data.train_text())
+        """The words of the training text in lower case, decoded at first use, because only one rank evaluates."""
+        return {word.lower() for word in WORD.findall(self.data.train_text())}
 
     @torch.no_grad()
     def __call__(self, policy, temperature):
@@ -140,10 +129,11 @@ class FillInEvaluation:
             completions = rollouts.texts.completion_ids[i * G : i * G + G]
             for tokens, before, word, after in touched_words(tokenizer, truth, masked):
                 for ids in completions:
-                    found = word_between(tokenizer.decode(ids[tokens]), before, after)
+                    text = tokenizer.decode(ids[tokens])
+                    found = text.removeprefix(before).removesuffix(after)
                     words += 1
-                    valid += found.lower() in self.words
-                    recovered += found == word
+                    valid += found.lower() in self.words and text == before + found + after
+                    recovered += text == before + word + after
         return {"word_validity": (valid, words), "words_recovered": (recovered, words)}
 
     def _samples(self, policy, batch, rollouts, total, values, log):

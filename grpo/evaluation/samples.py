@@ -13,15 +13,12 @@ from core.run.terminal import WIDTH, highlight
 from grpo.environments import REWARD
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
-TEXTS = ("problem", "best", "worst")
-BOARD = 24             # characters of a line of a board at most
 ROOM = WIDTH - 22      # characters of a text that is shown on one line, behind its title
-POLICY, ENVIRONMENT = "policy", "environment"  # who writes the turns of a completion
 
 
 def best_and_worst(policy, rollouts, total, rewards, values, log, answer="answer"):
     """The first SHOWN problems with their best and worst completions, and what is known about these (reward, whether it
-    is correct, its turns, what rewards logged): [(record, {"best": n, "worst": n})], n numbers of completions.
+    is correct, what rewards logged): [(record, {"best": n, "worst": n})], n numbers of completions.
 
     total: (N,) the reward that orders completions; values: {name of a reward: (N,)}; rewards: a Rewards, log: its Log,
     or None; answer: the record's name for the answer. A completion that the success reward skipped is neither correct
@@ -43,28 +40,26 @@ def best_and_worst(policy, rollouts, total, rewards, values, log, answer="answer
             record[answer] = texts.columns["answer"][first]
         for name, n in numbers.items():
             record[name] = texts.completions[n]
+            if REWARD in texts.columns:
+                record[name] = turn_by_turn(policy.tokenizer, rollouts, n)
             record[f"{name}_score"] = round(float(total[n]), 4)
             if right is not None and not right[n].isnan():
                 record[f"{name}_right"] = bool(right[n])
             if log is not None and log.columns:
                 record[f"{name}_extra"] = {column: x[n] for column, x in log.columns.items()}
-            if REWARD in texts.columns:
-                turns = turns_of(rollouts, n)
-                record[f"{name}_turns"] = [(writer, policy.tokenizer.decode(ids)) for writer, ids in turns]
         found.append((record, numbers))
     return found
 
 
-def turns_of(rollouts, n):
-    """[(who wrote it, its token ids)] of the turns of completion n, those of POLICY with answers of ENVIRONMENT between
-    them."""
+def turn_by_turn(tokenizer, rollouts, n):
+    """The text of completion n, in which each answer of the environment stands on a line of its own behind a >."""
     ids = rollouts.texts.completion_ids[n]
     chosen = rollouts.mask[n, : len(ids)].tolist()
     turns = []
     for own, part in itertools.groupby(zip(chosen, ids, strict=True), key=itemgetter(0)):
-        writer = POLICY if own else ENVIRONMENT
-        turns.append((writer, [token for _, token in part]))
-    return turns
+        text = tokenizer.decode([token for _, token in part]).strip("\n")
+        turns.append(text if own else f"> {text}")
+    return "\n".join(turns)
 
 
 def format_samples(records, color, completions):
@@ -75,46 +70,24 @@ def format_samples(records, color, completions):
     """
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
-        lines.append(f"  {'problem':<15} | " + shortened(record["problem"], [0] * len(record["problem"])))
+        lines.append(f"  {'problem':<15} | {shortened(record, 'problem', False)}")
         shown = {"best": "best", "worst": "worst"}
         if record["best_score"] == record["worst_score"]:  # one completion stands for all
             shown = {"best": "equal"}
         for name, word in shown.items():
-            title = f"  {word:<8}{format_number(record[f'{name}_score']):>7} | "
-            mask = [0] * len(record[name])
-            if color and "mask" in record:
-                mask = record["mask"][name]
-            if f"{name}_turns" in record:
-                lines += turn_by_turn(title, record[f"{name}_turns"])
-            else:
-                lines.append(title + shortened(record[name], mask))
+            score = format_number(record[f"{name}_score"])
+            lines.append(f"  {word:<8}{score:>7} | {shortened(record, name, color)}")
     return "\n".join(lines)
 
 
-def shortened(text, mask):
-    """A text on one line, coloured where the mask is true; of one that is longer than ROOM its beginning and end."""
+def shortened(record, name, color):
+    """A text of a sample on one line; of one that is longer than ROOM its beginning and end."""
+    text = record[name]
+    mask = record.get("mask", {}).get(name, [0] * len(text))
     if len(text) <= ROOM:
-        return highlight(text, mask, True)
+        return highlight(text, mask, color)
     half = (ROOM - 5) // 2
-    return highlight(text[:half], mask[:half], True) + " ... " + highlight(text[-half:], mask[-half:], True)
-
-
-def turn_by_turn(title, turns):
-    """A line for each turn of a completion; before an answer of the environment stands a >."""
-    lines = []
-    for writer, text in turns:
-        mark = "> " if writer == ENVIRONMENT else "  "
-        lines.append(title + mark + shortened(text, [0] * len(text)))
-        title = " " * (len(title) - 2) + "| "
-    return lines
-
-
-def is_board(texts):
-    """True if texts have the same number of lines, several, and all of them short."""
-    lines = [text.split("\n") for text in texts]
-    longest = max(len(line) for text in lines for line in text)
-    heights = {len(text) for text in lines}
-    return len(heights) == 1 and heights != {1} and longest <= BOARD
+    return highlight(text[:half], mask[:half], color) + " ... " + highlight(text[-half:], mask[-half:], color)
 
 
 def append_samples(out_dir, step, records):
@@ -137,26 +110,25 @@ def spans(mask):
 
 def comparison_table(before, after):
     """A table of held-out metrics before and after training, one line for each metric."""
-    names = list(dict.fromkeys((*before, *after)))
-    shown = {name: name.removeprefix("eval/") for name in names}
-    longest = max(map(len, shown.values()), default=0)
-    width = max(20, longest + 1)
-    lines = [f"  {'held-out':<{width}}{'before':>9}{'after':>9}{'change':>9}"]
-    for name in names:
-        first, last = before.get(name), after.get(name)
-        cells = (format_number(first), format_number(last), change(first, last))
-        lines.append(f"  {shown[name]:<{width}}" + "".join(f"{cell:>9}" for cell in cells))
+    rows = compared(before, after)
+    width = max([20, *(len(row[0]) + 1 for row in rows)])
+    lines = [f"  {name:<{width}}{first:>9}{last:>9}{change:>9}"
+             for name, first, last, change in [("held-out", "before", "after", "change"), *rows]]
     return "\n".join(lines)
+
+
+def compared(before, after):
+    """[(metric, before, after, change)] of held-out metrics, as texts; no change of one that was not measured twice."""
+    rows = []
+    for name in dict.fromkeys((*before, *after)):
+        first, last, change = before.get(name), after.get(name), ""
+        if first is not None and last is not None:
+            difference = round(last - first, 4) + 0.0  # no -0.0
+            change = f"{difference:+.4f}" if abs(difference) < 1e6 else f"{difference:+.2g}"
+        rows.append((name.removeprefix("eval/"), format_number(first), format_number(last), change))
+    return rows
 
 
 def evaluations(records):
     """The records of metrics.jsonl that have held-out metrics."""
     return [record for record in records if any(name.startswith("eval/") for name in record)]
-
-
-def change(before, after):
-    """after - before with its sign; "" if one of them was not measured."""
-    if before is None or after is None:
-        return ""
-    difference = round(after - before, 4) + 0.0  # no -0.0
-    return f"{difference:+.4f}" if abs(difference) < 1e6 else f"{difference:+.2g}"

@@ -14,7 +14,6 @@ from core.generation import Stop, generate
 from core.performance.batching import parts_of_like_length
 from core.performance.sharding import anchor
 from core.prompts import as_columns
-from grpo.policies.environment_calls import environments_of
 from grpo.policies.model_policy import ModelPolicy, sampling_of
 from grpo.policies.turns import Episodes
 from grpo.rollout import Reading, Rollouts, Texts
@@ -45,14 +44,14 @@ class CausalPolicy(ModelPolicy):
 
     Reading = CausalReading
     kl_estimator = "k3"
-    environments = None  # those of the run, from its first use on
 
     def sample_part(self, problems, iteration, config):
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, stop_sequences,
         response_prefix"""
         stop = self._stop(config)
-        episodes = self.episodes(problems, iteration, config, stop)
-        if episodes is not None:
+        episodes = None
+        if config.environment is not None:
+            episodes = Episodes(problems, iteration, config, stop, self.model.longest_input)
             problems = episodes.problems
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         shape = (config.group_size, config.max_new_tokens)
@@ -61,14 +60,6 @@ class CausalPolicy(ModelPolicy):
             generation = generate(
                 self.model, prompt, self._padding(padding), noise, stop, episodes, **sampling_of(config))
         return self.rollouts(problems, generation, config, episodes)
-
-    def episodes(self, problems, iteration, config, stop):
-        """The environments of an iteration's problems, or None if the config names none."""
-        if config.environment is None:
-            return None
-        if self.environments is None:
-            self.environments = environments_of(config)
-        return Episodes(problems, iteration, config, stop, self.environments, self.model.longest_input)
 
     def rollouts(self, problems, generation, config, episodes=None):
         """Rollouts of completions (core/generation.py: Generation) of problems, whoever sampled them."""

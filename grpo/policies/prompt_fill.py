@@ -14,7 +14,6 @@ from core.fill_in_passes import count_passes, fill_in_passes, nothing, order_of_
 from core.generation import Stop
 from grpo.policies.causal import CausalPolicy, completion_texts
 from grpo.policies.fill import FillPolicy, FillReading
-from grpo.policies.fill_views import FILL_ESTIMATORS, Filled
 from grpo.policies.model_policy import sampling_of
 from grpo.rollout import Rollouts
 
@@ -71,17 +70,9 @@ class PromptFillPolicy(FillPolicy):
         of_completion = drawn & (ends_before == 0)                                   # (N, L)
         if kept is not None:
             kept = kept[of_completion[drawn].nonzero().squeeze(1).cpu()]
-        filled = Filled(
-            input,
-            position[:, None],
-            of_completion.view(P, G, L),
-            turn=turn.view(P, G, L),
-            read=read.unflatten(0, (P, G)),
-            uniform=noise[:, 3, :, -1:].float().to(self.device),
-            passes_read=min(config.passes_read, read.shape[1]))
-        views, place, weight = FILL_ESTIMATORS[config.fill_estimator](filled)
+        chosen = of_completion.view(P, G, L)
+        views, place, weight = self._views(input, position, chosen, turn, read, noise, config)
         mask = of_completion.float()
-        chosen = filled.hidden                                                       # (P, G, L)
         if weight is not None:
             chosen, weight = chosen & (weight > 0), weight.flatten(0, 1)             # (P, G, L), (N, L)
         truncated = ~end.any(1)

@@ -5,18 +5,16 @@ from pathlib import Path
 
 from core.files.json_lines import each_record, read_object
 from core.files.whole_files import replacing
-from core.logger import format_number
 from core.run.names import CONFIG, METRICS, REPORT, SAMPLES
 from core.run.start import now, without_home
-from grpo.evaluation.samples import ENVIRONMENT, TEXTS, change, evaluations, is_board
+from grpo.evaluation.samples import compared, evaluations
 from grpo.report.chart import chart, short, text
 
 STEPS = 1000    # steps that are shown at most, so that the page of a long run is as small as a short one's
 SETS = 50       # evaluations whose samples are shown at most: the first and the latest
 LONGEST = 4000  # characters of a sample's text at most
 LEGEND = ('<p>Filled in: <span class="right">right</span>, <span class="wrong">wrong</span> by the reward, '
-          '<span class="filled">without its verdict</span>. '
-          '<span class="answer">&gt; what an environment answered</span></p>\n')
+          '<span class="filled">without its verdict</span></p>\n')
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"/><title>{name}</title>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"/>
@@ -91,12 +89,11 @@ def part_of(metric):
 
 def before_and_after(records):
     """A table of the first and the last evaluation."""
-    rows = []
-    for metric in dict.fromkeys(name for record in records for name in record if name.startswith("eval/")):
-        before, after = (records[i].get(metric) for i in (0, -1))
-        name = text(metric.removeprefix("eval/"))
-        rows.append((name, format_number(before), format_number(after), change(before, after)))
-    return table(("metric", "before", f"step {records[-1]['step']}", "change"), rows, "numbers") if rows else ""
+    if not records:
+        return ""
+    ends = [{name: x for name, x in records[i].items() if name.startswith("eval/")} for i in (0, -1)]
+    rows = [(text(name), *numbers) for name, *numbers in compared(*ends)]
+    return table(("metric", "before", f"step {records[-1]['step']}", "change"), rows, "numbers")
 
 
 def table(head, rows, kind="texts"):
@@ -128,40 +125,28 @@ def samples(path):
 
 
 def sample_table(record):
-    """The texts of a sample, boards side by side."""
+    """The texts of a sample."""
     rows = []
     for key, value in record.items():
-        if key in ("step", "filled") or key.endswith(("_score", "_right", "_turns")) or value in (None, {}):
+        if key in ("step", "filled") or key.endswith(("_score", "_right")) or value in (None, {}):
             continue
         words, score, right = [key], record.get(f"{key}_score"), record.get(f"{key}_right")
         if score is not None:
             words.append(short(score))
         if right is not None:
             words.append("right" if right else "wrong")
-        rows.append((text(" ".join(words)), marked(pieces(key, record))))
-    board = is_board([str(record.get(name, "")) for name in TEXTS])
-    return table((), rows, "samples board" if board else "samples")
+        rows.append((text(" ".join(words)), marked(key, record)))
+    return table((), rows, "samples")
 
 
-def pieces(key, record):
-    """[(class of the HTML, text)] of a text of a sample: its turns, or what was filled in and what was not."""
-    if f"{key}_turns" in record:
-        turns = record[f"{key}_turns"]
-        return [("answer", f"> {x}") if writer == ENVIRONMENT else ("turn", x) for writer, x in turns]
+def marked(key, record):
+    """A text of a sample as HTML, up to LONGEST characters, with marks on what was filled in."""
     value, verdict = str(record[key]), {True: "right", False: "wrong", None: "filled"}[record.get(f"{key}_right")]
-    found, start = [], 0
+    html, start = "", 0
     for first, end in record.get("filled", {}).get(key, ()):
-        found += [("", value[start:first]), (verdict, value[first:end])]
-        start = end
-    return [*found, ("", value[start:])]
-
-
-def marked(parts):
-    """Pieces of a text as HTML, up to LONGEST characters."""
-    html, left = "", LONGEST
-    for kind, words in parts:
-        shown = text(words[: max(left, 0)])
-        left -= len(words)
-        if shown:
-            html += f'<span class="{kind}">{shown}</span>' if kind else shown
-    return f"{html} <em>and {-left} characters</em>" if left < 0 else html
+        if first < LONGEST:
+            html += f'{text(value[start:first])}<span class="{verdict}">{text(value[first:end])}</span>'
+            start = end
+    html += text(value[start:LONGEST])
+    left = len(value) - LONGEST
+    return f"{html} <em>and {left} characters</em>" if left > 0 else html

@@ -6,7 +6,6 @@ which tests can be cut.
 
 import ast
 import builtins
-import contextlib
 import copy
 import functools
 import math
@@ -18,7 +17,8 @@ from grpo.reward_functions.verify_math import syntax_tree
 # This process applies them to an answer itself. None takes long or makes a value much larger
 OPERATORS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
              ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda x, values: x in values,
-             ast.NotIn: lambda x, values: x not in values, ast.Sub: operator.sub, ast.Div: operator.truediv}
+             ast.NotIn: lambda x, values: x not in values, ast.Sub: operator.sub, ast.Div: operator.truediv,
+             ast.Is: operator.is_}
 FUNCTIONS = {function.__name__: function for function in (abs, bool, float, list, set, sorted, tuple)}
 FUNCTIONS |= {"<math>.fabs": math.fabs, "<math>.isclose": math.isclose}
 ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)  # of other forms, and answers
@@ -45,7 +45,7 @@ def cut(tests):
     """The Claims of tests in Python, or None if a part of them has another form than these:
 
     `assert` with one call of the code's functions, compared with literals (also `abs(f(2) - 4) < 1e-6` and
-    `math.isclose(f(2), 4)`); imports and names for literals; `def check(candidate):` with such a body, and `check(f)`.
+    `math.isclose(f(2), 4)`); `import math`; names for literals; `def check(candidate):` with such a body, `check(f)`.
     """
     tree = syntax_tree(tests.encode(), "exec")
     if tree is None:
@@ -61,8 +61,7 @@ def cut(tests):
 def collect(statements, names, functions, found):
     """Appends a (question, claim) for each assert. Raises one of ERRORS for a statement of another form.
 
-    names: {name in the tests: the node that it stands for}. A name that the tests import or define stands for a name in
-           <>, and is_question refuses those
+    names: {name in the tests: the node that it stands for}: of what they import or define a name in <>
     functions: {name: (its parameter, its body)}
     """
     for statement in statements:
@@ -77,13 +76,8 @@ def collect(statements, names, functions, found):
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 ast.literal_eval(value)
                 names[name] = value
-            case ast.Import(names=modules):
-                for part in modules:
-                    name = part.asname or part.name
-                    names[name.split(".")[0]] = ast.Name(f"<{part.name}>")
-            case ast.ImportFrom(module=module, names=parts) if parts[0].name != "*":
-                for part in parts:
-                    names[part.asname or part.name] = ast.Attribute(ast.Name(f"<{module}>"), part.name)
+            case ast.Import(names=[ast.alias(name, None)]) if "." not in name:
+                names[name] = ast.Name(f"<{name}>")
             case ast.FunctionDef(name, ast.arguments(args=[ast.arg(parameter)]), body, decorator_list=[]):
                 names[name] = ast.Name("<function>")
                 functions[name] = parameter, body
@@ -98,10 +92,7 @@ class Named(ast.NodeTransformer):
     """Replaces names by the nodes that they stand for."""
 
     def __init__(self, names):
-        self.names = names
-
-    def visit_Name(self, node):
-        return self.names.get(node.id, node)
+        self.visit_Name = lambda node: names.get(node.id, node)
 
 
 def truth(node):
@@ -110,21 +101,18 @@ def truth(node):
 
 
 def reader(node, asked):
-    """A function from the answer to the value of a part of a test. Appends the questions in it to `asked`.
-
-    Raises one of ERRORS for a part of another form.
-    """
+    """A function from the answer to the value of a part of a test. Appends the questions in it to `asked`."""
     if is_question(node):
         asked.append(ast.unparse(node))
         return lambda answer: answer
-    with contextlib.suppress(*ERRORS):
+    try:
         value = ast.literal_eval(node)
         return lambda answer: value
+    except ERRORS:
+        pass
     match node:
         case ast.UnaryOp(op=ast.Not(), operand=part):
             function, parts = operator.not_, [truth(part)]
-        case ast.Compare(left=left, ops=[ast.Is()], comparators=[ast.Constant(value=None | True | False) as right]):
-            function, parts = operator.is_, [left, right]
         case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
             function, parts = OPERATORS[type(op)], [left, right]
         case ast.Call(func=called, args=parts, keywords=keywords):
@@ -140,11 +128,9 @@ def is_question(node):
     """True if a node calls a function of the code, perhaps within one of Python, as list(f(2)) does."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         return False
-    for part in ast.walk(node):
-        if isinstance(part, (ast.Lambda, ast.comprehension, ast.NamedExpr)):  # it has variables
-            return False
-        if isinstance(part, ast.Name) and part.id.startswith("<"):
-            return False
+    variables = ast.Lambda, ast.comprehension, ast.NamedExpr
+    if any(isinstance(part, variables) or getattr(part, "id", "").startswith("<") for part in ast.walk(node)):
+        return False
     if hasattr(builtins, node.func.id):
         return bool(node.args) and is_question(node.args[0])
     return True

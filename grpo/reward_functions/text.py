@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from xml.etree import ElementTree
 
 import regex as timed_re  # reads the syntax of re, and a search can have a timeout
@@ -11,18 +10,14 @@ from grpo.reward_functions.registry import reward
 
 FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a block without its closing fence ends with the text
 SEARCH_SECONDS = 1.0  # of the processor's time: the longest that one search for a regular expression may take
-CALL_SECONDS = 10.0   # the longest for all completions of a call
 
 
 @reward(-1, 1)
 def length_penalty(prompts, completions, *, length_min=20, length_max=500, **columns):
     """-1 outside [length_min, length_max] characters; inside, a triangle: 0 at the ends, 1 at the middle."""
     middle = (length_min + length_max) / 2
-    scores = []
-    for text in completions:
-        share = abs(len(text) - middle) / (length_max - middle)  # of the way from the middle to an end
-        scores.append(1 - share if share <= 1 else -1.0)
-    return scores
+    shares = [abs(len(text) - middle) / (length_max - middle) for text in completions]  # of the way to an end
+    return [1 - share if share <= 1 else -1.0 for share in shares]
 
 
 @reward(0, 1)
@@ -34,8 +29,8 @@ def exact_match(prompts, completions, answer, **columns):
 @reward(0, 1)
 def contains(prompts, completions, answer, **columns):
     """1 if the record's `answer` is somewhere in the completion, else 0; nothing contains an empty answer."""
-    truths = [str(truth).strip() for truth in answer]
-    return [float(truth != "" and truth in text) for text, truth in zip(completions, truths, strict=True)]
+    pairs = zip(completions, map(str, answer), strict=True)
+    return [float(truth.strip() != "" and truth.strip() in text) for text, truth in pairs]
 
 
 def check_pattern(pattern, **columns):
@@ -51,17 +46,17 @@ def regex(prompts, completions, pattern, **columns):
     r"""1 if the record's `pattern` is found anywhere in the completion, else 0.
 
     The library `regex` searches, since a pattern such as ^(a|aa)+$ can take years. A completion whose search takes
-    longer than SEARCH_SECONDS is skipped, and so are those that are not done after CALL_SECONDS.
+    longer than SEARCH_SECONDS is skipped.
     """
-    until = time.process_time() + CALL_SECONDS
-    scores = []
-    for expression, text in zip(pattern, completions, strict=True):
-        seconds = min(SEARCH_SECONDS, until - time.process_time())
-        try:
-            scores.append(float(timed_re.search(expression, text, timeout=max(seconds, 1e-6)) is not None))
-        except (TimeoutError, MemoryError):
-            scores.append(None)
-    return scores
+    return [found(expression, text) for expression, text in zip(pattern, completions, strict=True)]
+
+
+def found(expression, text):
+    """1.0 if a regular expression is found in a text, else 0.0; None if the search takes too long."""
+    try:
+        return float(timed_re.search(expression, text, timeout=SEARCH_SECONDS) is not None)
+    except (TimeoutError, MemoryError):
+        return None
 
 
 @reward(0, 1)
@@ -91,7 +86,6 @@ def diversity_bonus(prompts, completions, *, group_size, **columns):
     """Mean distance (1 - Jaccard of 3-grams) to the rest of the group: 0 if all are alike, 1 if nothing is shared.
 
     The 3-grams are of words, or of characters if a text has fewer than 3 words. A group of one gets 0.
-    completions: group_size of them for the first problem, then group_size for the second, ...
     """
     scores = []
     for start in range(0, len(completions), group_size):
@@ -100,6 +94,12 @@ def diversity_bonus(prompts, completions, *, group_size, **columns):
             distances = [1 - len(mine & its) / len(mine | its) for j, its in enumerate(group) if j != i]
             scores.append(sum(distances) / max(len(distances), 1))
     return scores
+
+
+@reward(0, 1)
+def environment(completions, environment_reward=None, **columns):
+    """The sum of what the environment gave for the turns; 1 is a success."""
+    return environment_reward or [0.0] * len(completions)
 
 
 def document(text):
@@ -114,12 +114,6 @@ def is_json(text):
     except (ValueError, RecursionError):
         return False
     return True
-
-
-@reward(0, 1)
-def environment(completions, environment_reward=None, **columns):
-    """The sum of what the environment gave for the turns; 1 is a success."""
-    return environment_reward or [0.0] * len(completions)
 
 
 def is_xml(text):
@@ -138,6 +132,5 @@ def word_grams(text, n):
 
 
 def three_grams(text):
-    """Word 3-grams; character 3-grams if there are fewer than 3 words; the text itself if it is even shorter. Never
-    empty."""
+    """The set of word 3-grams, or of character 3-grams, or of the text itself if it is even shorter."""
     return set(word_grams(text, 3)) or {text[i:i + 3] for i in range(max(len(text) - 2, 1))}

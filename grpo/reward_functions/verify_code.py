@@ -15,38 +15,31 @@ MAX_CODE = 100_000  # characters; longer code is not parsed
 def code_correctness(prompts, completions, **columns):
     """+1 if the code parses, +0.5 if it is indented by 4s, +0.5 if it says def, class, import or return; empty 0.
 
-    The three are independent, and nothing is run. Indented by 4s: at least one line is indented, and every indent is a
-    multiple of 4 spaces.
+    Indented by 4s: at least one line is indented, and every indent is a multiple of 4 spaces. Nothing is run.
     """
     return [score_code(extract_code(text)) for text in completions]
 
 
 def check_tests(tests, **columns):
-    """Raises ValueError unless a record's `tests` are Python code, a text or a list of texts, or inputs and outputs, a
-    list of {"input": text, "output": text}, and not blank."""
+    """Raises ValueError if a record's `tests` are of a wrong form."""
     tests = read_tests(tests)
     if isinstance(tests, str) and syntax_tree(tests.encode(errors="surrogatepass"), "exec") is None:
         raise ValueError(f"reward code_execution: tests={tests!r:.60} of a record cannot be parsed")
 
 
 def read_tests(tests):
-    """The tests of a record as one text, or as a list of inputs and outputs. Raises ValueError if they are blank or of
-    a wrong type."""
+    """The tests of a record as one text, or as a list of inputs and outputs. Raises ValueError for another form."""
     match tests:
         case str() if tests.strip():
             return tests
         case [*texts] if all(isinstance(text, str) for text in texts) and "".join(texts).strip():
             return "\n".join(texts)
-        case [*cases] if all(map(is_case, cases)) and any(case["output"].strip() for case in cases):
-            return cases
+        case [*_] if all(isinstance(x, dict) for x in tests):
+            texts = [x.get(key) for x in tests for key in ("input", "output")]
+            if all(isinstance(text, str) for text in texts) and "".join(texts[1::2]).strip():
+                return tests
     raise ValueError(f"reward code_execution: tests={tests!r:.200} of a record must be a text, a list of texts, or "
                      "a list of {'input': text, 'output': text}, and not blank")
-
-
-def is_case(test):
-    """True if a test is an input and an output."""
-    texts = isinstance(test, dict) and test.keys() == {"input", "output"}
-    return texts and all(isinstance(text, str) for text in test.values())
 
 
 @reward(0, 1, slow=True, check=check_tests)
@@ -54,12 +47,11 @@ def code_execution(prompts, completions, tests, preamble=None, *, sandbox_second
                    sandbox="auto", log_metric, **columns):
     """1 if the code passes the record's `tests` in a limited child process, else 0; None if the machine is full.
 
-    Logs the shares of completions that were killed, failed and skipped, for run_tests's reasons, and of those whose
-    tests run where the code can forge their result.
+    Logs the shares of completions that were killed, failed and skipped, and of those whose tests run where the code can
+    forge their result.
 
-    tests: Python code, a text or a list of texts: asserts, of which the calls alone run with the code if `cut` can cut
-    them, and else the whole; or a list of {"input": text, "output": text}, for each of which the code runs as a program
-    that must print that output.
+    tests: Python code, a text or a list of texts, of which `cut` makes questions if it can; or a list of {"input":
+    text, "output": text}, for each of which the code runs as a program that must print that output
     preamble: code that the completion continues, such as imports; None for a record without
     """
     scores = []
@@ -84,7 +76,6 @@ def extract_code(text):
 
 
 def score_code(code):
-    """The value of code_correctness for the code of one completion."""
     if not code.strip():
         return 0.0
     indents = [re.match(r"[ \t]*", line).group() for line in code.splitlines() if line.strip()]

@@ -19,26 +19,23 @@ import signal
 import sys
 import types
 
-REFUSED = frozenset(["os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system", "pty.spawn", "subprocess.Popen",
-                     "os.kill", "os.killpg", "signal.pthread_kill", "os.setxattr", "resource.prlimit", "sys.settrace",
-                     "sys.setprofile", "gc.get_objects", "gc.get_referrers", "gc.get_referents",
-                     "sqlite3.enable_load_extension", "sqlite3.load_extension"])
-ALLOWED = frozenset(["socket.__new__"])  # event loops create a pair of sockets; connect and bind stay refused
-CHANGES = frozenset(["os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate",
-                     "os.chmod", "os.chown", "os.utime", "shutil.rmtree", "sqlite3.connect"])
-WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-LIMITS = {"RLIMIT_FSIZE": 1 << 20, "RLIMIT_NOFILE": 32, "RLIMIT_NPROC": 0, "RLIMIT_CORE": 0}
+# Events of Python's audit
+REFUSED = frozenset("""
+os.fork os.forkpty os.exec os.posix_spawn os.system pty.spawn subprocess.Popen os.kill os.killpg signal.pthread_kill
+os.setxattr resource.prlimit sys.settrace sys.setprofile gc.get_objects gc.get_referrers gc.get_referents
+sqlite3.enable_load_extension sqlite3.load_extension""".split())
+CHANGES = frozenset("""
+os.remove os.rename os.rmdir os.mkdir os.link os.symlink os.truncate os.chmod os.chown os.utime shutil.rmtree
+sqlite3.connect""".split())
 
 
 def main(kind, parent, parts, seconds, megabytes):
     """Reads the code, runs it and answers, as the head of this file says."""
     job, report = os.dup(0), os.dup(1)
-    hidden = [2]
     if kind == "questions":  # the code must not read the questions as its input, nor print into the answers
-        hidden = [0, 1, 2]
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in hidden:
-        os.dup2(null, stream)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
     os.environ.clear()  # not empty even here: Python sets LC_CTYPE
     sys.argv[:] = sys.orig_argv[:] = ["solution.py"]
     limit(int(seconds), int(megabytes))
@@ -146,16 +143,15 @@ def protect(report, parts, parent):
 def limit(seconds, megabytes):
     """Sets the process's limits; a limit that is already lower stays."""
     signal.alarm(seconds)  # ends code that only sleeps, even if the parent process has ended
-    for name, value in (LIMITS | {"RLIMIT_CPU": seconds, "RLIMIT_AS": megabytes << 20}).items():
-        kind = getattr(resource, name)
+    limits = {resource.RLIMIT_FSIZE: 1 << 20, resource.RLIMIT_NOFILE: 32, resource.RLIMIT_NPROC: 0,
+              resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: seconds}
+    if sys.platform != "darwin":  # macOS cannot set it
+        limits[resource.RLIMIT_AS] = megabytes << 20
+    for kind, value in limits.items():
         hard = resource.getrlimit(kind)[1]
         if hard != resource.RLIM_INFINITY:
             value = min(hard, value)
-        try:
-            resource.setrlimit(kind, (value, value))
-        except (ValueError, OSError):
-            if name != "RLIMIT_AS":  # macOS cannot set it
-                raise
+        resource.setrlimit(kind, (value, value))
 
 
 def guard(folder):
@@ -165,18 +161,17 @@ def guard(folder):
     to get around it can.
     """
     # Held by the hook, so that the code cannot replace them
-    realpath, isdir = os.path.realpath, os.path.isdir
-    fsdecode, devnull = os.fsdecode, os.devnull
-    refused, allowed = REFUSED, ALLOWED
-    changes, writes = CHANGES, WRITES
-    raise_error = refuse
+    realpath, isdir, fsdecode = os.path.realpath, os.path.isdir, os.fsdecode
+    refused, changes, raise_error = REFUSED, CHANGES, refuse
+    writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
     def inside(path):
         path = realpath(fsdecode(path))
-        return path in (devnull, folder) or path.startswith(folder + "/")
+        return path in ("/dev/null", folder) or path.startswith(folder + "/")
 
     def hook(event, arguments):
-        if event in refused or (event.startswith(("ctypes.", "socket.")) and event not in allowed):
+        # Event loops create a pair of sockets
+        if event in refused or (event.startswith(("ctypes.", "socket.")) and event != "socket.__new__"):
             raise_error(event)
         if event == "import" and arguments[0].rpartition(".")[2] in ("ctypes", "_ctypes"):
             raise_error("import ctypes")

@@ -4,11 +4,12 @@ What is promised, on which systems, and what is not: docs/security.md.
 """
 
 import contextlib
+import errno
 import math
 import os
 import pathlib
 import secrets
-import selectors
+import select
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from grpo.sandbox.kernel import FILES, FOLDER_BYTES, PARTS
 CHILD = str(pathlib.Path(__file__).with_name("child.py"))
 READY = b"ready"        # the child is about to run the code
 SPARE_BYTES = 1 << 17   # the most that the child may write beyond four times the tests
-LOOK_SECONDS = 0.1      # without namespaces, the folder is measured in intervals of this length
+LOOK_SECONDS = 0.1      # between two looks at the clock and, without namespaces, at the folder
 FOUND = {}              # {part of PARTS: "" if this machine's kernel offers it, else the reason why not}
 
 
@@ -40,7 +41,7 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
     address space (macOS cannot limit it); sandbox: "auto", or "strict" as in chosen_parts
     Returns "passed" if all ran to their end, and returned or printed what is expected; "killed" if they were stopped or
     crashed; "skipped" if the machine has no disk, memory or processes left to start them; "failed" otherwise.
-    Raises ValueError if the child cannot start under these limits.
+    Raises ValueError if the child cannot start under these limits, OSError if it cannot start at all.
     """
     try:
         parts = chosen_parts(sandbox)
@@ -49,10 +50,9 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
             if verdict != "passed":
                 return verdict
     except OSError as error:
-        if error.errno in FULL:
-            return "skipped"
-        raise ValueError(f"the sandbox cannot start ({error}): it needs a TMPDIR that can be written to, a Python that "
-                         "can be started, and what this machine offered at the start of the run") from None
+        if error.errno not in FULL:
+            raise
+        return "skipped"
     return "passed"
 
 
@@ -66,7 +66,7 @@ def run_once(code, test, seconds, megabytes, parts):
     kind = "questions"
     if isinstance(test, dict):
         kind = "program"
-        messages[0] += encoded(test["input"])
+        messages[0] += test["input"].encode()
         length = len(test["output"])
     elif isinstance(test, str):
         messages.append(message(token, "exec", test))
@@ -76,10 +76,17 @@ def run_once(code, test, seconds, megabytes, parts):
         length = test.length
     command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", CHILD, kind, str(os.getpid()), ",".join(parts),
                str(math.ceil(seconds) + 1), str(megabytes)]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    end, size = time.monotonic() + seconds, 4 * length + SPARE_BYTES
     with new_folder() as folder:
         on_disk = None if "namespaces" in parts else folder
-        output, ended, status = run_child(command, folder, messages, time.monotonic() + seconds,
-                                          4 * length + SPARE_BYTES, on_disk)
+        with subprocess.Popen(command, cwd=folder, env={}, bufsize=0, start_new_session=True, **streams) as process:
+            try:
+                output, ended = exchange(process, messages, end, size, on_disk)
+            finally:  # before the with block waits: then the process id may belong to another process
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses for an ended group
+                    os.killpg(process.pid, signal.SIGKILL)
+    status = process.returncode
     if ended and not output.startswith(READY) and status > 0:
         number, _, text = output.decode(errors="replace").partition(" ")
         if number.isdecimal():  # the child reported what the kernel refused
@@ -87,7 +94,7 @@ def run_once(code, test, seconds, megabytes, parts):
         raise ValueError(f"the sandbox could not start with sandbox_seconds={seconds:g} sandbox_megabytes={megabytes}: "
                          "raise them")
     if kind == "program":
-        right = status == 0 and lines_of(output) == lines_of(READY + encoded(test["output"]))
+        right = status == 0 and lines_of(output) == lines_of(READY + test["output"].encode())
     else:
         right = right_answers(output, token, test)
     if ended and right:
@@ -106,13 +113,8 @@ def right_answers(output, token, test):
 
 def message(token, how, text):
     """A message as child.py reads it."""
-    data = token + how.encode() + encoded(text)
+    data = token + how.encode() + text.encode(errors="replace")
     return len(data).to_bytes(8, "big") + data
-
-
-def encoded(text):
-    """A text in UTF-8. Half a surrogate pair is kept, so that Python refuses to compile it."""
-    return text.encode(errors="surrogatepass")
 
 
 def lines_of(output):
@@ -120,64 +122,36 @@ def lines_of(output):
     return [line.rstrip() for line in output.decode(errors="replace").rstrip().split("\n")]
 
 
-def run_child(command, folder, *exchanged):
-    """Starts a child in the folder and ends its process group after the exchange.
-
-    exchanged: arguments of exchange. Returns (the child's output, whether it ended by itself, its exit status).
-    """
-    process = subprocess.Popen(command, cwd=folder, env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-                               stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        output, ended = exchange(process.stdin, process.stdout, *exchanged)
-    finally:
-        # before wait(): after it, the process id may belong to another process
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses for a group that has ended
-            os.killpg(process.pid, signal.SIGKILL)
-        status = process.wait()
-        process.stdout.close()
-        process.stdin.close()
-    return output, ended, status
-
-
-def exchange(child_input, child_output, messages, deadline, size, folder):
-    """Sends the messages, each after the child has answered the one before with a line: a question may contain what is
-    expected of an earlier one. Reads until the output is closed, the deadline comes, the output is longer than `size`,
-    or the folder holds more than FOLDER_BYTES or FILES.
+def exchange(process, messages, end, size, folder):
+    """Sends each message after the child has answered the one before with a line: a question may contain what is
+    expected of an earlier one. Reads until the output is closed, the time `end` comes, the output is longer than
+    `size`, or the folder holds more than FOLDER_BYTES or FILES.
 
     folder: one on the disk, or None: then the kernel limits it
     Returns (the output, whether it was closed).
     """
-    output = b""
-    unsent, asked = messages[0], 1  # what is left of the message that is being sent; how many messages were begun
-    os.set_blocking(child_input.fileno(), False)
-    with selectors.DefaultSelector() as selector:
-        selector.register(child_output, selectors.EVENT_READ)
-        selector.register(child_input, selectors.EVENT_WRITE)
-        while len(output) <= size:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            ready = {key.fileobj for key, _ in selector.select(left if folder is None else min(left, LOOK_SECONDS))}
-            if folder is not None and holds_more(folder, FOLDER_BYTES, FILES):
-                break
-            if child_input in ready:
-                try:
-                    unsent = unsent[os.write(child_input.fileno(), unsent[: 1 << 16]) :]
-                except BrokenPipeError:  # nobody reads it any more
-                    unsent = b""
-                if not unsent:
-                    selector.unregister(child_input)
-                    if asked == len(messages):
-                        child_input.close()  # a program reads to the end of its input
-            if child_output in ready:
-                part = os.read(child_output.fileno(), 1 << 16)
-                output += part
-                if not part:
-                    return output, True
-                if not unsent and asked < len(messages) and output.count(b"\n") >= asked:
-                    unsent = messages[asked]
-                    asked += 1
-                    selector.register(child_input, selectors.EVENT_WRITE)
+    output, unsent, asked = b"", b"", 0  # what is left of the message that is being sent; how many were begun
+    os.set_blocking(process.stdin.fileno(), False)
+    while len(output) <= size and time.monotonic() < end:
+        if not unsent and asked < len(messages) and output.count(b"\n") >= asked:
+            unsent = messages[asked]
+            asked += 1
+        waiting = [process.stdin] if unsent else []
+        readable, writable, _ = select.select([process.stdout], waiting, [], LOOK_SECONDS)
+        if folder is not None and holds_more(folder, FOLDER_BYTES, FILES):
+            break
+        if writable:
+            try:
+                unsent = unsent[os.write(process.stdin.fileno(), unsent[: 1 << 16]) :]
+            except BrokenPipeError:  # nobody reads it any more
+                unsent = b""
+        if not unsent and asked == len(messages):
+            process.stdin.close()  # a program reads to the end of its input
+        if readable:
+            part = os.read(process.stdout.fileno(), 1 << 16)
+            output += part
+            if not part:
+                return output, True
     return output, False
 
 
@@ -200,19 +174,13 @@ def reason_without(part):
         try:
             verdict = run_once("", "", 60.0, 256, [part])
         except Refused as error:
-            off = part == "namespaces" and namespaces_are_off()
-            if error.errno in FULL and not off:
-                raise  # it may be offered: a moment without memory must not mean less protection
+            # A moment without memory must not mean less protection. ENOSPC: the machine allows no namespaces
+            if error.errno in FULL and error.errno != errno.ENOSPC:
+                raise
             return error.strerror
         if verdict == "passed":
             return ""
     return f"a trial was {verdict}"
-
-
-def namespaces_are_off():
-    """True if this machine allows no namespaces of a kind that is needed, which the kernel reports as a full disk."""
-    limits = (pathlib.Path(f"/proc/sys/user/max_{kind}_namespaces") for kind in ("user", "mnt", "net", "ipc"))
-    return any(limit.exists() and limit.read_text().strip() == "0" for limit in limits)
 
 
 def found_here():

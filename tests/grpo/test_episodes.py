@@ -112,9 +112,5 @@ def test_samples_of_a_run_are_cut_where_the_environment_answered(prompts, tmp_pa
     answers = 0
     for record in read_records(str(tmp_path / "samples.jsonl")):
         for name in ("best", "worst"):
-            turns = record[f"{name}_turns"]
-            assert "".join(text for _, text in turns) == record[name]
-            assert [writer for writer, _ in turns] == ["policy", *["environment", "policy"] * (len(turns) // 2)]
-            assert all(re.fullmatch("<[0-9][0-9]>", text) for _, text in turns[1::2])
-            answers += len(turns) // 2
-    assert answers > 3 and '<span class="answer">&gt; &lt;' in (tmp_path / "report.html").read_text()
+            answers += len(re.findall("^> <[0-9][0-9]>$", record[name], re.MULTILINE))
+    assert answers > 3 and "&gt; &lt;" in (tmp_path / "report.html").read_text()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,7 @@ import torch
 
 from core.distributions import sampling_logp
 from grpo.build import Models, fill_in_evaluation
-from grpo.evaluation.fill_in import (NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluation, lexicon, touched_words,
-                                     word_between)
+from grpo.evaluation.fill_in import NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluation, touched_words
 from grpo.policies.fill import FillPolicy
 from grpo.reward_functions.judge import Judge
 from grpo.rewards import Rewards, reward
@@ -52,16 +52,21 @@ class Pieces:
         return "".join(pieces)
 
 
-@pytest.mark.parametrize("truth, masked, filled, found", [
-    (list("ar the quick fox, go"), (0, 8, 9, 16, 19), list("or the quack fix, no"), {"quick": "quack"}),
-    (list("a dog runs"), (2, 4), list("a  og runs"), {"dog": " og"}),
-    (["the", " dog", " runs."], (1,), ["the", " cat", " runs."], {"dog": "cat"}),          # a word of one piece
-    (["the", " d", "og", "s run"], (2,), ["the", " d", "en", "s run"], {"dogs": "dens"}),  # one goes on behind it
-    (["the", " dog", " runs."], (1,), ["the", "m", " runs."], {"dog": ""})])                # joined to the word before
-def test_words_are_those_that_a_mask_touches_compared_by_the_tokens_that_they_are_made_of(truth, masked, filled, found):
-    words = touched_words(Pieces(), truth, [i in masked for i in range(len(truth))])
-    assert {word: word_between("".join(filled[tokens]), before, after)
-            for tokens, before, word, after in words} == found
+@pytest.mark.parametrize("truth, masked, found", [
+    (list("ar the quick fox, go"), (0, 8, 9, 16, 19), [(slice(7, 12), "", "quick", "")]),
+    (list("a dog runs"), (2, 4), [(slice(2, 5), "", "dog", "")]),
+    (["the", " dog", " runs."], (1,), [(slice(1, 2), " ", "dog", "")]),          # a word of one piece
+    (["the", " d", "og", "s run"], (2,), [(slice(1, 4), " ", "dogs", " run")])])  # one goes on behind it
+def test_words_are_those_that_a_mask_touches_with_the_tokens_that_they_are_made_of(truth, masked, found):
+    assert touched_words(Pieces(), truth, [i in masked for i in range(len(truth))]) == found
+
+
+def test_a_word_is_right_or_known_only_where_its_tokens_hold_what_was_around_it():
+    batch = {"target": np.array([["the", " dog", " runs."]]), "mask": np.array([[0, 1, 0]])}
+    pieces = [["the", x, " runs."] for x in (" dog", " cat", " Cat", "cat", " cats")]
+    rollouts = SimpleNamespace(group_size=5, texts=SimpleNamespace(completion_ids=pieces))
+    evaluation = SimpleNamespace(data=SimpleNamespace(tokenizer=Pieces()), words={"dog", "cat"})
+    assert FillInEvaluation._word_sums(evaluation, batch, rollouts) == {"word_validity": (3, 5), "words_recovered": (1, 5)}
 
 
 @pytest.mark.parametrize("unmask_steps", [1, 2])
@@ -76,8 +81,7 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
     rollouts = policy.sample(batch, 0, c)
     text = torch.stack(rollouts.texts.tokens).view(6, 3, -1)
     kl, entropy, right, tokens, words, valid, recovered = [], [], 0, 0, 0, 0, 0
-    assert lexicon("The quick, the_Dead 42") == {"the", "quick", "dead"}
-    known = lexicon(evaluation.data.train_text())
+    known = {word.lower() for word in re.findall("[A-Za-z]+", evaluation.data.train_text())}
     for i in range(6):
         hidden, truth = torch.from_numpy(batch["mask"][i]), torch.from_numpy(batch["target"][i])
         read = torch.from_numpy(batch["input"][i])[None]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from core.run.terminal import WIDTH
-from grpo.evaluation.samples import append_samples, best_and_worst, comparison_table, format_samples, turns_of
+from grpo.evaluation.samples import append_samples, best_and_worst, comparison_table, format_samples, turn_by_turn
 from grpo.reward_functions.registry import Log
 
 FILLED = {"problem": "a_c", "truth": "abc", "best": "abc", "worst": "axc", "best_score": 0.9, "worst_score": 0.125,
@@ -61,33 +61,25 @@ def test_equal_rewards_are_shown_once_and_of_a_long_text_the_ends():
     long = "".join(chr(ord("a") + i % 26) for i in range(999)) + "!"
     record = {"problem": long, "best": long, "worst": long, "best_score": 1.0, "worst_score": 0.0,
               "mask": dict.fromkeys(("best", "worst"), [1] + 998 * [0] + [1])}
-    for line in format_samples([record, EPISODE | {"best_turns": [["environment", long]]}], False, 4).split("\n"):
+    for line in format_samples([record], False, 4).split("\n"):
         assert len(line) <= WIDTH and ("abc" in line) == ("!" in line)
     best = format_samples([record], True, 4).split("\n")[2]
     assert "\033[1;32ma\033[0m" in best and "\033[1;32m!\033[0m" in best, "what was filled in stays coloured"
 
 
-TURNS = [["policy", "43\n"], ["environment", "+\x1b"], ["policy", "> +\n"]]
-EPISODE = {"problem": "12-74:", "best": "43\n+\x1b> +\n", "worst": "99\n", "best_score": 0.5, "worst_score": 0.0,
-           "best_turns": TURNS, "worst_turns": [["policy", "99\n"]]}
+class Letters:
+    """Token 1 is "a", 2 is "b", ..., 0 the end of a line."""
+
+    def decode(self, ids):
+        return "".join("\nabcdefgh"[token] for token in ids)
 
 
-def test_the_turns_of_a_completion_are_its_tokens_cut_where_another_wrote_them():
-    ids = [[5, 6, 7, 8, 9], [5, 6], [5, 6, 7]]
-    mask = torch.tensor([[1.0, 1, 0, 0, 1], [1, 1, 0, 0, 0], [0, 1, 0, 0, 0]])
+def test_of_a_completion_of_several_turns_what_another_wrote_stands_on_lines_of_its_own():
+    ids = [[5, 6, 7, 8, 0, 1], [5, 6], [5, 6, 7]]
+    mask = torch.tensor([[1.0, 1, 0, 0, 0, 1], [1, 1, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]])
     rollouts = SimpleNamespace(mask=mask, texts=SimpleNamespace(completion_ids=ids))
-    assert turns_of(rollouts, 0) == [("policy", [5, 6]), ("environment", [7, 8]), ("policy", [9])]
-    assert turns_of(rollouts, 1) == [("policy", [5, 6])], "what follows is padding"
-    assert turns_of(rollouts, 2) == [("environment", [5]), ("policy", [6]), ("environment", [7])]
-
-
-def test_a_completion_of_several_turns_is_a_line_for_each_and_a_policy_cannot_write_the_mark_of_an_answer():
-    assert format_samples([EPISODE, COMPLETED], False, 4).split("\n")[1:-3] == [
-        "  problem         | 12-74:",
-        "  best     0.5000 |   43\u21b5",
-        "                  | > +\ufffd",
-        "                  |   > +\u21b5",
-        "  worst    0.0000 |   99\u21b5"]
+    found = [turn_by_turn(Letters(), rollouts, n) for n in range(3)]
+    assert found == ["ef\n> gh\na", "ef", "> e\nf\n> g"], "what follows is padding"
 
 
 def test_samples_are_added_to_a_file_with_the_places_that_were_filled_in(tmp_path):

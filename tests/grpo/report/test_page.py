@@ -92,20 +92,9 @@ def test_what_was_filled_in_is_marked_by_the_verdict_of_the_reward_and_not_by_th
     page = page_of(steps(4), [record, sample(1, extra={"n": 1}, other={}, hint=None)])
     assert page.marks[4:8] == [("right", "31"), ("right", "4"), ("wrong", "31"), ("wrong", "4")]
     assert [row[0] for row in page.tables[1][2:]] == ["best 2 right", "worst 0.5 wrong"]
-    assert '<table class="samples board">' in page.html
     assert page.marks[-4:] == [("filled", "b"), ("filled", "xd"), ("filled", "x"), ("filled", "\nd")]
     assert page.tables[2] == [["problem", "a_c__"], ["truth", "abc\nd"], ["best 0.75", "abcxd"], ["worst -1.5", "axc\nd"],
                               ["extra", "{'n': 1}"]]
-
-
-def test_a_sample_of_several_turns_tells_answers_of_the_environment_apart_and_is_cut(page_of):
-    turns = [["policy", "43\n"], ["environment", EVIL], ["policy", "> 5" + "a" * 3000], ["environment", "b" * 3000]]
-    record = {"step": 2, "problem": "1-9:", "best": "all", "worst": "99", "best_turns": turns}
-    page = page_of(steps(4), [record])
-    left = 4000 - sum(map(len, ("43\n", "> ", EVIL, "> 5", "> "))) - 3000
-    assert page.marks == [("turn", "43\n"), ("answer", f"> {SHOWN}"), ("turn", turns[2][1]), ("answer", "> " + "b" * left)]
-    assert f"<em>and {3000 - left} characters</em>" in page.html
-    assert page.tables[1][::2] == [["problem", "1-9:"], ["worst", "99"]]
 
 
 def test_whatever_a_model_writes_stays_text_and_no_script_runs_and_nothing_is_loaded(page_of):

@@ -153,7 +153,6 @@ assert b.recv(1) == b'x'
     ("def f():\n    return 1", "assert f() == 2", "failed"),
     ("def f(:", "pass", "failed"),
     ("x = '\0'", "pass", "failed"),
-    ("x = '\ud800'", "pass", "failed"),
     ("", "f()", "failed"),
     ("input()", "pass", "failed"),
     ("import numpy", "pass", "failed"),
@@ -242,7 +241,6 @@ def child(monkeypatch, tmp_path):
     path = tmp_path / "child.py"
     monkeypatch.setattr(sandbox, "CHILD", str(path))
     monkeypatch.setattr(sandbox.sys, "platform", "linux")
-    monkeypatch.setattr(sandbox, "namespaces_are_off", lambda: False)
     monkeypatch.setattr(sandbox, "FOUND", {})
     return write
 
@@ -270,13 +268,12 @@ def test_the_line_of_the_start_names_the_missing_parts(monkeypatch):
         describe_sandbox("strict", 5.0, 256)
 
 
-@pytest.mark.parametrize(("report", "lines", "off", "reason"), [
-    ("1 unshare: Operation not permitted", "sys.exit(1)", False, "unshare: Operation not permitted"),
-    ("28 unshare: no room", "sys.exit('namespaces' in sys.argv[3])", True, "unshare: no room"),
-    ("", "os.abort()", False, "a trial was killed")])
-def test_a_part_that_the_kernel_refuses_is_missing_with_its_reason(child, monkeypatch, report, lines, off, reason):
+@pytest.mark.parametrize(("report", "lines", "reason"), [
+    ("1 unshare: Operation not permitted", "sys.exit(1)", "unshare: Operation not permitted"),
+    (f"{errno.ENOSPC} unshare: no room", "sys.exit(1)", "unshare: no room"),
+    ("", "os.abort()", "a trial was killed")])
+def test_a_part_that_the_kernel_refuses_is_missing_with_its_reason(child, report, lines, reason):
     child(report, lines)
-    monkeypatch.setattr(sandbox, "namespaces_are_off", lambda: off)
     assert machine_parts()["namespaces"] == reason
 
 
@@ -288,7 +285,7 @@ def test_a_trial_that_is_killed_on_a_busy_machine_is_tried_again(monkeypatch):
     assert list(machine_parts().values()) == ["", "", "a trial was killed"]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EAGAIN, errno.ENOMEM])
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])
 def test_a_machine_that_is_full_is_never_one_with_fewer_parts(child, number):
     child(f"{number} unshare: no room")
     assert run_tests("x = 1", "pass") == "skipped"
@@ -325,5 +322,5 @@ def test_a_machine_that_is_full_skips_the_completion_and_another_error_ends_the_
     if number == errno.EAGAIN:
         assert run_tests("x = 1", "pass") == "skipped"
     else:
-        with pytest.raises(ValueError, match="^the sandbox cannot start .*no.*: it needs a TMPDIR"):
+        with pytest.raises(OSError, match="no"):
             run_tests("x = 1", "pass")
