@@ -194,7 +194,7 @@ def save_for_vllm(policy, path, weights):
     if isinstance(policy.model, GPT):
         twin = GPT(policy.model.config)
         twin.load_weights(weights)
-        with new_folder(path, "out_dir") as folder:
+        with new_folder(path) as folder:
             write_generator(twin, policy.tokenizer, folder)
     else:
         policy.save(path, weights=weights)
