@@ -69,15 +69,10 @@ class HuggingFaceTokenizer:
 
     def render_chat(self, messages, **chat_template_kwargs):
         """The text of a chat up to where the assistant's turn begins, by the model's own chat template."""
-        if not self.has_chat_template:
-            raise ValueError(f"template='model': the tokenizer of {self.path} has no chat template; use "
-                             "template='chat' or 'plain', or a model that was trained on chats")
-        with guarded(f"template='model': the chat template of {self.path} refuses a prompt", "change the prompt or "
+        with guarded(f"template='model': the tokenizer of {self.path} does not render a prompt", "change the prompt or "
                      "chat_template_kwargs, or use template='chat'"):
-            text = self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
+            return self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
                                                     **chat_template_kwargs)
-            text.encode()  # raises an error for half of a surrogate pair, which no tokenizer reads
-            return text
 
     def save(self, folder):
         self.backend.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Sampling ahead of training: a sampler starts later iterations while an earlier one is trained on."""
+"""Sampling ahead of training: a sampler, or the policy itself, starts later iterations before they are trained on."""
 
 from collections import deque
 
@@ -46,3 +46,23 @@ class Prefetcher:
         self.sampler.start(batch, iteration)
         self.waiting.append(key)
         self.versions[key] = self.version
+
+
+class LocalSampler:
+    """Samples as soon as it is asked to start: as far ahead as a sampler elsewhere, but not at the same time."""
+
+    def __init__(self, policy, config):
+        self.policy, self.config = policy, config
+        self.rollouts = deque()
+
+    def start(self, problems, iteration):
+        self.rollouts.append(self.policy.sample(problems, iteration, self.config))
+
+    def finish(self):
+        return self.rollouts.popleft()
+
+    def sync(self, weights, version):
+        """The policy has its weights already."""
+
+    def close(self):
+        self.rollouts.clear()

@@ -159,10 +159,10 @@ def test_a_chat_is_rendered_by_the_model_s_template(tmp_path):
     start = t.backend.convert_tokens_to_ids("<|im_start|>")
     assert t.encode(text).count(start) == 3, "a special token in a template's text is that token"
     t.backend.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(ValueError, match="template='model': the chat template of .*roles must alternate"):
+    with pytest.raises(ValueError, match="template='model': the tokenizer of .*roles must alternate"):
         t.render_chat(turns)
     plain = loaded(tmp_path / "plain", "bytes")
-    with pytest.raises(ValueError, match="template='model': .*no chat template; use template='chat'"):
+    with pytest.raises(ValueError, match="template='model': the tokenizer of .*chat_template is not set.* use template='chat'"):
         plain.render_chat(turns)
 
 
