@@ -72,7 +72,7 @@ class VllmSampler:
         problems, answers = self.starts.popleft()
         completions = join([self._completions(answer.result()) for answer in answers])
         generation = moved(as_generation(completions), self.policy.device)
-        return self.policy.rollouts(problems, generation, self.config)
+        return self.policy.rollouts(problems, generation, self.config), {}
 
     def sync(self, weights, version):
         if not self.has_adapter:  # weights may not change while the server samples with them
