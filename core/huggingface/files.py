@@ -66,9 +66,8 @@ def check_weights(path, key, config):
         named += declared_in(path, INDEX, key).get("weight_map", {}).values()
         for name in named:
             if name != os.path.basename(name) or not name.endswith(".safetensors"):
-                raise ValueError(f"{key}={path} takes weights from {shown(name)}, but only *.safetensors files of the "
-                                 "folder itself are read, because others can run code; convert them with "
-                                 "model.save_pretrained")
+                raise ValueError(f"{key}={path} takes weights from {shown(name)}; convert them to *.safetensors files "
+                                 "of the folder, which run no code, with model.save_pretrained")
 
 
 def check_target(folder, adapter):

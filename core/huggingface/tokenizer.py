@@ -121,8 +121,8 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
         writes = not both_ways and re.search(CAUSAL, " ".join(config.get("architectures") or []))
         fills = backend.mask_token_id is not None and not writes
         if fills and backend.mask_token_id in (backend.eos_token_id, *ends):
-            raise ValueError(f"{key}={path}: the mask token {backend.mask_token!r} (mask_token in its "
-                             "tokenizer_config.json, or mask_token_id in config.json) ends texts too; name another")
+            raise ValueError(f"{key}={path}: its mask token {backend.mask_token!r} ends texts too; name another as "
+                             "mask_token in tokenizer_config.json, or mask_token_id in config.json")
         return HuggingFaceTokenizer(backend, path, ends, fills)
 
 
