@@ -14,7 +14,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import torch
 
 from core.config import load_config
-from core.huggingface.export import copy_merged, new_folder, write_generator
+from core.huggingface.export import new_folder, write_generator
+from core.huggingface.load import open_transformer
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.settings.optional import quiet_transformers
 from core.settings.ranges import check_choices
@@ -44,11 +45,13 @@ def main(argv):
     quiet_transformers(config.out, "out")
     path, dtype = config.checkpoint, getattr(torch, config.dtype)
     with new_folder(config.out) as folder:
+        tokenizer = load_tokenizer(path)
         if is_huggingface(path):
-            copy_merged(path, folder, dtype)
+            net, _ = open_transformer(path, "checkpoint", None)  # an adapter is merged, in float32
+            net.to(dtype).save_pretrained(folder)
+            tokenizer.save(folder)
         else:
-            model, _ = load_model(path)
-            write_generator(model, load_tokenizer(path), folder, dtype)
+            write_generator(load_model(path)[0], tokenizer, folder, dtype)
     print(f"wrote {config.out} ({config.dtype})")
 
 

@@ -22,8 +22,7 @@ from grpo.evaluation.samples import append_samples, comparison_table, evaluation
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.kl import REFERENCES, adapted
 from grpo.report.page import write_report
-from grpo.samplers.local import LocalSampler
-from grpo.samplers.prefetch import Prefetcher
+from grpo.samplers.prefetch import LocalSampler, Prefetcher
 
 SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated")  # attributes, in every state
 GROWTH = 1.02  # of a run between two pages about it: all pages together read in proportion to its length

@@ -131,7 +131,7 @@ def test_a_chat_template_ends_in_one_line(llama):
     tokenizer = load_tokenizer(llama)
     tokenizer.backend.chat_template = "{{ raise_exception('no' + '\\n' * 3 + 'second line' + '\\x1b[2J') }}"
     text = one_line(tokenizer.render_chat, [{"role": "user", "content": "a"}])
-    assert text.startswith(f"template='model': the chat template of {llama} refuses a prompt")
+    assert text.startswith(f"template='model': the tokenizer of {llama} does not render a prompt")
 
 
 def test_two_system_messages_are_refused(tmp_path):

@@ -5,15 +5,6 @@ import functools
 
 import torch
 
-STATES = (  # of a recurrent layer, a dict each
-    "conv_states",
-    "recurrent_states",
-    "is_conv_states_initialized",
-    "is_recurrent_states_initialized",
-    "has_previous_state",
-    "conv_kernel_size",
-)
-
 
 class HuggingFaceCache:
     """content: a cache of transformers; length: the tokens that it has read"""
@@ -55,9 +46,9 @@ def recurrent_layer(kind):
     class RecurrentLayer(kind):
         def __init__(self, layer):
             self.__dict__ |= layer.__dict__
-            for name in STATES:
-                values = getattr(layer, name).items()
-                setattr(self, name, {i: x.clone() if torch.is_tensor(x) else x for i, x in values})
+            for name, states in layer.__dict__.items():
+                if isinstance(states, dict):
+                    setattr(self, name, {i: x.clone() if torch.is_tensor(x) else x for i, x in states.items()})
 
         def __copy__(self):
             return type(self)(self)

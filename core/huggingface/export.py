@@ -13,26 +13,20 @@ import shutil
 import torch
 
 from core.files.whole_files import as_usual, writing
-from core.huggingface.load import open_transformer
-from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL
 from core.settings.optional import require
 from core.tokenizer import PLAIN, CharTokenizer
 
 STOP_NAME = "<|endoftext|>"  # the stop token of a CharTokenizer has no text of its own
-ROTARY_BASE = 10000.0        # of core.model.rotary_table
-SHARPNESS = 4096.0           # s of the gated network: a power of two, which changes no digit of the weights
+SHARPNESS = 4096.0  # s of the gated network: a power of two, which changes no digit of the weights
 
 
 @contextlib.contextmanager
-def new_folder(path, key="out"):
-    """A folder to write into, which gets its name when all is written; after an error nothing is left of it.
-
-    key: the setting that names it, for the error if it exists
-    """
+def new_folder(path):
+    """A folder to write into, which gets its name when all is written; after an error nothing is left of it."""
     path = os.path.normpath(path)
     if os.path.lexists(path):
-        raise ValueError(f"{key}={path} exists, and nothing is overwritten; name another folder or remove it")
+        raise ValueError(f"out={path} exists, and nothing is overwritten; name another folder or remove it")
     partial = path + ".tmp"
     with writing(partial):
         os.makedirs(partial)
@@ -64,7 +58,7 @@ def qwen3_config(model, stop_token_id):
     """The shape of the model in transformers' words, without the ids behind the base vocabulary."""
     from transformers import Qwen3Config
     config = model.config
-    return Qwen3Config(
+    return Qwen3Config(  # whose rotary positions and activation are those wanted
         vocab_size=model.vocabulary,
         hidden_size=config.n_embd,
         intermediate_size=4 * config.n_embd,
@@ -72,14 +66,10 @@ def qwen3_config(model, stop_token_id):
         num_attention_heads=config.n_head,
         num_key_value_heads=config.n_head,
         head_dim=config.n_embd // config.n_head,
-        hidden_act="silu",
         max_position_embeddings=config.block_size,
         rms_norm_eps=model.norm.eps,
-        rope_parameters={"rope_type": "default", "rope_theta": ROTARY_BASE},
         tie_word_embeddings=config.tied,
-        eos_token_id=stop_token_id,
-        bos_token_id=None,
-        pad_token_id=None)
+        eos_token_id=stop_token_id)
 
 
 def qwen3_weights(model):
@@ -131,11 +121,3 @@ def as_fast_tokenizer(tokenizer, longest):
     fast.add_tokens([t.AddedToken(tag, normalized=False) for tag in tokenizer.tags])
     return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token=end, pad_token=end, model_max_length=longest,
                                    split_special_tokens=True, clean_up_tokenization_spaces=False)
-
-
-def copy_merged(path, folder, dtype=torch.float32):
-    """Writes the Hugging Face model that checkpoint=path names and its tokenizer into a folder; an adapter is merged,
-    in float32, into the weights of its base model."""
-    net, _ = open_transformer(path, "checkpoint", None)
-    net.to(dtype).save_pretrained(folder)
-    load_huggingface_tokenizer(path).save(folder)

@@ -7,7 +7,7 @@ import shutil
 from core.files.json_lines import read_object
 from core.files.whole_files import put
 from core.huggingface.diffusion import PUBLISHED, as_known, check_block
-from core.settings.optional import HUB, local_name, on_hub, opening, quiet_transformers
+from core.settings.optional import HUB, local_name, opening, quiet_transformers
 from core.settings.ranges import shown
 
 ADAPTER = "adapter_config.json"
@@ -66,12 +66,8 @@ def check_weights(path, key, config):
         named += declared_in(path, INDEX, key).get("weight_map", {}).values()
         for name in named:
             if name != os.path.basename(name) or not name.endswith(".safetensors"):
-                raise ValueError(f"{key}={path} takes weights from {shown(name)}, but only *.safetensors files of the "
-                                 "folder itself are read, because others can run code; convert them with "
-                                 "model.save_pretrained")
-    if not on_hub(path) and not any(name.endswith(".safetensors") for name in os.listdir(path)):
-        raise ValueError(f"{key}={path} has no *.safetensors file: copy the weights there, or convert pickled ones, "
-                         "which can run code as they are read (model.save_pretrained of transformers writes them)")
+                raise ValueError(f"{key}={path} takes weights from {shown(name)}; convert them to *.safetensors files "
+                                 "of the folder, which run no code, with model.save_pretrained")
 
 
 def check_target(folder, adapter):

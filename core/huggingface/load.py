@@ -7,15 +7,7 @@ import torch
 
 from core.files.whole_files import writing
 from core.huggingface.diffusion import PUBLISHED, reads_both_ways
-from core.huggingface.files import (
-    base_of,
-    calling,
-    check_weights,
-    declared_in,
-    is_adapter,
-    read_config,
-    replace_files,
-)
+from core.huggingface.files import base_of, calling, check_weights, declared_in, is_adapter, read_config, replace_files
 from core.huggingface.lora import add_adapter, open_adapter, save_adapter
 from core.huggingface.model import BANNED, HuggingFaceModel
 from core.huggingface.settings import FULL
@@ -28,6 +20,7 @@ from core.tokenizer import same_vocabulary
 
 CLASSES = {LANGUAGE_MODEL: "AutoModelForCausalLM", MASKED_FILL: "AutoModelForMaskedLM",
            SEQUENCE_SCORER: "AutoModelForPreTraining"}
+FAMILIES = "use a model of a family that docs/huggingface.md names"
 
 
 def load_huggingface(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", adapter=FULL,
@@ -36,18 +29,16 @@ def load_huggingface(path, device="cpu", mode=None, tokenizer=None, key="checkpo
     named, own = f"{key}={path}", load_huggingface_tokenizer(path, key)
     if tokenizer is not None and not same_vocabulary(own.description(), tokenizer):
         raise ValueError(f"{named} has another vocabulary ({own.vocab_size} tokens) than the dataset or generator "
-                         f"({tokenizer.vocab_size}, not the same); use models with the same tokenizer")
+                         f"({tokenizer.vocab_size} tokens); use models with the same tokenizer")
     net, mode = open_transformer(path, key, mode, adapter, dtype, device)
     check_vocabulary(net.base_model, own, named)
     if mode == MASKED_FILL and own.mask_token_id is None:
-        raise ValueError(f"{named} fills in masked tokens, but has no mask token; name one as mask_token in its "
-                         "tokenizer_config.json")
+        raise ValueError(f"{named} has no mask token; name one as mask_token in its tokenizer_config.json")
     if adapter.has_adapter:
         net = add_adapter(net, adapter)
         for settings in net.peft_config.values():
             settings.base_model_name_or_path = local_name(path)
-    with guarded(f"{named}: {type(net).__name__} does not work with hidden states alone", "use a "
-                 "model of a family that docs/huggingface.md names"):
+    with guarded(f"{named}: {type(net).__name__} does not work with hidden states alone", FAMILIES):
         model = HuggingFaceModel(net, own, mode, adapter).eval()
         if not adapter.load_in_4bit:
             model.to(device)
@@ -70,8 +61,7 @@ def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device=
         raise ValueError(f"{key}={path} has mode {found}, but {mode} is needed here")
     check_weights(path, key, config)
     if getattr(config, "quantization_config", None) and not adapter.has_adapter:
-        raise ValueError(f"{key}={path} has quantised weights, which cannot be trained or merged; use the unquantised "
-                         "model, or lora_rank=16")
+        raise ValueError(f"{key}={path} has quantised weights; use the unquantised model, or lora_rank=16")
     transformers = quiet_transformers(path, key)
     settings = {"dtype": dtype if adapter.has_adapter else torch.float32}
     if adapter.load_in_4bit:
@@ -158,7 +148,7 @@ def check_outputs(model, named):
     tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
     if (found - expected).abs().max() > tolerance * expected.abs().max():
         raise ValueError(f"{named}: {type(model.net).__name__} gives other logits where its output layers are computed "
-                         "apart; use a model of a family that docs/huggingface.md names")
+                         f"apart; {FAMILIES}")
 
 
 def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None):

@@ -80,11 +80,10 @@ def check_tied(net, named):
     into them, the adapter would also change the other one."""
     base = net.get_base_model()
     pair = base.get_input_embeddings(), base.get_output_embeddings()
-    if pair[1] is None or pair[0].weight is not pair[1].weight:
-        return
-    if any(hasattr(layer, "lora_A") for layer in pair):
-        raise ValueError(f"{named}: the model reads and writes tokens with the same weights (tied embeddings), so an "
-                         "adapter of one of the two layers cannot be merged into them; choose other layers")
+    tied = pair[1] is not None and pair[0].weight is pair[1].weight
+    if tied and any(hasattr(layer, "lora_A") for layer in pair):
+        raise ValueError(f"{named}: an adapter of the embedding or the output layer, which share their weights (tied "
+                         "embeddings), cannot be merged into them; choose other layers")
 
 
 def save_adapter(net, weights, folder):
@@ -107,19 +106,14 @@ def copy_weights(source, target):
         p.copy_(source[name])
 
 
-def adapter_identity(net):
-    """Plain values that must be equal for saved weights of an adapter to give the same model: besides its own names and
-    shapes, its scale and the base model."""
-    base = net.get_base_model()
-    return {"lora_alpha": float(net.peft_config[POLICY].lora_alpha), BASE: base_hash(base)}
-
-
 @torch.no_grad()
-def base_hash(net):
-    """A hash of the first numbers of every weight that is not an adapter's, the same in float32 and in bfloat16."""
-    first = [whole(p).flatten()[:HASHED].to(torch.bfloat16) for name, p in net.named_parameters()
+def adapter_identity(net):
+    """Plain values that must be equal for saved weights of an adapter to give the same model: its scale, and a hash of
+    the first numbers of every other weight, the same in float32 and in bfloat16."""
+    first = [whole(p).flatten()[:HASHED].to(torch.bfloat16) for name, p in net.get_base_model().named_parameters()
              if "lora_" not in name and p.is_floating_point()]
-    return hashlib.sha256(torch.cat(first).float().cpu().numpy().tobytes()).hexdigest()[:16]
+    digest = hashlib.sha256(torch.cat(first).float().cpu().numpy().tobytes()).hexdigest()[:16]
+    return {"lora_alpha": float(net.peft_config[POLICY].lora_alpha), BASE: digest}
 
 
 @contextmanager

@@ -161,15 +161,13 @@ class HuggingFaceModel(nn.Module):
     @contextmanager
     def checkpointing(self, past):
         """A block in which, with grad_checkpoint, every layer keeps only its inputs."""
-        if not self.grad_checkpoint or not torch.is_grad_enabled():
-            yield
-            return
-        for i, layer in enumerate(self.layers):
+        again = self.layers if self.grad_checkpoint and torch.is_grad_enabled() else ()
+        for i, layer in enumerate(again):
             layer.forward = computed_again(layer.forward, past and past.content.layers, i)
         try:
             yield
         finally:
-            for layer in self.layers:
+            for layer in again:
                 del layer.forward
 
     def new_cache(self):
@@ -186,10 +184,8 @@ class HuggingFaceModel(nn.Module):
         for p in self.net.parameters():
             of_layers = id(p) in in_layers and p.dim() == 2  # Muon takes no convolutions, and no stacked experts
             kind = "matrices" if of_layers else "embeddings"
-            if p.dim() < 2:
-                kind = "vectors"
             if p.requires_grad:
-                kinds[kind].append(p)
+                kinds[kind if p.dim() > 1 else "vectors"].append(p)
         return kinds
 
     def num_parameters(self):

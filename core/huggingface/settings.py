@@ -24,15 +24,14 @@ class LoraConfig:
     def __post_init__(self):
         check_ranges(self, RANGES)
         if self.load_in_4bit and not self.has_adapter:
-            raise ValueError("load_in_4bit=True holds the weights in 4 bits, which cannot be trained; set "
-                             "lora_rank=16, or another rank above 0")
+            raise ValueError("load_in_4bit=True: weights in 4 bits cannot be trained; set lora_rank=16")
         if self.lora_rank and self.lora_init_from:
             raise ValueError(f"lora_rank={self.lora_rank} is for a new adapter, but lora_init_from="
                              f"{self.lora_init_from} has its own rank; leave lora_rank out")
         for key in ("lora_alpha", "lora_targets"):
             if not self.lora_rank and getattr(self, key) != getattr(LoraConfig, key):
-                raise ValueError(f"{key}={getattr(self, key)!r} is for a new adapter, which this run does not make; "
-                                 f"leave {key} out, or set lora_rank=16, or another rank above 0")
+                raise ValueError(f"{key}={getattr(self, key)!r} is for a new adapter; leave {key} out, or set "
+                                 "lora_rank=16")
 
     def check_base(self, key):
         """Raises ValueError if the model that the setting `key` names lies in out_dir, where this run sets it aside."""

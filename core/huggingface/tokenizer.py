@@ -69,15 +69,10 @@ class HuggingFaceTokenizer:
 
     def render_chat(self, messages, **chat_template_kwargs):
         """The text of a chat up to where the assistant's turn begins, by the model's own chat template."""
-        if not self.has_chat_template:
-            raise ValueError(f"template='model': the tokenizer of {self.path} has no chat template; use "
-                             "template='chat' or 'plain', or a model that was trained on chats")
-        with guarded(f"template='model': the chat template of {self.path} refuses a prompt", "change the prompt or "
+        with guarded(f"template='model': the tokenizer of {self.path} does not render a prompt", "change the prompt or "
                      "chat_template_kwargs, or use template='chat'"):
-            text = self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
+            return self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
                                                     **chat_template_kwargs)
-            text.encode()  # raises an error for half of a surrogate pair, which no tokenizer reads
-            return text
 
     def save(self, folder):
         self.backend.save_pretrained(folder)
@@ -126,8 +121,8 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
         writes = not both_ways and re.search(CAUSAL, " ".join(config.get("architectures") or []))
         fills = backend.mask_token_id is not None and not writes
         if fills and backend.mask_token_id in (backend.eos_token_id, *ends):
-            raise ValueError(f"{key}={path}: the mask token {backend.mask_token!r} (mask_token in its "
-                             "tokenizer_config.json, or mask_token_id in config.json) ends texts too; name another")
+            raise ValueError(f"{key}={path}: its mask token {backend.mask_token!r} ends texts too; name another as "
+                             "mask_token in tokenizer_config.json, or mask_token_id in config.json")
         return HuggingFaceTokenizer(backend, path, ends, fills)
 
 

@@ -1,4 +1,4 @@
-"""Sampling ahead of training: a sampler starts later iterations while an earlier one is trained on."""
+"""Sampling ahead of training: a sampler, or the policy itself, starts later iterations before they are trained on."""
 
 from collections import deque
 
@@ -15,7 +15,7 @@ class Prefetcher:
         self.problems, self.config = problems, config
         self.waiting = deque()  # starts (iteration, again) in their order
         self.versions = {}      # {start: version of the weights that sample it}
-        self.outputs = {}       # {start: its rollouts} of finished starts that were not asked for yet
+        self.outputs = {}       # {start: what the sampler returned} of finished starts that were not asked for yet
         self.version = None     # of the weights that the sampler has
 
     def get(self, batch, iteration, again, last):
@@ -37,12 +37,32 @@ class Prefetcher:
                     self._start((later, 0), self.problems(later))
         while key not in self.outputs:  # a sampler finishes first what it started first
             self.outputs[self.waiting.popleft()] = self.sampler.finish()
-        rollouts = self.outputs.pop(key)
+        rollouts, sums = self.outputs.pop(key)
         staleness, P = iteration - self.versions.pop(key), rollouts.problems
-        return rollouts, {"staleness": (staleness * P, P)}
+        return rollouts, sums | {"staleness": (staleness * P, P)}
 
     def _start(self, key, batch):
         iteration, _ = key
         self.sampler.start(batch, iteration)
         self.waiting.append(key)
         self.versions[key] = self.version
+
+
+class LocalSampler:
+    """Samples as soon as it is asked to start: as far ahead as a sampler elsewhere, but not at the same time."""
+
+    def __init__(self, policy, config):
+        self.policy, self.config = policy, config
+        self.rollouts = deque()
+
+    def start(self, problems, iteration):
+        self.rollouts.append(self.policy.sample(problems, iteration, self.config))
+
+    def finish(self):
+        return self.rollouts.popleft(), {}
+
+    def sync(self, weights, version):
+        """The policy has its weights already."""
+
+    def close(self):
+        self.rollouts.clear()

@@ -35,20 +35,21 @@ class RayWorker:
     def __init__(self, make, config):
         self.policy = make(config)
         self.config = config
-        self.version = None  # of the weights
+        self.name = secrets.token_hex(8)  # of this process
+        self.version = None               # of the weights
 
     def ready(self):
-        """Returns when the policy is there."""
+        return self.name
 
     def sample(self, problems, iteration, version, packed):
-        """Returns Rollouts, on the CPU."""
+        """Returns Rollouts, on the CPU, and the name of the process."""
         if version != self.version:
             weights = {}
             for name, x in self.policy.weights().items():
                 weights[name] = torch.from_numpy(packed[name].copy()).view(x.dtype).view(x.shape)
             self.policy.load_weights(weights)
             self.version = version
-        return moved(self.policy.sample(problems, iteration, self.config), "cpu")
+        return moved(self.policy.sample(problems, iteration, self.config), "cpu"), self.name
 
 
 class RaySampler:
@@ -72,7 +73,8 @@ class RaySampler:
                 join_ray(self.ray, config, dist, sum(x.nbytes for x in policy.weights().values()))
             actor = self.ray.remote(**worker_options(self.ray, config, dist))(RayWorker)
             self.workers = [actor.remote(make, config) for _ in range(config.ray_workers)]
-            self._values([worker.ready.remote() for worker in self.workers], START_SECONDS, FEWER)
+            ready = [worker.ready.remote() for worker in self.workers]
+            self.names = set(self._values(ready, START_SECONDS, FEWER))  # of all processes that have been workers
             undo.pop_all()
 
     def sync(self, weights, version):
@@ -88,8 +90,12 @@ class RaySampler:
         self.starts.append(answers)
 
     def finish(self):
-        parts = self._values(self.starts.popleft(), self.config.sampler_timeout, LATER)
-        return moved(join(parts), self.policy.device)
+        values = self._values(self.starts.popleft(), self.config.sampler_timeout, LATER)
+        parts, names = zip(*values, strict=True)
+        replaced = set(names) - self.names
+        self.names |= replaced
+        rollouts = moved(join(parts), self.policy.device)
+        return rollouts, {"sampler/replaced_workers": (float(len(replaced)), None)}
 
     def close(self):
         with contextlib.suppress(self.ray.exceptions.RayError):  # of an end for which there is another reason

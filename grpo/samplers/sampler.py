@@ -20,7 +20,7 @@ class Sampler(Protocol):
         before `finish`: first in, first out."""
 
     def finish(self):
-        """Waits for the oldest start. Returns its Rollouts."""
+        """Waits for the oldest start. Returns its Rollouts, and {metric: (sum, count)} as in grpo/step_metrics.py."""
 
     def sync(self, weights, version):
         """Takes over weights {name: tensor}, which may change as soon as this returns, for the starts that follow."""

@@ -72,7 +72,7 @@ class VllmSampler:
         problems, answers = self.starts.popleft()
         completions = join([self._completions(answer.result()) for answer in answers])
         generation = moved(as_generation(completions), self.policy.device)
-        return self.policy.rollouts(problems, generation, self.config)
+        return self.policy.rollouts(problems, generation, self.config), {}
 
     def sync(self, weights, version):
         if not self.has_adapter:  # weights may not change while the server samples with them
@@ -194,7 +194,7 @@ def save_for_vllm(policy, path, weights):
     if isinstance(policy.model, GPT):
         twin = GPT(policy.model.config)
         twin.load_weights(weights)
-        with new_folder(path, "out_dir") as folder:
+        with new_folder(path) as folder:
             write_generator(twin, policy.tokenizer, folder)
     else:
         policy.save(path, weights=weights)

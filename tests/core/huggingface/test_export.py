@@ -10,9 +10,10 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 
+from core import export
 from core.distributions import draw_uniforms
 from core.generation import Stop, generate
-from core.huggingface.export import as_fast_tokenizer, copy_merged, new_folder, write_generator
+from core.huggingface.export import as_fast_tokenizer, new_folder, write_generator
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL
 from core.models import load_model
@@ -148,7 +149,7 @@ def test_a_merged_adapter_gives_the_logits_of_base_and_adapter(tmp_path, family)
     own = transformers.AutoTokenizer.from_pretrained(base)
     own.chat_template = "{{ messages[0].content }}"
     own.save_pretrained(adapter)  # comes before that of the base
-    copy_merged(adapter, str(tmp_path / f"merged {family}"))
+    export.main([f"--checkpoint={adapter}", f"--out={tmp_path}/merged {family}"])
     merged, plain = (base_model(path) for path in (tmp_path / f"merged {family}", base))
     both = peft.PeftModel.from_pretrained(base_model(base), adapter).eval()
     ids = torch.arange(30).view(2, 15)
@@ -159,6 +160,6 @@ def test_a_merged_adapter_gives_the_logits_of_base_and_adapter(tmp_path, family)
     new = load_huggingface_tokenizer(str(tmp_path / f"merged {family}"))
     assert new.backend.get_vocab() == own.get_vocab() and new.backend.chat_template == own.chat_template
     assert new.stop_token_ids == load_huggingface_tokenizer(base).stop_token_ids
-    copy_merged(base, str(tmp_path / f"copy {family}"), torch.bfloat16)
+    export.main([f"--checkpoint={base}", f"--out={tmp_path}/copy {family}", "--dtype=bfloat16"])
     for p, q in zip(plain.parameters(), base_model(tmp_path / f"copy {family}").parameters(), strict=True):
         assert torch.equal(p.to(torch.bfloat16), q)

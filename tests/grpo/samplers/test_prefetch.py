@@ -24,7 +24,7 @@ class HandSampler:
     def finish(self):
         done = self.queue.pop(0)
         self.events.append(f"finish {done.name}")
-        return done
+        return done, {}
 
 
 def prefetcher_of(k):

@@ -129,8 +129,9 @@ def expect_same(found, policy, problems, iteration, c):
 def test_workers_write_what_the_policy_writes(world, kind, workers, settings):
     sampler, policy, problems = world(kind, ray_workers=workers, **settings)
     sampler.start(problems(0), 0)
-    found = sampler.finish()
+    found, sums = sampler.finish()
     expect_same(found, policy, problems(0), 0, sampler.config)
+    assert sums == {"sampler/replaced_workers": (0.0, None)}
 
 
 def test_a_start_is_written_with_the_weights_of_the_last_sync_before_it(world):
@@ -144,7 +145,7 @@ def test_a_start_is_written_with_the_weights_of_the_last_sync_before_it(world):
     sampler.sync(policy.weights(), 1)
     sampler.start(problems(2), 2)
     for i, writer in enumerate((before, before, policy)):
-        expect_same(sampler.finish(), writer, problems(i), i, sampler.config)
+        expect_same(sampler.finish()[0], writer, problems(i), i, sampler.config)
 
 
 def test_a_late_worker_and_an_error_of_its_code_end_the_run_with_a_line(world, fake, monkeypatch):

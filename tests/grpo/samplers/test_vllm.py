@@ -78,7 +78,7 @@ class World:
 
     def write(self, problems=None, iteration=0):
         self.sampler.start(self.problems if problems is None else problems, iteration)
-        return self.sampler.finish()
+        return self.sampler.finish()[0]
 
     def move(self, size=0.05, seed=0):
         g = torch.Generator().manual_seed(seed)
@@ -95,7 +95,7 @@ class World:
         """The metrics of a step on what the server writes. The policy stays as it is."""
         self.sampler.start(self.problems, iteration)
         reward = fixed_rewards(torch.rand(self.config.batch_size, self.config.group_size))
-        rollouts, sums, _ = collect_rollouts(self.policy, None, reward, lambda *_: (self.sampler.finish(), {}),
+        rollouts, sums, _ = collect_rollouts(self.policy, None, reward, lambda again, count=None: self.sampler.finish(),
                                              self.config, one_process(), Timer())
         still = SimpleNamespace(param_groups=[{"lr": 0.0}], step=lambda: None,
                                 zero_grad=lambda set_to_none: clear_gradient(self.policy))
@@ -166,10 +166,10 @@ def test_starts_are_finished_in_their_order_with_the_weights_that_they_were_star
     later = w.data.problems("train", 1)
     w.sampler.start(w.problems, 0)
     w.sampler.start(later, 1)
-    assert w.apart(w.sampler.finish()) < 1e-4
+    assert w.apart(w.sampler.finish()[0]) < 1e-4
     w.move()
     w.sync(1)  # all weights wait for what is being sampled
-    second = w.sampler.finish()
+    second, _ = w.sampler.finish()
     assert prompts_of(later) != prompts_of(w.problems)
     assert w.apart(w.write(later, 1)) < 1e-4 < 1e-3 < w.apart(second), "the second was sampled before the sync"
 
