@@ -24,6 +24,7 @@ from grpo.evaluation.samples import append_samples, comparison_table, evaluation
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.kl import REFERENCES, adapted
 from grpo.report.page import write_report
+from grpo.reward_functions.registry import TrainerState
 from grpo.samplers.local import LocalSampler
 from grpo.samplers.prefetch import Prefetcher
 
@@ -53,6 +54,7 @@ class GRPOTrainer:
         self.checkpoints = CheckpointManager(config.absolute_out_dir, policy.save, config.keep_checkpoints,
                                              policy.suffix, identity, dist.is_main,
                                              functools.partial(write_card, config))
+        self.progress = getattr(rewards, "state", TrainerState())  # what rewards may know of the run
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.prefetcher = None  # of a sampler elsewhere, or ahead of training; None: the policy samples at once
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
@@ -106,7 +108,7 @@ class GRPOTrainer:
             c = replace(c, kl_beta=self.kl_beta)
         lr = self.schedule.lr(self.step)
         set_learning_rate(self.optimizers, lr)
-        self.tell_rewards()
+        self.progress.global_step = self.step
         timer = Timer()
         on_policy = not self.buffer.queue
         if on_policy:
@@ -197,7 +199,7 @@ class GRPOTrainer:
     def evaluate(self):
         """Held-out metrics; a few samples every sample_interval."""
         self.logger.say("  evaluating ...")
-        self.tell_rewards()
+        self.progress.global_step = self.step
         metrics, samples = self.evaluation(self.policy, self.config.temperature)
         metrics = {f"eval/{name}": value for name, value in metrics.items()}
         finite = {name: x for name, x in metrics.items() if math.isfinite(x)}
@@ -225,11 +227,6 @@ class GRPOTrainer:
         """Writes the page about the run, once there are metrics."""
         if os.path.exists(self.logger.path):
             write_report(self.checkpoints.out_dir)
-
-    def tell_rewards(self):
-        """Tells the rewards how many steps are done, for functions that ask for trainer_state."""
-        if hasattr(self.rewards, "state"):
-            self.rewards.state.global_step = self.step
 
     def finish(self, stopped=False):
         """Ends what the run has opened; at the end of the training draws the curves and prints what changed."""

@@ -155,11 +155,6 @@ def end_step(policy, optimizers, sums, config, dist):
     totals = total_over_ranks(numbers, dist, EXTREMES)
     dist.sum_gradients(policy.parameters())
     totals = apply_gradients(policy.parameters(), optimizers, config.grad_clip, totals, "loss_tokens", DECIDING)
-    return totals, finished(sums, totals)
-
-
-def finished(sums, totals):
-    """The metrics from the names of the sums of a step and its totals over all ranks."""
     metrics, logged = {}, {}
     for name, (_, count) in sums.items():
         count = 1 if count is None else totals[f"count of {name}"]
@@ -173,4 +168,4 @@ def finished(sums, totals):
     for name in logged:
         if name in metrics or name in OF_THE_TRAINER or name.startswith("time/"):
             raise ValueError(f"log_metric({name!r}, ...): training has a metric of this name; give it another")
-    return metrics | logged
+    return totals, metrics | logged
