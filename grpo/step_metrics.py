@@ -128,8 +128,7 @@ def check_mismatch(metrics, sampler):
     training explain."""
     if metrics.get("mismatch_kl", 0.0) > MOST_KL:
         raise ValueError(f"sampler={sampler!r}: mismatch_kl={metrics['mismatch_kl']:.3g} nats per token is above "
-                         f"{MOST_KL:g}: check the sampler's model, temperature and ids; with max_staleness lower "
-                         "learning_rate")
+                         f"{MOST_KL:g}: check the sampler's model and ids, or lower max_staleness or learning_rate")
 
 
 def nonfinite_rewards(scored, mask):

@@ -52,9 +52,6 @@ def build_model(config, data, dist):
     model, _ = load_model(config.init_from, dist.device, None, data.tokenizer, "init_from", config, dist.dtype)
     if model.mode == MASKED_FILL and isinstance(data, PromptConsumer):
         model.answer_prompts()
-    if config.block_size > model.longest_input:
-        raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of init_from="
-                         f"{config.init_from}")
     return model
 
 

@@ -69,11 +69,10 @@ class Episodes:
         if self.config.system_prompt and not isinstance(prompt, str) and prompt[0]["role"] == "system":
             raise ValueError(f"{start} gave a system message, and system_prompt would be a second one; leave it out")
         text, tokens = self.form.encode(prompt, self.stop.tokenizer)
-        limit, room = self.config.max_prompt_length, self.given.shape[1]
-        if not 0 < len(tokens) <= min(limit, self.longest - room):
-            raise ValueError(f"{start} gave a prompt of {len(tokens)} tokens; it must have 1 to max_prompt_length="
-                             f"{limit}, and leave room for max_new_tokens={room} in the {self.longest} that the model "
-                             "reads")
+        most = min(self.config.max_prompt_length, self.longest - self.given.shape[1])
+        if not 0 < len(tokens) <= most:
+            raise ValueError(f"{start} gave a prompt of {len(tokens)} tokens; max_prompt_length, and max_new_tokens in "
+                             f"what the model reads, leave room for 1 to {most}")
         return {**record, "prompt": prompt, "text": text, "tokens": tokens}
 
     def __call__(self, target, ends):
