@@ -67,8 +67,7 @@ class DatasetConsumer:
         start = starts[rng.integers(len(starts))]
         window = np.array(tokens[start : start + self.block_size + 1], dtype=np.int64)  # (T + 1,)
         if window.max() >= self.tokenizer.vocab_size:
-            raise ValueError(f"{self.folder}/{split}.bin has the token id {window.max()}, which its vocabulary has "
-                             "not; prepare the dataset again")
+            raise ValueError(f"{self.folder}/{split}.bin has the token id {window.max()}; prepare it again")
         if self.mode == LANGUAGE_MODEL:
             input = window[:-1]                                                      # (T,)
             target = window[1:]                                                      # (T,)

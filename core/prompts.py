@@ -153,12 +153,10 @@ class PromptConsumer:
         self._leave_out_long()
         for split, found in self.records.items():
             if not found:
-                raise ValueError(f"dataset={dataset}: none of its {len(unique)} prompts of at most max_prompt_length "
-                                 f"tokens is in the split {split}; add records, or set \"split\": \"{split}\" in some")
+                raise ValueError(f"dataset={dataset}: no prompt of at most max_prompt_length is in the split {split}")
         self.longest = max(len(record["tokens"]) for record in self._all())
         if block_size and self.longest >= block_size:
-            raise ValueError(f"prompts of up to {self.longest} tokens leave no room for a completion in "
-                             f"block_size={block_size}: raise block_size or lower max_prompt_length")
+            raise ValueError(f"block_size={block_size} has no room behind prompts of {self.longest} tokens; raise it")
 
     def _all(self):
         """The records of both splits."""
@@ -167,11 +165,9 @@ class PromptConsumer:
     def _check_tokenizer(self):
         """Raises ValueError unless the tokenizer can end a completion and renders the format."""
         if self.tokenizer is None:
-            raise ValueError(f"dataset={self.folder} has prompts but no tokenizer; for a new model, prepare them: "
-                             "data/custom/prepare.py --input=FILE --out=FOLDER")
+            raise ValueError(f"dataset={self.folder} has prompts but no tokenizer; use data/custom/prepare.py")
         if self.tokenizer.stop_token_id is None:
-            raise ValueError(f"dataset={self.folder} has prompts, but the tokenizer has no token that ends a "
-                             "completion: use a causal model, with eos_token_id in its generation_config.json")
+            raise ValueError(f"dataset={self.folder} has prompts, but the tokenizer has no token that ends one")
         self.format.check(self.tokenizer)
 
     def _encode(self, record):
@@ -194,8 +190,8 @@ class PromptConsumer:
         self.records["train"] = short
         for record in self.records["val"]:
             if len(record["tokens"]) > limit:
-                raise ValueError(f"{record['where']}: this validation prompt is longer than max_prompt_length={limit}; "
-                                 f"set it to {len(record['tokens'])} or more, or remove the prompt")
+                raise ValueError(f"{record['where']}: a validation prompt is above max_prompt_length={limit}; set it "
+                                 f"to {len(record['tokens'])} or more, or remove the prompt")
 
     def require_completions(self):
         """Raises ValueError, naming file and line, unless every record has a completion."""

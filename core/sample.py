@@ -70,8 +70,8 @@ def hidden_tokens(text, tokenizer):
             ids += [*tokenizer.encode(part), tokenizer.mask_token_id]
         ids.pop()
     if not 0 < ids.count(tokenizer.mask_token_id) < len(ids):
-        raise ValueError(f"--text={text!r} must have characters to go by and {HIDDEN!r} for every hidden token; or "
-                         "name with --max_new_tokens how many tokens may complete it")
+        raise ValueError(f"--text={text!r} must have characters to go by and {HIDDEN!r} for a hidden token; or set "
+                         "--max_new_tokens")
     return ids
 
 

@@ -152,9 +152,8 @@ def load_meta(folder, tokenizer=None):
     """(meta.json of a prepared dataset, its tokenizer). tokenizer: one that is used in place of the dataset's own"""
     path = os.path.join(folder, "meta.json")
     if not os.path.exists(path):
-        raise FileNotFoundError(f"dataset not prepared: {path} is missing; correct the path, or run python "
-                                f"{os.path.join(folder, 'prepare.py')} (of your own text or prompts: "
-                                "data/char_diffusion/prepare.py or data/custom/prepare.py)")
+        raise FileNotFoundError(f"dataset not prepared: {path} is missing; correct the path, or run its prepare.py "
+                                "(for your own data: data/char_diffusion/prepare.py or data/custom/prepare.py)")
     meta = read_object(path, path, AGAIN)
     if not isinstance(meta.get("tokenizer"), dict):
         raise ValueError(f"{path} has no tokenizer: {AGAIN}")

@@ -79,8 +79,7 @@ def build_models(config, data, dist):
     judge = load_judge("judge_checkpoint", config, policy, dist)
     gold_judge = load_judge("gold_judge_checkpoint", config, policy, dist)
     if config.credit_window is not None and judge is not None and judge.model.judge_head == "cls":
-        raise ValueError(f"credit_window={config.credit_window} needs a judge that scores every position, but "
-                         f"judge_checkpoint={config.judge_checkpoint} has judge_head={judge.model.judge_head}; "
+        raise ValueError(f"credit_window needs a judge of positions, not judge_checkpoint={config.judge_checkpoint}; "
                          "use credit_window=None")
     reference = build_reference(config, policy, dist)
     if config.compile:
@@ -102,9 +101,8 @@ def check_kind(config, mode, data):
         for key in keys:
             value, default = getattr(config, key), getattr(type(config), key)
             if kind not in kinds and value != default:
-                raise ValueError(f"{key}={value} is for {' and '.join(kinds)}, not for {kind}, which "
-                                 f"generator_checkpoint={config.generator_checkpoint} does with dataset="
-                                 f"{config.dataset}; use {key}={default}")
+                raise ValueError(f"{key}={value} is for {' and '.join(kinds)}, not for {kind}, as generator_checkpoint "
+                                 f"and dataset={config.dataset} ask for; use {key}={default}")
 
 
 def kind_of(config, mode):
@@ -146,8 +144,7 @@ def build_reference(config, policy, dist):
         if hasattr(policy.model, "banned_ids"):  # those of the policy: its model may declare other end tokens
             reference.model.banned_ids = policy.model.banned_ids
         if config.reference_mode != "static" and shapes(reference.weights()) != shapes(policy.weights()):
-            raise ValueError(f"reference_checkpoint={path} has another shape than the generator, so "
-                             f"reference_mode={config.reference_mode!r} cannot move it to the policy; use 'static'")
+            raise ValueError(f"reference_checkpoint={path} has another shape than the generator, so it cannot move")
     if config.ref_offload:
         reference.to("cpu")
     return reference
@@ -199,8 +196,7 @@ def build_evaluation(config, models, rewards, data):
         return fill_in_evaluation(config, models, rewards)
     if data.longest + config.max_new_tokens > reads:
         raise ValueError(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens do not "
-                         f"fit the {reads} tokens that the model reads; lower max_new_tokens or max_prompt_length, "
-                         f"together to at most {reads}")
+                         f"fit the {reads} tokens that the model reads; lower max_new_tokens or max_prompt_length")
     return PromptEvaluation(data, models.reference, rewards, config)
 
 

@@ -44,8 +44,8 @@ def environment(cls):
             raise ValueError(f"environment {cls.__name__}: it has no method {method}")
     cls.metrics = getattr(cls, "metrics", ())
     if not isinstance(cls.metrics, tuple) or {"turns", "failed"} & set(cls.metrics):
-        raise ValueError(f"environment {cls.__name__}: metrics={cls.metrics!r} must be a tuple of names of attributes, "
-                         "without 'turns' and 'failed', which are counted for all environments")
+        raise ValueError(f"environment {cls.__name__}: metrics={cls.metrics!r} must be a tuple of names of attributes "
+                         "other than 'turns' and 'failed'")
     ENVIRONMENTS[cls.__name__] = cls
     return cls
 

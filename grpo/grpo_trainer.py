@@ -5,6 +5,7 @@ import math
 import os
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -49,6 +50,7 @@ class GRPOTrainer:
             identity["reference"] = shapes(reference.weights())
         self.checkpoints = CheckpointManager(config.absolute_out_dir, policy.save, config.keep_checkpoints,
                                              policy.suffix, identity, dist.is_main)
+        self.progress = getattr(rewards, "state", SimpleNamespace())  # what rewards may know of the run
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.prefetcher = None  # of a sampler elsewhere, or ahead of training; None: the policy samples at once
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
@@ -101,7 +103,7 @@ class GRPOTrainer:
             c = replace(c, kl_beta=self.kl_beta)
         lr = self.schedule.lr(self.step)
         set_learning_rate(self.optimizers, lr)
-        self.tell_rewards()
+        self.progress.global_step = self.step
         timer = Timer()
         on_policy = not self.buffer.queue
         if on_policy:
@@ -121,13 +123,10 @@ class GRPOTrainer:
         return metrics
 
     def end_step(self, metrics):
-        """Counts a step that was skipped or empty; the last step of an iteration moves the reference and kl_beta."""
+        """Counts the step; the last step of an iteration moves the reference and kl_beta."""
         c = self.config
         bad_rollouts = metrics.pop("bad_rollouts")
-        if metrics["skipped_steps"]:
-            self.bad.add(self.step, metrics)
-        else:
-            self.bad.in_a_row = 0
+        self.bad.add(self.step, metrics)
         self.skipped_steps += metrics["skipped_steps"]
         self.empty_steps += metrics["empty_steps"]
         metrics |= {"skipped_steps": self.skipped_steps, "empty_steps": self.empty_steps}
@@ -192,7 +191,7 @@ class GRPOTrainer:
     def evaluate(self):
         """Held-out metrics; a few samples every sample_interval."""
         self.logger.say("  evaluating ...")
-        self.tell_rewards()
+        self.progress.global_step = self.step
         metrics, samples = self.evaluation(self.policy, self.config.temperature)
         metrics = {f"eval/{name}": value for name, value in metrics.items()}
         finite = {name: x for name, x in metrics.items() if math.isfinite(x)}
@@ -219,11 +218,6 @@ class GRPOTrainer:
         """Writes the page about the run, once there are metrics."""
         if os.path.exists(self.logger.path):
             write_report(self.checkpoints.out_dir)
-
-    def tell_rewards(self):
-        """Tells the rewards how many steps are done, for functions that ask for trainer_state."""
-        if hasattr(self.rewards, "state"):
-            self.rewards.state.global_step = self.step
 
     def finish(self, stopped=False):
         """Ends what the run has opened; at the end of the training draws the curves and prints what changed."""

@@ -13,16 +13,7 @@ from grpo.objectives import OBJECTIVES, baseline_of, policy_loss, token_weights
 from grpo.rollout import join
 from grpo.scoring import score, score_in_batches, with_reference
 from grpo.step_metrics import (
-    DECIDING,
-    LOGGED,
-    NO_MISMATCH,
-    add_up,
-    check_mismatch,
-    end_step,
-    mismatch,
-    nonfinite_rewards,
-    rollout_sums,
-)
+    DECIDING, LOGGED, NO_MISMATCH, add_up, check_mismatch, end_step, mismatch, nonfinite_rewards, rollout_sums)
 
 MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups whose rewards are then still equal are dropped
 BAD_REWARDS = f"{NONFINITE}rewards"

@@ -11,22 +11,17 @@ from grpo.sandbox.run import describe_sandbox
 def plan(config, origin, models, rewards, data, dist):
     """Yields the lines of the plan."""
     yield from describe(config, origin)
-    yield describe_batch(config, dist)
+    problems = config.batch_size * config.gradient_accumulation_steps * dist.world
+    yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
+           f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {problems * config.group_size} "
+           f"completions; an evaluation every {config.eval_interval} steps: at most {config.eval_problems} problems x "
+           f"{config.eval_completions}")
     yield from describe_models(config, models)
     yield f"data: {data.folder}, {data.size()}"
     if isinstance(data, PromptConsumer):
         yield from data.describe_prompts()
     yield from describe_rewards(config, rewards)
     yield f"on {dist.device} in {dist.dtype}"
-
-
-def describe_batch(config, dist):
-    """A line with the number of completions of an optimizer step, as the product that it is, and of an evaluation."""
-    problems = config.batch_size * config.gradient_accumulation_steps * dist.world
-    return (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
-            f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {problems * config.group_size} "
-            f"completions; an evaluation every {config.eval_interval} steps: at most {config.eval_problems} problems x "
-            f"{config.eval_completions}")
 
 
 def describe_models(config, models):

@@ -187,10 +187,13 @@ def tensors(record):
 
 
 def join(parts):
-    """Records of different problems as one: rows one after another, padded on the right to the longest; sums added."""
+    """Records of different problems as one: rows one after another, padded with zeros on the right; sums added."""
     first = parts[0]
     if torch.is_tensor(first):
-        return cat_padded(parts)
+        if first.dim() == 1:
+            return torch.cat(parts)
+        longest = max(part.shape[-1] for part in parts)
+        return torch.cat([F.pad(part, (0, longest - part.shape[-1])) for part in parts])
     if isinstance(first, (KeptTokens, Texts)):
         return type(first).join(parts)
     if isinstance(first, list):
@@ -203,14 +206,6 @@ def join(parts):
     if is_dataclass(first):
         return replace(first, **{f.name: join([getattr(part, f.name) for part in parts]) for f in fields(first)})
     return first
-
-
-def cat_padded(parts):
-    """Tensors of rows as one. In tensors of several dimensions the last is padded with zeros on the right."""
-    if parts[0].dim() == 1:
-        return torch.cat(parts)
-    longest = max(part.shape[-1] for part in parts)
-    return torch.cat([F.pad(part, (0, longest - part.shape[-1])) for part in parts])
 
 
 def moved(x, device):

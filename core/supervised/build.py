@@ -1,5 +1,7 @@
 """The data, the model and the batches of a supervised run, checked against each other before the first step."""
 
+from functools import partial
+
 import torch
 
 from core.dataset_consumer import DatasetConsumer, unpack_batch
@@ -9,7 +11,7 @@ from core.huggingface.load import model_mode
 from core.model import GPT, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
-from core.supervised.judge_training import FilledText, judge_report
+from core.supervised.judge_training import filled_batch, judge_report
 from core.supervised.loss import supervised_sums
 
 
@@ -52,9 +54,6 @@ def build_model(config, data, dist):
     model, _ = load_model(config.init_from, dist.device, None, data.tokenizer, "init_from", config, dist.dtype)
     if model.mode == MASKED_FILL and isinstance(data, PromptConsumer):
         model.answer_prompts()
-    if config.block_size > model.longest_input:
-        raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of init_from="
-                         f"{config.init_from}")
     return model
 
 
@@ -113,4 +112,4 @@ def build_judge_batches(config, data, dist):
             found |= {f"{name}/{i}": value for name, value in report.items()}
         return found
 
-    return FilledText(data, fillers, dist.device, config).batch, evaluate
+    return partial(filled_batch, data, fillers, dist.device, config), evaluate

@@ -58,7 +58,7 @@ class CausalPolicy(ModelPolicy):
         noise = draw_uniforms(config.seed, iteration, problems["number"], shape)     # (P, G, max_new_tokens)
         with self.autocast():
             generation = generate(
-                self.model, prompt, self._padding(padding), noise, stop, episodes, **sampling_of(config))
+                self.model, prompt, self.on_device(padding), noise, stop, episodes, **sampling_of(config))
         return self.rollouts(problems, generation, config, episodes)
 
     def rollouts(self, problems, generation, config, episodes=None):
@@ -99,10 +99,6 @@ class CausalPolicy(ModelPolicy):
         prompt = F.pad(prompt, (-cut, 0))                   # cuts columns off, or adds one to prompts of one token
         return prompt.to(self.device, non_blocking=True), padding - cut
 
-    def _padding(self, padding):
-        """The padding on the device, or None if there is none: attention is faster without."""
-        return padding.to(self.device) if padding.any() else None
-
     def states(self, reading):
         """Reads prompts of like length together, and then their completions of like length."""
         inputs = reading.inputs.flatten(0, 1)                                        # (N, M)
@@ -112,7 +108,7 @@ class CausalPolicy(ModelPolicy):
             for problems, parts in self._plan(reading):
                 T = max(1, int(reading.prompt_length[problems].max()))
                 prompt = reading.prompt[problems.to(self.device), :T].flip(1)        # (p, T)
-                padding = self._padding(T - reading.prompt_length[problems])         # (p,) or None
+                padding = self.on_device(T - reading.prompt_length[problems])         # (p,) or None
                 past = self.model.new_cache()
                 of_prompt = self.model.states(prompt, past=past, padding=padding)    # (p, T, C)
                 for completions in parts:

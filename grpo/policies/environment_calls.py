@@ -16,8 +16,7 @@ def check_begins(config, data):
     one, record = Played(config), data.records["train"][0]
     one.begin(0, record)
     if one.error is not None:
-        raise ValueError(f"environment={one.name!r} does not begin with {record['where']}: {one.error}; correct the "
-                         "class or the record")
+        raise ValueError(f"environment={one.name!r} does not begin with {record['where']}: {one.error}")
     one.close()
 
 

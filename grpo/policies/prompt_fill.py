@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from core.distributions import draw_uniforms
-from core.fill_in_passes import count_passes, fill_in_passes, nothing, order_of_places
+from core.fill_in_passes import count_passes, fill_in_passes, order_of_places
 from core.generation import Stop
 from grpo.policies.causal import CausalPolicy, completion_texts
 from grpo.policies.fill import FillPolicy, FillReading
@@ -58,7 +58,7 @@ class PromptFillPolicy(FillPolicy):
         with self.autocast():
             target, logp, turn, read, kept = fill_in_passes(
                 self.model, input, position, hidden, of_passes, order, config.unmask_steps,
-                before=self._before(padding),
+                padding=self.on_device(padding),
                 block_length=config.block_length,
                 by_confidence=config.unmask_order == "confidence",
                 end_ids=self.tokenizer.stop_token_ids,
@@ -99,13 +99,6 @@ class PromptFillPolicy(FillPolicy):
         of_prompt = of_prompt[:, None, None].expand(P, channels, G, T)
         return torch.cat((of_prompt, of_places.view(P, channels, G, L)), 3)
 
-    def _before(self, padding):
-        """The argument `before` of fill_in_passes: the padding of each problem's texts. padding: (P,) on the CPU"""
-        if not padding.any():
-            return nothing
-        on_device = padding.to(self.device)
-        return lambda problems: {"padding": on_device[problems]}
-
     def states(self, reading):
         """Reads the texts in which tokens of completions are scored, without the columns that are padding in all."""
         _, W, T = reading.texts.shape
@@ -117,7 +110,7 @@ class PromptFillPolicy(FillPolicy):
             used = number.new_zeros(1)
         cut = int(reading.padding.min())
         tokens = reading.texts.flatten(0, 1)[used.to(self.device), cut:]             # (U, T - cut)
+        padding = self.on_device((reading.padding - cut)[used // W])                 # (U,) or None
         with self.autocast():
-            before = self._before(reading.padding - cut)
-            h = self.model.states(tokens, **before((used // W).to(self.device)))     # (U, T - cut, C)
+            h = self.model.states(tokens, padding=padding)                           # (U, T - cut, C)
         return h[text.to(self.device), (column - cut).to(self.device)]

@@ -54,27 +54,20 @@ class Episodes:
     def opened(self, record, seed, group):
         """The record, with the prompt of its environments if they give one. Raises ValueError if those of a group are
         not the same, or too long."""
+        start = f"environment={self.config.environment!r}: its reset gave"
         prompts = [one.begin(seed, record) for one in group]
         found = [prompt for one, prompt in zip(group, prompts, strict=True) if one.error is None]
         if any(prompt != found[0] for prompt in found):
-            raise ValueError(f"environment={self.config.environment!r}: its reset gave the completions of a group "
-                             "different prompts; draw what is random from random.Random(seed)")
+            raise ValueError(f"{start} the completions of a group different prompts; draw what is random from "
+                             "random.Random(seed)")
         if not found or found[0] is None:
             return record
-        return self.with_prompt(record, found[0])
-
-    def with_prompt(self, record, prompt):
-        """A record with the prompt of its environment. Raises ValueError unless it fits."""
-        start = f"environment={self.config.environment!r}: its reset"
-        if self.config.system_prompt and not isinstance(prompt, str) and prompt[0]["role"] == "system":
-            raise ValueError(f"{start} gave a system message, and system_prompt would be a second one; leave it out")
-        text, tokens = self.form.encode(prompt, self.stop.tokenizer)
-        limit, room = self.config.max_prompt_length, self.given.shape[1]
-        if not 0 < len(tokens) <= min(limit, self.longest - room):
-            raise ValueError(f"{start} gave a prompt of {len(tokens)} tokens; it must have 1 to max_prompt_length="
-                             f"{limit}, and leave room for max_new_tokens={room} in the {self.longest} that the model "
-                             "reads")
-        return {**record, "prompt": prompt, "text": text, "tokens": tokens}
+        text, tokens = self.form.encode(found[0], self.stop.tokenizer)
+        most = min(self.config.max_prompt_length, self.longest - self.given.shape[1])
+        if not 0 < len(tokens) <= most:
+            raise ValueError(f"{start} a prompt of {len(tokens)} tokens; max_prompt_length, and max_new_tokens in what "
+                             f"the model reads, leave room for 1 to {most}")
+        return {**record, "prompt": found[0], "text": text, "tokens": tokens}
 
     def __call__(self, target, ends):
         """Answers completions. Returns those whose episode is over, a list.

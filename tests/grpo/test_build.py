@@ -125,7 +125,7 @@ REFUSED = {
     "truncated": ("text", {"generator_checkpoint": "fill", "mask_truncated": True}, "use mask_truncated=False"),
     "other vocabulary": ("prompts", {"generator_checkpoint": "fill"}, "another vocabulary"),
     "moving to another shape": ("text", {"generator_checkpoint": "fill", "reference_checkpoint": "deep fill",
-                                         "reference_mode": "ema"}, "another shape than the generator.*use 'static'"),
+                                         "reference_mode": "ema"}, "another shape than the generator"),
     "credit of cls": ("text", {"generator_checkpoint": "fill", "judge_checkpoint": "wide cls", "credit_window": 4},
                       "use credit_window=None"),
     "small judge": ("text", {"generator_checkpoint": "fill", "judge_checkpoint": "small"},
@@ -148,7 +148,7 @@ def test_a_generator_needs_a_dataset_of_its_kind(tmp_path, prompts):
     fill = str(tmp_path / "fill.safetensors")
     save_model(fill, model(tokenizer=CAUSAL), CAUSAL)
     text = config(generator_checkpoint=fill, dataset=str(tmp_path), block_length=4)
-    with pytest.raises(ValueError, match="block_length=4 is for prompts, in any order, not for fill-in, which generator"):
+    with pytest.raises(ValueError, match="block_length=4 is for prompts, in any order, not for fill-in, as generator"):
         check_kind(text, MASKED_FILL, "running text")
     c = prompt_config(generator_checkpoint=fill, dataset=str(prompts), block_length=4, kl_beta=0.0)
     models = build_models(c, prompt_consumer(prompts, c), one_process())
