@@ -6,8 +6,7 @@ python bench/bench.py peer      TRL and this project in turns (pip install trl a
 python bench/bench.py fill --n_layer=4 --n_embd=128 --block_size=128 --batch_size=16
 python bench/bench.py peer --cases=T,S_long --steps=3
 
-fill and causal compare with a step that reads every completion separately, on the same completions. The last line is
-one JSON object.
+fill and causal compare with a step that reads every completion separately. The last line is one JSON object.
 """
 
 import os

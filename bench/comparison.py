@@ -1,13 +1,12 @@
 """The training step of this project compared with the usual way to the same gradient."""
 
 import json
-import time
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from bench.sides import in_turns, memory_in_use, problems, wait_for_device
+from bench.sides import in_turns, problems, record_of, started
 from core.distributed import Distributed
 from core.judge import calculate_judge_scores
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
@@ -22,30 +21,26 @@ from grpo.scoring import with_reference
 TOKENIZER = CharTokenizer(stop=True)
 MASKED = 0.3     # share of a text to fill in
 HEAD_WIDTH = 64
-ROWS = {"seconds": "time_ratio", "peak MB": "memory_ratio"}
 
 
 @dataclass(frozen=True)
 class BenchConfig:
     """Sizes of the models and of the one batch on which both sides are measured."""
 
-    # models
     n_layer: int = 6             # layers
     n_embd: int = 384            # width of the hidden states; an attention head has 64 of it
-    # the batch
     block_size: int = 256        # fill: tokens of a text, 30% of them masked
     batch_size: int = 16         # problems
     group_size: int = 8          # completions of each problem
     prompt_length: int = 256     # causal: tokens of a prompt
     completion_length: int = 64  # causal: largest number of tokens of a completion
-    # measuring
     repeats: int = 1             # steps of each side, in turns; the fastest is reported
     device: str = "auto"         # auto (cuda, else mps, else cpu), cpu, cuda, mps
     dtype: str = "float32"       # float32 or bfloat16
 
 
 class Comparison:
-    """The step of this project, shared(), and another way to the same gradient, naive(); a subclass defines both."""
+    """The step of this project, shared(), and the usual way to the same gradient, naive(): subclasses define both."""
 
     def __init__(self, c, mode, length, **settings):
         self.c, self.length = c, length
@@ -58,40 +53,34 @@ class Comparison:
         self.policy = make_policy(self.model(mode), TOKENIZER, self.config, self.dist)
 
     def model(self, mode):
-        """A random model."""
         sizes = (self.length, self.c.n_layer, max(1, self.c.n_embd // HEAD_WIDTH), self.c.n_embd)
         config = GPTConfig(mode, TOKENIZER.vocab_size, TOKENIZER.base_vocab_size, *sizes)
         return GPT(config).to(self.dist.device)
 
     def learn(self, rollouts):
-        """This project's forward and backward pass of the policy."""
         weight = token_weights(rollouts.mask, "sequence", self.config.max_new_tokens)
         loss, *_ = rollout_loss(self.policy, replace(rollouts, advantage=self.advantage), weight, self.config)
         loss.backward()
 
     def learn_naively(self, logp, target, mask, penalty=0.0):
-        """The usual loss of completions (N, M) with log-probabilities logp (N, M, V), and its backward pass."""
+        """The loss of completions (N, M) with log-probabilities logp (N, M, V), and its backward pass."""
         sampled = logp.gather(-1, target[..., None]).squeeze(-1)                     # (N, M)
         term = penalty - torch.exp(sampled - sampled.detach()) * self.advantage      # (N, M)
         ((term * mask).sum(1) / mask.sum(1)).mean().backward()
 
     def step(self, side):
-        """Takes a step of one side. Returns the rows that it fills of the table."""
+        """Takes a step of one side and returns its record."""
         self.policy.model.zero_grad()
-        start = self.now()
+        start = started(self.dist.device)
         getattr(self, side)()
-        return {"seconds": self.now() - start, "peak MB": memory_in_use(self.dist.device)}
-
-    def now(self):
-        wait_for_device(self.dist.device)
-        return time.perf_counter()
+        return record_of(start, self.dist.device)
 
     def gradient(self):
         return torch.cat([p.grad.flatten() for p in self.policy.parameters()]).float().cpu().numpy()
 
 
 class Causal(Comparison):
-    """Causal training: the prompt is read once for its completions (shared), or again with each of them (naive)."""
+    """Causal training: each prompt is read once for its completions (shared), or again with each of them (naive)."""
 
     def __init__(self, c):
         super().__init__(c, LANGUAGE_MODEL, c.prompt_length + c.completion_length, kl_beta=0.0,
@@ -100,11 +89,9 @@ class Causal(Comparison):
         self.rollouts = self.policy.sample(problems(self.prompts), 0, self.config)
 
     def shared(self):
-        """This project's forward and backward pass."""
         self.learn(self.rollouts)
 
     def naive(self):
-        """The usual pass: every completion is a row of its own, behind its prompt."""
         model, target = self.policy.model, self.rollouts.target                      # (N, M)
         prompts = torch.from_numpy(self.prompts).to(target.device)
         prompts = prompts.repeat_interleave(self.c.group_size, 0)                    # (N, T)
@@ -117,36 +104,30 @@ class Causal(Comparison):
 
 
 class Fill(Comparison):
-    """Fill-in: one forward for the completions of a group (shared), or one for each completion (naive)."""
+    """A fill-in step: every model reads a text once for its completions (shared), or once for each, with logits at
+    every position (naive)."""
 
     def __init__(self, c):
         super().__init__(c, MASKED_FILL, c.block_size, block_size=c.block_size)
         self.judge = freeze(self.model(SEQUENCE_SCORER))
         self.reference = self.policy.frozen()
         rng = np.random.default_rng(0)
-        shape = (c.batch_size, c.block_size)
-        target = rng.integers(TOKENIZER.base_vocab_size, size=shape)
-        mask = rng.random(shape).argsort(1) < round(MASKED * c.block_size)
+        target = rng.integers(TOKENIZER.base_vocab_size, size=(c.batch_size, c.block_size))
+        mask = rng.random(target.shape).argsort(1) < round(MASKED * c.block_size)
         self.batch = {
             "input": np.where(mask, TOKENIZER.mask_token_id, target),
             "target": target,
             "mask": mask,
             "number": np.arange(c.batch_size)}
-        self.rollouts = self.collect()
-
-    def collect(self):
-        rollouts = self.policy.sample(self.batch, 0, self.config)
-        return with_reference(rollouts, self.reference, "exact", self.config)
+        self.rollouts = self.policy.sample(self.batch, 0, self.config)
 
     def shared(self):
-        """This project's step, up to the gradient: each model reads an input once."""
-        rollouts = self.collect()
+        rollouts = with_reference(self.policy.sample(self.batch, 0, self.config), self.reference, "exact", self.config)
         with self.dist.autocast():
             calculate_judge_scores(self.judge, torch.stack(rollouts.texts.tokens), TOKENIZER.cls_token_id)
         self.learn(rollouts)
 
     def naive(self):
-        """The usual step: every completion is a row of its own in every model, with logits at every position."""
         policy, reference = self.policy.model, self.reference.model
         texts = torch.stack(self.rollouts.texts.tokens)                              # (N, T)
         inputs = self.rollouts.reading.texts[:, 0]                                   # (P, T)
@@ -171,18 +152,15 @@ def take_steps(kind, c, side, turn):
 
 
 def compare(kind, c):
-    """Prints the time and the peak memory of both sides, each in a process of its own, their ratios, and the difference
-    of the gradients."""
+    """Prints the time and the peak memory of both sides, their ratios, and the difference of the gradients."""
     naive, shared = in_turns([(take_steps, kind, c, side) for side in ("naive", "shared")], c.repeats)
     print(f"{kind.__doc__}\n{c}")
     print(f"{'':<24}{'naive':>12}{'shared':>12}{'ratio':>8}")
     result = {}
-    for row, key in ROWS.items():
+    for row in ("seconds", "megabytes"):
         a, b = (min(record[row] for record in found) for found in (naive, shared))
+        result[f"ratio of {row}"] = round(a / b, 2)
         print(f"{row:<24}{a:>12.5g}{b:>12.5g}{a / b:>8.2f}")
-        result[key] = round(a / b, 2)
-    wanted = naive[0]["gradient"]
-    difference = float(np.linalg.norm(shared[0]["gradient"] - wanted) / np.linalg.norm(wanted))
-    print(f"relative difference of the gradients {difference:.1e}")
-    result["gradient_difference"] = difference
-    print(json.dumps(result))
+    gradient = naive[0]["gradient"]
+    difference = np.linalg.norm(shared[0]["gradient"] - gradient) / np.linalg.norm(gradient)
+    print(json.dumps(result | {"relative difference of the gradients": float(difference)}))

@@ -1,4 +1,4 @@
-"""This project's training step and TRL's on the same work, in turns on one machine."""
+"""This project's training step and TRL's on the same work and the same GPT-2, in turns on one machine."""
 
 import json
 import os
@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from bench.sides import in_turns, memory_in_use, problems, wait_for_device
+from bench.sides import in_turns, problems, record_of
 from core.distributed import Distributed
 from core.huggingface.model import HuggingFaceModel
-from core.model import GPT, LANGUAGE_MODEL, GPTConfig
+from core.model import LANGUAGE_MODEL
 from core.settings.optional import quiet_transformers, require
-from core.settings.ranges import check_choices, check_ranges
+from core.settings.ranges import check_ranges
 from core.training_step import build_optimizers
 from grpo.build import build_reference, make_policy
 from grpo.grpo_config import GRPOConfig
@@ -25,12 +25,8 @@ from grpo.rewards import Scored
 
 NEEDS = "bench.py peer", "trl accelerate"  # who needs TRL, what pip is to install
 PROMPTS = 32       # steps until TRL's prompts come again
-ROWS = 16          # TRL's fastest number of completions in a forward pass on two cores
-NEVER = "<never>"  # a token behind the model's vocabulary ends a completion, so none ends by itself
+NEVER = "<never>"  # ends a completion, but stands behind the model's vocabulary
 WARMUP = 1         # steps of each side that are not counted
-NAMES = ("TRL, best", "ours", "ours, same GPT-2")
-ABOUT = """Medians of steps in turns. TRL's best: no gradient checkpointing, up to 16 completions in a forward pass,
-no logging, fused AdamW."""
 
 
 @dataclass(frozen=True)
@@ -69,31 +65,24 @@ class PeerConfig:
             if case not in CASES:
                 raise ValueError(f"cases: {case!r} is not one of {', '.join(CASES)}")
         check_ranges(self, {"steps": "[1, inf)"})
-        check_choices(self, {"device": ("cpu", "cuda", "mps"), "dtype": ("float32", "bfloat16")})
 
 
-def our_steps(work, device, dtype, huggingface, turn):
-    """This project's side. huggingface: on a model of transformers"""
+def our_steps(work, device, dtype, turn):
+    """This project's side."""
     config = GRPOConfig(
         batch_size=work.batch_size, group_size=work.group_size, max_new_tokens=work.completion_length, temperature=1.0,
         top_p=1.0, kl_beta=0.04, kl_estimator="k3", learning_rate=1e-4, device=device, dtype=dtype)
     dist = Distributed(device, dtype)
-    tokenizer = SimpleNamespace(  # one letter for each id
+    tokenizer = SimpleNamespace(
         base_vocab_size=work.vocab_size, vocab_size=work.vocab_size, banned_token_ids=(), mask_token_id=None,
-        stop_token_ids=(), decode=lambda ids: "".join(chr(33 + i % 90) for i in ids))
-    if huggingface:
-        model = HuggingFaceModel(gpt2(quiet_transformers("GPT-2", "model"), work), tokenizer, LANGUAGE_MODEL)
-    else:
-        torch.manual_seed(0)
-        sizes = (work.prompt_length + work.completion_length, work.n_layer, work.n_head, work.n_embd)
-        model = GPT(GPTConfig(LANGUAGE_MODEL, work.vocab_size, work.vocab_size, *sizes))
+        stop_token_ids=(), decode=lambda ids: "".join(map(letter, ids)))
+    model = HuggingFaceModel(gpt2(quiet_transformers("GPT-2", "model"), work), tokenizer, LANGUAGE_MODEL)
     policy = make_policy(model.to(dist.device), tokenizer, config, dist)
     reference = build_reference(config, policy, dist)
     optimizers = build_optimizers(policy, config, dist.device.type)
 
     def rewards(rollouts):
-        lengths = rollouts.mask.sum(1).int().tolist()
-        shares = share_of_letter(rollouts.texts.completions, lengths, work)
+        shares = share_of_letter(rollouts.texts.completions, rollouts.mask.sum(1).tolist(), work)
         return Scored(torch.tensor(shares, device=dist.device).view(-1, work.group_size))
 
     step = 0
@@ -116,17 +105,17 @@ def gpt2(transformers, work):
 
 
 def trl_steps(work, device, dtype, turn):
-    """TRL's side, with the settings with which it is fastest on two cores."""
+    """TRL's side at its fastest on two cores: no checkpointing, few rows at once, no logging, fused AdamW."""
     trl = require("trl", *NEEDS)
     datasets = require("datasets", *NEEDS)
     transformers = quiet_transformers("GPT-2", "model")
     datasets.disable_progress_bars()
     prompts = ["".join(map(letter, ids)) for step in range(PROMPTS) for ids in work.prompts(step)]
     rows = work.batch_size * work.group_size
-    at_once = min(ROWS, rows)
+    at_once = min(16, rows)  # the fastest on two cores
 
     def share(completions, completion_ids, **_):
-        return share_of_letter(completions, [*map(len, completion_ids)], work)
+        return share_of_letter(completions, map(len, completion_ids), work)
 
     class EachStep(transformers.TrainerCallback):
         def on_train_begin(self, args, state, control, **_):
@@ -154,58 +143,38 @@ def trl_steps(work, device, dtype, turn):
 
 
 def letter(i):
-    """The character of a token id. Spaces are left out: a prompt's end would be cut."""
-    return chr(33 + i) if i < 94 else chr(0x100 + i)
+    """The character of a token id, never a space: a prompt's end would be cut."""
+    return chr(0x100 + i)
 
 
 def tokenizer_of(transformers, work):
     """A tokenizer of one character for each id."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    words = {letter(i): i for i in range(work.vocab_size)}
-    plain = Tokenizer(models.WordLevel(words))
+    plain = Tokenizer(models.WordLevel({letter(i): i for i in range(work.vocab_size)}))
     plain.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     plain.decoder = decoders.Fuse()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, eos_token=NEVER, pad_token=NEVER)
 
 
-def record_of(start, device):
-    """The record of a step that began at `start`."""
-    wait_for_device(device)
-    return {"seconds": time.perf_counter() - start, "megabytes": memory_in_use(device)}
-
-
 def share_of_letter(completions, lengths, work):
-    """The reward of the work: the share of the letter a in each completion, all of the length of the work."""
-    assert set(lengths) == {work.completion_length}, f"{lengths}"
-    return [text.count("a") / max(1, len(text)) for text in completions]
+    """The reward of the work: the share of the first letter in each completion, all of the length of the work."""
+    assert {*lengths} == {work.completion_length}
+    return [text.count(letter(0)) / work.completion_length for text in completions]
 
 
 def run_peer(c):
-    """Prints a table for each case, and a JSON object with TRL's seconds of a step divided by ours."""
+    """Prints medians of the steps of each case, and a JSON object with TRL's seconds divided by ours."""
     require("trl", *NEEDS)
     os.environ["HF_HUB_OFFLINE"] = "1"  # of the children
-    print(ABOUT)
     result = {}
     for case in c.cases.split(","):
         setup = (CASES[case], c.device, c.dtype)
-        records = in_turns([(trl_steps, *setup), (our_steps, *setup, False), (our_steps, *setup, True)],
-                           WARMUP + c.steps)
         print(f"\n{case}: {CASES[case]}, {c.device}, {c.dtype}, {os.cpu_count()} cores")
-        trl, ours, same_model = report(CASES[case], [found[WARMUP:] for found in records])
-        result[f"ratio_{case}"] = round(trl / ours, 2)
-        result[f"ratio_{case}_hf"] = round(trl / same_model, 2)
+        print(f"{'':<22}{'seconds of a step':>18}{'peak MB':>18}")
+        found = in_turns([(trl_steps, *setup), (our_steps, *setup)], WARMUP + c.steps)
+        seconds = []
+        for side, records in zip(("TRL", "ours"), found, strict=True):
+            seconds.append(median(record["seconds"] for record in records[WARMUP:]))
+            print(f"{side:<22}{seconds[-1]:>18.3f}{records[-1]['megabytes']:>18.0f}", flush=True)
+        result[f"ratio_{case}"] = round(seconds[0] / seconds[1], 2)
     print(json.dumps(result))
-
-
-def report(work, records):
-    """Prints the table of a case. records: for each side those of its steps. Returns the seconds of a step of each."""
-    tokens = work.batch_size * work.group_size * work.completion_length
-    seconds = [median(record["seconds"] for record in found) for found in records]
-    rows = {
-        "": NAMES,
-        "seconds of a step": [f"{s:.3f}" for s in seconds],
-        "tokens per second": [f"{tokens / s:.0f}" for s in seconds],
-        "peak MB": [f"{found[-1]['megabytes']:.0f}" for found in records]}
-    for name, cells in rows.items():
-        print(f"{name:<22}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
-    return seconds

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import resource
 import sys
+import time
 import warnings
 
 import numpy as np
@@ -34,14 +35,14 @@ def in_turns(calls, steps):
 
 
 def step(process, pipe):
-    """The record of a step that the child takes now. Raises ValueError if it has ended."""
+    """The record of the step that the child takes now."""
     try:
         pipe.send(True)
         return pipe.recv()
     except (EOFError, ConnectionError):
         process.join()
-        raise ValueError(f"a side of the benchmark ended with exit code {process.exitcode}; its error is above; a "
-                         "negative code is a signal, -9 often the lack of memory") from None
+        raise ValueError(f"a side of the benchmark ended with exit code {process.exitcode}: see above; -9 is often "
+                         "the lack of memory") from None
 
 
 def work_in_turns(pipe, run, *arguments):
@@ -68,10 +69,16 @@ def memory_in_use(device):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
-def wait_for_device(device):
-    """Returns when a GPU has finished: it still computes when a function returns."""
+def started(device):
+    """The time, when a GPU has finished: it still computes when a function returns."""
     if device.type == "cuda":
         torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def record_of(start, device):
+    """The record of a step that began at `start`."""
+    return {"seconds": started(device) - start, "megabytes": memory_in_use(device)}
 
 
 def problems(prompts):

@@ -43,15 +43,12 @@ class CheckpointManager:
     suffix: the ending of a model's name: ".safetensors" of a file, "" of a folder in Hugging Face format
     identity: {setting: plain value} that must be equal for a state to fit, besides the names and shapes of the weights
     writes: whether this process writes; one that does not takes part in putting sharded tensors together
-    write_card(folder, step): describes a model that is a folder
     """
 
-    def __init__(self, out_dir, write_model, keep=0, suffix=".safetensors", identity=None, writes=True,
-                 write_card=None):
+    def __init__(self, out_dir, write_model, keep=0, suffix=".safetensors", identity=None, writes=True):
         self.out_dir, self.write_model = out_dir, write_model
         self.keep, self.suffix = keep, suffix
         self.identity, self.writes = identity or {}, writes
-        self.write_card = write_card
         self.last = None  # (path, step) of the last state that this process has written, or read
 
     def path(self, name):
@@ -66,41 +63,30 @@ class CheckpointManager:
         state |= {"step": step, "facts": facts, "layout": layout(weights, optimizers), "identity": self.identity,
                   "model": weights, "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
         state = whole(state, self.writes)
-        if state is not None:
-            self._write_models(state, sharded=any(map(is_sharded, weights.values())))
-            self._write_state(state)
-            self._prune()
-
-    def _write_models(self, state, sharded):
-        """Writes the latest model and the numbered one."""
-        step, facts = state["step"], state["facts"]
-        weights = {"weights": state["model"]} if sharded else {}
+        if state is None:
+            return
+        sharded = {"weights": state["model"]} if any(map(is_sharded, weights.values())) else {}
         names = [f"model{self.suffix}"]
         if self.keep:
             names.append(f"model-{step:06d}{self.suffix}")
         for path in map(self.path, names):
-            self.write_model(path, **weights, step=step, **facts)
-            if self.write_card is not None and os.path.isdir(path):
-                self.write_card(path, step)
-
-    def _write_state(self, state):
-        """Writes state.pt; the one before it becomes state-before.pt, unless it was found damaged."""
+            self.write_model(path, **sharded, step=step, **facts)
         newest = self.path(STATE)
         with replacing(newest) as new:
             with open(new, "wb") as f:
                 torch.save(state, f)
-                f.flush()
-                os.fsync(f.fileno())
-            if self.last is not None and self.last[0] == newest:
+            if self.last is not None and self.last[0] == newest:  # a damaged one never replaces a whole one
                 os.replace(newest, self.path(BEFORE))
-        self.last = newest, state["step"]
+        self.last = newest, step
+        if self.keep:
+            self._prune()
 
     def _prune(self):
         """Removes the numbered models that are too old to be kept."""
         numbered = re.compile(r"model-\d+" + re.escape(self.suffix))
-        models = [name for name in os.listdir(self.out_dir) if numbered.fullmatch(name)]
-        models.sort(key=lambda name: (len(name), name))  # six digits, or more
-        for path in map(self.path, models[: -self.keep] if self.keep else []):
+        models = filter(numbered.fullmatch, os.listdir(self.out_dir))
+        models = sorted(models, key=lambda name: (len(name), name))  # six digits, or more
+        for path in map(self.path, models[: -self.keep]):
             remove = shutil.rmtree if os.path.isdir(path) else os.remove
             remove(path)
 
@@ -163,8 +149,6 @@ def read_state(path, mapped=False):
 
     mapped: its tensors stay in the file until they are read, so that the ranks of a machine share the memory
     """
-    with open(path, "rb"):  # what may not be read is not damaged
-        pass
     with guarded(f"{path} is damaged or cut short", "start without resume"):
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         weights = state["model"].items()

@@ -12,13 +12,10 @@ import runpy
 import types
 import typing
 
-from core.files.whole_files import replacing
 from core.settings.help import allowed_types, help_lines
 from core.settings.other_names import settings_of
 from core.settings.ranges import check_choices, check_ranges, shown
-from core.settings.user_code import naming_line_of, one_line
-
-NEAR = 0.85  # from this likeness on an unknown key is taken for a slip of the pen (difflib.SequenceMatcher.ratio)
+from core.settings.user_code import guarded, naming_line_of, one_line
 
 
 class UsageError(ValueError):
@@ -30,9 +27,8 @@ class RunConfig:
     """The settings that every training script has."""
 
     # data
-    dataset: str = "char_diffusion"        # a folder under data/, which is built with its prepare.py if it
-                                           # is empty; a folder of your own; or prompts: a .jsonl, .json or .parquet
-                                           # file or hf:owner/name
+    dataset: str = "char_diffusion"        # a folder under data/, or of your own; or prompts: a .jsonl, .json or
+                                           # .parquet file or hf:owner/name
     block_size: int = 128                  # tokens per text
     # prompts
     template: str = "plain"                # how a prompt is rendered: plain, chat, math, code, or model: the chat
@@ -40,8 +36,7 @@ class RunConfig:
     chat_template_kwargs: dict | None = None  # arguments of that chat template, such as {"enable_thinking": False}
     system_prompt: str | None = None       # the first message of every prompt; None: none
     prompt_format: str | None = None       # the text around every prompt, as in "Question: {prompt}"; None: none
-    max_prompt_length: int = 512           # tokens; longer training prompts are left out, and a longer validation
-                                           # prompt is an error
+    max_prompt_length: int = 512           # tokens; longer training prompts are left out, validation prompts refused
     # optimization
     batch_size: int = 64                   # texts per micro-batch and rank
     gradient_accumulation_steps: int = 1   # micro-batches per optimizer step
@@ -68,11 +63,9 @@ class RunConfig:
     device: str = "auto"                   # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
     dtype: str = "auto"                    # float32, bfloat16; auto: bfloat16 on CUDA, and for a judge of filled-in
                                            # text on a CPU that has avx512_bf16 (its scores move by less than .002)
-    rank_timeout: float = 1800.0           # seconds in which every rank must take part in an exchange, else all end;
-                                           # they wait 12 hours while rank 0 evaluates, builds or saves
+    rank_timeout: float = 1800.0           # seconds in which every rank must take part in an exchange, else all end
     compile: bool = False                  # torch.compile: half a minute at the start, then faster; for long runs
     report_to: tuple[str, ...] = ()        # where the metrics go as well: wandb, tensorboard, trackio
-    log_text: bool = False                 # send samples, which are prompts and completions, there too
     wandb_log: bool = False                # the same as wandb in report_to
     wandb_project: str = "nano-grpo"       # the project of the run in wandb and trackio
     wandb_run_name: str | None = None      # the run's name in wandb and trackio; None: they choose one
@@ -81,32 +74,26 @@ class RunConfig:
         check_ranges(self, RANGES)
         check_choices(self, CHOICES)
         if self.min_lr is not None and self.min_lr > self.learning_rate:
-            raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}, so the rate would "
-                             f"rise; set min_lr={self.learning_rate / 10:g}, or None for a tenth of learning_rate")
-        try:
+            raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}; lower it, or set None")
+        with guarded(f"chat_template_kwargs={shown(self.chat_template_kwargs)} is no JSON", "write a dict of texts"):
             json.dumps(self.chat_template_kwargs, allow_nan=False)  # for config.json
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"chat_template_kwargs={shown(self.chat_template_kwargs)} must consist of texts, numbers, "
-                             f"True, False, None, lists and dicts ({error})") from None
 
     @functools.cached_property
     def absolute_out_dir(self):
         """The path of out_dir, the same from its first use on: a user's class or reward may call os.chdir."""
-        return self.out_dir and os.path.abspath(self.out_dir)
+        return os.path.abspath(self.out_dir)
 
 
 CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)  # what a config file has for itself
 WORD = re.compile(r"[\w.:/-]+")  # a text that can stand for a tuple of itself
 CHOICES = {"template": ("plain", "chat", "math", "code", "model"), "optimizer": ("adamw", "muon"),
-           "resume": (True, False, "auto")}
+           "resume": (True, False, "auto"), "dtype": ("auto", "float32", "bfloat16")}
 RANGES = {"block_size": "[2, 1e6]", "max_prompt_length": "[1, 1e6]", "batch_size": "[1, 1e6]",
-          "gradient_accumulation_steps": "[1, 1e6]",
-          "max_iters": "[0, 1e12]", "learning_rate": "(0, 1e3]", "min_lr": "[0, 1e3]", "warmup_iters": "[0, 1e12]",
-          "lr_decay_iters": "[1, 1e12]", "weight_decay": "[0, 1e3]", "beta1": "[0, 1)", "beta2": "[0, 1)",
-          "grad_clip": "[0, inf)", "max_bad_steps": "[1, 1e12]", "log_interval": "[1, 1e12]",
-          "eval_interval": "[1, 1e12]", "save_interval": "[1, 1e12]", "keep_checkpoints": "[0, 1e6]",
-          "rank_timeout": "[1, 1e6]",
-          "seed": "[0, 1e18]"}  # of RunConfig
+          "gradient_accumulation_steps": "[1, 1e6]", "max_iters": "[0, 1e12]", "learning_rate": "(0, 1e3]",
+          "min_lr": "[0, 1e3]", "warmup_iters": "[0, 1e12]", "lr_decay_iters": "[1, 1e12]", "weight_decay": "[0, 1e3]",
+          "beta1": "[0, 1)", "beta2": "[0, 1)", "grad_clip": "[0, inf)", "max_bad_steps": "[1, 1e12]",
+          "log_interval": "[1, 1e12]", "eval_interval": "[1, 1e12]", "save_interval": "[1, 1e12]",
+          "keep_checkpoints": "[0, 1e6]", "rank_timeout": "[1, 1e6]", "seed": "[0, 1e18]"}  # of RunConfig
 
 
 def load_config(cls, argv):
@@ -155,11 +142,9 @@ def run_config_file(path):
 
 def unknown_key(key, hints):
     """The error about a key that is no setting: a name of another project, a slip of the pen, or neither."""
-    settings = settings_of(key, hints)
-    if settings:
+    if settings := settings_of(key, hints):
         return f"unknown key {key}; did you mean {' or '.join(settings)}? docs/coming_from.md says what differs"
-    near = difflib.get_close_matches(key, hints, n=1, cutoff=NEAR)
-    if near:
+    if near := difflib.get_close_matches(key, hints, n=1, cutoff=0.85):
         return f"unknown key {key}; did you mean {near[0]}?"
     return f"unknown key {key}; --help lists the keys, docs/coming_from.md what other projects call them"
 
@@ -192,32 +177,23 @@ def checked(key, value, hints, where):
         value = tuple(float(x) if type(x) is int else x for x in value)
     if type(value) in kinds and (type(value) is not tuple or {item}.issuperset(map(type, value))):
         return value
-    wrong = f"{where}: {key}={shown(value)} must be {inspect.formatannotation(hints[key])}"
-    if item and type(value) is not tuple:
-        items = tuple(value.split(",")) if isinstance(value, str) else (value,)
-        wrong += f'; write {key}="{shown(items)}"'
-    raise UsageError(wrong)
-
-
-def save_config(config, path, **more):
-    with replacing(path) as new, open(new, "w") as f:
-        json.dump(dataclasses.asdict(config) | more, f, indent=1)
+    raise UsageError(f"{where}: {key}={shown(value)} must be {inspect.formatannotation(hints[key])}")
 
 
 def changed_settings(config, origin):
-    """{key: (value, default, the file or argument that set it)} of the settings that differ from their defaults."""
+    """{key: {"value", "default", "set in": the file or argument}} of the settings that differ from their defaults."""
     changed = {}
     for key, where in origin.items():
         value, default = getattr(config, key), getattr(type(config), key)
         if value != default:
-            changed[key] = value, default, where
+            changed[key] = {"value": value, "default": default, "set in": where}
     return changed
 
 
 def describe(config, origin):
-    """The settings that differ from the defaults and where each was set, one line each, in the order of the config."""
+    """The settings that differ from the defaults and where each was set, one line each."""
     lines = []
-    for key, (value, default, where) in changed_settings(config, origin).items():
-        setting = f"{key} = {value!r}"
-        lines.append(f"{setting:<40}  (default {default!r}; {where})")
+    for key, about in changed_settings(config, origin).items():
+        setting = f"{key} = {about['value']!r}"
+        lines.append(f"{setting:<40}  (default {about['default']!r}; {about['set in']})")
     return lines

@@ -48,7 +48,7 @@ class DatasetConsumer:
         self.mask_low, self.mask_high = mask_low, mask_high
         check_meta(self.folder, self.meta, self.tokenizer, self.masks)
         self.stride = self.meta.get("stride", 1)
-        self.tokens = {split: open_tokens(self.folder, split, self.meta, block_size) for split in SPLITS}
+        self.tokens = {split: open_tokens(self.folder, split, self.tokenizer, block_size) for split in SPLITS}
 
     def batch(self, split, step, micro=0):
         """Micro-batch `micro` of `step` as numpy arrays; this rank's share of it."""
@@ -67,8 +67,7 @@ class DatasetConsumer:
         start = starts[rng.integers(len(starts))]
         window = np.array(tokens[start : start + self.block_size + 1], dtype=np.int64)  # (T + 1,)
         if window.max() >= self.tokenizer.vocab_size:
-            raise ValueError(f"{self.folder}/{split}.bin has the token id {window.max()}, which its vocabulary has "
-                             "not; prepare the dataset again")
+            raise ValueError(f"{self.folder}/{split}.bin has the token id {window.max()}; prepare it again")
         if self.mode == LANGUAGE_MODEL:
             input = window[:-1]                                                      # (T,)
             target = window[1:]                                                      # (T,)

@@ -1,16 +1,15 @@
 """Device, precision and ranks: the only file that knows how many processes there are."""
 
 import contextlib
-import importlib
 import io
 import os
 import re
-import sys
 from datetime import timedelta
 from functools import cached_property
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # later, its default arguments would keep the group, and gloo's threads, beyond `close`
 
 from core.settings.user_code import one_line
 
@@ -36,8 +35,6 @@ def detect_device(name="auto", local_rank=0):
     count = torch.cuda.device_count()
     if count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ:  # a launcher shows each rank a GPU of its own
         local_rank = 0
-    if index and count > 1 and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
-        raise ValueError(f"device={name!r} would put all ranks of this machine on one GPU; set device='cuda'")
     index = int(index or local_rank)
     if index >= count:
         raise ValueError(f"GPU {index} is asked for, but there are {count}; start fewer ranks or set device")
@@ -50,8 +47,6 @@ def detect_dtype(name, device):
         name = "float32"
         if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
             name = "bfloat16"
-    if name not in ("float32", "bfloat16"):
-        raise ValueError(f"dtype={name!r} is not one of auto, float32, bfloat16")
     return getattr(torch, name)
 
 
@@ -65,31 +60,18 @@ def is_sharded(x):
     return hasattr(x, "full_tensor")
 
 
-class OtherRank(ValueError):
-    """Another rank has ended, or does not answer."""
-
-
-def rank_and_world():
-    """The number of this rank and of all ranks, from the environment. Raises ValueError if they are not of one run."""
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if not 0 <= rank < world or (world > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()):
-        raise ValueError(f"RANK={rank} and WORLD_SIZE={world} are not of a run; start several processes with torchrun, "
-                         "or one without RANK and WORLD_SIZE")
-    return rank, world
-
-
 class Distributed:
     """One process, or one of several under torchrun (nccl on CUDA, gloo elsewhere).
 
     timeout: seconds after which a rank that does not take part in an exchange ends the others. `barrier` alone waits 12
-    hours: it follows whatever rank 0 builds, evaluates or saves. If a rank ends, the others end with OtherRank.
+    hours: it follows whatever rank 0 builds, evaluates or saves. If a rank ends, the others end too.
     Gradients are summed over ranks by one explicit all-reduce per optimizer step. The losses here carry their
     normalisation in their weights (see grpo/objectives.py), so the sum over ranks is the gradient, and a rank whose
     share of a step needs no backward simply adds zeros. Sharded models (core/performance/sharding.py) sum their own.
     """
 
     def __init__(self, device="auto", dtype="auto", timeout=1800.0):
-        self.rank, self.world = rank_and_world()
+        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.device = detect_device(device, int(os.environ.get("LOCAL_RANK", 0)))
         self.dtype = detect_dtype(dtype, self.device)
         self.is_main, self.timeout = self.rank == 0, timeout
@@ -102,56 +84,39 @@ class Distributed:
 
     def meet(self):
         """Waits for the other ranks, and makes the groups: the one of `barrier`, one for tensors, one for objects."""
-        # An optimizer imports this module too. Imported after init_process_group, its default arguments would keep
-        # the group and gloo's threads alive beyond `close`, and such a thread can abort Python as it ends.
-        importlib.import_module("torch.distributed.nn")
-        if self.is_main:
-            sys.stderr.write(f"waiting for {self.world} ranks at {os.environ['MASTER_ADDR']}:"
-                             f"{os.environ['MASTER_PORT']}, limit {START_WAIT}\n")
         # torchrun keeps one store for all attempts: without a prefix, restarted ranks would wait for the ended ones
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        with self.ending_together(START_WAIT):
+        limit = timedelta(seconds=self.timeout)
+        try:
             store, *_ = next(dist.rendezvous("env://", self.rank, self.world, timeout=START_WAIT))
             dist.init_process_group("gloo", store=dist.PrefixStore(attempt, store), rank=self.rank,
-                                    world_size=self.world, timeout=START_WAIT)
-        dist.distributed_c10d._set_pg_timeout(LONGEST_WAIT)
-        limit = timedelta(seconds=self.timeout)
-        with self.ending_together():
+                                    world_size=self.world, timeout=LONGEST_WAIT)
             self.on_cpu = self.ranks = dist.new_group(timeout=limit, backend="gloo")
             if self.device.type == "cuda":
                 self.ranks = dist.new_group(timeout=limit, backend="nccl", device_id=self.device)
+        except RuntimeError as error:
+            self.check_exchange(error)
+            raise
 
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind, error, trace):
         if kind is None or self.device.type != "cuda":  # nccl would wait for ranks that have ended
             self.close()
+        self.check_exchange(error)
 
-    @contextlib.contextmanager
-    def ending_together(self, limit=None):
-        """A failed exchange between ranks is raised as OtherRank, in one line. Other errors of the block pass.
-
-        limit: the timedelta that the exchange may take; None: rank_timeout
-        """
-        try:
-            yield
-        except RuntimeError as error:
-            text = one_line(error, 200)
-            if not (isinstance(error, dist.DistError) or re.search(r"\bgloo/", text)):
-                raise  # out of memory, for example
-            what = "did: see its error"
-            if re.search("time(d )?out", text, re.I):
-                most = f"limit {limit}" if limit else f"rank_timeout={self.timeout:g}"
-                what = f"did not answer; {most}"
-            raise OtherRank(f"rank {self.rank} ended because another rank {what} ({text})") from None
+    def check_exchange(self, error):
+        """Raises ValueError, in one line, in the place of an error of a failed exchange between ranks."""
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and re.search(r"\bgloo/", str(error))):
+            raise ValueError(f"rank {self.rank} ended because another rank did, see its error, or did not answer "
+                             f"(rank_timeout={self.timeout:g}): {one_line(error, 200)}") from None
 
     def _reduced(self, x, operation, group):
         """Tensor x, reduced over ranks; x itself is left alone."""
         if self.world > 1:
             x = x.clone()
-            with self.ending_together():
-                dist.all_reduce(x, operation, group)
+            dist.all_reduce(x, operation, group)
         return x
 
     def total(self, x):
@@ -176,8 +141,7 @@ class Distributed:
         gradients = [p.grad for p in parameters if not is_sharded(p)]
         if self.world > 1 and gradients:
             flat = torch.cat([g.flatten() for g in gradients])
-            with self.ending_together():
-                dist.all_reduce(flat, group=self.ranks)
+            dist.all_reduce(flat, group=self.ranks)
             for g, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
                 g.copy_(summed.view_as(g))
 
@@ -198,10 +162,9 @@ class Distributed:
     def broadcast(self, parameters):
         """Gives every rank the parameters of rank 0. Sharded ones are parts of them already."""
         if self.world > 1:
-            with self.ending_together():
-                for p in parameters:
-                    if not is_sharded(p):
-                        dist.broadcast(p.data, src=0, group=self.ranks)
+            for p in parameters:
+                if not is_sharded(p):
+                    dist.broadcast(p.data, src=0, group=self.ranks)
 
     def gather(self, value):
         """The values of all ranks, in their order, on rank 0; None elsewhere. Tensors in it arrive on the CPU."""
@@ -209,8 +172,7 @@ class Distributed:
             return [value]
         packed, values = io.BytesIO(), [None] * self.world if self.is_main else None
         torch.save(value, packed)
-        with self.ending_together():
-            dist.gather_object(packed.getvalue(), values, group=self.on_cpu)
+        dist.gather_object(packed.getvalue(), values, group=self.on_cpu)
         if not self.is_main:
             return None
         return [torch.load(io.BytesIO(x), map_location="cpu", weights_only=True) for x in values]
@@ -220,15 +182,13 @@ class Distributed:
         if self.world == 1:
             return sorted(names)
         found = [None] * self.world
-        with self.ending_together():
-            dist.all_gather_object(found, sorted(names), group=self.on_cpu)
+        dist.all_gather_object(found, sorted(names), group=self.on_cpu)
         return sorted(set().union(*found))
 
     def barrier(self):
         """Waits for every rank, however long one of them builds, evaluates or saves."""
         if self.world > 1:
-            with self.ending_together(LONGEST_WAIT):
-                dist.all_reduce(torch.zeros(()))
+            dist.all_reduce(torch.zeros(()))
 
     def check_same_step(self, step, out_dir):
         """Raises ValueError on every rank if the states that the ranks resume from differ in their step."""

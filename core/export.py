@@ -1,5 +1,5 @@
-"""Writes a model to a folder that transformers loads: a generator of ours, or a Hugging Face model with its adapter
-merged into the weights.
+"""Writes a model to a folder that transformers loads: a causal generator of ours, or a Hugging Face model with its
+adapter merged into the weights.
 
 python core/export.py --checkpoint=data/arithmetic/pretrained/generator.safetensors --out=arithmetic-hf
 python core/export.py --checkpoint=out-grpo/model --out=merged --dtype=bfloat16
@@ -14,28 +14,29 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import torch
 
 from core.config import load_config
-from core.huggingface.export import copy_merged, new_folder, write_generator
+from core.huggingface.export import new_folder, write_generator
+from core.huggingface.load import open_transformer
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.settings.optional import quiet_transformers
+from core.settings.ranges import check_choices
 from core.settings.script import run_script
 
-DTYPES = ("float32", "bfloat16", "float16")
+CHOICES = {"dtype": ("float32", "bfloat16")}
 
 
 @dataclass(frozen=True)
 class ExportConfig:
     """The settings of core/export.py and their defaults."""
 
-    checkpoint: str = "out-grpo/model.safetensors"  # a generator of ours, a folder in Hugging Face format (a
+    checkpoint: str = "out-grpo/model.safetensors"  # a causal generator of ours, a folder in Hugging Face format (a
                                #   full model or an adapter), or hf:owner/name
     out: str = ""              # the folder to write; it must not exist yet
-    dtype: str = "float32"     # of the weights in it: float32, bfloat16, float16
+    dtype: str = "float32"     # of the weights in it: float32, bfloat16
 
     def __post_init__(self):
         if not self.out:
             raise ValueError(f"out={self.out!r}: name the folder to write, --out=FOLDER")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
+        check_choices(self, CHOICES)
 
 
 def main(argv):
@@ -44,11 +45,13 @@ def main(argv):
     quiet_transformers(config.out, "out")
     path, dtype = config.checkpoint, getattr(torch, config.dtype)
     with new_folder(config.out) as folder:
+        tokenizer = load_tokenizer(path)
         if is_huggingface(path):
-            copy_merged(path, folder, dtype)
+            net, _ = open_transformer(path, "checkpoint", None)  # an adapter is merged, in float32
+            net.to(dtype).save_pretrained(folder)
+            tokenizer.save(folder)
         else:
-            model, _ = load_model(path)
-            write_generator(model, load_tokenizer(path), folder, dtype, where=f"checkpoint={path}")
+            write_generator(load_model(path)[0], tokenizer, folder, dtype)
     print(f"wrote {config.out} ({config.dtype})")
 
 

@@ -6,13 +6,13 @@ from core.distributions import draw_tokens, noise_on
 
 
 def predict_and_sample_tokens(model, input, position, uniform, hidden=None,
-                              temperature=1.0, before=None, **truncation):
+                              temperature=1.0, padding=None, **truncation):
     """Samples G tokens at the hidden positions of every input, in one forward per input.
 
     input: (P, T) texts with MASK; position: (P, M) from masked_positions; uniform: (P, G, T) noise by column of
     the text
     hidden: (P, M) bool on the CPU, False where no token is drawn, as on padding; None: everywhere
-    temperature: a number, or (P, 1); before: what stands before the texts, "past" and "padding" of `states`
+    temperature: a number, or (P, 1); padding: (P,) number of leading columns without a token, or None for none
     truncation: top_p, top_k, min_p
     Returns target (P, G, M) ids and their logp (P, G, M) under the distribution drawn from, both 0 where nothing is
     drawn, and the KeptTokens of the K positions where a token is, in order, or None for all tokens
@@ -20,7 +20,7 @@ def predict_and_sample_tokens(model, input, position, uniform, hidden=None,
     if hidden is None:
         hidden = torch.ones(position.shape, dtype=torch.bool)
     row, number = hidden.nonzero().to(input.device).unbind(1)                        # (K,) each
-    h = model.states(input, position, **before or {})[row, number]                  # (K, C)
+    h = model.states(input, position, padding=padding)[row, number]                  # (K, C)
     column = position[row, number]                                                   # (K,)
     noise = noise_on(input.device, uniform)                                          # (P, G, T)
     noise = noise[row.to(noise.device), :, column.to(noise.device)]                  # (K, G)

@@ -33,10 +33,6 @@ def count_passes(places, block_length, passes):
     return passes if block_length is None else math.ceil(places / block_length) * passes
 
 
-def nothing(problems):
-    return {}
-
-
 def order_of_places(unmask_order, noise):
     """The `order` (P, G, T) of fill_in_passes, for one of UNMASK_ORDERS. noise: (P, G, T) uniform"""
     if unmask_order == "left_to_right":
@@ -45,7 +41,7 @@ def order_of_places(unmask_order, noise):
 
 
 @torch.no_grad()
-def fill_in_passes(model, input, position, hidden, uniform, order, passes, before=nothing,
+def fill_in_passes(model, input, position, hidden, uniform, order, passes, padding=None,
                    block_length=None, by_confidence=False, end_ids=(), **sampling):
     """Fills in hidden tokens in several passes; passes=1 draws what predict_and_sample_tokens draws.
 
@@ -53,7 +49,7 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, befor
     uniform: (P, G, T) noise for tokens by column of the text, on the CPU; with by_confidence (all passes, P, G, T),
     because passes draw the same place again
     order: (P, G, T) noise for the order of the places, on the CPU
-    before: from the numbers of problems (n,), what stands before their texts: "past" and "padding" of `states`
+    padding: (P,) number of leading columns of a text without a token, or None for none
     block_length: hidden tokens of a block, which has `passes` of its own; None: one block
     by_confidence: each pass draws all hidden tokens of its block and keeps the likeliest, as LLaDA does
     (arXiv 2502.09992): which ones depends on the policy
@@ -67,6 +63,7 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, befor
     text = input.repeat_interleave(G, 0)                                             # (N, T)
     column = position.repeat_interleave(G, 0)                                        # (N, M)
     order = order.flatten(0, 1).gather(1, column.cpu())                              # (N, M)
+    own_padding = None if padding is None else padding.repeat_interleave(G)          # (N,)
     plan = draw_passes(order, hidden.repeat_interleave(G, 0), passes, block_length)  # (N, M)
     total = count_passes(position.shape[1], block_length, passes)
     uniform = uniform.expand(total, *uniform.shape[-3:])                             # (all passes, P, G, T)
@@ -85,15 +82,15 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, befor
         if by_confidence:
             drawn = (plan // passes == i // passes) & (turn < 0) & ~ended
         if i == 0:
-            draws = draw_for_groups(model, input, position, uniform[0], drawn, before, sampling)
+            draws = draw_for_groups(model, input, position, uniform[0], drawn, padding, sampling)
         else:
             noise = uniform[i].flatten(0, 1)[:, None]                                # (N, 1, T)
-            draws = draw_in_rows(model, text, column, noise, drawn, before, G, sampling)
+            draws = draw_in_rows(model, text, column, noise, drawn, own_padding, sampling)
         token, drawn_logp, kept, number = draws
         if by_confidence:
             sure = drawn_logp
             if kept is not None or sampling.get("temperature", 1.0) != 1.0:
-                sure = untruncated_logp(model, text, column, token, drawn, before, G)
+                sure = untruncated_logp(model, text, column, token, drawn, own_padding)
             sure = sure.cpu().masked_fill(~drawn, -torch.inf)
             rank = sure.argsort(1, descending=True).argsort(1)                       # (N, M)
             now = drawn & (rank < now.sum(1, keepdim=True))
@@ -111,7 +108,7 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, befor
     return target, logp, turn.to(device), torch.stack(read, 1), collector.joined()
 
 
-def draw_for_groups(model, input, position, uniform, drawn, before, sampling):
+def draw_for_groups(model, input, position, uniform, drawn, padding, sampling):
     """Draws tokens in the first pass, whose text (P, T) the completions of a problem share.
 
     drawn: (N, M) bool, True where a token is wanted; the other arguments are those of fill_in_passes
@@ -120,22 +117,22 @@ def draw_for_groups(model, input, position, uniform, drawn, before, sampling):
     G = uniform.shape[1]
     of_any = drawn.unflatten(0, (-1, G)).any(1)                                      # (P, M)
     token, logp, kept = predict_and_sample_tokens(
-        model, input, position, uniform, of_any, before=before(torch.arange(len(input), device=input.device)),
-        **sampling)
+        model, input, position, uniform, of_any, padding=padding, **sampling)
     number = of_any.flatten().cumsum(0).view_as(of_any) - 1                          # (P, M)
     return token.flatten(0, 1), logp.flatten(0, 1), kept, number.repeat_interleave(G, 0)
 
 
-def draw_in_rows(model, text, column, noise, drawn, before, G, sampling):
+def draw_in_rows(model, text, column, noise, drawn, padding, sampling):
     """Draws tokens in a later pass, in which every completion has a text of its own; rows without one are not read.
 
-    text: (N, T); column: (N, M); noise: (N, 1, T); drawn: (N, M) bool; G: texts of a problem
+    text: (N, T); column: (N, M); noise: (N, 1, T); drawn: (N, M) bool; padding: (N,) or None
     Returns what draw_for_groups returns, 0 in rows that are not read
     """
     rows = drawn.any(1).nonzero().squeeze(1)                                         # (n,)
     here = rows.to(text.device)
     new, new_logp, kept = predict_and_sample_tokens(
-        model, text[here], column[here], noise[rows], drawn[rows], before=before(here // G), **sampling)
+        model, text[here], column[here], noise[rows], drawn[rows],
+        padding=None if padding is None else padding[here], **sampling)
     token = torch.zeros_like(column)
     logp = torch.zeros(column.shape, device=text.device)
     token[here] = new[:, 0]
@@ -144,12 +141,13 @@ def draw_in_rows(model, text, column, noise, drawn, before, G, sampling):
     return token, logp, kept, number
 
 
-def untruncated_logp(model, text, column, token, drawn, before, G):
+def untruncated_logp(model, text, column, token, drawn, padding):
     """Log-probability (N, M) at temperature 1 and without truncation of the drawn tokens, whose texts are read again.
     The arguments are those of draw_in_rows, token (N, M)."""
     row, number = drawn.nonzero().to(text.device).unbind(1)                          # (K,) each
     rows, place = row.unique(return_inverse=True)                                    # (n,), (K,)
-    h = model.states(text[rows], column[rows], **before(rows // G))[place, number]   # (K, C)
+    own = None if padding is None else padding[rows]                                 # (n,)
+    h = model.states(text[rows], column[rows], padding=own)[place, number]           # (K, C)
 
     def logp_of(h, token):
         return (token_logp(model.project(h).log_softmax(-1), token),)

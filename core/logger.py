@@ -20,10 +20,9 @@ def create_logger(config, dist, total_steps, columns):
 
     config: a RunConfig; columns: metrics of the console line, in order
     """
-    if not dist.is_main:
-        return Logger(config.absolute_out_dir, total_steps, columns, silent=True)
-    logger = Logger(config.absolute_out_dir, total_steps, columns)
-    logger.trackers = Trackers(config, logger.say)
+    logger = Logger(config.absolute_out_dir, total_steps, columns, silent=not dist.is_main)
+    if dist.is_main:
+        logger.trackers = Trackers(config, logger.say)
     return logger
 
 
@@ -31,35 +30,25 @@ def format_number(value):
     """A number in at most ten characters; "-" for None, which was not measured."""
     if value is None:
         return "-"
-    if not math.isfinite(value):
-        return str(value)
     if abs(value) >= 1e9:
         return f"{value:.2g}"
     if isinstance(value, int) or abs(value) >= 1000:
-        return f"{int(value)}"
+        return f"{value:.0f}"
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
 
 
 class Logger:
-    """log(step, metrics) writes a record; say(text) prints without breaking the progress bar.
-
-    What is said also goes to console.log: from `start` on, before which nothing is written.
-    """
+    """log(step, metrics) writes a record; say(text) prints without breaking the progress bar, and to console.log."""
 
     HEADER_EVERY = 10  # console lines between two rows of column names
 
     def __init__(self, out_dir, total_steps, columns, silent=False):
         self.path, self.columns = os.path.join(out_dir, METRICS), columns
         self.console = os.path.join(out_dir, CONSOLE)
-        self.unwritten = []  # lines that were said before the start; None: lines are written at once
         self.trackers, self.silent = Trackers(), silent
-        self.total_steps, self.bar = total_steps, None
-        self.first, self.began = 0, time.monotonic()
-        self.lines = 0
-        if not silent:
-            os.makedirs(out_dir, exist_ok=True)
-            self.bar = tqdm(total=total_steps, disable=not sys.stderr.isatty(), dynamic_ncols=True, unit="step",
-                            leave=False)
+        self.total_steps, self.lines = total_steps, 0
+        self.bar = tqdm(total=total_steps, disable=silent or not sys.stderr.isatty(), dynamic_ncols=True, unit="step",
+                        leave=False)
 
     def start(self, step=0):
         """A run begins or goes on at `step`: the records of later steps will be written again."""
@@ -67,9 +56,6 @@ class Logger:
         self.restart_clock()
         if self.silent:
             return
-        unwritten, self.unwritten = self.unwritten, None
-        if unwritten:
-            self.write_console("\n".join(unwritten))
         self.bar.update(step)
         self.trackers.start(step, each_record(self.path))
         keep_records(self.path, step)
@@ -80,8 +66,7 @@ class Logger:
 
     def tick(self):
         """A step has ended, with its evaluation and its checkpoint, if any."""
-        if not self.silent:
-            self.bar.update(1)
+        self.bar.update(1)
 
     def say(self, text=""):
         if not self.silent:
@@ -91,9 +76,6 @@ class Logger:
 
     def write_console(self, text):
         """Adds lines to console.log, without colors."""
-        if self.unwritten is not None:
-            self.unwritten.append(text)
-            return
         with writing(self.console), open(self.console, "a", encoding="utf-8", errors="replace") as f:
             f.write(re.sub(r"\033\[[\d;]*m", "", text) + "\n")
 
@@ -111,12 +93,9 @@ class Logger:
         with writing(self.path), open(self.path, "a") as f:
             finite = {name: x if math.isfinite(x) else None for name, x in metrics.items()}  # NaN is no JSON
             f.write(json.dumps({"step": step, **finite}) + "\n")
-        if show:
-            self._show(step, metrics)
         self.trackers.log(step, metrics)
-
-    def _show(self, step, metrics):
-        """One aligned line; every HEADER_EVERY lines a line of column names above it."""
+        if not show:
+            return
         names, cells = [f"{'step':>6}"], [f"{step:>6}"]
         for name in self.columns:
             width = max(len(name) + 1, 8)
@@ -129,10 +108,8 @@ class Logger:
 
     def doing(self, what):
         """Shows beside the progress bar what the run is doing."""
-        if not self.silent:
-            self.bar.set_postfix_str(what)
+        self.bar.set_postfix_str(what)
 
     def close(self):
-        if self.bar is not None:
-            self.bar.close()
+        self.bar.close()
         self.trackers.finish()

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass, fields
+from functools import cache, partial
 
 import torch
 from torch import nn
@@ -11,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from core.attention import attend, attention_mask
 from core.cache import Cache
 from core.distributions import at_least_float32
-from core.performance.compiled_layers import compile_blocks
 from core.settings.ranges import check_choices, check_ranges, shown
 
 LANGUAGE_MODEL = "language_model"    # causal: the state at position t predicts token t + 1
@@ -135,6 +135,17 @@ class Block(nn.Module):
         return self.after(x, y)
 
 
+def for_texts(function, block, x, *inputs):
+    return (compiled(function) if x.shape[1] > 1 else function)(block, x, *inputs)
+
+
+@cache
+def compiled(function):
+    """A compiled function: one for the layers of all models, so that a policy and its reference compute alike."""
+    torch._dynamo.config.recompile_limit = 64  # beyond it, functions silently run uncompiled and compute otherwise
+    return torch.compile(function, dynamic=True)
+
+
 class GPT(nn.Module):
     """Tokens in, logits out; what a logit means depends on config.mode.
 
@@ -228,7 +239,10 @@ class GPT(nn.Module):
         return Cache()
 
     def compile_layers(self):
-        compile_blocks(self.blocks)
+        """Compiles what the layers compute before and after their attention, for texts. Token by token, as in
+        generation, the shapes change too often, and weights are packed instead."""
+        for block in self.blocks:
+            block.before, block.after = (partial(for_texts, part, block) for part in (Block.before, Block.after))
 
     @property
     def layers(self):

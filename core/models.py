@@ -53,13 +53,14 @@ def load_tokenizer(path, key="checkpoint"):
 
 
 def save_model(path, model, tokenizer, dtype=torch.float32, weights=None, **facts):
-    """Writes the model with its tokenizer and plain facts (step, metrics): a file of ours, or a folder in Hugging Face
-    format, which holds the adapter alone if there is one.
+    """Writes the model with its tokenizer: a file of ours, or a folder in Hugging Face format, which holds the adapter
+    alone if there is one.
 
+    facts: plain values for a file of ours (step, metrics)
     weights: what model.weights() gives, whole, if the model has only parts of them; in float32
     """
     if isinstance(model, GPT):
         write_model_file(path, model, tokenizer, dtype, weights, **facts)
         return
     from core.huggingface.load import save_huggingface
-    save_huggingface(path, model, tokenizer, dtype, weights, **facts)
+    save_huggingface(path, model, tokenizer, dtype, weights)

@@ -37,14 +37,13 @@ def main(argv):
     check_trackers(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist, naming_what_lowers_memory(config):
         how = print, config.dry_run
-        no_dataset = is_missing(dist, build_missing_dataset, dataset_folder(config.dataset), *how)
-        if not no_dataset:
-            data = build_data(config, dist)
-        no_start = is_missing(dist, build_missing_checkpoint, config.init_from, "init_from", config.dataset, *how)
-        if no_dataset or no_start:
+        missing = is_missing(dist, build_missing_dataset, dataset_folder(config.dataset), *how)
+        missing |= is_missing(dist, build_missing_checkpoint, config.init_from, "init_from", config.dataset, *how)
+        if missing:
             if dist.is_main:
-                print("dry run: what is there is in order, nothing was built or trained")
+                print("dry run: nothing was built or trained, and what is there was not checked")
             return
+        data = build_data(config, dist)
         model = build_model(config, data, dist)
         batches, evaluate = build_batches(config, data, dist)
         lines = "\n".join(folded([*describe(config, origin), *plan(config, model, data, dist)]))
@@ -54,13 +53,13 @@ def main(argv):
             return
         with run_folder(config, dist) as resume:
             logger = create_logger(config, dist, config.max_iters, COLUMNS)
-            logger.say(lines)
             if config.compile:
                 model.states = torch.compile(model.states)
             trainer = Trainer(model, config, batches, evaluate, data.tokenizer, logger, dist)
             if resume:
                 trainer.resume()
             with Recorded(config, origin, dist, trainer, resume):
+                logger.say(lines)
                 trainer.run()
 
 

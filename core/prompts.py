@@ -1,21 +1,13 @@
 """Prompts: records rendered by a template, and drawn as problems or training examples."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from core.dataset_consumer import PROBLEMS
 from core.files.datasets import SPLITS, dataset_folder
-from core.files.records import (
-    FIELDS,
-    PROMPTS,
-    is_file_of_records,
-    load_records,
-    read_records,
-    side,
-    unique_prompts,
-)
+from core.files.records import PROMPTS, is_file_of_records, load_records, read_records, side, unique_prompts
 from core.tokenizer import load_meta
 
 
@@ -66,6 +58,11 @@ class PromptFormat:
     max_prompt_length: int = 512               # tokens; longer training prompts are left out
     chat_template_kwargs: dict | None = None   # arguments of the model's own template
     prompt_format: str | None = None           # the text around the prompt, or around its last message
+
+    @classmethod
+    def of(cls, config):
+        """The format that the settings of these names describe."""
+        return cls(**{f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)})
 
     def check(self, tokenizer):
         """Raises ValueError unless the settings go together and with the tokenizer."""
@@ -137,16 +134,16 @@ class PromptConsumer:
         self.batch_size, self.seed = batch_size, seed
         self.rank, self.world = rank, world
         self.block_size, self.masked = block_size, masked
+        # Tokens of a training example, None: all. The last one of a causal model's is a target alone
+        self.room = None if block_size is None else block_size + (not masked)
         self.format = format or PromptFormat()
-        self.prepared = not is_file_of_records(dataset)
-        self.folder = dataset
-        if self.prepared:
-            self.folder = dataset_folder(dataset)
-            tokenizer = load_meta(self.folder, tokenizer)[1]
-            records = read_records(os.path.join(self.folder, PROMPTS))
-        else:
+        if is_file_of_records(dataset):
+            self.folder, self.tokenizer = dataset, tokenizer
             records = load_records(dataset)
-        self.tokenizer = tokenizer
+        else:
+            self.folder = dataset_folder(dataset)
+            self.tokenizer = load_meta(self.folder, tokenizer)[1]
+            records = read_records(os.path.join(self.folder, PROMPTS))
         self._check_tokenizer()
         unique = unique_prompts(records)
         self.repeated = len(records) - len(unique)
@@ -156,12 +153,10 @@ class PromptConsumer:
         self._leave_out_long()
         for split, found in self.records.items():
             if not found:
-                raise ValueError(f"dataset={dataset}: none of its {len(unique)} prompts of at most max_prompt_length "
-                                 f"tokens is in the split {split}; add records, or set \"split\": \"{split}\" in some")
+                raise ValueError(f"dataset={dataset}: no prompt of at most max_prompt_length is in the split {split}")
         self.longest = max(len(record["tokens"]) for record in self._all())
         if block_size and self.longest >= block_size:
-            raise ValueError(f"prompts of up to {self.longest} tokens leave no room for a completion in "
-                             f"block_size={block_size}: raise block_size or lower max_prompt_length")
+            raise ValueError(f"block_size={block_size} has no room behind prompts of {self.longest} tokens; raise it")
 
     def _all(self):
         """The records of both splits."""
@@ -170,11 +165,9 @@ class PromptConsumer:
     def _check_tokenizer(self):
         """Raises ValueError unless the tokenizer can end a completion and renders the format."""
         if self.tokenizer is None:
-            raise ValueError(f"dataset={self.folder} has prompts but no tokenizer; for a new model, prepare them: "
-                             "data/custom/prepare.py --input=FILE --out=FOLDER")
+            raise ValueError(f"dataset={self.folder} has prompts but no tokenizer; use data/custom/prepare.py")
         if self.tokenizer.stop_token_id is None:
-            raise ValueError(f"dataset={self.folder} has prompts, but the tokenizer has no token that ends a "
-                             "completion: use a causal model, with eos_token_id in its generation_config.json")
+            raise ValueError(f"dataset={self.folder} has prompts, but the tokenizer has no token that ends one")
         self.format.check(self.tokenizer)
 
     def _encode(self, record):
@@ -195,26 +188,24 @@ class PromptConsumer:
         short = [record for record in self.records["train"] if len(record["tokens"]) <= limit]
         self.dropped = len(self.records["train"]) - len(short)
         self.records["train"] = short
-        longest = max(self.records["val"], key=lambda record: len(record["tokens"]), default={"tokens": []})
-        if len(longest["tokens"]) > limit:
-            raise ValueError(f"{longest['where']}: this validation prompt is longer than max_prompt_length={limit}; "
-                             f"set it to {len(longest['tokens'])} or more, or remove the prompt")
+        for record in self.records["val"]:
+            if len(record["tokens"]) > limit:
+                raise ValueError(f"{record['where']}: a validation prompt is above max_prompt_length={limit}; set it "
+                                 f"to {len(record['tokens'])} or more, or remove the prompt")
 
-    def require(self, field, why):
-        """Raises ValueError, naming file and line, unless every record has the field."""
+    def require_completions(self):
+        """Raises ValueError, naming file and line, unless every record has a completion."""
         for record in self._all():
-            if field not in record:
-                names = " or ".join(FIELDS.get(field, (field,)))
-                raise ValueError(f"{record['where']}: no {field}, which {why} needs; give it as {names}")
+            if "completion" not in record:
+                raise ValueError(f"{record['where']}: no completion, which supervised training needs")
 
     def size(self):
         """The numbers of prompts, in words."""
         words = (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
                  f"{self.longest} tokens, {self.dropped} longer than max_prompt_length={self.format.max_prompt_length} "
                  f"and {self.repeated} repeated ones left out")
-        if self.block_size:
-            room = self.block_size if self.masked else self.block_size + 1  # the last token is a target alone
-            cut = sum(len(self._example(record)) > room for record in self._all())
+        if self.room:
+            cut = sum(len(self._example(record)) > self.room for record in self._all())
             words += f"; {cut} training examples are cut at block_size={self.block_size}"
         return words
 
@@ -222,8 +213,7 @@ class PromptConsumer:
         """Yields lines for the start of a run: the end of the first prompt, and what ends a completion."""
         t = self.tokenizer
         text = self.records["train"][0]["text"] + self.format.response_prefix
-        start = "is" if len(text) <= SHORT else "ends in"
-        yield f"the first prompt {start} {text[-SHORT:]!r}"
+        yield f"the first prompt ends in {text[-SHORT:]!r}"
         ends = [f"{i} {name!r}" for i, name in zip(t.stop_token_ids, t.stop_token_names, strict=True)]
         yield f"a completion ends with token {' or '.join(ends)}"
 
@@ -257,7 +247,7 @@ class PromptConsumer:
         target = np.full((len(records), self.block_size), self.tokenizer.stop_token_id)
         weight = np.zeros(target.shape, dtype=np.float32)
         for record, number, ids, weights in zip(records, numbers, target, weight, strict=True):
-            text = self._example(record)[: self.block_size]
+            text = self._example(record)[: self.room]
             ids[: len(text)] = text
             places = np.arange(len(record["tokens"]), self.block_size)
             rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step, int(number)])
@@ -271,14 +261,11 @@ class PromptConsumer:
         if self.masked:
             return self.masked_batch(split, step, micro)
         records, numbers = self._drawn(split, step, micro)
-        texts = [self._example(record) for record in records]
-        width = max(map(len, texts))
-        if self.block_size:
-            width = min(width, self.block_size + 1)  # the last token is a target alone
-        ids = np.full((len(texts), width), self.tokenizer.pad_token_id)
+        texts = [self._example(record)[: self.room] for record in records]
+        ids = np.full((len(texts), max(map(len, texts))), self.tokenizer.pad_token_id)
         mask = np.zeros(ids.shape, dtype=bool)
         for i, (record, text) in enumerate(zip(records, texts, strict=True)):
-            ids[i, : len(text)] = text[:width]
+            ids[i, : len(text)] = text
             mask[i, len(record["tokens"]) : len(text)] = True
         mask = mask[:, 1:]
         target = np.where(mask, ids[:, 1:], 0)

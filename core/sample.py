@@ -36,7 +36,6 @@ RANGES = {"unmask_steps": "[1, 1e6]", "block_length": "[1, 1e6]", "max_new_token
           "num_samples": "[1, 1e4]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
           "seed": "[0, 1e18]"}  # of SampleConfig
 NEW_TOKENS = 128  # most tokens of a causal model's completion, if max_new_tokens is None
-OF_PASSES = ("unmask_steps", "block_length", "unmask_order")  # settings of masked-fill models
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ class SampleConfig:
         check_ranges(self, RANGES)
 
 
-def encode_with_masks(text, tokenizer):
-    """Encodes a text with the mask token for each HIDDEN. Returns (ids, mask), each (1, T)."""
+def hidden_tokens(text, tokenizer):
+    """The ids of a text, a list, with the mask token for each HIDDEN."""
     if isinstance(tokenizer, HuggingFaceTokenizer):  # its mask token has a name in texts, and may take the space before
         ids = tokenizer.encode(text.replace(HIDDEN, tokenizer.backend.mask_token))
     else:
@@ -70,12 +69,10 @@ def encode_with_masks(text, tokenizer):
         for part in text.split(HIDDEN):
             ids += [*tokenizer.encode(part), tokenizer.mask_token_id]
         ids.pop()
-    ids = torch.tensor([ids])
-    mask = ids == tokenizer.mask_token_id
-    if mask.all() or not mask.any():
-        raise ValueError(f"--text={text!r} must have characters to go by and {HIDDEN!r} for every hidden token; or "
-                         "name with --max_new_tokens how many tokens may complete it")
-    return ids, mask
+    if not 0 < ids.count(tokenizer.mask_token_id) < len(ids):
+        raise ValueError(f"--text={text!r} must have characters to go by and {HIDDEN!r} for a hidden token; or set "
+                         "--max_new_tokens")
+    return ids
 
 
 def complete(model, tokenizer, config, device):
@@ -87,59 +84,51 @@ def complete(model, tokenizer, config, device):
     room = min(config.max_new_tokens or NEW_TOKENS, model.longest_input - len(ids))
     if not ids or room < 1:
         raise ValueError(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens, not {len(ids)}")
-    stop = Stop(tokenizer)
     if model.mode == LANGUAGE_MODEL:
         noise = draw_uniforms(config.seed, 0, [0], (config.num_samples, room))
-        out = generate(model, torch.tensor([ids], device=device), None, noise, stop, temperature=config.temperature,
-                       top_p=config.top_p)
-        rows = [row[:length] for row, length in zip(out.target.tolist(), out.mask.sum(1).int().tolist(), strict=True)]
+        prompt = torch.tensor([ids], device=device)
+        rows = generate(model, prompt, None, noise, Stop(tokenizer), temperature=config.temperature,
+                        top_p=config.top_p).target.tolist()
     else:
-        rows = in_any_order(model, tokenizer, ids, room, config, device)
+        if hasattr(model, "answer_prompts"):  # one of Hugging Face
+            model.answer_prompts()
+        ends = tokenizer.stop_token_ids
+        rows = draw(model, [*ids, *[tokenizer.mask_token_id] * room], tokenizer, config, device, end_ids=ends)
+        rows = [row[len(ids) :] for row in rows]
     text = config.text if template == "plain" else config.text + "\n"
     for row in rows:
-        completion = stop.text(row)
+        end = next((i for i, token in enumerate(row) if token in tokenizer.stop_token_ids), None)
+        completion = tokenizer.decode(row[:end])
         print(highlight(text + completion, [0] * len(text) + [1] * len(completion), sys.stdout.isatty()))
-
-
-def in_any_order(model, tokenizer, ids, room, config, device):
-    """Completions as lists of ids, up to their first end token: `room` masked places behind the prompt, filled in."""
-    if hasattr(model, "answer_prompts"):  # one of Hugging Face
-        model.answer_prompts()
-    T = len(ids)
-    text = torch.tensor([[*ids, *[tokenizer.mask_token_id] * room]], device=device)  # (1, T + room)
-    places = torch.arange(T, T + room, device=device)[None]                          # (1, room)
-    hidden = torch.ones(1, room, dtype=torch.bool)
-    ends = tokenizer.stop_token_ids
-    rows = draw(model, text, places, hidden, config, end_ids=ends).tolist()
-    return [row[: 1 + next((i for i, token in enumerate(row) if token in ends), room)] for row in rows]
-
-
-def draw(model, text, position, hidden, config, **more):
-    """Samples (num_samples, M) of the hidden tokens of a text (1, T). position, hidden: (1, M)"""
-    by_confidence = config.unmask_order == "confidence"
-    draws = count_passes(position.shape[1], config.block_length, config.unmask_steps) if by_confidence else 1
-    noise = draw_uniforms(config.seed, 0, [0], (1 + draws, config.num_samples, text.shape[1]))
-    of_passes = noise[:, [0, *range(2, 1 + draws)]].transpose(0, 1)                  # (draws, 1, num_samples, T)
-    target, *_ = fill_in_passes(
-        model, text, position, hidden, of_passes,
-        order=order_of_places(config.unmask_order, noise[:, 1]),
-        passes=config.unmask_steps,
-        block_length=config.block_length,
-        by_confidence=by_confidence,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        **more)
-    return target
 
 
 def fill(model, tokenizer, config, device):
     """Prints samples of the hidden characters in their text."""
-    ids, mask = encode_with_masks(config.text, tokenizer)
-    ids, (position, hidden) = ids.to(device), masked_positions(mask, device)
-    target = draw(model, ids, position, hidden, config)
-    for row in fill_in(ids, position, hidden.to(device), target[None])[0].tolist():
-        by_model = by_character(tokenizer, row, mask[0].tolist())
-        print(highlight(tokenizer.decode(row), by_model, sys.stdout.isatty()))
+    ids = hidden_tokens(config.text, tokenizer)
+    by_model = [token == tokenizer.mask_token_id for token in ids]
+    for row in draw(model, ids, tokenizer, config, device):
+        print(highlight(tokenizer.decode(row), by_character(tokenizer, row, by_model), sys.stdout.isatty()))
+
+
+def draw(model, ids, tokenizer, config, device, end_ids=()):
+    """num_samples samples of a text (a list of ids) with its hidden tokens filled in, as lists of ids."""
+    text = torch.tensor([ids])                                                       # (1, T)
+    position, hidden = masked_positions(text == tokenizer.mask_token_id, device)     # (1, M) each
+    text = text.to(device)
+    by_confidence = config.unmask_order == "confidence"
+    draws = count_passes(position.shape[1], config.block_length, config.unmask_steps) if by_confidence else 1
+    noise = draw_uniforms(config.seed, 0, [0], (1 + draws, config.num_samples, len(ids)))
+    target, *_ = fill_in_passes(
+        model, text, position, hidden,
+        uniform=noise[:, [0, *range(2, 1 + draws)]].transpose(0, 1),                 # (draws, 1, num_samples, T)
+        order=order_of_places(config.unmask_order, noise[:, 1]),
+        passes=config.unmask_steps,
+        block_length=config.block_length,
+        by_confidence=by_confidence,
+        end_ids=end_ids,
+        temperature=config.temperature,
+        top_p=config.top_p)
+    return fill_in(text, position, hidden.to(device), target[None])[0].tolist()
 
 
 def main(argv):
@@ -150,7 +139,7 @@ def main(argv):
     tokenizer = load_tokenizer(config.checkpoint)
     if model.mode == SEQUENCE_SCORER:
         raise ValueError(f"checkpoint={config.checkpoint} scores texts and samples none; name a generator")
-    for key in OF_PASSES:
+    for key in ("unmask_steps", "block_length", "unmask_order"):
         if model.mode == LANGUAGE_MODEL and getattr(config, key) != getattr(SampleConfig, key):
             raise ValueError(f"{key}={getattr(config, key)} is for a masked-fill model; leave it out")
     if model.mode == LANGUAGE_MODEL or config.max_new_tokens is not None:

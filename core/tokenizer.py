@@ -96,13 +96,9 @@ class BPETokenizer(OwnTokenizer):
 
     def __init__(self, encoding):
         import tiktoken
-        from requests.exceptions import RequestException
         self.encoding = encoding
-        try:
+        with guarded(f"tokenizer {encoding} could not be loaded", "set TIKTOKEN_CACHE_DIR to a folder that has it"):
             self.bpe = tiktoken.get_encoding(encoding)
-        except RequestException:
-            raise ValueError(f"tokenizer {encoding} could not be downloaded; set TIKTOKEN_CACHE_DIR to a folder that "
-                             "has it") from None
         self.words = len(self.bpe.token_byte_values())
         self.newline_token_id = self.encode("\n")[0]
         self.number_specials(self.bpe.n_vocab, self.bpe.eot_token, "<|endoftext|>")
@@ -119,7 +115,7 @@ class BPETokenizer(OwnTokenizer):
         return {"kind": "bpe", "encoding": self.encoding, "stop_token_id": self.stop_token_id, **self.special_ids()}
 
 
-def named_tokenizer(name, tags=()):
+def named_tokenizer(name, tags=(), key="tokenizer"):
     """The tokenizer of a causal model by its name: 'char' (with tags and a stop token), 'gpt2', 'cl100k_base', or a
     folder or hf:owner/name in Hugging Face format."""
     if name == "char":
@@ -127,7 +123,7 @@ def named_tokenizer(name, tags=()):
     if name in BPE_ENCODINGS:
         return BPETokenizer(name)
     from core.huggingface.tokenizer import load_huggingface_tokenizer
-    return load_huggingface_tokenizer(name, "tokenizer")
+    return load_huggingface_tokenizer(name, key)
 
 
 def from_description(description, where):
@@ -137,11 +133,8 @@ def from_description(description, where):
         if kind == "char":
             stop = description.get("stop_token_id") is not None
             tokenizer = CharTokenizer(description["characters"], description.get("tags", ()), stop)
-        elif kind == "bpe":
-            tokenizer = BPETokenizer(description["encoding"])
         else:
-            from core.huggingface.tokenizer import load_huggingface_tokenizer
-            tokenizer = load_huggingface_tokenizer(description["name"], f"{where}: tokenizer")
+            tokenizer = named_tokenizer(description["encoding" if kind == "bpe" else "name"], key=f"{where}: tokenizer")
     if not same_vocabulary(description, tokenizer):
         raise ValueError(f"{where}: the vocabulary of its tokenizer is not the one that it describes; {AGAIN}")
     return tokenizer
@@ -159,9 +152,8 @@ def load_meta(folder, tokenizer=None):
     """(meta.json of a prepared dataset, its tokenizer). tokenizer: one that is used in place of the dataset's own"""
     path = os.path.join(folder, "meta.json")
     if not os.path.exists(path):
-        raise FileNotFoundError(f"dataset not prepared: {path} is missing; correct the path, or run python "
-                                f"{os.path.join(folder, 'prepare.py')} (of your own text or prompts: "
-                                "data/char_diffusion/prepare.py or data/custom/prepare.py)")
+        raise FileNotFoundError(f"dataset not prepared: {path} is missing; correct the path, or run its prepare.py "
+                                "(for your own data: data/char_diffusion/prepare.py or data/custom/prepare.py)")
     meta = read_object(path, path, AGAIN)
     if not isinstance(meta.get("tokenizer"), dict):
         raise ValueError(f"{path} has no tokenizer: {AGAIN}")

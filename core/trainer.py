@@ -1,7 +1,5 @@
 """Supervised training: the optimizer step and the run."""
 
-import functools
-import os
 import time
 
 import torch
@@ -10,7 +8,6 @@ from core.checkpoint_manager import CheckpointManager
 from core.models import save_model
 from core.run.bad_steps import BadSteps
 from core.run.loop import run_loop
-from core.run.model_card import write_card
 from core.run.stop_signal import StopSignal
 from core.scheduler import CosineLRScheduler
 from core.supervised.loss import supervised_sums
@@ -54,8 +51,7 @@ class Trainer:
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
         self.checkpoints = CheckpointManager(config.absolute_out_dir, self.write_model, config.keep_checkpoints,
-                                             model.suffix, getattr(model, "identity", dict)(),
-                                             write_card=functools.partial(write_card, config))
+                                             model.suffix, getattr(model, "identity", dict)())
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
         self.step = self.skipped_steps = 0
         self.facts = {}         # metrics of the last evaluation
@@ -88,8 +84,6 @@ class Trainer:
             self.logger.close()
             if self.config.export and self.dist.is_main and not stopped:
                 save_model(self.config.export, self.model, self.tokenizer, torch.float16, step=self.step, **self.facts)
-                if os.path.isdir(self.config.export):
-                    write_card(self.config, self.config.export, self.step)
             self.dist.barrier()
 
     def train_step(self):
@@ -102,10 +96,7 @@ class Trainer:
         set_learning_rate(self.optimizers, lr)
         metrics = training_step(self.model, batches, self.optimizers, c.grad_clip, self.dist)
         self.step += 1
-        if metrics["skipped_steps"]:
-            self.bad.add(self.step, metrics)
-        else:
-            self.bad.in_a_row = 0
+        self.bad.add(self.step, metrics)
         self.skipped_steps += metrics["skipped_steps"]
         self.tokens += sum(input.numel() for input, _, _ in batches) * self.dist.world
         return metrics | {"lr": lr}

@@ -1,6 +1,5 @@
 """The models, data, rewards and evaluation of a run, checked against each other before the first step."""
 
-import os
 from dataclasses import dataclass
 
 from core.checkpoint_manager import shapes
@@ -15,12 +14,11 @@ from core.performance.sharding import is_asked_for, loads_on, shard_all
 from core.prompts import PromptConsumer, PromptFormat
 from core.run.recipes import build_missing_checkpoint, build_missing_dataset
 from core.tokenizer import same_vocabulary
-from grpo.environments import find_environment
 from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.kl import needs_reference
 from grpo.policies.causal import CausalPolicy
-from grpo.policies.environment_calls import check_begins, environments_of
+from grpo.policies.environment_calls import check_begins
 from grpo.policies.fill import FillPolicy
 from grpo.policies.prompt_fill import PromptFillPolicy
 from grpo.reward_functions.judge import Judge
@@ -29,13 +27,11 @@ from grpo.rewards import Rewards
 
 FILL_IN, LEFT_TO_RIGHT, ANY_ORDER = "fill-in", "prompts, left to right", "prompts, in any order"  # kinds of a run
 POLICIES = {FILL_IN: FillPolicy, LEFT_TO_RIGHT: CausalPolicy, ANY_ORDER: PromptFillPolicy}
-ONLY_FOR = {"unmask_steps": (1, FILL_IN, ANY_ORDER), "fill_estimator": ("trajectory", FILL_IN, ANY_ORDER),
-            "passes_read": (2, FILL_IN, ANY_ORDER), "unmask_order": ("random", ANY_ORDER),
-            "block_length": (None, ANY_ORDER), "credit_window": (None, FILL_IN),
-            "gold_judge_checkpoint": (None, FILL_IN),
-            "environment": (None, LEFT_TO_RIGHT),
-            "stop_sequences": ((), LEFT_TO_RIGHT, ANY_ORDER), "overlong_buffer": (0, LEFT_TO_RIGHT, ANY_ORDER),
-            "mask_truncated": (False, LEFT_TO_RIGHT, ANY_ORDER)}  # {setting: (its value elsewhere, kinds that have it)}
+ONLY_FOR = {(FILL_IN,): ("credit_window", "gold_judge_checkpoint"),
+            (LEFT_TO_RIGHT,): ("environment",),
+            (ANY_ORDER,): ("unmask_order", "block_length"),
+            (FILL_IN, ANY_ORDER): ("unmask_steps", "fill_estimator", "passes_read"),
+            (LEFT_TO_RIGHT, ANY_ORDER): ("stop_sequences", "overlong_buffer", "mask_truncated")}
 
 
 @dataclass
@@ -48,64 +44,42 @@ class Models:
 
 
 def build_what_is_missing(config, dist):
-    """Runs the recipes of what is missing; in a dry run it says what would be built, and returns those settings.
-
-    A dataset under data/ has a prepare.py, a checkpoint that a shipped config names has another config.
-    """
-    def say(text):
-        if dist.is_main:
-            print(text)
-
-    check_generator(config)
-    missing = []
-    if dist.is_main or config.dry_run:
-        if build_missing_dataset(dataset_folder(config.dataset), say, config.dry_run):
-            missing.append("dataset")
-        for key in ("generator_checkpoint", "teacher_checkpoint", "judge_checkpoint", "gold_judge_checkpoint"):
-            if build_missing_checkpoint(getattr(config, key), key, config.dataset, say, config.dry_run):
-                missing.append(key)
-    dist.barrier()
-    return missing
-
-
-def check_generator(config):
-    """Raises ValueError if no generator is named."""
+    """Runs the recipes of what is missing: a dataset under data/ has a prepare.py, a checkpoint that a shipped config
+    names has another config. A dry run only says what would be built. Returns whether something is still missing."""
     if config.generator_checkpoint is None:
         raise ValueError("generator_checkpoint is not set: start with a config, such as python grpo/train_grpo.py "
                          "config/grpo_example.py, or name a model with --generator_checkpoint=PATH")
+    missing = False
+    if dist.is_main:
+        missing = build_missing_dataset(dataset_folder(config.dataset), print, config.dry_run)
+        for key in ("generator_checkpoint", "teacher_checkpoint", "judge_checkpoint", "gold_judge_checkpoint"):
+            missing |= build_missing_checkpoint(getattr(config, key), key, config.dataset, print, config.dry_run)
+    dist.barrier()
+    return dist.agree(missing)
 
 
 def build_data(config, dist):
     """Prompts, or windows of running text with hidden tokens, as the dataset has it."""
-    check_generator(config)
     path = config.generator_checkpoint
     tokenizer = None  # the dataset's own
     if is_file_of_records(config.dataset) or is_huggingface(path, "generator_checkpoint"):
         tokenizer = load_tokenizer(path, "generator_checkpoint")
     if has_prompts(config.dataset):
-        prompt_format = PromptFormat(config.template, config.system_prompt, config.response_prefix,
-                                     config.max_prompt_length, config.chat_template_kwargs, config.prompt_format)
         return PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
-                              prompt_format)
+                              PromptFormat.of(config))
     return DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, config.batch_size, config.seed, dist.rank,
                            dist.world, config.masks, config.mask_low, config.mask_high, tokenizer)
 
 
 def build_models(config, data, dist):
-    """The models that a config names: Models.
-
-    data: None if it is not there yet
-    Raises ValueError or FileNotFoundError naming the setting that does not fit the others, or a dataset that is not of
-    the generator's kind.
-    """
-    tokenizer = load_tokenizer(config.generator_checkpoint, "generator_checkpoint") if data is None else data.tokenizer
-    policy = load_policy("generator_checkpoint", config, tokenizer, dist, adapter=config)
+    """The models that a config names: Models. Raises ValueError or FileNotFoundError naming the setting that does not
+    fit the others, or a dataset that is not of the generator's kind."""
+    policy = load_policy("generator_checkpoint", config, data.tokenizer, dist, adapter=config)
     check_kind(config, policy.model.mode, data)
     judge = load_judge("judge_checkpoint", config, policy, dist)
     gold_judge = load_judge("gold_judge_checkpoint", config, policy, dist)
     if config.credit_window is not None and judge is not None and judge.model.judge_head == "cls":
-        raise ValueError(f"credit_window={config.credit_window} needs a judge that scores every position, but "
-                         f"judge_checkpoint={config.judge_checkpoint} has judge_head={judge.model.judge_head}; "
+        raise ValueError(f"credit_window needs a judge of positions, not judge_checkpoint={config.judge_checkpoint}; "
                          "use credit_window=None")
     reference = build_reference(config, policy, dist)
     if config.compile:
@@ -119,17 +93,16 @@ def build_models(config, data, dist):
 
 def check_kind(config, mode, data):
     """Raises ValueError for a dataset, or a setting, of another kind of generator. mode: the generator's"""
-    if data is not None and mode == LANGUAGE_MODEL and not isinstance(data, PromptConsumer):
+    if mode == LANGUAGE_MODEL and not isinstance(data, PromptConsumer):
         raise ValueError(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
                          f"prompts, such as data/arithmetic, which dataset={config.dataset} is not")
-    possible = {kind_of(config, mode)}
-    if data is None and mode == MASKED_FILL:  # a dry run: whether the dataset will have prompts is not known yet
-        possible = {FILL_IN, ANY_ORDER}
-    for key, (default, *kinds) in ONLY_FOR.items():
-        if possible.isdisjoint(kinds) and getattr(config, key) != default:
-            raise ValueError(f"{key}={getattr(config, key)} is for {' and '.join(kinds)}, not for "
-                             f"{' or '.join(sorted(possible))}, which generator_checkpoint="
-                             f"{config.generator_checkpoint} does with dataset={config.dataset}; use {key}={default}")
+    kind = kind_of(config, mode)
+    for kinds, keys in ONLY_FOR.items():
+        for key in keys:
+            value, default = getattr(config, key), getattr(type(config), key)
+            if kind not in kinds and value != default:
+                raise ValueError(f"{key}={value} is for {' and '.join(kinds)}, not for {kind}, as generator_checkpoint "
+                                 f"and dataset={config.dataset} ask for; use {key}={default}")
 
 
 def kind_of(config, mode):
@@ -153,10 +126,6 @@ def load_policy(key, config, tokenizer, dist, mode=None, adapter=FULL):
     model, _ = load_model(path, loads_on(config, dist), mode, tokenizer, key, adapter, dist.dtype)
     if model.mode == SEQUENCE_SCORER:
         raise ValueError(f"{key}={path} has mode {model.mode}, but {MASKED_FILL} or {LANGUAGE_MODEL} is needed here")
-    built = os.path.exists(os.path.join(dataset_folder(config.dataset), "meta.json"))  # else it may have prompts
-    if built and kind_of(config, model.mode) == FILL_IN and config.block_size > model.longest_input:
-        raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of {key}={path}; "
-                         f"set block_size={model.longest_input}")
     return make_policy(model, tokenizer, config, dist)
 
 
@@ -175,8 +144,7 @@ def build_reference(config, policy, dist):
         if hasattr(policy.model, "banned_ids"):  # those of the policy: its model may declare other end tokens
             reference.model.banned_ids = policy.model.banned_ids
         if config.reference_mode != "static" and shapes(reference.weights()) != shapes(policy.weights()):
-            raise ValueError(f"reference_checkpoint={path} has another shape than the generator, so "
-                             f"reference_mode={config.reference_mode!r} cannot move it to the policy; use 'static'")
+            raise ValueError(f"reference_checkpoint={path} has another shape than the generator, so it cannot move")
     if config.ref_offload:
         reference.to("cpu")
     return reference
@@ -191,11 +159,9 @@ def load_judge(key, config, policy, dist):
     fills = kind_of(config, policy.model.mode) == FILL_IN
     tokenizer = policy.tokenizer if fills else None
     model = freeze(load_model(path, loads_on(config, dist), SEQUENCE_SCORER, tokenizer, key)[0])
-    needed, text = config.block_size, f"texts of block_size={config.block_size}"
-    if model.judge_head == "cls":
-        needed, text = needed + 1, f"{text} and CLS"
+    needed = config.block_size + (model.judge_head == "cls")  # CLS stands before the text
     if fills and model.longest_input < needed:
-        raise ValueError(f"{key}={path} has block_size={model.longest_input}, but needs {needed} for {text}")
+        raise ValueError(f"{key}={path} has block_size={model.longest_input}, but needs {needed}: lower block_size")
     tokenizer = load_tokenizer(path, key)
     judge = Judge(model, tokenizer, same_vocabulary(tokenizer.description(), policy.tokenizer), dist.dtype)
     whole = not is_asked_for(config, dist)  # a sharded judge has no weights to pack
@@ -206,19 +172,6 @@ def load_judge(key, config, policy, dist):
 
 def build_rewards(config, models, data, dist):
     """A Rewards, with every record checked for what its functions need."""
-    rewards = make_rewards(config, models.judge, dist)
-    if isinstance(data, PromptConsumer):
-        rewards.check(data.records["train"] + data.records["val"])
-        if config.environment is not None:
-            models.policy.environments = environments_of(config)
-            check_begins(models.policy.environments, data)
-    return rewards
-
-
-def make_rewards(config, judge, dist):
-    """A Rewards, with its reward model if the config names one."""
-    if config.environment is not None:
-        find_environment(config.environment, config.environment_file)
     scorer = None
     path = config.reward_model_checkpoint
     if path is not None:
@@ -226,22 +179,24 @@ def make_rewards(config, judge, dist):
             raise ValueError(f"reward_model_checkpoint={path} is not used: add 'reward_model' to reward_functions")
         scorer = load_reward_model(path, loads_on(config, dist), dist.dtype)
         shard_all([scorer.model], config, dist)
-    return Rewards(config, judge, scorer)
+    rewards = Rewards(config, models.judge, scorer)
+    if isinstance(data, PromptConsumer):
+        rewards.check(data.records["train"] + data.records["val"])
+        if config.environment is not None:
+            check_begins(config, data)
+    return rewards
 
 
 def build_evaluation(config, models, rewards, data):
-    """The evaluation that suits the generator. Raises ValueError if a prompt leaves no room for a completion."""
-    policy = models.policy
-    if kind_of(config, policy.model.mode) == FILL_IN:
+    """The evaluation that suits the generator. Raises ValueError if a text is longer than the models read."""
+    reads = min(p.model.longest_input for p in (models.policy, models.reference) if p is not None)
+    if kind_of(config, models.policy.model.mode) == FILL_IN:
+        if config.block_size > reads:
+            raise ValueError(f"block_size={config.block_size} is larger than the {reads} tokens that the model reads")
         return fill_in_evaluation(config, models, rewards)
-    reads = min(p.model.longest_input for p in (policy, models.reference) if p is not None)
     if data.longest + config.max_new_tokens > reads:
         raise ValueError(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens do not "
-                         f"fit the {reads} tokens that the model reads; lower max_new_tokens or max_prompt_length, "
-                         f"together to at most {reads}")
-    places = config.block_length or config.max_new_tokens
-    if config.unmask_steps > places:
-        raise ValueError(f"unmask_steps={config.unmask_steps} must be at most the {places} places of a block")
+                         f"fit the {reads} tokens that the model reads; lower max_new_tokens or max_prompt_length")
     return PromptEvaluation(data, models.reference, rewards, config)
 
 

@@ -10,7 +10,7 @@ from core.masking import MaskConfig
 from core.performance.sharding import PARALLEL
 from core.settings.ranges import check_choices, check_ranges
 from grpo.advantages import ADVANTAGES
-from grpo.environments import EnvironmentConfig, check_environment
+from grpo.environments import EnvironmentConfig
 from grpo.kl import KL_ESTIMATORS, REFERENCES
 from grpo.objectives import AVERAGES, OBJECTIVES, RATIOS, SURROGATES, baseline_of
 from grpo.policies.fill_views import AS_DRAWN, FILL_ESTIMATORS, READ_PASSES
@@ -23,14 +23,11 @@ CHOICES = {"objective": OBJECTIVES, "parallel": PARALLEL, "advantage": ADVANTAGE
            "fill_estimator": FILL_ESTIMATORS, "unmask_order": UNMASK_ORDERS}
 ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate": SURROGATES}  # of OBJECTIVES
 RANGES = {
-    "max_new_tokens": "[1, 1e6]",
-    "batch_size": "[1, 1e6]", "group_size": "[1, 1e5]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
-    "top_k": "[0, 1e9]", "min_p": "[0, 1)", "unmask_steps": "[1, 1e6]", "block_length": "[1, 1e6]",
-    "passes_read": "[1, 1e6]",
-    "credit_window": "[0, 1e9]", "distill_beta": "(0, 1e6]", "kl_beta": "[0, 1e6]", "kl_target": "(0, 1e6]",
-    "entropy_bonus": "[0, 1e6]", "overlong_buffer": "[0, 1e6]",
-    "clip_low": "[0, 1e9]", "clip_high": "[0, 1e9]",
-    "ema_alpha": "[0, 1]", "reference_update_freq": "[1, 1e12]",
+    "max_new_tokens": "[1, 1e6]", "batch_size": "[1, 1e6]", "group_size": "[1, 1e5]", "temperature": "[1e-6, 1e3]",
+    "top_p": "(0, 1]", "top_k": "[0, 1e9]", "min_p": "[0, 1)", "unmask_steps": "[1, 1e6]", "block_length": "[1, 1e6]",
+    "passes_read": "[1, 1e6]", "credit_window": "[0, 1e9]", "distill_beta": "(0, 1e6]", "kl_beta": "[0, 1e6]",
+    "kl_target": "(0, 1e6]", "entropy_bonus": "[0, 1e6]", "overlong_buffer": "[0, 1e6]", "clip_low": "[0, 1e9]",
+    "clip_high": "[0, 1e9]", "ema_alpha": "[0, 1]", "reference_update_freq": "[1, 1e12]",
     "ppo_epochs": "[1, 1e6]", "minibatches": "[1, 1e6]", "micro_batch_tokens": "[1, 1e12]",
     "eval_problems": "[1, 1e6]", "eval_completions": "[2, 1e5]", "pass_k": "[1, 1e5]", "sample_interval": "[1, 1e12]"}
 
@@ -128,7 +125,6 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
         check_together(self)
         check_files(self)
         check_sampler(self)
-        check_environment(self)
 
     @property
     def scores_as_drawn(self):
@@ -162,8 +158,6 @@ TOGETHER = (  # (when, what some settings then have to be, why)
      "with advantage='step', kl_in_reward or a teacher alone, groups of equal rewards teach too"),
     (lambda c: c.unmask_order == "confidence", {"kl_in_reward": False, "ratio_to": "policy"},
      "unmask_order='confidence' leaves out the probability of its order"),
-    (lambda c: c.reward_normalisation == "group" and c.advantage == "group_std", {"advantage": None},
-     "reward_normalisation='group' divides by the group's standard deviation already"),
     (lambda c: c.fill_estimator != "trajectory", {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "kl_in_reward": False},
      "fill_estimator estimates log-probabilities of the whole distribution, not of what was sampled"),
     (lambda c: c.fill_estimator not in READ_PASSES, {"passes_read": 2},
@@ -173,6 +167,10 @@ TOGETHER = (  # (when, what some settings then have to be, why)
     (lambda c: c.parallel == "fsdp",
      {"optimizer": "adamw", "ref_offload": False, "compile": False, "load_in_4bit": False},
      "parallel='fsdp' cuts every weight, and Muon needs whole matrices"),
+    (lambda c: c.environment is None, {"environment_file": None, "max_turns": 8},
+     "environment_file and max_turns are for environments, and environment is not set"),
+    (lambda c: c.environment is not None, {"overlong_buffer": 0, "response_prefix": ""},
+     "an episode has answers of an environment and several of the policy"),
     # the reference and the teacher
     (lambda c: c.reference_mode == "none", {"kl_beta": 0.0, "reference_checkpoint": None},
      "reference_mode='none' leaves the KL penalty without a reference"),
@@ -202,7 +200,7 @@ def check_together(c):
 
 
 def check_sizes(c):
-    """Raises ValueError if a number does not fit another one."""
+    """Raises ValueError if a setting does not fit another one."""
     problems = c.batch_size * c.gradient_accumulation_steps
     for key, most, what in (("train_pass_k", c.group_size, "group_size"),
                             ("minibatches", problems, "batch_size * gradient_accumulation_steps"),
@@ -211,6 +209,9 @@ def check_sizes(c):
             raise ValueError(f"{key}={getattr(c, key)} must be at most {what}={most}")
     if not all(c.stop_sequences):
         raise ValueError(f"stop_sequences={c.stop_sequences!r} must be texts that are not empty")
+    if ("environment" in c.reward_functions) != (c.environment is not None):
+        raise ValueError(f"environment={c.environment!r} and reward_functions={c.reward_functions}: an environment and "
+                         "the reward 'environment' go together; set both or neither")
 
 
 def check_files(c):

@@ -1,11 +1,11 @@
 """The loop: a GRPO step after the other, with evaluation, logging and checkpoints."""
 
 import contextlib
-import functools
 import math
 import os
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from core.files.json_lines import each_record, keep_records
 from core.logger import format_number
 from core.run.bad_steps import BadSteps
 from core.run.loop import run_loop
-from core.run.model_card import write_card
-from core.run.names import CONFIG, CURVES, METRICS, REPORT, SAMPLES
+from core.run.names import CURVES, REPORT, SAMPLES
 from core.run.stop_signal import StopSignal
 from core.scheduler import CosineLRScheduler
 from core.training_step import build_optimizers, set_learning_rate
@@ -24,8 +23,7 @@ from grpo.evaluation.samples import append_samples, comparison_table, evaluation
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.kl import REFERENCES, adapted
 from grpo.report.page import write_report
-from grpo.samplers.local import LocalSampler
-from grpo.samplers.prefetch import Prefetcher
+from grpo.samplers.prefetch import LocalSampler, Prefetcher
 
 SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated")  # attributes, in every state
 GROWTH = 1.02  # of a run between two pages about it: all pages together read in proportion to its length
@@ -47,9 +45,12 @@ class GRPOTrainer:
         self.optimizers = build_optimizers(policy, config, dist.device.type)
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
+        identity = {"kind": type(policy).__name__} | getattr(policy, "identity", dict)()
+        if self.saved_reference is not None:
+            identity["reference"] = shapes(reference.weights())
         self.checkpoints = CheckpointManager(config.absolute_out_dir, policy.save, config.keep_checkpoints,
-                                             policy.suffix, getattr(policy, "identity", dict)(), dist.is_main,
-                                             functools.partial(write_card, config))
+                                             policy.suffix, identity, dist.is_main)
+        self.progress = getattr(rewards, "state", SimpleNamespace())  # what rewards may know of the run
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.prefetcher = None  # of a sampler elsewhere, or ahead of training; None: the policy samples at once
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
@@ -72,7 +73,6 @@ class GRPOTrainer:
             if sampler is not None:
                 stack.enter_context(contextlib.closing(sampler))
                 self.prefetcher = Prefetcher(sampler, self.policy, self.problems_of, self.config)
-            stack.enter_context(self.dist.ending_together())
             self.dist.broadcast(self.policy.parameters())
             self.logger.start(self.step)
             if self.dist.is_main:
@@ -103,7 +103,7 @@ class GRPOTrainer:
             c = replace(c, kl_beta=self.kl_beta)
         lr = self.schedule.lr(self.step)
         set_learning_rate(self.optimizers, lr)
-        self.tell_rewards()
+        self.progress.global_step = self.step
         timer = Timer()
         on_policy = not self.buffer.queue
         if on_policy:
@@ -123,13 +123,10 @@ class GRPOTrainer:
         return metrics
 
     def end_step(self, metrics):
-        """Counts a step that was skipped or empty; the last step of an iteration moves the reference and kl_beta."""
+        """Counts the step; the last step of an iteration moves the reference and kl_beta."""
         c = self.config
         bad_rollouts = metrics.pop("bad_rollouts")
-        if metrics["skipped_steps"]:
-            self.bad.add(self.step, metrics)
-        else:
-            self.bad.in_a_row = 0
+        self.bad.add(self.step, metrics)
         self.skipped_steps += metrics["skipped_steps"]
         self.empty_steps += metrics["empty_steps"]
         metrics |= {"skipped_steps": self.skipped_steps, "empty_steps": self.empty_steps}
@@ -176,33 +173,25 @@ class GRPOTrainer:
         state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
         path, self.step = self.checkpoints.last
         self.dist.check_same_step(self.step, self.config.out_dir)
-        reference = self.saved_reference
-        if reference is not None and shapes(reference.weights()) != shapes(state.get("reference", {})):
-            raise ValueError(f"{path} has another reference than this run, or none; resume with the settings of "
-                             f"{self.checkpoints.path(CONFIG)} or choose another out_dir")
         self.policy.load_weights(state["model"])
-        if reference is not None:
-            reference.load_weights(state["reference"])
+        if self.saved_reference is not None:
+            self.saved_reference.load_weights(state["reference"])
         self.after = state["facts"]
-        try:
-            for name in SAVED:
-                setattr(self, name, state[name])
-            buffers = state["buffers"]
-            same_ranks = len(buffers) == self.dist.world
-            if buffers[0]["queue"] and not same_ranks:
-                raise ValueError(f"{path} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
-            mine = buffers[self.dist.rank if same_ranks else 0]
-            self.buffer.load_state_dict(mine, self.policy.Reading, self.dist.device)
-        except (TypeError, LookupError):
-            raise ValueError(f"{path} was saved by another version or for another generator; start without resume"
-                             ) from None
+        for name in SAVED:
+            setattr(self, name, state[name])
+        buffers = state["buffers"]
+        same_ranks = len(buffers) == self.dist.world
+        if buffers[0]["queue"] and not same_ranks:
+            raise ValueError(f"{path} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
+        mine = buffers[self.dist.rank if same_ranks else 0]
+        self.buffer.load_state_dict(mine, self.policy.Reading, self.dist.device)
         if self.config.kl_target is None:
             self.kl_beta = self.config.kl_beta
 
     def evaluate(self):
         """Held-out metrics; a few samples every sample_interval."""
         self.logger.say("  evaluating ...")
-        self.tell_rewards()
+        self.progress.global_step = self.step
         metrics, samples = self.evaluation(self.policy, self.config.temperature)
         metrics = {f"eval/{name}": value for name, value in metrics.items()}
         finite = {name: x for name, x in metrics.items() if math.isfinite(x)}
@@ -213,7 +202,6 @@ class GRPOTrainer:
             self.logger.say("  held out | " + " | ".join(shown[first : first + 3]))
         if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
             append_samples(self.checkpoints.out_dir, self.step, samples)
-            self.logger.trackers.text(self.step, samples)
             self.logger.say(format_samples(samples, sys.stdout.isatty(), self.config.eval_completions))
         return metrics
 
@@ -231,11 +219,6 @@ class GRPOTrainer:
         if os.path.exists(self.logger.path):
             write_report(self.checkpoints.out_dir)
 
-    def tell_rewards(self):
-        """Tells the rewards how many steps are done, for functions that ask for trainer_state."""
-        if hasattr(self.rewards, "state"):
-            self.rewards.state.global_step = self.step
-
     def finish(self, stopped=False):
         """Ends what the run has opened; at the end of the training draws the curves and prints what changed."""
         self.logger.close()
@@ -246,8 +229,5 @@ class GRPOTrainer:
             if held_out := evaluations(each_record(self.logger.path)):
                 draw_curves({"": held_out}, self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(self.before, self.after))
-            files = (METRICS, SAMPLES, CURVES, REPORT)
-            written = [name for name in files if os.path.exists(self.checkpoints.path(name))]
-            model = ["the model"] if self.step else []
-            self.logger.say(f"{self.config.out_dir} has {', '.join(model + written)}")
+            self.logger.say(f"the model, its metrics and {REPORT} are in {self.config.out_dir}")
         self.dist.barrier()

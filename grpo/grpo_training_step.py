@@ -13,16 +13,7 @@ from grpo.objectives import OBJECTIVES, baseline_of, policy_loss, token_weights
 from grpo.rollout import join
 from grpo.scoring import score, score_in_batches, with_reference
 from grpo.step_metrics import (
-    DECIDING,
-    NO_MISMATCH,
-    add_up,
-    check_mismatch,
-    end_step,
-    logged_sums,
-    mismatch,
-    nonfinite_rewards,
-    rollout_sums,
-)
+    DECIDING, LOGGED, NO_MISMATCH, add_up, check_mismatch, end_step, mismatch, nonfinite_rewards, rollout_sums)
 
 MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups whose rewards are then still equal are dropped
 BAD_REWARDS = f"{NONFINITE}rewards"
@@ -100,7 +91,8 @@ def collect_rollouts(policy, reference, rewards, sample, config, dist, timer):
         rollouts, scored, useful = collect_round(0)
         sums |= rollout_sums(rollouts, scored, useful, OBJECTIVES[config.objective].discriminative)
         if scored.metrics is not None:  # the functions of a rank may log others than those of the next
-            sums |= logged_sums(scored.metrics, dist.names_of_all(scored.metrics))
+            for name in dist.names_of_all(scored.metrics):
+                sums[LOGGED + name] = scored.metrics.get(name, (0.0, 0))
         if config.zero_std != "keep":
             rollouts, scored = keep_groups(rollouts, scored, useful)
         if config.zero_std == "resample":

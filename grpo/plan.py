@@ -3,50 +3,25 @@
 from core.config import describe
 from core.huggingface.files import is_adapter
 from core.prompts import PromptConsumer
-from grpo.build import build_models, make_rewards
-from grpo.objectives import OBJECTIVES
 from grpo.reward_functions.registry import parameters
 from grpo.rewards import REWARDS
 from grpo.sandbox.run import describe_sandbox
 
 
 def plan(config, origin, models, rewards, data, dist):
-    """Yields the lines of the plan. data: None if the dataset is not there yet"""
+    """Yields the lines of the plan."""
     yield from describe(config, origin)
-    yield describe_batch(config, dist)
-    own = OBJECTIVES[config.objective].advantage
-    if config.advantage not in (None, own):
-        yield f"advantage={config.advantage!r} replaces {own}, the one of objective {config.objective}"
+    problems = config.batch_size * config.gradient_accumulation_steps * dist.world
+    yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
+           f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {problems * config.group_size} "
+           f"completions; an evaluation every {config.eval_interval} steps: at most {config.eval_problems} problems x "
+           f"{config.eval_completions}")
     yield from describe_models(config, models)
-    if data is not None:
-        yield f"data: {data.folder}, {data.size()}"
+    yield f"data: {data.folder}, {data.size()}"
     if isinstance(data, PromptConsumer):
         yield from data.describe_prompts()
     yield from describe_rewards(config, rewards)
     yield f"on {dist.device} in {dist.dtype}"
-
-
-def plan_without(missing, config, origin, dist):
-    """Yields the plan of a dry run as far as it goes without what a run would build first; what is there is checked.
-
-    missing: the settings that name what a run would build
-    """
-    if missing == ["dataset"]:
-        models = build_models(config, None, dist)
-        yield from plan(config, origin, models, make_rewards(config, models.judge, dist), None, dist)
-        return
-    if config.judge_checkpoint is None:  # the rewards need no model that is missing
-        make_rewards(config, None, dist)
-    yield from describe(config, origin)
-
-
-def describe_batch(config, dist):
-    """A line with the number of completions of an optimizer step, as the product that it is, and of an evaluation."""
-    problems = config.batch_size * config.gradient_accumulation_steps * dist.world
-    return (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
-            f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {problems * config.group_size} "
-            f"completions; an evaluation every {config.eval_interval} steps: at most {config.eval_problems} problems x "
-            f"{config.eval_completions}")
 
 
 def describe_models(config, models):

@@ -1,7 +1,6 @@
 """The rewards of a run: named functions, each with a weight, whose values are added.
 
-python grpo/rewards.py                           lists them with their ranges, and the presets
-python grpo/rewards.py --reward_file=FILE        ... with the @reward functions of a file of yours
+python grpo/rewards.py lists those of this project with their ranges, and the presets; with --help it prints this.
 """
 
 import os
@@ -11,33 +10,20 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import inspect
 import math
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import torch
 
 from core.config import UsageError
-from core.prompts import OF_CONSUMER, as_columns
+from core.prompts import as_columns
 from core.settings.script import run_script
-from grpo.reward_functions import (  # noqa: F401: they register
-    judge,
-    reward_model,
-    text,
-    verify_code,
-    verify_math,
-)
+from grpo.reward_functions import judge, reward_model, text, verify_code, verify_math  # noqa: F401: they register
 from grpo.reward_functions.groups import normalised, pass_k_weight
 from grpo.reward_functions.registry import (
-    FIELD_OF,
     REWARDS,
-    Call,
     Log,
-    TrainerState,
     arguments,
-    gets,
-    load_reward_file,
-    naming_reward,
-    needed_fields,
+    check_records,
     parameters,
     register_functions,
     reward,
@@ -45,8 +31,8 @@ from grpo.reward_functions.registry import (
 )
 from grpo.reward_functions.settings import PRESET_SUCCESS, PRESETS
 from grpo.reward_functions.workers import Workers
-from grpo.rollout import Scored
-from grpo.sandbox.run import found_here, take_over
+from grpo.rollout import Scored, join
+from grpo.sandbox.run import found_here
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
 MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}  # {parameter: setting}
@@ -56,13 +42,11 @@ class Rewards:
     """The rewards of a run, called with rollouts. Returns Scored:
 
     reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
-    credit: the same, with config.reward_normalisation="group" of the normalised values; or with config.credit_window
-            the judge's credit of each token
-    weight: ones, or with config.train_pass_k=k the factors that turn the advantage into one of pass@k
+    credit: the same, of normalised values with reward_normalisation; with credit_window the judge's of each token
+    weight: ones, or with train_pass_k=k the factors that turn the advantage into one of pass@k
     values: NaN where a function skipped a completion
 
     judge: a Judge, reward_scorer: a RewardModel, or None if no reward needs it
-    state: what rewards may know about the run; the trainer counts its steps in state.global_step
     """
 
     def __init__(self, config, judge=None, reward_scorer=None):
@@ -72,22 +56,21 @@ class Rewards:
         register_functions(self.names, config.reward_file)
         self.models = {"judge_model": judge, "reward_scorer": reward_scorer}
         check_settings(config, self.names, self.models)
-        self.config, self.judge = config, judge
+        self.config = config
         self.weights = config.reward_weights or (1.0,) * len(self.names)
         self.success = success(config, self.names)
         self.fields = ()  # of the records, once `check` has seen them
-        self.can_log = any(gets(name, key) for name in self.names for key in ("log_metric", "log_extra"))
-        self.state = TrainerState(0, config.max_iters)
-        self.in_workers = [name for name in self.names if REWARDS[name].slow and config.reward_workers > 0]
-        path = config.reward_file and os.path.abspath(config.reward_file)  # a reward may change the working folder
+        self.state = SimpleNamespace(global_step=0, max_steps=config.max_iters)  # as in transformers' TrainerState
         sandbox = found_here() if any("sandbox" in parameters(name) for name in self.names) else None
-        self.workers = Workers(config.reward_workers, config.reward_timeout, know_rewards, path, sandbox)
+        self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file, sandbox)
 
     @torch.no_grad()
     def __call__(self, rollouts):
         device, G = rollouts.target.device, rollouts.group_size
         if self.config.credit_window is not None:  # the judge is then the only reward
-            return self.judge.scored(rollouts, self.config.credit_window)
+            score, credit = self.models["judge_model"].score_and_credit(rollouts.texts, self.config.credit_window)
+            score = score.masked_fill(score.isnan(), torch.inf)  # NaN would mean that the completion is skipped
+            return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
         if not self.names:  # the teacher alone teaches
             return Scored(torch.zeros(rollouts.problems, G, device=device), metrics=None)
         values, log = self.score(rollouts.texts, G)
@@ -98,41 +81,30 @@ class Rewards:
         values = {name: x.to(device) for name, x in values.items()}                  # (N,) each
         if self.config.train_pass_k > 1:
             weight = pass_k_weight(self.right(values).view(-1, G), self.config.train_pass_k)
-        metrics = log.metrics if self.can_log else None
+        metrics = None if self.names == ("judge",) else log.metrics  # the judge logs none, on any rank
         return Scored(self.total(values).view(-1, G), credit, values, weight, metrics)
 
     def score(self, texts, group_size, names=None):
         """({name: (N,) float32 on the CPU}, Log). A value is NaN where the function skipped the completion, and
-        infinity where it returned no finite number. A completion that a worker did not finish before reward_timeout is
-        skipped by every function.
+        infinity where it returned no finite number. A completion that is late in a worker is skipped by every function.
 
-        texts: has what the run's rewards ask for: prompts, completions (lists of N), columns, tokens, completion_ids;
-        the group_size completions of a problem are consecutive
-        names: the functions to call, at least one; None: all of the run
+        texts: a Texts, of which groups are consecutive; names: the functions to call; None: all of the run
         """
         values, log, late = {}, Log(), set()
+        known = (self.config.reward_settings or {}) | vars(self.config) | self.models
+        known |= {"group_size": group_size, "texts": texts, "trainer_state": self.state}
         for name in names or self.names:
-            call, own = self.prepared(name, texts, group_size), Log()
-            if name in self.in_workers:
-                numbers, missing = self.workers.call(call, own)
+            call = arguments(name, texts, known, self.fields)
+            if REWARDS[name].slow and self.config.reward_workers > 0:
+                numbers, own, missing = self.workers.call(call)
                 late |= missing
             else:
-                numbers = run_reward(call, own)
+                numbers, own = run_reward(call)
             values[name] = torch.tensor(numbers)
-            for metric, (total, count) in own.metrics.items():
-                log.add_sum(metric, total, count)
-            for column, logged in own.columns.items():
-                log.log_extra(f"{name}/{column}" if column in log.columns else column, logged)
+            log = Log(join([log.metrics, own.metrics]), log.columns | own.columns)
         for x in values.values():
             x[list(late)] = math.nan
         return values, log
-
-    def prepared(self, name, texts, group_size):
-        """The Call of a function."""
-        N = len(texts.completions)
-        of_the_run = {"group_size": group_size, "texts": texts, "trainer_state": self.state}
-        known = (self.config.reward_settings or {}) | vars(self.config) | self.models | of_the_run
-        return Call(name, *arguments(name, texts, known, dict.fromkeys(self.fields, [None] * N)), N)
 
     def total(self, values):
         """(N,) the weighted sum of `values`, as score returns them; NaN where every function skipped. A function of
@@ -144,33 +116,15 @@ class Rewards:
         return stacked.nansum(0).masked_fill(stacked.isnan().all(0), torch.nan)
 
     def right(self, values):
-        """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it skipped the completion, or
-        is not finite."""
+        """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it is not finite."""
         x = values[self.success]
-        highest = REWARDS[self.success].high
-        return (x >= highest - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
+        return (x >= REWARDS[self.success].high - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
 
     def check(self, records):
-        """Raises ValueError naming file and line of the first record that a reward cannot score. A judge or a reward
-        model reads the longest prompt."""
+        """Raises ValueError naming file and line of the first record that a reward cannot score."""
         self.fields = tuple(as_columns(records)[1])
         for name in self.names:
-            needed = {key: FIELD_OF.get(key, key) for key in needed_fields(name)}
-            check = REWARDS[name].check
-            for record in records:
-                for key, own in needed.items():
-                    if record.get(own) is None:
-                        raise ValueError(f"{record['where']}: reward {name} needs the field '{key}' in every record")
-                if check is not None:
-                    with naming_place(record), naming_reward(name):
-                        check(**{key: x for key, x in record.items() if key not in OF_CONSUMER})
-        longest = max(records, key=lambda record: len(record["text"]))
-        texts = SimpleNamespace(prompts=[longest["text"]], completions=[""], columns={"prompt": [longest["prompt"]]},
-                                tokens=[torch.tensor(longest["tokens"])])
-        asked = {parameter for name in self.names for parameter in parameters(name)}
-        for parameter in asked & set(self.models):
-            with naming_place(longest):
-                self.models[parameter].scores(texts)
+            check_records(name, records)
 
     def close(self):
         """Ends the worker processes; the next call starts new ones."""
@@ -183,44 +137,20 @@ def check_settings(config, names, models):
         if name not in REWARDS:
             raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; "
                              "or define your own in reward_file")
-        if REWARDS[name].slow and (wrong := {*MODELS, "texts", "group_size"} & set(parameters(name))):
-            raise ValueError(f"reward {name}: with slow=True it gets one completion in a worker process, without "
-                             f"{', '.join(sorted(wrong))}; leave slow out")
+        if REWARDS[name].slow and {*MODELS, "texts", "group_size"} & set(parameters(name)):
+            raise ValueError(f"reward {name}: a slow function gets one completion, no texts, models or group_size")
         for parameter, key in MODELS.items():
             if parameter in parameters(name) and models[parameter] is None:
-                raise ValueError(f"{key} is not set, but reward {name} is asked for; name a model with --{key}=PATH, "
-                                 "or set other reward_functions")
-    own = {key for name in names for key, p in parameters(name).items()
-           if p.kind is p.KEYWORD_ONLY and not hasattr(config, key)}
+                raise ValueError(f"reward {name} needs {key}; name a model, or set other reward_functions")
+    own = {key for name in names for key, p in parameters(name).items() if p.kind is p.KEYWORD_ONLY}
     for key in config.reward_settings or {}:
-        if key not in own:
-            raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)}, "
-                             f"as in def {names[0]}(completions, *, {key}=1)")
+        if key not in own or hasattr(config, key):
+            raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)}")
     if config.reward_weights and len(config.reward_weights) != len(names):
-        raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}; "
-                         "or set reward_weights=()")
+        raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}")
     if config.credit_window is not None and (names != ("judge",) or config.reward_normalisation != "none"):
         raise ValueError(f"credit_window={config.credit_window} divides the judge's score among tokens: use it with "
-                         "that reward alone and reward_normalisation='none', or set credit_window=None")
-
-
-@contextmanager
-def naming_place(record):
-    """A ValueError within begins with the file and the line of a record."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{record['where']}: {error}") from None
-
-
-def know_rewards(path, sandbox=None):
-    """Fills a worker's table: importing this module registers the built-in rewards, the file those of the user.
-
-    sandbox: found_here() of the main process, if a reward runs code
-    """
-    load_reward_file(path)
-    if sandbox is not None:
-        take_over(*sandbox)
+                         "that reward alone and reward_normalisation='none'")
 
 
 def success(config, names):
@@ -231,18 +161,15 @@ def success(config, names):
     if name in usable:
         return name
     if config.success_reward is not None or config.train_pass_k > 1:
-        raise ValueError(f"success_reward={config.success_reward!r} must be a reward of texts with a highest value, "
-                         f"of which train_pass_k above 1 needs one: {', '.join(usable) or 'this run has none'}")
+        raise ValueError(f"success_reward={config.success_reward!r}, which train_pass_k needs, must be a reward of "
+                         f"texts with a highest value: {', '.join(usable) or 'this run has none'}")
     return None
 
 
 def main(argv):
     """Prints the table of rewards and the presets."""
-    for argument in argv:
-        path = argument.removeprefix("--reward_file=")
-        if path == argument:
-            raise UsageError(f"{argument}: the one option is --reward_file=FILE")
-        load_reward_file(path)
+    if argv:
+        raise UsageError(f"{argv[0]}: there are no options")
     for name, r in REWARDS.items():
         print(f"{name:<18}{r.range}".ljust(34) + (inspect.getdoc(r.fn) or "").split("\n")[0])
     print("\npresets (task_type)")

@@ -169,14 +169,12 @@ class Scored:
     reward: torch.Tensor                         # (P, G) NaN where a completion is not scored
     credit: torch.Tensor | None = None           # (P, G, 1 or M) reward of each completion, or of each sampled token
     values: dict = field(default_factory=dict)   # {name of a reward: (N,)}
-    weight: torch.Tensor | None = None           # (P, G) factor on the advantage of each completion
+    weight: torch.Tensor | None = None           # (P, G) factor on the advantage of each completion, for train_pass_k
     metrics: dict = field(default_factory=dict)  # {name: (sum, count)} that rewards logged
 
     def __post_init__(self):
         if self.credit is None:
             self.credit = self.reward[..., None]
-        if self.weight is None:
-            self.weight = torch.ones_like(self.reward)
 
     def select(self, useful):
         """The problems for which useful (P,) is True, without their values and metrics."""
@@ -189,10 +187,13 @@ def tensors(record):
 
 
 def join(parts):
-    """Records of different problems as one: rows one after another, padded on the right to the longest; sums added."""
+    """Records of different problems as one: rows one after another, padded with zeros on the right; sums added."""
     first = parts[0]
     if torch.is_tensor(first):
-        return cat_padded(parts)
+        if first.dim() == 1:
+            return torch.cat(parts)
+        longest = max(part.shape[-1] for part in parts)
+        return torch.cat([F.pad(part, (0, longest - part.shape[-1])) for part in parts])
     if isinstance(first, (KeptTokens, Texts)):
         return type(first).join(parts)
     if isinstance(first, list):
@@ -205,14 +206,6 @@ def join(parts):
     if is_dataclass(first):
         return replace(first, **{f.name: join([getattr(part, f.name) for part in parts]) for f in fields(first)})
     return first
-
-
-def cat_padded(parts):
-    """Tensors of rows as one. In tensors of several dimensions the last is padded with zeros on the right."""
-    if parts[0].dim() == 1:
-        return torch.cat(parts)
-    longest = max(part.shape[-1] for part in parts)
-    return torch.cat([F.pad(part, (0, longest - part.shape[-1])) for part in parts])
 
 
 def moved(x, device):

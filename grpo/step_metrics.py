@@ -128,8 +128,7 @@ def check_mismatch(metrics, sampler):
     training explain."""
     if metrics.get("mismatch_kl", 0.0) > MOST_KL:
         raise ValueError(f"sampler={sampler!r}: mismatch_kl={metrics['mismatch_kl']:.3g} nats per token is above "
-                         f"{MOST_KL:g}: check the sampler's model, temperature and ids; with max_staleness lower "
-                         "learning_rate")
+                         f"{MOST_KL:g}: check the sampler's model and ids, or lower max_staleness or learning_rate")
 
 
 def nonfinite_rewards(scored, mask):
@@ -144,11 +143,6 @@ def nonfinite_rewards(scored, mask):
     return bad.sum()
 
 
-def logged_sums(metrics, names):
-    """The metrics that rewards logged, {name: (sum, count)}; nothing under names that only other ranks have."""
-    return {LOGGED + name: metrics.get(name, (0.0, 0)) for name in names}
-
-
 def end_step(policy, optimizers, sums, config, dist):
     """Adds the sums of all ranks up, steps or skips, and returns {name: sum or count as a float} and the metrics of
     docs/metrics.md. A mean of nothing is left out."""
@@ -160,11 +154,6 @@ def end_step(policy, optimizers, sums, config, dist):
     totals = total_over_ranks(numbers, dist, EXTREMES)
     dist.sum_gradients(policy.parameters())
     totals = apply_gradients(policy.parameters(), optimizers, config.grad_clip, totals, "loss_tokens", DECIDING)
-    return totals, finished(sums, totals)
-
-
-def finished(sums, totals):
-    """The metrics from the names of the sums of a step and its totals over all ranks."""
     metrics, logged = {}, {}
     for name, (_, count) in sums.items():
         count = 1 if count is None else totals[f"count of {name}"]
@@ -178,4 +167,4 @@ def finished(sums, totals):
     for name in logged:
         if name in metrics or name in OF_THE_TRAINER or name.startswith("time/"):
             raise ValueError(f"log_metric({name!r}, ...): training has a metric of this name; give it another")
-    return metrics | logged
+    return totals, metrics | logged

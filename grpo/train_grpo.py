@@ -20,16 +20,10 @@ from core.run.start import Recorded
 from core.run.terminal import folded
 from core.run.trackers import check_trackers
 from core.settings.script import run_script
-from grpo.build import (
-    build_data,
-    build_evaluation,
-    build_models,
-    build_rewards,
-    build_what_is_missing,
-)
+from grpo.build import build_data, build_evaluation, build_models, build_rewards, build_what_is_missing
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
-from grpo.plan import plan, plan_without
+from grpo.plan import plan
 from grpo.samplers.build import build_sampler, check_sampler_is_there
 
 
@@ -40,11 +34,9 @@ def main(argv):
     check_trackers(config)
     check_sampler_is_there(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist, naming_what_lowers_memory(config):
-        missing = build_what_is_missing(config, dist)
-        if missing:
-            lines = folded(plan_without(missing, config, origin, dist))
+        if build_what_is_missing(config, dist):
             if dist.is_main:
-                print(*lines, "dry run: what is there is in order, nothing was built or trained", sep="\n")
+                print("dry run: nothing was built or trained, and what is there was not checked")
             return
         data = build_data(config, dist)
         models = build_models(config, data, dist)
@@ -63,12 +55,12 @@ def main(argv):
             raise SystemExit(0 if healthy else 1)
         with run_folder(config, dist) as resume:
             logger = create_logger(config, dist, config.max_iters, evaluation.columns)
-            logger.say("\n".join(lines))
             trainer = GRPOTrainer(models.policy, models.reference, rewards, data, evaluation, config, logger, dist)
             if resume:
                 trainer.resume()
             sampler = build_sampler(config, models.policy, dist)
             with Recorded(config, origin, dist, trainer, resume, trainer.write_page):
+                logger.say("\n".join(lines))
                 trainer.run(sampler)
 
 

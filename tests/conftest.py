@@ -9,11 +9,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each of the processes that r
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test never waits for the network
 if capability := os.environ.get("ATEN_CPU_CAPABILITY"):  # code compiled for one set of instructions fails on another
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"inductor_{capability}"))
-# A shell ignores Ctrl-C for what it runs in the background, and nohup ignores SIGHUP: processes that tests start would
-# inherit that
+# A shell ignores Ctrl-C for what it runs in the background: processes that tests start would inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)
-if hasattr(signal, "SIGHUP"):
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import pytest

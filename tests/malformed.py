@@ -158,7 +158,7 @@ class Inputs:
             data = PromptConsumer(self.write("prompts.jsonl", content), 2, tokenizer=CAUSAL,
                                   format=PromptFormat("chat"))
             data.problems("train", 0)
-            data.require("completion", "supervised training")
+            data.require_completions()
             data.batch("train", 0)
         return lines, content, read
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
-from grpo.reward_functions.registry import Call, Log, register_functions, run_reward
+from grpo.reward_functions.registry import Call, register_functions, run_reward
 from tests.families import model_folder
 from tests.tiny import CAUSAL, jsonl
 
@@ -36,14 +36,14 @@ def error_of(tmp_path, text, name="hostile", **fields):
     path = tmp_path / "mine.py"
     path.write_text(text)
     register_functions([name], str(path))
-    return one_line(run_reward, Call(name, {"completions": ["a", "b"]} | fields, {}, 2), Log())
+    return one_line(run_reward, Call(name, {"completions": ["a", "b"]} | fields, {}, 2))
 
 
 @pytest.mark.parametrize("kind", REWARD_BODIES)
 def test_a_reward_ends_in_one_line(kind, tmp_path):
     for prefix in ("def", "async def"):
         text = error_of(tmp_path, f"{prefix} hostile(completions):\n    {REWARD_BODIES[kind]}\n")
-        assert "hostile" in text and "mine.py" in text
+        assert "mine.py" in text
 
 
 def test_a_library_s_reward_without_its_package_names_the_function(tmp_path):
@@ -131,7 +131,7 @@ def test_a_chat_template_ends_in_one_line(llama):
     tokenizer = load_tokenizer(llama)
     tokenizer.backend.chat_template = "{{ raise_exception('no' + '\\n' * 3 + 'second line' + '\\x1b[2J') }}"
     text = one_line(tokenizer.render_chat, [{"role": "user", "content": "a"}])
-    assert text.startswith(f"template='model': the chat template of {llama} refuses a prompt")
+    assert text.startswith(f"template='model': the tokenizer of {llama} does not render a prompt")
 
 
 def test_two_system_messages_are_refused(tmp_path):

@@ -10,7 +10,6 @@ from core.settings.ranges import shown
 from core.tokenizer import same_vocabulary
 
 SPLITS = ("train", "val")
-DTYPES = ("uint16", "uint32")  # of the ids in a file
 
 
 def dataset_folder(dataset):
@@ -18,18 +17,20 @@ def dataset_folder(dataset):
     return dataset if os.path.isdir(dataset) else os.path.join("data", dataset)
 
 
+def dtype_of_ids(tokenizer):
+    """An id takes 16 bits or, of a vocabulary above 65,536, 32."""
+    return np.dtype("uint16" if tokenizer.vocab_size <= 2**16 else "uint32")
+
+
 def write_dataset(folder, tokens, tokenizer, **facts):
     """Writes train.bin, val.bin and meta.json.
 
-    tokens: {"train": ids, "val": ids}; facts: counts worth keeping, printed and written to meta.json.
-    An id takes 16 bits or, of a vocabulary above 65,536, 32, which meta.json then has as its dtype.
+    tokens: {"train": ids, "val": ids}; facts: counts worth keeping, printed and written to meta.json
     """
-    dtype, files = "uint16", {}
-    if tokenizer.vocab_size > 2**16:
-        dtype = facts["dtype"] = "uint32"
+    files = {}
     for split in SPLITS:
         facts[f"{split}_tokens"] = len(tokens[split])
-        files[f"{split}.bin"] = np.array(tokens[split], dtype=dtype).tobytes()
+        files[f"{split}.bin"] = np.array(tokens[split], dtype=dtype_of_ids(tokenizer)).tobytes()
     write_folder(folder, files, tokenizer, facts)
 
 
@@ -45,14 +46,14 @@ def write_folder(folder, files, tokenizer, facts):
     print(f"{folder}: " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()))
 
 
-def open_tokens(folder, split, meta, block_size):
+def open_tokens(folder, split, tokenizer, block_size):
     """The token ids of a split, as an array that stays on disk. Raises FileNotFoundError or ValueError, naming the
     file, unless it has more than a window of block_size."""
     path = os.path.join(folder, f"{split}.bin")
     if not os.path.exists(path):
         raise FileNotFoundError(f"dataset not prepared: {path} is missing; run its prepare.py again")
-    dtype = meta.get("dtype", "uint16")
-    count = os.path.getsize(path) // np.dtype(dtype).itemsize
+    dtype = dtype_of_ids(tokenizer)
+    count = os.path.getsize(path) // dtype.itemsize
     if count <= block_size + 1:
         raise ValueError(f"{path} has {count} tokens, fewer than one window of block_size={block_size} + 1")
     return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
@@ -71,7 +72,6 @@ def check_meta(folder, meta, tokenizer, masks):
         raise ValueError(f"dataset={folder}: its tokenizer has no mask token, which filling in needs")
     if masks and "line" in masks and tokenizer.newline_token_id < 0:
         raise ValueError("mask_line is above 0, but the tokenizer has no end of a line; set mask_line=0.0")
-    dtype, stride = meta.get("dtype", "uint16"), meta.get("stride", 1)
-    if dtype not in DTYPES or type(stride) is not int or stride < 1:
-        raise ValueError(f"{folder}/meta.json: dtype={shown(dtype)} with stride={shown(stride)} cannot be; prepare the "
-                         "dataset again")
+    stride = meta.get("stride", 1)
+    if type(stride) is not int or stride < 1:
+        raise ValueError(f"{folder}/meta.json: stride={shown(stride)} cannot be; prepare the dataset again")

@@ -4,7 +4,7 @@ import json
 import os
 
 from core.files.whole_files import replacing
-from core.settings.user_code import one_line
+from core.settings.user_code import guarded
 
 
 def object_from_json(text, where, remedy):
@@ -12,10 +12,8 @@ def object_from_json(text, where, remedy):
 
     where: names the text; remedy: what to do, the end of the error
     """
-    try:
+    with guarded(f"{where} is not JSON", remedy):
         value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON ({one_line(error)}); {remedy}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{where} must be an object {{...}}, not {type(value).__name__}; {remedy}")
     return value
@@ -40,10 +38,7 @@ def each_record(path):
     with open(path, encoding="utf-8", errors="replace") as f:
         for number, line in enumerate(f, 1):
             if line.endswith("\n") and line != "\n":
-                record = object_from_json(line, f"{path}, line {number}", "delete the line")
-                if not isinstance(record.get("step"), int):
-                    raise ValueError(f"{path}, line {number} has no step; delete the line")
-                yield record
+                yield object_from_json(line, f"{path}, line {number}", "delete the line")
 
 
 def keep_records(path, step):

@@ -16,7 +16,7 @@ from core.files.whole_files import replacing
 from core.model import GPT, GPTConfig
 from core.settings.optional import HUB
 from core.settings.ranges import check_finite
-from core.settings.user_code import one_line
+from core.settings.user_code import guarded, one_line
 from core.tokenizer import from_description, same_vocabulary
 
 AGAIN = "copy or train it again"
@@ -39,11 +39,8 @@ def read_header(path, key="checkpoint"):
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{key}={path} does not exist; correct the path, train it (config/pretrain_*.py, "
                                 f"--export={path}), or name a model of the hub {key}={HUB}owner/name")
-    try:
-        with safetensors.safe_open(path, "pt") as f:
-            text = (f.metadata() or {}).get("nano_grpo")
-    except (OSError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{key}={path} is damaged or cut short ({one_line(error)}); {AGAIN}") from None
+    with guarded(f"{key}={path} is damaged or cut short", AGAIN), safetensors.safe_open(path, "pt") as f:
+        text = (f.metadata() or {}).get("nano_grpo")
     if text is None:
         raise ValueError(f"{key}={path} was not written by this project; of a Hugging Face model, name the folder")
     header = object_from_json(text, f"{key}={path}: its header", AGAIN)

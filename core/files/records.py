@@ -19,14 +19,11 @@ VALIDATION_NAMES = ("validation", "val", "dev", "test")            # of the spli
 
 
 def fault_of_messages(value):
-    """The fault of a list of {"role", "content"} messages, in words; nothing if it has none."""
-    if not isinstance(value, list) or not value:
-        return "it is no list, or empty"
-    for number, message in enumerate(value, 1):
-        for key in ("role", "content"):
-            if not isinstance(message, dict) or not isinstance(message.get(key), str):
-                return f"{key} of message {number} is missing or no text"
-    return ""
+    """True unless a value is a list of {"role", "content"} messages, with one at least."""
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        return True
+    texts = [message.get(key) for message in value for key in ("role", "content")]
+    return not texts or not all(isinstance(text, str) for text in texts)
 
 
 def split_messages(record):
@@ -55,10 +52,8 @@ def check_record(record, where):
         record = split_messages(record)
     if "prompt" not in record:
         raise ValueError(f"{where}: no prompt; it needs one of the fields {', '.join(FIELDS['prompt'])}, messages")
-    is_text = isinstance(record["prompt"], str) and record["prompt"]
-    fault = "" if is_text else fault_of_messages(record["prompt"])
-    if fault:
-        raise ValueError(f"{where}: prompt must be a text, or a list of {{\"role\", \"content\"}} messages; {fault}")
+    if not (record["prompt"] and isinstance(record["prompt"], str)) and fault_of_messages(record["prompt"]):
+        raise ValueError(f"{where}: prompt must be a text, or a list of messages {{\"role\": ..., \"content\": ...}}")
     if record.get("split") not in (None, *SPLITS):
         raise ValueError(f"{where}: split={record['split']!r} must be {' or '.join(SPLITS)}")
     completion = record.get("completion")
@@ -81,11 +76,8 @@ def read_records(path):
         with guarded(f"{path} is not a parquet file", "copy it again"):
             rows = parquet.read_table(path).to_pylist()
         return check_rows(rows, path)
-    try:
-        with open(path, encoding="utf-8-sig", newline="\n") as f:
-            text = f.read()
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: not UTF-8 text; save it as such") from None
+    with guarded(f"{path}: not UTF-8 text", "save it as such"), open(path, encoding="utf-8-sig", newline="\n") as f:
+        text = f.read()
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):  # a record on each line, then, or no JSON
@@ -97,25 +89,15 @@ def read_records(path):
         if not isinstance(whole, list):
             raise ValueError(f"{path} must be a record per line, a list of records, or {{\"prompts\": [...]}}")
         found = {f"{path}, record {n}": record for n, record in enumerate(whole, 1)}
-    if not found:
-        raise ValueError(f"{path} has no records")
     return [check_record(record, where) for where, record in found.items()]
 
 
-def check_rows(rows, name, reserved=RESERVED):
+def check_rows(rows, name, left_out=RESERVED):
     """The records of the rows {column: value} of a table. An empty cell counts as a missing field. Columns with a
     reserved name are left out, since they are not the user's to rename."""
-    if not rows:
-        raise ValueError(f"{name} has no records")
-    taken = [key for key in reserved if key in rows[0]]
-    if taken:
-        print(f"{name}: left out the columns {', '.join(taken)}, whose names are reserved")
     records = []
     for number, row in enumerate(rows, 1):
-        given = {}
-        for key, x in row.items():
-            if x is not None and key not in taken:
-                given[key] = x
+        given = {key: x for key, x in row.items() if x is not None and key not in left_out}
         records.append(check_record(given, f"{name}, row {number}"))
     return records
 
@@ -194,6 +176,3 @@ def write_prompts(folder, records, tokenizer, **facts):
         facts[f"{split}_records"] = sum(record["split"] == split for record in unique)
     lines = "".join(json.dumps(record) + "\n" for record in unique)
     write_folder(folder, {PROMPTS: lines.encode()}, tokenizer, facts)
-    for split in SPLITS:
-        if not facts[f"{split}_records"]:
-            print(f'no {split} records: give more, or mark one with "split": "{split}"')

@@ -5,8 +5,6 @@ import os
 
 import safetensors
 
-from core.settings.user_code import one_line
-
 UMASK = os.umask(0)
 os.umask(UMASK)
 
@@ -20,17 +18,12 @@ def writing(path):
     """Raises CannotWrite, with the reason in one line, if the block cannot write to `path`."""
     try:
         yield
-    except FileNotFoundError as error:
-        if error.errno is None:  # our own, of a file that is read
-            raise
-        raise CannotWrite(f"{path} could not be written ({error.strerror})") from None
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
         if isinstance(error.__context__, OSError):  # torch.save ends a file with an error of its own
             error = error.__context__
-        elif isinstance(error, RuntimeError):  # such as no memory on the device
+        if isinstance(error, RuntimeError) or (isinstance(error, OSError) and error.errno is None):  # of something else
             raise
-        reason = getattr(error, "strerror", None) or one_line(error)
-        raise CannotWrite(f"{path} could not be written ({reason})") from None
+        raise CannotWrite(f"{path} could not be written ({getattr(error, 'strerror', error)})") from None
 
 
 @contextlib.contextmanager

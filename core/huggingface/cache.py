@@ -5,20 +5,9 @@ import functools
 
 import torch
 
-from core.settings.optional import require
-
-STATES = (  # of a recurrent layer, a dict each
-    "conv_states",
-    "recurrent_states",
-    "is_conv_states_initialized",
-    "is_recurrent_states_initialized",
-    "has_previous_state",
-    "conv_kernel_size",
-)
-
 
 class HuggingFaceCache:
-    """A cache of transformers with the methods of core.cache.Cache."""
+    """content: a cache of transformers; length: the tokens that it has read"""
 
     def __init__(self, content, length=0):
         self.content, self.length = content, length
@@ -31,7 +20,7 @@ class HuggingFaceCache:
         return HuggingFaceCache(content, self.length)
 
     def keep(self, rows):
-        """Drops all rows but these, as core.cache.Cache.keep."""
+        """Drops all rows but these."""
         self.content.reorder_cache(rows)
 
     @property
@@ -42,7 +31,8 @@ class HuggingFaceCache:
 
 def empty_cache(config):
     """A cache without tokens for the model of transformers with this config."""
-    cache = require("transformers", "a Hugging Face model").DynamicCache(config=config)
+    from transformers import DynamicCache
+    cache = DynamicCache(config=config)
     for i, layer in enumerate(cache.layers):
         if hasattr(layer, "recurrent_states"):
             cache.layers[i] = recurrent_layer(type(layer))(layer)
@@ -51,16 +41,14 @@ def empty_cache(config):
 
 @functools.cache
 def recurrent_layer(kind):
-    """The class of layers like those of `kind`, a class of transformers, through whose states gradients flow.
-
-    Theirs share the states with their copies, and write new states over old ones, which the backward pass needs.
-    """
+    """A subclass of a class of layers of transformers. Theirs share the states with their copies, and write new states
+    over old ones, which the backward pass needs."""
     class RecurrentLayer(kind):
         def __init__(self, layer):
             self.__dict__ |= layer.__dict__
-            for name in STATES:
-                values = getattr(layer, name).items()
-                setattr(self, name, {i: x.clone() if torch.is_tensor(x) else x for i, x in values})
+            for name, states in layer.__dict__.items():
+                if isinstance(states, dict):
+                    setattr(self, name, {i: x.clone() if torch.is_tensor(x) else x for i, x in states.items()})
 
         def __copy__(self):
             return type(self)(self)

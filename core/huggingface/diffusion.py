@@ -71,10 +71,8 @@ def block_mask(padding, length, block):
 
 
 def as_known(values, named):
-    """The config of transformers for a config.json of a row of PUBLISHED.
-
-    values: what it holds; named: the setting and the path. Raises ValueError for a variant that has another shape
-    """
+    """The config of transformers for the values of a config.json of a row of PUBLISHED. Raises ValueError for a variant
+    that has another shape."""
     import transformers
     row = PUBLISHED[values["model_type"]]
     for name, wanted in row.must_be.items():
@@ -91,12 +89,9 @@ def as_known(values, named):
     return config
 
 
-def check_values(config, named):
-    """Raises ValueError for a value of another kind than this file says. named: the setting and the path"""
-    block, shifted = getattr(config, "attention_block", None), getattr(config, "shifted_logits", False)
-    if block is not None and (type(block) is not int or block < 1):
-        raise ValueError(f"{named}: attention_block={block!r} in its config.json must be a number of tokens")
-    if block is not None and getattr(config, "_attn_implementation", None) not in (None, "sdpa"):
-        raise ValueError(f"{named}: blocks of tokens need attn_implementation='sdpa' in its config.json, or none")
-    if type(shifted) is not bool:
-        raise ValueError(f"{named}: shifted_logits={shifted!r} in its config.json must be true or false")
+def check_block(config, named):
+    """Raises ValueError for blocks that cannot be. named: the setting and the path"""
+    block, attention = getattr(config, "attention_block", None), getattr(config, "_attn_implementation", None)
+    if block is not None and (type(block) is not int or block < 1 or attention not in (None, "sdpa")):
+        raise ValueError(f"{named}: attention_block={block!r} in its config.json must be a number of tokens, with "
+                         "attn_implementation='sdpa' or none")

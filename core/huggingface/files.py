@@ -6,8 +6,8 @@ import shutil
 
 from core.files.json_lines import read_object
 from core.files.whole_files import put
-from core.huggingface.diffusion import PUBLISHED, as_known, check_values
-from core.settings.optional import HUB, local_name, on_hub, opening, quiet_transformers
+from core.huggingface.diffusion import PUBLISHED, as_known, check_block
+from core.settings.optional import HUB, local_name, opening, quiet_transformers
 from core.settings.ranges import shown
 
 ADAPTER = "adapter_config.json"
@@ -41,7 +41,7 @@ def declared_in(path, file, key):
 
 
 def calling(function, path, key, **settings):
-    """function(name, **settings) of transformers, with its errors as one line that names the setting."""
+    """function(name, **settings) of transformers, with its errors as one line."""
     with opening(path, key):
         return function(local_name(path), trust_remote_code=False, **settings)
 
@@ -55,7 +55,7 @@ def read_config(path, key):
             config = as_known(values, f"{key}={path}")
     else:
         config = calling(transformers.AutoConfig.from_pretrained, path, key)
-    check_values(config, f"{key}={path}")
+    check_block(config, f"{key}={path}")
     return config
 
 
@@ -66,22 +66,15 @@ def check_weights(path, key, config):
         named += declared_in(path, INDEX, key).get("weight_map", {}).values()
         for name in named:
             if name != os.path.basename(name) or not name.endswith(".safetensors"):
-                raise ValueError(f"{key}={path} takes weights from {shown(name)}, but only *.safetensors files of the "
-                                 "folder itself are read, because others can run code; convert them with "
-                                 "model.save_pretrained")
-    if not on_hub(path) and not any(name.endswith(".safetensors") for name in os.listdir(path)):
-        raise ValueError(f"{key}={path} has no *.safetensors file: copy the weights there, or convert pickled ones, "
-                         "which can run code as they are read (model.save_pretrained of transformers writes them)")
+                raise ValueError(f"{key}={path} takes weights from {shown(name)}; convert them to *.safetensors files "
+                                 "of the folder, which run no code, with model.save_pretrained")
 
 
-def check_target(folder, adapter, key="out_dir"):
-    """Raises ValueError if a folder holds a model of another kind, which could not be told apart from a new one there.
-
-    adapter: whether the new one is an adapter; key: the setting that names the folder
-    """
+def check_target(folder, adapter):
+    """Raises ValueError if the folder export=folder holds a model where an adapter is to come, or the reverse."""
     other = "model*.safetensors" if adapter else "adapter_*.safetensors"
     for file in pathlib.Path(folder).glob(other):
-        raise ValueError(f"{key}={folder} holds {file.name}; a model and an adapter in the same folder could not be "
+        raise ValueError(f"export={folder} holds {file.name}; a model and an adapter in the same folder could not be "
                          "told apart, so name another")
 
 

@@ -1,24 +1,13 @@
 """Loads models in Hugging Face format, with or without a LoRA adapter, checks them, and saves them."""
 
 import copy
-import json
-import os
 import shutil
 
 import torch
 
 from core.files.whole_files import writing
 from core.huggingface.diffusion import PUBLISHED, reads_both_ways
-from core.huggingface.files import (
-    base_of,
-    calling,
-    check_target,
-    check_weights,
-    declared_in,
-    is_adapter,
-    read_config,
-    replace_files,
-)
+from core.huggingface.files import base_of, calling, check_weights, declared_in, is_adapter, read_config, replace_files
 from core.huggingface.lora import add_adapter, open_adapter, save_adapter
 from core.huggingface.model import BANNED, HuggingFaceModel
 from core.huggingface.settings import FULL
@@ -31,31 +20,25 @@ from core.tokenizer import same_vocabulary
 
 CLASSES = {LANGUAGE_MODEL: "AutoModelForCausalLM", MASKED_FILL: "AutoModelForMaskedLM",
            SEQUENCE_SCORER: "AutoModelForPreTraining"}
-FACTS = "nano_grpo.json"
+FAMILIES = "use a model of a family that docs/huggingface.md names"
 
 
 def load_huggingface(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", adapter=FULL,
                      dtype=torch.float32):
-    """The model of a folder or of hf:owner/name, in eval mode: in float32, or with an adapter on weights in `dtype`.
-
-    mode, tokenizer: the mode and the vocabulary that it must have
-    Raises ValueError or FileNotFoundError naming `key`, the path and what does not fit.
-    """
+    """The model of core.models.load_model: in float32, or with an adapter on weights in `dtype`."""
     named, own = f"{key}={path}", load_huggingface_tokenizer(path, key)
     if tokenizer is not None and not same_vocabulary(own.description(), tokenizer):
         raise ValueError(f"{named} has another vocabulary ({own.vocab_size} tokens) than the dataset or generator "
-                         f"({tokenizer.vocab_size}, not the same); use models with the same tokenizer")
+                         f"({tokenizer.vocab_size} tokens); use models with the same tokenizer")
     net, mode = open_transformer(path, key, mode, adapter, dtype, device)
     check_vocabulary(net.base_model, own, named)
     if mode == MASKED_FILL and own.mask_token_id is None:
-        raise ValueError(f"{named} fills in masked tokens, but has no mask token; name one as mask_token in its "
-                         "tokenizer_config.json")
+        raise ValueError(f"{named} has no mask token; name one as mask_token in its tokenizer_config.json")
     if adapter.has_adapter:
         net = add_adapter(net, adapter)
         for settings in net.peft_config.values():
             settings.base_model_name_or_path = local_name(path)
-    with guarded(f"{named}: {type(net).__name__} does not work with hidden states alone", "use a "
-                 "model of a family that docs/huggingface.md names"):
+    with guarded(f"{named}: {type(net).__name__} does not work with hidden states alone", FAMILIES):
         model = HuggingFaceModel(net, own, mode, adapter).eval()
         if not adapter.load_in_4bit:
             model.to(device)
@@ -64,10 +47,8 @@ def load_huggingface(path, device="cpu", mode=None, tokenizer=None, key="checkpo
 
 
 def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device="cpu"):
-    """(transformers model, mode) of a folder or hub name, in float32, or with an adapter in `dtype`.
-
-    A folder with an adapter gives its base model with the adapter merged into the weights.
-    """
+    """(transformers model, mode) of a folder or hub name, in float32, or with an adapter in `dtype`. A folder with an
+    adapter gives its base model with the adapter merged into the weights."""
     if is_adapter(path):
         if adapter.has_adapter:
             raise ValueError(f"{key}={path} is an adapter: to train it further, set {key} to the model that it was "
@@ -80,17 +61,16 @@ def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device=
         raise ValueError(f"{key}={path} has mode {found}, but {mode} is needed here")
     check_weights(path, key, config)
     if getattr(config, "quantization_config", None) and not adapter.has_adapter:
-        raise ValueError(f"{key}={path} has quantised weights, which cannot be trained or merged; use the unquantised "
-                         "model, or lora_rank=16")
+        raise ValueError(f"{key}={path} has quantised weights; use the unquantised model, or lora_rank=16")
     transformers = quiet_transformers(path, key)
     settings = {"dtype": dtype if adapter.has_adapter else torch.float32}
     if adapter.load_in_4bit:
         settings |= four_bits(transformers, dtype, device)
-    kind = CLASSES[LANGUAGE_MODEL] if reads_both_ways(config) else CLASSES[found]
+    kind = getattr(transformers, CLASSES[LANGUAGE_MODEL if reads_both_ways(config) else found])
     published = PUBLISHED.get(declared_in(path, "config.json", key).get("model_type"))
     if published is None:
-        return read_weights(getattr(transformers, kind), path, key, **settings), found
-    net = read_weights(getattr(transformers, kind), path, key, config=config, key_mapping=published.names, **settings)
+        return read_weights(kind, path, key, **settings), found
+    net = read_weights(kind, path, key, config=config, key_mapping=published.names, **settings)
     net._weight_conversions = None  # it is saved with the names of transformers
     return net, found
 
@@ -102,10 +82,8 @@ def model_mode(path, key):
 
 
 def mode_of(config, path, key):
-    """The mode of a model with this config, one of MODES: by the class that saved it, or else by its family.
-
-    Raises ValueError for a model that is for something else.
-    """
+    """The mode of a model with this config: by the class that saved it, or else by its family. Raises ValueError for a
+    model that is for something else."""
     from transformers.models.auto import modeling_auto as known
     name = (config.architectures or [""])[0]  # of the class
     if name.endswith("ForSequenceClassification"):
@@ -146,7 +124,7 @@ def four_bits(transformers, dtype, device):
 
 
 def check_vocabulary(net, tokenizer, named):
-    """Raises ValueError if a tokenizer has more tokens than a transformers model reads. named: the setting and path"""
+    """Raises ValueError if a tokenizer has more tokens than a transformers model reads."""
     rows = net.get_input_embeddings().num_embeddings
     if tokenizer.vocab_size > rows:
         raise ValueError(f"{named}: its tokenizer has {tokenizer.vocab_size} tokens, but the model reads {rows}; copy "
@@ -156,10 +134,7 @@ def check_vocabulary(net, tokenizer, named):
 @torch.no_grad()
 def check_outputs(model, named):
     """Raises ValueError if the model, whose output layers are computed apart from the others, gives other logits than
-    transformers. Through a cache or behind padding, `mismatch_max` of a step shows a difference.
-
-    named: the setting and the path, for the error
-    """
+    transformers. Through a cache or behind padding, `mismatch_max` of a step shows a difference."""
     T, S = 6, len(model.start_ids)
     tokens = torch.arange(T, device=next(model.parameters()).device)[None]           # (1, T)
     framed = tokens.new_tensor([[*model.start_ids, *range(T), *model.end_ids]])
@@ -173,15 +148,12 @@ def check_outputs(model, named):
     tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
     if (found - expected).abs().max() > tolerance * expected.abs().max():
         raise ValueError(f"{named}: {type(model.net).__name__} gives other logits where its output layers are computed "
-                         "apart; use a model of a family that docs/huggingface.md names")
+                         f"apart; {FAMILIES}")
 
 
-def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None, **facts):
-    """Writes a folder that from_pretrained opens, or with an adapter a folder that peft opens, and plain facts.
-
-    dtype: of the weights, but not of an adapter's; weights: as in core.models.save_model. They appear last, whole.
-    """
-    check_target(path, model.has_adapter, "the folder")
+def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None):
+    """Writes a folder that from_pretrained or, with an adapter, peft opens: core.models.save_model. The weights appear
+    last, whole. dtype: of the weights, but not of an adapter's"""
     new = path + ".tmp"
     shutil.rmtree(new, ignore_errors=True)
     try:
@@ -193,8 +165,6 @@ def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None, 
                 net.save_pretrained(new, state_dict=weights and dict(weights),  # tied ones are taken out of it
                                     max_shard_size="1000GB")  # one file, which can be replaced at once
             tokenizer.save(new)
-            with open(os.path.join(new, FACTS), "w") as f:
-                json.dump(facts, f)
             replace_files(new, path)
     finally:
         shutil.rmtree(new, ignore_errors=True)

@@ -11,13 +11,12 @@ import torch
 from core.huggingface.settings import ALL_LINEAR
 from core.performance.sharding import whole
 from core.settings.optional import local_name, require
-from core.settings.ranges import check_finite, shown
+from core.settings.ranges import check_finite
 from core.settings.user_code import guarded
 
 BASE = "the base model's weights (generator_checkpoint or init_from), as a hash"
 HASHED = 64  # numbers of each frozen weight that the hash is made of
 WEIGHTS = "adapter_model.safetensors"
-UNSUPPORTED = ("bias", "use_dora", "modules_to_save", "trainable_token_indices")  # options of adapters
 MAMBA = "mamba2"  # peft refuses an adapter of its out_proj, which a fused kernel would not read
 POLICY, REFERENCE = "default", "reference"  # names of the adapter that is trained and of the frozen copy beside it
 
@@ -25,8 +24,8 @@ POLICY, REFERENCE = "default", "reference"  # names of the adapter that is train
 def add_adapter(net, adapter):
     """The transformers model `net` with an adapter, the only part of it that is trained. adapter: a LoraConfig
 
-    A new adapter changes nothing yet: one of its two matrices is zero. With lora_init_from it is read from there. If
-    the run has a reference that starts from an adapter or moves, a second, frozen adapter is the reference.
+    A new adapter changes nothing yet: one of its two matrices is zero. If the run has a reference that starts from an
+    adapter or moves, a second, frozen adapter is the reference.
     """
     torch.manual_seed(getattr(adapter, "seed", 0))
     if adapter.lora_init_from:
@@ -43,43 +42,34 @@ def add_adapter(net, adapter):
 def new_adapter(net, adapter):
     """The model with a new adapter of the layers that lora_targets names."""
     peft, named = require("peft", adapter.asked_for), f"lora_targets={adapter.lora_targets!r}"
-    names = () if adapter.targets == ALL_LINEAR else adapter.targets
     layers = "".join(f".{name}\n" for name, _ in net.named_modules())
-    for name in names:  # peft would leave out one that is mistyped beside another
+    for name in adapter.targets:  # peft would leave out one that is mistyped beside another
         if f".{name}\n" not in layers:
-            raise ValueError(f"{named}: the model has no layer {name}; use 'all-linear' or names of its linear layers")
-    left_out = ["out_proj"] if adapter.targets == ALL_LINEAR and net.config.model_type == MAMBA else None
-    settings = peft.LoraConfig(r=adapter.lora_rank, lora_alpha=adapter.alpha, target_modules=adapter.targets,
-                               exclude_modules=left_out, lora_dropout=0.0)
-    with guarded(f"{named} does not fit the model", "use 'all-linear' or names of its linear layers"):
+            raise ValueError(f"{named}: the model has no layer {name!r}; name linear layers, as in q_proj,v_proj")
+    left_out = ["out_proj"] if not adapter.targets and net.config.model_type == MAMBA else None
+    settings = peft.LoraConfig(
+        r=adapter.lora_rank, lora_alpha=adapter.lora_alpha or 2.0 * adapter.lora_rank, lora_dropout=0.0,
+        target_modules=adapter.targets or ALL_LINEAR, exclude_modules=left_out)
+    with guarded(f"{named} does not fit the model", "name linear layers of it"):
         net = peft.get_peft_model(net, settings, POLICY)
     check_tied(net, named)
     return net
 
 
 def open_adapter(net, path, key, trainable=False):
-    """The model with the adapter of a folder or hub name, which must be one of this model, in safetensors.
-
-    key: the setting that names it, for errors
-    """
+    """The model with the adapter of a folder or hub name, which must be one of this model, in safetensors."""
     named, name = f"{key}={path}", local_name(path)
     peft = require("peft", named)
     with guarded(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
                  f"{WEIGHTS} that was trained on it"):
-        settings = peft.PeftConfig.from_pretrained(name)
-        for option in UNSUPPORTED:
-            value = getattr(settings, option, None)
-            if value and value != "none":
-                raise ValueError(f"{named} is an adapter with {option}={shown(value)}, which is not supported; train "
-                                 "one without it")
         file = require("transformers", named).utils.cached_file(name, WEIGHTS)
         net = peft.PeftModel.from_pretrained(net, name, POLICY, is_trainable=trainable)
         with safetensors.safe_open(file, "pt") as f:
             saved = set(f.keys())
     weights = adapter_weights(net, POLICY)
-    if apart := sorted(weights.keys() ^ saved):
-        raise ValueError(f"{named} is not an adapter of this model: {apart[0]} is in only one of the two; name a LoRA "
-                         "adapter that was trained on it")
+    if weights.keys() != saved or net.peft_config[POLICY].bias != "none":
+        raise ValueError(f"{named} is not an adapter of this model with LoRA's two matrices and nothing else; name one "
+                         "that was trained on it")
     check_finite(weights.items(), named)
     check_tied(net, named)
     return net
@@ -87,14 +77,13 @@ def open_adapter(net, path, key, trainable=False):
 
 def check_tied(net, named):
     """Raises ValueError if the embedding or the output layer has an adapter although they share their weights: merged
-    into them, the adapter would also change the other one. named: the setting and its value, for the error"""
+    into them, the adapter would also change the other one."""
     base = net.get_base_model()
     pair = base.get_input_embeddings(), base.get_output_embeddings()
-    if pair[1] is None or pair[0].weight is not pair[1].weight:
-        return
-    if any(hasattr(layer, "lora_A") for layer in pair):
-        raise ValueError(f"{named}: the model reads and writes tokens with the same weights (tied embeddings), so an "
-                         "adapter of one of the two layers cannot be merged into them; choose other layers")
+    tied = pair[1] is not None and pair[0].weight is pair[1].weight
+    if tied and any(hasattr(layer, "lora_A") for layer in pair):
+        raise ValueError(f"{named}: an adapter of the embedding or the output layer, which share their weights (tied "
+                         "embeddings), cannot be merged into them; choose other layers")
 
 
 def save_adapter(net, weights, folder):
@@ -117,25 +106,19 @@ def copy_weights(source, target):
         p.copy_(source[name])
 
 
-def adapter_identity(net):
-    """Plain values that must be equal for saved weights of an adapter to give the same model: besides its own names and
-    shapes, its scale and the base model."""
-    base = net.get_base_model()
-    return {"lora_alpha": float(net.peft_config[POLICY].lora_alpha), BASE: base_hash(base)}
-
-
 @torch.no_grad()
-def base_hash(net):
-    """A hash of the first numbers of every weight that is not an adapter's, the same in float32 and in bfloat16."""
-    first = [whole(p).flatten()[:HASHED].to(torch.bfloat16) for name, p in net.named_parameters()
+def adapter_identity(net):
+    """Plain values that must be equal for saved weights of an adapter to give the same model: its scale, and a hash of
+    the first numbers of every other weight, the same in float32 and in bfloat16."""
+    first = [whole(p).flatten()[:HASHED].to(torch.bfloat16) for name, p in net.get_base_model().named_parameters()
              if "lora_" not in name and p.is_floating_point()]
-    return hashlib.sha256(torch.cat(first).float().cpu().numpy().tobytes()).hexdigest()[:16]
+    digest = hashlib.sha256(torch.cat(first).float().cpu().numpy().tobytes()).hexdigest()[:16]
+    return {"lora_alpha": float(net.peft_config[POLICY].lora_alpha), BASE: digest}
 
 
 @contextmanager
 def using(net, name):
-    """A block in which a model computes with the adapter of that name, or with None without one; one that has none
-    computes as it always does."""
+    """A block in which a model computes with the adapter of that name, or with None without one."""
     if name == POLICY:
         yield
     elif name is None:

@@ -1,8 +1,4 @@
-"""A Hugging Face model behind the model interface (core/model.py): its hidden states, its logits, its cache.
-
-transformers computes the layers. Which tokens are read, sampled and scored is decided by the code that also drives our
-own models.
-"""
+"""A Hugging Face model behind the model interface (core/model.py): its hidden states, its logits, its cache."""
 
 import copy
 import inspect
@@ -27,7 +23,7 @@ HANDED_ON = ("router_logits", "image_hidden_states", "audio_hidden_states", "ima
 
 
 class GivenStates(nn.Module):
-    """Takes the place of a model's layers: it returns hidden states that were computed before."""
+    """Takes the place of a model's layers and returns hidden states that were computed before."""
 
     def forward(self, *args, **settings):
         from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
@@ -38,11 +34,8 @@ class GivenStates(nn.Module):
 
 
 def computed_again(forward, cached, i):
-    """The forward of layer i that keeps only its inputs; the backward pass computes its activations again.
-
-    cached: the layers of the cache, or None. The layer adds to cached[i], so each time it begins with what was there
-    first.
-    """
+    """The forward of layer i that keeps only its inputs. It adds to cached[i], the layers of the cache, if there is
+    one, so each time it begins with what was there first."""
     def run(*args, **settings):
         before = cached and copy.copy(cached[i])
 
@@ -56,9 +49,8 @@ def computed_again(forward, cached, i):
 
 
 class HuggingFaceModel(nn.Module):
-    """A model of transformers, with or without a LoRA adapter; the model interface of core/model.py.
+    """net: the transformers model, or peft's model around it; tokenizer: its HuggingFaceTokenizer
 
-    net: the transformers model, or peft's model around it; tokenizer: its HuggingFaceTokenizer
     A masked-fill model and a judge read a text between the tokenizer's start and end tokens. They are added here:
     tokens and states are those of the text alone.
     """
@@ -70,7 +62,7 @@ class HuggingFaceModel(nn.Module):
         super().__init__()
         self.net, self.mode, self.vocabulary = net, mode, tokenizer.base_vocab_size
         self.banned_ids = tokenizer.banned_token_ids
-        self.has_adapter, self.reference_adapter = adapter.has_adapter, adapter.reference_adapter
+        self.has_adapter = adapter.has_adapter
         self.adapter = POLICY  # the one that it computes with, if there are any
         self.grad_checkpoint = False
         bare = net.get_base_model() if self.has_adapter else net
@@ -78,7 +70,7 @@ class HuggingFaceModel(nn.Module):
         given = GivenStates()
         head = copy.copy(bare)  # the output layers: it shares their weights, and has no other layers
         head._modules = dict(bare._modules) | {bare.base_model_prefix: given}
-        # Plain attributes, not registered: their weights are those of net
+        # Not registered as modules: their weights are those of net
         self.__dict__ |= {"body": body, "head": head, "given": given, "layers": layers_of(body)}
         self.stop_ids = tokenizer.stop_token_ids
         self.start_ids = self.end_ids = ()
@@ -92,15 +84,14 @@ class HuggingFaceModel(nn.Module):
         self.cache_name = next((name for name in names if name in arguments), None)
 
     def states(self, tokens, position=None, past=None, padding=None):
-        """Final hidden states; arguments and result as in core.model.GPT.states."""
+        """See core.model.GPT.states."""
         B, T = tokens.shape
         before = 0 if past is None else past.length
         if before + T > self.longest_input:
             raise ValueError(f"an input of {before + T} tokens does not fit a model that reads {self.longest_input}")
         start, end = (tokens.new_tensor(ids).expand(B, -1) for ids in (self.start_ids, self.end_ids))
         if T == 1 and before and past.is_recurrent and torch.is_grad_enabled():
-            # A single token would change the states in place, without a gradient. One behind it changes nothing for it,
-            # and with gradients nothing is read after it
+            # One token alone would change the states in place, without a gradient; nothing is read behind these two
             end = tokens
         inputs = self.inputs(torch.cat((start, tokens, end), 1), before, padding)
         if self.mode == LANGUAGE_MODEL:
@@ -113,8 +104,8 @@ class HuggingFaceModel(nn.Module):
         return h if position is None else h.gather(1, position[..., None].expand(-1, -1, h.shape[-1]))
 
     def inputs(self, tokens, before=0, padding=None):
-        """Arguments of the transformers model that reads tokens (B, T), start and end tokens included, behind `before`
-        ones in its cache. padding: as in `states`"""
+        """Arguments of the transformers model for tokens (B, T), start and end tokens included, behind `before` ones in
+        its cache. padding: as in `states`"""
         inputs = {"input_ids": tokens}
         block = getattr(self.config, "attention_block", None)
         if padding is None and block:
@@ -164,25 +155,22 @@ class HuggingFaceModel(nn.Module):
         return logits.view(*h.shape[:-1], self.vocabulary)
 
     def forward(self, tokens, position=None, past=None, padding=None):
-        """Float32 logits; the arguments of `states`."""
+        """Float32 logits."""
         return self.project(self.states(tokens, position, past, padding))
 
     @contextmanager
     def checkpointing(self, past):
         """A block in which, with grad_checkpoint, every layer keeps only its inputs."""
-        if not self.grad_checkpoint or not torch.is_grad_enabled():
-            yield
-            return
-        for i, layer in enumerate(self.layers):
+        again = self.layers if self.grad_checkpoint and torch.is_grad_enabled() else ()
+        for i, layer in enumerate(again):
             layer.forward = computed_again(layer.forward, past and past.content.layers, i)
         try:
             yield
         finally:
-            for layer in self.layers:
+            for layer in again:
                 del layer.forward
 
     def new_cache(self):
-        """An empty cache for `states` to fill."""
         return empty_cache(self.config)
 
     @property
@@ -190,16 +178,14 @@ class HuggingFaceModel(nn.Module):
         return self.body.config.get_text_config()
 
     def parameters_by_kind(self):
-        """{"matrices", "embeddings", "vectors"} of what is trained, as core.model.GPT.parameters_by_kind."""
+        """See core.model.GPT.parameters_by_kind."""
         kinds = {"matrices": [], "embeddings": [], "vectors": []}
         in_layers = {id(p) for p in self.layers.parameters()}
         for p in self.net.parameters():
             of_layers = id(p) in in_layers and p.dim() == 2  # Muon takes no convolutions, and no stacked experts
             kind = "matrices" if of_layers else "embeddings"
-            if p.dim() < 2:
-                kind = "vectors"
             if p.requires_grad:
-                kinds[kind].append(p)
+                kinds[kind if p.dim() > 1 else "vectors"].append(p)
         return kinds
 
     def num_parameters(self):
@@ -210,14 +196,12 @@ class HuggingFaceModel(nn.Module):
         return adapter_weights(self.net, self.adapter) if self.has_adapter else weights_of(self.net)
 
     def load_weights(self, weights):
-        """Takes over weights that `weights` gave."""
         if self.has_adapter:
             copy_weights(weights, self.weights())
         else:
             self.net.load_state_dict(weights)
 
     def identity(self):
-        """Plain values that must be equal, besides names and shapes, for saved weights to give the same model."""
         return adapter_identity(self.net) if self.has_adapter else {}
 
     def frozen(self):
@@ -226,7 +210,7 @@ class HuggingFaceModel(nn.Module):
         if not self.has_adapter:
             return freeze(copy.deepcopy(self))
         twin = copy.copy(self)
-        twin.adapter = REFERENCE if self.reference_adapter else None
+        twin.adapter = REFERENCE if REFERENCE in self.net.peft_config else None
         return twin
 
 

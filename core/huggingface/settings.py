@@ -24,26 +24,21 @@ class LoraConfig:
     def __post_init__(self):
         check_ranges(self, RANGES)
         if self.load_in_4bit and not self.has_adapter:
-            raise ValueError("load_in_4bit=True holds the weights in 4 bits, which cannot be trained; set "
-                             "lora_rank=16, or another rank above 0")
+            raise ValueError("load_in_4bit=True: weights in 4 bits cannot be trained; set lora_rank=16")
         if self.lora_rank and self.lora_init_from:
             raise ValueError(f"lora_rank={self.lora_rank} is for a new adapter, but lora_init_from="
                              f"{self.lora_init_from} has its own rank; leave lora_rank out")
         for key in ("lora_alpha", "lora_targets"):
             if not self.lora_rank and getattr(self, key) != getattr(LoraConfig, key):
-                raise ValueError(f"{key}={getattr(self, key)!r} is for a new adapter, which this run does not make; "
-                                 f"leave {key} out, or set lora_rank=16, or another rank above 0")
-        if not all(self.targets) or set("()[]") & set(self.lora_targets):
-            raise ValueError(f"lora_targets={self.lora_targets!r} must be 'all-linear' or names of layers, such as "
-                             "q_proj,v_proj without brackets")
+                raise ValueError(f"{key}={getattr(self, key)!r} is for a new adapter; leave {key} out, or set "
+                                 "lora_rank=16")
 
     def check_base(self, key):
-        """Raises ValueError if the model that the setting `key` names, which an adapter needs to stay, lies in out_dir:
-        an earlier run's models there are moved away, and this run's take their place."""
+        """Raises ValueError if the model that the setting `key` names lies in out_dir, where this run sets it aside."""
         path = getattr(self, key)
         if self.has_adapter and path and os.path.dirname(os.path.abspath(path)) == os.path.abspath(self.out_dir):
-            raise ValueError(f"{key}={path} lies in out_dir={self.out_dir}, where this run puts its own model, but the "
-                             "adapter is used with that one; choose another out_dir")
+            raise ValueError(f"{key}={path} lies in out_dir={self.out_dir}, from where this run moves it away, but the "
+                             "adapter is used with it; choose another out_dir")
 
     @property
     def has_adapter(self):
@@ -60,15 +55,8 @@ class LoraConfig:
 
     @property
     def targets(self):
-        """'all-linear', or the names of the layers that get an adapter."""
-        if self.lora_targets == ALL_LINEAR:
-            return ALL_LINEAR
-        return [name.strip() for name in self.lora_targets.split(",")]
-
-    @property
-    def alpha(self):
-        """lora_alpha, or twice the rank."""
-        return 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+        """The names of the layers that get an adapter, none for all linear ones."""
+        return [] if self.lora_targets == ALL_LINEAR else [name.strip() for name in self.lora_targets.split(",")]
 
     @property
     def asked_for(self):

@@ -50,7 +50,7 @@ class HuggingFaceTokenizer:
         return self.backend.encode(text, add_special_tokens=False, verbose=False)
 
     def encode_prompt(self, text):
-        """Ids of a whole prompt: after the start token, if the tokenizer has one, and without an end token."""
+        """Ids of a whole prompt: after the start token, if there is one, and without an end token."""
         return [*self.start_ids, *self.encode(text)]
 
     def decode(self, ids):
@@ -69,22 +69,16 @@ class HuggingFaceTokenizer:
 
     def render_chat(self, messages, **chat_template_kwargs):
         """The text of a chat up to where the assistant's turn begins, by the model's own chat template."""
-        if not self.has_chat_template:
-            raise ValueError(f"template='model': the tokenizer of {self.path} has no chat template; use "
-                             "template='chat' or 'plain', or a model that was trained on chats")
-        with guarded(f"template='model': the chat template of {self.path} refuses a prompt", "change the prompt or "
+        with guarded(f"template='model': the tokenizer of {self.path} does not render a prompt", "change the prompt or "
                      "chat_template_kwargs, or use template='chat'"):
-            text = self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
+            return self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
                                                     **chat_template_kwargs)
-            text.encode()  # raises an error for half of a surrogate pair, which no tokenizer reads
-            return text
 
     def save(self, folder):
-        """Writes the tokenizer's own files to a folder, where from_pretrained finds them."""
         self.backend.save_pretrained(folder)
 
     def description(self):
-        """Plain values from which core/tokenizer.py loads this tokenizer again; vocabulary is equal for equal ones."""
+        """Plain values from which core/tokenizer.py loads this tokenizer again."""
         return {"kind": "huggingface", "name": self.path, "vocabulary": self.sha256,
                 "base_vocab_size": self.base_vocab_size, "vocab_size": self.vocab_size,
                 "mask_token_id": self.mask_token_id, "pad_token_id": self.pad_token_id,
@@ -102,19 +96,14 @@ def ids_around(backend):
 
 def load_huggingface_tokenizer(path, key="checkpoint"):
     """The tokenizer of a folder or of hf:owner/name; of an adapter without one, that of its base model. Its own code is
-    never run.
-
-    Raises FileNotFoundError or ValueError naming `key`, the setting that named the path.
-    """
+    never run."""
     transformers = quiet_transformers(path, key)
-    if not on_hub(path) and not os.path.isdir(path):
-        raise FileNotFoundError(f"{key}={path} is no folder; name a folder in Hugging Face format or {HUB}owner/name")
     model = base_of(path, key) if is_adapter(path) else path  # whose files declare the end tokens
     if not on_hub(path) and not any(os.path.isfile(os.path.join(path, file)) for file in FILES):
         if is_adapter(path):
             return load_huggingface_tokenizer(model, f"{key}={path}, base model")
         raise FileNotFoundError(f"{key}={path} has no tokenizer ({', '.join(FILES[:2])}); copy the tokenizer's files "
-                                "there, from where the model came from")
+                                f"there, or name another folder or {HUB}owner/name")
     with opening(path, key, ": its tokenizer"):
         config, generation = (declared_in(model, file, key) for file in ("config.json", "generation_config.json"))
         ends = end_ids(config) + end_ids(config.get("text_config") or {}) + end_ids(generation)
@@ -125,22 +114,21 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
         backend = kind.from_pretrained(local_name(path), trust_remote_code=False)
         if backend.mask_token_id is None and config.get("mask_token_id") is not None:
             backend.mask_token = backend.convert_ids_to_tokens(config["mask_token_id"])
-        size = 1 + max(backend.get_vocab().values())
-        if not all(0 <= i < size for i in ends):
-            raise ValueError(f"{key}={path}: the model declares the end tokens {ends}, but its tokenizer has {size} "
-                             "tokens; copy the tokenizer files that belong to the model")
+        if max(ends, default=0) > max(backend.get_vocab().values()):
+            raise ValueError(f"{key}={path}: its tokenizer lacks the end tokens {ends} that the model declares; copy "
+                             "the tokenizer files that belong to the model")
         both_ways = published is not None or config.get("is_causal") is False
         writes = not both_ways and re.search(CAUSAL, " ".join(config.get("architectures") or []))
         fills = backend.mask_token_id is not None and not writes
         if fills and backend.mask_token_id in (backend.eos_token_id, *ends):
-            raise ValueError(f"{key}={path}: the mask token {backend.mask_token!r} (mask_token in its "
-                             "tokenizer_config.json, or mask_token_id in config.json) ends texts too; name another")
+            raise ValueError(f"{key}={path}: its mask token {backend.mask_token!r} ends texts too; name another as "
+                             "mask_token in tokenizer_config.json, or mask_token_id in config.json")
         return HuggingFaceTokenizer(backend, path, ends, fills)
 
 
 def end_ids(values):
     """The end ids that a config declares: a list, one id, or none."""
     ends = values.get("eos_token_id")
-    if ends is None:
-        return []
-    return ends if isinstance(ends, list) else [ends]
+    if isinstance(ends, list):
+        return ends
+    return [] if ends is None else [ends]

@@ -7,8 +7,7 @@ import torch
 
 @dataclass(eq=False)
 class KeptTokens:
-    """The tokens that truncation kept in each of K distributions. At a large vocabulary they are few, so their ids are
-    stored, those of one distribution after another."""
+    """The tokens that truncation kept in each of K distributions: their ids, one distribution after another."""
     ids: torch.Tensor     # (E,) int32
     counts: torch.Tensor  # (K,) int64, on the CPU: number of ids of each distribution
 
@@ -20,8 +19,7 @@ class KeptTokens:
 
     @classmethod
     def join(cls, parts):
-        """The parts one after another; None if they are None, which means that all tokens were kept, or if there are
-        no parts."""
+        """The parts one after another; None if there are none, or if they are None: all tokens were kept."""
         if not parts or parts[0] is None:
             return None
         return cls(torch.cat([part.ids for part in parts]), torch.cat([part.counts for part in parts]))

@@ -14,8 +14,7 @@ PACK_FROM = 2**17  # numbers in a weight from which packing it is faster
 @contextmanager
 def prepacked(module):
     """Within it, the large linear layers in a module on a CPU compute with packed copies of their weights, in the
-    precision of autocast. That is faster for few rows, as in generation. No gradients flow, and the weights must not
-    change."""
+    precision of autocast: faster for few rows. No gradients flow, and the weights must not change."""
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
     layers = [layer for layer in module.modules() if can_pack(layer, dtype)]
     try:
@@ -31,8 +30,6 @@ def can_pack(layer, dtype):
     """Tells whether packing the weights of a layer for products in this precision is possible and pays."""
     is_linear = type(layer) is nn.Linear or type(layer).__name__ == CONV1D
     if not is_linear or "forward" in vars(layer) or not torch.backends.mkldnn.is_available():
-        return False
-    if dtype not in (torch.float32, torch.bfloat16):
         return False
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False

@@ -1,8 +1,8 @@
 """Models whose weights are cut into parts, one for each rank (PyTorch's FSDP2), and put together again.
 
-Layer by layer: in training a layer is whole on a rank while the rank computes it, and its gradient is summed and cut
-again. Every rank must therefore read the model equally often (`in_step`). To sample completions, or to evaluate, all
-ranks put the models together once (`gathered`), and then each of them does what it likes.
+In training a layer is whole on a rank while the rank computes it, and its gradient is summed and cut again. Every rank
+must therefore read the model equally often (`in_step`). To sample or to evaluate, all ranks put the models together
+(`gathered`).
 """
 
 import warnings
@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 import torch
 
-from core.distributed import LONGEST_WAIT, is_sharded
+from core.distributed import is_sharded
 
 PARALLEL = ("ddp", "fsdp")
+
 
 def has_parts(model):
     """Tells whether `shard` has cut this model, or this layer of one."""
@@ -20,7 +21,7 @@ def has_parts(model):
 
 
 def is_asked_for(config, dist):
-    """Tells whether models are sharded in this run. One rank has nothing to share."""
+    """Tells whether models are sharded in this run."""
     return config.parallel == "fsdp" and dist.world > 1
 
 
@@ -30,21 +31,18 @@ def loads_on(config, dist):
 
 
 def shard_all(models, config, dist):
-    """Shards the models, None left out, if the config asks for it. A reference may be a model before it, with another
-    adapter."""
+    """Shards the models if the config asks for it. A reference may be a model before it, with another adapter."""
     for model in models if is_asked_for(config, dist) else ():
-        if model is not None and not any(map(has_parts, model.modules())):
-            with dist.ending_together(LONGEST_WAIT):
-                shard(model, dist)
+        if not any(map(has_parts, model.modules())):
+            shard(model, dist)
 
 
 def shard(model, dist):
-    """Cuts a model, which is whole on every rank, into as many parts as there are ranks. From then on `gathered` puts
-    it together.
+    """Cuts a model, which is whole on every rank, into as many parts as there are ranks.
 
     model: one of the model interface (core/model.py), or a transformers model that reads token ids
-    A rank keeps its part of each weight, in the precision of the weight. In bfloat16 (dist.dtype) the weights are put
-    together and computed with in bfloat16, and gradients are summed in float32.
+    A rank keeps its part of each weight in the precision of the weight. With dist.dtype bfloat16 the weights are put
+    together in bfloat16, and gradients are summed in float32.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # nothing changes it in place
@@ -78,15 +76,9 @@ def layers_of(model):
 
 
 def anchor(states, unused, model):
-    """The states, and through them a gradient of 0 for other states of the same model that no loss is made of.
-
-    A layer of a sharded model is put together for its backward pass when the gradient of its output comes. Of a prompt
-    only the keys and values are used, so that the output of the last layer would have none, and the keys would come
-    first.
-    """
-    if not has_parts(model):
-        return states
-    return states + 0 * unused.flatten()[0]
+    """The states, with a gradient of 0 for the unused states of a prompt: a layer of a sharded model is put together
+    for its backward pass when the gradient of its output comes, which the last layer would not have."""
+    return states + 0 * unused.flatten()[0] if has_parts(model) else states
 
 
 def let_go(model):
@@ -104,14 +96,13 @@ class Shards:
 
     @contextmanager
     def gathered(self):
-        """Within, every sharded model is whole on every rank, in the precision that it computes in. All ranks must
-        begin it together; what each does inside, without gradients, and when it ends, is its own matter."""
+        """Within, every sharded model is whole on every rank, in the precision that it computes in, without gradients.
+        All ranks must begin it together, and may end it apart."""
         try:
-            with self.dist.ending_together():
-                for model in self.models:
-                    model.set_reshard_after_forward(False)
-                    for part in filter(has_parts, model.modules()):
-                        part.unshard()
+            for model in self.models:
+                model.set_reshard_after_forward(False)
+                for part in filter(has_parts, model.modules()):
+                    part.unshard()
             yield
         finally:
             for model in self.models:
@@ -134,10 +125,8 @@ class Shards:
 
 @torch.no_grad()
 def whole(x, wanted=True):
-    """x, which may be a dict or list, with whole tensors on the CPU in the place of sharded ones; all else stays.
-
-    All ranks must call it with the same names in the same order; those for which `wanted` is False get None.
-    """
+    """x, which may be a dict or list, with whole tensors on the CPU in the place of sharded ones; all else stays. All
+    ranks must call it; those for which `wanted` is False get None."""
     known = {}  # tied weights stay one tensor
 
     def visit(x):
@@ -178,10 +167,7 @@ def weights_of(net):
 
 
 def cut_state(saved, optimizer):
-    """Cuts the whole tensors of a state, before the optimizer loads it, as the parameters are cut that they belong to.
-
-    saved: what optimizer.state_dict() gave for whole parameters; it is changed in place
-    """
+    """Cuts the whole tensors of an optimizer's state_dict, in place, as the parameters are cut that they belong to."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     for number, p in zip(numbers, parameters, strict=True):

@@ -5,12 +5,8 @@ from torch.nn import functional as F
 
 
 class SharedCache:
-    """Keys and values of each prompt, once, whatever the number of rows that continue it, and those of each row's own
-    tokens. It has the methods that generation asks of core.cache.Cache.
-
-    The rows of a prompt are its group. All queries of a group read the prompt's keys in one product, so each prompt
-    has as many slots as the largest group has rows.
-    """
+    """Keys and values of each prompt, once, and those of each row's own tokens; the methods that generation asks of
+    core.cache.Cache. All rows of a prompt read its keys in one product: a prompt has slots for the largest group."""
 
     def __init__(self, prompts, rows, own):
         """prompts: a Cache of P prompts; rows: (n,) the prompt that each row continues; own: an empty Cache for n rows,
@@ -41,13 +37,12 @@ class SharedCache:
         self.row_of_slot.view(-1)[self.slot_of_row] = torch.arange(len(prompt), device=prompt.device)
 
     def keep(self, rows):
-        """Drops all rows but these, as Cache.keep does."""
+        """Drops all rows but these."""
         self.own.keep(rows)
         self.assign_slots(self.prompt[rows])
 
     def mask(self, T, padding, device):
-        """A term (P, 1, 1, start) for the attention scores of the prompts' columns, -inf at padding; None without
-        padding. padding: (n,) or None"""
+        """A term (P, 1, 1, start) for the attention scores of the prompts' columns, -inf at padding: (n,) or None."""
         assert T == 1, T
         if padding is None:
             return None
@@ -56,7 +51,7 @@ class SharedCache:
         return torch.where(column < first[:, None, None, None], -torch.inf, 0.0)
 
     def layer(self, i):
-        """The attention of layer i, as Cache.layer, for one new token of each row."""
+        """See Cache.layer; for one new token of each row."""
         def read(q, k, v, mask, *settings):
             prompt_k, prompt_v = self.prompts[i]                                     # (P, H, start, D) each
             k, v = self.own.add(i, self.own.layers[i], k, v)                         # (n, H, L, D) each
@@ -78,5 +73,5 @@ class SharedCache:
         return x.unflatten(0, self.row_of_slot.shape).transpose(1, 2)
 
     def by_row(self, x):
-        """(P, H, S, X) -> (n, H, 1, X), as by_prompt had them."""
+        """The inverse of by_prompt: (P, H, S, X) -> (n, H, 1, X)."""
         return x.transpose(1, 2).flatten(0, 1).index_select(0, self.slot_of_row)[:, :, None]

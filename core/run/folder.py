@@ -14,13 +14,7 @@ except ImportError:  # Windows
 
 
 def check_run_folder(out_dir):
-    """Raises ValueError if a run may not have this folder: it cannot be written, or it holds other files and no run.
-    Nothing is changed."""
-    above = os.path.abspath(out_dir)
-    while not os.path.lexists(above):
-        above = os.path.dirname(above)
-    if not out_dir or not os.path.isdir(above) or not os.access(above, os.W_OK | os.X_OK):
-        raise ValueError(f"out_dir={out_dir!r} cannot be a folder that you can write to ({above}); name another")
+    """Raises ValueError if a run may not have this folder, because it holds other files and no run."""
     names = folder_list(out_dir)
     foreign = [name for name in names if name not in STAYING]
     if foreign and not {STATE, BEFORE, METRICS, CONSOLE, PREVIOUS} & set(names):
@@ -43,24 +37,18 @@ def run_folder(config, dist):
 @contextlib.contextmanager
 def locked(out_dir):
     """Raises ValueError if another run holds the folder; otherwise holds it until the end of the block, or of the
-    process, however that ends."""
-    with writing(out_dir):
+    process, however that ends. Where there are no locks nothing keeps two runs apart."""
+    with writing(f"out_dir={out_dir}"):
         os.makedirs(out_dir, exist_ok=True)
         file = open(os.path.join(out_dir, LOCK), "a")
     with file:
-        if not lock(file):
-            raise ValueError(f"out_dir={out_dir} is in use by another run; choose another out_dir or wait")
-        yield
-
-
-def lock(file, wait=False):
-    """Locks an open file until it is closed. Returns False if another process has; where there are no locks, True."""
-    with contextlib.suppress(AttributeError, OSError):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
-    return True
+            raise ValueError(f"out_dir={out_dir} is in use by another run; choose another out_dir or wait") from None
+        except (AttributeError, OSError):
+            pass
+        yield
 
 
 def set_aside(out_dir):

@@ -16,9 +16,9 @@ from datetime import datetime, timezone
 
 import torch
 
-from core.config import changed_settings, save_config
+from core.config import changed_settings
 from core.files.json_lines import read_object
-from core.files.whole_files import CannotWrite
+from core.files.whole_files import CannotWrite, replacing
 from core.run.folder import set_aside
 from core.run.names import CONFIG
 from core.settings.ranges import shown
@@ -48,11 +48,9 @@ class Recorded:
             return
         say = self.trainer.logger.say
         if self.resume:
-            before = {}
-            if os.path.exists(self.path):
-                before = read_object(self.path, self.path, "delete it")
+            before = read_object(self.path, self.path, "delete it") if os.path.exists(self.path) else {}
             self.starts = before.pop("starts", [])
-            say("\n".join(how_it_goes_on(self.config, self.trainer, before, self.starts)))
+            say(how_it_goes_on(self.config, self.trainer.checkpoints, before))
         elif previous := set_aside(self.config.absolute_out_dir):
             say(f"{self.config.out_dir} held an earlier run, which is now in {shortest(previous)}")
         self.starts.append(start(self.config, self.origin, self.dist, self.trainer.step))
@@ -68,42 +66,31 @@ class Recorded:
 
     def end(self, error):
         """Records how the run ended. error: the exception that ended it, or None"""
-        step, ended, why = self.trainer.step, "finished", None
+        step, why = self.trainer.step, self.trainer.stopped_by
+        ended = "finished" if step >= self.config.max_iters else "stopped"
         if error is not None:
             ended, why = "failed", f"{type(error).__name__}: {one_line(error)}"
-        elif step < self.config.max_iters:
-            ended, why = "stopped", self.trainer.stopped_by
-        self.starts[-1]["end"] = {"time": now(), "step": step, "ended": ended, "why": why}
-        self.write()
-        if error is not None:
             text = without_home("".join(traceback.format_exception(error)))
             self.trainer.logger.write_console(f"failed at step {step}: {why}\n{text}")
+        self.starts[-1]["end"] = {"time": now(), "step": step, "ended": ended, "why": why}
+        self.write()
         if self.write_page is not None:
             self.write_page()
 
     def write(self):
-        save_config(self.config, self.path, starts=json.loads(without_home(json.dumps(self.starts))))
+        starts = json.loads(without_home(json.dumps(self.starts)))
+        with replacing(self.path) as new, open(new, "w") as f:
+            json.dump(dataclasses.asdict(self.config) | {"starts": starts}, f, indent=1)
 
 
-def how_it_goes_on(config, trainer, before, starts):
-    """Lines that tell the user from where a resumed run goes on, and what is not as it was.
-
-    before: the settings of config.json; starts: the starts before this one
-    """
-    path, step = trainer.checkpoints.last
+def how_it_goes_on(config, checkpoints, before):
+    """From where a resumed run goes on, and which settings are not as they were. before: those of config.json"""
+    path, step = checkpoints.last
     after = json.loads(json.dumps(dataclasses.asdict(config)))  # tuples are lists in a file
-    changed = []
-    for key, x in before.items():
-        if key != "resume" and after.get(key, x) != x:
-            changed.append(f"{key} {shown(x)} -> {shown(after[key])}")
-    line = f"going on from {shortest(path)}, step {step} of {config.max_iters}"
-    if changed:
-        line += f"; changed since: {', '.join(changed)}"
-    yield line
-    if starts and "end" not in starts[-1]:
-        yield "the process before this one did not end properly: it was killed, or the machine stopped"
-    if step >= config.max_iters:
-        yield f"the run was finished, and there is nothing to do; to train on, set max_iters above {step}"
+    del after["resume"]
+    changed = [f"{key} {shown(before[key])} -> {shown(x)}" for key, x in after.items() if before.get(key, x) != x]
+    since = f"; changed since: {', '.join(changed)}" if changed else ""
+    return f"going on from {shortest(path)}, step {step} of {config.max_iters}{since}"
 
 
 def start(config, origin, dist, step):
@@ -111,16 +98,12 @@ def start(config, origin, dist, step):
 
     origin: {key: the file or argument that set it}; step: the steps that are done; not 0 when the run is resumed
     """
-    settings = {}
-    for key, (value, default, where) in changed_settings(config, origin).items():
-        settings[key] = {"value": value, "default": default, "set in": where}
     record = {
         "time": now(),
         "step": step,
         "command": shlex.join(["python", *sys.argv]),
         "commit": commit(),
         "system": platform.platform(),
-        "cores": os.cpu_count(),
         "torch threads": torch.get_num_threads(),
         "ranks": dist.world,
         "device": str(dist.device),
@@ -132,7 +115,7 @@ def start(config, origin, dist, step):
     for name in PACKAGES:
         if name in sys.modules:
             record[name] = importlib.metadata.version(name)
-    return record | {"settings": settings}
+    return record | {"settings": changed_settings(config, origin)}
 
 
 def now():
@@ -140,12 +123,9 @@ def now():
 
 
 def without_home(text):
-    """A text with ~ for the home folder, which has the user's name. A longer name, as /home/al in /home/alice, is
-    another folder."""
+    """A text with ~ for the home folder, which has the user's name; /home/alice is not in /home/al."""
     home = os.path.expanduser("~")
-    if len(home) <= 1:
-        return text
-    return re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
+    return text if home == "/" else re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
 
 
 def commit():

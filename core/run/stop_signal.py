@@ -1,12 +1,9 @@
-"""Ends a run after its step: on SIGTERM, which machines that are taken away send, on SIGINT (Ctrl-C), and on SIGHUP,
-which a terminal sends that is closed."""
+"""Ends a run after its step: on SIGTERM, which machines that are taken away send, and on SIGINT (Ctrl-C)."""
 
-import contextlib
 import os
 import signal
 
-# Windows has no SIGHUP
-SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NOTICE = b"\nthe run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
 
 
@@ -34,8 +31,7 @@ class StopSignal:
         for each in self.before:
             signal.signal(each, signal.SIG_DFL)
         if self.dist.is_main:
-            with contextlib.suppress(OSError):  # of a terminal that was closed
-                os.write(2, NOTICE)  # print is not safe in a handler
+            os.write(2, NOTICE)  # print is not safe in a handler
 
     def came(self):
         """The name of the signal that any rank got so far, or None: the same on every rank, all of which must call."""

@@ -1,5 +1,7 @@
 """The data, the model and the batches of a supervised run, checked against each other before the first step."""
 
+from functools import partial
+
 import torch
 
 from core.dataset_consumer import DatasetConsumer, unpack_batch
@@ -9,9 +11,8 @@ from core.huggingface.load import model_mode
 from core.model import GPT, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
-from core.supervised.judge_training import FilledText, judge_report
+from core.supervised.judge_training import filled_batch, judge_report
 from core.supervised.loss import supervised_sums
-
 
 
 def build_data(config, dist):
@@ -26,13 +27,10 @@ def build_data(config, dist):
                                dist.world, config.masks, config.mask_low, config.mask_high, tokenizer)
     if mode == SEQUENCE_SCORER:
         raise ValueError(f"dataset={config.dataset} has prompts to complete, of which a judge learns nothing")
-    prompt_format = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
-                                 config.chat_template_kwargs, config.prompt_format)
     data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
-                          prompt_format, config.block_size, mode == MASKED_FILL)
-    if not data.prepared:  # data/custom/prepare.py does this for a prepared one
-        data.records = {split: list(map(with_completion, records)) for split, records in data.records.items()}
-    data.require("completion", "supervised training")
+                          PromptFormat.of(config), config.block_size, mode == MASKED_FILL)
+    data.records = {split: list(map(with_completion, records)) for split, records in data.records.items()}
+    data.require_completions()
     return data
 
 
@@ -49,21 +47,13 @@ def build_model(config, data, dist):
     """The Hugging Face model that init_from names, with the adapter that the config asks for; or a new model."""
     if not starts_from_huggingface(config):
         return build_new_model(config, data.tokenizer).to(dist.device)
-    for key in ("dropout", "judge_head"):
-        if getattr(config, key) != getattr(type(config), key):
-            raise ValueError(f"{key}={getattr(config, key)!r} is for new models; leave it out with init_from="
-                             f"{config.init_from}")
+    if config.dropout or config.judge_head != "realness":
+        raise ValueError(f"dropout and judge_head are for new models; leave them out with init_from={config.init_from}")
     if config.export:
-        check_target(config.export, config.has_adapter, "export")
+        check_target(config.export, config.has_adapter)
     model, _ = load_model(config.init_from, dist.device, None, data.tokenizer, "init_from", config, dist.dtype)
     if model.mode == MASKED_FILL and isinstance(data, PromptConsumer):
         model.answer_prompts()
-    if config.learning_rate > 1e-3 and model.num_parameters() > 50e6:
-        raise ValueError(f"learning_rate={config.learning_rate} would ruin the weights of init_from="
-                         f"{config.init_from}; set optimizer='adamw', learning_rate=1e-5")
-    if config.block_size > model.longest_input:
-        raise ValueError(f"block_size={config.block_size} is larger than the {model.longest_input} of init_from="
-                         f"{config.init_from}")
     return model
 
 
@@ -122,4 +112,4 @@ def build_judge_batches(config, data, dist):
             found |= {f"{name}/{i}": value for name, value in report.items()}
         return found
 
-    return FilledText(data, fillers, dist.device, config).batch, evaluate
+    return partial(filled_batch, data, fillers, dist.device, config), evaluate

@@ -50,11 +50,9 @@ class PretrainConfig(RunConfig, MaskConfig, LoraConfig):
         check_ranges(self, RANGES)
         self.shape()  # raises ValueError for one that cannot be
         if self.judge_head != "realness" and self.mode != SEQUENCE_SCORER:
-            raise ValueError(f"judge_head={self.judge_head!r} is for new judges: set mode='sequence_scorer', or leave "
-                             "it out")
+            raise ValueError(f"judge_head={self.judge_head!r} is for new judges: set mode='sequence_scorer'")
         if self.fill_temperature_low > self.fill_temperature_high:
-            raise ValueError(f"fill_temperature_low={self.fill_temperature_low} must be at most fill_temperature_high="
-                             f"{self.fill_temperature_high}")
+            raise ValueError(f"fill_temperature_low={self.fill_temperature_low} is above fill_temperature_high")
 
     def shape(self, vocab_size=100, base_vocab_size=97):
         """The GPTConfig of a new model."""

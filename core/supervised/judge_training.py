@@ -3,12 +3,11 @@ ones."""
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from core.dataset_consumer import DatasetConsumer, unpack_batch
+from core.dataset_consumer import unpack_batch
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.judge import calculate_judge_scores, calculate_realness
@@ -27,44 +26,33 @@ def fill_once(model, input, mask, uniform, **sampling):
     return fill_in(input, position, hidden.to(input.device), target)
 
 
-@dataclass
-class FilledText:
-    """Training batches of a judge: windows of the corpus whose masked tokens a frozen generator has filled in.
+@torch.no_grad()
+def filled_batch(data, fillers, device, config, split, step, micro=0):
+    """A batch for a judge: windows of the corpus whose masked tokens a frozen generator has filled in.
 
-    batch(split, step, micro) returns (input, target, mask): the filled text (after CLS for a cls judge), the true text,
-    and True where a token was masked. The generator of each row is drawn from `fillers`, its temperature from
-    [fill_temperature_low, fill_temperature_high]. About clean_share of the rows keep their true text. A batch depends
-    only on (seed, split, step) and the numbers of its problems, like those of the dataset.
-
-    config: a PretrainConfig, whose judge_head, fill_temperature_low, fill_temperature_high and clean_share count
+    The generator of each row is drawn from `fillers`, its temperature from [fill_temperature_low,
+    fill_temperature_high]. About clean_share of the rows keep their true text. A batch depends only on (seed, split,
+    step) and the numbers of its problems, like those of the dataset.
+    Returns the filled text (after CLS for a cls judge), the true text, and True where a token was masked
     """
-
-    data: DatasetConsumer
-    fillers: list
-    device: object
-    config: object
-
-    @torch.no_grad()
-    def batch(self, split, step, micro=0):
-        c, batch = self.config, self.data.batch(split, step, micro)
-        input, target, mask = unpack_batch(batch, self.device)                       # (B, T)
-        noise = draw_uniforms(self.data.seed + NOISE, step, batch["number"], (1, input.shape[1] + 3))
-        which = (noise[:, 0, -1] * len(self.fillers)).long()                         # (B,) the generator of each row
-        clean = (noise[:, 0, -2] < c.clean_share).to(self.device)                    # (B,)
-        span = c.fill_temperature_high - c.fill_temperature_low
-        temperature = (c.fill_temperature_low + span * noise[:, :1, -3]).float().to(self.device)  # (B, 1)
-        filled = target.clone()
-        for i in which.unique():
-            rows = which == i                                                        # (B,)
-            own = rows.to(self.device)
-            texts = fill_once(self.fillers[i], input[own], mask[rows], noise[rows, :, :-3],
-                              temperature=temperature[own])
-            filled[own] = texts[:, 0]
-        filled = torch.where(clean[:, None], target, filled)
-        if c.judge_head == "cls":
-            cls = torch.full_like(filled[:, :1], self.data.tokenizer.cls_token_id)
-            filled = torch.cat((cls, filled), dim=1)
-        return filled, target, mask
+    batch = data.batch(split, step, micro)
+    input, target, mask = unpack_batch(batch, device)                                # (B, T) each
+    noise = draw_uniforms(data.seed + NOISE, step, batch["number"], (1, input.shape[1] + 3))
+    which = (noise[:, 0, -1] * len(fillers)).long()                                  # (B,) the generator of each row
+    clean = (noise[:, 0, -2] < config.clean_share).to(device)                        # (B,)
+    span = config.fill_temperature_high - config.fill_temperature_low
+    temperature = (config.fill_temperature_low + span * noise[:, :1, -3]).float().to(device)  # (B, 1)
+    filled = target.clone()
+    for i in which.unique():
+        rows = which == i                                                            # (B,)
+        own = rows.to(device)
+        texts = fill_once(fillers[i], input[own], mask[rows], noise[rows, :, :-3], temperature=temperature[own])
+        filled[own] = texts[:, 0]
+    filled = torch.where(clean[:, None], target, filled)
+    if config.judge_head == "cls":
+        cls = torch.full_like(filled[:, :1], data.tokenizer.cls_token_id)
+        filled = torch.cat((cls, filled), dim=1)
+    return filled, target, mask
 
 
 def average_ranks(x):
@@ -85,7 +73,7 @@ def auc(positive, negative):
 
 
 @torch.no_grad()
-def judge_report(judge, data, filler, device, batches=8, temperature=0.8):
+def judge_report(judge, data, filler, device, batches):
     """Measures how well the judge tells validation text from the same text filled in by one generator.
 
     data: a DatasetConsumer whose masks cover from little to much of a text
@@ -98,10 +86,10 @@ def judge_report(judge, data, filler, device, batches=8, temperature=0.8):
         batch = data.batch("val", step)
         input, target, mask = unpack_batch(batch, device)
         noise = draw_uniforms(data.seed + REPORT_NOISE, step, batch["number"], (2, input.shape[1]))
-        filled = fill_once(filler, input, mask, noise[:, :1], temperature=temperature)[:, 0]  # (B, T)
+        filled = fill_once(filler, input, mask, noise[:, :1], temperature=0.8)[:, 0]  # (B, T)
         thirty = noise[:, 1].argsort(1).argsort(1) < round(0.3 * input.shape[1])     # (B, T) a random 30%
         masked = target.masked_fill(thirty.to(device), data.tokenizer.mask_token_id)
-        filled_30 = fill_once(filler, masked, thirty, noise[:, :1], temperature=temperature)[:, 0]
+        filled_30 = fill_once(filler, masked, thirty, noise[:, :1], temperature=0.8)[:, 0]
         for name, text in (("filled", filled), ("filled_30", filled_30), ("clean", target)):
             found[name].append(calculate_judge_scores(judge, text, data.tokenizer.cls_token_id))  # (B,)
         found["share"].append((filled != target).float().mean(1))                    # (B,)

@@ -14,7 +14,6 @@ from core.generation import Stop, generate
 from core.performance.batching import parts_of_like_length
 from core.performance.sharding import anchor
 from core.prompts import as_columns
-from grpo.policies.environment_calls import environments_of
 from grpo.policies.model_policy import ModelPolicy, sampling_of
 from grpo.policies.turns import Episodes
 from grpo.rollout import Reading, Rollouts, Texts
@@ -45,30 +44,22 @@ class CausalPolicy(ModelPolicy):
 
     Reading = CausalReading
     kl_estimator = "k3"
-    environments = None  # those of the run, from its first use on
 
     def sample_part(self, problems, iteration, config):
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, stop_sequences,
         response_prefix"""
         stop = self._stop(config)
-        episodes = self.episodes(problems, iteration, config, stop)
-        if episodes is not None:
+        episodes = None
+        if config.environment is not None:
+            episodes = Episodes(problems, iteration, config, stop, self.model.longest_input)
             problems = episodes.problems
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         shape = (config.group_size, config.max_new_tokens)
         noise = draw_uniforms(config.seed, iteration, problems["number"], shape)     # (P, G, max_new_tokens)
         with self.autocast():
             generation = generate(
-                self.model, prompt, self._padding(padding), noise, stop, episodes, **sampling_of(config))
+                self.model, prompt, self.on_device(padding), noise, stop, episodes, **sampling_of(config))
         return self.rollouts(problems, generation, config, episodes)
-
-    def episodes(self, problems, iteration, config, stop):
-        """The environments of an iteration's problems, or None if the config names none."""
-        if config.environment is None:
-            return None
-        if self.environments is None:
-            self.environments = environments_of(config)
-        return Episodes(problems, iteration, config, stop, self.environments, self.model.longest_input)
 
     def rollouts(self, problems, generation, config, episodes=None):
         """Rollouts of completions (core/generation.py: Generation) of problems, whoever sampled them."""
@@ -108,10 +99,6 @@ class CausalPolicy(ModelPolicy):
         prompt = F.pad(prompt, (-cut, 0))                   # cuts columns off, or adds one to prompts of one token
         return prompt.to(self.device, non_blocking=True), padding - cut
 
-    def _padding(self, padding):
-        """The padding on the device, or None if there is none: attention is faster without."""
-        return padding.to(self.device) if padding.any() else None
-
     def states(self, reading):
         """Reads prompts of like length together, and then their completions of like length."""
         inputs = reading.inputs.flatten(0, 1)                                        # (N, M)
@@ -121,7 +108,7 @@ class CausalPolicy(ModelPolicy):
             for problems, parts in self._plan(reading):
                 T = max(1, int(reading.prompt_length[problems].max()))
                 prompt = reading.prompt[problems.to(self.device), :T].flip(1)        # (p, T)
-                padding = self._padding(T - reading.prompt_length[problems])         # (p,) or None
+                padding = self.on_device(T - reading.prompt_length[problems])         # (p,) or None
                 past = self.model.new_cache()
                 of_prompt = self.model.states(prompt, past=past, padding=padding)    # (p, T, C)
                 for completions in parts:

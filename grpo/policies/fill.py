@@ -56,13 +56,7 @@ class FillPolicy(ModelPolicy):
                     config.unmask_steps, **sampling_of(config))
             target = target.view(P, G, -1)                                           # (P, G, M)
             text = fill_in(input, position, was_hidden, target)                      # (P, G, T)
-            filled = Filled(
-                input, position[:, None], was_hidden[:, None],
-                turn=turn.view(P, G, -1),
-                read=read.unflatten(0, (P, G)),
-                uniform=noise[:, 3, :, -1:].float().to(self.device),
-                passes_read=min(config.passes_read, read.shape[1]))
-            views, place, weight = FILL_ESTIMATORS[config.fill_estimator](filled)
+            views, place, weight = self._views(input, position, was_hidden[:, None], turn, read, noise, config)
         sampled = was_hidden[:, None].expand_as(target)                              # (P, G, M)
         mask = sampled.flatten(0, 1).float()                                         # (N, M)
         chosen = hidden[:, None].expand(place.shape)                                 # (P, 1 or G, M)
@@ -80,6 +74,19 @@ class FillPolicy(ModelPolicy):
             reading=FillReading(G, chosen, kept, views, place),
             token_weight=weight,
             texts=self._texts(input, truth, text, position, metrics))
+
+    def _views(self, input, position, hidden, turn, read, noise, config):
+        """The texts that an estimator reads, places in them, and weights (grpo/policies/fill_views.py).
+
+        input: (P, T); position: (P, M); hidden: (P, 1 or G, M); noise: (P, >= 4, G, T); turn, read: of fill_in_passes
+        """
+        PG = noise.shape[0], noise.shape[2]
+        return FILL_ESTIMATORS[config.fill_estimator](Filled(
+            input, position[:, None], hidden,
+            turn=turn.unflatten(0, PG),
+            read=read.unflatten(0, PG),
+            uniform=noise[:, 3, :, -1:].float().to(self.device),
+            passes_read=min(config.passes_read, read.shape[1])))
 
     def _texts(self, input, truth, text, position, metrics):
         """Texts of input, truth (P, T), text (P, G, T), position (P, M)."""

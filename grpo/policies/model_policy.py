@@ -52,6 +52,10 @@ class ModelPolicy:
     def autocast(self):
         return autocast(self.device, self.dtype)
 
+    def on_device(self, padding):
+        """The padding of texts, or None if there is none: attention is faster without."""
+        return padding.to(self.device) if padding.any() else None
+
     def project(self, states):
         with self.autocast():
             return self.model.project(states)

@@ -10,11 +10,10 @@ import torch
 from torch.nn import functional as F
 
 from core.distributions import draw_uniforms
-from core.fill_in_passes import count_passes, fill_in_passes, nothing, order_of_places
+from core.fill_in_passes import count_passes, fill_in_passes, order_of_places
 from core.generation import Stop
 from grpo.policies.causal import CausalPolicy, completion_texts
 from grpo.policies.fill import FillPolicy, FillReading
-from grpo.policies.fill_views import FILL_ESTIMATORS, Filled
 from grpo.policies.model_policy import sampling_of
 from grpo.rollout import Rollouts
 
@@ -59,7 +58,7 @@ class PromptFillPolicy(FillPolicy):
         with self.autocast():
             target, logp, turn, read, kept = fill_in_passes(
                 self.model, input, position, hidden, of_passes, order, config.unmask_steps,
-                before=self._before(padding),
+                padding=self.on_device(padding),
                 block_length=config.block_length,
                 by_confidence=config.unmask_order == "confidence",
                 end_ids=self.tokenizer.stop_token_ids,
@@ -71,17 +70,9 @@ class PromptFillPolicy(FillPolicy):
         of_completion = drawn & (ends_before == 0)                                   # (N, L)
         if kept is not None:
             kept = kept[of_completion[drawn].nonzero().squeeze(1).cpu()]
-        filled = Filled(
-            input,
-            position[:, None],
-            of_completion.view(P, G, L),
-            turn=turn.view(P, G, L),
-            read=read.unflatten(0, (P, G)),
-            uniform=noise[:, 3, :, -1:].float().to(self.device),
-            passes_read=min(config.passes_read, read.shape[1]))
-        views, place, weight = FILL_ESTIMATORS[config.fill_estimator](filled)
+        chosen = of_completion.view(P, G, L)
+        views, place, weight = self._views(input, position, chosen, turn, read, noise, config)
         mask = of_completion.float()
-        chosen = filled.hidden                                                       # (P, G, L)
         if weight is not None:
             chosen, weight = chosen & (weight > 0), weight.flatten(0, 1)             # (P, G, L), (N, L)
         truncated = ~end.any(1)
@@ -108,13 +99,6 @@ class PromptFillPolicy(FillPolicy):
         of_prompt = of_prompt[:, None, None].expand(P, channels, G, T)
         return torch.cat((of_prompt, of_places.view(P, channels, G, L)), 3)
 
-    def _before(self, padding):
-        """The argument `before` of fill_in_passes: the padding of each problem's texts. padding: (P,) on the CPU"""
-        if not padding.any():
-            return nothing
-        on_device = padding.to(self.device)
-        return lambda problems: {"padding": on_device[problems]}
-
     def states(self, reading):
         """Reads the texts in which tokens of completions are scored, without the columns that are padding in all."""
         _, W, T = reading.texts.shape
@@ -126,7 +110,7 @@ class PromptFillPolicy(FillPolicy):
             used = number.new_zeros(1)
         cut = int(reading.padding.min())
         tokens = reading.texts.flatten(0, 1)[used.to(self.device), cut:]             # (U, T - cut)
+        padding = self.on_device((reading.padding - cut)[used // W])                 # (U,) or None
         with self.autocast():
-            before = self._before(reading.padding - cut)
-            h = self.model.states(tokens, **before((used // W).to(self.device)))     # (U, T - cut, C)
+            h = self.model.states(tokens, padding=padding)                           # (U, T - cut, C)
         return h[text.to(self.device), (column - cut).to(self.device)]

@@ -5,20 +5,17 @@ policy writes.
 """
 
 import itertools
-import math
 import sys
 
 import numpy as np
 import torch
 
 from core.prompts import PromptFormat, as_problems
-from core.settings.user_code import UserCodeError
 from grpo.environments import REWARD, TURNS
-from grpo.policies.environment_calls import own_fields
+from grpo.policies.environment_calls import Played
 
 SEEDS = 3                 # begins the seeds of environments, and keeps them apart from other noise
 CHARACTERS = 100          # most characters of a token, on average
-KEYS = itertools.count()  # an environment has a key of its own in its process
 WARNED = set()            # lines of environments whose errors were printed in this process
 
 
@@ -30,104 +27,66 @@ class Episodes:
     begin: N lists of the columns in which turns begin; reward: N lists of the rewards of turns
     """
 
-    def __init__(self, problems, iteration, config, stop, environments, longest=math.inf):
+    def __init__(self, problems, iteration, config, stop, longest):
         """problems: a batch of PromptConsumer; stop: a core.generation.Stop, which ends a turn
-        config: environment, max_turns, group_size, seed, max_new_tokens, template, system_prompt,
-        chat_template_kwargs, prompt_format, max_prompt_length
-        environments: the Environments that are called; longest: tokens that fit into the model
+        config: environment, environment_file, reward_timeout, max_turns, group_size, seed, max_new_tokens, and what
+        PromptFormat has; longest: tokens that fit into the model
         """
         self.stop, self.config = stop, config
-        self.form = PromptFormat(config.template, config.system_prompt, "", config.max_prompt_length,
-                                 config.chat_template_kwargs, config.prompt_format)
-        self.environments = environments
+        self.form = PromptFormat.of(config)
         self.longest = longest
         G = config.group_size
         N = len(problems["record"]) * G
         self.given = torch.full((N, config.max_new_tokens), -1)
         self.begin = [[0] for _ in range(N)]
         self.reward = [[] for _ in range(N)]
-        self.failed = set()  # completions whose environment failed
-        self.names = environments.make.metrics
-        self.keys = [next(KEYS) for _ in range(N)]
-        calls = {}
+        self.played = [Played(config) for _ in range(N)]
+        records = []
         for p, (record, number) in enumerate(zip(problems["record"], problems["number"], strict=True)):
             sequence = np.random.SeedSequence([SEEDS, config.seed, iteration, int(number)])
-            seed = sequence.generate_state(1)[0]
-            for n in range(p * G, (p + 1) * G):
-                calls[n] = "begin", int(seed), own_fields(record)
-        self.problems = self.opened(problems, self.ask(calls))
+            seed = int(sequence.generate_state(1)[0])
+            records.append(self.opened(record, seed, self.played[p * G : (p + 1) * G]))
+        self.problems = problems
+        if any(new is not old for new, old in zip(records, problems["record"], strict=True)):
+            T = max(len(record["tokens"]) for record in records)
+            self.problems = as_problems(records, problems["number"], T, stop.tokenizer)
 
-    def opened(self, problems, prompts):
-        """The problems, with the prompts of their environments, {completion: a text, messages or None}. Raises
-        ValueError if those of a group are not the same, or too long."""
-        records = list(problems["record"])
-        G = self.config.group_size
-        for p, record in enumerate(records):
-            group = range(p * G, (p + 1) * G)
-            found = [prompts[n] for n in group if n in prompts]
-            if any(prompt != found[0] for prompt in found):
-                raise ValueError(f"environment={self.config.environment!r}: its reset gave the completions of a group "
-                                 "different prompts; draw what is random from random.Random(seed)")
-            if found and found[0] is not None:
-                records[p] = self.with_prompt(record, found[0])
-        if all(new is old for new, old in zip(records, problems["record"], strict=True)):
-            return problems
-        T = max(len(record["tokens"]) for record in records)
-        return as_problems(records, problems["number"], T, self.stop.tokenizer)
-
-    def with_prompt(self, record, prompt):
-        """A record with the prompt of its environment. Raises ValueError unless it fits."""
-        start = f"environment={self.config.environment!r}: its reset"
-        if self.config.system_prompt and not isinstance(prompt, str) and prompt[0]["role"] == "system":
-            raise ValueError(f"{start} gave a system message, and system_prompt would be a second one; leave it out")
-        text, tokens = self.form.encode(prompt, self.stop.tokenizer)
-        limit, room = self.config.max_prompt_length, self.given.shape[1]
-        if not 0 < len(tokens) <= min(limit, self.longest - room):
-            raise ValueError(f"{start} gave a prompt of {len(tokens)} tokens; it must have 1 to max_prompt_length="
-                             f"{limit}, and leave room for max_new_tokens={room} in the {self.longest} that the model "
-                             "reads")
-        return {**record, "prompt": prompt, "text": text, "tokens": tokens}
-
-    def ask(self, calls):
-        """Calls environments. calls: {completion: (method, *arguments)}. Returns {completion: what it returned} without
-        those that raised or took too long, which is printed once for each line of the user's file."""
-        found = self.environments.call({self.keys[n]: call for n, call in calls.items()})
-        answered = {}
-        for n in calls:
-            x = found[self.keys[n]]
-            if not isinstance(x, UserCodeError):
-                answered[n] = x
-                continue
-            self.failed.add(n)
-            if x.line not in WARNED:
-                WARNED.add(x.line)
-                sys.stderr.write(f"environment: {x}; it is counted as environment/failed\n")
-        return answered
+    def opened(self, record, seed, group):
+        """The record, with the prompt of its environments if they give one. Raises ValueError if those of a group are
+        not the same, or too long."""
+        start = f"environment={self.config.environment!r}: its reset gave"
+        prompts = [one.begin(seed, record) for one in group]
+        found = [prompt for one, prompt in zip(group, prompts, strict=True) if one.error is None]
+        if any(prompt != found[0] for prompt in found):
+            raise ValueError(f"{start} the completions of a group different prompts; draw what is random from "
+                             "random.Random(seed)")
+        if not found or found[0] is None:
+            return record
+        text, tokens = self.form.encode(found[0], self.stop.tokenizer)
+        most = min(self.config.max_prompt_length, self.longest - self.given.shape[1])
+        if not 0 < len(tokens) <= most:
+            raise ValueError(f"{start} a prompt of {len(tokens)} tokens; max_prompt_length, and max_new_tokens in what "
+                             f"the model reads, leave room for 1 to {most}")
+        return {**record, "prompt": found[0], "text": text, "tokens": tokens}
 
     def __call__(self, target, ends):
         """Answers completions. Returns those whose episode is over, a list.
 
         target: (N, L) tokens so far; ends: {completion: column of the last token of its turn}
         """
-        if not ends:
-            return []
-        calls = {}
+        over = []
         for n, t in ends.items():
             ids = target[n, self.begin[n][-1] : t + 1].tolist()
-            if n not in self.failed:
-                calls[n] = "step", self.stop.text(ids)
-        results = self.ask(calls)
-        going_on = set()
-        for n, result in results.items():
-            t = ends[n]
-            if self.goes_on(n, int(target[n, t]), t, result):
-                going_on.add(n)
-        return [n for n in ends if n not in going_on]
+            one, result = self.played[n], None
+            if one.error is None:
+                result = one.step(self.stop.text(ids))
+            if result is None or not self.goes_on(n, ids[-1], t, *result):
+                over.append(n)
+        return over
 
-    def goes_on(self, n, last, t, result):
+    def goes_on(self, n, last, t, answer, reward):
         """Takes what the environment of one completion returned for its turn, whose last token is `last`. Returns
         whether it has another turn."""
-        answer, reward = result
         self.reward[n].append(reward)
         if answer is None or len(self.reward[n]) == self.config.max_turns:
             return False
@@ -155,8 +114,8 @@ class Episodes:
         """{column of Texts: N values}. The reward is None where the environment failed; those of the turns are then
         0, as is that of a last turn without an end."""
         columns = {REWARD: [], TURNS: []}
-        for n, (begin, reward) in enumerate(zip(self.begin, self.reward, strict=True)):
-            failed = n in self.failed
+        for one, begin, reward in zip(self.played, self.begin, self.reward, strict=True):
+            failed = one.error is not None
             columns[REWARD].append(None if failed else sum(reward))
             if failed:
                 reward = ()
@@ -164,14 +123,20 @@ class Episodes:
         return columns
 
     def close(self):
-        """Ends the environments. Returns {name: (sum, count)} of what they measured."""
+        """Ends the environments. Returns {name: (sum, count)} of what they measured. The error of one that failed is
+        printed once for each line of the user's file."""
         N = len(self.begin)
-        measured = self.ask({n: ("measure",) for n in range(N) if n not in self.failed})
-        sums = {name: (0.0, 0.0) for name in self.names}
-        for one in measured.values():
-            for name, (total, count) in one.items():
+        sums = {name: (0.0, 0.0) for name in self.played[0].make.metrics}
+        for one in self.played:
+            measured = one.measure() if one.error is None else None
+            for name, (total, count) in (measured or {}).items():
                 sums[name] = sums[name][0] + total, sums[name][1] + count
-        self.ask({n: ("close",) for n in range(N)})
+            one.close()
+        errors = [one.error for one in self.played if one.error is not None]
+        for error in errors:
+            if error.line not in WARNED:
+                WARNED.add(error.line)
+                sys.stderr.write(f"environment: {error}; it is counted as environment/failed\n")
         begun = sum(t < self.given.shape[1] for begin in self.begin for t in begin)
-        sums |= {"turns": (begun, N), "failed": (len(self.failed), N)}
+        sums |= {"turns": (begun, N), "failed": (len(errors), N)}
         return {f"environment/{name}": x for name, x in sums.items()}

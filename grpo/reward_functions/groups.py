@@ -4,11 +4,9 @@ import torch
 
 
 def normalised(values, G):
-    """Each reward minus its mean within the group, divided by its standard deviation there plus 1e-4, so that the range
-    of a reward does not decide how much it counts (arXiv 2601.05242).
+    """Each reward minus its group's mean, divided by the standard deviation there plus 1e-4 (arXiv 2601.05242).
 
-    values: {name: (N,)}, NaN where skipped, which stays NaN and counts in neither
-    In float64, because the sum of rewards that cancel must be 0.
+    values: {name: (N,)}, NaN where skipped. In float64, because the sum of rewards that cancel must be 0
     """
     out = {}
     for name, x in values.items():
@@ -24,9 +22,8 @@ def normalised(values, G):
 def pass_k_weight(right, k):
     """The factor on each leave-one-out advantage that makes its expected gradient the one of pass@k.
 
-    right: (P, G) 1 right, 0 wrong, NaN neither. Returns (P, G): k times the chance that k - 1 other completions of the
-    group, drawn without replacement from those that are right or wrong, are all wrong (arXiv 2508.10751, without the
-    completion itself). With fewer than k - 1 such others the chance cannot be estimated, and the factor is 1.
+    right: (P, G) 1 right, 0 wrong, NaN neither. Returns (P, G): k times the chance that k - 1 others of the group,
+    drawn without replacement from those right or wrong, are all wrong (arXiv 2508.10751); 1 with fewer such others.
     """
     scored = (~right.isnan()).float()                                                # (P, G)
     wrong = (right == 0).float()                                                     # (P, G)

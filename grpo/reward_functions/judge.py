@@ -6,7 +6,6 @@ from core.distributed import autocast
 from core.judge import calculate_judge_scores, calculate_realness, log_odds, windowed_mean
 from core.performance.prepacked import pack_in_bfloat16
 from grpo.reward_functions.registry import reward
-from grpo.rollout import Scored
 
 
 @reward(0, 1)
@@ -19,12 +18,10 @@ class Judge:
     """A frozen judge with what it needs to read texts.
 
     model:     a sequence scorer in eval mode
-    tokenizer: the tokenizer that the judge was trained with
-    reads_ids: True if the judge has the generator's vocabulary: it then reads the token ids of the texts.
-               False: it reads prompt + completion, encoded by its own tokenizer
+    tokenizer: the one that it was trained with
+    reads_ids: it has the generator's vocabulary and reads the texts' token ids; else prompt + completion, as texts
     dtype:     of its matrix products
-    Texts of equal length are read together, without padding: the other texts of a call do not change a score. Equal
-    texts are read once, so that their scores are equal to the last bit, whatever the precision.
+    Texts of equal length are read together, without padding, and equal texts once: their scores have the same bits.
     """
 
     packed = False  # whether its weights are packed, see `pack`
@@ -43,7 +40,6 @@ class Judge:
         """Score of each text, (N,) float32 on the judge's device.
 
         texts: has `tokens`, a list of N 1-D tensors of token ids, or `prompts` and `completions`, lists of N texts
-        Raises ValueError if a text is longer than the judge can read.
         """
         ids = self.token_ids(texts)
         scores = torch.empty(len(ids), device=self.device)
@@ -52,20 +48,12 @@ class Judge:
                 scores[rows] = calculate_judge_scores(self.model, batch, self.tokenizer.cls_token_id)[same]
         return scores
 
-    def scored(self, rollouts, window):
-        """The Scored of rollouts where each sampled token has a credit of its own."""
-        score, credit = self.score_and_credit(rollouts.texts, window)
-        score = score.masked_fill(score.isnan(), torch.inf)  # NaN would mean that the completion is skipped
-        reward = score.view(-1, rollouts.group_size)                                 # (P, G)
-        return Scored(reward, credit.view(*reward.shape, -1), {"judge": score})
-
     @torch.no_grad()
     def score_and_credit(self, texts, window):
         """Score of each text, (N,), and the credit of each sampled token, (N, M): the mean, over the positions of its
         text at most `window` away, of the judge's log-odds that the token there is the true one.
 
         texts.place: (N, M) where in its text each sampled token is
-        Needs a judge with reads_ids=True that scores every position.
         """
         scores = torch.empty(len(texts.place), device=self.device)                   # (N,)
         credit = torch.empty(texts.place.shape, device=self.device)                  # (N, M)
@@ -80,9 +68,7 @@ class Judge:
 
     def batches(self, texts):
         """Yields, for the texts of each length, their indices, the n that differ as (n, T), and which of these each is.
-
-        texts: a list of N 1-D tensors of token ids
-        """
+        Raises ValueError if a text is longer than the judge can read."""
         room = self.model.longest_input - (self.model.judge_head == "cls")
         longest = max(map(len, texts))
         if longest > room:
@@ -103,8 +89,8 @@ class Judge:
         if self.reads_ids:
             ids = texts.tokens
         else:
-            pairs = zip(texts.prompts, texts.completions, strict=True)
-            ids = [torch.tensor(self.tokenizer.encode(prompt + completion)) for prompt, completion in pairs]
+            whole = map(str.__add__, texts.prompts, texts.completions)
+            ids = [torch.tensor(self.tokenizer.encode(text)) for text in whole]
         return [x if len(x) else torch.tensor([self.tokenizer.pad_token_id]) for x in ids]
 
 

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 from core.config import run_config_file
 from core.files.records import FIELDS
+from core.prompts import OF_CONSUMER
 from core.settings.user_code import definition, event_loop, guarded, naming_line_of, one_line
+from grpo.rollout import join
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,7 @@ class Reward:
 
     @property
     def range(self):
-        """The smallest and the largest value, in words."""
-        return f"[{self.low:g}, {self.high:g}]".replace("[-inf, inf]", "[no range given]")
+        return f"[{self.low:g}, {self.high:g}]"
 
 
 class Call(NamedTuple):
@@ -35,13 +36,6 @@ class Call(NamedTuple):
     fields: dict     # {parameter: list of N}
     settings: dict   # {other parameter: value}
     N: int           # completions
-
-
-@dataclass
-class TrainerState:
-    """The facts about the run that a reward may read, under the names of transformers' TrainerState."""
-    global_step: int = 0  # optimizer steps that are done
-    max_steps: int = 0
 
 
 @dataclass
@@ -53,12 +47,8 @@ class Log:
     def log_metric(self, name, value):
         """Adds to the mean that is logged under this name; a value that is not finite is left out of it."""
         if math.isfinite(value):
-            self.add_sum(one_line(name), float(value), 1)  # its name is shown on a terminal
-
-    def add_sum(self, metric, total, count):
-        """Adds a sum of `count` values to a metric."""
-        before, number = self.metrics.get(metric, (0.0, 0))
-        self.metrics[metric] = (before + total, number + count)
+            name = one_line(name)  # it is shown on a terminal
+            self.metrics = join([self.metrics, {name: (float(value), 1)}])
 
     def log_extra(self, column, values):
         """Adds values to a column of the samples: in the end, one for each completion of the call."""
@@ -66,47 +56,45 @@ class Log:
 
 
 REWARDS: dict[str, Reward] = {}
-TEXTS = ("prompts", "completions", "completion_ids")
-OF_THE_RUN = ("trainer_state", "log_metric", "log_extra")
+OF_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a name in other data sets: ours}
 
 
 def reward(low=-math.inf, high=math.inf, slow=False, check=None):
     """Registers a function in REWARDS under its own name and returns it unchanged: @reward, or @reward(low, high, ...).
 
-    The function gets what its signature names; **columns takes all fields that have no parameter of their own, and
-    OF_THE_RUN:
+    The function gets what its signature names; **columns takes all but settings that has no parameter of its own:
       prompts, completions     lists of N texts, without padding and stop token; a prompt of messages is a list of them
       completion_ids           a list of N lists of token ids, each completion as sampled, with its stop token
-      a field of the records   a list of N values, under any of its names in FIELDS; a parameter with a default also
-                               takes a field that records lack, as None
-      trainer_state            a TrainerState: trainer_state.global_step of trainer_state.max_steps
-      log_metric, log_extra    functions: log_metric(name, value) logs a metric, log_extra(column, N values) adds a
-                               column to the samples
-      keyword-only parameters  a setting of the config by its name; group_size, the number of completions of a problem;
-                               texts, the rollouts' texts with their token ids; judge_model, the run's Judge;
-                               reward_scorer, the run's RewardModel; any other is a setting of the reward's own, with
-                               a default, as in def short(completions, *, most=80): reward_settings={"most": 40}
+      a field of the records   a list of N values, under any of its names in FIELDS. A parameter without a default needs
+                               it in every record, one with a default gets None where a record lacks it
+      trainer_state            trainer_state.global_step of trainer_state.max_steps are done
+      log_metric, log_extra    the methods of Log
+      keyword-only parameters  a setting of the config by its name; group_size; texts, with their token ids;
+                               judge_model, reward_scorer; any other is set by reward_settings={"most": 40}
     It returns a list or a 1-D tensor; an `async def` function is awaited. A slow function gets each completion in a
-    call of its own, and none of texts, judge_model and reward_scorer. Before the first step, `check` is called with the
-    fields of every record. Raises ValueError if a function of another file has the name; a file may be loaded again.
+    call of its own. Before the first step, `check` is called with the fields of every record.
     """
     if callable(low):
         return reward()(low)
     low, high = float(low), float(high)  # what is no number is refused in the user's line
 
     def register(fn):
-        taken = REWARDS.get(fn.__name__)
-        if taken and getattr(taken.fn, "__module__", None) != fn.__module__:
-            raise ValueError(f"reward {fn.__name__} of {fn.__module__} is already defined elsewhere: rename it")
-        REWARDS[fn.__name__] = Reward(fn, low, high, slow, check, messages=False)
+        add(fn.__name__, Reward(fn, low, high, slow, check, messages=False))
         return fn
 
     return register
 
 
+def add(name, new):
+    """Adds a Reward to the table. Raises ValueError if another file has one of this name."""
+    if REWARDS.get(name, new).fn.__module__ != new.fn.__module__:
+        raise ValueError(f"reward {name} is already defined elsewhere: give your function another name")
+    REWARDS[name] = new
+
+
 def load_reward_file(path):
-    """Runs a Python file, whose @reward functions are then in REWARDS: {name: function or class}; None does nothing."""
+    """Runs a Python file, whose @reward functions are then in REWARDS, and returns {name: function or class}."""
     if path is None:
         return {}
     folder = os.path.dirname(os.path.abspath(path))
@@ -119,20 +107,12 @@ def load_reward_file(path):
 
 
 def register_functions(names, path):
-    """Loads reward_file. Functions without @reward that a run asks for by name are rewards too, without a range.
-
-    Raises ValueError if one has the name of another reward.
-    """
+    """Loads reward_file. Its functions without @reward that a run asks for by name are rewards too, without a range."""
     functions = load_reward_file(path)
-    for name in names:
-        fn, taken = functions.get(name), REWARDS.get(name, Reward(None))
-        registers = getattr(fn, "__module__", "") == "grpo.environments"  # the decorator, beside a reward of this name
-        if fn is None or inspect.isclass(fn) or taken.fn is fn or registers:
-            continue
-        if not taken.messages:
-            raise ValueError(f"reward_functions: {name!r} is a function of reward_file={path}, but also a reward that "
-                             "is defined elsewhere; give the function another name")
-        REWARDS[name] = Reward(fn)
+    for name in set(names) & set(functions):
+        known = name in REWARDS and REWARDS[name].fn is functions[name]
+        if not known and not str(functions[name].__module__).startswith("grpo."):  # such as @environment
+            add(name, Reward(functions[name]))
 
 
 def parameters(name):
@@ -149,52 +129,62 @@ def gets(name, key):
 def needed_fields(name):
     """The parameters of a registered function that only a field of the records can fill."""
     return [key for key, p in parameters(name).items()
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-            and key not in (*TEXTS, *OF_THE_RUN)]
+            if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty and key not in OF_THE_RUN]
+
+
+def check_records(name, records):
+    """Raises ValueError naming file and line of the first record that a reward cannot score."""
+    needed, check = needed_fields(name), REWARDS[name].check
+    for record in records:
+        for key in needed:
+            if record.get(FIELD_OF.get(key, key)) is None:
+                raise ValueError(f"{record['where']}: reward {name} needs the field '{key}' in every record")
+        if check is not None:
+            try:
+                with naming_line_of(check):
+                    check(**{key: x for key, x in record.items() if key not in OF_CONSUMER})
+            except ValueError as error:
+                raise ValueError(f"{record['where']}: {error}") from None
 
 
 def arguments(name, texts, known, empty):
-    """The arguments of a function: ({parameter: list of N}, {other parameter: value}).
+    """The Call of a function. Raises ValueError if a record lacks what a parameter without a default needs.
 
     texts: has prompts, completions, completion_ids and columns {field: list of N}
     known: {name: value} for keyword-only parameters, and trainer_state; it wins over a field of the same name
-    empty: {field: N times None} of all fields of the data, some of which these records may lack
-    Raises ValueError if a record lacks what a parameter without a default needs.
+    empty: the fields of the data, some of which these records may lack
     """
     own = {key for key, p in parameters(name).items() if p.kind is p.KEYWORD_ONLY}
     settings = {key: x for key, x in known.items() if key in own or (key == "trainer_state" and gets(name, key))}
     prompts, completions = texts.columns.get("prompt", texts.prompts), texts.completions
+    N = len(completions)
     if REWARDS[name].messages:
         completions = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
                        for prompt, text in zip(prompts, completions, strict=True)]
-    columns = empty | texts.columns | {"prompts": prompts, "completions": completions}
-    columns["completion_ids"] = texts.completion_ids
-    for other, field_name in FIELD_OF.items():
-        if field_name in columns:
-            columns.setdefault(other, columns[field_name])
+    columns = dict.fromkeys(empty, [None] * N) | texts.columns
+    columns |= {"prompts": prompts, "completions": completions, "completion_ids": texts.completion_ids}
+    columns = {other: columns[key] for other, key in FIELD_OF.items() if key in columns} | columns
     fields = {key: x for key, x in columns.items() if gets(name, key) and key not in settings}
     for key in needed_fields(name):
         if any(value is None for value in fields.get(key, [None])):
             raise ValueError(f"reward {name} needs the field '{key}' in every record")
-    return fields, settings
+    return Call(name, fields, settings, N)
 
 
-def run_reward(call, log):
-    """Calls a reward, here or in a worker process. Returns a list of N floats: NaN where it skips the completion,
-    infinity where its value is not a finite number.
-
-    log: the Log that its function adds to
-    Raises ValueError in one line if the function fails, or does not return, or log, one value for each completion.
-    """
+def run_reward(call):
+    """Calls a reward, here or in a worker process. Returns a list of N floats, NaN where it skips the completion and
+    infinity where its value is not a finite number, and its Log. Raises ValueError in one line if the function fails,
+    or does not return, or log, one value for each completion."""
     name, fields, settings, N = call
+    fn, log = REWARDS[name].fn, Log()
     # Copies that it may change: a value of a record is one object for all completions and steps
     given = {key: x if key == "completion_ids" else [copy.deepcopy(value) for value in x] for key, x in fields.items()}
-    logging = {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(name, key)}
-    with naming_reward(name):
-        returned = REWARDS[name].fn(**given | settings | logging)
+    given |= {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(name, key)}
+    with naming_line_of(fn, f"reward {name}: "):
+        returned = fn(**given, **settings)
     if inspect.iscoroutine(returned):
         returned = asyncio.run_coroutine_threadsafe(awaited(name, returned), event_loop()).result()
-    remedy = f"return a list of {N} numbers or None ({definition(REWARDS[name].fn)})"
+    remedy = f"return a list of {N} numbers or None ({definition(fn)})"
     with guarded(f"reward {name} returned something that is no list of numbers", remedy):
         if hasattr(returned, "tolist"):
             returned = returned.tolist()
@@ -203,23 +193,17 @@ def run_reward(call, log):
     if lengths != {N}:
         raise ValueError(f"reward {name} returned or logged {', '.join(map(str, lengths - {N}))} values for {N} "
                          f"completions; {remedy}")
-    return values
-
-
-def naming_reward(name):
-    """An error of a reward's function within becomes one line with its name and the line of the user's file."""
-    return naming_line_of(REWARDS[name].fn, f"reward {name}: ")
+    return values, log
 
 
 async def awaited(name, coroutine):
     """The return value of a reward's coroutine; an exit within becomes a ValueError, or it would end the loop."""
-    with naming_reward(name):
+    with naming_line_of(REWARDS[name].fn, f"reward {name}: "):
         return await coroutine
 
 
 def value_of(x):
-    """One value of a reward as a float: NaN for None, which skips the completion, and infinity for what is not
-    finite."""
+    """One value of a reward as a float: infinity for what is not finite."""
     if x is None:
         return math.nan
     return float(x) if math.isfinite(x) else math.inf

@@ -29,12 +29,10 @@ class RewardModel:
     """A frozen reward model and the way it reads texts.
 
     model:     a transformers model for sequence classification with one label, in eval mode
-    tokenizer: its own, of transformers. With a chat template it reads prompt and completion as a chat: the messages of
-               the record, or its text as the user's message, then the completion as the assistant's message. Without,
-               it reads the rendered prompt and the completion as one text.
+    tokenizer: its own, of transformers. With a chat template it reads a chat: the record's messages, or its text as the
+               user's, then the completion as the assistant's. Without, the rendered prompt and the completion
     dtype:     of its matrix products
-    Texts of like length are read together, padded on the right. A model whose config has no pad token takes its score
-    from the last token, so it reads each text alone.
+    A model whose config has no pad token takes its score from the last token, so it reads each text alone.
     """
 
     def __init__(self, model, tokenizer, dtype=torch.float32):
@@ -43,10 +41,9 @@ class RewardModel:
 
     @torch.no_grad()
     def scores(self, texts):
-        """Score of each text, (N,) float32 on the model's device.
+        """Score of each text, (N,) float32 on the model's device. Raises ValueError if one is longer than it can read.
 
-        texts: has prompts and completions (lists of N texts), and columns, whose "prompt" are the prompts of the
-        records. Raises ValueError if a text is longer than the model can read.
+        texts: has prompts and completions (lists of N texts), and columns, whose "prompt" are the records' prompts
         """
         ids, same = distinct(map(tuple, self.token_ids(texts)))  # equal texts get scores that are exactly equal
         room, longest = min(most_tokens(self.model), self.tokenizer.model_max_length), max(map(len, ids))
@@ -76,8 +73,7 @@ class RewardModel:
         return [x or [self.pad or 0] for x in ids]
 
     def chat_ids(self, prompt, completion):
-        """Token ids of a prompt and the assistant's answer, with the special tokens of the chat template alone. Raises
-        ValueError if the template refuses the prompt."""
+        """Token ids of a prompt and the assistant's answer, with the special tokens of the chat template alone."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         with guarded(f"the chat template of {KEY} refuses a prompt", "change the prompt, or take a reward model whose "
                      "template accepts it"):
@@ -87,11 +83,7 @@ class RewardModel:
 
 
 def load_reward_model(path, device="cpu", dtype=torch.float32):
-    """A RewardModel from a folder in Hugging Face format or hf:owner/name, in the precision of its file.
-
-    dtype: of its matrix products
-    Raises FileNotFoundError or ValueError, naming the setting and the path, for what is not a reward model.
-    """
+    """A RewardModel from a folder in Hugging Face format or hf:owner/name, in the precision of its file."""
     if not is_huggingface(path, KEY) or is_adapter(path):
         raise FileNotFoundError(f"{KEY}={path} is no folder of a model in Hugging Face format, nor hf:owner/name")
     config = read_config(path, KEY)

@@ -42,8 +42,6 @@ class RewardConfig:
             raise ValueError(f"length_min={self.length_min} must be below length_max={self.length_max}")
         if self.train_pass_k > 1 and self.reward_normalisation != "none":
             raise ValueError(f"reward_normalisation={self.reward_normalisation!r} changes the rewards that "
-                             f"train_pass_k={self.train_pass_k} is made for; set reward_normalisation='none' or "
-                             "train_pass_k=1")
-        for weight in self.reward_weights:
-            if not math.isfinite(weight):
-                raise ValueError(f"reward_weights={self.reward_weights} must be finite numbers")
+                             f"train_pass_k={self.train_pass_k} is made for; set one of them alone")
+        if not all(map(math.isfinite, self.reward_weights)):
+            raise ValueError(f"reward_weights={self.reward_weights} must be finite numbers")

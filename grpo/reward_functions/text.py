@@ -2,27 +2,22 @@
 
 import json
 import re
-import time
 from xml.etree import ElementTree
 
-import regex as timed_re  # reads the syntax of re, and a search can have a timeout
+import regex as timed_re  # reads the syntax of re, and has a timeout: a pattern such as ^(a|aa)+$ can take years
 
 from grpo.reward_functions.registry import reward
 
 FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a block without its closing fence ends with the text
 SEARCH_SECONDS = 1.0  # of the processor's time: the longest that one search for a regular expression may take
-CALL_SECONDS = 10.0   # the longest for all completions of a call
 
 
 @reward(-1, 1)
 def length_penalty(prompts, completions, *, length_min=20, length_max=500, **columns):
     """-1 outside [length_min, length_max] characters; inside, a triangle: 0 at the ends, 1 at the middle."""
     middle = (length_min + length_max) / 2
-    scores = []
-    for text in completions:
-        share = abs(len(text) - middle) / (length_max - middle)  # of the way from the middle to an end
-        scores.append(1 - share if share <= 1 else -1.0)
-    return scores
+    shares = [abs(len(text) - middle) / (length_max - middle) for text in completions]  # of the way to an end
+    return [1 - share if share <= 1 else -1.0 for share in shares]
 
 
 @reward(0, 1)
@@ -34,8 +29,8 @@ def exact_match(prompts, completions, answer, **columns):
 @reward(0, 1)
 def contains(prompts, completions, answer, **columns):
     """1 if the record's `answer` is somewhere in the completion, else 0; nothing contains an empty answer."""
-    truths = [str(truth).strip() for truth in answer]
-    return [float(truth != "" and truth in text) for text, truth in zip(completions, truths, strict=True)]
+    pairs = zip(completions, map(str, answer), strict=True)
+    return [float(truth.strip() != "" and truth.strip() in text) for text, truth in pairs]
 
 
 def check_pattern(pattern, **columns):
@@ -48,42 +43,34 @@ def check_pattern(pattern, **columns):
 
 @reward(0, 1, check=check_pattern)
 def regex(prompts, completions, pattern, **columns):
-    r"""1 if the record's `pattern` is found anywhere in the completion, else 0.
+    """1 if the record's `pattern` is found anywhere in the completion, else 0; None if the search takes too long."""
+    return [found(expression, text) for expression, text in zip(pattern, completions, strict=True)]
 
-    The library `regex` searches, since a pattern such as ^(a|aa)+$ can take years. A completion whose search takes
-    longer than SEARCH_SECONDS is skipped, and so are those that are not done after CALL_SECONDS.
-    """
-    until = time.process_time() + CALL_SECONDS
-    scores = []
-    for expression, text in zip(pattern, completions, strict=True):
-        seconds = min(SEARCH_SECONDS, until - time.process_time())
-        try:
-            scores.append(float(timed_re.search(expression, text, timeout=max(seconds, 1e-6)) is not None))
-        except (TimeoutError, MemoryError):
-            scores.append(None)
-    return scores
+
+def found(expression, text):
+    try:
+        return float(timed_re.search(expression, text, timeout=SEARCH_SECONDS) is not None)
+    except (TimeoutError, MemoryError):
+        return None
 
 
 @reward(0, 1)
 def json_valid(prompts, completions, **columns):
     """1 if the completion, or its only fenced block, is JSON (NaN and Infinity are not); else 0."""
-    return [float(is_json(document(text))) for text in completions]
+    return [is_read(text, json.loads, parse_constant=int) for text in completions]  # int refuses these constants
 
 
 @reward(0, 1)
 def xml_valid(prompts, completions, **columns):
     """1 if the completion, or its only fenced block, is well-formed XML without a DTD; else 0."""
-    return [float(is_xml(document(text))) for text in completions]
+    return [is_read(text, read_xml) for text in completions]
 
 
 @reward(-1, 0)
 def repetition(prompts, completions, **columns):
     """Minus the share of word 4-grams that repeat an earlier one: 0 without repeats, towards -1 in a loop."""
-    scores = []
-    for text in completions:
-        grams = word_grams(text, 4)
-        scores.append(len(set(grams)) / len(grams) - 1 if grams else 0.0)
-    return scores
+    grams = [word_grams(text, 4) for text in completions]
+    return [len(set(own)) / len(own) - 1 if own else 0.0 for own in grams]
 
 
 @reward(0, 1)
@@ -91,7 +78,6 @@ def diversity_bonus(prompts, completions, *, group_size, **columns):
     """Mean distance (1 - Jaccard of 3-grams) to the rest of the group: 0 if all are alike, 1 if nothing is shared.
 
     The 3-grams are of words, or of characters if a text has fewer than 3 words. A group of one gets 0.
-    completions: group_size of them for the first problem, then group_size for the second, ...
     """
     scores = []
     for start in range(0, len(completions), group_size):
@@ -102,34 +88,26 @@ def diversity_bonus(prompts, completions, *, group_size, **columns):
     return scores
 
 
-def document(text):
-    """The only fenced block of a text, or the text itself."""
-    blocks = FENCE.findall(text)
-    return blocks[0].strip() if len(blocks) == 1 else text.strip()
-
-
-def is_json(text):
-    try:
-        json.loads(text, parse_constant=int)  # which refuses the constants of Python's parser, NaN and Infinity
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 @reward(0, 1)
 def environment(completions, environment_reward=None, **columns):
     """The sum of what the environment gave for the turns; 1 is a success."""
     return environment_reward or [0.0] * len(completions)
 
 
-def is_xml(text):
-    if "<!DOCTYPE" in text or "<!ENTITY" in text:  # a few nested entities expand to gigabytes
-        return False
+def is_read(text, parser, **options):
+    """1.0 if a parser reads the only fenced block of a text, or the text itself; else 0.0."""
+    blocks = FENCE.findall(text)
     try:
-        ElementTree.fromstring(text)
-    except (ElementTree.ParseError, ValueError):   # ValueError: text that cannot be encoded
-        return False
-    return True
+        parser(blocks[0].strip() if len(blocks) == 1 else text.strip(), **options)
+    except (ValueError, RecursionError, ElementTree.ParseError):
+        return 0.0
+    return 1.0
+
+
+def read_xml(text):
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:  # a few nested entities expand to gigabytes
+        raise ValueError
+    ElementTree.fromstring(text)
 
 
 def word_grams(text, n):
@@ -138,6 +116,5 @@ def word_grams(text, n):
 
 
 def three_grams(text):
-    """Word 3-grams; character 3-grams if there are fewer than 3 words; the text itself if it is even shorter. Never
-    empty."""
+    """The set of word 3-grams, or of character 3-grams, or of the text itself if it is even shorter."""
     return set(word_grams(text, 3)) or {text[i:i + 3] for i in range(max(len(text) - 2, 1))}

@@ -13,53 +13,39 @@ MAX_CODE = 100_000  # characters; longer code is not parsed
 
 @reward(0, 2)
 def code_correctness(prompts, completions, **columns):
-    """+1 if the code parses, +0.5 if it is indented by 4s, +0.5 if it says def, class, import or return; empty 0.
-
-    The three are independent, and nothing is run. Indented by 4s: at least one line is indented, and every indent is a
-    multiple of 4 spaces.
-    """
-    return [score_code(extract_code(text)) for text in completions]
-
-
-def check_tests(tests, **columns):
-    """Raises ValueError unless a record's `tests` are Python code, a text or a list of texts, or inputs and outputs, a
-    list of {"input": text, "output": text}, and not blank."""
-    tests = read_tests(tests)
-    if isinstance(tests, str) and syntax_tree(tests.encode(errors="surrogatepass"), "exec") is None:
-        raise ValueError(f"reward code_execution: tests={tests!r:.60} of a record cannot be parsed")
+    """+1 if the code parses, +0.5 if it is indented by 4s, +0.5 if it says def, class, import or return; 0 if empty."""
+    scores = []
+    for code in map(extract_code, completions):
+        indents = [re.match(r"[ \t]*", line).group() for line in code.splitlines() if line.strip()]
+        by_four = any(indents) and all("\t" not in indent and len(indent) % 4 == 0 for indent in indents)
+        has_keyword = re.search(r"\b(def|class|import|return)\b", code) is not None
+        parses = code.strip() != "" and len(code) <= MAX_CODE and syntax_tree(code, "exec") is not None
+        scores.append(1.0 * parses + 0.5 * by_four + 0.5 * has_keyword)
+    return scores
 
 
-def read_tests(tests):
-    """The tests of a record as one text, or as a list of inputs and outputs. Raises ValueError if they are blank or of
-    a wrong type."""
+def read_tests(tests, **columns):
+    """The tests of a record as one text, or as a list of inputs and outputs. Raises ValueError for another form."""
     match tests:
-        case str() if tests.strip():
-            return tests
-        case [*texts] if all(isinstance(text, str) for text in texts) and "".join(texts).strip():
-            return "\n".join(texts)
-        case [*cases] if all(map(is_case, cases)) and any(case["output"].strip() for case in cases):
-            return cases
-    raise ValueError(f"reward code_execution: tests={tests!r:.200} of a record must be a text, a list of texts, or "
-                     "a list of {'input': text, 'output': text}, and not blank")
+        case [*_] if all(isinstance(x, dict) for x in tests):
+            texts = [x.get(key) for x in tests for key in ("input", "output")]
+            if all(isinstance(text, str) for text in texts) and "".join(texts[1::2]).strip():
+                return tests
+        case [*_] if all(isinstance(x, str) for x in tests):
+            tests = "\n".join(tests)
+    if isinstance(tests, str) and tests.strip() and syntax_tree(tests.encode(errors="surrogatepass"), "exec"):
+        return tests
+    raise ValueError(f"reward code_execution: tests={tests!r:.200} of a record must be Python code, as a text or a "
+                     "list of texts, or a list of {'input': text, 'output': text}, and not blank")
 
 
-def is_case(test):
-    """True if a test is an input and an output."""
-    texts = isinstance(test, dict) and test.keys() == {"input", "output"}
-    return texts and all(isinstance(text, str) for text in test.values())
-
-
-@reward(0, 1, slow=True, check=check_tests)
+@reward(0, 1, slow=True, check=read_tests)
 def code_execution(prompts, completions, tests, preamble=None, *, sandbox_seconds=5.0, sandbox_megabytes=256,
                    sandbox="auto", log_metric, **columns):
     """1 if the code passes the record's `tests` in a limited child process, else 0; None if the machine is full.
 
-    Logs the shares of completions that were killed, failed and skipped, for run_tests's reasons, and of those whose
-    tests run where the code can forge their result.
-
-    tests: Python code, a text or a list of texts: asserts, of which the calls alone run with the code if `cut` can cut
-    them, and else the whole; or a list of {"input": text, "output": text}, for each of which the code runs as a program
-    that must print that output.
+    tests: Python code, a text or a list of texts, of which `cut` makes questions if it can; or a list of {"input":
+    text, "output": text}, for each of which the code runs as a program that must print that output
     preamble: code that the completion continues, such as imports; None for a record without
     """
     scores = []
@@ -73,7 +59,7 @@ def code_execution(prompts, completions, tests, preamble=None, *, sandbox_second
         scores.append(None if verdict == "skipped" else float(verdict == "passed"))
         for name in ("killed", "failed", "skipped"):
             log_metric(f"code_{name}", verdict == name)
-        log_metric("unsafe_tests", isinstance(judged, str))
+        log_metric("unsafe_tests", isinstance(judged, str))  # the code can forge their result
     return scores
 
 
@@ -81,14 +67,3 @@ def extract_code(text):
     """The last fenced block, as the final answer usually is, or the whole text if there is none."""
     blocks = FENCE.findall(text)
     return blocks[-1] if blocks else text
-
-
-def score_code(code):
-    """The value of code_correctness for the code of one completion."""
-    if not code.strip():
-        return 0.0
-    indents = [re.match(r"[ \t]*", line).group() for line in code.splitlines() if line.strip()]
-    by_four = any(indents) and all("\t" not in indent and len(indent) % 4 == 0 for indent in indents)
-    has_keyword = re.search(r"\b(def|class|import|return)\b", code) is not None
-    parses = len(code) <= MAX_CODE and syntax_tree(code, "exec") is not None
-    return 1.0 * parses + 0.5 * by_four + 0.5 * has_keyword

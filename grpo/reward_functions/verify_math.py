@@ -15,7 +15,7 @@ END = "<end_working_out>"
 OPEN, CLOSE = "<SOLUTION>", "</SOLUTION>"
 TAGS = [END, OPEN, CLOSE]
 NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
-MAX_DIGITS = 100  # characters; a longer text does not count as a number, because exact arithmetic on it is slow
+MAX_DIGITS = 100  # characters of a number: exact arithmetic on a longer one is slow
 EXPRESSION = re.compile(r"[0-9+\-*/() \t\n]+")
 MAX_EXPRESSION = 300  # characters: its tree is then small enough to walk, and its numbers are small
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
@@ -27,16 +27,21 @@ def math_format(prompts, completions, **columns):
 
     Text and solution must not be blank. Between the tags and after the last one, only white space is allowed.
     """
-    return [score_format(text) for text in completions]
+    scores = []
+    for text in completions:
+        pieces = re.split(f"({END}|{OPEN}|{CLOSE})", text)
+        filled = [piece.strip() != "" for piece in pieces[::2]]
+        is_whole = pieces[1::2] == TAGS and filled == [True, False, True, False]
+        scores.append(3.0 if is_whole else sum(0.5 if text.count(tag) == 1 else -1.0 for tag in TAGS))
+    return scores
 
 
 @reward(-4.5, 5)
 def math_answer(prompts, completions, answer, **columns):
     """Solution vs `answer`: 5 equal, 3.5 stripped, 2 in 10%, 1.5 in 20%, -2.5 further off, -4.5 no number, -2 no block.
 
-    The solution is the text of the only <SOLUTION>..</SOLUTION> block. 5 and 3.5 compare texts: equal numbers in
-    different notation (1,000 and 1000, 42.0 and 42) get 2. The distances are shares of |answer|, the limits included,
-    so that only 0 is near an answer of 0. If the answer is not a number, only the texts are compared.
+    5 and 3.5 compare texts: equal numbers in different notation (1,000 and 1000) get 2. Distances are shares of
+    |answer|, the limits included. If the answer is not a number, only the texts are compared.
     """
     return [score_answer(solution(text), str(truth)) for text, truth in zip(completions, answer, strict=True)]
 
@@ -48,10 +53,8 @@ def math_number(prompts, completions, answer, **columns):
     for text, truth in zip(completions, answer, strict=True):
         found = NUMBER.search((solution(text) or "").replace(",", ""))
         guess = number(found.group()) if found else None
-        if guess is None:
-            scores.append(-2.5)
-        else:
-            scores.append(3.5 if guess == number(str(truth)) else -1.5)
+        right = 3.5 if guess == number(str(truth)) else -1.5
+        scores.append(-2.5 if guess is None else right)
     return scores
 
 
@@ -59,9 +62,8 @@ def math_number(prompts, completions, answer, **columns):
 def math_verify(prompts, completions, answer, *, log_metric, **columns):
     """1 if the package math-verify finds the completion's formula equal to `answer`; None if it cannot read `answer`.
 
-    The formula is the one in \\boxed{}, or else the last one in $ $, or else the last number. `answer` is LaTeX: bare,
-    or a text with such a formula. What takes longer than 5 seconds counts as not equal. Logs the share of answers that
-    cannot be read.
+    The formula is the one in \\boxed{}, or else the last one in $ $, or else the last number; `answer` is LaTeX: bare,
+    or a text with such a formula. What takes longer than 5 seconds counts as not equal.
     """
     package = require("math_verify", "reward math_verify", "math-verify[antlr4_13_2]")
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it would print every formula that takes too long
@@ -90,12 +92,10 @@ def math_working(prompts, completions, **columns):
 
 def countdown_task(numbers, target, **columns):
     """(sorted numbers, target) of a countdown record, exact. Raises ValueError if they are not numbers."""
-    if not isinstance(numbers, (list, tuple)):
-        raise ValueError(f"reward countdown: numbers={numbers!r:.100} of a record must be a list of numbers")
-    exact = [number(str(x)) for x in (*numbers, target)]
+    exact = [number(str(x)) for x in (*numbers, target)] if isinstance(numbers, (list, tuple)) else [None]
     if None in exact:
         raise ValueError(f"reward countdown: numbers={numbers!r:.100} and target={target!r:.100} of a record must be "
-                         f"numbers of at most {MAX_DIGITS} characters")
+                         f"a list of numbers and a number, of at most {MAX_DIGITS} characters each")
     return sorted(exact[:-1]), exact[-1]
 
 
@@ -103,8 +103,7 @@ def countdown_task(numbers, target, **columns):
 def countdown(prompts, completions, numbers, target, **columns):
     """1 if the expression uses each of `numbers` exactly once and its value is exactly `target`; else 0.
 
-    The expression is the text of the single SOLUTION block, or else the whole completion, up to the first "=". It may
-    have integers, + - * /, unary minus and parentheses.
+    The expression, of integers, + - * / and parentheses, is the only SOLUTION block or the completion, up to "=".
     """
     scores = []
     for text, *task in zip(completions, numbers, target, strict=True):
@@ -114,16 +113,6 @@ def countdown(prompts, completions, numbers, target, **columns):
     return scores
 
 
-def score_format(text):
-    """The value of math_format for one completion."""
-    pieces = [piece.strip() for piece in re.split(f"({END}|{OPEN}|{CLOSE})", text)]
-    if pieces[1::2] == TAGS:
-        working_out, between, inside, after = pieces[::2]
-        if working_out and inside and not (between or after):
-            return 3.0
-    return sum(0.5 if text.count(tag) == 1 else -1.0 for tag in TAGS)
-
-
 def solution(text):
     """The text of the only <SOLUTION>..</SOLUTION> block; None if there is none, or more than one."""
     pieces = re.split(f"({OPEN}|{CLOSE})", text)
@@ -131,18 +120,13 @@ def solution(text):
 
 
 def score_answer(block, answer):
-    """The value of math_answer for the text of a SOLUTION block; block is None if there is not exactly one."""
     if block is None:
         return -2.0
-    if block == answer:
-        return 5.0
     if block.strip() == answer.strip():
-        return 3.5
+        return 5.0 if block == answer else 3.5
     guess, truth = number(block), number(answer)
-    if guess is None:
-        return -4.5
-    if truth is None:
-        return -2.5
+    if guess is None or truth is None:
+        return -4.5 if guess is None else -2.5
     off = abs(guess - truth)
     if off <= abs(truth) / 10:
         return 2.0
@@ -150,8 +134,7 @@ def score_answer(block, answer):
 
 
 def number(text):
-    """The exact value of a text that is a number, without commas and outer white space; None if it is not a number, or
-    not a finite one."""
+    """The exact value of a text that is a finite number, commas and outer white space aside, or None."""
     text = text.replace(",", "").strip()
     if len(text) > MAX_DIGITS or not NUMBER.fullmatch(text) or not math.isfinite(float(text)):
         return None
@@ -171,8 +154,7 @@ def arithmetic(text):
 
 
 def value_of(node, used):
-    """The exact value of an expression's syntax tree; appends its integers to `used`. Raises ValueError for a tree of
-    another kind, and ZeroDivisionError."""
+    """The exact value of an expression's syntax tree; appends its integers to `used`."""
     match node:
         case ast.Constant(value=int() as x):
             used.append(x)

@@ -10,28 +10,30 @@ import threading
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
-from core.settings.user_code import one_line
-from grpo.reward_functions.registry import Call, Log, run_reward
+from grpo.reward_functions import verify_code  # noqa: F401: it registers the slow rewards of this project
+from grpo.reward_functions.registry import Log, load_reward_file, run_reward
+from grpo.rollout import join
 from grpo.sandbox.folder import empty_place
 from grpo.sandbox.kernel import end_with
+from grpo.sandbox.run import take_over
 
 PROCESSES = multiprocessing.get_context("spawn")
-START_SECONDS = 300  # for processes that start: they load Python and torch
 
 
 class Workers:
-    """`count` processes for rewards, started at the first call; with 0 there are none, and `call` must not be used.
+    """`count` processes for rewards, started at the first call.
 
     timeout: the most seconds for all completions of a call together
-    start: a function of a module that each process calls first, as start(*arguments)
+    path: the reward_file; sandbox: found_here() of this process, if a reward runs code
     """
 
-    def __init__(self, count, timeout, start, *arguments):
-        self.count, self.timeout, self.arguments = count, timeout, (start, arguments)
+    def __init__(self, count, timeout, path=None, sandbox=None):
+        self.count, self.timeout = count, timeout
+        self.path, self.sandbox = path, sandbox
         self.pool = None
 
-    def call(self, call, log):
-        """(values, indices of the late completions) of a reward, which gets each completion by itself.
+    def call(self, call):
+        """(values, Log, indices of the late completions) of a reward, which gets each completion by itself.
 
         A completion is late if it is not done after `timeout` seconds, or if a process ends before: its value is NaN,
         and the processes are replaced. Raises ValueError if the reward does, or if the processes cannot start.
@@ -45,27 +47,26 @@ class Workers:
             with contextlib.suppress(BrokenProcessPool):
                 for i in range(call.N):
                     fields = {key: x[i : i + 1] for key, x in call.fields.items()}
-                    jobs.append(self.pool.submit(answer, Call(call.name, fields, call.settings, 1)))
+                    jobs.append(self.pool.submit(run_reward, call._replace(fields=fields, N=1)))
             wait(jobs, self.timeout, FIRST_EXCEPTION)
             for i, job in enumerate(jobs):
                 if job.done() and not isinstance(job.exception(), BrokenProcessPool):
                     found[i] = job.result()
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
-            raise ValueError(f"reward {call.name}: what goes to or comes from its worker process cannot be pickled "
-                             f"({one_line(error)})") from None
+        except (ValueError, TypeError, AttributeError, pickle.PicklingError) as error:  # of pickling too
+            raise ValueError(f"reward {call.name}: {error}") from None
         finally:
             if len(found) < call.N:
                 self.close()
-        late = math.nan, Log()
+        late = [math.nan], Log()
         values, logs = zip(*(found.get(i, late) for i in range(call.N)), strict=True)
-        add_logs(log, logs)
-        return list(values), set(range(call.N)) - found.keys()
+        names = dict.fromkeys(column for log in logs for column in log.columns)
+        columns = {name: [x for log in logs for x in log.columns.get(name, [None])] for name in names}
+        return sum(values, []), Log(join([log.metrics for log in logs]), columns), set(range(call.N)) - found.keys()
 
     def start(self):
         """Starts the processes, which does not count towards the timeout. Raises ValueError if they cannot start."""
-        self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, self.arguments)
-        started, _ = wait([self.pool.submit(os.getpid) for _ in range(self.count)], START_SECONDS)
-        if not started or any(job.exception() for job in started):
+        self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, (self.path, self.sandbox))
+        if any(job.exception() for job in [self.pool.submit(os.getpid) for _ in range(self.count)]):
             self.close()
             raise ValueError("a worker process of reward_workers could not start, see above")
 
@@ -79,7 +80,7 @@ class Workers:
         empty_place()
 
 
-def begin(start, arguments):
+def begin(path, sandbox):
     """The first call in a process, which ends when the run does, however that ends."""
     if hasattr(os, "setpgid"):  # a signal to the run's group ends the run after its step, which needs the workers
         os.setpgid(0, 0)
@@ -88,20 +89,6 @@ def begin(start, arguments):
         end_with(run.pid)  # a reward may keep every other thread of Python from running
     else:
         threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()
-    start(*arguments)
-
-
-def answer(call):
-    """(value, Log) of a reward for one completion."""
-    log = Log()
-    value, = run_reward(call, log)
-    return value, log
-
-
-def add_logs(log, logs):
-    """Adds the logs of single completions to that of all. A column is None for those that did not log it."""
-    for of_one in logs:
-        for name, (total, count) in of_one.metrics.items():
-            log.add_sum(name, total, count)
-    for column in dict.fromkeys(column for of_one in logs for column in of_one.columns):
-        log.log_extra(column, [value for of_one in logs for value in of_one.columns.get(column, [None])])
+    load_reward_file(path)
+    if sandbox is not None:
+        take_over(*sandbox)

@@ -36,7 +36,7 @@ def build_sampler(config, policy, dist):
 
 
 def policy_of_worker(tokenizer, threads, config):
-    """The policy with the weights that the run started from."""
+    """The policy with the weights that the run started from, in a worker."""
     os.environ.update(ONE_PROCESS)
     torch.set_num_threads(threads)
     dist = Distributed(config.device, config.dtype)

@@ -1,14 +1,13 @@
-"""Sampling ahead of training: a sampler starts later iterations while an earlier one is trained on."""
+"""Sampling ahead of training: a sampler, or the policy itself, starts later iterations before they are trained on."""
 
 from collections import deque
 
 
 class Prefetcher:
-    """Starts up to config.max_staleness iterations before they are trained on.
+    """Starts up to config.max_staleness iterations before they are trained on. No checkpoint holds what it has: a
+    resumed run samples that again.
 
     problems: iteration -> this rank's problems of it
-    A checkpoint holds nothing of it: what is being sampled when a run ends is sampled again when the run is resumed,
-    with the weights of the checkpoint.
     """
 
     def __init__(self, sampler, policy, problems, config):
@@ -20,8 +19,7 @@ class Prefetcher:
         self.version = None     # of the weights that the sampler has
 
     def get(self, batch, iteration, again, last):
-        """Rollouts of an iteration's problems, and sums of metrics. The policy's weights have the iteration as their
-        version.
+        """Rollouts of an iteration's problems, and {metric: (sum, count)}. The policy's weights have that version.
 
         batch: the problems; again: 0, or the number of the round of other problems for zero_std='resample'
         last: no iteration after this number will be trained
@@ -40,14 +38,31 @@ class Prefetcher:
         while key not in self.outputs:  # a sampler finishes first what it started first
             self.outputs[self.waiting.popleft()] = self.sampler.finish()
         rollouts, sums = self.outputs.pop(key)
-        staleness = iteration - self.versions.pop(key)
-        if self.sampler.outside or ahead:
-            P = rollouts.problems
-            sums = sums | {"staleness": (staleness * P, P)}
-        return rollouts, sums
+        staleness, P = iteration - self.versions.pop(key), rollouts.problems
+        return rollouts, sums | {"staleness": (staleness * P, P)}
 
     def _start(self, key, batch):
         iteration, _ = key
         self.sampler.start(batch, iteration)
         self.waiting.append(key)
         self.versions[key] = self.version
+
+
+class LocalSampler:
+    """Samples as soon as it is asked to start: as far ahead as a sampler elsewhere, but not at the same time."""
+
+    def __init__(self, policy, config):
+        self.policy, self.config = policy, config
+        self.rollouts = deque()
+
+    def start(self, problems, iteration):
+        self.rollouts.append(self.policy.sample(problems, iteration, self.config))
+
+    def finish(self):
+        return self.rollouts.popleft(), {}
+
+    def sync(self, weights, version):
+        """The policy has its weights already."""
+
+    def close(self):
+        self.rollouts.clear()

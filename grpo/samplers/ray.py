@@ -29,11 +29,8 @@ LATER = "raise sampler_timeout, or go on with --resume=auto"
 
 
 class RayWorker:
-    """The policy in a worker. Each call brings the weights that it needs, so that a worker that Ray has started again
-    knows as much as the one before.
-
-    make: config -> policy
-    """
+    """The policy in a worker, make(config). Each call brings the weights that it needs, so that a worker that Ray has
+    started again knows as much as the one before."""
 
     def __init__(self, make, config):
         self.policy = make(config)
@@ -56,15 +53,12 @@ class RayWorker:
 
 
 class RaySampler:
-    """Workers that hold a copy of the policy share the problems.
+    """Workers that hold a copy of the policy share the problems. Ray starts one that died again and repeats what it had
+    not finished.
 
-    Ray starts a worker that died again and repeats what it had not finished. The completions do not depend on it: the
-    noise is that of each problem, and each call brings its weights, which Ray's object store keeps until it is done.
     make: config -> policy, called in each worker; a function that can be imported there
     policy: the trainer's
     """
-
-    outside = True
 
     def __init__(self, make, policy, config, dist):
         self.policy, self.config = policy, config
@@ -87,9 +81,8 @@ class RaySampler:
         self.weights = version, self.ray.put(pack(weights))
 
     def start(self, problems, iteration):
-        numbers = np.arange(len(problems["number"]))
         answers = []
-        shares = np.array_split(numbers, len(self.workers))
+        shares = np.array_split(np.arange(len(problems["number"])), len(self.workers))
         for worker, share in zip(self.workers, shares, strict=True):
             if len(share):
                 part = {key: x[share[0] : share[-1] + 1] for key, x in problems.items()}
@@ -151,7 +144,7 @@ def join_ray(ray, config, dist, weights_bytes):
             ray.init(address, runtime_env={"env_vars": code}, **QUIET)
     except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise SamplerError(f"sampler='ray': no Ray at ray_address={address} ({last_line(error)}); docs/scaling.md has "
-                           "the command for a cluster, and without ray_address a run starts its own") from None
+                           "the command for a cluster") from None
 
 
 def start_ray(ray, variables, **settings):
@@ -192,8 +185,8 @@ def worker_options(ray, config, dist):
 
 
 def threads_of_worker(config):
-    """Threads that a worker computes with: on this machine its share, because the workers compute at the same time and,
-    ahead of training, with the trainer, which keeps all of its own; in a cluster as many as the trainer."""
+    """Threads that a worker computes with: on this machine a share, because the workers compute at the same time and,
+    ahead of training, with the trainer; in a cluster as many as the trainer."""
     busy = 1
     if config.ray_address is None:
         busy = config.ray_workers + (config.max_staleness > 0)

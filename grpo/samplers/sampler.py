@@ -13,9 +13,7 @@ class Sampler(Protocol):
     The version of weights is the number of iterations that they were trained on. The noise depends on (config.seed,
     iteration, number of the problem, member of the group) alone: samplers that hold the policy sample the same
     completions with the same weights. A call that waits for config.sampler_timeout seconds in vain raises SamplerError.
-    `outside` is True if another process samples, whose log-probabilities can differ from the policy's.
     """
-    outside: bool
 
     def start(self, problems, iteration):
         """Begins to sample completions of a batch of problems with the weights of the last sync. May be called again

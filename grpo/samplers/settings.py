@@ -55,12 +55,9 @@ def check_sampler(c):
 
 def check_vllm(c):
     """Raises ValueError if a vLLM server cannot do what the settings ask for, or vllm_url is no address."""
-    if c.vllm_url is None:
-        raise ValueError("sampler='vllm' needs the address of the server: set vllm_url, such as http://localhost:8000")
-    if not ADDRESS.fullmatch(c.vllm_url):
-        raise ValueError(f"vllm_url={c.vllm_url!r} must be an address that begins with http:// or https://, such as "
-                         "http://localhost:8000, without a password; a server's key is read from VLLM_API_KEY in the "
-                         "environment")
+    if not ADDRESS.fullmatch(c.vllm_url or ""):
+        raise ValueError(f"vllm_url={c.vllm_url!r} must be an address such as http://localhost:8000, without a "
+                         "password; a server's key is read from VLLM_API_KEY in the environment")
     if c.environment is not None:
         raise ValueError(f"environment={c.environment!r} answers between turns, and sampler='vllm' samples one turn; "
                          "set sampler='local' or 'ray'")

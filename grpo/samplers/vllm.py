@@ -38,8 +38,6 @@ class VllmSampler:
     policy: the trainer's, causal; dist: the Distributed. Rank 0 brings the weights, each rank asks for its own share
     """
 
-    outside = True
-
     def __init__(self, policy, config, dist):
         if policy.model.mode != LANGUAGE_MODEL:
             raise ValueError(f"sampler='vllm' writes from left to right, but generator_checkpoint="
@@ -85,12 +83,9 @@ class VllmSampler:
         if self.dist.is_main:
             path = os.path.join(self.folder, self.name)
             with writing(path):
-                os.makedirs(self.folder, exist_ok=True)
                 save_for_vllm(self.policy, path, weights)
-            if self.has_adapter:
-                self._bring_adapter(path)
-            else:
-                self._bring_weights(path)
+            bring = self._bring_adapter if self.has_adapter else self._bring_weights
+            bring(path)
         self.dist.barrier()
         if self.has_adapter:
             self.model = self.name
@@ -113,7 +108,7 @@ class VllmSampler:
                                f"docs/scaling.md ({type(error).__name__}: {one_line(error)})") from None
 
     def _completions(self, text):
-        """The completions of one prompt in their order, [(ids, log-probabilities, whether it was cut)]."""
+        """The completions of one prompt in their order: (ids, log-probabilities, whether it was cut) of each."""
         found = []
         with self._reading():
             choices = json.loads(text)["choices"]
@@ -127,7 +122,7 @@ class VllmSampler:
                 ends = self.stop(torch.tensor([ids]), 0)[0].tolist()
                 whole = ends[-1] or len(ids) == self.config.max_new_tokens
                 assert whole and not any(ends[:-1]), f"a completion of {len(ids)} tokens that ends elsewhere"
-                found.append((ids, logp, not ends[-1]))
+                found.append((torch.tensor(ids), torch.tensor(logp), not ends[-1]))
         return found
 
     def _request(self, prompt, seed):
@@ -168,7 +163,7 @@ class VllmSampler:
         shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
 
     def _bring_weights(self, path):
-        """Lets the server read the weights of a folder in the place of its own, and forget what it has cached."""
+        """Lets the server read the weights of a folder in the place of its own, and forget its cache."""
         self.server.ask("POST", "/pause?mode=wait&clear_cache=true", {})
         try:
             self.server.ask("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
@@ -195,14 +190,11 @@ def seed_of(seed, iteration, number):
 
 
 def save_for_vllm(policy, path, weights):
-    """Writes what the server loads: the adapter, or the whole model in Hugging Face format.
-
-    weights: what policy.weights() gives
-    """
+    """Writes what the server loads: the adapter, or the whole model in Hugging Face format, with policy.weights()."""
     if isinstance(policy.model, GPT):
         twin = GPT(policy.model.config)
         twin.load_weights(weights)
-        with new_folder(path, "out_dir") as folder:
+        with new_folder(path) as folder:
             write_generator(twin, policy.tokenizer, folder)
     else:
         policy.save(path, weights=weights)
@@ -211,10 +203,6 @@ def save_for_vllm(policy, path, weights):
 def as_generation(completions):
     """A Generation of N completions (ids, log-probabilities, whether it was cut)."""
     ids, logp, cut = zip(*completions, strict=True)
-    mask = padded([[1.0] * len(row) for row in ids])                                 # (N, M)
-    return Generation(padded(ids), mask, padded(logp), None, torch.tensor(cut))
-
-
-def padded(rows):
-    """Lists of numbers as a tensor (N, M), 0 behind the end of each."""
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    ones = [torch.ones(len(row)) for row in ids]
+    target, logp, mask = (pad_sequence(rows, batch_first=True) for rows in (ids, logp, ones))  # (N, M) each
+    return Generation(target, mask, logp, None, torch.tensor(cut))

@@ -1,5 +1,6 @@
 """Requests to a vLLM server over HTTP, side by side; what fails is one line."""
 
+import contextlib
 import json
 import os
 import time
@@ -25,7 +26,12 @@ class Server:
     def __init__(self, url, timeout):
         self.named, self.timeout = f"vllm_url={url}", timeout
         self.url = urlsplit(url.rstrip("/"))
-        self.headers = headers()
+        key = os.environ.get(KEY, "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise SamplerError(f"{KEY} in the environment has characters that no request can carry; correct it")
+        self.headers = {"Content-Type": "application/json"}
+        if key:
+            self.headers["Authorization"] = f"Bearer {key}"
         self.threads = ThreadPoolExecutor(CONNECTIONS)
 
     def begin(self, path, bodies):
@@ -61,19 +67,7 @@ class Server:
         """(status, text) of one try."""
         content = None if body is None else json.dumps(body)
         make = HTTPSConnection if self.url.scheme == "https" else HTTPConnection
-        connection = make(self.url.netloc, timeout=self.timeout)
-        try:
+        with contextlib.closing(make(self.url.netloc, timeout=self.timeout)) as connection:
             connection.request(method, self.url.path + path, content, self.headers)
             response = connection.getresponse()
             return response.status, response.read().decode(errors="replace")
-        finally:
-            connection.close()
-
-
-def headers():
-    """The headers of every request. The server's key comes from the environment, so that no file of a run holds it."""
-    key = os.environ.get(KEY, "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise SamplerError(f"{KEY} in the environment has characters that no request can carry; correct it")
-    authorization = {"Authorization": f"Bearer {key}"} if key else {}
-    return {"Content-Type": "application/json"} | authorization

@@ -1,17 +1,8 @@
 """Config files and --key=value."""
 
-import dataclasses
-import json
-
 import pytest
 
-from core.config import (
-    RunConfig,
-    UsageError,
-    describe,
-    load_config,
-    save_config,
-)
+from core.config import RunConfig, UsageError, describe, load_config
 from core.settings.user_code import UserCodeError
 from core.supervised.config import PretrainConfig
 
@@ -36,14 +27,11 @@ def test_literals_and_bare_words():
     assert load("--fill_checkpoints=['a', 'b']").fill_checkpoints == ("a", "b")
 
 
-def test_one_word_for_a_list_stands_for_itself_and_several_are_refused_with_the_way_to_write_them(tmp_path):
+def test_one_word_for_a_list_stands_for_itself_and_several_are_refused(tmp_path):
     (tmp_path / "c.py").write_text("fill_checkpoints = 'a'\n")
     assert load("--fill_checkpoints=a").fill_checkpoints == load(str(tmp_path / "c.py")).fill_checkpoints == ("a",)
-    written = "('a', 'b')"
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(UsageError, match="fill_checkpoints='a,b' must be tuple"):
         load("--fill_checkpoints=a,b")
-    assert str(error.value).endswith(f'write fill_checkpoints="{written}"')
-    assert load(f"--fill_checkpoints={written}").fill_checkpoints == ("a", "b")
 
 
 def test_the_name_of_a_boolean_alone_sets_it():
@@ -80,8 +68,8 @@ def test_a_config_file_that_is_not_there_is_named():
 
 
 @pytest.mark.parametrize("setting, message", [
-    ({"optimizer": "sgd"}, "optimizer='sgd' is not one of adamw, muon"),
-    ({"learning_rate": 1e-5, "min_lr": 1e-4}, "min_lr=0.0001 is above learning_rate=1e-05.*; set min_lr=1e-06")])
+    ({"optimizer": "sgd"}, "optimizer='sgd' is not one of adamw, muon"), ({"dtype": "float16"}, "dtype='float16' is not"),
+    ({"learning_rate": 1e-5, "min_lr": 1e-4}, "min_lr=0.0001 is above learning_rate=1e-05")])
 def test_values_that_cannot_work_are_refused(setting, message):
     with pytest.raises(ValueError, match=message):
         RunConfig(**setting)
@@ -93,7 +81,3 @@ def test_the_difference_from_the_defaults_is_shown_with_its_origin(tmp_path):
     lines = describe(config, origin)
     assert len(lines) == 2 and any("dropout = 0.5" in x and "default 0.0" in x and "c.py" in x for x in lines)
     assert [line.split()[0] for line in lines] == ["dropout", "n_layer"], "in the order in which they were set"
-    save_config(config, tmp_path / "c.json")
-    saved = json.loads((tmp_path / "c.json").read_text())
-    assert saved["dropout"] == 0.5 and saved["n_layer"] == 3 and saved["fill_checkpoints"] == []
-    assert set(saved) == {f.name for f in dataclasses.fields(PretrainConfig)}

@@ -7,14 +7,12 @@ import pytest
 import torch
 
 from core import distributed
-from core.distributed import LONGEST_WAIT, Distributed, OtherRank, detect_device, detect_dtype
+from core.distributed import Distributed, detect_device, detect_dtype
 from tests.tiny import ROOT, TORCHRUN, run_script
 
 
 def test_devices_and_types(monkeypatch):
     assert detect_device("auto") == torch.device("cpu") and detect_dtype("auto", torch.device("cpu")) == torch.float32
-    with pytest.raises(ValueError, match="dtype='float16' is not one of auto, float32, bfloat16"):
-        detect_dtype("float16", torch.device("cpu"))
     with pytest.raises(ValueError, match="device='cuda' is no device of this machine; set auto or one of: cpu"):
         detect_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -23,9 +21,6 @@ def test_devices_and_types(monkeypatch):
     assert detect_device("cuda:0", local_rank=1) == torch.device("cuda", 0), "the one that was named"
     with pytest.raises(ValueError, match="GPU 2 is asked for, but there are 2"):
         detect_device("cuda", 2)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="device='cuda:1' .* set device='cuda'"):
-        detect_device("cuda:1", local_rank=1)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(ValueError, match="start fewer ranks"):
@@ -49,21 +44,17 @@ def test_a_gpu_that_torch_cannot_use_is_named(tmp_path, monkeypatch):
 GLOO = "[enforce fail at gloo/transport/tcp/pair.cc:538] "
 
 
-@pytest.mark.parametrize("error, limit, words", [
-    (RuntimeError(f"{GLOO}Connection closed by peer [127.0.0.1]:4711"), None, "did: see its error .*4711"),
-    (RuntimeError(f"{GLOO}Timed out waiting 5000ms"), None, "did not answer; rank_timeout=5 .*5000ms"),
-    (RuntimeError(f"{GLOO}Timed out waiting 43200000ms"), LONGEST_WAIT, "did not answer; limit 12:00:00 ")])
-def test_what_goes_wrong_between_ranks_is_one_line(error, limit, words):
-    with pytest.raises(OtherRank, match=f"^rank 0 ended because another rank {words}") as found:
-        with Distributed("cpu", timeout=5.0).ending_together(limit):
-            raise error
-    assert "\n" not in str(found.value)
+@pytest.mark.parametrize("words", ["Connection closed by peer [127.0.0.1]:4711", "Timed out waiting 5000ms"])
+def test_what_goes_wrong_between_ranks_is_one_line(words):
+    with pytest.raises(ValueError, match=f"^rank 0 ended because another [^\n]*rank_timeout=5[^\n]*{re.escape(words)}$"):
+        with Distributed("cpu", timeout=5.0):
+            raise RuntimeError(GLOO + words)
 
 
 @pytest.mark.parametrize("error", [
     torch.OutOfMemoryError("x"), RuntimeError("no such file: /data/igloo/model.pt")])
 def test_errors_of_the_rank_itself_are_not_blamed_on_others(error):
-    with pytest.raises(type(error)) as caught, Distributed("cpu").ending_together():
+    with pytest.raises(type(error)) as caught, Distributed("cpu"):
         raise error
     assert caught.value is error
 
@@ -113,19 +104,16 @@ def test_a_barrier_waits_longer_than_rank_timeout_and_an_exchange_does_not(tmp_p
     script.write_text(MEETING.format(root=ROOT, limit=120))
     done = run_script(*TORCHRUN, "--shutdown-timeout=1", script)
     assert "[{'rank': 0}, {'rank': 1}] 1 12:00:00" in done.stdout, done.stderr
-    assert re.search(r"waiting for 2 ranks at \w+:\d+, limit 0:02:00\n", done.stderr)
-    assert "error: rank 0 ended because another rank did not answer; rank_timeout=3 " in done.stderr
+    assert re.search("error: rank 0 ended because another .*rank_timeout=3", done.stderr)
 
 
 @pytest.mark.slow
-def test_ranks_that_do_not_come_are_waited_for_aloud_and_not_for_ever(tmp_path):
+def test_ranks_that_do_not_come_are_not_waited_for_for_ever(tmp_path):
     script = tmp_path / "meeting.py"
     script.write_text(MEETING.format(root=ROOT, limit=1))
     alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     done = run_script(script, **alone)
-    lines = done.stderr.splitlines()
-    assert done.returncode == 1 and lines[0] == f"waiting for 2 ranks at 127.0.0.1:{alone['MASTER_PORT']}, limit 0:00:01"
-    assert lines[-1].startswith("error: rank 0 ended because another rank did not answer; limit 0:00:01 ")
+    assert done.returncode == 1 and done.stderr.startswith("error: rank 0 ended because another rank "), done.stderr
 
 
 def free_port():

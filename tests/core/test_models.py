@@ -1,6 +1,5 @@
 """Models of every kind, loaded and saved by their path."""
 
-import json
 import os
 import re
 
@@ -39,7 +38,7 @@ def test_a_saved_model_is_a_folder_that_transformers_opens_with_equal_logits(fam
     path = str(tmp_path / "model")
     for step in (1, 2):  # also over an older one
         save_model(path, model, tokenizer, step=step)
-    assert facts == {} and json.load(open(os.path.join(path, "nano_grpo.json")))["step"] == 2
+    assert facts == {}
     again, tokens = getattr(transformers, kind).from_pretrained(path).eval(), random_ids(tokenizer, 2, 9)
     with torch.no_grad():
         assert torch.equal(again(tokens).logits, model.net(tokens).logits)

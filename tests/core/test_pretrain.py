@@ -47,7 +47,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(dataset, tmp_path, monkeyp
     done = launch(dataset, tmp_path / "out", "--dry_run", "--init_from=out-trunk/model.safetensors")
     missing, end = done.stdout.splitlines()
     assert missing == "init_from: out-trunk/model.safetensors is missing; it would be built by config/pretrain_trunk.py"
-    assert end == "dry run: what is there is in order, nothing was built or trained"
+    assert end.startswith("dry run: nothing was built or trained")
 
 
 def test_a_missing_dataset_that_has_a_prepare_py_is_built_and_a_dry_run_says_so(tmp_path):
@@ -89,7 +89,7 @@ def test_a_hugging_face_model_is_fine_tuned_on_answers(llama, tmp_path, capsys, 
     more = (f"--lora_rank={rank}",) if rank else (f"--export={tmp_path / 'shipped'}",)
     whole = fine_tune(llama, data, tmp_path / "whole", "--max_iters=30", *more)
     out = capsys.readouterr().out
-    assert "language_model: " in out and "the first prompt is '" in " ".join(out.split())
+    assert "language_model: " in out and "the first prompt ends in '" in " ".join(out.split())
     fine_tune(llama, data, tmp_path / "cut", "--max_iters=20", *more)
     cut = fine_tune(llama, data, tmp_path / "cut", "--max_iters=30", "--resume=True", *more)
     assert without_clock(whole) == without_clock(cut)

@@ -1,5 +1,7 @@
 """Steps of two ranks, of which rank 1 alone has a number that is not finite. Called by rank_worker.py."""
 
+from types import SimpleNamespace
+
 import torch
 
 from core import trainer as supervised
@@ -8,7 +10,6 @@ from core.logger import create_logger
 from core.supervised.config import PretrainConfig
 from core.training_step import build_optimizers
 from grpo.grpo_trainer import GRPOTrainer
-from grpo.reward_functions.registry import TrainerState
 from grpo.rewards import Scored
 from tests.grpo.trainers import RARELY, no_evaluation
 from tests.tiny import config, consumer, fill_policy, grpo_step, judge, model, rewards
@@ -60,7 +61,7 @@ def bad_steps(dataset, out_dir, dist):
     note("supervised", net, before, supervised.training_step(net, [unpack_batch(batch, "cpu")], optimizers, 1.0, dist))
 
     class OnceBad:
-        state = TrainerState()
+        state = SimpleNamespace(global_step=0)
 
         def __call__(self, rollouts):
             return reward_of(torch.inf if self.state.global_step == 2 else 0.5)(rollouts)

@@ -120,7 +120,7 @@ class Run:
         self.c, self.dist = replace(c, batch_size=PROBLEMS // dist.world), dist
         self.policy, self.data, self.rewards, scorer = make(self.c, dist)
         self.reference = self.policy.frozen() if c.kl_beta else None
-        shard_all([self.policy.model, self.reference and self.reference.model, scorer], c, dist)
+        shard_all(filter(None, (self.policy.model, self.reference and self.reference.model, scorer)), c, dist)
         assert has_parts(self.policy.model) == (dist.world > 1) == all(map(is_sharded, self.policy.parameters()))
         self.optimizers, self.keep = build_optimizers(self.policy, c), Keep(self.policy)
         for group in self.optimizers[0].param_groups:

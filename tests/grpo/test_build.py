@@ -1,7 +1,5 @@
 """What a config builds, and what is refused before the first step."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -22,7 +20,6 @@ from grpo.build import (
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.policies.prompt_fill import PromptFillPolicy
-from grpo.rewards import Rewards
 from tests.families import folder_maker, write_prose, write_sums
 from tests.grpo.trainers import assembled
 from tests.tiny import (
@@ -76,10 +73,9 @@ def test_the_data_is_what_the_dataset_holds(dataset, prompts):
     assert isinstance(data, PromptConsumer) and data.format.max_prompt_length == data.longest == 6
 
 
-@pytest.mark.parametrize("build", [build_data, build_what_is_missing])
-def test_a_run_without_a_generator_is_refused(dataset, build):
+def test_a_run_without_a_generator_is_refused(dataset):
     with pytest.raises(ValueError, match="generator_checkpoint is not set"):
-        build(config(dataset=dataset), one_process())
+        build_what_is_missing(config(dataset=dataset), one_process())
 
 
 def test_the_policy_is_of_the_kind_that_its_checkpoint_says(checkpoints, dataset, prompts):
@@ -129,7 +125,7 @@ REFUSED = {
     "truncated": ("text", {"generator_checkpoint": "fill", "mask_truncated": True}, "use mask_truncated=False"),
     "other vocabulary": ("prompts", {"generator_checkpoint": "fill"}, "another vocabulary"),
     "moving to another shape": ("text", {"generator_checkpoint": "fill", "reference_checkpoint": "deep fill",
-                                         "reference_mode": "ema"}, "another shape than the generator.*use 'static'"),
+                                         "reference_mode": "ema"}, "another shape than the generator"),
     "credit of cls": ("text", {"generator_checkpoint": "fill", "judge_checkpoint": "wide cls", "credit_window": 4},
                       "use credit_window=None"),
     "small judge": ("text", {"generator_checkpoint": "fill", "judge_checkpoint": "small"},
@@ -152,15 +148,11 @@ def test_a_generator_needs_a_dataset_of_its_kind(tmp_path, prompts):
     fill = str(tmp_path / "fill.safetensors")
     save_model(fill, model(tokenizer=CAUSAL), CAUSAL)
     text = config(generator_checkpoint=fill, dataset=str(tmp_path), block_length=4)
-    with pytest.raises(ValueError, match="block_length=4 is for prompts, in any order, not for fill-in, which generator"):
+    with pytest.raises(ValueError, match="block_length=4 is for prompts, in any order, not for fill-in, as generator"):
         check_kind(text, MASKED_FILL, "running text")
-    build_models(text, None, one_process())  # the dry run of a data set that is not built yet
     c = prompt_config(generator_checkpoint=fill, dataset=str(prompts), block_length=4, kl_beta=0.0)
     models = build_models(c, prompt_consumer(prompts, c), one_process())
     assert type(models.policy) is PromptFillPolicy
-    with pytest.raises(ValueError, match="unmask_steps=5 must be at most the 4 places of a block"):
-        c = replace(c, unmask_steps=5)
-        build_evaluation(c, models, Rewards(c), prompt_consumer(prompts, c))
 
 
 def test_held_out_problems_are_the_same_for_every_seed_and_batch_size(dataset):
@@ -193,7 +185,7 @@ REFUSED_MODELS = {
     "a reward model as generator": ({"generator_checkpoint": "llama_reward"},
                                     "is a reward model or classifier .*name it in reward_model_checkpoint"),
     "no room": ({"generator_checkpoint": "llama", "max_new_tokens": 500}, "do not fit the 128 tokens that the model"),
-    "long block": ({"generator_checkpoint": "bert", "block_size": 127}, "block_size=127 is larger than the 126 of"),
+    "long block": ({"generator_checkpoint": "bert", "block_size": 127}, "block_size=127 is larger than the 126 tokens"),
 }
 
 

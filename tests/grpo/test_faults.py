@@ -71,7 +71,7 @@ def expect_end(done, tmp_path, errors=1):
     assert done.returncode == 1 and (tmp_path / "done").exists(), done.stderr
     found = lines_of_error(done.stderr)
     assert len(found) == errors and "Traceback" not in done.stderr, done.stderr
-    assert any("rank 0 ended because another rank did: see its error" in line for line in found), done.stderr
+    assert any("rank 0 ended because another rank did, see its error" in line for line in found), done.stderr
     assert state_of(tmp_path / "out")["step"] == 2
 
 

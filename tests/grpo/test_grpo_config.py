@@ -46,7 +46,6 @@ REFUSED = {  # {arguments: the setting that is named}; every number has a range 
     "--advantage=max_rl --reward_normalisation=group": "reward_normalisation",
     "--objective=reinforce++ --zero_std=drop": "zero_std", "--advantage=step --zero_std=resample": "zero_std",
     "--kl_in_reward=True --zero_std=drop": "zero_std", f"{TAUGHT} --zero_std=drop": "zero_std",
-    "--reward_normalisation=group --advantage=group_std": "advantage",
     "--lora_rank=4 --reference_mode=ema": "reference_mode", "--lora_init_from=x --reference_mode=ema": "reference_mode",
     "--lora_rank=4 --ref_offload=True": "ref_offload", "--lora_init_from=x --lora_rank=4": "lora_rank",
     "--load_in_4bit=True": "load_in_4bit", "--lora_rank=4 --generator_checkpoint=out-grpo/model": "generator_checkpoint",

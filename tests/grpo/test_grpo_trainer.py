@@ -184,10 +184,10 @@ def test_reference_and_kl_beta_move_once_after_each_iteration(dataset, tmp_path)
 
 
 @pytest.mark.parametrize("change, words", [
-    (lambda state: state.pop("buffers"), "another version"),
+    (lambda state: state["identity"].update(kind="CausalPolicy"), "differs in kind"),
     (lambda state: state["buffers"].append({}), "2 ranks"),
-    (lambda state: state["reference"].popitem(), "another reference")])
-def test_a_state_of_another_version_or_run_is_refused_in_one_line(dataset, tmp_path, change, words):
+    (lambda state: state["identity"].pop("reference"), "differs in reference")])
+def test_a_state_of_another_run_is_refused_in_one_line(dataset, tmp_path, change, words):
     settings = {"ppo_epochs": 2, "save_interval": 1}
     run(trainer(dataset, tmp_path, max_iters=1, **settings))
     state = torch.load(tmp_path / "state.pt", weights_only=True)

@@ -1,6 +1,7 @@
 """Steps with a number that is not finite, in sampling, rewards, reference, loss or gradient: skipped, counted, named."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,6 @@ import torch
 from core.training_step import build_optimizers
 from grpo.report import plots
 from grpo.reward_functions.registry import reward
-from grpo.reward_functions.registry import TrainerState
 from grpo.rewards import Rewards
 from tests.grpo.trainers import run, trainer, training_records
 from tests.tiny import (
@@ -85,7 +85,7 @@ class Judged:
     """A rewards object: that of a judge, but at given steps the first completion's reward is infinite."""
 
     def __init__(self, steps):
-        self.inner, self.state, self.steps = rewards(config(), judge()), TrainerState(), steps
+        self.inner, self.state, self.steps = rewards(config(), judge()), SimpleNamespace(global_step=0), steps
 
     def __call__(self, rollouts):
         scored = self.inner(rollouts)

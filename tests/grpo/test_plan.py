@@ -39,8 +39,8 @@ def planned(c):
     return list(plan(c, {}, models, scoring, data, one_process())), models, data
 
 
-@pytest.mark.parametrize("system, verb", [("Add.", "is"), ("Add. " * SHORT, "ends in")])
-def test_the_plan_shows_the_rendered_prompt_or_its_end_and_every_end_of_a_completion(folder, sums, system, verb):
+@pytest.mark.parametrize("system", ["Add.", "Add. " * SHORT])
+def test_the_plan_shows_the_rendered_prompt_or_its_end_and_every_end_of_a_completion(folder, sums, system):
     """The text is what transformers' own chat template gives; qwen3's second end is in its generation_config alone."""
     import transformers
     c = prompt_config(dataset=sums, generator_checkpoint=folder("qwen3"), template="model", response_prefix="It is",
@@ -52,7 +52,7 @@ def test_the_plan_shows_the_rendered_prompt_or_its_end_and_every_end_of_a_comple
     text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
                                       enable_thinking=False) + "It is"
     assert text.endswith("<|im_start|>assistant\n<think></think>It is")
-    assert f"the first prompt {verb} {text[-SHORT:]!r}" in lines
+    assert f"the first prompt ends in {text[-SHORT:]!r}" in lines
     ends = [f"{theirs.convert_tokens_to_ids(name)} {name!r}" for name in ("<|endoftext|>", "<|im_end|>")]
     assert f"a completion ends with token {' or '.join(ends)}" in lines
     assert set(models.policy.tokenizer.stop_token_ids) == {int(end.split()[0]) for end in ends}

@@ -10,7 +10,6 @@ import torch
 
 from core.judge import calculate_judge_scores
 from grpo.reward_functions.judge import Judge
-from grpo.reward_functions.registry import TrainerState
 from grpo.rewards import PRESETS, REWARDS, Rewards, Scored, reward
 from grpo.rollout import join
 from tests.tiny import TOKENIZER, config, fork_workers, judge, run_here
@@ -76,13 +75,12 @@ def looked_up(name, values):
 
 # the table
 
-def test_the_list_has_rewards_and_presets(mine):
-    path = mine("from grpo.rewards import reward\n\n@reward(0, 7)\ndef my_own(completions):\n    \'\'\'Mine.\'\'\'\n")
-    done = run_here("grpo/rewards.py", f"--reward_file={path}")
+def test_the_list_has_rewards_and_presets():
+    done = run_here("grpo/rewards.py")
     assert done.returncode == 0, done.stderr
     lines = {line.split()[0]: line.split(maxsplit=3)[1:] for line in done.stdout.split("\n") if line}
     assert {*BUILT_IN, *PRESETS} <= set(lines) and lines["math_answer"][:2] == ["[-4.5,", "5]"]
-    assert lines["my_own"] == ["[0,", "7]", "Mine."] and run_here("grpo/rewards.py", "--all").returncode == 2
+    assert run_here("grpo/rewards.py", "--all").returncode == 2
 
 
 # sums
@@ -97,7 +95,7 @@ def test_rewards_are_weighted_added_and_may_skip():
         "half": [0.5, -1, 0.5, -1], "contains": [1, 1, 0, 0], "tensor": [0.25] * 4}
     found = scored(rewards, texts, 4)
     assert found.reward.tolist() == [[3.0, 2.0, 2.0, 1.0]] and found.credit[..., 0].equal(found.reward)
-    assert found.weight.tolist() == [[1.0] * 4] and set(found.values) == set(rewards.names)
+    assert found.weight is None and set(found.values) == set(rewards.names)
     assert scored(rewards, texts, 2).reward.tolist() == [[3.0, 2.0], [2.0, 1.0]], "a row for each problem"
     assert scored(made("half"), texts, 4).reward.isnan().tolist() == [[False, True, False, True]]
     assert list(rewards.score(texts, 1, ["contains"])[0]) == ["contains"], "one can be asked alone"
@@ -122,15 +120,13 @@ async def loud(completions, log_metric, log_extra):
 def test_a_plain_function_of_the_reward_file_is_a_reward(mine):
     rewards = made("lengths_of_ids", "loud", "contains", reward_weights=(1.0, 10.0, 100.0), reward_file=mine(PLAIN),
                    max_iters=7)
-    assert rewards.state == TrainerState(0, 7)
+    assert rewards.state == SimpleNamespace(global_step=0, max_steps=7)
     assert rewards.success is None
     rewards.check(records(answer=["a", "b", "c"], level=[None, None, 3]))
     texts = texts_of(["a", "BB", "ccc", "D"], answer=["c"] * 4, level=[1, 0, 1, None])
     found = scored(rewards, texts, 2)
     assert found.reward.tolist() == [[1, 10], [103, 11]]
     assert found.metrics == {"mean_length": (1.75, 1), "loud": (2.0, 1)}
-    looked_up("mute", [0.0] * 4)
-    assert scored(made("mute"), texts, 2).metrics is None, "it cannot log, on no rank"
     rewards.state.global_step = 5
     del texts.columns["level"]
     assert values_of(rewards, texts) == [6, 7, 8, 6], "a field that these records lack is None"
@@ -176,7 +172,7 @@ def test_the_judge_alone_reads_token_ids_and_with_a_credit_window_gives_credit_t
     expected = calculate_judge_scores(reader.model, ids, TOKENIZER.cls_token_id)
     assert torch.equal(found.reward, expected.view(2, 3)) and torch.equal(found.values["judge"], expected)
     credit = found.reward[..., None] if window is None else reader.score_and_credit(texts, 2)[1].view(2, 3, 4)
-    assert torch.equal(found.credit, credit) and found.weight.tolist() == [[1.0] * 3] * 2
+    assert torch.equal(found.credit, credit) and found.weight is None
 
 
 # Scored
@@ -220,10 +216,10 @@ def test_a_late_completion_is_skipped_everywhere(monkeypatch):
 
 @pytest.mark.parametrize(("names", "settings", "message"), [
     (("exact",), {}, "reward_functions: 'exact' is not one of .*exact_match"),
-    (("contains",), {"reward_weights": (1.0, 2.0)}, "as many as the rewards: contains; or set reward_weights=..$"),
-    ((), {"task_type": "fill_in"}, "judge_checkpoint is not set, .* or set other reward_functions"),
+    (("contains",), {"reward_weights": (1.0, 2.0)}, "as many as the rewards: contains$"),
+    ((), {"task_type": "fill_in"}, "judge_checkpoint; .* or set other reward_functions"),
     (("judge",), {"reward_normalisation": "group", "credit_window": 2, "judge": True}, "credit_window=2 .* with that re"),
-    (("contains",), {"success_reward": "countdown"}, "='countdown' must .* highest value, .*: contains$"),
+    (("contains",), {"success_reward": "countdown"}, "='countdown', .* highest value: contains$"),
     (("judge",), {"train_pass_k": 2, "advantage": "leave_one_out", "judge": True}, "must .*has none$"),
     (("contains",), {"reward_file": "none.py"}, "none.py does not exist")])
 def test_a_mistake_in_the_settings_is_refused(names, settings, message):
@@ -240,14 +236,14 @@ def test_a_reward_has_settings_of_its_own():
 
     for settings, value in ((None, 0.0), ({"most": 9}, 1.0)):
         assert values_of(made("short", reward_settings=settings), texts_of(["12345"])) == [value]
-    with pytest.raises(ValueError, match="reward_settings: 'least' is not .* of short.*least=1"):
+    with pytest.raises(ValueError, match="reward_settings: 'least' is not .* of short"):
         made("short", reward_settings={"least": 1})
 
 
 @pytest.mark.parametrize(("name", "fields", "message"), [
     ("code_execution", {"tests": ["pass", " ", "pass"]}, "^f.jsonl, line 2: .*reward code_execution: tests=' ' "),
     ("exact_match", {"answer": ["a", "b", None]}, "^f.jsonl, line 3: reward exact_match needs the field 'answer'"),
-    ("picky", {"answer": ["a", "bad", "bad"]}, "^f.jsonl, line 2: .*: reward picky: ValueError: no$")])
+    ("picky", {"answer": ["a", "bad", "bad"]}, "^f.jsonl, line 2: .*: ValueError: no$")])
 def test_every_record_is_checked_and_the_first_bad_one_is_named(name, fields, message):
     def check(answer, **fields):
         if answer == "bad":
@@ -261,12 +257,3 @@ def test_every_record_is_checked_and_the_first_bad_one_is_named(name, fields, me
     with pytest.raises(ValueError, match=message):
         rewards.check(records(**fields))
     rewards.check(records(1, **{key: values[:1] for key, values in fields.items()}))
-
-
-def test_the_longest_prompt_is_read_by_the_judge():
-    net, two = judge(), records(2)
-    rewards = made("judge", judge=Judge(net, TOKENIZER, True))
-    rewards.check(two)
-    two[1]["tokens"], two[1]["text"] = [1] * (net.longest_input + 1), "longer"
-    with pytest.raises(ValueError, match=f"f.jsonl, line 2: judge_checkpoint reads {net.longest_input} tokens, but"):
-        rewards.check(two)

@@ -83,4 +83,4 @@ def test_if_a_rank_is_killed_in_a_step_of_a_sharded_run_the_others_end_with_a_li
     errors = sorted(line for line in done.stderr.split("\n") if line.startswith("error: "))
     assert done.returncode and len(errors) == 2 and "grpo_trainer.py" not in done.stderr, done.stderr
     for rank, line in enumerate(errors):
-        assert line.startswith(f"error: rank {rank} ended because another rank did: see its error"), line
+        assert line.startswith(f"error: rank {rank} ended because another rank did, see its error"), line

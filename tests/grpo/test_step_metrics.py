@@ -10,8 +10,8 @@ from grpo.grpo_training_step import differ
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Scored
 from grpo.step_metrics import (
+    LOGGED,
     discriminative_sums,
-    logged_sums,
     mismatch,
     mismatch_metrics,
     nonfinite_rewards,
@@ -114,9 +114,9 @@ def test_the_mismatch_is_that_of_the_whole_step(prompts, again):
 def test_a_reward_may_not_log_under_the_name_of_a_metric_of_training(prompts):
     c, policy = prompt_config(kl_beta=0.0), causal_policy()
     rollouts, sums = collect(policy, fixed_rewards(torch.rand(4, 4)), prompt_consumer(prompts, c), c)
-    assert train(policy, rollouts, sums | logged_sums({"mine": (3.0, 2)}, ["mine", "other's"]), c)["mine"] == 1.5
+    assert train(policy, rollouts, sums | {LOGGED + "mine": (3.0, 2), LOGGED + "other's": (0.0, 0)}, c)["mine"] == 1.5
     with pytest.raises(ValueError, match="log_metric.'loss', ....: training has a metric of this name"):
-        train(policy, rollouts, sums | logged_sums({"loss": (3.0, 2)}, ["loss"]), c)
+        train(policy, rollouts, sums | {LOGGED + "loss": (3.0, 2)}, c)
 
 
 def test_completions_with_a_reward_that_is_not_finite_are_counted_once():

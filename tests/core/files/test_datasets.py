@@ -22,7 +22,6 @@ def test_every_id_of_a_large_vocabulary_is_read_as_it_was_written(tmp_path, voca
     t.vocab_size = t.base_vocab_size = vocabulary
     ids = list(range(vocabulary - 40, vocabulary))
     write_dataset(str(tmp_path), {"train": ids, "val": ids[::-1]}, t)
-    assert json.loads((tmp_path / "meta.json").read_text()).get("dtype", "uint16") == f"uint{bits}"
     assert os.path.getsize(tmp_path / "train.bin") == 40 * bits // 8 and not list(tmp_path.glob("*.tmp"))
     data = opened(tmp_path, mode=LANGUAGE_MODEL, tokenizer=t)
     assert data.tokens["train"].tolist() == ids and data.tokens["val"].tolist() == ids[::-1]
@@ -39,7 +38,6 @@ BROKEN = {
     "nothing": (lambda d: (d / "meta.json").unlink(), "dataset not prepared: .*meta.json is missing; .*prepare.py"),
     "no val": (lambda d: (d / "val.bin").unlink(), "dataset not prepared: .*val.bin is missing; .*prepare.py"),
     "empty val": (lambda d: (d / "val.bin").write_bytes(b""), "val.bin has 0 tokens, fewer than one window"),
-    "dtype": (lambda d: changed(d, dtype="uint8"), "meta.json: dtype=.* cannot be"),
     "stride": (lambda d: changed(d, stride=1.5), "meta.json: .*stride=.* cannot be")}
 
 

@@ -139,7 +139,6 @@ def test_a_variant_of_another_shape_and_a_model_without_a_mask_are_refused(folde
     for name, block in (("none", 0), ("true", True), ("word", "x")):
         refused(spoiled(tmp_path / name, folder("sdar"), block_size=block), "attention_block=")
     refused(spoiled(tmp_path / "eager", folder("sdar"), attn_implementation="eager"), "attn_implementation='sdpa'")
-    refused(spoiled(tmp_path / "shift", folder("llama both ways"), shifted_logits="no"), "must be true or false")
     refused(spoiled(tmp_path / "odd", folder("llada"), d_model="wide"), "odd")
     refused(spoiled(tmp_path / "no_mask", folder("a2d-qwen3"), mask_token_id=None), "has no mask token", "mask_token")
 

@@ -10,11 +10,12 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 
+from core import export
 from core.distributions import draw_uniforms
 from core.generation import Stop, generate
-from core.huggingface.export import as_fast_tokenizer, copy_merged, new_folder, write_generator
+from core.huggingface.export import as_fast_tokenizer, new_folder, write_generator
 from core.huggingface.tokenizer import load_huggingface_tokenizer
-from core.model import LANGUAGE_MODEL, MASKED_FILL
+from core.model import LANGUAGE_MODEL
 from core.models import load_model
 from core.tokenizer import CharTokenizer
 from tests.families import adapter_folder, base_model, model_folder
@@ -101,11 +102,10 @@ def test_an_exported_model_is_read_back_with_its_end_token(tmp_path):
     assert load_huggingface_tokenizer(str(tmp_path / "none")).stop_token_ids == ()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_are_written_in_the_type_asked_for(tmp_path, dtype):
-    net, again = exported(tmp_path / "hf", CAUSAL, dtype=dtype)
-    assert again.dtype == dtype
-    assert torch.equal(again.model.layers[1].mlp.down_proj.weight, net.blocks[1].down.weight.to(dtype))
+def test_weights_are_written_in_the_type_asked_for(tmp_path):
+    net, again = exported(tmp_path / "hf", CAUSAL, dtype=torch.bfloat16)
+    assert again.dtype == torch.bfloat16
+    assert torch.equal(again.model.layers[1].mlp.down_proj.weight, net.blocks[1].down.weight.bfloat16())
     assert largest_difference(net, again) < 0.1
 
 
@@ -134,7 +134,7 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path):
     assert not os.listdir(tmp_path / "a")
     with new_folder(str(tmp_path / "c") + "/") as folder:
         (tmp_path / os.path.basename(folder) / "file").write_text("old")
-    for name, words in (("c", "exists, and nothing is"), ("file/new", "out=.*/file/new cannot be written .*name another")):
+    for name, words in (("c", "exists, and nothing is"), ("file/new", "file/new.tmp could not be written")):
         with pytest.raises(ValueError, match=words):
             with new_folder(f"{tmp_path}/{name}"):
                 raise AssertionError("not entered")
@@ -149,7 +149,7 @@ def test_a_merged_adapter_gives_the_logits_of_base_and_adapter(tmp_path, family)
     own = transformers.AutoTokenizer.from_pretrained(base)
     own.chat_template = "{{ messages[0].content }}"
     own.save_pretrained(adapter)  # comes before that of the base
-    copy_merged(adapter, str(tmp_path / f"merged {family}"))
+    export.main([f"--checkpoint={adapter}", f"--out={tmp_path}/merged {family}"])
     merged, plain = (base_model(path) for path in (tmp_path / f"merged {family}", base))
     both = peft.PeftModel.from_pretrained(base_model(base), adapter).eval()
     ids = torch.arange(30).view(2, 15)
@@ -160,29 +160,6 @@ def test_a_merged_adapter_gives_the_logits_of_base_and_adapter(tmp_path, family)
     new = load_huggingface_tokenizer(str(tmp_path / f"merged {family}"))
     assert new.backend.get_vocab() == own.get_vocab() and new.backend.chat_template == own.chat_template
     assert new.stop_token_ids == load_huggingface_tokenizer(base).stop_token_ids
-    copy_merged(base, str(tmp_path / f"copy {family}"), torch.bfloat16)
+    export.main([f"--checkpoint={base}", f"--out={tmp_path}/copy {family}", "--dtype=bfloat16"])
     for p, q in zip(plain.parameters(), base_model(tmp_path / f"copy {family}").parameters(), strict=True):
         assert torch.equal(p.to(torch.bfloat16), q)
-
-
-@pytest.mark.parametrize("tied, tokenizer", [(False, CAUSAL), (True, CharTokenizer())], ids=["prompts", "running text"])
-@torch.no_grad()
-def test_a_model_that_fills_in_masks_becomes_one_whose_tokens_read_each_other(tied, tokenizer, tmp_path):
-    net = model(MASKED_FILL, 3, 6.0, tokenizer, tied=tied, n_layer=2, block_size=48)
-    with new_folder(str(tmp_path / "hf")) as folder:
-        write_generator(net, tokenizer, folder)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    tokens = torch.randint(tokenizer.base_vocab_size, (2, 20))
-    tokens[:, 5:12] = tokenizer.mask_token_id
-    expected = net(tokens)
-    scale = 1e-5 * float(expected.abs().max())
-    torch.testing.assert_close(theirs(tokens).logits[..., : net.vocabulary], expected, rtol=0, atol=scale)
-    again, own = load_model(str(tmp_path / "hf"))[0], load_huggingface_tokenizer(str(tmp_path / "hf"))
-    assert again.mode == MASKED_FILL and own.mask_token_id == tokenizer.mask_token_id
-    assert own.stop_token_ids == tokenizer.stop_token_ids and own.encode("7+8=") == tokenizer.encode("7+8=")
-    if not tied:
-        again.answer_prompts()
-        padding = torch.tensor([0, 3])
-        found, expected = (m(tokens, padding=padding) for m in (again, net))
-        torch.testing.assert_close(found[1, 3:, : net.vocabulary], expected[1, 3:], rtol=0, atol=scale)
-    assert not [i for i in range(net.vocabulary) if i in again.banned_ids and i not in tokenizer.stop_token_ids]

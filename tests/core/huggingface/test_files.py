@@ -2,23 +2,13 @@
 
 import json
 import os
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("transformers")
 
-from core.huggingface.files import ADAPTER, base_of, check_target, check_weights, replace_files
+from core.huggingface.files import ADAPTER, base_of, check_target, replace_files
 from tests.tiny import Cut, contents, cut_after
-
-
-def test_pickled_weights_are_not_read(tmp_path):
-    for name in ("config.json", "pytorch_model.bin"):
-        (tmp_path / name).write_text("{}")
-    with pytest.raises(ValueError, match=f"^key={tmp_path} has no .*safetensors file: .* convert pickled ones"):
-        check_weights(str(tmp_path), "key", SimpleNamespace())
-    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"")
-    check_weights(str(tmp_path), "key", SimpleNamespace())
 
 
 def test_the_base_of_an_adapter_is_a_folder_or_a_name_of_the_hub(tmp_path):
@@ -46,7 +36,7 @@ def test_a_model_and_an_adapter_do_not_share_a_folder(tmp_path):
         fill(folder, "1", name, "notes.txt")
         check_target(str(folder), not adapter)
         with pytest.raises(ValueError, match=f"^export={folder} holds {name}; .* could not be told apart"):
-            check_target(str(folder), adapter, "export")
+            check_target(str(folder), adapter)
 
 
 def fill(folder, text, *names):

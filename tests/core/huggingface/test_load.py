@@ -70,6 +70,12 @@ def cut_short(path):
     os.truncate(file, os.path.getsize(file) // 2)
 
 
+def pickled(path):
+    weights = load_file(os.path.join(path, "model.safetensors"))
+    torch.save(weights, os.path.join(path, "pytorch_model.bin"))
+    without("model.safetensors")(path)
+
+
 def without_tokenizer(path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         without(name)(path)
@@ -90,7 +96,7 @@ def config_text(text):
 
 
 @pytest.mark.parametrize("spoil, words", [
-    (without("model.safetensors"), ("safetensors",)),
+    (pickled, ("safetensors",)),
     (cut_short, ()),
     (without_tokenizer, ("has no tokenizer",)),
     (narrow, ("200", "290", "copy the tokenizer files")),

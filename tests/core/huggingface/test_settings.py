@@ -11,10 +11,8 @@ from grpo.grpo_config import GRPOConfig
     ({"lora_rank": -1}, "lora_rank=-1"),
     ({"lora_rank": 4, "lora_alpha": 0.0}, "lora_alpha=0.0"),
     ({"lora_rank": 4, "lora_init_from": "x"}, "lora_rank=4.*lora_init_from=x has its own rank; leave lora_rank out"),
-    ({"lora_alpha": 64.0}, "lora_alpha=64.0 is for a new adapter, .*; leave lora_alpha out, or set lora_rank=16"),
-    ({"lora_init_from": "x", "lora_targets": "q_proj"}, "lora_targets=.* is for a new adapter"),
-    ({"lora_rank": 4, "lora_targets": "q_proj,"}, "lora_targets='q_proj,' must be"),
-    ({"lora_rank": 4, "lora_targets": "('q_proj','v_proj')"}, "such as q_proj,v_proj without brackets")], ids=str)
+    ({"lora_alpha": 64.0}, "lora_alpha=64.0 is for a new adapter; leave lora_alpha out, or set lora_rank=16"),
+    ({"lora_init_from": "x", "lora_targets": "q_proj"}, "lora_targets=.* is for a new adapter")], ids=str)
 def test_settings_that_contradict_each_other_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         LoraConfig(**settings)

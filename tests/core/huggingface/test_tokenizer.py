@@ -70,7 +70,7 @@ def test_every_declared_end_id_ends_a_completion_the_tokenizer_s_own_first(tmp_p
 
 
 def test_an_end_that_the_tokenizer_does_not_have_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="declares the end tokens .50256., but its tokenizer has [0-9]+ tokens; copy"):
+    with pytest.raises(ValueError, match="lacks the end tokens .50256. that the model declares; copy"):
         loaded(tmp_path, "start", config={"eos_token_id": 50256})
     assert loaded(tmp_path / "none", "words").stop_token_ids == ()
 
@@ -91,8 +91,7 @@ def test_what_has_no_text_is_never_written(tmp_path):
 def test_a_mask_token_that_ends_a_text_too_is_refused(tmp_path, config, names):
     path = word_tokenizer(tmp_path, {"?": 0, "a": 1, "b": 2}, **names)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"]} | config))
-    with pytest.raises(ValueError, match="the mask token 'b' .mask_token in its tokenizer_config.json, or "
-                       "mask_token_id in config.json. ends texts too; name another$"):
+    with pytest.raises(ValueError, match="its mask token 'b' ends texts too; name another as mask_token"):
         load_huggingface_tokenizer(path)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]} | config))
     assert load_huggingface_tokenizer(path).stop_token_ids, "a causal model masks nothing"
@@ -143,7 +142,7 @@ def test_a_description_is_enough_while_its_folder_is_there_and_unchanged(tmp_pat
     tokenizer_of("words").save_pretrained(path)
     with pytest.raises(ValueError, match="^meta.json: the vocabulary of its tokenizer is not"):
         from_description(description, "meta.json")
-    with pytest.raises(FileNotFoundError, match="^meta.json: tokenizer=.*gone is no folder"):
+    with pytest.raises(FileNotFoundError, match="^meta.json: tokenizer=.*gone has no tokenizer"):
         from_description(description | {"name": str(tmp_path / "gone")}, "meta.json")
     del description["name"]
     with pytest.raises(ValueError, match="^meta.json: its tokenizer of kind='huggingface' cannot be read"):
@@ -159,10 +158,10 @@ def test_a_chat_is_rendered_by_the_model_s_template(tmp_path):
     start = t.backend.convert_tokens_to_ids("<|im_start|>")
     assert t.encode(text).count(start) == 3, "a special token in a template's text is that token"
     t.backend.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(ValueError, match="template='model': the chat template of .*roles must alternate"):
+    with pytest.raises(ValueError, match="template='model': the tokenizer of .*roles must alternate"):
         t.render_chat(turns)
     plain = loaded(tmp_path / "plain", "bytes")
-    with pytest.raises(ValueError, match="template='model': .*no chat template; use template='chat'"):
+    with pytest.raises(ValueError, match="template='model': the tokenizer of .*chat_template is not set.* use template='chat'"):
         plain.render_chat(turns)
 
 

@@ -98,7 +98,7 @@ def test_what_does_not_go_with_shards_is_refused():
 
 def test_one_rank_shards_nothing():
     net, dist = model(), one_process()
-    shard_all([net, None], SimpleNamespace(parallel="fsdp"), dist)
+    shard_all([net], SimpleNamespace(parallel="fsdp"), dist)
     with dist.gathered():
         assert not has_parts(net) and dist.shards is None and not any(map(is_sharded, net.parameters()))
     assert list(dist.in_step(["a", "b"], None)) == [("a", 0), ("b", 0)]

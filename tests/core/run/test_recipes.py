@@ -4,12 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from core.run.recipes import RECIPES, TORCHRUN_VARIABLES, build_missing, build_missing_checkpoint, build_missing_dataset
+from core.run.recipes import RECIPES, build_missing, build_missing_checkpoint, build_missing_dataset
 from core.settings.user_code import ROOT
 
 
@@ -21,20 +20,18 @@ def recipe(folder, body):
 
 def test_nothing_is_built_without_a_recipe_or_a_path_or_again(tmp_path):
     (tmp_path / "there").touch()
-    assert not build_missing(tmp_path / "there", ["recipe"], "key", ["no command"], pytest.fail)
+    assert not build_missing(tmp_path / "there", "recipe", "key", ["no command"], pytest.fail)
     for path in (None, str(tmp_path / "mistyped.safetensors")):
         assert not build_missing_checkpoint(path, "key", "dataset", pytest.fail)
     assert not build_missing_dataset(str(tmp_path / "none"), pytest.fail)
     assert os.listdir(tmp_path) == ["there"]
 
 
-def test_runs_that_need_the_same_missing_file_build_it_once(tmp_path):
+def test_a_missing_file_is_built_with_a_line_about_it(tmp_path):
     target, said = tmp_path / "made", []
-    script = recipe(tmp_path, f"open({str(target)!r} + '.log', 'a').write('x'); open({str(target)!r}, 'w').write('done')")
-    with ThreadPoolExecutor(3) as pool:
-        for _ in range(3):
-            pool.submit(build_missing, str(target), [script], "some_key", [script], said.append)
-    assert target.read_text() == "done" and (tmp_path / "made.log").read_text() == "x"
+    script = recipe(tmp_path, f"open({str(target)!r}, 'w').write('done')")
+    build_missing(str(target), script, "some_key", [script], said.append)
+    assert target.read_text() == "done"
     assert len(said) == 1 and said[0].startswith(f"some_key: {target} is missing; building it with {script}")
 
 
@@ -43,18 +40,18 @@ def test_a_recipe_that_fails_or_writes_no_file_ends_the_run_with_its_name(tmp_pa
     script = recipe(tmp_path, f"sys.exit({code})")
     with pytest.raises(ValueError, match="generator_checkpoint: building .*made with .*prepare.py failed or was stopped, "
                                          "see above; start again to go on"):
-        build_missing(str(tmp_path / "made"), [script], "generator_checkpoint", [script], lambda text: None)
+        build_missing(str(tmp_path / "made"), script, "generator_checkpoint", [script], lambda text: None)
 
 
 def test_a_dataset_is_built_by_its_prepare_even_if_this_process_is_a_rank(tmp_path, monkeypatch):
-    for name in (*TORCHRUN_VARIABLES, "OTHER"):
-        monkeypatch.setenv(name, "1")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "OTHER": "1"}.items():
+        monkeypatch.setenv(name, value)
     recipe(tmp_path, f"json.dump([sys.argv[1:], dict(os.environ)], open({str(tmp_path / 'meta.json')!r}, 'w'))")
     assert build_missing_dataset(str(tmp_path), lambda text: None, dry=True) and not (tmp_path / "meta.json").exists()
     assert not build_missing_dataset(str(tmp_path), lambda text: None)
     arguments, environment = json.loads((tmp_path / "meta.json").read_text())
     assert arguments == [f"--out={tmp_path}"]
-    assert "OTHER" in environment and not environment.keys() & set(TORCHRUN_VARIABLES)
+    assert environment["OTHER"] == environment["WORLD_SIZE"] == "1"
 
 
 def test_a_checkpoint_is_trained_in_a_folder_beside_it_and_resumed_there(tmp_path, monkeypatch):
@@ -77,4 +74,4 @@ def test_a_checkpoint_is_trained_in_a_folder_beside_it_and_resumed_there(tmp_pat
 
 
 def test_recipes_are_shipped_configs():
-    assert all(os.path.exists(os.path.join(ROOT, recipe.split()[0])) for recipe in RECIPES.values())
+    assert all(os.path.exists(os.path.join(ROOT, recipe)) for recipe in RECIPES.values())

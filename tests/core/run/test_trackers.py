@@ -1,4 +1,4 @@
-"""Trackers: each is read back with its own reader; none can stop a run; texts go out only if they may."""
+"""Trackers: each is read back with its own reader; none can stop a run."""
 
 import functools
 import importlib.util
@@ -15,19 +15,18 @@ import pytest
 from core.config import RunConfig
 from core.files.json_lines import read_records
 from core.logger import create_logger
-from core.run.trackers import TRACKERS, Trackers, check_trackers
+from core.run.trackers import TRACKERS, Trackers, check_trackers, tracker_names
 from tests.tiny import ROOT
 
-SAMPLES = [{"problem": "a secret\n\x1b question \ud800", "best": "secret <b>yes</b>",
-            "worst": "secret | no", "best_score": 0.9, "worst_score": None, "mask": {"best": [1]}}]
 RUN = """
 import json, os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 from core.config import RunConfig
 from core.logger import Logger
 from core.run.trackers import Trackers
-settings, samples, first, last, value, end = json.loads(sys.argv[2])
+settings, first, last, value, end = json.loads(sys.argv[2])
 config = RunConfig(**settings | {"report_to": tuple(settings["report_to"])})
+os.makedirs(config.out_dir, exist_ok=True)
 logger = Logger(config.out_dir, last, ("loss",))
 logger.trackers = Trackers(config, logger.say)
 logger.start(first)
@@ -35,8 +34,7 @@ for step in range(first + 1, last + 1):
     logger.log(step, {"loss": value + step, "lr": float("nan")})
     if step % 2 == 0:
         logger.log(step, {"eval/judge": value - step}, show=False)
-        logger.say("  problem | " + samples[0]["problem"].encode(errors="replace").decode())
-        logger.trackers.text(step, samples)
+        logger.say("a secret question")
 if end == "killed":
     time.sleep(2)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -56,7 +54,7 @@ def run(folder, name, first=0, last=4, value=0.5, end="", before="", **settings)
     `before` first. Returns its output."""
     settings |= {"out_dir": str(folder / "out"), "report_to": [name]}
     env = os.environ | {"WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio")}
-    done = subprocess.run([sys.executable, "-c", before + RUN, ROOT, json.dumps([settings, SAMPLES, first, last, value, end])],
+    done = subprocess.run([sys.executable, "-c", before + RUN, ROOT, json.dumps([settings, first, last, value, end])],
                           env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == (-9 if end == "killed" else 0), done.stderr
     assert end == "killed" or "the run has ended" in done.stdout
@@ -122,16 +120,14 @@ def name(request):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_writes_no_step_twice_and_texts_are_sent_only_if_they_may(tmp_path, name):
+def test_a_resumed_run_writes_no_step_twice_and_no_text_is_sent(tmp_path, name):
     run(tmp_path, name, last=5, end="killed", system_prompt="a secret instruction", prompt_format="secret {prompt}")
     assert b"secret" not in contents(tmp_path)
-    run(tmp_path, name, first=2, last=7, value=0.25, log_text=True)
-    assert b"secret <b>yes</b>" in contents(tmp_path)
-    kept = {"tensorboard": 2}.get(name, 5)  # the last step that is the first process's
-    lost = {"wandb": 5}.get(name)           # wandb writes a step when the next one begins
+    run(tmp_path, name, first=2, last=7, value=0.25)
+    lost = {"wandb": 5}.get(name)  # wandb writes a step when the next one begins
     assert READERS[name](tmp_path) == {
-        "loss": [(step, (0.5 if step <= kept else 0.25) + step) for step in range(1, 8) if step != lost],
-        "eval/judge": [(step, (0.5 if step <= kept else 0.25) - step) for step in (2, 4, 6)]}
+        "loss": [(step, (0.5 if step <= 5 else 0.25) + step) for step in range(1, 8) if step != lost],
+        "eval/judge": [(step, (0.5 if step <= 5 else 0.25) - step) for step in (2, 4, 6)]}
     if name == "wandb":
         assert len({r.run.run_id for r in wandb_events(tmp_path) if r.WhichOneof("record_type") == "run"}) == 1
 
@@ -163,9 +159,9 @@ class Recorder:
 
     id, fails = "run 7", None
 
-    def __init__(self, config, step, id):
+    def __init__(self, config, settings, id):
         self.calls = []
-        self.call("start", step, id)
+        self.call("start", id)
 
     def call(self, method, *arguments):
         self.calls.append((method, *arguments))
@@ -187,42 +183,32 @@ def recorders(monkeypatch, tmp_path):
     return made
 
 
-@pytest.mark.parametrize("method", ["log", "text", "finish"])
+@pytest.mark.parametrize("method", ["log", "finish"])
 def test_a_tracker_that_fails_is_left_out_with_one_line(recorders, method):
-    trackers, lines = recorders(method, log_text=True)
+    trackers, lines = recorders(method)
     trackers.start(0, [])
     a, b = trackers.running.values()
     for step in (0, 1):
         trackers.log(step, {"loss": 1.0})
-        trackers.text(step, SAMPLES)
     trackers.finish()
     assert lines == ["b failed (first line second line); the run goes on without it"]
-    assert [call[0] for call in a.calls] == ["start", "log", "text", "log", "text", "finish"]
+    assert [call[0] for call in a.calls] == ["start", "log", "log", "finish"]
     assert b.calls[-1][0] == method and sum(call[0] == method for call in b.calls) == 1
-    assert a.calls[2] == ("text", 0, [["a secret\n\x1b question ?", 0.9, "secret <b>yes</b>", None, "secret | no"]])
 
 
-def test_a_tracker_that_does_not_start_stops_a_new_run_and_not_a_resumed_one(recorders):
-    trackers, lines = recorders("start")
+def test_a_tracker_that_does_not_start_stops_the_run(recorders):
     with pytest.raises(ValueError, match=r"^b did not start \(first line second line\); leave it out of"):
-        trackers.start(0, [])
-    trackers, lines = recorders("start")
-    trackers.start(3, [])
-    assert list(trackers.running) == ["a"]
-    assert lines == ["b did not start (first line second line); the run goes on without it"]
+        recorders("start")[0].start(0, [])
 
 
-def test_a_resumed_run_goes_on_under_its_id_after_the_last_step_that_was_logged(recorders, tmp_path):
+def test_a_resumed_run_goes_on_under_its_id_and_writes_no_step_twice(recorders, tmp_path):
     recorders()[0].start(0, [])
     assert json.loads((tmp_path / "trackers.json").read_text()) == {"a": "run 7", "b": "run 7"}
-    (tmp_path / "trackers.json").write_text('{"a": "run 7"}')  # only a was on
     trackers, _ = recorders()
     trackers.start(2, [{"step": 2, "loss": 1.0}, {"step": 3, "loss": 1.0}])
-    for step in (3, 4):
+    for step in (2, 3, 4):  # the evaluation of step 2 was not made
         trackers.log(step, {"loss": 2.0})
-    a, b = (tracker.calls for tracker in trackers.running.values())
-    assert a == [("start", 2, "run 7"), ("log", 4, {"loss": 2.0})]
-    assert [call[:2] for call in b] == [("start", 2), ("log", 3), ("log", 4)] and b[0][2] is None
+    assert trackers.running["a"].calls == [("start", "run 7"), ("log", 2, {"loss": 2.0}), ("log", 4, {"loss": 2.0})]
 
 
 def test_a_tracker_that_there_is_not_is_named_and_a_missing_package_has_its_pip_command(monkeypatch):
@@ -238,7 +224,7 @@ def test_a_tracker_that_there_is_not_is_named_and_a_missing_package_has_its_pip_
 @pytest.mark.parametrize("log, names, found", [
     (False, (), []), (True, (), ["wandb"]), (True, ("trackio", "wandb", "wandb"), ["wandb", "trackio"])])
 def test_wandb_log_means_wandb_in_report_to(log, names, found):
-    assert Trackers(RunConfig(wandb_log=log, report_to=names)).names == found
+    assert tracker_names(RunConfig(wandb_log=log, report_to=names)) == found
 
 
 def test_rank_0_alone_has_trackers(recorders, tmp_path):
@@ -247,4 +233,4 @@ def test_rank_0_alone_has_trackers(recorders, tmp_path):
     logger.start()
     logger.log(1, {"loss": 1.0})
     logger.close()
-    assert logger.trackers.names == [] and os.listdir(tmp_path) == []
+    assert logger.trackers.running == {} and os.listdir(tmp_path) == []

@@ -112,7 +112,7 @@ SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5, 13) for 
 @pytest.mark.parametrize("records, settings, words", [
     (SUMS, {"mode": SEQUENCE_SCORER}, "has prompts to complete"),
     (SUMS, {}, "has prompts but no tokenizer"),
-    (SUMS, {"init_from": "bert"}, "has prompts, but the tokenizer has no token that ends a completion"),
+    (SUMS, {"init_from": "bert"}, "has prompts, but the tokenizer has no token that ends one"),
     ([*SUMS[:3], {"prompt": "1+1="}, *SUMS[3:]], {"init_from": "llama"},
      "sums.jsonl, line 4: no completion, which supervised training needs")])
 def test_records_that_cannot_be_learned_are_refused(folder, tmp_path, records, settings, words):

@@ -7,7 +7,7 @@ import torch
 from core.dataset_consumer import unpack_batch
 from core.model import SEQUENCE_SCORER
 from core.supervised.config import PretrainConfig
-from core.supervised.judge_training import FilledText, auc, average_ranks, judge_report
+from core.supervised.judge_training import auc, average_ranks, filled_batch, judge_report
 from tests.tiny import TOKENIZER, config, consumer, judge, model
 
 
@@ -25,7 +25,7 @@ def test_a_judge_learns_from_fills_of_every_generator_and_from_clean_text(datase
     settings = PretrainConfig(mode=SEQUENCE_SCORER, judge_head=head, clean_share=0.3)
 
     def batch(fillers):
-        return FilledText(consumer(dataset, config(batch_size=64)), fillers, "cpu", settings).batch("train", 0)
+        return filled_batch(consumer(dataset, config(batch_size=64)), fillers, "cpu", settings, "train", 0)
 
     filled, target, mask = batch(fillers)
     if head == "cls":

@@ -1,54 +1,42 @@
-"""Calls of environments: async ones, those that never answer, and what they return."""
+"""Calls of environments: those that raise or never answer, and what they return."""
 
-import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from core.settings.user_code import UserCodeError
 from grpo.environments import environment
-from grpo.policies.environment_calls import Environments
+from grpo.policies.environment_calls import Played
 
 
 @environment
 class Waiting:
-    """Answers after a while, or never."""
-    inside = most = 0  # in their step at the same time
+    """Waits for ever in its first step, and raises at its end."""
 
     def __init__(self, seed):
         pass
 
-    async def reset(self, record):
-        self.never = record.get("never")
+    def reset(self, record):
+        pass
 
-    async def step(self, text):
-        Waiting.inside += 1
-        Waiting.most = max(Waiting.most, Waiting.inside)
-        await asyncio.sleep(1000 if self.never else 0.05)
-        Waiting.inside -= 1
-        return text.upper(), 0.5
+    def step(self, text):
+        time.sleep(1000)
 
-    async def close(self):
+    def close(self):
         raise RuntimeError("no end")
 
 
-def test_async_environments_answer_side_by_side_and_those_that_wait_for_ever_fail():
-    pool = Environments("Waiting", None, 0.5)
-    begun = pool.call({key: ("begin", 0, {"never": key == 3}) for key in range(8)})
-    assert begun == dict.fromkeys(range(8))
-    found = pool.call({key: ("step", "abc"[key % 3]) for key in range(8)})
-    assert Waiting.most == 8
-    assert "TimeoutError" in str(found.pop(3))
-    assert found == {key: ("ABC"[key % 3], 0.5) for key in range(8) if key != 3}
-    assert "test_environment_calls.py, line" in (error := str(pool.call({0: ("close",)})[0])) and "no end" in error
+def played(seconds=0.5):
+    return Played(SimpleNamespace(environment="Waiting", environment_file=None, reward_timeout=seconds))
 
 
-def test_an_environment_that_waits_without_async_fails_after_its_time(monkeypatch):
-    monkeypatch.setattr(Waiting, "step", lambda self, text: time.sleep(1000))
-    pool = Environments("Waiting", None, 0.05)
-    pool.call({0: ("begin", 0, {})})
-    error = pool.call({0: ("step", "a")})[0]
-    assert isinstance(error, UserCodeError) and "OutOfTime: it was not done after 0.05 seconds" in str(error)
+def test_an_environment_that_waits_or_raises_fails_with_the_line_of_its_file():
+    one = played(seconds=0.05)
+    assert one.begin(0, {}) is one.step("a") is None
+    assert isinstance(one.error, UserCodeError) and "OutOfTime: it was not done after 0.05 seconds" in str(one.error)
+    one.close()
+    assert "test_environment_calls.py, line" in str(one.error) and "no end" in str(one.error)
 
 
 @pytest.mark.parametrize("method, attribute, results", [
@@ -56,11 +44,12 @@ def test_an_environment_that_waits_without_async_fails_after_its_time(monkeypatc
     ("metrics", "count", [3, ("a", 1)])])
 def test_what_is_something_else_than_it_should_be_is_named(monkeypatch, method, attribute, results):
     monkeypatch.setattr(Waiting, "metrics", ("count",))
-    monkeypatch.setattr(Waiting, "count", (1, 1), raising=False)
-    monkeypatch.setattr(Waiting, "reset", lambda self, record: None)
+    monkeypatch.setattr(Waiting, "step", lambda self, text: (None, 1.0))
     for result in results:
-        monkeypatch.setattr(Waiting, attribute, result if attribute == "count" else lambda *_, x=result: x)
-        pool = Environments("Waiting", None, 0.5)
+        value = result if attribute == "count" else lambda *_, x=result: x
+        monkeypatch.setattr(Waiting, attribute, value, raising=False)
+        one = played()
         with pytest.raises(ValueError, match=f"^environment='Waiting': its {method} must "):
-            for call in (("begin", 0, {}), ("step", "x"), ("measure",)):
-                pool.call({0: call})
+            one.begin(0, {})
+            one.step("x")
+            one.measure()

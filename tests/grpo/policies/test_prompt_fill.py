@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.distributions import kept_tokens, restrict, sampling_logp
-from grpo.policies import prompt_fill
+from grpo.policies import fill
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.scoring import score
 from tests.tiny import CAUSAL, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy
@@ -26,10 +26,10 @@ def more_ends(policy):
 
 def passes_of(policy, problems, config):
     """The Filled of a rollout, and the rollout."""
-    with mock.patch.object(prompt_fill, "Filled", wraps=prompt_fill.Filled) as filled:
+    with mock.patch.object(fill, "Filled", wraps=fill.Filled) as filled:
         rollouts = policy.sample(problems, 0, config)
     arguments, named = filled.call_args
-    return prompt_fill.Filled(*arguments, **named), rollouts
+    return fill.Filled(*arguments, **named), rollouts
 
 
 @pytest.mark.parametrize("more", [{}, {"top_p": 0.7}, {"unmask_order": "left_to_right", "unmask_steps": 4},

@@ -38,7 +38,6 @@ def test_an_answer_is_judged_as_python_judges_the_value(form):
     ("x = [3, 1]\ny = 2\nassert f(x, y) == [1, 3]", ("f([3, 1], 2)",)),
     ("assert f(float('inf'), [0] * 3, range(4)) == 1", ("f(float('inf'), [0] * 3, range(4))",)),
     ("assert decode(encode('a')) == 'a'", ("decode(encode('a'))",)),
-    ("from math import isclose as near\nassert near(f(2), 4)", ("f(2)",)),
     (CHECK, ("square(2)", "square(3)"))])
 def test_only_the_calls_are_asked(tests, questions):
     assert cut(tests).questions == questions
@@ -50,7 +49,7 @@ def test_only_the_calls_are_asked(tests, questions):
     "assert all(f(x) == x for x in [1])", "for x in [1]:\n    assert f(x) == 1", "x = f(2)\nassert x == 4",
     "import random\nassert f(random.random()) < 1", "from math import *\nassert f(2) == 4",
     "from math import sqrt\nassert f(2) == sqrt(4)", "def f(x):\n    return 4\nassert f(2) == 4", "assert f(2).x == 4",
-    "def check(candidate):\n    assert candidate(2) == 4", "assert f(2) is 4", "x = 3\nassert f([x for x in [1]]) == 1",
+    "def check(candidate):\n    assert candidate(2) == 4", "x = 3\nassert f([x for x in [1]]) == 1",
     "assert (f(2), f(3)) == (4, 9)", "assert f(2) == 10 ** 10 ** 10", "assert 3 < f(2) < 5", "assert ("])
 def test_tests_of_another_form_are_not_cut(tests):
     assert cut(tests) is None

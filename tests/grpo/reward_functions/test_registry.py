@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from grpo.reward_functions import registry
-from grpo.reward_functions.registry import Call, Log, Reward, TrainerState, arguments, reward, run_reward
+from grpo.reward_functions.registry import Call, Log, Reward, arguments, reward, run_reward
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}]
-STATE = TrainerState(3, 9)
+STATE = SimpleNamespace(global_step=3, max_steps=9)
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +34,12 @@ def plain(fn):
 
 
 def given(name, texts, empty=(), known=None):
-    fields, settings = arguments(name, texts, {"trainer_state": STATE} | (known or {}), dict.fromkeys(empty, [None, None]))
-    return fields | settings
+    call = arguments(name, texts, {"trainer_state": STATE} | (known or {}), empty)
+    return call.fields | call.settings
 
 
-def run(name, log=None, N=2, **fields):
-    return run_reward(Call(name, fields, {}, N), log or Log())
+def run(name, N=2, **fields):
+    return run_reward(Call(name, fields, {}, N))[0]
 
 
 def test_a_reward_is_registered_as_it_is_and_one_of_another_file_with_its_name_is_refused():
@@ -53,7 +53,7 @@ def test_a_reward_is_registered_as_it_is_and_one_of_another_file_with_its_name_i
         pass
 
     other.__name__, other.__module__ = "shout", "another_file"
-    with pytest.raises(ValueError, match="reward shout of another_file is already defined"):
+    with pytest.raises(ValueError, match="reward shout is already defined elsewhere"):
         reward(other)
 
 
@@ -142,8 +142,8 @@ def test_a_function_gets_the_same_from_trl_itself(chat, is_async, monkeypatch):
     monkeypatch.setattr("trl.trainer.grpo_trainer.gather", lambda x: x)
     monkeypatch.setattr("trl.trainer.grpo_trainer.logger", SimpleNamespace(warning=print))
     theirs = GRPOTrainer._calculate_rewards(trainer, records, prompts, answers, [[1, 0], [2]])
-    fields, settings = arguments(plain(fn), texts(prompts, answer=["1", "2"], level=[3, 4]), {"trainer_state": STATE}, {})
-    values = run_reward(Call("mine", fields, settings, 2), Log())
+    given = arguments(plain(fn), texts(prompts, answer=["1", "2"], level=[3, 4]), {"trainer_state": STATE}, ())
+    values, _ = run_reward(given)
     # Names of the prompt and of the answer that TRL does not know
     left_out = {"prompt", "question", "instruction", "problem", "solution", "response", "output"}
     them, us = ({key: x for key, x in call.items() if key not in left_out and not callable(x)} for call in seen)
@@ -184,8 +184,7 @@ def test_a_metric_is_a_mean_and_a_column_may_be_logged_in_parts():
             log_extra("upper", [text.upper()])
         return [0.0] * len(completions)
 
-    log = Log()
-    run(plain(one_by_one), log, completions=["a", "cc"])
+    _, log = run_reward(Call(plain(one_by_one), {"completions": ["a", "cc"]}, {}, 2))
     assert log == Log({"length": (3.0, 2)}, {"upper": ["A", "CC"]})
     with pytest.raises(ValueError, match="reward mine returned or logged 1 values for 2 completions"):
         run("mine", completions=["a", "b"])
@@ -218,8 +217,8 @@ async def looks_up(completions):
 @pytest.mark.parametrize(("function", "line", "what"), [
     (divides, r"return \[1 / len", "ZeroDivisionError: division by zero"),
     (looks_up, "return .*a.: 1.0", "KeyError: ''")])
-def test_an_error_names_the_line_and_the_reward(function, line, what):
-    with pytest.raises(ValueError, match=f"^.*test_registry.py, line [0-9]+: {line}.*: reward mine: {what}$"):
+def test_an_error_names_the_line(function, line, what):
+    with pytest.raises(ValueError, match=f"^.*test_registry.py, line [0-9]+: {line}.*: {what}$"):
         run(plain(function), completions=["a", ""])
 
 
@@ -236,7 +235,7 @@ def test_a_reward_file_imports_its_neighbours_and_its_functions_become_rewards_i
         assert set(registry.REWARDS) == {"decorated", "half"} and not registry.REWARDS["decorated"].messages
     assert run("half", N=1, completions=["a"]) == [0.5]
     registry.REWARDS["other"] = Reward(print, 0, 1, messages=False)
-    with pytest.raises(ValueError, match="'other' is a function of reward_file=.*mine.py, but also a reward that is"):
+    with pytest.raises(ValueError, match="reward other is already defined elsewhere"):
         registry.register_functions(["other"], str(mine))
     mine.write_text("import package_that_nobody_has\n")
     with pytest.raises(ValueError, match="mine.py, line 1: import package_.*: No module named 'package_that_nobody_has'"):

@@ -9,9 +9,8 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from grpo.reward_functions.reward_model import BATCH, load_reward_model
-from grpo.rewards import Rewards
 from tests.families import base_model, model_folder, spoiled
-from tests.tiny import TEXT, config
+from tests.tiny import TEXT
 
 WORDS = TEXT.split()
 CHAT_TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
@@ -91,24 +90,14 @@ def test_a_text_that_is_too_long_is_a_clear_error(tmp_path):
         scorer.scores(texts_of(["1"], [" 1" * 30]))
 
 
-def rewards_with(scorer, **settings):
-    settings = {"reward_functions": ("reward_model",), "task_type": "general"} | settings
-    return Rewards(config(**settings), reward_scorer=scorer)
-
-
-def asked(prompt):
-    return {"prompt": prompt, "text": "the quick", "tokens": [1, 2], "where": "f.jsonl, line 1"}
-
-
-def test_a_prompt_that_the_chat_template_refuses_is_one_line_before_the_first_step(tmp_path):
+def test_a_prompt_that_the_chat_template_refuses_is_one_line(tmp_path):
     no_system = ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
                  + CHAT_TEMPLATE)
-    rewards = rewards_with(load_reward_model(folder_of(tmp_path / "m", "llama", no_system)))
-    assert rewards.success is None, "it has no highest value"
-    rewards.check([asked("the quick brown")])
-    with pytest.raises(ValueError, match="^f.jsonl, line 1: the chat template of reward_model_checkpoint refuses a "
-                                         r"prompt \(System role not supported\); change the prompt"):
-        rewards.check([asked(QUESTION)])
+    scorer = load_reward_model(folder_of(tmp_path / "m", "llama", no_system))
+    scorer.scores(written(2))
+    with pytest.raises(ValueError, match="^the chat template of reward_model_checkpoint refuses a prompt "
+                                         r"\(System role not supported\); change the prompt"):
+        scorer.scores(written(2, QUESTION))
 
 
 def test_what_is_no_reward_model_is_refused_in_one_line(tmp_path):

@@ -51,9 +51,6 @@ def test_a_search_that_takes_too_long_is_skipped(monkeypatch):
     endless, text = "^(a|aa)+$", "a" * 80 + "b"
     monkeypatch.setattr(module, "SEARCH_SECONDS", 0.05)
     assert search([endless] * 4, ["aaa", text, "b", "aa"]) == [1.0, None, 0.0, 1.0]
-    monkeypatch.setattr(module, "SEARCH_SECONDS", 1e9)
-    monkeypatch.setattr(module, "CALL_SECONDS", 0.1)
-    assert search([endless] * 3, ["aaa", text, text]) == [1.0, None, None]
 
 
 def test_a_search_has_the_result_of_re_for_any_text():

@@ -11,7 +11,7 @@ from grpo.grpo_trainer import GRPOTrainer
 from grpo.grpo_training_step import Timer, collect_rollouts, sampler_of, train_on_rollouts
 from grpo.report import plots
 from grpo.rewards import Scored
-from grpo.samplers.local import LocalSampler
+from grpo.samplers.prefetch import LocalSampler
 from tests.tiny import (
     causal_policy,
     config,

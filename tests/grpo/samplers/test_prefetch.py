@@ -11,8 +11,6 @@ from tests.tiny import config
 class HandSampler:
     """Writes nothing. `events` tells what was asked of it."""
 
-    outside = True
-
     def __init__(self):
         self.events, self.queue = [], []
 

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from grpo.samplers.local import LocalSampler
+from grpo.samplers.prefetch import LocalSampler
 from grpo.samplers.ray import RaySampler
 from grpo.samplers.sampler import Sampler
 from grpo.samplers.vllm import VllmSampler

@@ -11,7 +11,7 @@ VLLM = {"sampler": "vllm", "vllm_url": "http://x", "top_p": 1.0}
     ({"ray_workers": 2}, "ray_workers=2 has no effect with sampler='local'; set sampler='ray'"),
     ({"vllm_url": "http://x"}, "vllm_url='http://x' has no effect with sampler='local'; set sampler='vllm'"),
     ({"sampler_timeout": 60.0}, "sampler_timeout=60.0 has no effect with sampler='local'; set sampler='ray' or 'vllm'"),
-    ({"sampler": "vllm"}, "set vllm_url"),
+    ({"sampler": "vllm"}, "vllm_url=None must be an address"),
     ({"sampler": "ray", "ray_address": "ray://127.0.0.1:1"}, "^ray_address='.* is neither host:port nor auto; ray start --head"),
     (VLLM | {"environment": "Guess", "reward_functions": ("environment",)}, "environment='Guess' .*set sampler='local'"),
     (VLLM | {"top_p": 0.9}, "top_p=0.9, .*without the tokens that could have been drawn.* set top_p=1.0, top_k=0"),
