@@ -22,6 +22,11 @@ MOST = 300  # characters of an error of others
 class UserCodeError(ValueError):
     """An exception of the user's code: "FILE, line N: text of the line: type and text of the exception"."""
 
+    @property
+    def line(self):
+        """FILE, line N"""
+        return str(self).partition(": ")[0]
+
 
 class OutOfTime(BaseException):
     """A time_limit is over. It is no Exception, so that user code which catches those does not go on."""

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_an_exception_has_the_innermost_line_of_the_user_and_what_it_was(monkeyp
     monkeypatch.chdir(ROOT)
     with pytest.raises(UserCodeError, match=f"^{HERE}, line [0-9]+: {message}$") as found, naming_line_of(function):
         function(*arguments)
-    assert found.value.__cause__ is not None
+    assert found.value.__cause__ is not None and re.fullmatch(f"{HERE}, line [0-9]+", found.value.line)
 
 
 def test_where_no_line_of_the_user_has_a_part_the_definition_is_named(monkeypatch):
