@@ -39,13 +39,10 @@ class VllmSampler:
     """
 
     def __init__(self, policy, config, dist):
-        if policy.model.mode != LANGUAGE_MODEL:
-            raise ValueError(f"sampler='vllm' writes from left to right, but generator_checkpoint="
-                             f"{config.generator_checkpoint} fills in; use sampler='local' or 'ray'")
         self.never = never_sampled(policy)
-        if len(self.never) > MOST_NEVER:
-            raise ValueError(f"generator_checkpoint={config.generator_checkpoint} never samples {len(self.never)} of "
-                             f"its ids, and a vLLM server excludes at most {MOST_NEVER}; use sampler='local' or 'ray'")
+        if policy.model.mode != LANGUAGE_MODEL or len(self.never) > MOST_NEVER:
+            raise ValueError(f"generator_checkpoint={config.generator_checkpoint} needs sampler='local' or 'ray': a "
+                             f"vLLM server writes from left to right, and excludes at most {MOST_NEVER} ids")
         self.policy, self.config, self.dist = policy, config, dist
         self.has_adapter = getattr(policy.model, "has_adapter", False)
         self.ids = set(range(policy.vocabulary)).difference(self.never)
