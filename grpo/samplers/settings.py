@@ -44,13 +44,12 @@ def check_sampler(c):
                 raise ValueError(f"{key}={getattr(c, key)!r} has no effect with sampler={c.sampler!r}; set sampler="
                                  f"{' or '.join(map(repr, samplers))}, or leave {key} out")
     if c.ray_address is not None and not CLUSTER.fullmatch(c.ray_address):
-        raise ValueError(f"ray_address={c.ray_address!r} is neither host:port nor auto; ray start --head prints "
-                         "host:port")
+        raise ValueError(f"ray_address={c.ray_address!r} is neither auto nor the host:port of ray start --head")
     if c.sampler == "vllm":
         check_vllm(c)
     if c.ratio_to == "sampler" and c.fill_estimator != "trajectory":
         raise ValueError("ratio_to='sampler' needs the probability of what was sampled, which fill_estimator="
-                         f"{c.fill_estimator!r} only estimates; set fill_estimator='trajectory' or ratio_to='policy'")
+                         f"{c.fill_estimator!r} only estimates; set fill_estimator='trajectory'")
 
 
 def check_vllm(c):
@@ -59,11 +58,9 @@ def check_vllm(c):
         raise ValueError(f"vllm_url={c.vllm_url!r} must be an address such as http://localhost:8000, without a "
                          "password; a server's key is read from VLLM_API_KEY in the environment")
     if c.environment is not None:
-        raise ValueError(f"environment={c.environment!r} answers between turns, and sampler='vllm' samples one turn; "
-                         "set sampler='local' or 'ray'")
+        raise ValueError(f"environment={c.environment!r} needs sampler='local' or 'ray'; 'vllm' samples one turn")
     if not 0.01 <= c.temperature <= 2:
         raise ValueError(f"temperature={c.temperature:g} with sampler='vllm': a server draws at 0.01 to 2")
     if (c.top_p, c.top_k, c.min_p) != (1.0, 0, 0.0):
-        raise ValueError(f"top_p={c.top_p}, top_k={c.top_k}, min_p={c.min_p} with sampler='vllm': completions come "
-                         "back without the tokens that could have been drawn, so training cannot score the "
-                         "distribution that they were drawn from; set top_p=1.0, top_k=0, min_p=0.0")
+        raise ValueError(f"top_p={c.top_p}, top_k={c.top_k}, min_p={c.min_p} with sampler='vllm': a server does not "
+                         "tell which tokens could have been drawn; set top_p=1.0, top_k=0, min_p=0.0")

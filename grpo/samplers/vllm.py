@@ -26,7 +26,7 @@ from grpo.rollout import join, moved
 from grpo.samplers.sampler import SamplerError
 from grpo.samplers.vllm_http import Server
 
-SEEDS = 7          # keeps the servers' seeds apart from other noise of a problem
+SEEDS = 7          # keeps the servers' seeds apart from other noise; vLLM adds the number of the completion
 NEVER = -100.0     # the bias of a token that the policy never samples
 MOST_NEVER = 1024  # such tokens that a server takes a bias for
 LAST_SECONDS = 10  # for each request with which a run ends
@@ -39,13 +39,10 @@ class VllmSampler:
     """
 
     def __init__(self, policy, config, dist):
-        if policy.model.mode != LANGUAGE_MODEL:
-            raise ValueError(f"sampler='vllm' writes from left to right, but generator_checkpoint="
-                             f"{config.generator_checkpoint} fills in; use sampler='local' or 'ray'")
         self.never = never_sampled(policy)
-        if len(self.never) > MOST_NEVER:
-            raise ValueError(f"generator_checkpoint={config.generator_checkpoint} never samples {len(self.never)} of "
-                             f"its ids, and a vLLM server excludes at most {MOST_NEVER}; use sampler='local' or 'ray'")
+        if policy.model.mode != LANGUAGE_MODEL or len(self.never) > MOST_NEVER:
+            raise ValueError(f"generator_checkpoint={config.generator_checkpoint} needs sampler='local' or 'ray': a "
+                             f"vLLM server writes from left to right, and excludes at most {MOST_NEVER} ids")
         self.policy, self.config, self.dist = policy, config, dist
         self.has_adapter = getattr(policy.model, "has_adapter", False)
         self.ids = set(range(policy.vocabulary)).difference(self.never)
@@ -64,8 +61,8 @@ class VllmSampler:
     def start(self, problems, iteration):
         bodies = []
         for prompt, number in zip(prompts_of(problems), problems["number"], strict=True):
-            seed = seed_of(self.config.seed, iteration, number)
-            bodies.append(self._request(prompt, seed))
+            seed = np.random.default_rng([SEEDS, self.config.seed, iteration, int(number)]).integers(2**62)
+            bodies.append(self._request(prompt, int(seed)))
         self.starts.append((problems, self.server.begin("/v1/completions", bodies)))
 
     def finish(self):
@@ -182,11 +179,6 @@ def never_sampled(policy):
     output layer behind the vocabulary."""
     rows = policy.vocabulary if isinstance(policy.model, GPT) else policy.model.config.vocab_size
     return [*policy.tokenizer.banned_token_ids, *range(policy.vocabulary, rows)]
-
-
-def seed_of(seed, iteration, number):
-    """The seed of a problem's completions; vLLM adds the number of the completion. It depends on these alone."""
-    return int(np.random.default_rng([SEEDS, seed, iteration, int(number)]).integers(2**62))
 
 
 def save_for_vllm(policy, path, weights):
