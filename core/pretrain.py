@@ -36,10 +36,12 @@ def main(argv):
     check_run_folder(config.absolute_out_dir)
     check_trackers(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist, naming_what_lowers_memory(config):
-        how = print, config.dry_run
-        missing = is_missing(dist, build_missing_dataset, dataset_folder(config.dataset), *how)
-        missing |= is_missing(dist, build_missing_checkpoint, config.init_from, "init_from", config.dataset, *how)
-        if missing:
+        missing = False
+        if dist.is_main:
+            missing = build_missing_dataset(dataset_folder(config.dataset), print, config.dry_run)
+            missing |= build_missing_checkpoint(config.init_from, "init_from", config.dataset, print, config.dry_run)
+        dist.barrier()
+        if dist.agree(missing):
             if dist.is_main:
                 print("dry run: nothing was built or trained, and what is there was not checked")
             return
@@ -61,13 +63,6 @@ def main(argv):
             with Recorded(config, origin, dist, trainer, resume):
                 logger.say(lines)
                 trainer.run()
-
-
-def is_missing(dist, build, *arguments):
-    """Lets rank 0 build a file that is not there. Returns whether it still is not, in a dry run."""
-    missing = dist.is_main and build(*arguments)
-    dist.barrier()
-    return dist.agree(missing)
 
 
 def plan(config, model, data, dist):

@@ -108,7 +108,7 @@ class GRPOConfig(RunConfig, MaskConfig, LoraConfig, SamplerConfig, RewardConfig,
     sample_interval: int = 50                 # steps between two sets of samples for people to read
     save_interval: int = 50
     out_dir: str = "out-grpo"
-    dry_run: bool = False                     # check what is there, print the plan, train nothing
+    dry_run: bool = False                     # print the plan, or what a run would build first; train nothing
     doctor: bool = False                      # take one step, say what is wrong and what to change; write no out_dir
     # system
     parallel: str = "ddp"                     # several processes: ddp, each has the whole models; fsdp, each a part of

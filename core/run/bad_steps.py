@@ -18,10 +18,7 @@ class BadSteps:
         self.in_a_row = 0
 
     def add(self, step, metrics):
-        """Counts a step, alike on all ranks, if it was skipped."""
-        if not metrics["skipped_steps"]:
-            self.in_a_row = 0
-            return
+        """Counts a step that was skipped, alike on all ranks; after another one the caller sets in_a_row to 0."""
         self.in_a_row += 1
         names = ", ".join(not_finite(metrics))
         self.logger.say(f"step {step} is skipped, because these are not finite: {names}")

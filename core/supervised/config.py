@@ -39,7 +39,7 @@ class PretrainConfig(RunConfig, MaskConfig, LoraConfig):
     # evaluation, logging, checkpoints
     eval_batches: int = 8                  # validation batches of an evaluation
     out_dir: str = "out-pretrain"
-    dry_run: bool = False                  # check everything and print the plan, without building or training
+    dry_run: bool = False                  # print the plan, or what a run would build first; train nothing
     export: str | None = None              # where the final model is also written, in float16, to be shipped or used
 
     def __post_init__(self):

@@ -27,7 +27,7 @@ def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_state(tmp_pat
     bad = bad_steps(tmp_path)
     for step, good_before in enumerate((False, False, True, False)):
         if good_before:
-            bad.add(step, GOOD)
+            bad.in_a_row = 0
         bad.add(step, BAD)
     with pytest.raises(ValueError, match=r"3 steps in a row .*max_bad_steps=3.* the last one for loss; .* start again"):
         bad.add(5, BAD)
