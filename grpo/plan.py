@@ -10,18 +10,23 @@ from grpo.sandbox.run import describe_sandbox
 
 def plan(config, origin, models, rewards, data, dist):
     """Yields the lines of the plan."""
-    yield from describe(config, origin)
-    problems = config.batch_size * config.gradient_accumulation_steps * dist.world
-    yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
-           f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {problems * config.group_size} "
-           f"completions; an evaluation every {config.eval_interval} steps: at most {config.eval_problems} problems x "
-           f"{config.eval_completions}")
+    yield from plan_of_settings(config, origin, dist)
     yield from describe_models(config, models)
     yield f"data: {data.folder}, {data.size()}"
     if isinstance(data, PromptConsumer):
         yield from data.describe_prompts()
     yield from describe_rewards(config, rewards)
     yield f"on {dist.device} in {dist.dtype}"
+
+
+def plan_of_settings(config, origin, dist):
+    """Yields the lines that need no model and no data."""
+    yield from describe(config, origin)
+    problems = config.batch_size * config.gradient_accumulation_steps * dist.world
+    yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
+           f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {problems * config.group_size} "
+           f"completions; an evaluation every {config.eval_interval} steps: at most {config.eval_problems} problems x "
+           f"{config.eval_completions}")
 
 
 def describe_models(config, models):

@@ -23,7 +23,7 @@ from core.settings.script import run_script
 from grpo.build import build_data, build_evaluation, build_models, build_rewards, build_what_is_missing
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
-from grpo.plan import plan
+from grpo.plan import plan, plan_of_settings
 from grpo.samplers.build import build_sampler, check_sampler_is_there
 
 
@@ -36,6 +36,7 @@ def main(argv):
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist, naming_what_lowers_memory(config):
         if build_what_is_missing(config, dist):
             if dist.is_main:
+                print(*folded(plan_of_settings(config, origin, dist)), sep="\n")
                 print("dry run: nothing was built or trained, and what is there was not checked")
             return
         data = build_data(config, dist)
