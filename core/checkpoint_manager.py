@@ -75,6 +75,8 @@ class CheckpointManager:
         with replacing(newest) as new:
             with open(new, "wb") as f:
                 torch.save(state, f)
+                f.flush()
+                os.fsync(f.fileno())
             if self.last is not None and self.last[0] == newest:  # a damaged one never replaces a whole one
                 os.replace(newest, self.path(BEFORE))
         self.last = newest, step
@@ -149,6 +151,8 @@ def read_state(path, mapped=False):
 
     mapped: its tensors stay in the file until they are read, so that the ranks of a machine share the memory
     """
+    with open(path, "rb"):  # what may not be read is not damaged
+        pass
     with guarded(f"{path} is damaged or cut short", "start without resume"):
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         weights = state["model"].items()

@@ -72,6 +72,9 @@ class Distributed:
 
     def __init__(self, device="auto", dtype="auto", timeout=1800.0):
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        if self.rank >= self.world or (self.world > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()):
+            raise ValueError(f"RANK={self.rank} and WORLD_SIZE={self.world} are not of a run; start several processes "
+                             "with torchrun, or one without RANK and WORLD_SIZE")
         self.device = detect_device(device, int(os.environ.get("LOCAL_RANK", 0)))
         self.dtype = detect_dtype(dtype, self.device)
         self.is_main, self.timeout = self.rank == 0, timeout
@@ -90,7 +93,8 @@ class Distributed:
         try:
             store, *_ = next(dist.rendezvous("env://", self.rank, self.world, timeout=START_WAIT))
             dist.init_process_group("gloo", store=dist.PrefixStore(attempt, store), rank=self.rank,
-                                    world_size=self.world, timeout=LONGEST_WAIT)
+                                    world_size=self.world, timeout=START_WAIT)
+            dist.distributed_c10d._set_pg_timeout(LONGEST_WAIT)
             self.on_cpu = self.ranks = dist.new_group(timeout=limit, backend="gloo")
             if self.device.type == "cuda":
                 self.ranks = dist.new_group(timeout=limit, backend="nccl", device_id=self.device)

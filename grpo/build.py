@@ -14,6 +14,7 @@ from core.performance.sharding import is_asked_for, loads_on, shard_all
 from core.prompts import PromptConsumer, PromptFormat
 from core.run.recipes import build_missing_checkpoint, build_missing_dataset
 from core.tokenizer import same_vocabulary
+from grpo.environments import find_environment
 from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.kl import needs_reference
@@ -179,6 +180,8 @@ def build_rewards(config, models, data, dist):
             raise ValueError(f"reward_model_checkpoint={path} is not used: add 'reward_model' to reward_functions")
         scorer = load_reward_model(path, loads_on(config, dist), dist.dtype)
         shard_all([scorer.model], config, dist)
+    if config.environment is not None:
+        find_environment(config.environment, config.environment_file)  # the file may define rewards
     rewards = Rewards(config, models.judge, scorer)
     if isinstance(data, PromptConsumer):
         rewards.check(data.records["train"] + data.records["val"])
@@ -197,6 +200,9 @@ def build_evaluation(config, models, rewards, data):
     if data.longest + config.max_new_tokens > reads:
         raise ValueError(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens do not "
                          f"fit the {reads} tokens that the model reads; lower max_new_tokens or max_prompt_length")
+    if config.unmask_steps > (config.block_length or config.max_new_tokens):
+        raise ValueError(f"unmask_steps={config.unmask_steps} must be at most the places of a block, block_length or "
+                         f"max_new_tokens={config.max_new_tokens}")
     return PromptEvaluation(data, models.reference, rewards, config)
 
 

@@ -12,6 +12,7 @@ class Guess:
 """
 
 import functools
+import inspect
 import os
 from dataclasses import dataclass
 
@@ -38,12 +39,18 @@ class EnvironmentConfig:
 
 
 def environment(cls):
-    """Registers a class under its name. Raises ValueError if it lacks a method."""
-    for method in ("reset", "step"):
-        if not hasattr(cls, method):
-            raise ValueError(f"environment {cls.__name__}: it has no method {method}")
+    """Registers a class under its name. Raises ValueError if it lacks a method or the parameter of one."""
+    for method, parameter in (("__init__", "seed"), ("reset", "record"), ("step", "text")):
+        fn = getattr(cls, method, None)
+        try:
+            inspect.signature(fn).bind("self", parameter)
+        except TypeError as error:
+            raise ValueError(f"environment {cls.__name__}: it needs {method}(self, {parameter}): {error}") from None
+        if fn is object.__init__ or inspect.iscoroutinefunction(fn):
+            raise ValueError(f"environment {cls.__name__}: it needs {method}(self, {parameter}), not async")
     cls.metrics = getattr(cls, "metrics", ())
-    if not isinstance(cls.metrics, tuple) or {"turns", "failed"} & set(cls.metrics):
+    names = isinstance(cls.metrics, tuple) and all(isinstance(name, str) for name in cls.metrics)
+    if not names or {"turns", "failed"} & set(cls.metrics):
         raise ValueError(f"environment {cls.__name__}: metrics={cls.metrics!r} must be a tuple of names of attributes "
                          "other than 'turns' and 'failed'")
     ENVIRONMENTS[cls.__name__] = cls
@@ -52,16 +59,16 @@ def environment(cls):
 
 def find_environment(name, path):
     """The class of this name, in the file at `path` if there is one."""
-    run_once(path)
-    if name not in ENVIRONMENTS:
-        known = ", ".join(ENVIRONMENTS) or "none"
-        raise ValueError(f"environment={name!r} is no @environment class of environment_file={path}; known: {known}")
-    return ENVIRONMENTS[name]
+    known = ENVIRONMENTS if path is None else ENVIRONMENTS | classes_in(path)
+    if name not in known:
+        raise ValueError(f"environment={name!r} is no @environment class of environment_file={path}; known: "
+                         f"{', '.join(known) or 'none'}")
+    return known[name]
 
 
 @functools.cache
-def run_once(path):
-    """Runs a file with environments; None does nothing."""
-    if path is not None and not os.path.isfile(path):
+def classes_in(path):
+    """{name: class} of the environments in a file, which runs once."""
+    if not os.path.isfile(path):
         raise FileNotFoundError(f"environment_file={path} does not exist; correct the path")
-    load_reward_file(path)
+    return {name: x for name, x in load_reward_file(path).items() if ENVIRONMENTS.get(name) is x}

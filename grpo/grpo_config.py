@@ -158,6 +158,8 @@ TOGETHER = (  # (when, what some settings then have to be, why)
      "with advantage='step', kl_in_reward or a teacher alone, groups of equal rewards teach too"),
     (lambda c: c.unmask_order == "confidence", {"kl_in_reward": False, "ratio_to": "policy"},
      "unmask_order='confidence' leaves out the probability of its order"),
+    (lambda c: c.reward_normalisation == "group" and c.advantage == "group_std", {"advantage": None},
+     "reward_normalisation='group' divides by the group's standard deviation already"),
     (lambda c: c.fill_estimator != "trajectory", {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "kl_in_reward": False},
      "fill_estimator estimates log-probabilities of the whole distribution, not of what was sampled"),
     (lambda c: c.fill_estimator not in READ_PASSES, {"passes_read": 2},

@@ -146,7 +146,7 @@ def compute_rollout_advantages(rollouts, scored, config, dist):
         credited = credited * rollouts.by_problem(rollouts.mask)
     credit = torch.where(credited > 0, scored.credit, 0.0)                           # (P, G, 1 or M)
     advantage = compute_advantages(credit, baseline_of(config), credited, dist.total)
-    if config.train_pass_k > 1:
+    if scored.weight is not None:
         advantage = advantage * scored.weight[..., None]
     train_mask = rollouts.train_mask * seen.view(-1, 1)
     if config.mask_truncated:

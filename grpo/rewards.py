@@ -43,7 +43,7 @@ class Rewards:
 
     reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
     credit: the same, of normalised values with reward_normalisation; with credit_window the judge's of each token
-    weight: ones, or with train_pass_k=k the factors that turn the advantage into one of pass@k
+    weight: None, or with train_pass_k=k the factors that turn the advantage into one of pass@k
     values: NaN where a function skipped a completion
 
     judge: a Judge, reward_scorer: a RewardModel, or None if no reward needs it

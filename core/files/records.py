@@ -89,6 +89,8 @@ def read_records(path):
         if not isinstance(whole, list):
             raise ValueError(f"{path} must be a record per line, a list of records, or {{\"prompts\": [...]}}")
         found = {f"{path}, record {n}": record for n, record in enumerate(whole, 1)}
+    if not found:
+        raise ValueError(f"{path} has no records")
     return [check_record(record, where) for where, record in found.items()]
 
 

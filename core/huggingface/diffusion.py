@@ -95,3 +95,5 @@ def check_block(config, named):
     if block is not None and (type(block) is not int or block < 1 or attention not in (None, "sdpa")):
         raise ValueError(f"{named}: attention_block={block!r} in its config.json must be a number of tokens, with "
                          "attn_implementation='sdpa' or none")
+    if type(getattr(config, "shifted_logits", False)) is not bool:
+        raise ValueError(f"{named}: shifted_logits in its config.json must be true or false")

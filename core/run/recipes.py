@@ -24,7 +24,7 @@ def build_missing(path, recipe, key, command, say, dry=False):
         say(f"{key}: {path} is missing; it would be built by {recipe}")
         return True
     say(f"{key}: {path} is missing; building it with {recipe} (if you interrupt it, the next start goes on from there)")
-    alone = os.environ | {"WORLD_SIZE": "1"}  # it is no rank of this run
+    alone = os.environ | {"RANK": "0", "WORLD_SIZE": "1"}  # it is no rank of this run
     done = subprocess.run([sys.executable, *command], env=alone)
     if done.returncode or not os.path.exists(path):
         raise ValueError(f"{key}: building {path} with {recipe} failed or was stopped, see above; start again to go on")

@@ -1,9 +1,11 @@
-"""Ends a run after its step: on SIGTERM, which machines that are taken away send, and on SIGINT (Ctrl-C)."""
+"""Ends a run after its step: on SIGTERM, which machines that are taken away send, on SIGINT (Ctrl-C), and on SIGHUP,
+which a terminal sends that is closed."""
 
+import contextlib
 import os
 import signal
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # not on Windows
 NOTICE = b"\nthe run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
 
 
@@ -31,7 +33,8 @@ class StopSignal:
         for each in self.before:
             signal.signal(each, signal.SIG_DFL)
         if self.dist.is_main:
-            os.write(2, NOTICE)  # print is not safe in a handler
+            with contextlib.suppress(OSError):  # of a terminal that was closed
+                os.write(2, NOTICE)  # print is not safe in a handler
 
     def came(self):
         """The name of the signal that any rank got so far, or None: the same on every rank, all of which must call."""

@@ -21,7 +21,7 @@ def require(name, why, install="-r requirements-hf.txt"):
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name.split(".")[0] != name.split(".")[0]:
+        if (error.name or "").split(".")[0] != name.split(".")[0]:
             raise  # the package is there; something that it needs is not
         raise ValueError(f"{why} needs the package {name.split('.')[0]}: pip install {install}") from None
 

@@ -40,6 +40,8 @@ def guarded(what, remedy):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
+    except MemoryError:
+        raise
     except (Exception, SystemExit) as error:
         if type(error) in OURS and is_own_error(error):
             raise
@@ -53,13 +55,15 @@ def naming_line_of(function, what=""):
     """
     try:
         yield
-    except (Exception, SystemExit, OutOfTime) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # those of asyncio and of Rust extensions are no Exception
         frames = traceback.extract_tb(error.__traceback__)
         places = [(frame.filename, frame.lineno, frame.line) for frame in frames]
-        if isinstance(error, SyntaxError) and error.lineno:
+        if isinstance(error, SyntaxError) and error.filename and error.lineno:
             places.append((error.filename, error.lineno, error.text))
         lines = [f"{shortest(file)}, line {number}: {text}" for file, number, text in places if is_users(file)]
-        if not lines and function.__module__.startswith(("core.", "grpo.")):
+        if not lines and str(function.__module__).startswith(("core.", "grpo.")):
             raise
         kind, text = type(error).__name__, one_line(error)
         told = kind if text == kind else f"{kind}: {text}"
@@ -104,10 +108,12 @@ def definition(function):
 
 def one_line(value, most=MOST, write=str):
     """str(value), or what `write` makes of it, in one printable line of at most `most` characters; the type's name
-    where that says nothing."""
+    of an exception without a text."""
     text = write(value)
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text[: most + 1].split()))
-    return f"{line[:most]}..." if len(text) > most else line or type(value).__name__
+    if not line and isinstance(value, BaseException):
+        return type(value).__name__
+    return f"{line[:most]}..." if len(text) > most else line
 
 
 def is_own_error(error):

@@ -51,8 +51,7 @@ class Played:
                             "metrics must be pairs (sum, count) of finite numbers")
 
     def close(self):
-        if hasattr(self.one, "close"):
-            self.attempt(self.one.close)
+        self.attempt(lambda: getattr(self.one, "close", int)())
 
     def attempt(self, call, convert=None, wanted=""):
         """Returns what a call gives, converted to Python's own types."""

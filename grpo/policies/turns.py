@@ -134,9 +134,8 @@ class Episodes:
             one.close()
         errors = [one.error for one in self.played if one.error is not None]
         for error in errors:
-            line = str(error).partition(": ")[0]  # FILE, line N
-            if line not in WARNED:
-                WARNED.add(line)
+            if error.line not in WARNED:
+                WARNED.add(error.line)
                 sys.stderr.write(f"environment: {error}; it is counted as environment/failed\n")
         begun = sum(t < self.given.shape[1] for begin in self.begin for t in begin)
         sums |= {"turns": (begun, N), "failed": (len(errors), N)}

@@ -69,8 +69,13 @@ def collect(statements, names, functions, found):
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 ast.literal_eval(value)
                 names[name] = value
-            case ast.Import(names=[ast.alias(name, None)]) if "." not in name:
-                names[name] = ast.Name(f"<{name}>")
+            case ast.Import(names=modules):
+                for part in modules:
+                    name = part.asname or part.name
+                    names[name.split(".")[0]] = ast.Name(f"<{part.name}>")
+            case ast.ImportFrom(module=module, names=parts) if parts[0].name != "*":
+                for part in parts:
+                    names[part.asname or part.name] = ast.Attribute(ast.Name(f"<{module}>"), part.name)
             case ast.FunctionDef(name, ast.arguments(args=[ast.arg(parameter)]), body, decorator_list=[]):
                 names[name] = ast.Name("<function>")
                 functions[name] = parameter, body
@@ -101,6 +106,8 @@ def reader(node, asked):
     match node:
         case ast.UnaryOp(op=ast.Not(), operand=part):
             function, parts = operator.not_, [truth(part)]
+        case ast.Compare(left=left, ops=[ast.Is()], comparators=[ast.Constant(value=None | True | False) as right]):
+            function, parts = operator.is_, [left, right]
         case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
             function, parts = OPERATORS[type(op)], [left, right]
         case ast.Call(func=called, args=parts, keywords=keywords):

@@ -41,7 +41,7 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
     address space (macOS cannot limit it); sandbox: "auto", or "strict" as in chosen_parts
     Returns "passed" if all ran to their end, and returned or printed what is expected; "killed" if they were stopped or
     crashed; "skipped" if the machine has no disk, memory or processes left to start them; "failed" otherwise.
-    Raises ValueError if the child cannot start under these limits, OSError if it cannot start at all.
+    Raises ValueError if the child cannot start.
     """
     try:
         parts = chosen_parts(sandbox)
@@ -51,7 +51,7 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
                 return verdict
     except OSError as error:
         if error.errno not in FULL:
-            raise
+            raise ValueError(f"the sandbox cannot start ({error})") from None
         return "skipped"
     return "passed"
 
@@ -66,7 +66,7 @@ def run_once(code, test, seconds, megabytes, parts):
     kind = "questions"
     if isinstance(test, dict):
         kind = "program"
-        messages[0] += test["input"].encode()
+        messages[0] += test["input"].encode(errors="replace")
     elif isinstance(test, str):
         messages.append(message(token, "exec", test))
     else:
@@ -133,18 +133,21 @@ def exchange(process, messages, end, folder):
         if not unsent and asked < len(messages) and output.count(b"\n") >= asked:
             unsent = messages[asked]
             asked += 1
-        waiting = [process.stdin] if unsent else []
-        readable, writable, _ = select.select([process.stdout], waiting, [], LOOK_SECONDS)
+        watched = select.poll()  # select.select fails in a process with many open files
+        watched.register(process.stdout, select.POLLIN)
+        if unsent:
+            watched.register(process.stdin, select.POLLOUT)
+        ready = {number for number, _ in watched.poll(LOOK_SECONDS * 1000)}
         if folder is not None and holds_more(folder, FOLDER_BYTES, FILES):
             break
-        if writable:
+        if unsent and process.stdin.fileno() in ready:
             try:
                 unsent = unsent[os.write(process.stdin.fileno(), unsent[: 1 << 16]) :]
             except BrokenPipeError:  # nobody reads it any more
                 unsent = b""
         if not unsent and asked == len(messages):
             process.stdin.close()  # a program reads to the end of its input
-        if readable:
+        if process.stdout.fileno() in ready:
             part = os.read(process.stdout.fileno(), 1 << 16)
             output += part
             if not part:

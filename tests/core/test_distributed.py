@@ -59,6 +59,14 @@ def test_errors_of_the_rank_itself_are_not_blamed_on_others(error):
     assert caught.value is error
 
 
+@pytest.mark.parametrize("given", [{"RANK": "1"}, {"RANK": "0", "WORLD_SIZE": "2"}])
+def test_variables_that_are_of_no_run_are_refused(monkeypatch, given):
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="RANK"):
+        Distributed("cpu")
+
+
 def test_ranks_must_resume_from_the_same_step():
     class OfTwo(Distributed):
         """A rank of two, the other of which has the number 8."""

@@ -15,12 +15,17 @@ GAME = {"environment": "Guess", "environment_file": f"{ROOT}/data/guess/environm
         "reward_functions": ("environment",)}
 
 
+async def run_later(self, record):
+    return None
+
+
 @pytest.mark.parametrize(("spoiled", "words"), [
-    ({"step": None}, "no method step"), ({"metrics": ("turns",)}, "metrics=.* must be a tuple of names")])
+    ({"step": lambda self: None}, "needs step.self, text."), ({"reset": run_later}, "not async"),
+    ({"metrics": ("turns",)}, "metrics=.* must be a tuple of names")])
 def test_a_class_without_a_method_or_with_metrics_of_another_kind_is_refused(spoiled, words):
-    whole = {"reset": lambda self, record: None, "step": lambda self, text: None}
+    whole = {"__init__": lambda self, seed: None, "reset": lambda self, record: None, "step": lambda self, text: None}
     with pytest.raises(ValueError, match=f"^environment Half: .*{words}"):
-        environment(type("Half", (), {name: x for name, x in (whole | spoiled).items() if x}))
+        environment(type("Half", (), whole | spoiled))
     assert "Half" not in ENVIRONMENTS
 
 

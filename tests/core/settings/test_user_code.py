@@ -1,5 +1,6 @@
 """Errors of the user's own code: their line, their error, nothing of ours."""
 
+import asyncio
 import json
 import math
 import os
@@ -20,6 +21,14 @@ def checks_json(text):
     return json.loads(text)
 
 
+def ends_its_task():
+    raise asyncio.CancelledError
+
+
+def has_no_file(text):
+    raise SyntaxError("odd", (None, 3, 1, text))
+
+
 class Callable:
     def __call__(self):
         raise SystemExit("no\nkey")
@@ -28,6 +37,7 @@ class Callable:
 @pytest.mark.parametrize(("function", "arguments", "message"), [
     (divides, (1,), "return a / b: ZeroDivisionError: division by zero"),
     (checks_json, ("[1",), "return json.loads.text.: JSONDecodeError: Expecting ',' delimiter: .*"),
+    (ends_its_task, (), "raise asyncio.CancelledError: CancelledError"), (has_no_file, ("x",), ".*: SyntaxError: odd.*"),
     (Callable(), (), 'raise SystemExit."no.nkey".: SystemExit: no key')])
 def test_an_exception_has_the_innermost_line_of_the_user_and_what_it_was(monkeypatch, function, arguments, message):
     monkeypatch.chdir(ROOT)

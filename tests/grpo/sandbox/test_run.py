@@ -322,5 +322,5 @@ def test_a_machine_that_is_full_skips_the_completion_and_another_error_ends_the_
     if number == errno.EAGAIN:
         assert run_tests("x = 1", "pass") == "skipped"
     else:
-        with pytest.raises(OSError, match="no"):
+        with pytest.raises(ValueError, match="no"):
             run_tests("x = 1", "pass")
