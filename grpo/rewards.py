@@ -101,7 +101,8 @@ class Rewards:
             else:
                 numbers, own = run_reward(call)
             values[name] = torch.tensor(numbers)
-            log = Log(join([log.metrics, own.metrics]), log.columns | own.columns)
+            columns = {f"{name}/{key}" if key in log.columns else key: x for key, x in own.columns.items()}
+            log = Log(join([log.metrics, own.metrics]), log.columns | columns)
         for x in values.values():
             x[list(late)] = math.nan
         return values, log

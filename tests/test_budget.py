@@ -10,9 +10,9 @@ import tokenize
 
 from tests.tiny import ROOT
 
-CEILINGS = {"files": 138, "lines": 14142, "tokens": 96170, "tests' tokens": 187200, "docs' words": 61100,
-            "settings": 120, "raises": 270, "requirements files": 3, "configs": 20, "files of the main job": 112,
-            "lines of the main job": 11662}
+CEILINGS = {"files": 135, "lines": 13070, "tokens": 91563, "tests' tokens": 185047, "docs' words": 61100,
+            "settings": 119, "raises": 232, "requirements files": 3, "configs": 20, "files of the main job": 109,
+            "lines of the main job": 10654}
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 

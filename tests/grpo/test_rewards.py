@@ -112,7 +112,7 @@ def lengths_of_ids(prompts, completions, completion_ids, level=None, **kwargs):
 
 async def loud(completions, log_metric, log_extra):
     log_metric("loud", sum(text.isupper() for text in completions))
-    log_extra("last", [text[-1:] for text in completions])
+    log_extra("first", [text[-1:] for text in completions])
     return [float(text.isupper()) for text in completions]
 """
 
@@ -130,7 +130,7 @@ def test_a_plain_function_of_the_reward_file_is_a_reward(mine):
     rewards.state.global_step = 5
     del texts.columns["level"]
     assert values_of(rewards, texts) == [6, 7, 8, 6], "a field that these records lack is None"
-    assert rewards.score(texts, 2)[1].columns == {"first": [97, 66, 99, 68], "last": ["a", "B", "c", "D"]}
+    assert rewards.score(texts, 2)[1].columns == {"first": [97, 66, 99, 68], "loud/first": ["a", "B", "c", "D"]}
 
 
 # rewards of a group
