@@ -13,7 +13,6 @@ import types
 import typing
 
 from core.settings.help import allowed_types, help_lines
-from core.settings.other_names import settings_of
 from core.settings.ranges import check_choices, check_ranges, shown
 from core.settings.user_code import guarded, naming_line_of, one_line
 
@@ -142,6 +141,7 @@ def run_config_file(path):
 
 def unknown_key(key, hints):
     """The error about a key that is no setting: a name of another project, a slip of the pen, or neither."""
+    from core.settings.other_names import settings_of
     if settings := settings_of(key, hints):
         return f"unknown key {key}; did you mean {' or '.join(settings)}? docs/coming_from.md says what differs"
     if near := difflib.get_close_matches(key, hints, n=1, cutoff=0.85):

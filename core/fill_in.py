@@ -4,6 +4,8 @@ import torch
 
 from core.distributions import draw_tokens, noise_on
 
+UNMASK_ORDERS = ("random", "left_to_right", "confidence")  # of several passes; confidence: the likeliest tokens first
+
 
 def predict_and_sample_tokens(model, input, position, uniform, hidden=None,
                               temperature=1.0, padding=None, **truncation):

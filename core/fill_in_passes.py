@@ -8,8 +8,6 @@ from core.distributions import in_parts, token_logp
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.performance.kept_tokens import KeptCollector
 
-UNMASK_ORDERS = ("random", "left_to_right", "confidence")  # confidence: by_confidence of fill_in_passes
-
 
 def draw_passes(order, hidden, passes, block_length=None):
     """The pass in which each hidden token is drawn: block after block, and in each block by rising `order`, about as

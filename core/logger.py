@@ -12,7 +12,6 @@ from tqdm import tqdm
 from core.files.json_lines import each_record, keep_records
 from core.files.whole_files import writing
 from core.run.names import CONSOLE, METRICS
-from core.run.trackers import Trackers
 
 
 def create_logger(config, dist, total_steps, columns):
@@ -21,7 +20,8 @@ def create_logger(config, dist, total_steps, columns):
     config: a RunConfig; columns: metrics of the console line, in order
     """
     logger = Logger(config.absolute_out_dir, total_steps, columns, silent=not dist.is_main)
-    if dist.is_main:
+    if dist.is_main and (config.wandb_log or config.report_to):
+        from core.run.trackers import Trackers
         logger.trackers = Trackers(config, logger.say)
     return logger
 
@@ -45,7 +45,7 @@ class Logger:
     def __init__(self, out_dir, total_steps, columns, silent=False):
         self.path, self.columns = os.path.join(out_dir, METRICS), columns
         self.console = os.path.join(out_dir, CONSOLE)
-        self.trackers, self.silent = Trackers(), silent
+        self.trackers, self.silent = None, silent
         self.total_steps, self.lines = total_steps, 0
         self.bar = tqdm(total=total_steps, disable=silent or not sys.stderr.isatty(), dynamic_ncols=True, unit="step",
                         leave=False)
@@ -57,7 +57,8 @@ class Logger:
         if self.silent:
             return
         self.bar.update(step)
-        self.trackers.start(step, each_record(self.path))
+        if self.trackers:
+            self.trackers.start(step, each_record(self.path))
         keep_records(self.path, step)
 
     def restart_clock(self):
@@ -93,7 +94,8 @@ class Logger:
         with writing(self.path), open(self.path, "a") as f:
             finite = {name: x if math.isfinite(x) else None for name, x in metrics.items()}  # NaN is no JSON
             f.write(json.dumps({"step": step, **finite}) + "\n")
-        self.trackers.log(step, metrics)
+        if self.trackers:
+            self.trackers.log(step, metrics)
         if not show:
             return
         names, cells = [f"{'step':>6}"], [f"{step:>6}"]
@@ -112,4 +114,5 @@ class Logger:
 
     def close(self):
         self.bar.close()
-        self.trackers.finish()
+        if self.trackers:
+            self.trackers.finish()

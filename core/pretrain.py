@@ -23,7 +23,6 @@ from core.run.out_of_memory import naming_what_lowers_memory
 from core.run.recipes import build_missing_checkpoint, build_missing_dataset
 from core.run.start import Recorded
 from core.run.terminal import folded
-from core.run.trackers import check_trackers
 from core.settings.script import run_script
 from core.supervised.build import build_batches, build_data, build_model
 from core.supervised.config import PretrainConfig
@@ -34,7 +33,9 @@ def main(argv):
     """Trains the model that the config files and --key=value settings in argv describe."""
     config, origin = load_config(PretrainConfig, argv)
     check_run_folder(config.absolute_out_dir)
-    check_trackers(config)
+    if config.wandb_log or config.report_to:
+        from core.run.trackers import check_trackers
+        check_trackers(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist, naming_what_lowers_memory(config):
         missing = False
         if dist.is_main:

@@ -18,8 +18,8 @@ import torch
 from core.config import load_config
 from core.distributed import detect_device
 from core.distributions import draw_uniforms
-from core.fill_in import fill_in
-from core.fill_in_passes import UNMASK_ORDERS, count_passes, fill_in_passes, order_of_places
+from core.fill_in import UNMASK_ORDERS, fill_in
+from core.fill_in_passes import count_passes, fill_in_passes, order_of_places
 from core.generation import Stop, generate
 from core.huggingface.tokenizer import HuggingFaceTokenizer
 from core.masking import masked_positions

@@ -1,5 +1,6 @@
 """The models, data, rewards and evaluation of a run, checked against each other before the first step."""
 
+import importlib
 from dataclasses import dataclass
 
 from core.checkpoint_manager import shapes
@@ -14,20 +15,12 @@ from core.performance.sharding import is_asked_for, loads_on, shard_all
 from core.prompts import PromptConsumer, PromptFormat
 from core.run.recipes import build_missing_checkpoint, build_missing_dataset
 from core.tokenizer import same_vocabulary
-from grpo.environments import find_environment
-from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
-from grpo.evaluation.prompts import PromptEvaluation
 from grpo.kl import needs_reference
-from grpo.policies.causal import CausalPolicy
-from grpo.policies.environment_calls import check_begins
-from grpo.policies.fill import FillPolicy
-from grpo.policies.prompt_fill import PromptFillPolicy
-from grpo.reward_functions.judge import Judge
-from grpo.reward_functions.reward_model import load_reward_model
 from grpo.rewards import Rewards
 
 FILL_IN, LEFT_TO_RIGHT, ANY_ORDER = "fill-in", "prompts, left to right", "prompts, in any order"  # kinds of a run
-POLICIES = {FILL_IN: FillPolicy, LEFT_TO_RIGHT: CausalPolicy, ANY_ORDER: PromptFillPolicy}
+POLICIES = {FILL_IN: "fill:FillPolicy", LEFT_TO_RIGHT: "causal:CausalPolicy",
+            ANY_ORDER: "prompt_fill:PromptFillPolicy"}  # module of grpo/policies/ and class, imported when it is made
 ONLY_FOR = {(FILL_IN,): ("credit_window", "gold_judge_checkpoint"),
             (LEFT_TO_RIGHT,): ("environment",),
             (ANY_ORDER,): ("unmask_order", "block_length"),
@@ -40,8 +33,8 @@ class Models:
     """The models of a run. The frozen ones are None if the config does not ask for them."""
     policy: object
     reference: object
-    judge: Judge | None
-    gold_judge: Judge | None
+    judge: object
+    gold_judge: object
 
 
 def build_what_is_missing(config, dist):
@@ -115,7 +108,9 @@ def kind_of(config, mode):
 
 def make_policy(model, tokenizer, config, dist):
     """The policy of the kind that the model's mode and the dataset say."""
-    return POLICIES[kind_of(config, model.mode)](model, tokenizer, dist.dtype, config.grad_checkpoint)
+    module, _, name = POLICIES[kind_of(config, model.mode)].partition(":")
+    policy = getattr(importlib.import_module(f"grpo.policies.{module}"), name)
+    return policy(model, tokenizer, dist.dtype, config.grad_checkpoint)
 
 
 def load_policy(key, config, tokenizer, dist, mode=None, adapter=FULL):
@@ -157,6 +152,7 @@ def load_judge(key, config, policy, dist):
     path = getattr(config, key)
     if path is None:
         return None
+    from grpo.reward_functions.judge import Judge
     fills = kind_of(config, policy.model.mode) == FILL_IN
     tokenizer = policy.tokenizer if fills else None
     model = freeze(load_model(path, loads_on(config, dist), SEQUENCE_SCORER, tokenizer, key)[0])
@@ -178,14 +174,17 @@ def build_rewards(config, models, data, dist):
     if path is not None:
         if "reward_model" not in config.reward_functions:
             raise ValueError(f"reward_model_checkpoint={path} is not used: add 'reward_model' to reward_functions")
+        from grpo.reward_functions.reward_model import load_reward_model
         scorer = load_reward_model(path, loads_on(config, dist), dist.dtype)
         shard_all([scorer.model], config, dist)
     if config.environment is not None:
+        from grpo.environments import find_environment
         find_environment(config.environment, config.environment_file)  # the file may define rewards
     rewards = Rewards(config, models.judge, scorer)
     if isinstance(data, PromptConsumer):
         rewards.check(data.records["train"] + data.records["val"])
         if config.environment is not None:
+            from grpo.policies.environment_calls import check_begins
             check_begins(config, data)
     return rewards
 
@@ -203,11 +202,13 @@ def build_evaluation(config, models, rewards, data):
     if config.unmask_steps > (config.block_length or config.max_new_tokens):
         raise ValueError(f"unmask_steps={config.unmask_steps} must be at most the places of a block, block_length or "
                          f"max_new_tokens={config.max_new_tokens}")
+    from grpo.evaluation.prompts import PromptEvaluation
     return PromptEvaluation(data, models.reference, rewards, config)
 
 
 def fill_in_evaluation(config, models, rewards=None):
     """Validation problems of a run's masks, the same for every seed and batch size."""
+    from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
     data = DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, PROBLEMS_PER_STEP, masks=config.masks,
                            mask_low=config.mask_low, mask_high=config.mask_high, tokenizer=models.policy.tokenizer)
     judges = {"judge": models.judge, "gold_judge": models.gold_judge}

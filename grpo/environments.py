@@ -20,8 +20,6 @@ from core.settings.ranges import check_ranges
 from grpo.reward_functions.registry import load_reward_file
 
 ENVIRONMENTS = {}  # {name: class}
-REWARD = "environment_reward"  # the column of Texts with the sum of an episode's rewards, None where it failed
-TURNS = "environment_turns"    # ... with [(column in which a turn begins, its reward)] of each episode
 RANGES = {"max_turns": "[1, 1e6]"}
 
 

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, replace
 
 from core.config import RunConfig
-from core.fill_in_passes import UNMASK_ORDERS
+from core.fill_in import UNMASK_ORDERS
 from core.huggingface.settings import LoraConfig
 from core.masking import MaskConfig
 from core.performance.sharding import PARALLEL

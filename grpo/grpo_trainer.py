@@ -22,8 +22,6 @@ from grpo.data_buffer import DataBuffer
 from grpo.evaluation.samples import append_samples, comparison_table, evaluations, format_samples
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.kl import REFERENCES, adapted
-from grpo.report.page import write_report
-from grpo.samplers.prefetch import LocalSampler, Prefetcher
 
 SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated")  # attributes, in every state
 GROWTH = 1.02  # of a run between two pages about it: all pages together read in proportion to its length
@@ -66,12 +64,14 @@ class GRPOTrainer:
         sampler: who samples the completions (grpo/samplers/sampler.py), closed at the end; None: the policy
         """
         if sampler is None and self.config.max_staleness:
+            from grpo.samplers.prefetch import LocalSampler
             sampler = LocalSampler(self.policy, self.config)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.checkpoints.keeping())
             stop = stack.enter_context(StopSignal(self.dist))
             if sampler is not None:
                 stack.enter_context(contextlib.closing(sampler))
+                from grpo.samplers.prefetch import Prefetcher
                 self.prefetcher = Prefetcher(sampler, self.policy, self.problems_of, self.config)
             self.dist.broadcast(self.policy.parameters())
             self.logger.start(self.step)
@@ -220,6 +220,7 @@ class GRPOTrainer:
     def write_page(self):
         """Writes the page about the run, once there are metrics."""
         if os.path.exists(self.logger.path):
+            from grpo.report.page import write_report
             write_report(self.checkpoints.out_dir)
 
     def finish(self, stopped=False):

@@ -1,11 +1,10 @@
 """The plan of a run, in lines for the user: settings, batch, models, data, rewards."""
 
 from core.config import describe
-from core.huggingface.files import is_adapter
+from core.models import is_huggingface
 from core.prompts import PromptConsumer
 from grpo.reward_functions.registry import parameters
 from grpo.rewards import REWARDS
-from grpo.sandbox.run import describe_sandbox
 
 
 def plan(config, origin, models, rewards, data, dist):
@@ -48,9 +47,12 @@ def describe_models(config, models):
             yield f"{title:<10} {size_of(model)}, frozen"
     if any(judge.packed for judge in (models.judge, models.gold_judge) if judge is not None):
         yield "judges multiply in bfloat16, with packed weights; with dtype='float32' they do not"
-    if is_adapter(config.generator_checkpoint):
-        yield (f"generator_checkpoint={config.generator_checkpoint} is an adapter: it is merged, and all weights are "
-               "trained; to train the adapter, name its base model and lora_init_from")
+    path = config.generator_checkpoint
+    if is_huggingface(path):
+        from core.huggingface.files import is_adapter
+        if is_adapter(path):
+            yield (f"generator_checkpoint={path} is an adapter: it is merged, and all weights are trained; to train "
+                   "the adapter, name its base model and lora_init_from")
 
 
 def size_of(model):
@@ -69,4 +71,5 @@ def describe_rewards(config, rewards):
     yield f"rewards: {', '.join(terms)}"
     yield "a loss near 0 is right: advantages cancel within a group, their gradients do not; watch mean_reward"
     if any("sandbox" in parameters(name) for name in rewards.names):
+        from grpo.sandbox.run import describe_sandbox
         yield describe_sandbox(config.sandbox, config.sandbox_seconds, config.sandbox_megabytes)

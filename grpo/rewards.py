@@ -17,22 +17,20 @@ import torch
 from core.config import UsageError
 from core.prompts import as_columns
 from core.settings.script import run_script
-from grpo.reward_functions import judge, reward_model, text, verify_code, verify_math  # noqa: F401: they register
-from grpo.reward_functions.groups import normalised, pass_k_weight
 from grpo.reward_functions.registry import (
+    ALL,
     REWARDS,
     Log,
     arguments,
     check_records,
+    import_rewards,
     parameters,
     register_functions,
     reward,
     run_reward,
 )
 from grpo.reward_functions.settings import PRESET_SUCCESS, PRESETS
-from grpo.reward_functions.workers import Workers
 from grpo.rollout import Scored, join
-from grpo.sandbox.run import found_here
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
 MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}  # {parameter: setting}
@@ -61,8 +59,11 @@ class Rewards:
         self.success = success(config, self.names)
         self.fields = ()  # of the records, once `check` has seen them
         self.state = SimpleNamespace(global_step=0, max_steps=config.max_iters)  # as in transformers' TrainerState
-        sandbox = found_here() if any("sandbox" in parameters(name) for name in self.names) else None
-        self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file, sandbox)
+        self.workers = None
+        if config.reward_workers and any(REWARDS[name].slow for name in self.names):
+            from grpo.reward_functions.workers import Workers
+            runs_code = any("sandbox" in parameters(name) for name in self.names)
+            self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file, runs_code)
 
     @torch.no_grad()
     def __call__(self, rollouts):
@@ -76,10 +77,12 @@ class Rewards:
         values, log = self.score(rollouts.texts, G)
         credit = weight = None
         if self.config.reward_normalisation == "group":
+            from grpo.reward_functions.groups import normalised
             credit = self.total(normalised(values, G)).round(decimals=6).float()         # (N,)
             credit = credit.to(device).view(-1, G, 1)
         values = {name: x.to(device) for name, x in values.items()}                  # (N,) each
         if self.config.train_pass_k > 1:
+            from grpo.reward_functions.groups import pass_k_weight
             weight = pass_k_weight(self.right(values).view(-1, G), self.config.train_pass_k)
         metrics = None if self.names == ("judge",) else log.metrics  # the judge logs none, on any rank
         return Scored(self.total(values).view(-1, G), credit, values, weight, metrics)
@@ -95,7 +98,7 @@ class Rewards:
         known |= {"group_size": group_size, "texts": texts, "trainer_state": self.state}
         for name in names or self.names:
             call = arguments(name, texts, known, self.fields)
-            if REWARDS[name].slow and self.config.reward_workers > 0:
+            if self.workers and REWARDS[name].slow:
                 numbers, own, missing = self.workers.call(call)
                 late |= missing
             else:
@@ -129,14 +132,15 @@ class Rewards:
 
     def close(self):
         """Ends the worker processes; the next call starts new ones."""
-        self.workers.close()
+        if self.workers:
+            self.workers.close()
 
 
 def check_settings(config, names, models):
     """Raises ValueError if a reward is not known, or settings do not fit each other. models: {parameter: model}"""
     for name in names:
         if name not in REWARDS:
-            raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; "
+            raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted({*REWARDS, *ALL}))}; "
                              "or define your own in reward_file")
         if REWARDS[name].slow and {*MODELS, "texts", "group_size"} & set(parameters(name)):
             raise ValueError(f"reward {name}: a slow function gets one completion, no texts, models or group_size")
@@ -171,7 +175,9 @@ def main(argv):
     """Prints the table of rewards and the presets."""
     if argv:
         raise UsageError(f"{argv[0]}: there are no options")
-    for name, r in REWARDS.items():
+    import_rewards(ALL)
+    for name in ALL:
+        r = REWARDS[name]
         print(f"{name:<18}{r.range}".ljust(34) + (inspect.getdoc(r.fn) or "").split("\n")[0])
     print("\npresets (task_type)")
     for name, names in PRESETS.items():

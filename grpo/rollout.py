@@ -9,6 +9,9 @@ from torch.nn import functional as F
 from core.performance.batching import parts_of_tokens
 from core.performance.kept_tokens import KeptTokens
 
+REWARD = "environment_reward"  # the column of Texts with the sum of an episode's rewards, None where it failed
+TURNS = "environment_turns"    # ... with [(column in which a turn begins, its reward)] of each episode
+
 
 class Policy(Protocol):
     """A generator as the algorithm sees it: it samples completions, and it can be asked how likely they were.

@@ -18,21 +18,23 @@ from core.run.folder import check_run_folder, run_folder
 from core.run.out_of_memory import naming_what_lowers_memory
 from core.run.start import Recorded
 from core.run.terminal import folded
-from core.run.trackers import check_trackers
 from core.settings.script import run_script
 from grpo.build import build_data, build_evaluation, build_models, build_rewards, build_what_is_missing
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.plan import plan, plan_of_settings
-from grpo.samplers.build import build_sampler, check_sampler_is_there
 
 
 def main(argv):
     """Config, device, data, models, evaluation, trainer; then run."""
     config, origin = load_config(GRPOConfig, argv)
     check_run_folder(config.absolute_out_dir)
-    check_trackers(config)
-    check_sampler_is_there(config)
+    if config.wandb_log or config.report_to:
+        from core.run.trackers import check_trackers
+        check_trackers(config)
+    if config.sampler != "local":
+        from grpo.samplers.build import check_sampler_is_there
+        check_sampler_is_there(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist, naming_what_lowers_memory(config):
         if build_what_is_missing(config, dist):
             if dist.is_main:
@@ -59,7 +61,10 @@ def main(argv):
             trainer = GRPOTrainer(models.policy, models.reference, rewards, data, evaluation, config, logger, dist)
             if resume:
                 trainer.resume()
-            sampler = build_sampler(config, models.policy, dist)
+            sampler = None  # the policy itself
+            if config.sampler != "local":
+                from grpo.samplers.build import build_sampler
+                sampler = build_sampler(config, models.policy, dist)
             with Recorded(config, origin, dist, trainer, resume, trainer.write_page):
                 logger.say("\n".join(lines))
                 trainer.run(sampler)

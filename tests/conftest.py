@@ -47,7 +47,8 @@ def seeded():
 @pytest.fixture(autouse=True)
 def rewards_of_a_test():
     """Rewards that a test defines are removed after it."""
-    from grpo.rewards import REWARDS
+    from grpo.rewards import ALL, REWARDS, import_rewards
+    import_rewards(ALL)
     before = dict(REWARDS)
     yield
     REWARDS.clear()

@@ -81,7 +81,7 @@ def check_trackers(config):
 class Trackers:
     """The trackers of a run. One that fails is left out from then on, with a line on the console."""
 
-    def __init__(self, config=None, say=print):
+    def __init__(self, config, say):
         self.config, self.say = config, say
         self.running = {}   # {name: tracker}
         self.known = set()  # steps that an earlier process has sent, the same bit for bit
@@ -91,15 +91,12 @@ class Trackers:
 
         records: of metrics.jsonl, with those of later steps
         """
-        names = tracker_names(self.config) if self.config else ()
-        if not names:
-            return
         path = os.path.join(self.config.absolute_out_dir, TRACKER_IDS)
         ids = read_object(path, path, "delete it") if os.path.exists(path) else {}
         settings = dataclasses.asdict(self.config)
         del settings["system_prompt"], settings["prompt_format"]  # texts stay here
         self.known = {record["step"] for record in records if record["step"] > step}
-        for name in names:
+        for name in tracker_names(self.config):
             try:
                 self.running[name] = TRACKERS[name](self.config, settings, ids.get(name))
             except Exception as error:  # of its own kinds

@@ -15,8 +15,8 @@ import torch
 from core.prompts import PromptConsumer, as_columns, as_messages, plain
 from core.settings.user_code import one_line
 from core.tokenizer import fold_to_ascii
-from grpo.environments import TURNS
 from grpo.rewards import REWARDS
+from grpo.rollout import TURNS
 
 RECORDS = 8  # the number of training records that each verifier is given
 # Forms in which an answer may be expected, if the records have no completion

@@ -10,7 +10,7 @@ from core.files.whole_files import writing
 from core.logger import format_number
 from core.run.names import SAMPLES
 from core.run.terminal import WIDTH, highlight
-from grpo.environments import REWARD
+from grpo.rollout import REWARD
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
 ROOM = WIDTH - 22      # characters of a text that is shown on one line, behind its title

@@ -10,7 +10,6 @@ import torch
 from core.dataset_consumer import unpack_batch
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
-from core.fill_in_passes import fill_in_passes
 from core.masking import masked_positions
 from grpo.policies.fill_views import FILL_ESTIMATORS, Filled
 from grpo.policies.model_policy import ModelPolicy, sampling_of
@@ -51,6 +50,7 @@ class FillPolicy(ModelPolicy):
             views, place, weight = input[:, None], position[:, None], None
         else:
             with self.autocast():
+                from core.fill_in_passes import fill_in_passes
                 target, logp, turn, read, kept = fill_in_passes(
                     self.model, input, position, hidden, noise[:, 0], noise[:, 1],
                     config.unmask_steps, **sampling_of(config))

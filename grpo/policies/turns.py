@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from core.prompts import PromptFormat, as_problems
-from grpo.environments import REWARD, TURNS
+from grpo.rollout import REWARD, TURNS
 from grpo.policies.environment_calls import Played
 
 SEEDS = 3                 # begins the seeds of environments, and keeps them apart from other noise

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import importlib
 import inspect
 import math
 import os
@@ -56,6 +57,13 @@ class Log:
 
 
 REWARDS: dict[str, Reward] = {}
+OURS = {  # {module of grpo/reward_functions/: its rewards}, imported when a run names one of them
+    "judge": ("judge",), "reward_model": ("reward_model",),
+    "text": ("length_penalty", "exact_match", "contains", "regex", "json_valid", "xml_valid", "repetition",
+             "diversity_bonus", "environment"),
+    "verify_math": ("math_format", "math_answer", "math_number", "math_verify", "math_working", "countdown"),
+    "verify_code": ("code_correctness", "code_execution")}
+ALL = sum(OURS.values(), ())
 OF_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a name in other data sets: ours}
 
@@ -86,8 +94,16 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
     return register
 
 
+def import_rewards(names):
+    """Imports those of our rewards that are named; they are then in REWARDS."""
+    for module, its_own in OURS.items():
+        if set(its_own) & set(names):
+            importlib.import_module(f"grpo.reward_functions.{module}")
+
+
 def add(name, new):
     """Adds a Reward to the table. Raises ValueError if another file has one of this name."""
+    import_rewards([name])
     if REWARDS.get(name, new).fn.__module__ != new.fn.__module__:
         raise ValueError(f"reward {name} is already defined elsewhere: give your function another name")
     REWARDS[name] = new
@@ -108,6 +124,7 @@ def load_reward_file(path):
 
 def register_functions(names, path):
     """Loads reward_file. Its functions without @reward that a run asks for by name are rewards too, without a range."""
+    import_rewards(names)
     functions = load_reward_file(path)
     for name in set(names) & set(functions):
         known = name in REWARDS and REWARDS[name].fn is functions[name]
@@ -176,6 +193,7 @@ def run_reward(call):
     infinity where its value is not a finite number, and its Log. Raises ValueError in one line if the function fails,
     or does not return, or log, one value for each completion."""
     name, fields, settings, N = call
+    import_rewards([name])  # in a worker process it is not there yet
     fn, log = REWARDS[name].fn, Log()
     # Copies that it may change: a value of a record is one object for all completions and steps
     given = {key: x if key == "completion_ids" else [copy.deepcopy(value) for value in x] for key, x in fields.items()}

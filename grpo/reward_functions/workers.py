@@ -10,12 +10,11 @@ import threading
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
-from grpo.reward_functions import verify_code  # noqa: F401: it registers the slow rewards of this project
 from grpo.reward_functions.registry import Log, load_reward_file, run_reward
 from grpo.rollout import join
 from grpo.sandbox.folder import empty_place
 from grpo.sandbox.kernel import end_with
-from grpo.sandbox.run import take_over
+from grpo.sandbox.run import found_here, take_over
 
 PROCESSES = multiprocessing.get_context("spawn")
 
@@ -24,12 +23,13 @@ class Workers:
     """`count` processes for rewards, started at the first call.
 
     timeout: the most seconds for all completions of a call together
-    path: the reward_file; sandbox: found_here() of this process, if a reward runs code
+    path: the reward_file; runs_code: whether a reward needs the sandbox
     """
 
-    def __init__(self, count, timeout, path=None, sandbox=None):
+    def __init__(self, count, timeout, path=None, runs_code=False):
         self.count, self.timeout = count, timeout
-        self.path, self.sandbox = path, sandbox
+        self.path = path and os.path.abspath(path)  # a reward may change the working folder
+        self.sandbox = found_here() if runs_code else None
         self.pool = None
 
     def call(self, call):
