@@ -23,7 +23,7 @@ def exit_code(main):
             line = f"{error.filename}: {error.strerror}"
         elif not is_own_error(error):
             raise
-        print(one_line(f"error: {line}", 2000), file=sys.stderr)
+        sys.stderr.write(one_line(f"error: {line}", 2000) + "\n")  # at once: other ranks write there too
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
