@@ -12,6 +12,8 @@ import runpy
 import types
 import typing
 
+from core.files.json_lines import read_object
+from core.run.names import CONFIG
 from core.settings.help import allowed_types, help_lines
 from core.settings.ranges import check_choices, check_ranges, shown
 from core.settings.user_code import guarded, naming_line_of, one_line
@@ -83,6 +85,7 @@ class RunConfig:
         return os.path.abspath(self.out_dir)
 
 
+COMMAND = "command line"  # where a setting was set
 CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)  # what a config file has for itself
 WORD = re.compile(r"[\w.:/-]+")  # a text that can stand for a tuple of itself
 CHOICES = {"template": ("plain", "chat", "math", "code", "model"), "optimizer": ("adamw", "muon"),
@@ -98,6 +101,7 @@ RANGES = {"block_size": "[2, 1e6]", "max_prompt_length": "[1, 1e6]", "batch_size
 def load_config(cls, argv):
     """Builds the dataclass `cls` from config files and --key=value arguments; later arguments win.
 
+    --resume=True with --out_dir and no config file takes the settings from config.json in that folder.
     Returns (config, origin): origin maps each key that was set to the file or argument that set it.
     Raises UsageError for an unknown key or a wrong type, naming the file or argument and the nearest key.
     """
@@ -107,24 +111,35 @@ def load_config(cls, argv):
     values, origin = {}, {}
     hints = typing.get_type_hints(cls)
     for argument in argv:
-        where = argument
-        if argument.startswith("--"):
-            where = "command line"
-            key, equals, text = argument[2:].partition("=")
-            if not equals and bool in allowed_types(hints.get(key)):
-                text = "True"
-            elif not equals and key in hints:
-                raise UsageError(f"{argument}: write {argument}=VALUE")
-            settings = {key: literal(text, hints.get(key))}
-        elif argument.endswith(".py"):
-            names = run_config_file(argument)
-            settings = {name: value for name, value in names.items() if name in hints or not isinstance(value, CODE)}
-        else:
-            raise UsageError(f"{argument}: expected a config file ending in .py, or --key=value")
+        where, settings = settings_in(argument, hints)
         for key, value in settings.items():
             values[key] = checked(key, value, hints, where)
             origin[key] = where
+        if "reward_functions" in settings:  # weights of other rewards, which an earlier argument named, are forgotten
+            for key in {"reward_weights", "success_reward"} - settings.keys():
+                if origin.get(key, where) != where:
+                    del values[key], origin[key]
+    path = os.path.join(values.get("out_dir", ""), CONFIG)
+    if values.get("resume") and "out_dir" in values and {*origin.values()} == {COMMAND} and os.path.isfile(path):
+        before = read_object(path, path, "name the config file of the run")
+        before = {key: checked(key, value, hints, path) for key, value in before.items() if key in hints}
+        values, origin = before | values, dict.fromkeys(before, path) | origin
     return cls(**values), origin
+
+
+def settings_in(argument, hints):
+    """The settings of an argument and the place that errors name: (place, {key: value}). Raises UsageError."""
+    if argument.startswith("--"):
+        key, equals, text = argument[2:].partition("=")
+        if not equals and bool in allowed_types(hints.get(key)):
+            text = "True"
+        elif not equals and key in hints:
+            raise UsageError(f"{argument}: write {argument}=VALUE")
+        return COMMAND, {key: literal(text, hints.get(key))}
+    if not argument.endswith(".py"):
+        raise UsageError(f"{argument}: expected a config file ending in .py, or --key=value")
+    names = run_config_file(argument)
+    return argument, {name: x for name, x in names.items() if name in hints or not isinstance(x, CODE)}
 
 
 def run_config_file(path):

@@ -1,5 +1,8 @@
 """Config files and --key=value."""
 
+import dataclasses
+import json
+
 import pytest
 
 from core.config import RunConfig, UsageError, describe, load_config
@@ -37,6 +40,16 @@ def test_one_word_for_a_list_stands_for_itself_and_several_are_refused(tmp_path)
 def test_the_name_of_a_boolean_alone_sets_it():
     assert load("--compile").compile is True and load("--resume").resume is True
     assert load("--compile", "--compile=False").compile is False
+
+
+def test_a_folder_alone_resumes_with_the_settings_of_its_run(tmp_path):
+    first = PretrainConfig(n_layer=2, seed=7, out_dir=str(tmp_path), fill_checkpoints=("a",), report_to=("wandb",))
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(first) | {"starts": [], "one_that_left": 1}))
+    command = ["--resume=True", f"--out_dir={tmp_path}", "--seed=9"]
+    assert load(*command) == dataclasses.replace(first, resume=True, seed=9)
+    assert load(*command[1:]) == PretrainConfig(seed=9, out_dir=str(tmp_path))
+    (tmp_path / "c.py").write_text("n_layer = 3\n")
+    assert load(str(tmp_path / "c.py"), *command).fill_checkpoints == ()
 
 
 @pytest.mark.parametrize("argument, message", [

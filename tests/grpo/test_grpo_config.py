@@ -99,3 +99,12 @@ def test_canonical_defaults():
             c.out_dir) == (1, 0.1, 0.9, 0.95, 1.0, 1337, "auto", "out-grpo")
     assert (c.optimizer, c.max_iters, c.warmup_iters, c.max_bad_steps, c.log_interval, c.eval_interval,
             c.save_interval, c.mask_low, c.mask_high) == ("adamw", 200, 10, 5, 10, 50, 50, 0.2, 0.5)
+
+
+def test_other_rewards_on_the_command_line_forget_the_weights_and_the_success_reward_of_the_config_file():
+    config = "config/grpo_arithmetic.py"
+    assert load(config).reward_weights and load(config).success_reward
+    assert load(f"{config} --reward_functions=exact_match") == replace(
+        load(config), reward_functions=("exact_match",), reward_weights=(), success_reward=None)
+    own = load(f"{config} --reward_weights=(2.0,) --reward_functions=exact_match")
+    assert (own.reward_weights, own.success_reward) == ((2.0,), None)
