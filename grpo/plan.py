@@ -1,7 +1,6 @@
 """The plan of a run, in lines for the user: settings, batch, models, data, rewards."""
 
 from core.config import describe
-from core.models import is_huggingface
 from core.prompts import PromptConsumer
 from grpo.reward_functions.registry import parameters
 from grpo.rewards import REWARDS
@@ -29,7 +28,7 @@ def plan_of_settings(config, origin, dist):
 
 
 def describe_models(config, models):
-    """Yields a line for each model, and warnings about adapters."""
+    """Yields a line for each model."""
     generator = models.policy.model
     trained = sum(p.numel() for p in generator.parameters() if p.requires_grad)
     part = "" if trained == generator.num_parameters() else f", {trained / 1e6:.3g} M of them trained"
@@ -47,12 +46,6 @@ def describe_models(config, models):
             yield f"{title:<10} {size_of(model)}, frozen"
     if any(judge.packed for judge in (models.judge, models.gold_judge) if judge is not None):
         yield "judges multiply in bfloat16, with packed weights; with dtype='float32' they do not"
-    path = config.generator_checkpoint
-    if is_huggingface(path):
-        from core.huggingface.files import is_adapter
-        if is_adapter(path):
-            yield (f"generator_checkpoint={path} is an adapter: it is merged, and all weights are trained; to train "
-                   "the adapter, name its base model and lora_init_from")
 
 
 def size_of(model):

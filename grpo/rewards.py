@@ -18,7 +18,6 @@ from core.config import UsageError
 from core.prompts import as_columns
 from core.settings.script import run_script
 from grpo.reward_functions.registry import (
-    ALL,
     REWARDS,
     Log,
     arguments,
@@ -140,7 +139,7 @@ def check_settings(config, names, models):
     """Raises ValueError if a reward is not known, or settings do not fit each other. models: {parameter: model}"""
     for name in names:
         if name not in REWARDS:
-            raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted({*REWARDS, *ALL}))}; "
+            raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; "
                              "or define your own in reward_file")
         if REWARDS[name].slow and {*MODELS, "texts", "group_size"} & set(parameters(name)):
             raise ValueError(f"reward {name}: a slow function gets one completion, no texts, models or group_size")
@@ -175,9 +174,8 @@ def main(argv):
     """Prints the table of rewards and the presets."""
     if argv:
         raise UsageError(f"{argv[0]}: there are no options")
-    import_rewards(ALL)
-    for name in ALL:
-        r = REWARDS[name]
+    import_rewards([None])  # all
+    for name, r in REWARDS.items():
         print(f"{name:<18}{r.range}".ljust(34) + (inspect.getdoc(r.fn) or "").split("\n")[0])
     print("\npresets (task_type)")
     for name, names in PRESETS.items():

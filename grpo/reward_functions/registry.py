@@ -57,13 +57,7 @@ class Log:
 
 
 REWARDS: dict[str, Reward] = {}
-OURS = {  # {module of grpo/reward_functions/: its rewards}, imported when a run names one of them
-    "judge": ("judge",), "reward_model": ("reward_model",),
-    "text": ("length_penalty", "exact_match", "contains", "regex", "json_valid", "xml_valid", "repetition",
-             "diversity_bonus", "environment"),
-    "verify_math": ("math_format", "math_answer", "math_number", "math_verify", "math_working", "countdown"),
-    "verify_code": ("code_correctness", "code_execution")}
-ALL = sum(OURS.values(), ())
+MODULES = ("judge", "text", "verify_math", "verify_code", "reward_model")  # of grpo/reward_functions/: our rewards
 OF_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a name in other data sets: ours}
 
@@ -95,15 +89,14 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
 
 
 def import_rewards(names):
-    """Imports those of our rewards that are named; they are then in REWARDS."""
-    for module, its_own in OURS.items():
-        if set(its_own) & set(names):
+    """Imports our rewards, module after module, until all that are named are in REWARDS."""
+    for module in MODULES:
+        if not REWARDS.keys() >= set(names):
             importlib.import_module(f"grpo.reward_functions.{module}")
 
 
 def add(name, new):
     """Adds a Reward to the table. Raises ValueError if another file has one of this name."""
-    import_rewards([name])
     if REWARDS.get(name, new).fn.__module__ != new.fn.__module__:
         raise ValueError(f"reward {name} is already defined elsewhere: give your function another name")
     REWARDS[name] = new
