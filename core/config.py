@@ -58,7 +58,8 @@ class RunConfig:
     save_interval: int = 500               # steps between two checkpoints
     keep_checkpoints: int = 0              # numbered models to keep beside the latest
     out_dir: str = "out"                   # the folder of everything that the run writes
-    resume: bool | str = False             # go on from out_dir/state.pt, bit for bit on a CPU; auto: if there is one
+    resume: bool | str = False             # go on from out_dir/state.pt, bit for bit on a CPU, without a config file
+                                           # with the settings of that run; auto: if there is a state
     seed: int = 1337                       # of the data, of what is sampled, and of a new model
     # system
     device: str = "auto"                   # auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps
@@ -108,22 +109,25 @@ def load_config(cls, argv):
     if {"--help", "-h"} & set(argv):
         print("\n".join(help_lines(cls)))
         raise SystemExit(0)
-    values, origin = {}, {}
+    values, origin, in_files = {}, {}, {}
     hints = typing.get_type_hints(cls)
     for argument in argv:
         where, settings = settings_in(argument, hints)
         for key, value in settings.items():
             values[key] = checked(key, value, hints, where)
             origin[key] = where
-        if "reward_functions" in settings:  # weights of other rewards, which an earlier argument named, are forgotten
-            for key in {"reward_weights", "success_reward"} - settings.keys():
-                if origin.get(key, where) != where:
-                    del values[key], origin[key]
+        if where != COMMAND:
+            in_files |= {key: values[key] for key in settings}
     path = os.path.join(values.get("out_dir", ""), CONFIG)
-    if values.get("resume") and "out_dir" in values and {*origin.values()} == {COMMAND} and os.path.isfile(path):
-        before = read_object(path, path, "name the config file of the run")
-        before = {key: checked(key, value, hints, path) for key, value in before.items() if key in hints}
-        values, origin = before | values, dict.fromkeys(before, path) | origin
+    alone = "out_dir" in values and all(argument.startswith("--") for argument in argv)
+    if values.get("resume") is True and alone and os.path.isfile(path):
+        saved = read_object(path, path, "name the config file of the run")
+        in_files = {key: checked(key, value, hints, path) for key, value in saved.items() if key in hints}
+        values, origin = in_files | values, dict.fromkeys(in_files, path) | origin
+    if origin.get("reward_functions") == COMMAND and values["reward_functions"] != in_files.get("reward_functions"):
+        for key in ("reward_weights", "success_reward"):  # of other rewards
+            if origin.get(key, COMMAND) != COMMAND:
+                del values[key], origin[key]
     return cls(**values), origin
 
 

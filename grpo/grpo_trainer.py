@@ -24,6 +24,7 @@ from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.kl import REFERENCES, adapted
 
 SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated")  # attributes, in every state
+GROWTH = 1.02  # of a run between two pages about it: all pages together read in proportion to its length
 
 
 class GRPOTrainer:
@@ -52,7 +53,7 @@ class GRPOTrainer:
         self.prefetcher = None  # of a sampler elsewhere, or ahead of training; None: the policy samples at once
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
-        self.step = self.skipped_steps = self.empty_steps = 0
+        self.step = self.skipped_steps = self.empty_steps = self.reported = 0  # reported: the step of the last page
         self.before, self.after = {}, {}  # metrics of the first and of the last evaluation
         self.stopped_by = None  # the signal that ended the run early
         self.evaluated = False  # whether the evaluation of this step, if it has one, is done
@@ -87,11 +88,9 @@ class GRPOTrainer:
         return self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0
 
     def run_evaluation(self):
-        """Evaluates on held-out data, on rank 0, which then writes the page about the run."""
+        """Evaluates on held-out data, on rank 0."""
         with self.dist.gathered():
             metrics = self.evaluate() if self.dist.is_main else {}
-        if self.dist.is_main:
-            self.write_page()
         if self.step == 0:
             self.before = metrics
         else:
@@ -208,6 +207,15 @@ class GRPOTrainer:
             append_samples(self.checkpoints.out_dir, self.step, samples)
             self.logger.say(format_samples(samples, sys.stdout.isatty(), self.config.eval_completions))
         return metrics
+
+    def report(self):
+        """Writes report.html, on rank 0, if the run has grown enough."""
+        if self.step < GROWTH * self.reported:
+            return
+        self.reported = self.step
+        if self.dist.is_main:
+            self.write_page()
+        self.dist.barrier()  # it may take longer than rank_timeout
 
     def write_page(self):
         """Writes the page about the run, once there are metrics."""

@@ -1,6 +1,7 @@
 """The plan of a run, in lines for the user: settings, batch, models, data, rewards."""
 
 from core.config import describe
+from core.models import is_huggingface
 from core.prompts import PromptConsumer
 from grpo.reward_functions.registry import parameters
 from grpo.rewards import REWARDS
@@ -46,6 +47,12 @@ def describe_models(config, models):
             yield f"{title:<10} {size_of(model)}, frozen"
     if any(judge.packed for judge in (models.judge, models.gold_judge) if judge is not None):
         yield "judges multiply in bfloat16, with packed weights; with dtype='float32' they do not"
+    path = config.generator_checkpoint
+    if is_huggingface(path):
+        from core.huggingface.files import is_adapter
+        if is_adapter(path):
+            yield (f"generator_checkpoint={path} is an adapter: it is merged, and all weights are trained; to train "
+                   "the adapter, name its base model and lora_init_from")
 
 
 def size_of(model):

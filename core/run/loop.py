@@ -11,6 +11,7 @@ def run_loop(trainer, stop):
         evaluation_is_due()  tells whether an evaluation follows this step; one always follows the last
         run_evaluation()     evaluates on held-out data and logs the metrics
         save()               writes the model and the state to resume from
+        report()             shows the run so far, after an evaluation
     stop: a StopSignal
     """
     c, save_is_due = trainer.config, False
@@ -18,6 +19,7 @@ def run_loop(trainer, stop):
         trainer.run_evaluation()
         trainer.dist.barrier()
         trainer.evaluated = True
+        trainer.report()
     trainer.logger.restart_clock()
     while trainer.step < c.max_iters:
         trainer.log_step(trainer.train_step())
@@ -35,6 +37,8 @@ def run_loop(trainer, stop):
         if last or signal or (save_is_due and in_good_state):
             trainer.save()
             save_is_due = False
+        if evaluates and trainer.evaluated:
+            trainer.report()
         trainer.logger.tick()
         if signal and not last:
             trainer.stopped_by = signal

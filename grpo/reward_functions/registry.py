@@ -106,6 +106,7 @@ def load_reward_file(path):
     """Runs a Python file, whose @reward functions are then in REWARDS, and returns {name: function or class}."""
     if path is None:
         return {}
+    import_rewards([None])  # all: the file may build on them, and none of its own may have such a name
     folder = os.path.dirname(os.path.abspath(path))
     sys.path.insert(0, folder)
     try:

@@ -1,5 +1,7 @@
 """The settings of GRPO training: names, defaults, checks."""
 
+import dataclasses
+import json
 from dataclasses import replace
 
 import pytest
@@ -101,10 +103,14 @@ def test_canonical_defaults():
             c.save_interval, c.mask_low, c.mask_high) == ("adamw", 200, 10, 5, 10, 50, 50, 0.2, 0.5)
 
 
-def test_other_rewards_on_the_command_line_forget_the_weights_and_the_success_reward_of_the_config_file():
+def test_other_rewards_on_the_command_line_forget_the_weights_and_the_success_reward_of_the_file(tmp_path):
     config = "config/grpo_arithmetic.py"
     assert load(config).reward_weights and load(config).success_reward
     assert load(f"{config} --reward_functions=exact_match") == replace(
         load(config), reward_functions=("exact_match",), reward_weights=(), success_reward=None)
+    assert load(f"{config} --reward_functions={load(config).reward_functions}".replace(", ", ",")) == load(config)
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(load(config))))
+    resumed = load(f"--resume=True --out_dir={tmp_path} --reward_functions=exact_match")
+    assert (resumed.reward_weights, resumed.max_iters) == ((), load(config).max_iters)
     own = load(f"{config} --reward_weights=(2.0,) --reward_functions=exact_match")
     assert (own.reward_weights, own.success_reward) == ((2.0,), None)

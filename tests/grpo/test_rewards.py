@@ -10,10 +10,11 @@ import torch
 
 from core.judge import calculate_judge_scores
 from grpo.reward_functions.judge import Judge
-from grpo.rewards import PRESETS, REWARDS, Rewards, Scored, reward
+from grpo.rewards import PRESETS, REWARDS, Rewards, Scored, import_rewards, reward
 from grpo.rollout import join
 from tests.tiny import TOKENIZER, config, fork_workers, judge, run_here
 
+import_rewards([None])
 BUILT_IN = tuple(REWARDS)
 
 

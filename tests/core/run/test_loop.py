@@ -27,6 +27,9 @@ class Calls:
     def save(self):
         self.calls.append("save")
 
+    def report(self):
+        self.calls.append("report")
+
     def train_step(self):
         self.step += 1
         self.bad.in_a_row = int(self.step in self.bad_steps)
@@ -42,15 +45,15 @@ class Calls:
             self.signal = "SIGTERM"
 
 
-LAST = [4, "save", 5, 6, "evaluation", "save"]
+LAST = [4, "save", 5, 6, "evaluation", "save", "report"]
 
 
 @pytest.mark.parametrize("settings, calls", [
-    ({"evaluated": False}, ["evaluation", 1, 2, "save", 3, "evaluation", *LAST]),
-    ({"bad": (2, 3)}, [1, 2, 3, "evaluation", *LAST]),
+    ({"evaluated": False}, ["evaluation", "report", 1, 2, "save", 3, "evaluation", "report", *LAST]),
+    ({"bad": (2, 3)}, [1, 2, 3, "evaluation", "report", *LAST]),
     ({"signal": 3}, [1, 2, "save", 3, "save"]),
-    ({"signal": 3, "in_evaluation": True}, [1, 2, "save", 3, "evaluation", "save"]),
-    ({"signal": 6}, [1, 2, "save", 3, "evaluation", *LAST])], ids=str)
+    ({"signal": 3, "in_evaluation": True}, [1, 2, "save", 3, "evaluation", "save", "report"]),
+    ({"signal": 6}, [1, 2, "save", 3, "evaluation", "report", *LAST])], ids=str)
 def test_the_loop_evaluates_saves_and_ends(settings, calls):
     trainer = Calls(**settings)
     stopped = run_loop(trainer, trainer)
