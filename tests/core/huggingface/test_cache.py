@@ -30,3 +30,18 @@ def test_a_group_goes_on_from_the_states_of_its_prompt_which_stay_as_they_are_an
     assert torch.equal(kept.conv_states[0], conv) and torch.equal(kept.recurrent_states[0], recurrent)
     group.keep(torch.tensor([2]))
     assert len(own.conv_states[0]) == len(own.recurrent_states[0]) == 1
+
+
+def test_layers_of_full_attention_alone_are_written_in_place():
+    _, config = architecture("gemma3", tokenizer_of("start"))  # a sliding window, then full attention
+    prompts = empty_cache(config)
+    keys = torch.randn(2, 2, 5, 8)
+    for i in range(2):
+        prompts.content.update(keys, keys, i)
+    with torch.no_grad():
+        sliding, full = prompts.expand(torch.tensor([1, 0, 0]), room=3).content.layers
+        held = full.keys.data_ptr()
+        full.update(keys[[0, 0, 0], :, :1], keys[[0, 0, 0], :, :1])
+    assert full.keys.data_ptr() == held and full.keys.shape[2] == 6 and not hasattr(sliding, "whole")
+    torch.testing.assert_close(full.keys, torch.cat((keys[[1, 0, 0]], keys[[0, 0, 0], :, :1]), 2))
+    assert not prompts.is_recurrent
