@@ -18,19 +18,19 @@ VALIDATION_PERCENT = 10
 VALIDATION_NAMES = ("validation", "val", "dev", "test")            # of the split of a data set, the first one wins
 
 
-def fault_of_messages(value):
-    """True unless a value is a list of {"role", "content"} messages, with one at least."""
+def are_messages(value):
+    """True if a value is a list of {"role", "content"} messages, with one at least."""
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-        return True
+        return False
     texts = [message.get(key) for message in value for key in ("role", "content")]
-    return not texts or not all(isinstance(text, str) for text in texts)
+    return set(map(type, texts)) == {str}
 
 
 def split_messages(record):
     """The record with its "messages", a whole conversation, as prompt and completion: the completion is the content of
     the last turn if that is the assistant's. It is the answer too if the record has none."""
     messages = record.pop("messages")
-    if fault_of_messages(messages) or messages[-1]["role"] != "assistant":
+    if not are_messages(messages) or messages[-1]["role"] != "assistant":
         return record | {"prompt": messages}
     turn = messages[-1]["content"]
     return {"completion": turn, "answer": turn} | record | {"prompt": messages[:-1]}
@@ -52,12 +52,12 @@ def check_record(record, where):
         record = split_messages(record)
     if "prompt" not in record:
         raise ValueError(f"{where}: no prompt; it needs one of the fields {', '.join(FIELDS['prompt'])}, messages")
-    if not (record["prompt"] and isinstance(record["prompt"], str)) and fault_of_messages(record["prompt"]):
+    if not (record["prompt"] and isinstance(record["prompt"], str)) and not are_messages(record["prompt"]):
         raise ValueError(f"{where}: prompt must be a text, or a list of messages {{\"role\": ..., \"content\": ...}}")
     if record.get("split") not in (None, *SPLITS):
         raise ValueError(f"{where}: split={record['split']!r} must be {' or '.join(SPLITS)}")
     completion = record.get("completion")
-    if isinstance(completion, list) and len(completion) == 1 and not fault_of_messages(completion):
+    if isinstance(completion, list) and len(completion) == 1 and are_messages(completion):
         record["completion"] = completion[0]["content"]
     return record | {"where": where}
 

@@ -4,7 +4,7 @@ import copy
 import json
 import math
 
-from core.files.records import fault_of_messages
+from core.files.records import are_messages
 from core.prompts import OF_CONSUMER
 from core.settings.user_code import UserCodeError, naming_line_of, one_line, time_limit
 from grpo.environments import find_environment
@@ -70,7 +70,7 @@ class Played:
 def text_or_messages(x):
     """A text, messages or None, without classes of the user's."""
     x = json.loads(json.dumps(x))
-    if x is None or isinstance(x, str) or not fault_of_messages(x):
+    if x is None or isinstance(x, str) or are_messages(x):
         return x
     raise ValueError
 
