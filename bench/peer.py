@@ -15,9 +15,9 @@ from bench.sides import in_turns, problems, record_of
 from core.distributed import Distributed
 from core.huggingface.model import HuggingFaceModel
 from core.model import LANGUAGE_MODEL
+from core.optim import build_optimizers
 from core.settings.optional import quiet_transformers, require
 from core.settings.ranges import check_ranges
-from core.training_step import build_optimizers
 from grpo.build import build_reference, make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import grpo_training_step
@@ -61,9 +61,8 @@ class PeerConfig:
     dtype: str = "float32"        # float32 or bfloat16
 
     def __post_init__(self):
-        for case in self.cases.split(","):
-            if case not in CASES:
-                raise ValueError(f"cases: {case!r} is not one of {', '.join(CASES)}")
+        if unknown := set(self.cases.split(",")) - CASES.keys():
+            raise ValueError(f"cases: {', '.join(map(repr, unknown))} is not one of {', '.join(CASES)}")
         check_ranges(self, {"steps": "[1, inf)"})
 
 

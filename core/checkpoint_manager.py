@@ -1,8 +1,7 @@
 """The checkpoints of a run: written whole or not at all, read without pickle.
 
-The state that a run resumes from is one file, state.pt: plain tensors and values, loaded with weights_only=True. The
-state before it is state-before.pt. The model beside them is enough to use what was trained: a file of ours, or a folder
-in Hugging Face format.
+A run resumes from state.pt: plain tensors and values, loaded with weights_only=True; state-before.pt is the one before
+it. The model beside them is for use: a file of ours, or a folder in Hugging Face format.
 """
 
 import contextlib
@@ -13,9 +12,8 @@ import shutil
 import torch
 
 from core.distributed import is_sharded
-from core.files.whole_files import CannotWrite, replacing
+from core.files import BEFORE, CONFIG, STATE, CannotWrite, replacing
 from core.performance.sharding import cut_state, whole
-from core.run.names import BEFORE, CONFIG, STATE
 from core.settings.ranges import check_finite
 from core.settings.user_code import guarded
 
@@ -32,17 +30,16 @@ def shapes(weights):
 
 def layout(weights, optimizers):
     """The names and shapes of the weights and the kinds of the optimizers, which must be equal for a state to fit."""
-    return {"weights": shapes(weights), "optimizers": [type(optimizer).__name__ for optimizer in optimizers]}
+    return {"weights": shapes(weights), "optimizers": [type(x).__name__ for x in optimizers]}
 
 
 class CheckpointManager:
     """<out_dir>/state.pt to resume from, <out_dir>/model<suffix> to use; with keep, also the last `keep` models.
 
-    write_model(path, **facts): writes the model as it is now, whole or not at all; if it is sharded, it also gets its
-        `weights`
-    suffix: the ending of a model's name: ".safetensors" of a file, "" of a folder in Hugging Face format
+    write_model(path, **facts): writes the model, whole or not at all; a sharded model also gets its `weights`
+    suffix: ".safetensors" for a file, "" for a folder in Hugging Face format
     identity: {setting: plain value} that must be equal for a state to fit, besides the names and shapes of the weights
-    writes: whether this process writes; one that does not takes part in putting sharded tensors together
+    writes: whether this process writes; the others only help to gather sharded tensors
     """
 
     def __init__(self, out_dir, write_model, keep=0, suffix=".safetensors", identity=None, writes=True):
@@ -110,7 +107,7 @@ class CheckpointManager:
 
     def load(self, weights, optimizers, say=print):
         """Restores the optimizers in place and returns what else was saved, the weights under "model". A damaged state
-        is named, and the one before it is used.
+        is named, and the one before it is used. Raises ValueError for a state of another run.
 
         weights: {name: tensor} of the run that resumes; only their names and shapes are read
         """
@@ -119,21 +116,14 @@ class CheckpointManager:
             raise FileNotFoundError(f"resume=True, but {self.path(STATE)} does not exist; start without resume or "
                                     "correct out_dir")
         mapped = any(map(is_sharded, weights.values()))
-        path = paths[0]
-        try:
-            state = read_state(path, mapped)
-        except ValueError as error:
-            if len(paths) == 1:
-                raise
-            say(f"{error}: going on from the state before it")
-            path = paths[1]
-            state = read_state(path, mapped)
-        self._restore(path, state, weights, optimizers)
-        self.last = path, state["step"]
-        return state
-
-    def _restore(self, path, state, weights, optimizers):
-        """Gives the optimizers their part of a state. Raises ValueError for a state of another run."""
+        for path in paths:
+            try:
+                state = read_state(path, mapped)
+                break
+            except ValueError as error:
+                if path == paths[-1]:
+                    raise
+                say(f"{error}: going on from the state before it")
         saved = state.pop("layout") | state.pop("identity", {})
         now = layout(weights, optimizers) | self.identity
         differing = [key for key, value in now.items() if saved.get(key) != value]
@@ -144,6 +134,8 @@ class CheckpointManager:
             saved["param_groups"] = optimizer.state_dict()["param_groups"]  # the settings of this run
             cut_state(saved, optimizer)
             optimizer.load_state_dict(saved)
+        self.last = path, state["step"]
+        return state
 
 
 def read_state(path, mapped=False):

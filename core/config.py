@@ -12,8 +12,7 @@ import runpy
 import types
 import typing
 
-from core.files.json_lines import read_object
-from core.run.names import CONFIG
+from core.files import CONFIG, read_object
 from core.settings.help import allowed_types, help_lines
 from core.settings.ranges import check_choices, check_ranges, shown
 from core.settings.user_code import guarded, naming_line_of, one_line

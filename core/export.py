@@ -14,7 +14,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import torch
 
 from core.config import load_config
-from core.huggingface.export import new_folder, write_generator
+from core.huggingface.export import write_generator
+from core.huggingface.files import refuse, writing_folder
 from core.huggingface.load import open_transformer
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.settings.optional import quiet_transformers
@@ -34,8 +35,9 @@ class ExportConfig:
     dtype: str = "float32"     # of the weights in it: float32, bfloat16
 
     def __post_init__(self):
-        if not self.out:
-            raise ValueError(f"out={self.out!r}: name the folder to write, --out=FOLDER")
+        refuse(f"out={self.out!r}",
+               (not self.out, "names no folder; name the one to write, --out=FOLDER"),
+               (os.path.lexists(self.out), "exists, and nothing is overwritten; name another folder or remove it"))
         check_choices(self, CHOICES)
 
 
@@ -44,7 +46,7 @@ def main(argv):
     config, _ = load_config(ExportConfig, argv)
     quiet_transformers(config.out, "out")
     path, dtype = config.checkpoint, getattr(torch, config.dtype)
-    with new_folder(config.out) as folder:
+    with writing_folder(config.out) as folder:
         tokenizer = load_tokenizer(path)
         if is_huggingface(path):
             net, _ = open_transformer(path, "checkpoint", None)  # an adapter is merged, in float32

@@ -1,17 +1,23 @@
-"""Metrics: one aligned console line, a record in metrics.jsonl at once, trackers if asked. Console lines are kept."""
+"""Metrics on the console, in metrics.jsonl and in trackers; text on a terminal, in lines that fit and without control
+characters."""
 
+import itertools
 import json
 import math
 import os
 import re
 import sys
+import textwrap
 import time
+import unicodedata
 
 from tqdm import tqdm
 
-from core.files.json_lines import each_record, keep_records
-from core.files.whole_files import writing
-from core.run.names import CONSOLE, METRICS
+from core.files import CONSOLE, METRICS, each_record, keep_records, writing
+
+WIDTH = 100  # columns of the console
+HIDDEN = ("Cc", "Cf", "Cs")  # Unicode's categories of control characters, of those without width, of half pairs
+GREEN, PLAIN = "\033[1;32m", "\033[0m"
 
 
 def create_logger(config, dist, total_steps, columns):
@@ -21,7 +27,7 @@ def create_logger(config, dist, total_steps, columns):
     """
     logger = Logger(config.absolute_out_dir, total_steps, columns, silent=not dist.is_main)
     if dist.is_main and (config.wandb_log or config.report_to):
-        from core.run.trackers import Trackers
+        from core.trackers import Trackers
         logger.trackers = Trackers(config, logger.say)
     return logger
 
@@ -116,3 +122,23 @@ class Logger:
         self.bar.close()
         if self.trackers:
             self.trackers.finish()
+
+
+def visible(text, kept=""):
+    """A text whose characters that a terminal or browser obeys or does not show are U+FFFD, except those in `kept`."""
+    return "".join("\ufffd" if unicodedata.category(c) in HIDDEN and c not in kept else c for c in text)
+
+
+def folded(lines):
+    """The lines of a text, each in as many lines of at most WIDTH characters as it needs."""
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return [part for line in lines for part in wrapper.wrap(line)]
+
+
+def highlight(text, sampled, color):
+    """A text on one line, newlines as arrows. With `color` the characters where `sampled` is true are green."""
+    out = ""
+    for green, run in itertools.groupby(zip(text, sampled, strict=True), key=lambda pair: color and bool(pair[1])):
+        part = visible("".join(character for character, _ in run).replace("\n", "\u21b5"))
+        out += f"{GREEN}{part}{PLAIN}" if green else part
+    return out

@@ -44,10 +44,9 @@ class GPTConfig:
                 raise ValueError(f"{field.name}={shown(value)} must be {field.type.__name__}")
         check_choices(self, {"mode": MODES, "judge_head": JUDGE_HEADS})
         check_ranges(self, RANGES)
-        if self.n_embd % (2 * self.n_head):
-            raise ValueError(f"n_embd={self.n_embd} must be a multiple of 2 * n_head={2 * self.n_head} (rotary pairs)")
-        if self.base_vocab_size > self.vocab_size:
-            raise ValueError(f"base_vocab_size={self.base_vocab_size} must be at most vocab_size={self.vocab_size}")
+        if self.n_embd % (2 * self.n_head) or self.base_vocab_size > self.vocab_size:
+            raise ValueError(f"n_embd={self.n_embd} must be a multiple of 2 * n_head={2 * self.n_head} (rotary pairs), "
+                             f"and base_vocab_size={self.base_vocab_size} at most vocab_size={self.vocab_size}")
 
 
 def freeze(model):
@@ -85,7 +84,7 @@ class SquaredReLU(torch.autograd.Function):
 
 
 class Attention(nn.Module):
-    """Self-attention: each position reads from all others; in a language model, only from itself and those before."""
+    """Self-attention: each position reads all others; in a language model, only itself and those before it."""
 
     def __init__(self, config):
         super().__init__()
@@ -136,12 +135,13 @@ class Block(nn.Module):
 
 
 def for_texts(function, block, x, *inputs):
+    """Token by token the shapes change too often to compile, and weights are packed instead."""
     return (compiled(function) if x.shape[1] > 1 else function)(block, x, *inputs)
 
 
 @cache
 def compiled(function):
-    """A compiled function: one for the layers of all models, so that a policy and its reference compute alike."""
+    """One compiled function for the layers of all models, so that a policy and its reference compute alike."""
     torch._dynamo.config.recompile_limit = 64  # beyond it, functions silently run uncompiled and compute otherwise
     return torch.compile(function, dynamic=True)
 
@@ -172,10 +172,10 @@ class GPT(nn.Module):
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.RMSNorm(config.n_embd, eps=1e-5)
-        self.scores = self.mode == SEQUENCE_SCORER
-        if self.scores or not config.tied:
-            outputs = 1 if self.scores else self.vocabulary
-            self.head = nn.Linear(config.n_embd, outputs, bias=False)
+        if self.mode == SEQUENCE_SCORER:
+            self.head = nn.Linear(config.n_embd, 1, bias=False)
+        elif not config.tied:
+            self.head = nn.Linear(config.n_embd, self.vocabulary, bias=False)
         cos, sin = rotary_table(config.block_size, config.n_embd // config.n_head)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -217,7 +217,7 @@ class GPT(nn.Module):
 
     def project(self, h):
         """Logits in float32 from states (..., C): (..., base_vocab_size); of a scorer one number per state, (...)."""
-        if self.scores:
+        if self.mode == SEQUENCE_SCORER:
             return at_least_float32(self.head(h).squeeze(-1))
         weight = self.embed.weight[: self.vocabulary] if self.config.tied else self.head.weight
         kind = h.device.type
@@ -231,7 +231,7 @@ class GPT(nn.Module):
     def forward(self, tokens, position=None, past=None, padding=None):
         """Logits (B, M or T, base_vocab_size) in float32; of a scorer (B, M or T) for realness and (B,) for cls."""
         h = self.states(tokens, position, past, padding)
-        if self.scores and self.judge_head == "cls":
+        if self.mode == SEQUENCE_SCORER and self.judge_head == "cls":
             h = h[:, 0]
         return self.project(h)
 
@@ -239,8 +239,7 @@ class GPT(nn.Module):
         return Cache()
 
     def compile_layers(self):
-        """Compiles what the layers compute before and after their attention, for texts. Token by token, as in
-        generation, the shapes change too often, and weights are packed instead."""
+        """Compiles what the layers compute before and after their attention."""
         for block in self.blocks:
             block.before, block.after = (partial(for_texts, part, block) for part in (Block.before, Block.after))
 
@@ -250,7 +249,8 @@ class GPT(nn.Module):
         return self.blocks
 
     def parameters_by_kind(self):
-        """{"matrices": those of the blocks, "embeddings": and output layers, "vectors": norms}, for the optimizers."""
+        """Parameters for the optimizers: {"matrices": of the blocks, "embeddings": and the output layer, "vectors":
+        of the norms}."""
         kinds = {"matrices": [], "embeddings": [], "vectors": []}
         for name, p in self.named_parameters():
             kind = "matrices" if name.startswith("blocks.") else "embeddings"

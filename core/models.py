@@ -1,16 +1,25 @@
 """Models and tokenizers of every kind: a model file of ours, a folder in Hugging Face format, or hf:owner/name.
 
-The only place that asks whose model it is. What Hugging Face models need is imported where one is used.
+The only place that asks whose model it is. What Hugging Face models need is imported where one is used. A model file is
+a safetensors file whose header holds the GPTConfig, the tokenizer and facts about the training.
 """
 
+import dataclasses
+import json
 import os
 
+import safetensors
 import torch
+from safetensors.torch import save_file
 
-from core.files.json_lines import read_object
-from core.files.model_file import read_model_file, read_tokenizer, write_model_file
-from core.model import GPT
-from core.settings.optional import on_hub
+from core.files import object_from_json, read_object, replacing
+from core.model import GPT, GPTConfig
+from core.settings.optional import HUB, on_hub
+from core.settings.ranges import check_finite
+from core.settings.user_code import guarded, one_line
+from core.tokenizer import from_description, same_vocabulary
+
+AGAIN = "copy or train it again"
 
 
 def is_huggingface(path, key="checkpoint"):
@@ -47,20 +56,69 @@ def load_model(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", 
 def load_tokenizer(path, key="checkpoint"):
     """The tokenizer of a model."""
     if not is_huggingface(path, key):
-        return read_tokenizer(path, key)
+        return from_description(read_header(path, key)["tokenizer"], path)
     from core.huggingface.tokenizer import load_huggingface_tokenizer
     return load_huggingface_tokenizer(path, key)
 
 
 def save_model(path, model, tokenizer, dtype=torch.float32, weights=None, **facts):
-    """Writes the model with its tokenizer: a file of ours, or a folder in Hugging Face format, which holds the adapter
-    alone if there is one.
+    """Writes the model with its tokenizer, whole or not at all: a file of ours, or a folder in Hugging Face format,
+    which holds the adapter alone if there is one.
 
-    facts: plain values for a file of ours (step, metrics)
+    facts: plain values for the header of a file of ours (step, metrics)
     weights: what model.weights() gives, whole, if the model has only parts of them; in float32
     """
-    if isinstance(model, GPT):
-        write_model_file(path, model, tokenizer, dtype, weights, **facts)
+    if not isinstance(model, GPT):
+        from core.huggingface.load import save_huggingface
+        save_huggingface(path, model, tokenizer, dtype, weights)
         return
-    from core.huggingface.load import save_huggingface
-    save_huggingface(path, model, tokenizer, dtype, weights)
+    header = {"config": dataclasses.asdict(model.config), "tokenizer": tokenizer.description(), "facts": facts}
+    weights = model.weights() if weights is None else weights
+    weights = {name: p.detach().to("cpu", dtype).contiguous() for name, p in weights.items()}
+    with replacing(path) as new:
+        save_file(weights, new, metadata={"nano_grpo": json.dumps(header)})
+
+
+def read_header(path, key="checkpoint"):
+    """The header of a model file. `key` is the setting that named it, for the error."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{key}={path} does not exist; correct the path, train it (config/pretrain_*.py, "
+                                f"--export={path}), or name a model of the hub {key}={HUB}owner/name")
+    with guarded(f"{key}={path} is damaged or cut short", AGAIN), safetensors.safe_open(path, "pt") as f:
+        text = (f.metadata() or {}).get("nano_grpo")
+    if text is None:
+        raise ValueError(f"{key}={path} was not written by this project; of a Hugging Face model, name the folder")
+    header = object_from_json(text, f"{key}={path}: its header", AGAIN)
+    if not all(isinstance(header.get(name), dict) for name in ("config", "tokenizer", "facts")):
+        raise ValueError(f"{key}={path}: its header has no config, tokenizer and facts; {AGAIN}")
+    return header
+
+
+def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoint"):
+    """Rebuilds a model from its file, in eval mode and float32.
+
+    mode: the mode that it must have; tokenizer: the one whose vocabulary it must have
+    Returns (model, facts). Raises FileNotFoundError or ValueError naming `key`, the file and what was found in it.
+    """
+    header, named = read_header(path, key), f"{key}={path}"
+    try:
+        if header["config"].pop("prompt_attention", "full") != "full":  # some files of earlier versions have it
+            raise ValueError("prompt_attention has left")
+        config = GPTConfig(**header["config"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{named}: the config in its header is damaged ({one_line(error)}); {AGAIN}") from None
+    if mode is not None and config.mode != mode:
+        raise ValueError(f"{named} has mode {config.mode}, but {mode} is needed here")
+    if tokenizer is not None and not same_vocabulary(header["tokenizer"], tokenizer):
+        raise ValueError(f"{named} has another vocabulary ({header['tokenizer'].get('vocab_size')} tokens) than the "
+                         f"dataset or generator ({tokenizer.vocab_size}); use those of the same vocabulary")
+    with safetensors.safe_open(path, "pt") as f:
+        weights = {name: f.get_tensor(name).float() for name in f.keys()}
+    with torch.device("meta"):  # the config may ask for more memory than there is
+        wanted = {name: p.shape for name, p in GPT(config).state_dict().items()}
+    if wanted != {name: p.shape for name, p in weights.items()}:
+        raise ValueError(f"{named}: its tensors are not those that the config in its header asks for; {AGAIN}")
+    check_finite(weights.items(), named)
+    model = GPT(config)
+    model.load_state_dict(weights)
+    return model.to(device).eval(), header["facts"]

@@ -15,15 +15,11 @@ import torch
 
 from core.config import describe, load_config
 from core.distributed import Distributed
-from core.files.datasets import dataset_folder
-from core.logger import create_logger
+from core.logger import create_logger, folded
 from core.prompts import PromptConsumer
-from core.run.folder import check_run_folder, run_folder
-from core.run.out_of_memory import naming_what_lowers_memory
-from core.run.recipes import build_missing_checkpoint, build_missing_dataset
-from core.run.start import Recorded
-from core.run.terminal import folded
+from core.run import check_run_folder, run_folder
 from core.settings.script import run_script
+from core.start import Recorded, build_missing, naming_what_lowers_memory
 from core.supervised.build import build_batches, build_data, build_model
 from core.supervised.config import PretrainConfig
 from core.trainer import COLUMNS, Trainer
@@ -34,15 +30,10 @@ def main(argv):
     config, origin = load_config(PretrainConfig, argv)
     check_run_folder(config.absolute_out_dir)
     if config.wandb_log or config.report_to:
-        from core.run.trackers import check_trackers
+        from core.trackers import check_trackers
         check_trackers(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist, naming_what_lowers_memory(config):
-        missing = False
-        if dist.is_main:
-            missing = build_missing_dataset(dataset_folder(config.dataset), print, config.dry_run)
-            missing |= build_missing_checkpoint(config.init_from, "init_from", config.dataset, print, config.dry_run)
-        dist.barrier()
-        if dist.agree(missing):
+        if build_missing(config, ("init_from",), dist):
             if dist.is_main:
                 print("dry run: nothing was built or trained, and what is there was not checked")
             return

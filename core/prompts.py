@@ -1,14 +1,12 @@
 """Prompts: records rendered by a template, and drawn as problems or training examples."""
 
-import os
 from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 
-from core.dataset_consumer import PROBLEMS
-from core.files.datasets import SPLITS, dataset_folder
-from core.files.records import PROMPTS, is_file_of_records, load_records, read_records, side, unique_prompts
-from core.tokenizer import load_meta
+from core.data import PROBLEMS, SPLITS, dataset_folder, load_meta
+from core.records import is_file_of_records, load_records, side, unique_prompts, with_completion
 
 
 def plain(messages):
@@ -16,31 +14,24 @@ def plain(messages):
     return "\n\n".join(m["content"] for m in messages)
 
 
-def chat(messages):
-    """Turns with the names of their roles; the assistant's turn begins at the end."""
+def chat(messages, rules=""):
+    """Turns with the names of their roles; the assistant's turn begins at the end. rules: a first system message"""
+    if rules:
+        messages = [{"role": "system", "content": rules}, *messages]
     return "".join(f"{m['role'].capitalize()}: {m['content']}\n\n" for m in messages) + "Assistant: "
 
 
-def math(messages):
-    """A chat that asks for working-out and for the answer between SOLUTION tags."""
-    rules = ("Put your reasoning between <start_working_out> and <end_working_out>, "
-             "then the final number between <SOLUTION> and </SOLUTION>.")
-    return chat([{"role": "system", "content": rules}, *messages])
-
-
-def code(messages):
-    """A chat that asks for one fenced block of Python."""
-    return chat([{"role": "system", "content": "Answer with one fenced block of Python code."}, *messages])
-
-
-TEMPLATES = {"plain": plain, "chat": chat, "math": math, "code": code}
+MATH = ("Put your reasoning between <start_working_out> and <end_working_out>, "
+        "then the final number between <SOLUTION> and </SOLUTION>.")
+CODE = "Answer with one fenced block of Python code."
+TEMPLATES = {"plain": plain, "chat": chat, "math": partial(chat, rules=MATH), "code": partial(chat, rules=CODE)}
 MODEL = "model"     # the template that comes with a Hugging Face model
 OF_CONSUMER = {"text", "tokens", "where", "split"}  # fields of a record that a PromptConsumer adds, or needs alone
 SHORT = 300         # characters of the first prompt that the start of a run prints
 
 
 def as_messages(prompt, system_prompt=None, prompt_format=None):
-    """A prompt, a text or messages already, as a list of {"role", "content"}; prompt_format is for the last one."""
+    """A prompt, a text or messages, as a list of {"role", "content"}; prompt_format is for the last message."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if prompt_format:
         last = messages[-1]
@@ -74,12 +65,10 @@ class PromptFormat:
             raise ValueError(f"chat_template_kwargs need template='model', not template={self.template!r}")
 
     def encode(self, prompt, tokenizer):
-        """(text, token ids) of a prompt, a text or a list of {"role", "content"}; the ids include response_prefix, the
-        text does not."""
+        """(text, token ids) of a prompt, a text or messages; the ids include response_prefix, the text does not."""
         text = self.render(as_messages(prompt, self.system_prompt, self.prompt_format), tokenizer)
-        encode = tokenizer.encode_prompt
-        if self.template == MODEL:
-            encode = tokenizer.encode  # the text has the start token
+        has_start = self.template == MODEL  # the start token, which encode_prompt adds
+        encode = tokenizer.encode if has_start else tokenizer.encode_prompt
         return text, encode(text + self.response_prefix)
 
     def render(self, messages, tokenizer):
@@ -89,8 +78,8 @@ class PromptFormat:
         return TEMPLATES[self.template](messages)
 
     def behind(self, messages, tokenizer):
-        """The text of messages behind a turn of the model: from the end of the turn, with its end token if the template
-        has one, to the beginning of the next."""
+        """The text of messages that follow a turn of the model, from the end of that turn, with its end token if the
+        template has one, to the beginning of the next."""
         turn = "what the model wrote"
         before = [*as_messages("?", self.system_prompt), {"role": "assistant", "content": turn}]
         _, found, text = self.render([*before, *messages], tokenizer).partition(turn)
@@ -106,7 +95,7 @@ def as_columns(records):
 
 
 def as_problems(records, numbers, T, tokenizer):
-    """B records with their "tokens", at most T, as a batch of problems, padded on the left."""
+    """A batch of problems from B records with at most T "tokens" each, padded on the left."""
     padding = T - np.array([len(record["tokens"]) for record in records])            # (B,)
     input = np.full((len(records), T), tokenizer.pad_token_id)                       # (B, T)
     for row, start, record in zip(input, padding, records, strict=True):
@@ -137,14 +126,15 @@ class PromptConsumer:
         # Tokens of a training example, None: all. The last one of a causal model's is a target alone
         self.room = None if block_size is None else block_size + (not masked)
         self.format = format or PromptFormat()
-        if is_file_of_records(dataset):
-            self.folder, self.tokenizer = dataset, tokenizer
-            records = load_records(dataset)
-        else:
+        self.folder, self.tokenizer = dataset, tokenizer
+        if not is_file_of_records(dataset):
             self.folder = dataset_folder(dataset)
             self.tokenizer = load_meta(self.folder, tokenizer)[1]
-            records = read_records(os.path.join(self.folder, PROMPTS))
-        self._check_tokenizer()
+        if self.tokenizer is None or self.tokenizer.stop_token_id is None:
+            raise ValueError(f"dataset={dataset} has prompts, but there is no tokenizer with a token that ends a "
+                             "completion; use data/custom/prepare.py")
+        self.format.check(self.tokenizer)
+        records = load_records(dataset)
         unique = unique_prompts(records)
         self.repeated = len(records) - len(unique)
         for record in unique:
@@ -162,14 +152,6 @@ class PromptConsumer:
         """The records of both splits."""
         return [record for records in self.records.values() for record in records]
 
-    def _check_tokenizer(self):
-        """Raises ValueError unless the tokenizer can end a completion and renders the format."""
-        if self.tokenizer is None:
-            raise ValueError(f"dataset={self.folder} has prompts but no tokenizer; use data/custom/prepare.py")
-        if self.tokenizer.stop_token_id is None:
-            raise ValueError(f"dataset={self.folder} has prompts, but the tokenizer has no token that ends one")
-        self.format.check(self.tokenizer)
-
     def _encode(self, record):
         """Adds the text and the tokens that a model reads, and the split, to a record."""
         prompt = record["prompt"]
@@ -182,20 +164,20 @@ class PromptConsumer:
             raise ValueError(f"{record['where']}: no usable characters in the prompt")
 
     def _leave_out_long(self):
-        """Leaves out training prompts of more than max_prompt_length tokens. Such a validation prompt is an error:
-        figures over the short prompts alone would pass for figures over all."""
-        limit = self.format.max_prompt_length
-        short = [record for record in self.records["train"] if len(record["tokens"]) <= limit]
-        self.dropped = len(self.records["train"]) - len(short)
-        self.records["train"] = short
+        """Leaves out training prompts above max_prompt_length. Such a validation prompt is an error: metrics over the
+        short prompts alone would pass for metrics over all."""
+        limit, train = self.format.max_prompt_length, self.records["train"]
+        self.records["train"] = [record for record in train if len(record["tokens"]) <= limit]
+        self.dropped = len(train) - len(self.records["train"])
         for record in self.records["val"]:
             if len(record["tokens"]) > limit:
                 raise ValueError(f"{record['where']}: a validation prompt is above max_prompt_length={limit}; set it "
                                  f"to {len(record['tokens'])} or more, or remove the prompt")
 
     def require_completions(self):
-        """Raises ValueError, naming file and line, unless every record has a completion."""
+        """Raises ValueError, naming file and line, unless every record has a completion, or an answer in its place."""
         for record in self._all():
+            record |= with_completion(record)
             if "completion" not in record:
                 raise ValueError(f"{record['where']}: no completion, which supervised training needs")
 
@@ -240,18 +222,18 @@ class PromptConsumer:
         return [*record["tokens"], *completion, self.tokenizer.stop_token_id]
 
     def masked_batch(self, split, step, micro=0):
-        """Training examples for a model that fills in masks: the prompt, the record's "completion", and stop tokens up
-        to block_size. A share of the places behind the prompt, uniform in (0, 1], is masked; every example weighs the
-        same, so a token of a share t weighs 1 / t (the bound of arXiv 2406.07524 and 2502.09992)."""
+        """Training examples for a masked-fill model: the prompt, the record's "completion", and stop tokens up to
+        block_size. A share t of the positions after the prompt, uniform in (0, 1], is masked, and each masked token
+        weighs 1 / t: the likelihood bound of arXiv 2406.07524 and 2502.09992."""
         records, numbers = self._drawn(split, step, micro)
         target = np.full((len(records), self.block_size), self.tokenizer.stop_token_id)
         weight = np.zeros(target.shape, dtype=np.float32)
         for record, number, ids, weights in zip(records, numbers, target, weight, strict=True):
             text = self._example(record)[: self.room]
             ids[: len(text)] = text
-            places = np.arange(len(record["tokens"]), self.block_size)
+            positions = np.arange(len(record["tokens"]), self.block_size)
             rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step, int(number)])
-            chosen = rng.permutation(places)[: rng.integers(len(places)) + 1]
+            chosen = rng.permutation(positions)[: rng.integers(len(positions)) + 1]
             weights[chosen] = 1 / len(chosen)
         input = np.where(weight > 0, self.tokenizer.mask_token_id, target)
         return {"input": input, "target": target, "mask": weight, "number": numbers}

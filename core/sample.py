@@ -22,11 +22,11 @@ from core.fill_in import UNMASK_ORDERS, fill_in
 from core.fill_in_passes import count_passes, fill_in_passes, order_of_places
 from core.generation import Stop, generate
 from core.huggingface.tokenizer import HuggingFaceTokenizer
+from core.logger import highlight
 from core.masking import masked_positions
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER
 from core.models import load_model, load_tokenizer
 from core.prompts import MODEL, TEMPLATES, PromptFormat
-from core.run.terminal import highlight
 from core.settings.ranges import check_choices, check_ranges
 from core.settings.script import run_script
 from core.tokenizer import by_character
@@ -75,15 +75,16 @@ def hidden_tokens(text, tokenizer):
     return ids
 
 
-def complete(model, tokenizer, config, device):
-    """Prints completions of the text, each up to its stop token."""
+def completions(model, tokenizer, config, device):
+    """Yields completions of the text, each up to its stop token, and for each character whether it was sampled."""
     template = config.template or (MODEL if getattr(tokenizer, "has_chat_template", False) else "plain")
-    prompt_format = PromptFormat(template)
-    prompt_format.check(tokenizer)
-    _, ids = prompt_format.encode(config.text, tokenizer)
+    format = PromptFormat(template)
+    format.check(tokenizer)
+    _, ids = format.encode(config.text, tokenizer)
     room = min(config.max_new_tokens or NEW_TOKENS, model.longest_input - len(ids))
     if not ids or room < 1:
         raise ValueError(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens, not {len(ids)}")
+    ends = tokenizer.stop_token_ids
     if model.mode == LANGUAGE_MODEL:
         noise = draw_uniforms(config.seed, 0, [0], (config.num_samples, room))
         prompt = torch.tensor([ids], device=device)
@@ -92,22 +93,21 @@ def complete(model, tokenizer, config, device):
     else:
         if hasattr(model, "answer_prompts"):  # one of Hugging Face
             model.answer_prompts()
-        ends = tokenizer.stop_token_ids
-        rows = draw(model, [*ids, *[tokenizer.mask_token_id] * room], tokenizer, config, device, end_ids=ends)
-        rows = [row[len(ids) :] for row in rows]
+        texts = draw(model, [*ids, *[tokenizer.mask_token_id] * room], tokenizer, config, device, ends)
+        rows = [row[len(ids) :] for row in texts]
     text = config.text if template == "plain" else config.text + "\n"
     for row in rows:
-        end = next((i for i, token in enumerate(row) if token in tokenizer.stop_token_ids), None)
+        end = next((i for i, token in enumerate(row) if token in ends), None)
         completion = tokenizer.decode(row[:end])
-        print(highlight(text + completion, [0] * len(text) + [1] * len(completion), sys.stdout.isatty()))
+        yield text + completion, [False] * len(text) + [True] * len(completion)
 
 
-def fill(model, tokenizer, config, device):
-    """Prints samples of the hidden characters in their text."""
+def fills(model, tokenizer, config, device):
+    """Yields samples of the text with its hidden tokens filled in, and for each character whether it was sampled."""
     ids = hidden_tokens(config.text, tokenizer)
     by_model = [token == tokenizer.mask_token_id for token in ids]
     for row in draw(model, ids, tokenizer, config, device):
-        print(highlight(tokenizer.decode(row), by_character(tokenizer, row, by_model), sys.stdout.isatty()))
+        yield tokenizer.decode(row), by_character(tokenizer, row, by_model)
 
 
 def draw(model, ids, tokenizer, config, device, end_ids=()):
@@ -118,16 +118,11 @@ def draw(model, ids, tokenizer, config, device, end_ids=()):
     by_confidence = config.unmask_order == "confidence"
     draws = count_passes(position.shape[1], config.block_length, config.unmask_steps) if by_confidence else 1
     noise = draw_uniforms(config.seed, 0, [0], (1 + draws, config.num_samples, len(ids)))
+    uniform = noise[:, [0, *range(2, 1 + draws)]].transpose(0, 1)                    # (draws, 1, num_samples, T)
+    order = order_of_places(config.unmask_order, noise[:, 1])
     target, *_ = fill_in_passes(
-        model, text, position, hidden,
-        uniform=noise[:, [0, *range(2, 1 + draws)]].transpose(0, 1),                 # (draws, 1, num_samples, T)
-        order=order_of_places(config.unmask_order, noise[:, 1]),
-        passes=config.unmask_steps,
-        block_length=config.block_length,
-        by_confidence=by_confidence,
-        end_ids=end_ids,
-        temperature=config.temperature,
-        top_p=config.top_p)
+        model, text, position, hidden, uniform, order, config.unmask_steps, block_length=config.block_length,
+        by_confidence=by_confidence, end_ids=end_ids, temperature=config.temperature, top_p=config.top_p)
     return fill_in(text, position, hidden.to(device), target[None])[0].tolist()
 
 
@@ -142,10 +137,11 @@ def main(argv):
     for key in ("unmask_steps", "block_length", "unmask_order"):
         if model.mode == LANGUAGE_MODEL and getattr(config, key) != getattr(SampleConfig, key):
             raise ValueError(f"{key}={getattr(config, key)} is for a masked-fill model; leave it out")
+    sample = fills
     if model.mode == LANGUAGE_MODEL or config.max_new_tokens is not None:
-        complete(model, tokenizer, config, device)
-    else:
-        fill(model, tokenizer, config, device)
+        sample = completions
+    for text, sampled in sample(model, tokenizer, config, device):
+        print(highlight(text, sampled, sys.stdout.isatty()))
 
 
 if __name__ == "__main__":

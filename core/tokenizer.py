@@ -1,10 +1,8 @@
 """Text to token ids and back. A tokenizer is rebuilt from the `tokenizer` entry of meta.json or of a checkpoint."""
 
-import os
 import re
 import unicodedata
 
-from core.files.json_lines import read_object
 from core.settings.ranges import shown
 from core.settings.user_code import guarded
 
@@ -146,18 +144,6 @@ def same_vocabulary(description, tokenizer):
     if description.get("kind") == other["kind"] == "huggingface":  # known by its words, wherever its folder is
         return description.get("vocabulary") == other["vocabulary"]
     return description == other
-
-
-def load_meta(folder, tokenizer=None):
-    """(meta.json of a prepared dataset, its tokenizer). tokenizer: one that is used in place of the dataset's own"""
-    path = os.path.join(folder, "meta.json")
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"dataset not prepared: {path} is missing; correct the path, or run its prepare.py "
-                                "(for your own data: data/char_diffusion/prepare.py or data/custom/prepare.py)")
-    meta = read_object(path, path, AGAIN)
-    if not isinstance(meta.get("tokenizer"), dict):
-        raise ValueError(f"{path} has no tokenizer: {AGAIN}")
-    return meta, tokenizer or from_description(meta["tokenizer"], path)
 
 
 def character_ends(tokenizer, ids):

@@ -1,19 +1,76 @@
-"""Supervised training: the optimizer step and the run."""
+"""Supervised training: the loss, the optimizer step, the run."""
 
 import time
 
 import torch
+from torch.nn import functional as F
 
 from core.checkpoint_manager import CheckpointManager
+from core.distributions import in_parts, token_logp
+from core.masking import masked_positions
+from core.model import SEQUENCE_SCORER
 from core.models import save_model
-from core.run.bad_steps import BadSteps
-from core.run.loop import run_loop
-from core.run.stop_signal import StopSignal
-from core.scheduler import CosineLRScheduler
-from core.supervised.loss import supervised_sums
-from core.training_step import apply_gradients, build_optimizers, set_learning_rate, total_over_ranks
+from core.optim import CosineLRScheduler, apply_gradients, build_optimizers, set_learning_rate, total_over_ranks
+from core.run import BadSteps, StopSignal, run_loop
 
 COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_steps")
+
+
+def supervised_sums(model, input, target, mask):
+    """Sums over the batch; divide by 'count' for means.
+
+    input, target: (B, T), for a cls judge input (B, 1 + T)
+    mask: (B, T) True where the loss counts, or its weights
+    Returns {"loss", "correct", "count"}
+    """
+    if model.mode != SEQUENCE_SCORER:
+        return token_sums(model, input, target, mask)
+    if model.judge_head == "cls":
+        return replaced_share_sums(model, input, target)
+    return realness_sums(model, input, target)
+
+
+def token_sums(model, input, target, mask):
+    """Cross-entropy of the masked tokens, the logits in bounded memory."""
+    position, hidden = masked_positions(mask > 0, input.device)                      # (B, M) each
+    h = model.states(input, position)                                                # (B, M, C)
+    target = target.gather(1, position)                                              # (B, M)
+
+    def predicted(h, target):
+        """Log-probability of each true token, and whether it is the likeliest one."""
+        logp = model.project(h).log_softmax(-1)                                      # (K, V)
+        return token_logp(logp, target), logp.argmax(-1) == target                   # (K,), (K,)
+
+    logp, correct = in_parts(predicted, model.vocabulary, h.flatten(0, 1), target.flatten())
+    weight = mask.float().to(input.device).gather(1, position)                       # (B, M)
+    weight = weight.flatten() * hidden.flatten().to(input.device)                    # (B * M,)
+    return {"loss": -(logp * weight).sum(),
+            "correct": (correct * weight).sum(),
+            "count": weight.sum()}
+
+
+def realness_sums(model, input, target):
+    """Binary cross-entropy of 'this token is the true one' at every position (replaced-token detection,
+    arXiv 2003.10555)."""
+    real = input == target                                                           # (B, T)
+    logits = model(input)                                                            # (B, T)
+    loss = F.binary_cross_entropy_with_logits(logits, real.float(), reduction="sum")
+    return {"loss": loss,
+            "correct": ((logits > 0) == real).sum(),
+            "count": loss.new_full((), real.numel())}
+
+
+def replaced_share_sums(model, input, target):
+    """Squared error of a cls judge's estimate, whose target is y = x^4 - 2x^3 + 2x of the replaced share x of a text.
+
+    input: (B, 1 + T), CLS and the filled text
+    """
+    x = (input[:, 1:] != target).float().mean(1)                                     # (B,)
+    y = x**4 - 2 * x**3 + 2 * x                                                      # (B,)
+    error = model(input).sigmoid() - y                                               # (B,)
+    return {"loss": error.square().sum(),
+            "correct": (error.abs() < 0.1).sum(),
+            "count": error.new_full((), len(input))}
 
 
 def training_step(model, batches, optimizers, grad_clip, dist):
@@ -56,7 +113,7 @@ class Trainer:
         self.step = self.skipped_steps = 0
         self.facts = {}         # metrics of the last evaluation
         self.stopped_by = None  # the signal that ended the run early
-        self.evaluated = True   # whether the evaluation of this step, if it has one, is done
+        self.evaluated = True   # whether the evaluation that this step may have is done
 
     def write_model(self, path, **facts):
         save_model(path, self.model, self.tokenizer, **facts)
@@ -96,10 +153,7 @@ class Trainer:
         set_learning_rate(self.optimizers, lr)
         metrics = training_step(self.model, batches, self.optimizers, c.grad_clip, self.dist)
         self.step += 1
-        if metrics["skipped_steps"]:
-            self.bad.add(self.step, metrics)
-        else:
-            self.bad.in_a_row = 0
+        self.bad.count(self.step, metrics)
         self.skipped_steps += metrics["skipped_steps"]
         self.tokens += sum(input.numel() for input, _, _ in batches) * self.dist.world
         return metrics | {"lr": lr}

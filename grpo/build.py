@@ -4,16 +4,15 @@ import importlib
 from dataclasses import dataclass
 
 from core.checkpoint_manager import shapes
-from core.dataset_consumer import DatasetConsumer
-from core.files.datasets import dataset_folder
-from core.files.records import has_prompts, is_file_of_records
+from core.data import DatasetConsumer
 from core.huggingface.settings import FULL
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.performance.prepacked import has_fast_bfloat16
 from core.performance.sharding import is_asked_for, loads_on, shard_all
 from core.prompts import PromptConsumer, PromptFormat
-from core.run.recipes import build_missing_checkpoint, build_missing_dataset
+from core.records import has_prompts, is_file_of_records
+from core.start import build_missing
 from core.tokenizer import same_vocabulary
 from grpo.kl import needs_reference
 from grpo.rewards import Rewards
@@ -43,13 +42,8 @@ def build_what_is_missing(config, dist):
     if config.generator_checkpoint is None:
         raise ValueError("generator_checkpoint is not set: start with a config, such as python grpo/train_grpo.py "
                          "config/grpo_example.py, or name a model with --generator_checkpoint=PATH")
-    missing = False
-    if dist.is_main:
-        missing = build_missing_dataset(dataset_folder(config.dataset), print, config.dry_run)
-        for key in ("generator_checkpoint", "teacher_checkpoint", "judge_checkpoint", "gold_judge_checkpoint"):
-            missing |= build_missing_checkpoint(getattr(config, key), key, config.dataset, print, config.dry_run)
-    dist.barrier()
-    return dist.agree(missing)
+    checkpoints = ("generator_checkpoint", "teacher_checkpoint", "judge_checkpoint", "gold_judge_checkpoint")
+    return build_missing(config, checkpoints, dist)
 
 
 def build_data(config, dist):

@@ -10,14 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from core.checkpoint_manager import CheckpointManager, shapes
-from core.files.json_lines import each_record, keep_records
+from core.files import CURVES, REPORT, SAMPLES, each_record, keep_records
 from core.logger import format_number
-from core.run.bad_steps import BadSteps
-from core.run.loop import run_loop
-from core.run.names import CURVES, REPORT, SAMPLES
-from core.run.stop_signal import StopSignal
-from core.scheduler import CosineLRScheduler
-from core.training_step import build_optimizers, set_learning_rate
+from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
+from core.run import BadSteps, StopSignal, run_loop
 from grpo.data_buffer import DataBuffer
 from grpo.evaluation.samples import append_samples, comparison_table, evaluations, format_samples
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
@@ -126,10 +122,7 @@ class GRPOTrainer:
         """Counts the step; the last step of an iteration moves the reference and kl_beta."""
         c = self.config
         bad_rollouts = metrics.pop("bad_rollouts")
-        if metrics["skipped_steps"]:
-            self.bad.add(self.step, metrics)
-        else:
-            self.bad.in_a_row = 0
+        self.bad.count(self.step, metrics)
         self.skipped_steps += metrics["skipped_steps"]
         self.empty_steps += metrics["empty_steps"]
         metrics |= {"skipped_steps": self.skipped_steps, "empty_steps": self.empty_steps}

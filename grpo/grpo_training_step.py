@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from core.training_step import NONFINITE
+from core.optim import NONFINITE
 from grpo.advantages import compute_advantages
 from grpo.kl import choose_estimator, kl_as_reward, kl_penalty, kl_per_token, kl_weight
 from grpo.objectives import OBJECTIVES, baseline_of, policy_loss, token_weights

@@ -14,15 +14,14 @@ import torch
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from core.dataset_consumer import DatasetConsumer, unpack_batch
+from core.data import DatasetConsumer, unpack_batch
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.judge import calculate_realness, log_odds, windowed_mean
 from core.masking import masked_positions
 from core.model import MASKED_FILL, freeze
 from core.models import load_model
-from core.scheduler import CosineLRScheduler
-from core.training_step import build_optimizers, set_learning_rate
+from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
 from grpo.advantages import batch_std
 from grpo.grpo_config import GRPOConfig
 from grpo.kl import exact_kl

@@ -17,9 +17,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from core.distributions import draw_uniforms
 from core.generation import Stop, generate
 from core.models import load_model
+from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
 from core.prompts import PromptConsumer
-from core.scheduler import CosineLRScheduler
-from core.training_step import build_optimizers, set_learning_rate
 from grpo.advantages import batch_std
 from grpo.grpo_config import GRPOConfig
 from grpo.reward_functions.verify_math import math_format, math_number, math_working

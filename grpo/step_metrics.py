@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from core.training_step import apply_gradients, total_over_ranks
+from core.optim import apply_gradients, total_over_ranks
 
 LOGGED = "logged by a reward: "  # begins the name of what rewards logged, which may not be that of another metric
 OF_THE_TRAINER = ("step", "lr", "kl_beta", "bad_rollouts", "tokens_per_second")  # added to a record later; and time/...

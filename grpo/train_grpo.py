@@ -13,12 +13,10 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from core.config import load_config
 from core.distributed import Distributed
-from core.logger import create_logger
-from core.run.folder import check_run_folder, run_folder
-from core.run.out_of_memory import naming_what_lowers_memory
-from core.run.start import Recorded
-from core.run.terminal import folded
+from core.logger import create_logger, folded
+from core.run import check_run_folder, run_folder
 from core.settings.script import run_script
+from core.start import Recorded, naming_what_lowers_memory
 from grpo.build import build_data, build_evaluation, build_models, build_rewards, build_what_is_missing
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
@@ -30,7 +28,7 @@ def main(argv):
     config, origin = load_config(GRPOConfig, argv)
     check_run_folder(config.absolute_out_dir)
     if config.wandb_log or config.report_to:
-        from core.run.trackers import check_trackers
+        from core.trackers import check_trackers
         check_trackers(config)
     if config.sampler != "local":
         from grpo.samplers.build import check_sampler_is_there

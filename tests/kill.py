@@ -24,7 +24,6 @@ import torch
 from core import pretrain
 from core.checkpoint_manager import read_state, states
 from core.config import load_config
-from core.files.json_lines import read_records
 from core.models import save_model
 from core.settings.script import run_script
 from grpo import train_grpo
@@ -34,6 +33,7 @@ from tests.tiny import (
     causal_model,
     judge,
     model,
+    read_records,
     save,
     without_clock,
     write_prompt_dataset,

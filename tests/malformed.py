@@ -31,9 +31,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from core.config import UsageError, load_config
-from core.dataset_consumer import DatasetConsumer
-from core.files.model_file import read_model_file, read_tokenizer
+from core.data import DatasetConsumer
 from core.model import MASKED_FILL
+from core.models import load_tokenizer, read_model_file
 from core.prompts import PromptConsumer, PromptFormat
 from core.sample import SampleConfig
 from core.settings.user_code import ROOT, UserCodeError
@@ -201,7 +201,7 @@ class Inputs:
             lambda content: self.read_model(self.write("model.safetensors", content)))
 
     def read_model(self, path):
-        read_tokenizer(path)
+        load_tokenizer(path)
         read_model_file(path)
 
 

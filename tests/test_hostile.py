@@ -145,7 +145,7 @@ def test_two_system_messages_are_refused(tmp_path):
 @pytest.mark.parametrize("name, words", [
     ("x.jsonl.gz", "prepare.py"), ("x.csv", "prepare.py"), ("x.txt", "prepare.py")])
 def test_what_is_no_data_set_has_the_remedy(name, words, tmp_path):
-    from core.files.records import has_prompts
+    from core.records import has_prompts
     (tmp_path / name).write_bytes(b"")
     assert words in one_line(has_prompts, str(tmp_path / name))
 

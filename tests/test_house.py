@@ -163,9 +163,9 @@ def test_the_algorithm_loads_no_plotting_and_nothing_optional():
 def test_expected_names_are_importable():
     names = {"grpo": ["GRPOTrainer", "grpo_training_step", "GRPOConfig"],
              "core.model": ["GPT", "GPTConfig", "LANGUAGE_MODEL", "MASKED_FILL", "SEQUENCE_SCORER"],
-             "core.dataset_consumer": ["DatasetConsumer", "unpack_batch"],
+             "core.data": ["DatasetConsumer", "unpack_batch"],
              "core.fill_in": ["predict_and_sample_tokens"], "core.judge": ["calculate_judge_scores"],
-             "core.checkpoint_manager": ["CheckpointManager"], "core.scheduler": ["CosineLRScheduler"],
+             "core.checkpoint_manager": ["CheckpointManager"], "core.optim": ["CosineLRScheduler"],
              "core.logger": ["create_logger"], "core.trainer": ["Trainer"],
              "grpo.rewards": ["reward", "Rewards", "Scored"], "grpo.rollout": ["Policy", "Rollouts", "Reading"]}
     for module, members in names.items():

@@ -16,17 +16,17 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from core.dataset_consumer import DatasetConsumer
+from core.data import DatasetConsumer, write_dataset
 from core.distributed import Distributed
-from core.files.datasets import write_dataset
-from core.files.records import write_prompts
+from core.files import each_record
 from core.masking import masked_positions
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
 from core.models import save_model
+from core.optim import build_optimizers
 from core.prompts import PromptConsumer, PromptFormat
+from core.records import write_prompts
 from core.settings.script import exit_code
 from core.tokenizer import BPETokenizer, CharTokenizer
-from core.training_step import build_optimizers
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import Timer, collect_rollouts, grpo_training_step, sampler_of, train_on_rollouts
 from grpo.policies.causal import CausalPolicy
@@ -61,6 +61,11 @@ def jsonl(path, *records):
     """Writes a file with one JSON object in each line. Returns its path as a string."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(path)
+
+
+def read_records(path):
+    """The records of a file of a run; none if there is no file."""
+    return list(each_record(path))
 
 
 def without_place(records):

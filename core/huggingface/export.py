@@ -4,15 +4,11 @@ Qwen3's gated network is our squared relu if both of its inputs come from the sa
 from relu(h) ** 2 by at most 0.48 / s ** 2. With relu itself it would be equal, but vLLM's Qwen3 knows silu alone.
 """
 
-import contextlib
-import os
-import pathlib
 import re
-import shutil
 
 import torch
 
-from core.files.whole_files import as_usual, writing
+from core.huggingface.files import refuse
 from core.model import LANGUAGE_MODEL
 from core.settings.optional import require
 from core.tokenizer import PLAIN, CharTokenizer
@@ -21,31 +17,13 @@ STOP_NAME = "<|endoftext|>"  # the stop token of a CharTokenizer has no text of 
 SHARPNESS = 4096.0  # s of the gated network: a power of two, which changes no digit of the weights
 
 
-@contextlib.contextmanager
-def new_folder(path):
-    """A folder to write into, which gets its name when all is written; after an error nothing is left of it."""
-    path = os.path.normpath(path)
-    if os.path.lexists(path):
-        raise ValueError(f"out={path} exists, and nothing is overwritten; name another folder or remove it")
-    partial = path + ".tmp"
-    with writing(partial):
-        os.makedirs(partial)
-        try:
-            yield partial
-            for file in pathlib.Path(partial).glob("*.safetensors"):
-                as_usual(file)
-            os.rename(partial, path)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
 def write_generator(model, tokenizer, folder, dtype=torch.float32):
     """Writes a causal generator of ours and its tokenizer into a folder, in Hugging Face's format."""
     transformers = require("transformers", "the export to Hugging Face's format")
     transformers.logging.disable_progress_bar()  # sampler='vllm' writes a folder at every sync
-    if model.mode != LANGUAGE_MODEL or not isinstance(tokenizer, CharTokenizer):
-        raise ValueError(f"a model of mode {model.mode} with a tokenizer of kind {tokenizer.description()['kind']} is "
-                         f"not exported; use one of mode {LANGUAGE_MODEL} with --tokenizer=char")
+    can_be = model.mode == LANGUAGE_MODEL and isinstance(tokenizer, CharTokenizer)
+    refuse(f"a model of mode {model.mode} with a tokenizer of kind {tokenizer.description()['kind']}",
+           (not can_be, f"is not exported; use one of mode {LANGUAGE_MODEL} with --tokenizer=char"))
     stop = tokenizer.stop_token_id
     net = transformers.Qwen3ForCausalLM(qwen3_config(model, stop))
     net.load_state_dict(qwen3_weights(model))

@@ -1,19 +1,25 @@
 """Loads models in Hugging Face format, with or without a LoRA adapter, checks them, and saves them."""
 
 import copy
-import shutil
 
 import torch
 
-from core.files.whole_files import writing
-from core.huggingface.diffusion import PUBLISHED, reads_both_ways
-from core.huggingface.files import base_of, calling, check_weights, declared_in, is_adapter, read_config, replace_files
+from core.huggingface.files import (
+    base_of,
+    check_weights,
+    is_adapter,
+    published_as,
+    read_config,
+    reads_both_ways,
+    refuse,
+    writing_folder,
+)
 from core.huggingface.lora import add_adapter, open_adapter, save_adapter
 from core.huggingface.model import BANNED, HuggingFaceModel
 from core.huggingface.settings import FULL
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
-from core.settings.optional import local_name, quiet_transformers, require
+from core.settings.optional import local_name, opening, quiet_transformers, require
 from core.settings.ranges import check_finite
 from core.settings.user_code import guarded
 from core.tokenizer import same_vocabulary
@@ -27,13 +33,13 @@ def load_huggingface(path, device="cpu", mode=None, tokenizer=None, key="checkpo
                      dtype=torch.float32):
     """The model of core.models.load_model: in float32, or with an adapter on weights in `dtype`."""
     named, own = f"{key}={path}", load_huggingface_tokenizer(path, key)
-    if tokenizer is not None and not same_vocabulary(own.description(), tokenizer):
-        raise ValueError(f"{named} has another vocabulary ({own.vocab_size} tokens) than the dataset or generator "
-                         f"({tokenizer.vocab_size} tokens); use models with the same tokenizer")
+    has_other = tokenizer is not None and not same_vocabulary(own.description(), tokenizer)
+    refuse(named, (has_other, f"has a vocabulary of {own.vocab_size} tokens that is not that of the dataset or the "
+                   "generator; use models with the same tokenizer"))
     net, mode = open_transformer(path, key, mode, adapter, dtype, device)
     check_vocabulary(net.base_model, own, named)
-    if mode == MASKED_FILL and own.mask_token_id is None:
-        raise ValueError(f"{named} has no mask token; name one as mask_token in its tokenizer_config.json")
+    refuse(named, (mode == MASKED_FILL and own.mask_token_id is None,
+                   "has no mask token; name one as mask_token in its tokenizer_config.json"))
     if adapter.has_adapter:
         net = add_adapter(net, adapter)
         for settings in net.peft_config.values():
@@ -49,75 +55,71 @@ def load_huggingface(path, device="cpu", mode=None, tokenizer=None, key="checkpo
 def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device="cpu"):
     """(transformers model, mode) of a folder or hub name, in float32, or with an adapter in `dtype`. A folder with an
     adapter gives its base model with the adapter merged into the weights."""
+    named = f"{key}={path}"
     if is_adapter(path):
-        if adapter.has_adapter:
-            raise ValueError(f"{key}={path} is an adapter: to train it further, set {key} to the model that it was "
-                             f"trained on and lora_init_from={path}")
+        refuse(named, (adapter.has_adapter, f"is an adapter: to train it further, set {key} to the model that it was "
+                       f"trained on and lora_init_from={path}"))
         net, found = open_transformer(base_of(path, key), key, mode)
         return open_adapter(net, path, key).merge_and_unload().requires_grad_(True), found
     config = read_config(path, key)
     found = mode_of(config, path, key)
-    if mode not in (None, found):
-        raise ValueError(f"{key}={path} has mode {found}, but {mode} is needed here")
+    quantised = getattr(config, "quantization_config", None)
+    refuse(named,
+           (mode not in (None, found), f"has mode {found}, but {mode} is needed here"),
+           (quantised and not adapter.has_adapter, "has quantised weights; use the unquantised model, or lora_rank=16"))
     check_weights(path, key, config)
-    if getattr(config, "quantization_config", None) and not adapter.has_adapter:
-        raise ValueError(f"{key}={path} has quantised weights; use the unquantised model, or lora_rank=16")
-    transformers = quiet_transformers(path, key)
+    transformers, published = quiet_transformers(path, key), published_as(path, key)
     settings = {"dtype": dtype if adapter.has_adapter else torch.float32}
     if adapter.load_in_4bit:
         settings |= four_bits(transformers, dtype, device)
+    if published is not None:
+        settings |= {"config": config, "key_mapping": published.names}
     kind = getattr(transformers, CLASSES[LANGUAGE_MODEL if reads_both_ways(config) else found])
-    published = PUBLISHED.get(declared_in(path, "config.json", key).get("model_type"))
-    if published is None:
-        return read_weights(kind, path, key, **settings), found
-    net = read_weights(kind, path, key, config=config, key_mapping=published.names, **settings)
-    net._weight_conversions = None  # it is saved with the names of transformers
+    net = read_weights(kind, path, key, **settings)
+    if published is not None:
+        net._weight_conversions = None  # it is saved with the names of transformers
     return net, found
 
 
 def model_mode(path, key):
     """The mode of the model of a folder or hub name, from its config alone; an adapter has that of its base model."""
-    base = base_of(path, key) if is_adapter(path) else path
-    return mode_of(read_config(base, key), path, key)
+    return mode_of(read_config(base_of(path, key), key), path, key)
 
 
 def mode_of(config, path, key):
     """The mode of a model with this config: by the class that saved it, or else by its family. Raises ValueError for a
     model that is for something else."""
     from transformers.models.auto import modeling_auto as known
+    fills, writes = known.MODEL_FOR_MASKED_LM_MAPPING_NAMES, known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     name = (config.architectures or [""])[0]  # of the class
-    if name.endswith("ForSequenceClassification"):
-        raise ValueError(f"{key}={path} is a reward model or classifier ({name}); name it in reward_model_checkpoint, "
-                         "with the reward reward_model")
+    is_known = config.model_type in (*fills, *writes) and not config.is_encoder_decoder
+    refuse(f"{key}={path}",
+           (name.endswith("ForSequenceClassification"), f"is a reward model or classifier ({name}); name it in "
+            "reward_model_checkpoint, with the reward reward_model"),
+           (not is_known, f"has model_type {config.model_type} ({name or 'no architecture'}), which is neither a "
+            "causal nor a masked language model nor a detector of replaced tokens; use one of these"))
     if config.model_type == "electra" and name.endswith("ForPreTraining"):
         return SEQUENCE_SCORER
-    if reads_both_ways(config):
-        return MASKED_FILL
-    if not config.is_encoder_decoder:
-        fills, writes = known.MODEL_FOR_MASKED_LM_MAPPING_NAMES, known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        if config.model_type in fills and not name.endswith(("ForCausalLM", "LMHeadModel")):
-            return MASKED_FILL
-        if config.model_type in (*fills, *writes):
-            return LANGUAGE_MODEL
-    raise ValueError(f"{key}={path} has model_type {config.model_type} ({name or 'no architecture'}), which is neither "
-                     "a causal nor a masked language model nor a detector of replaced tokens; use one of these")
+    is_masked = config.model_type in fills and not name.endswith(("ForCausalLM", "LMHeadModel"))
+    return MASKED_FILL if is_masked or reads_both_ways(config) else LANGUAGE_MODEL
 
 
 def read_weights(kind, path, key, **settings):
     """The model of a class of transformers from a folder or hub name, all of whose weights are there and finite."""
-    net, report = calling(kind.from_pretrained, path, key, output_loading_info=True, use_safetensors=True,
-                          ignore_mismatched_sizes=True, **settings)
-    if lacking := sorted([*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]):
-        raise ValueError(f"{key}={path} lacks {len(lacking)} weights that {type(net).__name__} needs, or has them in "
-                         f"another shape, such as {lacking[0]}; use a complete checkpoint of that kind")
+    with opening(path, key):
+        net, report = kind.from_pretrained(local_name(path), trust_remote_code=False, use_safetensors=True,
+                                           output_loading_info=True, ignore_mismatched_sizes=True, **settings)
+    lacking = sorted([*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])])
+    refuse(f"{key}={path}", (lacking, f"lacks {len(lacking)} weights that {type(net).__name__} needs, or has them in "
+                             f"another shape, such as {''.join(lacking[:1])}; use a complete checkpoint of that kind"))
     check_finite(net.named_parameters(), f"{key}={path}")
     return net
 
 
 def four_bits(transformers, dtype, device):
     """Arguments of from_pretrained that hold the weights in 4 bits."""
-    if torch.device(device).type != "cuda":
-        raise ValueError(f"load_in_4bit=True needs a CUDA GPU, but the device is {device}; set load_in_4bit=False")
+    refuse("load_in_4bit=True", (torch.device(device).type != "cuda",
+                                 f"needs a CUDA GPU, but the device is {device}; set load_in_4bit=False"))
     require("bitsandbytes", "load_in_4bit=True", "bitsandbytes")
     return {"device_map": {"": device}, "quantization_config": transformers.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)}
@@ -126,9 +128,8 @@ def four_bits(transformers, dtype, device):
 def check_vocabulary(net, tokenizer, named):
     """Raises ValueError if a tokenizer has more tokens than a transformers model reads."""
     rows = net.get_input_embeddings().num_embeddings
-    if tokenizer.vocab_size > rows:
-        raise ValueError(f"{named}: its tokenizer has {tokenizer.vocab_size} tokens, but the model reads {rows}; copy "
-                         "the tokenizer files that belong to the model")
+    refuse(named, (tokenizer.vocab_size > rows, f"has a tokenizer of {tokenizer.vocab_size} tokens, but the model "
+                   f"reads {rows}; copy the tokenizer files that belong to the model"))
 
 
 @torch.no_grad()
@@ -146,25 +147,19 @@ def check_outputs(model, named):
     sampled = found > BANNED  # other tokens are never sampled
     expected, found = expected[..., : model.vocabulary][sampled], found[sampled]
     tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
-    if (found - expected).abs().max() > tolerance * expected.abs().max():
-        raise ValueError(f"{named}: {type(model.net).__name__} gives other logits where its output layers are computed "
-                         f"apart; {FAMILIES}")
+    differs = (found - expected).abs().max() > tolerance * expected.abs().max()
+    refuse(named, (differs, f"gives other logits where the output layers of {type(model.net).__name__} are computed "
+                   f"apart; {FAMILIES}"))
 
 
 def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None):
-    """Writes a folder that from_pretrained or, with an adapter, peft opens: core.models.save_model. The weights appear
-    last, whole. dtype: of the weights, but not of an adapter's"""
-    new = path + ".tmp"
-    shutil.rmtree(new, ignore_errors=True)
-    try:
-        with writing(path):
-            if model.has_adapter:
-                save_adapter(model.net, weights or model.weights(), new)
-            else:
-                net = model.net if dtype == torch.float32 else copy.deepcopy(model.net).to(dtype)
-                net.save_pretrained(new, state_dict=weights and dict(weights),  # tied ones are taken out of it
-                                    max_shard_size="1000GB")  # one file, which can be replaced at once
-            tokenizer.save(new)
-            replace_files(new, path)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+    """Writes a folder that from_pretrained or, with an adapter, peft opens: core.models.save_model. dtype: of the
+    weights, but not of an adapter's"""
+    with writing_folder(path) as folder:
+        if model.has_adapter:
+            save_adapter(model.net, weights or model.weights(), folder)
+        else:
+            net = model.net if dtype == torch.float32 else copy.deepcopy(model.net).to(dtype)
+            net.save_pretrained(folder, state_dict=weights and dict(weights),  # tied ones are taken out of it
+                                max_shard_size="1000GB")  # one file, which can be replaced at once
+        tokenizer.save(folder)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import safetensors
 import torch
 
+from core.huggingface.files import refuse
 from core.huggingface.settings import ALL_LINEAR
 from core.performance.sharding import whole
 from core.settings.optional import local_name, require
@@ -18,6 +19,8 @@ BASE = "the base model's weights (generator_checkpoint or init_from), as a hash"
 HASHED = 64  # numbers of each frozen weight that the hash is made of
 WEIGHTS = "adapter_model.safetensors"
 MAMBA = "mamba2"  # peft refuses an adapter of its out_proj, which a fused kernel would not read
+TIED = ("adapts the embedding or the output layer, which share their weights (tied embeddings): the adapter cannot be "
+        "merged into them; choose other layers")
 POLICY, REFERENCE = "default", "reference"  # names of the adapter that is trained and of the frozen copy beside it
 
 
@@ -43,16 +46,16 @@ def new_adapter(net, adapter):
     """The model with a new adapter of the layers that lora_targets names."""
     peft, named = require("peft", adapter.asked_for), f"lora_targets={adapter.lora_targets!r}"
     layers = "".join(f".{name}\n" for name, _ in net.named_modules())
-    for name in adapter.targets:  # peft would leave out one that is mistyped beside another
-        if f".{name}\n" not in layers:
-            raise ValueError(f"{named}: the model has no layer {name!r}; name linear layers, as in q_proj,v_proj")
+    unknown = [name for name in adapter.targets if f".{name}\n" not in layers]  # peft would leave them out silently
+    refuse(named, (unknown, f"names layers that the model does not have ({', '.join(unknown)}); name linear layers, as "
+                   "in q_proj,v_proj"))
     left_out = ["out_proj"] if not adapter.targets and net.config.model_type == MAMBA else None
     settings = peft.LoraConfig(
         r=adapter.lora_rank, lora_alpha=adapter.lora_alpha or 2.0 * adapter.lora_rank, lora_dropout=0.0,
         target_modules=adapter.targets or ALL_LINEAR, exclude_modules=left_out)
     with guarded(f"{named} does not fit the model", "name linear layers of it"):
         net = peft.get_peft_model(net, settings, POLICY)
-    check_tied(net, named)
+    refuse(named, (adapts_tied_weights(net), TIED))
     return net
 
 
@@ -67,23 +70,22 @@ def open_adapter(net, path, key, trainable=False):
         with safetensors.safe_open(file, "pt") as f:
             saved = set(f.keys())
     weights = adapter_weights(net, POLICY)
-    if weights.keys() != saved or net.peft_config[POLICY].bias != "none":
-        raise ValueError(f"{named} is not an adapter of this model with LoRA's two matrices and nothing else; name one "
-                         "that was trained on it")
+    is_plain = weights.keys() == saved and net.peft_config[POLICY].bias == "none"
+    refuse(named,
+           (not is_plain, "is not an adapter of this model with LoRA's two matrices and nothing else; name one that "
+            "was trained on it"),
+           (adapts_tied_weights(net), TIED))
     check_finite(weights.items(), named)
-    check_tied(net, named)
     return net
 
 
-def check_tied(net, named):
-    """Raises ValueError if the embedding or the output layer has an adapter although they share their weights: merged
-    into them, the adapter would also change the other one."""
+def adapts_tied_weights(net):
+    """Tells whether the embedding or the output layer has an adapter although they share their weights: merged into
+    them, the adapter would also change the other one."""
     base = net.get_base_model()
     pair = base.get_input_embeddings(), base.get_output_embeddings()
     tied = pair[1] is not None and pair[0].weight is pair[1].weight
-    if tied and any(hasattr(layer, "lora_A") for layer in pair):
-        raise ValueError(f"{named}: an adapter of the embedding or the output layer, which share their weights (tied "
-                         "embeddings), cannot be merged into them; choose other layers")
+    return tied and any(hasattr(layer, "lora_A") for layer in pair)
 
 
 def save_adapter(net, weights, folder):

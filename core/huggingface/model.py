@@ -1,16 +1,17 @@
 """A Hugging Face model behind the model interface (core/model.py): its hidden states, its logits, its cache."""
 
 import copy
+import functools
 import inspect
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from core.distributions import at_least_float32
-from core.huggingface.cache import empty_cache
-from core.huggingface.diffusion import block_mask, reads_both_ways
+from core.huggingface.files import reads_both_ways
 from core.huggingface.lora import POLICY, REFERENCE, adapter_identity, adapter_weights, copy_weights, using
 from core.huggingface.settings import FULL
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, freeze
@@ -18,34 +19,6 @@ from core.performance.sharding import layers_of, weights_of
 
 BANNED = -1e9         # logit of a token that is never sampled: its probability is 0, and products with 0 stay finite
 UNLIMITED = 2**30     # longest input of a model whose config names none
-HANDED_ON = ("router_logits", "image_hidden_states", "audio_hidden_states", "image_outputs", "audio_outputs",
-             "shared_kv_states", "cache_params", "cache")
-
-
-class GivenStates(nn.Module):
-    """Takes the place of a model's layers and returns hidden states that were computed before."""
-
-    def forward(self, *args, **settings):
-        from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
-        output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.states)
-        for name in HANDED_ON:
-            setattr(output, name, None)
-        return output
-
-
-def computed_again(forward, cached, i):
-    """The forward of layer i that keeps only its inputs. It adds to cached[i], the layers of the cache, if there is
-    one, so each time it begins with what was there first."""
-    def run(*args, **settings):
-        before = cached and copy.copy(cached[i])
-
-        def attempt(*args, **settings):
-            if cached:
-                cached[i] = copy.copy(before)
-            return forward(*args, **settings)
-
-        return checkpoint(attempt, *args, use_reentrant=False, **settings)
-    return run
 
 
 class HuggingFaceModel(nn.Module):
@@ -61,7 +34,6 @@ class HuggingFaceModel(nn.Module):
     def __init__(self, net, tokenizer, mode, adapter=FULL):
         super().__init__()
         self.net, self.mode, self.vocabulary = net, mode, tokenizer.base_vocab_size
-        self.banned_ids = tokenizer.banned_token_ids
         self.has_adapter = adapter.has_adapter
         self.adapter = POLICY  # the one that it computes with, if there are any
         self.grad_checkpoint = False
@@ -72,16 +44,21 @@ class HuggingFaceModel(nn.Module):
         head._modules = dict(bare._modules) | {bare.base_model_prefix: given}
         # Not registered as modules: their weights are those of net
         self.__dict__ |= {"body": body, "head": head, "given": given, "layers": layers_of(body)}
-        self.stop_ids = tokenizer.stop_token_ids
+        self.banned_ids, self.stop_ids = tokenizer.banned_token_ids, tokenizer.stop_token_ids
         self.start_ids = self.end_ids = ()
         if mode != LANGUAGE_MODEL and not reads_both_ways(self.config):
             self.start_ids, self.end_ids = tokenizer.start_ids, tokenizer.end_ids
         self.first_position = first_position(body)
         self.longest_input = most_tokens(body) - len(self.start_ids) - len(self.end_ids)
-        arguments = inspect.signature(body.forward).parameters
-        self.takes_position = "position_ids" in arguments
-        names = ("cache", "cache_params", "past_key_values")  # the first since transformers 5.24
-        self.cache_name = next((name for name in names if name in arguments), None)
+        self.takes_position = "position_ids" in inspect.signature(body.forward).parameters
+
+    @property
+    def config(self):
+        return self.body.config.get_text_config()
+
+    def forward(self, tokens, position=None, past=None, padding=None):
+        """Float32 logits."""
+        return self.project(self.states(tokens, position, past, padding))
 
     def states(self, tokens, position=None, past=None, padding=None):
         """See core.model.GPT.states."""
@@ -95,13 +72,13 @@ class HuggingFaceModel(nn.Module):
             end = tokens
         inputs = self.inputs(torch.cat((start, tokens, end), 1), before, padding)
         if self.mode == LANGUAGE_MODEL:
-            inputs |= {"use_cache": past is not None, self.cache_name: past and past.content}
+            inputs |= {"use_cache": past is not None, "cache": past and past.content}
         with using(self.net, self.adapter), self.checkpointing(past):
             h = self.of_their_own_token(self.body(**inputs).last_hidden_state, padding)
         h = h[:, len(self.start_ids) : len(self.start_ids) + T]                      # (B, T, C)
         if past is not None:
             past.length += T
-        return h if position is None else h.gather(1, position[..., None].expand(-1, -1, h.shape[-1]))
+        return h if position is None else h.take_along_dim(position[..., None], 1)
 
     def inputs(self, tokens, before=0, padding=None):
         """Arguments of the transformers model for tokens (B, T), start and end tokens included, behind `before` ones in
@@ -113,7 +90,7 @@ class HuggingFaceModel(nn.Module):
         if padding is None:
             return inputs
         columns = torch.arange(before + tokens.shape[1], device=tokens.device) - len(self.start_ids)
-        real = (columns >= padding[:, None]) | (columns < 0)                         # (B, before + columns read)
+        real = (columns >= padding[:, None]) | (columns < 0)                         # (B, before + T)
         inputs["attention_mask"] = block_mask(padding, tokens.shape[1], block) if block else real.long()
         if self.takes_position:
             inputs["position_ids"] = self.first_position + (real.cumsum(1) - 1).clamp(min=0)[:, before:]
@@ -123,17 +100,9 @@ class HuggingFaceModel(nn.Module):
         """States or logits (B, T, C) in the order of the tokens that they predict; the first token has its own."""
         if not getattr(self.config, "shifted_logits", False):
             return h
-        B, T, C = h.shape
-        first = h.new_zeros(B, dtype=torch.long) if padding is None else padding
-        place = (torch.arange(T, device=h.device) - 1).maximum(first[:, None])       # (B, T)
-        return h.gather(1, place[..., None].expand(B, T, C))
-
-    def answer_prompts(self):
-        """From now on a masked-fill model reads prompts as they are, which a template frames, and can sample end
-        tokens."""
-        self.longest_input += len(self.start_ids) + len(self.end_ids)
-        self.start_ids = self.end_ids = ()
-        self.banned_ids = tuple(i for i in self.banned_ids if i not in self.stop_ids)
+        first = h.new_zeros(len(h), dtype=torch.long) if padding is None else padding
+        place = (torch.arange(h.shape[1], device=h.device) - 1).maximum(first[:, None])  # (B, T)
+        return h.take_along_dim(place[..., None], 1)
 
     def project(self, h):
         """Float32 logits (..., vocabulary) from states (..., C); of a judge the log-odds (...) that a token is true."""
@@ -154,9 +123,12 @@ class HuggingFaceModel(nn.Module):
             logits = logits.index_fill(-1, torch.tensor(self.banned_ids, device=h.device), BANNED)
         return logits.view(*h.shape[:-1], self.vocabulary)
 
-    def forward(self, tokens, position=None, past=None, padding=None):
-        """Float32 logits."""
-        return self.project(self.states(tokens, position, past, padding))
+    def answer_prompts(self):
+        """From now on a masked-fill model reads prompts as they are, which a template frames, and can sample end
+        tokens."""
+        self.longest_input += len(self.start_ids) + len(self.end_ids)
+        self.start_ids = self.end_ids = ()
+        self.banned_ids = tuple(i for i in self.banned_ids if i not in self.stop_ids)
 
     @contextmanager
     def checkpointing(self, past):
@@ -171,19 +143,20 @@ class HuggingFaceModel(nn.Module):
                 del layer.forward
 
     def new_cache(self):
-        return empty_cache(self.config)
-
-    @property
-    def config(self):
-        return self.body.config.get_text_config()
+        """A HuggingFaceCache without tokens."""
+        from transformers import DynamicCache
+        cache = DynamicCache(config=self.config)
+        for i, layer in enumerate(cache.layers):
+            if hasattr(layer, "recurrent_states"):
+                cache.layers[i] = with_methods(RecurrentLayer, layer)
+        return HuggingFaceCache(cache)
 
     def parameters_by_kind(self):
         """See core.model.GPT.parameters_by_kind."""
         kinds = {"matrices": [], "embeddings": [], "vectors": []}
-        in_layers = {id(p) for p in self.layers.parameters()}
+        matrices = {id(p) for p in self.layers.parameters() if p.dim() == 2}  # Muon takes no convolutions or experts
         for p in self.net.parameters():
-            of_layers = id(p) in in_layers and p.dim() == 2  # Muon takes no convolutions, and no stacked experts
-            kind = "matrices" if of_layers else "embeddings"
+            kind = "matrices" if id(p) in matrices else "embeddings"
             if p.requires_grad:
                 kinds[kind if p.dim() > 1 else "vectors"].append(p)
         return kinds
@@ -214,6 +187,49 @@ class HuggingFaceModel(nn.Module):
         return twin
 
 
+class GivenStates(nn.Module):
+    """Takes the place of a model's layers and returns hidden states that were computed before."""
+
+    def forward(self, *args, **settings):
+        return Output([self.states])
+
+
+class Output(tuple):
+    """The output of layers, of which a head may hand on more than the states: all else is None."""
+
+    def __getattr__(self, name):
+        return self[0] if name == "last_hidden_state" else None
+
+
+def computed_again(forward, cached, i):
+    """The forward of layer i that keeps only its inputs. It adds to cached[i], the layers of the cache, if there is
+    one, so each time it begins with what was there first."""
+    def run(*args, **settings):
+        before = cached and copy.copy(cached[i])
+
+        def attempt(*args, **settings):
+            if cached:
+                cached[i] = copy.copy(before)
+            return forward(*args, **settings)
+
+        return checkpoint(attempt, *args, use_reentrant=False, **settings)
+    return run
+
+
+def block_mask(padding, length, block):
+    """(B, 1, length, length) bool: True where the token of a row reads that of a column, in blocks that are counted
+    from the first token behind the padding. Padding reads itself, so that no row is empty.
+
+    padding: (B,) number of leading columns without a token
+    """
+    column = torch.arange(length, device=padding.device)                             # (T,)
+    number = (column - padding[:, None]).div(block, rounding_mode="floor")           # (B, T)
+    reads = number[:, :, None] >= number[:, None]                                    # (B, T, T)
+    real = (column >= padding[:, None])[:, None]                                     # (B, 1, T)
+    itself = torch.eye(length, dtype=torch.bool, device=padding.device)
+    return (reads & real | itself)[:, None]
+
+
 def most_tokens(net):
     """The most tokens in a row that a transformers model reads, special tokens included."""
     config = net.config.get_text_config()
@@ -228,3 +244,89 @@ def first_position(net):
         if getattr(table, "padding_idx", None) is not None:
             return table.padding_idx + 1
     return 0
+
+
+class HuggingFaceCache:
+    """transformers' keys, values and recurrent states with the methods of core.cache.Cache.
+
+    content: a cache of transformers; length: the tokens that it has read
+    """
+
+    def __init__(self, content, length=0):
+        self.content, self.length = content, length
+
+    def expand(self, rows, room=0):
+        """Does what core.cache.Cache.expand does. Layers that cannot be written in place grow as they need."""
+        content = copy.copy(self.content)
+        content.layers = [copy.copy(layer) for layer in self.content.layers]
+        content.reorder_cache(rows)
+        for i, layer in enumerate(content.layers):
+            can_be = type(layer).__name__ == "DynamicLayer" and layer.is_initialized
+            if room and can_be and not torch.is_grad_enabled():
+                content.layers[i] = with_methods(LayerWithRoom, layer)
+                content.layers[i].reserve(room)
+        return HuggingFaceCache(content, self.length)
+
+    def keep(self, rows):
+        """Drops all rows but these."""
+        self.content.reorder_cache(rows)
+
+    @property
+    def is_recurrent(self):
+        """True if some layers read tokens into a state of fixed size, as linear attention and Mamba do."""
+        return any(hasattr(layer, "recurrent_states") for layer in self.content.layers)
+
+
+def with_methods(methods, layer):
+    """The layer of a transformers cache, with these methods before those of its class."""
+    out = object.__new__(subclass(methods, type(layer)))
+    out.__dict__ |= layer.__dict__
+    return out
+
+
+@functools.cache
+def subclass(*parents):
+    return type(parents[0].__name__, parents, {})
+
+
+class RecurrentLayer:
+    """Methods of a layer with recurrent states. Those of transformers share the states with the layer's copies, and
+    write new states over old ones, which the backward pass needs."""
+
+    def __copy__(self):
+        twin = object.__new__(type(self))
+        for name, x in vars(self).items():
+            if isinstance(x, dict):
+                x = {i: state.clone() if torch.is_tensor(state) else state for i, state in x.items()}
+            setattr(twin, name, x)
+        return twin
+
+    def update_recurrent_state(self, recurrent_states, state_idx=0, **settings):
+        self.recurrent_states[state_idx] = recurrent_states
+        self.is_recurrent_states_initialized[state_idx] = True
+        return recurrent_states
+
+
+class LayerWithRoom:
+    """Methods of a layer of keys and values that writes new columns in place. With long prompts a step takes 1.3 times
+    as long where columns are appended."""
+
+    def reserve(self, room):
+        """Makes room for so many columns behind those that are there."""
+        self.whole = [F.pad(x, (0, 0, 0, room)) for x in (self.keys, self.values)]   # (n, H, before + room, D)
+        self.show(self.get_seq_length())
+
+    def show(self, length):
+        self.keys, self.values = (x[:, :, :length] for x in self.whole)              # (n, H, length, D) each
+
+    def update(self, keys, values, *args, **settings):
+        before = self.get_seq_length()
+        after = before + keys.shape[2]
+        for whole, new in zip(self.whole, (keys, values), strict=True):
+            whole[:, :, before:after] = new
+        self.show(after)
+        return self.keys, self.values
+
+    def reorder_cache(self, rows):
+        self.whole = [x[rows] for x in self.whole]
+        self.show(self.get_seq_length())

@@ -5,8 +5,7 @@ import json
 import os
 import re
 
-from core.huggingface.diffusion import PUBLISHED
-from core.huggingface.files import base_of, declared_in, is_adapter
+from core.huggingface.files import PUBLISHED, base_of, declared_in, refuse
 from core.settings.optional import HUB, local_name, on_hub, opening, quiet_transformers
 from core.settings.user_code import guarded
 
@@ -79,10 +78,7 @@ class HuggingFaceTokenizer:
 
     def description(self):
         """Plain values from which core/tokenizer.py loads this tokenizer again."""
-        return {"kind": "huggingface", "name": self.path, "vocabulary": self.sha256,
-                "base_vocab_size": self.base_vocab_size, "vocab_size": self.vocab_size,
-                "mask_token_id": self.mask_token_id, "pad_token_id": self.pad_token_id,
-                "cls_token_id": self.cls_token_id, "stop_token_ids": list(self.stop_token_ids)}
+        return {"kind": "huggingface", "name": self.path, "vocabulary": self.sha256, "vocab_size": self.vocab_size}
 
 
 def ids_around(backend):
@@ -97,38 +93,30 @@ def ids_around(backend):
 def load_huggingface_tokenizer(path, key="checkpoint"):
     """The tokenizer of a folder or of hf:owner/name; of an adapter without one, that of its base model. Its own code is
     never run."""
-    transformers = quiet_transformers(path, key)
-    model = base_of(path, key) if is_adapter(path) else path  # whose files declare the end tokens
+    transformers, named = quiet_transformers(path, key), f"{key}={path}"
+    model = base_of(path, key)  # whose files declare the end tokens
     if not on_hub(path) and not any(os.path.isfile(os.path.join(path, file)) for file in FILES):
-        if is_adapter(path):
-            return load_huggingface_tokenizer(model, f"{key}={path}, base model")
-        raise FileNotFoundError(f"{key}={path} has no tokenizer ({', '.join(FILES[:2])}); copy the tokenizer's files "
-                                f"there, or name another folder or {HUB}owner/name")
+        if model != path:
+            return load_huggingface_tokenizer(model, f"{named}, base model")
+        raise FileNotFoundError(f"{named} has no tokenizer ({', '.join(FILES[:2])}); copy the tokenizer's files there, "
+                                f"or name another folder or {HUB}owner/name")
     with opening(path, key, ": its tokenizer"):
         config, generation = (declared_in(model, file, key) for file in ("config.json", "generation_config.json"))
-        ends = end_ids(config) + end_ids(config.get("text_config") or {}) + end_ids(generation)
-        kind = transformers.AutoTokenizer
+        declared = [x.get("eos_token_id") for x in (config, config.get("text_config") or {}, generation)]
+        ends = [i for end in declared for i in (end if isinstance(end, list) else [end]) if i is not None]
         published = PUBLISHED.get(config.get("model_type"))
-        if published and published.tokenizer:
-            kind = getattr(transformers, published.tokenizer)
+        kind = getattr(transformers, published and published.tokenizer or "AutoTokenizer")
         backend = kind.from_pretrained(local_name(path), trust_remote_code=False)
         if backend.mask_token_id is None and config.get("mask_token_id") is not None:
             backend.mask_token = backend.convert_ids_to_tokens(config["mask_token_id"])
-        if max(ends, default=0) > max(backend.get_vocab().values()):
-            raise ValueError(f"{key}={path}: its tokenizer lacks the end tokens {ends} that the model declares; copy "
-                             "the tokenizer files that belong to the model")
         both_ways = published is not None or config.get("is_causal") is False
         writes = not both_ways and re.search(CAUSAL, " ".join(config.get("architectures") or []))
         fills = backend.mask_token_id is not None and not writes
-        if fills and backend.mask_token_id in (backend.eos_token_id, *ends):
-            raise ValueError(f"{key}={path}: its mask token {backend.mask_token!r} ends texts too; name another as "
-                             "mask_token in tokenizer_config.json, or mask_token_id in config.json")
+        lacks_ends = max(ends, default=0) > max(backend.get_vocab().values())
+        mask_ends = fills and backend.mask_token_id in (backend.eos_token_id, *ends)
+        refuse(named,
+               (lacks_ends, f"has a tokenizer that lacks the end tokens {ends} that the model declares; copy the "
+                "tokenizer files that belong to the model"),
+               (mask_ends, f"has the mask token {backend.mask_token!r}, which ends texts too; name another as "
+                "mask_token in tokenizer_config.json, or mask_token_id in config.json"))
         return HuggingFaceTokenizer(backend, path, ends, fills)
-
-
-def end_ids(values):
-    """The end ids that a config declares: a list, one id, or none."""
-    ends = values.get("eos_token_id")
-    if isinstance(ends, list):
-        return ends
-    return [] if ends is None else [ends]

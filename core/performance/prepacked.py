@@ -1,4 +1,4 @@
-"""Weights in the layout that a CPU multiplies fastest with, for as long as they do not change."""
+"""Weights packed in the layout that a CPU multiplies fastest with, while they do not change."""
 
 from contextlib import contextmanager
 
@@ -13,8 +13,8 @@ PACK_FROM = 2**17  # numbers in a weight from which packing it is faster
 
 @contextmanager
 def prepacked(module):
-    """Within it, the large linear layers in a module on a CPU compute with packed copies of their weights, in the
-    precision of autocast: faster for few rows. No gradients flow, and the weights must not change."""
+    """A block in which large linear layers on a CPU compute with packed copies of their weights, in the precision of
+    autocast: faster for few rows. No gradients flow, and the weights must not change."""
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
     layers = [layer for layer in module.modules() if can_pack(layer, dtype)]
     try:
@@ -31,10 +31,10 @@ def can_pack(layer, dtype):
     is_linear = type(layer) is nn.Linear or type(layer).__name__ == CONV1D
     if not is_linear or "forward" in vars(layer) or not torch.backends.mkldnn.is_available():
         return False
-    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return False
+    has_kernel = dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     weight = layer.weight
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= PACK_FROM
+    is_plain = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return has_kernel and is_plain and weight.numel() >= PACK_FROM
 
 
 def packed(layer, dtype):

@@ -4,15 +4,15 @@ from functools import partial
 
 import torch
 
-from core.dataset_consumer import DatasetConsumer, unpack_batch
-from core.files.records import has_prompts, is_file_of_records, with_completion
+from core.data import DatasetConsumer, unpack_batch
 from core.huggingface.files import check_target
 from core.huggingface.load import model_mode
 from core.model import GPT, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
+from core.records import has_prompts, is_file_of_records
 from core.supervised.judge_training import filled_batch, judge_report
-from core.supervised.loss import supervised_sums
+from core.trainer import supervised_sums
 
 
 def build_data(config, dist):
@@ -29,7 +29,6 @@ def build_data(config, dist):
         raise ValueError(f"dataset={config.dataset} has prompts to complete, of which a judge learns nothing")
     data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
                           PromptFormat.of(config), config.block_size, mode == MASKED_FILL)
-    data.records = {split: list(map(with_completion, records)) for split, records in data.records.items()}
     data.require_completions()
     return data
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 import torch
 
-from core.dataset_consumer import unpack_batch
+from core.data import unpack_batch
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.judge import calculate_judge_scores, calculate_realness

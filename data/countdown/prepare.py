@@ -20,7 +20,7 @@ from fractions import Fraction
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import load_config
-from core.files.records import write_prompts
+from core.records import write_prompts
 from core.settings.script import run_script
 from core.tokenizer import named_tokenizer
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import UsageError, load_config
 from core.prompts import plain
-from core.files.records import read_records, with_completion, write_prompts
+from core.records import read_records, with_completion, write_prompts
 from core.settings.script import run_script
 from core.tokenizer import CharTokenizer, fold_to_ascii, named_tokenizer
 

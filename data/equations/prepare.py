@@ -18,8 +18,8 @@ from dataclasses import dataclass
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import load_config
-from core.files.datasets import write_dataset
-from core.files.records import side
+from core.data import write_dataset
+from core.records import side
 from core.settings.script import run_script
 from core.tokenizer import CharTokenizer
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import load_config
-from core.files.records import side, write_prompts
+from core.records import side, write_prompts
 from core.settings.optional import require
 from core.settings.script import run_script
 from core.settings.user_code import guarded

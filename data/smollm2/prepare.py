@@ -18,7 +18,6 @@ import os
 import pathlib
 import random
 import shlex
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -26,10 +25,9 @@ from dataclasses import dataclass
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import load_config
-from core.files.records import write_prompts
-from core.files.whole_files import writing
-from core.huggingface.files import replace_files
+from core.huggingface.files import writing_folder
 from core.huggingface.tokenizer import load_huggingface_tokenizer
+from core.records import write_prompts
 from core.settings.optional import quiet_transformers, require
 from core.settings.script import run_script
 from core.settings.user_code import guarded
@@ -126,16 +124,10 @@ def write_model(source, folder, mask_token=""):
     if mask_token:
         model.config.is_causal = False
         tokenizer.mask_token = mask_token
-    new = f"{folder}.tmp"
-    shutil.rmtree(new, ignore_errors=True)
-    try:
-        with writing(folder):
-            model.save_pretrained(new, max_shard_size="1000GB")  # one file
-            tokenizer.save_pretrained(new)
-            write_origin(source, new)
-            replace_files(new, folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+    with writing_folder(folder) as new:
+        model.save_pretrained(new, max_shard_size="1000GB")  # one file
+        tokenizer.save_pretrained(new)
+        write_origin(source, new)
 
 
 def write_origin(source, folder):

@@ -23,8 +23,8 @@ from itertools import permutations, product
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import load_config
-from core.files.datasets import write_dataset
-from core.files.records import write_prompts
+from core.data import write_dataset
+from core.records import write_prompts
 from core.settings.script import run_script
 from core.tokenizer import CharTokenizer
 

@@ -6,10 +6,8 @@ import os
 import re
 from operator import itemgetter
 
-from core.files.whole_files import writing
-from core.logger import format_number
-from core.run.names import SAMPLES
-from core.run.terminal import WIDTH, highlight
+from core.files import SAMPLES, writing
+from core.logger import WIDTH, format_number, highlight
 from grpo.rollout import REWARD
 
 SHOWN = 3              # problems of an evaluation that are shown as samples

@@ -4,8 +4,8 @@ import copy
 import json
 import math
 
-from core.files.records import are_messages
 from core.prompts import OF_CONSUMER
+from core.records import are_messages
 from core.settings.user_code import UserCodeError, naming_line_of, one_line, time_limit
 from grpo.environments import find_environment
 

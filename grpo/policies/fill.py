@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from core.dataset_consumer import unpack_batch
+from core.data import unpack_batch
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.masking import masked_positions

@@ -3,7 +3,7 @@
 import math
 from html import escape
 
-from core.run.terminal import visible
+from core.logger import visible
 
 LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a picture of 320 x 144
 LEAST_HEIGHT, LEAST_SHARE = 1e-6, 1e-3      # of an axis, and as a share of its numbers; what is smaller is rounding

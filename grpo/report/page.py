@@ -3,10 +3,8 @@
 import os
 from pathlib import Path
 
-from core.files.json_lines import each_record, read_object
-from core.files.whole_files import replacing
-from core.run.names import CONFIG, METRICS, REPORT, SAMPLES
-from core.run.start import now, without_home
+from core.files import CONFIG, METRICS, REPORT, SAMPLES, each_record, read_object, replacing
+from core.start import now, without_home
 from grpo.evaluation.samples import compared, evaluations
 from grpo.report.chart import chart, text
 

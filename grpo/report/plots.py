@@ -7,7 +7,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from core.files.whole_files import writing
+from core.files import writing
 from grpo.report.chart import LEAST_HEIGHT
 
 COLUMNS = 4

@@ -4,7 +4,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from core.distributed import autocast
-from core.huggingface.files import check_weights, is_adapter, read_config
+from core.huggingface.files import check_weights, is_adapter, read_config, refuse
 from core.huggingface.load import check_vocabulary, read_weights
 from core.huggingface.model import most_tokens
 from core.huggingface.tokenizer import load_huggingface_tokenizer
@@ -47,9 +47,8 @@ class RewardModel:
         """
         ids, same = distinct(map(tuple, self.token_ids(texts)))  # equal texts get scores that are exactly equal
         room, longest = min(most_tokens(self.model), self.tokenizer.model_max_length), max(map(len, ids))
-        if longest > room:
-            raise ValueError(f"{KEY} reads {room} tokens, but a prompt with its completion has {longest}: lower "
-                             "max_new_tokens or max_prompt_length, or take a reward model that reads longer texts")
+        refuse(KEY, (longest > room, f"reads {room} tokens, but a prompt with its completion has {longest}: lower "
+                     "max_new_tokens or max_prompt_length, or take a reward model that reads longer texts"))
         device = next(self.model.parameters()).device
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         together = BATCH if self.pad is not None else 1
@@ -84,14 +83,14 @@ class RewardModel:
 
 def load_reward_model(path, device="cpu", dtype=torch.float32):
     """A RewardModel from a folder in Hugging Face format or hf:owner/name, in the precision of its file."""
-    if not is_huggingface(path, KEY) or is_adapter(path):
-        raise FileNotFoundError(f"{KEY}={path} is no folder of a model in Hugging Face format, nor hf:owner/name")
+    named = f"{KEY}={path}"
+    is_model = is_huggingface(path, KEY) and not is_adapter(path)
+    refuse(named, (not is_model, "is not the folder of a model in Hugging Face format, nor hf:owner/name"))
     config = read_config(path, KEY)
-    if config.num_labels != 1:
-        raise ValueError(f"{KEY}={path} has {config.num_labels} labels, but a reward model has 1")
+    refuse(named, (config.num_labels != 1, f"has {config.num_labels} labels, but a reward model has 1"))
     check_weights(path, KEY, config)
     kind = quiet_transformers(path, KEY).AutoModelForSequenceClassification
     model = read_weights(kind, path, KEY, dtype="auto")
     tokenizer = load_huggingface_tokenizer(path, KEY)
-    check_vocabulary(model, tokenizer, f"{KEY}={path}")
+    check_vocabulary(model, tokenizer, named)
     return RewardModel(freeze(model.to(device)), tokenizer.backend, dtype)

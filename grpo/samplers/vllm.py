@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from core.files.whole_files import writing
+from core.files import VLLM_WEIGHTS, writing
 from core.generation import Generation, Stop
-from core.huggingface.export import new_folder, write_generator
+from core.huggingface.export import write_generator
+from core.huggingface.files import writing_folder
 from core.model import GPT, LANGUAGE_MODEL
-from core.run.names import VLLM_WEIGHTS
 from core.settings.user_code import one_line
 from grpo.rollout import join, moved
 from grpo.samplers.sampler import SamplerError
@@ -186,7 +186,7 @@ def save_for_vllm(policy, path, weights):
     if isinstance(policy.model, GPT):
         twin = GPT(policy.model.config)
         twin.load_weights(weights)
-        with new_folder(path) as folder:
+        with writing_folder(path) as folder:
             write_generator(twin, policy.tokenizer, folder)
     else:
         policy.save(path, weights=weights)

@@ -11,10 +11,9 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from core.config import UsageError
-from core.files.json_lines import each_record
-from core.run.names import METRICS
-from core.run.start import without_home
+from core.files import METRICS, each_record
 from core.settings.script import run_script
+from core.start import without_home
 from grpo.evaluation.samples import evaluations
 from grpo.report.page import write_report
 from grpo.report.plots import draw_curves

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.checkpoint_manager import CheckpointManager, read_state, states
-from core.files.whole_files import CannotWrite
+from core.files import CannotWrite
 from core.models import load_model, save_model
 from tests.tiny import TOKENIZER, Cut, cut_after, model
 

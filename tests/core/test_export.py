@@ -41,7 +41,7 @@ def test_the_script_writes_a_folder_that_transformers_opens_or_one_line(paths, t
     done = run_here("core/export.py", f"--checkpoint={paths['causal']}", f"--out={tmp_path}/hf", "--dtype=bfloat16")
     assert done.returncode == 0 and done.stdout == f"wrote {tmp_path}/hf (bfloat16)\n", done.stderr
     assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").dtype == torch.bfloat16
-    for arguments, words in (((), "name the folder to write, --out=FOLDER"),
+    for arguments, words in (((), "--out=FOLDER"), ((f"--out={tmp_path}/hf",), "exists"),
                              ((f"--checkpoint={paths['judge']}", f"--out={tmp_path}/x"), "mode sequence_scorer")):
         done = run_here("core/export.py", *arguments)
         assert done.returncode == 1 and words in done.stderr and len(done.stderr.strip().split("\n")) == 1

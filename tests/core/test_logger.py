@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from core import logger as logger_module
-from core.files.json_lines import read_records
-from core.logger import Logger
+from core.logger import WIDTH, Logger, folded, highlight
+from tests.tiny import read_records
 
 
 def test_metrics_survive_a_crash_and_a_resume(tmp_path, capsys):
@@ -63,3 +63,24 @@ def test_trackers_see_the_records_before_later_ones_are_dropped(tmp_path):
     logger.trackers = SimpleNamespace(start=lambda step, records: seen.extend(r["step"] for r in records))
     logger.start(2)
     assert seen == [1, 2, 3] and [r["step"] for r in read_records(logger.path)] == [1, 2]
+
+
+def test_a_long_line_becomes_several_that_fit_and_lose_no_word():
+    long = "name  " + " ".join(f"word-{i}" for i in range(60))
+    first, *rest = folded([long, "  short"])
+    assert rest.pop() == "  short" and len(rest) > 3 and first.startswith("name  word-0 ")
+    assert all(len(line) <= WIDTH and line.startswith("    word") for line in rest) and len(first) <= WIDTH
+    assert " ".join([first, *rest]).split() == long.split()
+
+
+def test_a_text_is_shown_on_one_line_with_its_sampled_characters_coloured():
+    assert highlight("a\nbc", [0, 0, 1, 1], color=False) == "a\u21b5bc"
+    assert highlight("a\nbc", [0, 0, 1, 0], color=True) == "a\u21b5\033[1;32mb\033[0mc"
+    assert highlight("ab", [0, 1], color=True) == "a\033[1;32mb\033[0m"
+
+
+@pytest.mark.parametrize("text, shown", [
+    ("a\n\x1b[2J\r\x00b", "a\u21b5\ufffd[2J\ufffd\ufffdb"), ("é 漢 🙂 \u0301\u00a0", "é 漢 🙂 \u0301\u00a0"),
+    *[(f"a{character}b", "a\ufffdb") for character in "\u202e\u200b\ud800"]])
+def test_characters_that_a_terminal_obeys_or_does_not_show_are_replaced(text, shown):
+    assert highlight(text, [0] * len(text), color=False) == shown

@@ -5,11 +5,10 @@ import os
 import pytest
 import torch
 
-from core.files.json_lines import read_records
 from core.models import load_model
 from core.pretrain import main
 from tests.families import model_folder
-from tests.tiny import ROOT, jsonl, model, run_here, save, without_clock
+from tests.tiny import ROOT, jsonl, model, read_records, run_here, save, without_clock
 
 pytestmark = pytest.mark.slow
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from core.files.records import side, write_prompts
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
+from core.records import side, write_prompts
 from tests.families import tokenizer_of
 from tests.tiny import CAUSAL
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from core import sample
+from core.logger import highlight
 from core.models import save_model
-from core.run.terminal import highlight
 from tests.families import model_folder
 from tests.tiny import (
     CAUSAL, causal_model, judge, model, prompt_config, prompt_consumer, prompt_fill_policy, run_here, save)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.files.records import read_records
+from core.records import read_records
 from grpo.environments import find_environment
 from tests.tiny import ROOT, run_here
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from core.files.records import read_records
+from core.records import read_records
 from grpo.reward_functions.registry import load_reward_file
 from tests.tiny import ROOT, run_here
 

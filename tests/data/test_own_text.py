@@ -5,9 +5,8 @@ import re
 
 import pytest
 
-from core.dataset_consumer import DatasetConsumer
+from core.data import DatasetConsumer, load_meta
 from core.model import MASKED_FILL
-from core.tokenizer import load_meta
 from tests.data.test_prepare import error, ids_in, run
 from tests.tiny import run_here
 

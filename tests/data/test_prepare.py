@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from core.files.records import read_records
+from core.data import load_meta
 from core.prompts import PromptConsumer
-from core.tokenizer import load_meta
+from core.records import read_records
 from grpo.reward_functions import verify_code, verify_math
 from grpo.reward_functions.asserts import cut
 from grpo.reward_functions.registry import REWARDS, load_reward_file

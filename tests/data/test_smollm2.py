@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from core.files.json_lines import read_records as read_json_lines
-from core.files.records import read_records
 from core.generation import Stop, generate
 from core.model import MASKED_FILL
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptFormat
+from core.records import read_records
 from tests.data.test_prepare import error, prepare, run
 from tests.families import tokenizer_of
-from tests.tiny import ROOT, run_script
+from tests.tiny import ROOT, read_records as read_json_lines, run_script
 
 QUESTION = [{"role": "user", "content": "What is the sum 7+9?"}]
 SIZES = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "wide": 96}

@@ -8,10 +8,9 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from core.dataset_consumer import DatasetConsumer
-from core.files.records import read_records
+from core.data import DatasetConsumer, load_meta
 from core.model import MASKED_FILL
-from core.tokenizer import load_meta
+from core.records import read_records
 from grpo.reward_functions.registry import REWARDS, load_reward_file
 from tests.data.test_prepare import ids_in, prepare
 from tests.tiny import ROOT

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import torch
 
 from core import trainer as supervised
-from core.dataset_consumer import unpack_batch
+from core.data import unpack_batch
 from core.logger import create_logger
+from core.optim import build_optimizers
 from core.supervised.config import PretrainConfig
-from core.training_step import build_optimizers
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.rewards import Scored
 from tests.grpo.trainers import RARELY, no_evaluation

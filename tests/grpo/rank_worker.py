@@ -14,11 +14,11 @@ sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..",
 
 import torch
 
-from core.dataset_consumer import unpack_batch
+from core.data import unpack_batch
 from core.distributed import Distributed
+from core.optim import build_optimizers
 from core.supervised.config import PretrainConfig
 from core.trainer import training_step
-from core.training_step import build_optimizers
 from grpo.advantages import ADVANTAGES
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.objectives import OBJECTIVES

@@ -17,9 +17,9 @@ import torch.distributed.fsdp  # noqa: F401
 from core.checkpoint_manager import CheckpointManager
 from core.distributed import Distributed, is_sharded
 from core.models import load_model, load_tokenizer
+from core.optim import build_optimizers
 from core.performance.sharding import has_parts, shard_all, whole
 from core.prompts import PromptConsumer
-from core.training_step import build_optimizers
 from grpo.grpo_training_step import grpo_training_step
 from grpo.kl import REFERENCES, choose_estimator
 from grpo.policies.causal import CausalPolicy

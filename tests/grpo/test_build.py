@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from core.dataset_consumer import DatasetConsumer
+from core.data import DatasetConsumer
 from core.model import MASKED_FILL, SEQUENCE_SCORER
 from core.models import load_tokenizer, save_model
 from core.prompts import PromptConsumer

@@ -6,7 +6,6 @@ import re
 import pytest
 import torch
 
-from core.files.json_lines import read_records
 from grpo.environments import environment
 from grpo.rewards import Rewards
 from tests.grpo.trainers import prompt_trainer
@@ -15,6 +14,7 @@ from tests.tiny import (
     grpo_step,
     prompt_config,
     prompt_consumer,
+    read_records,
     step_gradient,
 )
 

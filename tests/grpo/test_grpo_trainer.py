@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.models import load_model
-from core.training_step import build_optimizers
+from core.optim import build_optimizers
 from grpo.report import plots
 from tests.grpo.trainers import (
     evaluated_trainer,

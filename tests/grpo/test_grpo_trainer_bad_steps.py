@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from core.training_step import build_optimizers
+from core.optim import build_optimizers
 from grpo.report import plots
 from grpo.reward_functions.registry import reward
 from grpo.rewards import Rewards

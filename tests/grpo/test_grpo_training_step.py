@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.training_step import build_optimizers
+from core.optim import build_optimizers
 from grpo.objectives import OBJECTIVES, policy_loss, token_weights
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Scored

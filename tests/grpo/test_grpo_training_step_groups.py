@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from core.training_step import build_optimizers
+from core.optim import build_optimizers
 from grpo.grpo_training_step import MOST_RESAMPLES, compute_rollout_advantages, with_penalties
 from grpo.objectives import token_weights
 from grpo.rewards import Scored

@@ -9,7 +9,6 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from core.files.json_lines import read_records
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from grpo.build import build_data, build_models
 from grpo.grpo_config import GRPOConfig
@@ -24,7 +23,7 @@ from tests.families import (
     write_prose,
     write_sums,
 )
-from tests.tiny import grpo_step, jsonl, one_process, run_here, run_script, without_clock
+from tests.tiny import grpo_step, jsonl, one_process, read_records, run_here, run_script, without_clock
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
 

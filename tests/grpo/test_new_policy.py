@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from core.logger import Logger
-from core.training_step import build_optimizers
+from core.optim import build_optimizers
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.grpo_training_step import grpo_training_step
-from grpo.objectives import OBJECTIVES
 from grpo.kl import REFERENCES
+from grpo.objectives import OBJECTIVES
 from grpo.rewards import Scored
 from grpo.rollout import Reading, Rollouts, Texts
 from tests.tiny import config, one_process, same

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from core.files.json_lines import read_records
 from core.models import load_model
-from tests.tiny import TEXT, judge, model, run_here, run_script, save, without_clock, write_text_dataset
+from tests.tiny import TEXT, judge, model, read_records, run_here, run_script, save, without_clock, write_text_dataset
 
 pytestmark = pytest.mark.slow
 KILLED = """

@@ -9,9 +9,9 @@ import subprocess
 
 import pytest
 
+from core.run import SET_ASIDE, STAYING
 from core.models import save_model
-from core.run import recipes
-from core.run.names import STAYING, is_set_aside
+from core import start
 from core.settings import optional
 from grpo.report import plots
 from tests.tiny import CAUSAL, ROOT, causal_model, run_here, write_prompt_dataset
@@ -204,7 +204,7 @@ def test_whatever_a_run_writes_is_set_aside_by_the_next_and_other_files_stay(lau
     assert everything(out / "previous" / "1") == first and len(first) > 10
     assert json.loads((out / "previous" / "2" / "config.json").read_text())["seed"] == 1
     assert (out / "notes.txt").read_text() == "mine"
-    assert all(is_set_aside(name) or name in STAYING for name in set(os.listdir(out)) - {"notes.txt"})
+    assert all(SET_ASIDE.fullmatch(name) or name in STAYING for name in set(os.listdir(out)) - {"notes.txt"})
 
 
 ELSEWHERE = ("electra", "gsm8k", "math")  # of these, no prepare.py builds the data set
@@ -228,7 +228,7 @@ def clone(tmp_path_factory):
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_dry_run_in_a_fresh_clone_says_what_would_be_built(clone, monkeypatch, config):
     monkeypatch.chdir(clone)
-    monkeypatch.setattr(recipes.subprocess, "run", lambda *arguments, **settings: pytest.fail("it builds"))
+    monkeypatch.setattr(start.subprocess, "run", lambda *arguments, **settings: pytest.fail("it builds"))
     before = everything(clone)
     done = run_here(TRAIN, f"config/{config}", "--dry_run=True")
     assert done.returncode == 0 and done.stderr == ""

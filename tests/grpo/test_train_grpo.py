@@ -6,9 +6,8 @@ import shutil
 
 import pytest
 
-from core.files.json_lines import read_records
+from core.logger import WIDTH
 from core.models import save_model
-from core.run.terminal import WIDTH
 from grpo.grpo_config import GRPOConfig
 from tests.families import model_folder
 from tests.tiny import (
@@ -19,6 +18,7 @@ from tests.tiny import (
     causal_model,
     judge,
     model,
+    read_records,
     run_here,
     save,
     write_prompt_dataset,

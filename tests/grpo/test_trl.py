@@ -10,8 +10,8 @@ import torch
 from core.huggingface.settings import FULL, LoraConfig
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import load_model
+from core.optim import build_optimizers
 from core.prompts import PromptConsumer
-from core.training_step import build_optimizers
 from grpo.grpo_training_step import rollout_loss, train_on_rollouts
 from grpo.objectives import OBJECTIVES, token_weights
 from grpo.policies.causal import CausalPolicy

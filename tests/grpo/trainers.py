@@ -2,7 +2,6 @@
 
 import os
 
-from core.files.json_lines import read_records
 from core.logger import Logger
 from grpo.build import Models, build_data, build_models, build_reference, build_rewards, fill_in_evaluation
 from grpo.evaluation.prompts import PromptEvaluation
@@ -18,6 +17,7 @@ from tests.tiny import (
     judge,
     one_process,
     prompt_consumer,
+    read_records,
     rewards,
 )
 

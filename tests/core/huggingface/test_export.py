@@ -1,6 +1,5 @@
 """core/huggingface/export.py: transformers computes what our models compute, from a folder that it opens by itself."""
 
-import os
 import random
 
 import pytest
@@ -13,7 +12,7 @@ import transformers
 from core import export
 from core.distributions import draw_uniforms
 from core.generation import Stop, generate
-from core.huggingface.export import as_fast_tokenizer, new_folder, write_generator
+from core.huggingface.export import as_fast_tokenizer, write_generator
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL
 from core.models import load_model
@@ -54,8 +53,7 @@ def causal(tokenizer, tied=False, **settings):
 def exported(path, tokenizer, tied=False, dtype=torch.float32):
     """(our model, the model of transformers from the folder that ours was exported to)."""
     net = causal(tokenizer, tied)
-    with new_folder(str(path)) as folder:
-        write_generator(net, tokenizer, folder, dtype)
+    write_generator(net, tokenizer, path, dtype)
     return net, transformers.AutoModelForCausalLM.from_pretrained(path)
 
 
@@ -122,23 +120,6 @@ def test_the_tokenizer_gives_equal_ids_and_texts(tmp_path, kind):
         ids = rng.choices(range(ours.base_vocab_size), k=20)
         assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids)
     assert theirs.eos_token_id == ours.stop_token_id and len(theirs) == ours.base_vocab_size
-
-
-def test_a_folder_is_written_whole_or_not_at_all(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(KeyboardInterrupt):
-        with new_folder(str(tmp_path / "a" / "b")) as folder:
-            (tmp_path / "a" / os.path.basename(folder) / "half").write_text("")
-            assert not (tmp_path / "a" / "b").exists()
-            raise KeyboardInterrupt
-    assert not os.listdir(tmp_path / "a")
-    with new_folder(str(tmp_path / "c") + "/") as folder:
-        (tmp_path / os.path.basename(folder) / "file").write_text("old")
-    for name, words in (("c", "exists, and nothing is"), ("file/new", "file/new.tmp could not be written")):
-        with pytest.raises(ValueError, match=words):
-            with new_folder(f"{tmp_path}/{name}"):
-                raise AssertionError("not entered")
-    assert (tmp_path / "c" / "file").read_text() == "old"
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "bert"])

@@ -2,12 +2,13 @@
 
 import json
 import os
+import pathlib
 
 import pytest
 
 pytest.importorskip("transformers")
 
-from core.huggingface.files import ADAPTER, base_of, check_target, replace_files
+from core.huggingface.files import ADAPTER, base_of, check_target, writing_folder
 from tests.tiny import Cut, contents, cut_after
 
 
@@ -48,14 +49,29 @@ def fill(folder, text, *names):
 @pytest.mark.parametrize("count", range(4))
 def test_weights_change_last_so_that_an_interrupted_change_leaves_the_old_ones_whole(tmp_path, monkeypatch, count):
     names = ("tokenizer.json", "config.json", "model.safetensors")
-    fill(tmp_path / "new", "2", *names)
     fill(tmp_path / "old", "1", *names, "notes.txt")
     cut_after(monkeypatch, count)
     for _ in range(2):
         try:
-            replace_files(str(tmp_path / "new"), str(tmp_path / "old"))
+            with writing_folder(str(tmp_path / "old")) as new:
+                fill(pathlib.Path(new), "2", *names)
         except Cut:
             assert contents(tmp_path / "old")["model.safetensors"] == "1" and count < 3
         monkeypatch.undo()
-        fill(tmp_path / "new", "2", *names)
     assert contents(tmp_path / "old") == dict.fromkeys(names, "2") | {"notes.txt": "1"}
+
+
+def test_a_folder_is_written_whole_or_not_at_all(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KeyboardInterrupt):
+        with writing_folder(str(tmp_path / "a" / "b")) as folder:
+            (tmp_path / "a" / os.path.basename(folder) / "half").write_text("")
+            assert not (tmp_path / "a" / "b").exists()
+            raise KeyboardInterrupt
+    assert not os.listdir(tmp_path / "a")
+    with writing_folder(str(tmp_path / "c") + "/") as folder:
+        (tmp_path / os.path.basename(folder) / "file").write_text("new")
+    assert (tmp_path / "c" / "file").read_text() == "new"
+    with pytest.raises(ValueError, match="file/new could not be written"):
+        with writing_folder(f"{tmp_path}/file/new"):
+            raise AssertionError("not entered")

@@ -192,7 +192,7 @@ def test_an_adapter_that_does_not_fit_its_model_is_one_line(folders, tmp_path):
     path, adapter = folders("llama")
     (tmp_path / "empty").mkdir()
     refused(adapter, "is an adapter", "lora_init_from", adapter=LoraConfig(lora_rank=4))
-    refused(path, "no layer 'v_prj'", named="lora_targets", adapter=LoraConfig(lora_rank=4, lora_targets="q_proj,v_prj"))
+    refused(path, "v_prj", named="lora_targets", adapter=LoraConfig(lora_rank=4, lora_targets="q_proj,v_prj"))
     others = {tmp_path / "empty": "adapter_config.json", folders("bert")[1]: "lora_init_from"}
     for name, shape in (("deeper", {"n_layer": 3}), ("narrower", {"n_embd": 16})):
         other = model_folder(tmp_path / f"base {name}", "llama", **shape)

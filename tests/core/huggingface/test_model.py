@@ -183,6 +183,42 @@ def test_a_prompt_read_once_has_the_gradient_of_transformers_that_reads_it_with_
     expect_equal_gradients(gradients(model.net), gradients(theirs), SCAN if family in DELTA_FAMILIES else 1e-5)
 
 
+def test_a_group_goes_on_from_the_states_of_its_prompt_which_stay_as_they_are_and_get_the_gradient(folder):
+    prompts = load_model(folder("mamba2"))[0].new_cache()
+    shapes = {"conv": (2, 3, 4), "recurrent": (2, 4, 8, 8)}
+    conv, recurrent = (torch.randn(shape, requires_grad=True) for shape in shapes.values())
+    prompts.content.update_conv_state(conv, 0)
+    prompts.content.update_recurrent_state(recurrent, 0)
+    group = prompts.expand(torch.tensor([0, 0, 1]))
+    assert prompts.is_recurrent and group.is_recurrent
+    own = group.content.layers[0]
+    for states in (own.conv_states[0], own.recurrent_states[0]):
+        rows = torch.tensor([1.0, 2.0, 5.0]).view(3, *[1] * (states.dim() - 1))
+        (states * rows).sum().backward()
+        with torch.no_grad():
+            states.zero_()
+    for x in (conv, recurrent):
+        assert (x.grad[0] == 3).all() and (x.grad[1] == 5).all()
+    kept = prompts.content.layers[0]
+    assert torch.equal(kept.conv_states[0], conv) and torch.equal(kept.recurrent_states[0], recurrent)
+    group.keep(torch.tensor([2]))
+    assert len(own.conv_states[0]) == len(own.recurrent_states[0]) == 1
+
+
+def test_layers_of_full_attention_alone_are_written_in_place(folder):
+    prompts = load_model(folder("gemma3"))[0].new_cache()  # a sliding window, then full attention
+    keys = torch.randn(2, 2, 5, 8)
+    for i in range(2):
+        prompts.content.update(keys, keys, i)
+    with torch.no_grad():
+        sliding, full = prompts.expand(torch.tensor([1, 0, 0]), room=3).content.layers
+        held = full.keys.data_ptr()
+        full.update(keys[[0, 0, 0], :, :1], keys[[0, 0, 0], :, :1])
+    assert full.keys.data_ptr() == held and full.keys.shape[2] == 6 and not hasattr(sliding, "whole")
+    torch.testing.assert_close(full.keys, torch.cat((keys[[1, 0, 0]], keys[[0, 0, 0], :, :1]), 2))
+    assert not prompts.is_recurrent
+
+
 # --- fill-in models
 
 

@@ -91,7 +91,7 @@ def test_what_has_no_text_is_never_written(tmp_path):
 def test_a_mask_token_that_ends_a_text_too_is_refused(tmp_path, config, names):
     path = word_tokenizer(tmp_path, {"?": 0, "a": 1, "b": 2}, **names)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"]} | config))
-    with pytest.raises(ValueError, match="its mask token 'b' ends texts too; name another as mask_token"):
+    with pytest.raises(ValueError, match="mask token 'b'"):
         load_huggingface_tokenizer(path)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]} | config))
     assert load_huggingface_tokenizer(path).stop_token_ids, "a causal model masks nothing"

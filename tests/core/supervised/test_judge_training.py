@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.dataset_consumer import unpack_batch
+from core.data import unpack_batch
 from core.model import SEQUENCE_SCORER
 from core.supervised.config import PretrainConfig
 from core.supervised.judge_training import auc, average_ranks, filled_batch, judge_report

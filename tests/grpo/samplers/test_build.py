@@ -11,14 +11,13 @@ import threading
 import pytest
 import torch
 
-from core.files.json_lines import read_records
 from core.models import save_model
 from core.settings.script import exit_code
 from grpo import train_grpo
 from grpo.samplers.ray import RaySampler, start_ray
 from tests.families import model_folder, write_sums
 from tests.tiny import (
-    CAUSAL, ROOT, causal_model, judge, model, run_script, save, without_clock, write_prompt_dataset)
+    CAUSAL, ROOT, causal_model, judge, model, read_records, run_script, save, without_clock, write_prompt_dataset)
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow

@@ -4,9 +4,8 @@ import copy
 
 import pytest
 
-from core.files.json_lines import read_records
 from core.logger import Logger
-from core.training_step import build_optimizers
+from core.optim import build_optimizers
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.grpo_training_step import Timer, collect_rollouts, sampler_of, train_on_rollouts
 from grpo.report import plots
@@ -22,6 +21,7 @@ from tests.tiny import (
     prompt_config,
     prompt_consumer,
     prompt_fill_policy,
+    read_records,
     same,
     step_problems,
     without_clock,

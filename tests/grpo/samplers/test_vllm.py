@@ -16,7 +16,6 @@ import torch
 
 pytest.importorskip("transformers")
 
-from core.files.json_lines import read_records
 from core.huggingface.export import write_generator
 from core.huggingface.settings import LoraConfig
 from core.models import is_huggingface, load_model, load_tokenizer, save_model
@@ -30,7 +29,8 @@ from grpo.samplers.vllm import VllmSampler, prompts_of
 from grpo.scoring import score_in_batches
 from tests.families import model_folder, write_sums
 from tests.tiny import (
-    CAUSAL, ROOT, causal_model, clear_gradient, fixed_rewards, one_process, prompt_config, run_here, run_script, train)
+    CAUSAL, ROOT, causal_model, clear_gradient, fixed_rewards, one_process, prompt_config, read_records, run_here,
+    run_script, train)
 from tests.vllm_server import running
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time

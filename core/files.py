@@ -1,0 +1,113 @@
+"""Files that are written whole or not at all, JSON that is read with one line for whatever is wrong with it, and the
+names of the files of a run."""
+
+import contextlib
+import json
+import os
+
+import safetensors
+
+from core.settings.user_code import guarded
+
+STATE = "state.pt"
+BEFORE = "state-before.pt"
+METRICS = "metrics.jsonl"
+SAMPLES = "samples.jsonl"
+CONSOLE = "console.log"
+CONFIG = "config.json"
+TRACKER_IDS = "trackers.json"
+REPORT = "report.html"
+CURVES = "curves.png"
+VLLM_WEIGHTS = "vllm-weights"
+RUN_FILES = (STATE, BEFORE, METRICS, SAMPLES, CONSOLE, CONFIG, TRACKER_IDS, REPORT, CURVES)
+UMASK = os.umask(0)
+os.umask(UMASK)
+
+
+class CannotWrite(ValueError):
+    """A file could not be written."""
+
+
+@contextlib.contextmanager
+def writing(path):
+    """Raises CannotWrite, with the reason in one line, if the block cannot write to `path`."""
+    try:
+        yield
+    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        if isinstance(error.__context__, OSError):  # torch.save ends a file with an error of its own
+            error = error.__context__
+        if isinstance(error, RuntimeError) or (isinstance(error, OSError) and error.errno is None):  # of something else
+            raise
+        raise CannotWrite(f"{path} could not be written ({getattr(error, 'strerror', error)})") from None
+
+
+@contextlib.contextmanager
+def replacing(path):
+    """Gives the name of a new file beside `path`, which takes its place after the block. If the block fails, `path`
+    stays as it was. Raises CannotWrite."""
+    new = f"{path}.tmp"
+    with writing(path):
+        try:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            yield new
+            put(new, path)
+        finally:
+            if os.path.exists(new):
+                os.remove(new)
+
+
+def put(new, path):
+    """Puts the file `new` in the place of `path`, once it is on the disk."""
+    as_usual(new)
+    with open(new, "r+b") as f:
+        os.fsync(f.fileno())
+    os.replace(new, path)
+
+
+def as_usual(path):
+    """Gives a file the mode that open() gives; safetensors makes files that only the user may read."""
+    with contextlib.suppress(PermissionError):  # some file systems have no modes
+        os.chmod(path, 0o666 & ~UMASK)
+
+
+def write_json(path, value):
+    """Writes plain values to a JSON file, whole or not at all."""
+    with replacing(path) as new, open(new, "w") as f:
+        json.dump(value, f, indent=1)
+
+
+def object_from_json(text, where, remedy):
+    """The object {...} of a JSON text. Raises ValueError for another text.
+
+    where: names the text; remedy: what to do, the end of the error
+    """
+    with guarded(f"{where} is not JSON", remedy):
+        value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be an object {{...}}, not {type(value).__name__}; {remedy}")
+    return value
+
+
+def read_object(path, where, remedy):
+    """The object {...} of a JSON file. where, remedy: as in object_from_json"""
+    with open(path, "rb") as f:
+        return object_from_json(f.read(), where, remedy)
+
+
+def each_record(path):
+    """Yields the records of a file with one on each line, which may be larger than the memory; none if there is no
+    file. A last line that a crash cut short is left out. Raises ValueError for a line that is no record."""
+    if not os.path.exists(path):
+        return
+    with open(path, encoding="utf-8", errors="replace") as f:
+        for number, line in enumerate(f, 1):
+            if line.endswith("\n") and line != "\n":
+                yield object_from_json(line, f"{path}, line {number}", "delete the line")
+
+
+def keep_records(path, step):
+    """Drops the records of steps after `step`; at step 0, where a run begins, all of them."""
+    with replacing(path) as new, open(new, "w") as f:
+        for record in each_record(path):
+            if 0 < step >= record["step"]:
+                f.write(json.dumps(record) + "\n")

@@ -1,0 +1,188 @@
+"""A run: one at a time in its folder, step after step until the last one, a signal, or too many bad steps."""
+
+import contextlib
+import os
+import re
+import signal
+
+from core.checkpoint_manager import states
+from core.files import BEFORE, CONSOLE, METRICS, RUN_FILES, STATE, VLLM_WEIGHTS, writing
+from core.optim import not_finite
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+LOCK = "lock"
+PREVIOUS = "previous"  # the folder of earlier runs
+OTHERS = r"model(-\d+)?(\.safetensors)?|events\.out\.tfevents\..*"  # models are files or folders; TensorBoard's
+SET_ASIDE = re.compile(rf"({'|'.join(map(re.escape, RUN_FILES))}|{OTHERS})(\.tmp)?")
+STAYING = (LOCK, PREVIOUS, "wandb", VLLM_WEIGHTS)  # a later run leaves them where they are
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]  # as on Windows
+NOTICE = b"\nthe run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
+
+
+def check_run_folder(out_dir):
+    """Raises ValueError if the folder holds files but no run."""
+    names = listed(out_dir)
+    foreign = [name for name in names if name not in STAYING]
+    if foreign and not {STATE, BEFORE, METRICS, CONSOLE, PREVIOUS} & set(names):
+        raise ValueError(f"out_dir={out_dir} holds {foreign[0]}, which is of no run; name a new or an empty folder")
+
+
+@contextlib.contextmanager
+def run_folder(config, dist):
+    """Keeps other runs out of out_dir during the block. Gives whether the run goes on from a state there.
+
+    config: absolute_out_dir, resume (True, False, or 'auto': if there is a state)
+    """
+    dist.barrier()  # every rank has seen the folder as it was
+    with locked(config.absolute_out_dir) if dist.is_main else contextlib.nullcontext():
+        found = dist.is_main and bool(states(config.absolute_out_dir))
+        goes_on = config.resume is True or (config.resume == "auto" and found)
+        yield bool(dist.agree(goes_on))
+
+
+@contextlib.contextmanager
+def locked(out_dir):
+    """Locks the folder until the end of the block or of the process. Raises ValueError if another run has the lock.
+    Without locks (Windows, some file systems) nothing keeps two runs apart."""
+    with writing(f"out_dir={out_dir}"):
+        os.makedirs(out_dir, exist_ok=True)
+        file = open(os.path.join(out_dir, LOCK), "a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"out_dir={out_dir} is in use by another run; choose another out_dir or wait") from None
+        except (AttributeError, OSError):
+            pass
+        yield
+
+
+def set_aside(out_dir):
+    """Moves what an earlier run wrote in this folder to <out_dir>/previous/<n>, n = 1, 2, ...; nothing is deleted.
+
+    Returns the folder of the earlier run, or None if there was none.
+    """
+    names = [name for name in listed(out_dir) if SET_ASIDE.fullmatch(name)]
+    if not names:
+        return None
+    previous = os.path.join(out_dir, PREVIOUS)
+    numbers = [int(name) for name in listed(previous) if name.isdecimal()]
+    folder = os.path.join(previous, str(1 + max(numbers, default=0)))
+    with writing(folder):
+        os.makedirs(folder)
+        for name in reversed(names):  # the states early, so that no run resumes half of another
+            os.replace(os.path.join(out_dir, name), os.path.join(folder, name))
+    return folder
+
+
+def listed(folder):
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+class StopSignal:
+    """Notes a signal during the block: SIGTERM, of a machine that is taken away, SIGINT (Ctrl-C), or SIGHUP, of a
+    terminal that is closed. A second one ends the process at once, without saving."""
+
+    def __init__(self, dist):
+        self.dist, self.number, self.before = dist, 0, {}
+
+    def __enter__(self):
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup and shells ask for that
+                self.before[number] = signal.signal(number, self.note)
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is not None and self.dist.world > 1:
+            return  # a rank has failed: the SIGTERM of torchrun must not end this one before it has told why
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def note(self, number, frame):
+        """The handler. A second signal has its default action, also in a process that waits for other ranks."""
+        self.number = number
+        for each in self.before:
+            signal.signal(each, signal.SIG_DFL)
+        if self.dist.is_main:
+            with contextlib.suppress(OSError):  # of a terminal that was closed
+                os.write(2, NOTICE)  # print is not safe in a handler
+
+    def came(self):
+        """The name of the signal that any rank has received, or None. Every rank must call it."""
+        number = self.dist.agree(self.number)
+        return signal.Signals(number).name if number else None
+
+
+class BadSteps:
+    """Counts the steps that were skipped in a row, and ends a run that no longer trains."""
+
+    def __init__(self, limit, checkpoints, logger):
+        self.limit, self.checkpoints, self.logger = limit, checkpoints, logger
+        self.in_a_row = 0
+
+    def count(self, step, metrics):
+        """Counts a step, alike on all ranks; one that was not skipped begins again."""
+        if not metrics["skipped_steps"]:
+            self.in_a_row = 0
+            return
+        self.in_a_row += 1
+        names = ", ".join(not_finite(metrics))
+        self.logger.say(f"step {step} is skipped, because these are not finite: {names}")
+        if self.in_a_row >= self.limit:
+            raise ValueError(f"{self.in_a_row} steps in a row were skipped (max_bad_steps={self.limit}), the last one "
+                             f"for {names}; lower learning_rate and {self.checkpoints.how_to_go_on()}")
+
+
+def run_loop(trainer, stop):
+    """Takes the steps of a trainer, evaluating and saving on the way. Returns whether a signal ended it early.
+
+    trainer: has config, dist, logger, step, evaluated (whether the evaluation of this step, if it has one, is done),
+             stopped_by, bad (a BadSteps), and the methods
+        train_step()         takes one optimizer step and counts it; returns its metrics
+        log_step(metrics)    logs them
+        evaluation_is_due()  tells whether an evaluation follows this step; one always follows the last
+        run_evaluation()     evaluates on held-out data and logs the metrics
+        save()               writes the model and the state to resume from
+        report()             shows the run so far, after an evaluation
+    stop: a StopSignal
+    """
+    c, save_is_due = trainer.config, False
+    if not trainer.evaluated:  # a new run, or one that a signal stopped before the evaluation of its step
+        evaluate(trainer)
+        trainer.report()
+    trainer.logger.restart_clock()
+    while trainer.step < c.max_iters:
+        trainer.log_step(trainer.train_step())
+        last = trainer.step == c.max_iters
+        came = stop.came()
+        trainer.evaluated = not (last or trainer.evaluation_is_due())
+        shown = False
+        # Whoever sends a signal does not wait for an evaluation: the resumed run makes it up
+        if not trainer.evaluated and (last or not came):
+            evaluate(trainer)
+            shown = True
+            came = stop.came()
+        save_is_due = save_is_due or trainer.step % c.save_interval == 0
+        in_good_state = not trainer.bad.in_a_row  # a good state is not replaced by one from the middle of bad steps
+        if last or came or (save_is_due and in_good_state):
+            trainer.save()
+            save_is_due = False
+        if shown:
+            trainer.report()
+        trainer.logger.tick()
+        if came and not last:
+            trainer.stopped_by = came
+            trainer.logger.say(f"stopped by {came} after step {trainer.step}; go on with --resume=True")
+            return True
+    return False
+
+
+def evaluate(trainer):
+    """The evaluation of a step, for which the other ranks wait."""
+    trainer.run_evaluation()
+    trainer.dist.barrier()
+    trainer.evaluated = True

@@ -1,0 +1,114 @@
+"""Running text: what was written is read, windows are pure and the same for every layout, faults are named."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from core.data import DatasetConsumer, unpack_batch, write_dataset
+from core.model import LANGUAGE_MODEL, MASKED_FILL
+from core.tokenizer import CharTokenizer
+from tests.tiny import TEXT, TOKENIZER, config, consumer, write_text_dataset
+
+
+def opened(folder, block_size=16, mode=MASKED_FILL, **settings):
+    return DatasetConsumer(str(folder), mode, block_size, 4, **settings)
+
+
+@pytest.mark.parametrize(("vocabulary", "bits"), [(2**16, 16), (2**16 + 1, 32), (151936, 32)])
+def test_every_id_of_a_large_vocabulary_is_read_as_it_was_written(tmp_path, vocabulary, bits):
+    t = CharTokenizer()
+    t.vocab_size = t.base_vocab_size = vocabulary
+    ids = list(range(vocabulary - 40, vocabulary))
+    write_dataset(str(tmp_path), {"train": ids, "val": ids[::-1]}, t)
+    assert os.path.getsize(tmp_path / "train.bin") == 40 * bits // 8 and not list(tmp_path.glob("*.tmp"))
+    data = opened(tmp_path, mode=LANGUAGE_MODEL, tokenizer=t)
+    assert data.tokens["train"].tolist() == ids and data.tokens["val"].tolist() == ids[::-1]
+    assert set(data.batch("train", 0)["input"].flatten()) <= set(ids)
+
+
+def changed(folder, **facts):
+    """Writes other facts into meta.json."""
+    path = folder / "meta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
+BROKEN = {
+    "nothing": (lambda d: (d / "meta.json").unlink(), "dataset not prepared: .*meta.json is missing; .*prepare.py"),
+    "no val": (lambda d: (d / "val.bin").unlink(), "dataset not prepared: .*val.bin is missing; .*prepare.py"),
+    "empty val": (lambda d: (d / "val.bin").write_bytes(b""), "val.bin has 0 tokens, fewer than one window"),
+    "stride": (lambda d: changed(d, stride=1.5), "meta.json: .*stride=.* cannot be")}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_damaged_files_are_named_with_a_remedy(tmp_path, fault):
+    write_text_dataset(tmp_path, TEXT)
+    damage, message = BROKEN[fault]
+    damage(tmp_path)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+        opened(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+class Limited(CharTokenizer):
+    """Characters, without a mask token or without newlines. Their description is that of CharTokenizer."""
+
+    def __init__(self, **changes):
+        super().__init__()
+        self.__dict__ |= changes
+
+    def description(self):
+        return TOKENIZER.description()
+
+
+@pytest.mark.parametrize(("tokenizer", "masks", "message"), [
+    (CharTokenizer(stop=True), {"span": 1.0}, "was prepared with another vocabulary"),
+    (Limited(mask_token_id=None), {"span": 1.0}, "its tokenizer has no mask token, which filling in needs"),
+    (Limited(newline_token_id=-1), {"span": 1.0, "line": 0.5}, "mask_line is above 0")])
+def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path, tokenizer, masks, message):
+    write_text_dataset(tmp_path, TEXT)
+    with pytest.raises(ValueError, match=message):
+        opened(tmp_path, masks=masks, tokenizer=tokenizer)
+    opened(tmp_path, masks={"span": 1.0}, tokenizer=Limited(newline_token_id=-1))
+    opened(tmp_path, mode=LANGUAGE_MODEL, masks={"line": 1.0}, tokenizer=Limited(mask_token_id=None))
+
+
+def equal(a, b):
+    return all(np.array_equal(a[key], b[key]) for key in a)
+
+
+def test_batches_are_pure_and_dealt_alike_to_any_layout(dataset):
+    whole, half = consumer(dataset, config(batch_size=8)), config(batch_size=4)
+    first = whole.batch("train", 3)
+    assert equal(first, consumer(dataset, config(batch_size=8)).batch("train", 3))
+    assert equal(first, whole.problems("train", 3)) and not equal(first, whole.batch("train", 4))
+    ranks = [consumer(dataset, half, rank=r, world=2).batch("train", 3) for r in range(2)]
+    micros = [consumer(dataset, half).batch("train", 3, micro) for micro in range(2)]
+    for parts in (ranks, micros):
+        assert equal(first, {key: np.concatenate([part[key] for part in parts]) for key in first})
+
+
+def test_input_masks_the_target_and_nothing_else(dataset):
+    batch = consumer(dataset, config()).batch("val", 0)
+    input, target, mask = unpack_batch(batch, "cpu")
+    assert (input[mask] == TOKENIZER.mask_token_id).all() and (input[~mask] == target[~mask]).all()
+    assert all(TOKENIZER.decode(row) in TEXT[len(TEXT) * 4 // 5 :] for row in target.tolist())
+    assert [str(x.dtype) for x in (input, target, mask)] == ["torch.int64", "torch.int64", "torch.bool"]
+    batch["mask"][1] = False
+    with pytest.raises(ValueError, match="without masks"):
+        unpack_batch(batch, "cpu")
+
+
+def test_language_model_batches_are_shifted_by_one(dataset):
+    batch = DatasetConsumer(dataset, LANGUAGE_MODEL, 16, 4).batch("train", 0)
+    assert np.array_equal(batch["input"][:, 1:], batch["target"][:, :-1]) and batch["mask"].all()
+
+
+def test_an_id_outside_the_vocabulary_is_refused(tmp_path):
+    write_text_dataset(tmp_path, TEXT)
+    (tmp_path / "train.bin").write_bytes(np.full(100, TOKENIZER.vocab_size, dtype=np.uint16).tobytes())
+    data = DatasetConsumer(str(tmp_path), MASKED_FILL, 16, 2)
+    with pytest.raises(ValueError, match="train.bin has the token id 99"):
+        data.batch("train", 0)
+    data.batch("val", 0)
