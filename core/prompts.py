@@ -112,7 +112,7 @@ class PromptConsumer:
     text shifted by one, the mask True on its completion and stop token.
     Problem i of a step is drawn from (seed, step, its number in the step), however a step is cut into ranks and
     micro-batches, and no problem occurs twice in a step unless there are too few.
-    dataset: a prepared folder, a file of records, or hf:owner/name (core/files/records.py)
+    dataset: a prepared folder, a file of records, or hf:owner/name (core/records.py)
     tokenizer: that of the model; None: the one that meta.json of the folder describes
     format: a PromptFormat; block_size: the longest input of a supervised model
     masked: whether `batch` is for a model that fills in masks

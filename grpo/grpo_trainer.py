@@ -60,14 +60,14 @@ class GRPOTrainer:
         sampler: who samples the completions (grpo/samplers/sampler.py), closed at the end; None: the policy
         """
         if sampler is None and self.config.max_staleness:
-            from grpo.samplers.prefetch import LocalSampler
+            from grpo.samplers.sampler import LocalSampler
             sampler = LocalSampler(self.policy, self.config)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.checkpoints.keeping())
             stop = stack.enter_context(StopSignal(self.dist))
             if sampler is not None:
                 stack.enter_context(contextlib.closing(sampler))
-                from grpo.samplers.prefetch import Prefetcher
+                from grpo.samplers.sampler import Prefetcher
                 self.prefetcher = Prefetcher(sampler, self.policy, self.problems_of, self.config)
             self.dist.broadcast(self.policy.parameters())
             self.logger.start(self.step)
@@ -222,7 +222,7 @@ class GRPOTrainer:
         if hasattr(self.rewards, "close"):
             self.rewards.close()
         if self.dist.is_main and not stopped:
-            from grpo.report.plots import draw_curves  # the algorithm loads without a plotting library
+            from grpo.report.page import draw_curves
             if held_out := evaluations(each_record(self.logger.path)):
                 draw_curves({"": held_out}, self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(self.before, self.after))

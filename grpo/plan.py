@@ -3,7 +3,6 @@
 from core.config import describe
 from core.models import is_huggingface
 from core.prompts import PromptConsumer
-from grpo.reward_functions.registry import parameters
 from grpo.rewards import REWARDS
 
 
@@ -70,6 +69,6 @@ def describe_rewards(config, rewards):
         terms.append(f"{weight:g} x {name} {REWARDS[name].range}")
     yield f"rewards: {', '.join(terms)}"
     yield "a loss near 0 is right: advantages cancel within a group, their gradients do not; watch mean_reward"
-    if any("sandbox" in parameters(name) for name in rewards.names):
+    if any("sandbox" in REWARDS[name].settings for name in rewards.names):
         from grpo.sandbox.run import describe_sandbox
         yield describe_sandbox(config.sandbox, config.sandbox_seconds, config.sandbox_megabytes)

@@ -1,6 +1,6 @@
-"""The rewards of a run: named functions, each with a weight, whose values are added.
+"""The rewards of a run: the weighted sum of named functions.
 
-python grpo/rewards.py lists those of this project with their ranges, and the presets; with --help it prints this.
+python grpo/rewards.py lists the built-in ones with their ranges, and the presets.
 """
 
 import os
@@ -23,7 +23,6 @@ from grpo.reward_functions.registry import (
     arguments,
     check_records,
     import_rewards,
-    parameters,
     register_functions,
     reward,
     run_reward,
@@ -36,14 +35,14 @@ MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_chec
 
 
 class Rewards:
-    """The rewards of a run, called with rollouts. Returns Scored:
+    """The rewards of a run. Called with rollouts it returns Scored:
 
     reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
-    credit: the same, of normalised values with reward_normalisation; with credit_window the judge's of each token
-    weight: None, or with train_pass_k=k the factors that turn the advantage into one of pass@k
+    credit: the same with reward_normalisation; with credit_window that of each token
+    weight: None, or with train_pass_k=k the factors of the advantage for pass@k
     values: NaN where a function skipped a completion
 
-    judge: a Judge, reward_scorer: a RewardModel, or None if no reward needs it
+    judge: a Judge, reward_scorer: a RewardModel; None if no reward needs it
     """
 
     def __init__(self, config, judge=None, reward_scorer=None):
@@ -61,7 +60,7 @@ class Rewards:
         self.workers = None
         if config.reward_workers and any(REWARDS[name].slow for name in self.names):
             from grpo.reward_functions.workers import Workers
-            runs_code = any("sandbox" in parameters(name) for name in self.names)
+            runs_code = any("sandbox" in REWARDS[name].settings for name in self.names)
             self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file, runs_code)
 
     @torch.no_grad()
@@ -69,7 +68,7 @@ class Rewards:
         device, G = rollouts.target.device, rollouts.group_size
         if self.config.credit_window is not None:  # the judge is then the only reward
             score, credit = self.models["judge_model"].score_and_credit(rollouts.texts, self.config.credit_window)
-            score = score.masked_fill(score.isnan(), torch.inf)  # NaN would mean that the completion is skipped
+            score = score.masked_fill(score.isnan(), torch.inf)  # NaN would skip the completion
             return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
         if not self.names:  # the teacher alone teaches
             return Scored(torch.zeros(rollouts.problems, G, device=device), metrics=None)
@@ -83,21 +82,22 @@ class Rewards:
         if self.config.train_pass_k > 1:
             from grpo.reward_functions.groups import pass_k_weight
             weight = pass_k_weight(self.right(values).view(-1, G), self.config.train_pass_k)
-        metrics = None if self.names == ("judge",) else log.metrics  # the judge logs none, on any rank
+        metrics = None if self.names == ("judge",) else log.metrics  # None: no rank logs any
         return Scored(self.total(values).view(-1, G), credit, values, weight, metrics)
 
     def score(self, texts, group_size, names=None):
         """({name: (N,) float32 on the CPU}, Log). A value is NaN where the function skipped the completion, and
-        infinity where it returned no finite number. A completion that is late in a worker is skipped by every function.
+        infinity where it returned no finite number. Every function skips a completion that was late in a worker.
 
-        texts: a Texts, of which groups are consecutive; names: the functions to call; None: all of the run
+        texts: a Texts with consecutive groups; names: the functions to call; None: all of the run
         """
         values, log, late = {}, Log(), set()
-        known = (self.config.reward_settings or {}) | vars(self.config) | self.models
-        known |= {"group_size": group_size, "texts": texts, "trainer_state": self.state}
+        settings = (self.config.reward_settings or {}) | vars(self.config) | {"trainer_state": self.state}
+        known = settings | self.models | {"group_size": group_size, "texts": texts}
         for name in names or self.names:
-            call = arguments(name, texts, known, self.fields)
-            if self.workers and REWARDS[name].slow:
+            slow = REWARDS[name].slow
+            call = arguments(name, texts, settings if slow else known, self.fields)
+            if self.workers and slow:
                 numbers, own, missing = self.workers.call(call)
                 late |= missing
             else:
@@ -110,8 +110,8 @@ class Rewards:
         return values, log
 
     def total(self, values):
-        """(N,) the weighted sum of `values`, as score returns them; NaN where every function skipped. A function of
-        weight 0 is measured alone: it neither adds nor skips."""
+        """(N,) the weighted sum of `values`, as `score` returns them; NaN where every function skipped. A function of
+        weight 0 is only measured."""
         weighted = [w * values[n] for n, w in zip(self.names, self.weights, strict=True) if w]
         if not weighted:
             return torch.zeros_like(values[self.names[0]])
@@ -124,29 +124,27 @@ class Rewards:
         return (x >= REWARDS[self.success].high - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
 
     def check(self, records):
-        """Raises ValueError naming file and line of the first record that a reward cannot score."""
+        """Raises ValueError with file and line of the first record that a reward cannot score."""
         self.fields = tuple(as_columns(records)[1])
         for name in self.names:
             check_records(name, records)
 
     def close(self):
-        """Ends the worker processes; the next call starts new ones."""
+        """Ends the worker processes. The next call starts new ones."""
         if self.workers:
             self.workers.close()
 
 
 def check_settings(config, names, models):
-    """Raises ValueError if a reward is not known, or settings do not fit each other. models: {parameter: model}"""
+    """Raises ValueError if a reward is unknown, or settings do not fit together. models: {parameter: model}"""
     for name in names:
         if name not in REWARDS:
             raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; "
                              "or define your own in reward_file")
-        if REWARDS[name].slow and {*MODELS, "texts", "group_size"} & set(parameters(name)):
-            raise ValueError(f"reward {name}: a slow function gets one completion, no texts, models or group_size")
         for parameter, key in MODELS.items():
-            if parameter in parameters(name) and models[parameter] is None:
+            if parameter in REWARDS[name].settings and models[parameter] is None:
                 raise ValueError(f"reward {name} needs {key}; name a model, or set other reward_functions")
-    own = {key for name in names for key, p in parameters(name).items() if p.kind is p.KEYWORD_ONLY}
+    own = set().union(*(REWARDS[name].settings for name in names))
     for key in config.reward_settings or {}:
         if key not in own or hasattr(config, key):
             raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)}")
@@ -159,7 +157,7 @@ def check_settings(config, names, models):
 
 def success(config, names):
     """The reward whose highest value means that a completion is correct; None if there is none."""
-    usable = [n for n in names if not set(MODELS) & set(parameters(n)) and math.isfinite(REWARDS[n].high)]
+    usable = [n for n in names if not MODELS.keys() & REWARDS[n].settings and math.isfinite(REWARDS[n].high)]
     usual = names[0] if config.reward_functions else PRESET_SUCCESS.get(config.task_type)
     name = config.success_reward or usual
     if name in usable:
@@ -174,7 +172,7 @@ def main(argv):
     """Prints the table of rewards and the presets."""
     if argv:
         raise UsageError(f"{argv[0]}: there are no options")
-    import_rewards([None])  # all
+    import_rewards()
     for name, r in REWARDS.items():
         print(f"{name:<18}{r.range}".ljust(34) + (inspect.getdoc(r.fn) or "").split("\n")[0])
     print("\npresets (task_type)")

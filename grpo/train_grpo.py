@@ -8,6 +8,7 @@ torchrun --nproc_per_node=2 --shutdown-timeout=900 grpo/train_grpo.py config/grp
 
 import os
 import sys
+from importlib import import_module
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -31,8 +32,7 @@ def main(argv):
         from core.trackers import check_trackers
         check_trackers(config)
     if config.sampler != "local":
-        from grpo.samplers.build import check_sampler_is_there
-        check_sampler_is_there(config)
+        import_module(f"grpo.samplers.{config.sampler}").check(config)
     with Distributed(config.device, config.dtype, config.rank_timeout) as dist, naming_what_lowers_memory(config):
         if build_what_is_missing(config, dist):
             if dist.is_main:
@@ -49,7 +49,7 @@ def main(argv):
                 print(*lines, "dry run: everything is in place, nothing was trained", sep="\n")
             return
         if config.doctor:
-            from grpo.doctor.page import check_up
+            from grpo.doctor.checks import check_up
             print(*lines, sep="\n", flush=True)
             healthy, page = check_up(config, models, rewards, data, dist)
             print(*page, sep="\n")
@@ -61,8 +61,7 @@ def main(argv):
                 trainer.resume()
             sampler = None  # the policy itself
             if config.sampler != "local":
-                from grpo.samplers.build import build_sampler
-                sampler = build_sampler(config, models.policy, dist)
+                sampler = import_module(f"grpo.samplers.{config.sampler}").build(models.policy, config, dist)
             with Recorded(config, origin, dist, trainer, resume, trainer.write_page):
                 logger.say("\n".join(lines))
                 trainer.run(sampler)

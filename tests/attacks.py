@@ -136,7 +136,7 @@ def protected_by(*parts, without=GUARD):
 def child_without(folder, *beginnings):
     """A copy of the child's script, with its neighbours, without its lines that begin so. Returns its path."""
     source = pathlib.Path(sandbox.__file__).parent
-    for name in ("child.py", "kernel.py", "syscalls.py"):
+    for name in ("child.py", "kernel.py"):
         shutil.copy(source / name, folder)
     path = pathlib.Path(folder, "child.py")
     lines = path.read_text().split("\n")

@@ -11,7 +11,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from grpo.reward_functions.asserts import cut
+from grpo.reward_functions.verify_code import cut
 from grpo.sandbox.run import run_tests
 from tests.attack_programs import programs
 

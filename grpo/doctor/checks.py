@@ -1,12 +1,13 @@
-"""The doctor's checks of a step: prompts, ends of completions, gradient, environments, rewards.
+"""--doctor=True: takes one step of the user's own run and checks what no metric shows.
 
-A check takes an Examination, one of a single reward also its name, and returns (whether it is fine, a sentence, a
+A check takes a DoctorStep, and the name of a reward if it is about one. It returns (whether all is well, a sentence, a
 remedy), or None where it does not apply.
 """
 
 import re
+import textwrap
 from collections import Counter
-from inspect import signature
+from dataclasses import dataclass, replace
 from math import inf, isfinite, isnan
 from types import SimpleNamespace
 
@@ -15,12 +16,61 @@ import torch
 from core.prompts import PromptConsumer, as_columns, as_messages, plain
 from core.settings.user_code import one_line
 from core.tokenizer import fold_to_ascii
+from grpo.grpo_training_step import Timer, collect_rollouts, sampler_of, train_on_rollouts
 from grpo.rewards import REWARDS
 from grpo.rollout import TURNS
 
-RECORDS = 8  # the number of training records that each verifier is given
-# Forms in which an answer may be expected, if the records have no completion
+MOST = 16    # problems of the step
+RECORDS = 8  # training records that each verifier is tried on
+# Forms in which a reward may expect an answer; tried where records have no completion
 FORMS = ("%s", "...<end_working_out><SOLUTION>%s</SOLUTION>", "%s</SOLUTION>", "\\boxed{%s}", "```python\n%s\n```")
+
+
+@dataclass
+class DoctorStep:
+    """The step that the checks read."""
+    config: object
+    models: object             # policy, reference, judge, gold_judge (grpo/build.py: Models)
+    rewards: object
+    data: object
+    problems: dict             # columns of the problems
+    rollouts: object           # Rollouts, with their texts
+    scored: object             # Scored: their rewards
+    gradient: dict             # {part of the model: norm}
+
+
+def examine(config, models, rewards, data, dist):
+    """The DoctorStep of the first optimizer step of a run, on at most MOST problems. Changes no weight and no file."""
+    if dist.world > 1:
+        raise ValueError(f"doctor=True examines a step in one process, not in {dist.world}: start it without torchrun")
+    c = replace(config, batch_size=min(MOST, config.batch_size), gradient_accumulation_steps=1, ppo_epochs=1,
+                minibatches=1, grad_clip=0.0)
+
+    def problems(again):
+        return {key: x[: c.batch_size] for key, x in data.problems("train", 0, again).items()}
+
+    sample = sampler_of(models.policy, problems, 0, c)
+    trained, sums, sampled = collect_rollouts(models.policy, models.reference, rewards, sample, c, dist, Timer())
+    train_on_rollouts(models.policy, trained, sums, [], c, dist)  # without an optimizer the gradient stays
+    return DoctorStep(config, models, rewards, data, problems(0), *sampled[0], gradient_norms(models.policy.model))
+
+
+def gradient_norms(model):
+    """{part of a model: norm of its gradient}. With an adapter only its own weights count."""
+    squares = {}
+    adapter = any("lora_" in name for name, _ in model.named_parameters())
+    for name, p in model.named_parameters():
+        if p.requires_grad or not adapter:
+            square = 0.0 if p.grad is None else float(p.grad.float().square().sum())
+            squares[part_of(name)] = squares.get(part_of(name), 0.0) + square
+    return {part: square**0.5 for part, square in squares.items()}
+
+
+def part_of(name):
+    """The part of a model that holds a parameter: its layer, or the module outside the layers."""
+    layer = re.search(r"\.(\d+)\.", name)
+    module = re.sub(r"\.(weight|bias)$", "", name).split(".")[-1]
+    return f"layer {layer[1]}" if layer else module
 
 
 def lost_characters(x):
@@ -40,19 +90,19 @@ def lost_characters(x):
 
 
 def characters(text):
-    """Counts the characters of a text, without spaces, accents and case, which tokenizers may leave out."""
+    """Counts the characters of a text without spaces, accents and case, which tokenizers may drop."""
     return Counter("".join(fold_to_ascii(c)[0] or c for c in text.lower() if not c.isspace()))
 
 
 def ends_of_completions(x):
-    """The records' own completions are neither cut off nor end too early."""
+    """Neither max_new_tokens nor a stop sequence cuts the records' own completions."""
     if not isinstance(x.data, PromptConsumer):
         return None
     own = [str(record["completion"]) for record in x.data.records["train"][:1000] if record.get("completion")]
     if not own:
         return None
-    for stop in x.config.stop_sequences if x.config.environment is None else ():  # else they end turns
-        cut = [text for text in own if text.partition(stop)[2].strip()]  # one that ends with it is whole
+    for stop in x.config.stop_sequences if x.config.environment is None else ():  # in an environment they end turns
+        cut = [text for text in own if text.partition(stop)[2].strip()]
         if cut:
             return False, f"The text {stop!r} is inside {len(cut) / len(own):.0%} of the records' completions.", (
                 f"leave {stop!r} out of stop_sequences: it ends a right completion too early")
@@ -68,7 +118,7 @@ def ends_of_completions(x):
 def gradient(x):
     """The loss has a gradient, and it reaches every part of the model."""
     total = sum(x.gradient.values())
-    if total == 0 or not isfinite(total):
+    if not 0 < total < inf:
         return False, f"The gradient is {total:g}, so nothing is learned.", (
             "if it is 0, let the completions of a group get different rewards and see that tokens are in the loss "
             "(mask_truncated=True leaves cut completions out); if it is not finite, set dtype='float32'")
@@ -79,11 +129,11 @@ def gradient(x):
 
 
 def equal_starts(x):
-    """The environments of a group start in one state: those that hear the same texts answer the same."""
+    """Environments of a group start in the same state: given the same texts, they answer the same."""
     if x.config.environment is None:
         return None
     P = len(x.problems["number"])
-    twins = {key: column.repeat(2, axis=0) for key, column in x.problems.items()}  # two of a problem have equal noise
+    twins = {key: column.repeat(2, axis=0) for key, column in x.problems.items()}  # twins have equal noise
     settings = SimpleNamespace(**vars(x.config) | {"group_size": 1, "batch_size": 2 * P})
     rollouts = x.models.policy.sample(twins, 0, settings)
     unlike = sum(not alike(rollouts, n) for n in range(0, 2 * P, 2))
@@ -96,18 +146,18 @@ def equal_starts(x):
 
 
 def alike(rollouts, n):
-    """Tells whether the environments of completions n and n + 1 did the same while they heard the same."""
+    """True if the environments of completions n and n + 1 answered the same, as long as they were told the same."""
     rewards = rollouts.texts.columns[TURNS]
     target = rollouts.target[n : n + 2]
     mask = rollouts.mask[n : n + 2]
     other = ((target[0] != target[1]) | (mask[0] != mask[1])).nonzero().flatten()
-    if len(other):  # on some devices rounding can make the policy itself write another token
+    if len(other):  # rounding may make the policy itself sample another token
         return bool(mask[:, other[0]].all())
     return rewards[n] == rewards[n + 1]
 
 
 def values_in_range(x, name):
-    """The values of a reward are within its range. Those of an episode may add up to anything."""
+    """A reward stays within its declared range. The sum over an episode may be any number."""
     if name not in x.scored.values or name == "environment":
         return None
     low, high = REWARDS[name].low, REWARDS[name].high
@@ -122,7 +172,7 @@ def values_in_range(x, name):
 
 
 def own_answers(x, name):
-    """A verifier finds the records' own completions, or their answers, right."""
+    """A verifier accepts the records' own completions or answers."""
     if not isfinite(REWARDS[name].high):
         return None
     tried = 0
@@ -135,20 +185,20 @@ def own_answers(x, name):
             return False, f"{name} fails on the right answer of {record['where']}: {errors[0]}.", (
                 "correct the function or the records: the run would stop there")
         if values and max(values) < REWARDS[name].high - 1e-6:
-            return False, (f"{name} does not find the answer of {record['where']} right: it gives {max(values):g} for "
-                           f"{one_line(texts[0], 50, repr)}."), (
+            given = f"{max(values):g} for {one_line(texts[0], 50, repr)}"
+            return False, f"{name} does not find the answer of {record['where']} right: it gives {given}.", (
                 "correct the records or the reward: now no completion of this problem can be right")
         tried += bool(values)
     return (True, f"{name} finds the records' own answers right: {tried} were tried.", "") if tried else None
 
 
 def empty_completions(x, name):
-    """A verifier does not find an empty completion right."""
+    """A verifier rejects an empty completion."""
     found = [value_or_error(x, name, record, x.data.format.response_prefix) for record in verified_records(x, name)]
-    for value in found:
-        if isinstance(value, str):
-            return False, f"{name} fails on an empty completion: {value}.", (
-                "return 0 or None there: a model samples such completions, and the run would stop")
+    errors = [value for value in found if isinstance(value, str)]
+    if errors:
+        return False, f"{name} fails on an empty completion: {errors[0]}.", (
+            "return 0 or None there: a model samples such completions, and the run would stop")
     most = max((value for value in found if value is not None), default=-inf)
     if most >= REWARDS[name].high - 1e-6:
         return False, f"{name} gives its highest value, {most:g}, for an empty completion.", (
@@ -157,10 +207,8 @@ def empty_completions(x, name):
 
 
 def verified_records(x, name):
-    """The first training records, if the reward is a verifier: its value depends on fields of the record. None of text
-    to fill in."""
-    takes = set(signature(REWARDS[name].fn).parameters)
-    if not isinstance(x.data, PromptConsumer) or {"texts", "judge_model", "reward_scorer"} & takes:
+    """The first training records, if the reward is a verifier: its value depends on fields of the record."""
+    if not isinstance(x.data, PromptConsumer) or {"texts", "judge_model", "reward_scorer"} & REWARDS[name].settings:
         return []
     records = x.data.records["train"][:RECORDS]
     text = next(iter(right_completions(x, name, records[0])), "1")
@@ -170,8 +218,8 @@ def verified_records(x, name):
 
 
 def right_completions(x, name, record):
-    """A record's own completion or, for the rewards of this project, its answer in all FORMS, cut before the first stop
-    sequence, as a reward reads completions (core/generation.py: Stop.text)."""
+    """A record's own completion or, for our rewards, its answer in all FORMS, cut before the first stop sequence, as
+    rewards get completions (core/generation.py: Stop.text)."""
     texts = []
     if record.get("completion") is not None:
         texts = [str(record["completion"])]
@@ -182,23 +230,57 @@ def right_completions(x, name, record):
 
 
 def value_or_error(x, name, record, text):
-    """Returns what a reward gives to a completion: None if it skips it, the error in words if it fails."""
+    """The value that a reward gives a completion, None if it skips it, or the text of its error."""
     prompts, columns = as_columns([record])
     texts = SimpleNamespace(prompts=prompts, completions=[text], columns=columns,
                             completion_ids=[x.data.tokenizer.encode(text)])
     try:
         value = x.rewards.score(texts, 1, [name])[0][name].item()
-    except ValueError as error:  # of a user's function too (core/settings/user_code.py)
+    except ValueError as error:  # user functions raise it too (core/settings/user_code.py)
         return str(error)
     return None if isnan(value) else value
 
 
 def judge_on_true_texts(x):
-    """A judge of fill-in prefers true texts to those that the generator filled in."""
+    """The judge prefers true texts to those that the generator filled in."""
     if isinstance(x.data, PromptConsumer) or x.models.judge is None:
         return None
     target = torch.from_numpy(x.problems["target"])
     true = float(x.models.judge.scores(SimpleNamespace(tokens=list(target))).mean())
     filled = float(x.models.judge.scores(x.rollouts.texts).mean())
     return true > filled, f"The judge gives {true:.3f} for the true texts and {filled:.3f} for filled ones.", (
-        "take a judge that was trained on texts of this kind: its score does not tell true from filled text")
+        "take a judge that was trained on texts of this kind")
+
+
+CHECKS = {"prompt": lost_characters, "end": ends_of_completions, "gradient": gradient, "judge": judge_on_true_texts,
+          "equal starts": equal_starts}
+OF_EACH_REWARD = {"range": values_in_range, "right answers": own_answers, "empty completion": empty_completions}
+
+
+def check_up(config, models, rewards, data, dist):
+    """Takes one step of a run in memory and checks it. Returns (whether nothing is wrong, lines to print)."""
+    try:
+        x = examine(config, models, rewards, data, dist)
+        found = [(title, check(x)) for title, check in CHECKS.items()]
+        for name in rewards.names:
+            found += [(title, check(x, name)) for title, check in OF_EACH_REWARD.items()]
+    finally:
+        rewards.close()
+    found = [(title, result) for title, result in found if result is not None]
+    wrong = sum(not fine for _, (fine, *_) in found)
+    size = f"{x.rollouts.problems} problems x {x.rollouts.group_size} completions"
+    start = f"doctor: one step of this run on {size}, in memory; out_dir stays as it is"
+    end = "nothing is wrong: start the run without doctor=True"
+    if wrong:
+        end = f"{wrong} of {len(found)} checks found something wrong: change what the arrows say, and ask again"
+    return not wrong, ["", start, "", *page(found), "", end]
+
+
+def page(found):
+    """The lines of the page: a sentence for each check, and a remedy if it found something."""
+    lines = []
+    for title, (fine, sentence, remedy) in found:
+        text = sentence if fine else f"{sentence} -> {remedy}"
+        start = f"  {'fine' if fine else 'WRONG':<6} {title:<16}  "
+        lines += textwrap.wrap(text, 120, initial_indent=start, subsequent_indent=" " * len(start))
+    return lines

@@ -1,4 +1,4 @@
-"""The table of rewards. A reward is a function, called as TRL calls it: texts in, a number for each completion out."""
+"""The table of rewards: functions that are called as TRL calls them, texts in, a number for each completion out."""
 
 import asyncio
 import copy
@@ -20,20 +20,41 @@ from grpo.rollout import join
 
 @dataclass(frozen=True)
 class Reward:
-    fn: Callable                    # returns one float, or None to skip the completion, for each of N completions
-    low: float = -math.inf          # the smallest and the largest value that it can return
+    """A function of the table, and what `@reward` says of it."""
+    fn: Callable                    # returns N floats, or None for a completion that it skips
+    low: float = -math.inf          # its smallest and largest value
     high: float = math.inf
-    slow: bool = False              # runs in worker processes with a deadline, if there are workers
+    slow: bool = False              # runs in worker processes, if there are any, with a deadline
     check: Callable | None = None   # check(**fields of a record) raises ValueError if the record cannot be scored
-    messages: bool = True           # gets messages as completions where the prompts are messages, as in TRL
+    messages: bool = True           # gets messages as completions of messages, as in TRL
 
     @property
     def range(self):
         return f"[{self.low:g}, {self.high:g}]"
 
+    @property
+    def parameters(self):
+        """{name: Parameter} of the function."""
+        return inspect.signature(self.fn).parameters
+
+    @property
+    def settings(self):
+        """The names of its keyword-only parameters."""
+        return {key for key, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+    @property
+    def fields(self):
+        """The parameters that every record must fill."""
+        return [key for key, p in self.parameters.items()
+                if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty and key not in OF_THE_RUN]
+
+    def gets(self, key):
+        """True if it gets an argument of this name, by a parameter of its own or by **columns."""
+        return key in self.parameters or any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+
 
 class Call(NamedTuple):
-    name: str        # of a registered function
+    name: str        # of the reward
     fields: dict     # {parameter: list of N}
     settings: dict   # {other parameter: value}
     N: int           # completions
@@ -41,23 +62,22 @@ class Call(NamedTuple):
 
 @dataclass
 class Log:
-    """The metrics {name: (sum, count)} and extra columns {name: list of N} that rewards log besides their values."""
+    """Metrics {name: (sum, count)} and extra columns {name: list of N} that rewards log."""
     metrics: dict = field(default_factory=dict)
     columns: dict = field(default_factory=dict)
 
     def log_metric(self, name, value):
-        """Adds to the mean that is logged under this name; a value that is not finite is left out of it."""
+        """Adds a value to the mean of this name, if it is finite."""
         if math.isfinite(value):
-            name = one_line(name)  # it is shown on a terminal
-            self.metrics = join([self.metrics, {name: (float(value), 1)}])
+            self.metrics = join([self.metrics, {one_line(name): (float(value), 1)}])
 
     def log_extra(self, column, values):
-        """Adds values to a column of the samples: in the end, one for each completion of the call."""
+        """Adds values to a column of the samples, which in the end has one for each completion."""
         self.columns.setdefault(one_line(column), []).extend(values)
 
 
 REWARDS: dict[str, Reward] = {}
-MODULES = ("judge", "text", "verify_math", "verify_code", "reward_model")  # of grpo/reward_functions/: our rewards
+MODULES = ("judge", "text", "verify_math", "verify_code", "reward_model")  # of our rewards, in this folder
 OF_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a name in other data sets: ours}
 
@@ -65,7 +85,7 @@ FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a 
 def reward(low=-math.inf, high=math.inf, slow=False, check=None):
     """Registers a function in REWARDS under its own name and returns it unchanged: @reward, or @reward(low, high, ...).
 
-    The function gets what its signature names; **columns takes all but settings that has no parameter of its own:
+    The function gets what its signature names; **columns takes all the rest except settings:
       prompts, completions     lists of N texts, without padding and stop token; a prompt of messages is a list of them
       completion_ids           a list of N lists of token ids, each completion as sampled, with its stop token
       a field of the records   a list of N values, under any of its names in FIELDS. A parameter without a default needs
@@ -75,11 +95,12 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
       keyword-only parameters  a setting of the config by its name; group_size; texts, with their token ids;
                                judge_model, reward_scorer; any other is set by reward_settings={"most": 40}
     It returns a list or a 1-D tensor; an `async def` function is awaited. A slow function gets each completion in a
-    call of its own. Before the first step, `check` is called with the fields of every record.
+    call of its own, and neither group_size nor texts nor models. Before the first step, `check` is called with the
+    fields of every record.
     """
     if callable(low):
         return reward()(low)
-    low, high = float(low), float(high)  # what is no number is refused in the user's line
+    low, high = float(low), float(high)  # an error names the user's line
 
     def register(fn):
         add(fn.__name__, Reward(fn, low, high, slow, check, messages=False))
@@ -88,10 +109,10 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
     return register
 
 
-def import_rewards(names):
-    """Imports our rewards, module after module, until all that are named are in REWARDS."""
+def import_rewards(names=None):
+    """Imports our rewards, module after module, until REWARDS has these names; None: all."""
     for module in MODULES:
-        if not REWARDS.keys() >= set(names):
+        if names is None or not REWARDS.keys() >= set(names):
             importlib.import_module(f"grpo.reward_functions.{module}")
 
 
@@ -106,7 +127,7 @@ def load_reward_file(path):
     """Runs a Python file, whose @reward functions are then in REWARDS, and returns {name: function or class}."""
     if path is None:
         return {}
-    import_rewards([None])  # all: the file may build on them, and none of its own may have such a name
+    import_rewards()  # the file may build on them, and may not take their names
     folder = os.path.dirname(os.path.abspath(path))
     sys.path.insert(0, folder)
     try:
@@ -117,7 +138,7 @@ def load_reward_file(path):
 
 
 def register_functions(names, path):
-    """Loads reward_file. Its functions without @reward that a run asks for by name are rewards too, without a range."""
+    """Loads reward_file. Functions without @reward that a run names become rewards without a range."""
     import_rewards(names)
     functions = load_reward_file(path)
     for name in set(names) & set(functions):
@@ -126,26 +147,9 @@ def register_functions(names, path):
             add(name, Reward(functions[name]))
 
 
-def parameters(name):
-    """{name: Parameter} of the signature of a registered function."""
-    return inspect.signature(REWARDS[name].fn).parameters
-
-
-def gets(name, key):
-    """True if a registered function gets an argument of this name, by a parameter of its own or by **columns."""
-    wanted = parameters(name)
-    return key in wanted or any(p.kind is p.VAR_KEYWORD for p in wanted.values())
-
-
-def needed_fields(name):
-    """The parameters of a registered function that only a field of the records can fill."""
-    return [key for key, p in parameters(name).items()
-            if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty and key not in OF_THE_RUN]
-
-
 def check_records(name, records):
-    """Raises ValueError naming file and line of the first record that a reward cannot score."""
-    needed, check = needed_fields(name), REWARDS[name].check
+    """Raises ValueError with file and line of the first record that a reward cannot score."""
+    needed, check = REWARDS[name].fields, REWARDS[name].check
     for record in records:
         for key in needed:
             if record.get(FIELD_OF.get(key, key)) is None:
@@ -159,39 +163,39 @@ def check_records(name, records):
 
 
 def arguments(name, texts, known, empty):
-    """The Call of a function. Raises ValueError if a record lacks what a parameter without a default needs.
+    """The Call of a reward. Raises ValueError if a record lacks a field that it needs.
 
     texts: has prompts, completions, completion_ids and columns {field: list of N}
     known: {name: value} for keyword-only parameters, and trainer_state; it wins over a field of the same name
     empty: the fields of the data, some of which these records may lack
     """
-    own = {key for key, p in parameters(name).items() if p.kind is p.KEYWORD_ONLY}
-    settings = {key: x for key, x in known.items() if key in own or (key == "trainer_state" and gets(name, key))}
+    function, N = REWARDS[name], len(texts.completions)
+    settings = {key: known[key] for key in function.settings & known.keys()}
+    if function.gets("trainer_state"):
+        settings["trainer_state"] = known["trainer_state"]
     prompts, completions = texts.columns.get("prompt", texts.prompts), texts.completions
-    N = len(completions)
-    if REWARDS[name].messages:
+    if function.messages:
         completions = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
                        for prompt, text in zip(prompts, completions, strict=True)]
     columns = dict.fromkeys(empty, [None] * N) | texts.columns
     columns |= {"prompts": prompts, "completions": completions, "completion_ids": texts.completion_ids}
     columns = {other: columns[key] for other, key in FIELD_OF.items() if key in columns} | columns
-    fields = {key: x for key, x in columns.items() if gets(name, key) and key not in settings}
-    for key in needed_fields(name):
-        if any(value is None for value in fields.get(key, [None])):
+    for key in function.fields:
+        if any(value is None for value in columns.get(key, [None])):
             raise ValueError(f"reward {name} needs the field '{key}' in every record")
+    fields = {key: x for key, x in columns.items() if function.gets(key) and key not in settings}
     return Call(name, fields, settings, N)
 
 
 def run_reward(call):
-    """Calls a reward, here or in a worker process. Returns a list of N floats, NaN where it skips the completion and
-    infinity where its value is not a finite number, and its Log. Raises ValueError in one line if the function fails,
-    or does not return, or log, one value for each completion."""
+    """Calls a reward, here or in a worker process. Returns N floats, NaN for a skipped completion and infinity for what
+    is not finite, and the Log. Raises ValueError if the function fails, or returns or logs other than N values."""
     name, fields, settings, N = call
-    import_rewards([name])  # in a worker process it is not there yet
+    import_rewards([name])  # a worker process does not have it yet
     fn, log = REWARDS[name].fn, Log()
-    # Copies that it may change: a value of a record is one object for all completions and steps
+    # Copies, because a value of a record is one object for all completions and steps
     given = {key: x if key == "completion_ids" else [copy.deepcopy(value) for value in x] for key, x in fields.items()}
-    given |= {key: getattr(log, key) for key in ("log_metric", "log_extra") if gets(name, key)}
+    given |= {key: getattr(log, key) for key in ("log_metric", "log_extra") if REWARDS[name].gets(key)}
     with naming_line_of(fn, f"reward {name}: "):
         returned = fn(**given, **settings)
     if inspect.iscoroutine(returned):
@@ -209,13 +213,13 @@ def run_reward(call):
 
 
 async def awaited(name, coroutine):
-    """The return value of a reward's coroutine; an exit within becomes a ValueError, or it would end the loop."""
+    """Returns what a reward's coroutine returns. An exit becomes a ValueError, because it would end the event loop."""
     with naming_line_of(REWARDS[name].fn, f"reward {name}: "):
         return await coroutine
 
 
 def value_of(x):
-    """One value of a reward as a float: infinity for what is not finite."""
+    """A value of a reward as a float: NaN for None, infinity for what is not finite."""
     if x is None:
         return math.nan
     return float(x) if math.isfinite(x) else math.inf

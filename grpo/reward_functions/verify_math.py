@@ -1,4 +1,4 @@
-"""Rewards that check a mathematical answer. A completion is parsed and computed within bounds, never run as code."""
+"""Rewards that check a mathematical answer. Completions are parsed and computed within bounds, never run as code."""
 
 import ast
 import logging
@@ -15,9 +15,9 @@ END = "<end_working_out>"
 OPEN, CLOSE = "<SOLUTION>", "</SOLUTION>"
 TAGS = [END, OPEN, CLOSE]
 NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
-MAX_DIGITS = 100  # characters of a number: exact arithmetic on a longer one is slow
+MAX_DIGITS = 100  # characters of a number; exact arithmetic is slow beyond
 EXPRESSION = re.compile(r"[0-9+\-*/() \t\n]+")
-MAX_EXPRESSION = 300  # characters: its tree is then small enough to walk, and its numbers are small
+MAX_EXPRESSION = 300  # characters, so that its tree and its numbers are small
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
@@ -25,7 +25,7 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 def math_format(prompts, completions, **columns):
     """3 for text, <end_working_out>, <SOLUTION>..</SOLUTION> and no more; else per tag 0.5 if it occurs once or -1.
 
-    Text and solution must not be blank. Between the tags and after the last one, only white space is allowed.
+    Text and solution must not be blank. Elsewhere only white space is allowed.
     """
     scores = []
     for text in completions:
@@ -66,7 +66,7 @@ def math_verify(prompts, completions, answer, *, log_metric, **columns):
     or a text with such a formula. What takes longer than 5 seconds counts as not equal.
     """
     package = require("math_verify", "reward math_verify", "math-verify[antlr4_13_2]")
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it would print every formula that takes too long
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # else it prints formulas that take too long
     scores = []
     for text, truth in zip(completions, map(str, answer), strict=True):
         is_bare = "$" not in truth and "\\boxed" not in truth

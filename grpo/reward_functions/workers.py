@@ -12,9 +12,8 @@ from concurrent.futures.process import BrokenProcessPool
 
 from grpo.reward_functions.registry import Log, load_reward_file, run_reward
 from grpo.rollout import join
-from grpo.sandbox.folder import empty_place
 from grpo.sandbox.kernel import end_with
-from grpo.sandbox.run import found_here, take_over
+from grpo.sandbox.run import empty_place, machine_parts, place, take_over
 
 PROCESSES = multiprocessing.get_context("spawn")
 
@@ -22,18 +21,17 @@ PROCESSES = multiprocessing.get_context("spawn")
 class Workers:
     """`count` processes for rewards, started at the first call.
 
-    timeout: the most seconds for all completions of a call together
+    timeout: seconds for all completions of a call together
     path: the reward_file; runs_code: whether a reward needs the sandbox
     """
 
     def __init__(self, count, timeout, path=None, runs_code=False):
         self.count, self.timeout = count, timeout
         self.path = path and os.path.abspath(path)  # a reward may change the working folder
-        self.sandbox = found_here() if runs_code else None
-        self.pool = None
+        self.runs_code, self.pool = runs_code, None
 
     def call(self, call):
-        """(values, Log, indices of the late completions) of a reward, which gets each completion by itself.
+        """(values, Log, indices of late completions) of a reward, which gets each completion in a call of its own.
 
         A completion is late if it is not done after `timeout` seconds, or if a process ends before: its value is NaN,
         and the processes are replaced. Raises ValueError if the reward does, or if the processes cannot start.
@@ -64,14 +62,15 @@ class Workers:
         return sum(values, []), Log(join([log.metrics for log in logs]), columns), set(range(call.N)) - found.keys()
 
     def start(self):
-        """Starts the processes, which does not count towards the timeout. Raises ValueError if they cannot start."""
-        self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, (self.path, self.sandbox))
+        """Starts the processes. Raises ValueError if they cannot start, OSError if there is no room for the sandbox."""
+        sandbox = (machine_parts(), place()) if self.runs_code else None
+        self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, (self.path, sandbox))
         if any(job.exception() for job in [self.pool.submit(os.getpid) for _ in range(self.count)]):
             self.close()
             raise ValueError("a worker process of reward_workers could not start, see above")
 
     def close(self):
-        """Ends the processes, and removes what code that ran in them left; the next call starts new ones."""
+        """Ends the processes, and removes the files that code left there. The next call starts new ones."""
         if self.pool is not None:
             for process in list((self.pool._processes or {}).values()):  # shutdown would wait for what hangs
                 process.kill()
@@ -81,8 +80,8 @@ class Workers:
 
 
 def begin(path, sandbox):
-    """The first call in a process, which ends when the run does, however that ends."""
-    if hasattr(os, "setpgid"):  # a signal to the run's group ends the run after its step, which needs the workers
+    """Begins a worker process, which ends with the run, however that ends."""
+    if hasattr(os, "setpgid"):  # Ctrl-C ends the run after its step, which needs the workers
         os.setpgid(0, 0)
     run = multiprocessing.parent_process()
     if sys.platform == "linux":

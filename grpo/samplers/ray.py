@@ -1,4 +1,4 @@
-"""The sampler in worker processes of Ray, on this machine or on those of a cluster. Needs the optional package ray."""
+"""sampler='ray': worker processes of Ray sample, on this machine or in a cluster. Needs the optional package ray."""
 
 import contextlib
 import logging
@@ -7,42 +7,68 @@ import os
 import secrets
 import socket
 from collections import deque
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 
+from core.distributed import Distributed
 from core.settings.optional import require
 from core.settings.user_code import ROOT, one_line
+from grpo.build import load_policy
 from grpo.rollout import join, moved
 from grpo.samplers.sampler import SamplerError
 
-START_SECONDS = 300  # in which a worker must be ready: it imports, and loads its model
-MOST_TRIES = 5       # of the same problems, by a worker that dies each time
+START_SECONDS = 300  # for a worker to import and to load its model
+MOST_TRIES = 5       # of the same problems, by workers that die
 LEAST_STORE = 2**27  # bytes of the object store; Ray refuses less than 75 MB
-# A Ray listens on all interfaces of the machine and runs what it is sent: only processes of this run know the token.
-# Ray's own niceness is 15: workers would wait for every other process of the machine
+ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # a worker is no rank of the trainer's
+# Ray listens on all interfaces and runs what it is sent, so it takes a token that only this run knows.
+# Ray's default niceness, 15, would make workers wait for every other process of the machine
 OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
        "RAY_worker_niceness": "0"}
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
-FEWER = "lower ray_workers, or OMP_NUM_THREADS, of which each takes as many CPUs"
+FEWER = "lower ray_workers, or OMP_NUM_THREADS (CPUs per worker)"
 LATER = "raise sampler_timeout, or go on with --resume=auto"
 
 
+def check(config):
+    require_ray()
+
+
+def build(policy, config, dist):
+    config = replace(config, parallel="ddp", device=dist.device.type)  # a worker is one process on one GPU
+    make = partial(policy_of_worker, policy.tokenizer, threads_of_worker(config))
+    return RaySampler(make, policy, config, dist)
+
+
+def require_ray():
+    return require("ray", "sampler='ray'", "ray")
+
+
+def policy_of_worker(tokenizer, threads, config):
+    """The policy in a worker, with the weights that the run started from."""
+    os.environ.update(ONE_PROCESS)
+    torch.set_num_threads(threads)
+    dist = Distributed(config.device, config.dtype)
+    return load_policy("generator_checkpoint", config, tokenizer, dist, adapter=config)
+
+
 class RayWorker:
-    """The policy in a worker, make(config). Each call brings the weights that it needs, so that a worker that Ray has
-    started again knows as much as the one before."""
+    """The policy in a worker, make(config). Each call brings its weights, for a worker that Ray has restarted too."""
 
     def __init__(self, make, config):
         self.policy = make(config)
         self.config = config
-        self.name = secrets.token_hex(8)  # of this process
-        self.version = None               # of the weights
+        self.name = secrets.token_hex(8)
+        self.version = None  # of the weights
 
     def ready(self):
         return self.name
 
     def sample(self, problems, iteration, version, packed):
-        """Returns Rollouts, on the CPU, and the name of the process."""
+        """Returns Rollouts, on the CPU, and the name of this worker."""
         if version != self.version:
             weights = {}
             for name, x in self.policy.weights().items():
@@ -53,20 +79,19 @@ class RayWorker:
 
 
 class RaySampler:
-    """Workers that hold a copy of the policy share the problems. Ray starts one that died again and repeats what it had
-    not finished.
+    """Workers with copies of the policy share the problems. Ray restarts one that died and repeats its work.
 
-    make: config -> policy, called in each worker; a function that can be imported there
+    make: config -> policy, called in each worker, which imports it
     policy: the trainer's
     """
 
     def __init__(self, make, policy, config, dist):
         self.policy, self.config = policy, config
-        self.starts = deque()  # Ray's promises of what RayWorker.sample returns, in a list for each start
-        self.weights = None    # (version, Ray's promise of packed weights) of the last sync
+        self.starts = deque()  # for each start the object references of RayWorker.sample
+        self.weights = None    # (version, object reference of packed weights) of the last sync
         self.workers = []
-        self.ray = require("ray", "sampler='ray'", "ray")
-        self.joined = not self.ray.is_initialized()  # otherwise it is the caller's, who also ends it
+        self.ray = require_ray()
+        self.joined = not self.ray.is_initialized()  # otherwise the caller started it, and ends it
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             if self.joined:
@@ -74,7 +99,7 @@ class RaySampler:
             actor = self.ray.remote(**worker_options(self.ray, config, dist))(RayWorker)
             self.workers = [actor.remote(make, config) for _ in range(config.ray_workers)]
             ready = [worker.ready.remote() for worker in self.workers]
-            self.names = set(self._values(ready, START_SECONDS, FEWER))  # of all processes that have been workers
+            self.names = set(self._values(ready, START_SECONDS, FEWER))  # of all workers so far
             undo.pop_all()
 
     def sync(self, weights, version):
@@ -98,7 +123,7 @@ class RaySampler:
         return rollouts, {"sampler/replaced_workers": (float(len(replaced)), None)}
 
     def close(self):
-        with contextlib.suppress(self.ray.exceptions.RayError):  # of an end for which there is another reason
+        with contextlib.suppress(self.ray.exceptions.RayError):  # it would hide the error that ended the run
             for worker in self.workers:
                 self.ray.kill(worker)
         self.workers = []
@@ -106,7 +131,7 @@ class RaySampler:
             self.ray.shutdown()
 
     def _values(self, answers, seconds, remedy):
-        """The values that workers return. Raises SamplerError if they are late, raise an error, or die too often."""
+        """Returns what workers return. Raises SamplerError if they are late, fail, or die too often."""
         try:
             return self.ray.get(answers, timeout=seconds)
         except self.ray.exceptions.GetTimeoutError:
@@ -117,7 +142,7 @@ class RaySampler:
 
 
 def pack(weights):
-    """{name: bytes as numpy} of {name: tensor}, which Ray's object store shares between processes without a copy."""
+    """{name: tensor} as {name: numpy bytes}, which Ray's object store shares between processes without a copy."""
     packed = {}
     for name, x in weights.items():
         x = x.detach().to("cpu", copy=True)  # FSDP could not free a storage that numpy has seen
@@ -126,7 +151,7 @@ def pack(weights):
 
 
 def join_ray(ray, config, dist, weights_bytes):
-    """Joins the cluster at ray_address, or starts a Ray for this rank alone. weights_bytes: of what a sync brings."""
+    """Joins the cluster at ray_address, or starts a Ray for this rank alone. weights_bytes: size of a sync"""
     address = config.ray_address
     code = {"PYTHONPATH": os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))}
     try:
@@ -139,7 +164,7 @@ def join_ray(ray, config, dist, weights_bytes):
             start_ray(ray, code, num_cpus=cpus, num_gpus=len(gpus), object_store_memory=store)
         else:
             host, _, port = address.rpartition(":")
-            if host:  # Ray asks for minutes where nobody listens
+            if host:  # Ray itself would try for minutes
                 socket.create_connection((host.strip("[]"), int(port)), timeout=30).close()
             ray.init(address, runtime_env={"env_vars": code}, **QUIET)
     except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
@@ -148,11 +173,11 @@ def join_ray(ray, config, dist, weights_bytes):
 
 
 def start_ray(ray, variables, **settings):
-    """Starts a Ray on this machine that only processes of this run can join, with these environment variables."""
+    """Starts a Ray with these environment variables, which only processes of this run can join."""
     before = dict(os.environ)
     os.environ.update(OWN | variables)
     try:
-        ray._raylet.Config.initialize("")  # Ray has read RAY_AUTH_MODE when it was imported
+        ray._raylet.Config.initialize("")  # Ray read RAY_AUTH_MODE when it was imported
         ray.init("local", include_dashboard=False, **settings, **QUIET)
     finally:
         os.environ.clear()
@@ -160,7 +185,7 @@ def start_ray(ray, variables, **settings):
 
 
 def gpus_beside(dist):
-    """The names of the GPUs for the workers of this rank: its share of those that no rank trains on, else its own."""
+    """The GPUs for the workers of this rank: its share of those that no rank trains on, else its own."""
     if dist.device.type != "cuda":
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -185,8 +210,7 @@ def worker_options(ray, config, dist):
 
 
 def threads_of_worker(config):
-    """Threads that a worker computes with: on this machine a share, because the workers compute at the same time and,
-    ahead of training, with the trainer; in a cluster as many as the trainer."""
+    """Threads of a worker. On this machine all workers and, with max_staleness, the trainer share them."""
     busy = 1
     if config.ray_address is None:
         busy = config.ray_workers + (config.max_staleness > 0)

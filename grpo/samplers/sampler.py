@@ -1,29 +1,98 @@
-"""The interface of samplers: where completions are sampled, and what a sampler returns."""
+"""Samplers: their interface, sampling ahead of training, sampling in this process.
 
+grpo/samplers/NAME.py is the module of sampler=NAME. It has two functions:
+
+    check(config)               raises ValueError if its package or its server is missing; starts nothing
+    build(policy, config, dist) returns its Sampler
+"""
+
+from collections import deque
 from typing import Protocol
 
 
 class SamplerError(ValueError):
-    """A sampler did not do its part in time, or cannot do it. One line that names the setting or the address."""
+    """A sampler failed or was too slow. One line that names the setting or the address."""
 
 
 class Sampler(Protocol):
-    """Samples completions, in this process or elsewhere. Each rank has one for its share of the problems.
+    """Samples completions, in this process or elsewhere. Each rank has its own, for its share of the problems.
 
     The version of weights is the number of iterations that they were trained on. The noise depends on (config.seed,
     iteration, number of the problem, member of the group) alone: samplers that hold the policy sample the same
-    completions with the same weights. A call that waits for config.sampler_timeout seconds in vain raises SamplerError.
+    completions with the same weights. A call that takes longer than config.sampler_timeout seconds raises SamplerError.
     """
 
     def start(self, problems, iteration):
-        """Begins to sample completions of a batch of problems with the weights of the last sync. May be called again
-        before `finish`: first in, first out."""
+        """Starts sampling a batch of problems with the weights of the last sync. May be called again before `finish`:
+        first in, first out."""
 
     def finish(self):
         """Waits for the oldest start. Returns its Rollouts, and {metric: (sum, count)} as in grpo/step_metrics.py."""
 
     def sync(self, weights, version):
-        """Takes over weights {name: tensor}, which may change as soon as this returns, for the starts that follow."""
+        """Takes the weights {name: tensor} of later starts. The caller may change them once this returns."""
 
     def close(self):
-        """Ends whatever the sampler has opened, and starts that were not finished."""
+        """Ends what the sampler has opened, and drops unfinished starts."""
+
+
+class Prefetcher:
+    """Starts up to config.max_staleness iterations ahead of training. Checkpoints hold none of them: a resumed run
+    samples them again.
+
+    problems: iteration -> the problems of this rank
+    """
+
+    def __init__(self, sampler, policy, problems, config):
+        self.sampler, self.policy = sampler, policy
+        self.problems, self.config = problems, config
+        self.versions = {}   # {start: version of its weights}, in the order of the starts; a start: (iteration, again)
+        self.outputs = {}    # {start: what the sampler returned} of starts that nobody has asked for yet
+        self.version = None  # of the weights that the sampler has
+
+    def get(self, batch, iteration, again, last):
+        """Rollouts of an iteration's problems, and {metric: (sum, count)}. The policy's weights have that version.
+
+        batch: the problems; again: 0, or the round of zero_std='resample' that replaces some of them
+        last: the last iteration that will be trained
+        """
+        if self.version != iteration:
+            self.sampler.sync(self.policy.weights(), iteration)
+            self.version = iteration
+        key = iteration, again
+        if key not in self.versions:
+            self._start(key, batch)
+        if again == 0:
+            for later in range(iteration + 1, min(iteration + self.config.max_staleness, last) + 1):
+                if (later, 0) not in self.versions:
+                    self._start((later, 0), self.problems(later))
+        while key not in self.outputs:
+            oldest = next(start for start in self.versions if start not in self.outputs)
+            self.outputs[oldest] = self.sampler.finish()
+        rollouts, sums = self.outputs.pop(key)
+        staleness, P = iteration - self.versions.pop(key), rollouts.problems
+        return rollouts, sums | {"staleness": (staleness * P, P)}
+
+    def _start(self, key, batch):
+        self.sampler.start(batch, key[0])
+        self.versions[key] = self.version
+
+
+class LocalSampler:
+    """Simulates asynchronous sampling in this process, without a speedup: each start is sampled at once."""
+
+    def __init__(self, policy, config):
+        self.policy, self.config = policy, config
+        self.rollouts = deque()
+
+    def start(self, problems, iteration):
+        self.rollouts.append(self.policy.sample(problems, iteration, self.config))
+
+    def finish(self):
+        return self.rollouts.popleft(), {}
+
+    def sync(self, weights, version):
+        """The policy has its weights already."""
+
+    def close(self):
+        self.rollouts.clear()

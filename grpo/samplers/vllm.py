@@ -1,6 +1,6 @@
-"""The sampler that asks a vLLM server (OpenAI's completions with vLLM's additions): token ids in, token ids out.
+"""sampler='vllm': a vLLM server samples (OpenAI's completions with vLLM's additions): token ids in, token ids out.
 
-The server is started by the user, with the command of docs/scaling.md, and must see the same files.
+The user starts it with the command of docs/scaling.md. It must see the same files.
 """
 
 import contextlib
@@ -9,8 +9,11 @@ import math
 import os
 import secrets
 import shutil
+import time
 from collections import deque
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -24,18 +27,29 @@ from core.model import GPT, LANGUAGE_MODEL
 from core.settings.user_code import one_line
 from grpo.rollout import join, moved
 from grpo.samplers.sampler import SamplerError
-from grpo.samplers.vllm_http import Server
 
-SEEDS = 7          # keeps the servers' seeds apart from other noise; vLLM adds the number of the completion
-NEVER = -100.0     # the bias of a token that the policy never samples
-MOST_NEVER = 1024  # such tokens that a server takes a bias for
-LAST_SECONDS = 10  # for each request with which a run ends
+SEEDS = 7                     # keeps the servers' seeds apart from other noise; vLLM adds the number of the completion
+NEVER = -100.0                # the logit bias of a token that the policy never samples
+MOST_NEVER = 1024             # tokens for which a server takes a logit bias
+LAST_SECONDS = 10             # timeout of each request at the end of a run
+CONNECTIONS = 128             # simultaneous requests
+WAITS = (0.0, 0.5, 1.0, 2.0)  # seconds before each try of a request
+KEY = "VLLM_API_KEY"          # the environment variable that vLLM itself reads
+BROKEN = (OSError, HTTPException, UnicodeError, OverflowError)
+
+
+def check(config):
+    Server(config.vllm_url, config.sampler_timeout).ask("GET", "/v1/models")
+
+
+def build(policy, config, dist):
+    return VllmSampler(policy, config, dist)
 
 
 class VllmSampler:
-    """Completions by a vLLM server, to which a sync brings a new adapter under a name of its own, or all weights.
+    """Completions by a vLLM server. A sync brings a new adapter, or all weights.
 
-    policy: the trainer's, causal; dist: the Distributed. Rank 0 brings the weights, each rank asks for its own share
+    policy: the trainer's, causal. Rank 0 brings the weights, each rank asks for its own share of the completions
     """
 
     def __init__(self, policy, config, dist):
@@ -49,13 +63,13 @@ class VllmSampler:
         self.stop = Stop(policy.tokenizer, config.stop_sequences, config.response_prefix)
         self.folder = os.path.join(config.absolute_out_dir, VLLM_WEIGHTS)
         nonce = dist.names_of_all([secrets.token_hex(4)])[0]
-        self.prefix = f"nano-grpo-{nonce}-"  # of the names of weights: no two runs give one to different weights
-        self.starts = deque()                # (problems, Futures of the answers) that were not finished
+        self.prefix = f"nano-grpo-{nonce}-"  # begins the names of weights, so that those of no two runs are equal
+        self.starts = deque()                # unfinished starts: (problems, Futures of the answers)
         self.loaded = deque()                # names of the adapters that the server has
         self.name = None                     # of the weights of the last sync
         self.server = Server(config.vllm_url, config.sampler_timeout)
         answer = self.server.ask("GET", "/v1/models")
-        with self._reading():  # the model that is served, in whose place an adapter comes
+        with self._reading():  # of the base model, until the first adapter
             self.model = [card["id"] for card in json.loads(answer)["data"] if card.get("parent") is None][0]
 
     def start(self, problems, iteration):
@@ -97,7 +111,7 @@ class VllmSampler:
 
     @contextlib.contextmanager
     def _reading(self):
-        """Raises SamplerError for an answer that the code within does not understand, or that breaks a promise."""
+        """Raises SamplerError for an answer that the block cannot read, or that fails its asserts."""
         try:
             yield
         except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
@@ -105,7 +119,7 @@ class VllmSampler:
                                f"docs/scaling.md ({type(error).__name__}: {one_line(error)})") from None
 
     def _completions(self, text):
-        """The completions of one prompt in their order: (ids, log-probabilities, whether it was cut) of each."""
+        """(ids, log-probabilities, whether it was truncated) of each completion of one prompt, in order."""
         found = []
         with self._reading():
             choices = json.loads(text)["choices"]
@@ -123,7 +137,7 @@ class VllmSampler:
         return found
 
     def _request(self, prompt, seed):
-        """The body of the request for a prompt. Settings that its generation_config.json may bring are named too."""
+        """The body of a request. It names the settings that a generation_config.json could change as well."""
         c = self.config
         return {
             "model": self.model,
@@ -147,42 +161,97 @@ class VllmSampler:
             "cache_salt": self.name}
 
     def _bring_adapter(self, path):
-        """Loads the adapter, and unloads the one that no start needs any more."""
+        """Loads the adapter, and unloads the oldest once no start needs it."""
         self.server.ask("POST", "/v1/load_lora_adapter", {"lora_name": self.name, "lora_path": path})
         self.loaded.append(self.name)
         if len(self.loaded) > self.config.max_staleness + 1:
             self._unload(self.loaded.popleft())
 
     def _unload(self, name):
-        """Some versions of vLLM refuse to unload an adapter that has already made room for others."""
+        """Some versions of vLLM refuse to unload an adapter that they have evicted."""
         with contextlib.suppress(SamplerError):
             self.server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
         shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
 
     def _bring_weights(self, path):
-        """Lets the server read the weights of a folder in the place of its own, and forget its cache."""
+        """The server replaces its weights by those of a folder, and clears its cache."""
         self.server.ask("POST", "/pause?mode=wait&clear_cache=true", {})
         try:
             self.server.ask("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
-        finally:  # a server that stays is not left paused
+        finally:
             self.server.ask("POST", "/resume", {})
         shutil.rmtree(path, ignore_errors=True)
 
 
+class Server:
+    """Requests to a vLLM server, side by side, without proxy or redirects. timeout: seconds for which it may be silent
+
+    A request is sent again if its connection breaks or the server fails (status 5xx).
+    """
+
+    def __init__(self, url, timeout):
+        self.named, self.timeout = f"vllm_url={url}", timeout
+        self.url = urlsplit(url.rstrip("/"))
+        key = os.environ.get(KEY, "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise SamplerError(f"{KEY} in the environment has characters that no request can carry; correct it")
+        self.headers = {"Content-Type": "application/json"}
+        if key:
+            self.headers["Authorization"] = f"Bearer {key}"
+        self.threads = ThreadPoolExecutor(CONNECTIONS)
+
+    def begin(self, path, bodies):
+        """Posts bodies side by side. Returns a Future of each answer's text."""
+        return [self.threads.submit(self.ask, "POST", path, body) for body in bodies]
+
+    def ask(self, method, path, body=None):
+        """The text of an answer. Raises SamplerError after the last try."""
+        line = ""
+        for pause in WAITS:
+            time.sleep(pause)
+            try:
+                status, text = self._try(method, path, body)
+            except TimeoutError:
+                line = f"did not answer {path} within sampler_timeout={self.timeout:g} seconds"
+                break
+            except BROKEN as error:
+                line = f"cannot be reached ({one_line(error)}); start the server, or correct vllm_url"
+                continue
+            if status < 300:
+                return text
+            line = (f"refused {path} with status {status}: {one_line(text)}; start it with the command of "
+                    "docs/scaling.md")
+            if status < 500:
+                break
+        raise SamplerError(f"{self.named} {line}")
+
+    def close(self):
+        """Drops requests of `begin` that are not under way."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    def _try(self, method, path, body):
+        """(status, text) of one try."""
+        content = None if body is None else json.dumps(body)
+        make = HTTPSConnection if self.url.scheme == "https" else HTTPConnection
+        with contextlib.closing(make(self.url.netloc, timeout=self.timeout)) as connection:
+            connection.request(method, self.url.path + path, content, self.headers)
+            response = connection.getresponse()
+            return response.status, response.read().decode(errors="replace")
+
+
 def prompts_of(problems):
-    """The ids of each prompt of a batch, without padding."""
+    """The token ids of each prompt of a batch, without padding."""
     return [row[int(n):].tolist() for row, n in zip(problems["input"], problems["padding"], strict=True)]
 
 
 def never_sampled(policy):
-    """The ids of a model in Hugging Face format that the policy never samples: those without a text, and rows of the
-    output layer behind the vocabulary."""
+    """Ids that the policy never samples: banned tokens, and rows of a Hugging Face model beyond its vocabulary."""
     rows = policy.vocabulary if isinstance(policy.model, GPT) else policy.model.config.vocab_size
     return [*policy.tokenizer.banned_token_ids, *range(policy.vocabulary, rows)]
 
 
 def save_for_vllm(policy, path, weights):
-    """Writes what the server loads: the adapter, or the whole model in Hugging Face format, with policy.weights()."""
+    """Writes what the server loads: the adapter, or the whole model in Hugging Face format."""
     if isinstance(policy.model, GPT):
         twin = GPT(policy.model.config)
         twin.load_weights(weights)
@@ -193,7 +262,7 @@ def save_for_vllm(policy, path, weights):
 
 
 def as_generation(completions):
-    """A Generation of N completions (ids, log-probabilities, whether it was cut)."""
+    """A Generation of N completions (ids, log-probabilities, whether it was truncated)."""
     ids, logp, cut = zip(*completions, strict=True)
     ones = [torch.ones(len(row)) for row in ids]
     target, logp, mask = (pad_sequence(rows, batch_first=True) for rows in (ids, logp, ones))  # (N, M) each

@@ -1,13 +1,12 @@
 """The child process of run.py: it gives up what the code must not have, runs the code, and answers questions.
 
-It runs as a script in an isolated interpreter and imports nothing of this repository but its two neighbours.
+It runs as a script in an isolated interpreter and imports nothing of this repository but kernel.py.
 
     child.py questions|program PARENT PARTS SECONDS MEGABYTES
 
-It reads messages: the length in 8 bytes, a token of 32 characters, "exec" or "eval", and a text in Python. The first
-message has the code. For questions, each message is answered with a line: the token, and the value of the text as a
-Python literal ("None" for "exec"). For a program there is one message; the rest of the input is the program's own, and
-so is its output after the word "ready".
+It reads messages: the length in 8 bytes, a token of 32 characters, "exec" or "eval", and Python code, first that of
+the model. It answers questions with a line each: the token, and the value as a Python literal ("None" for "exec"). A
+program is one message; the rest of the input is the program's own, and so is the output after the word "ready".
 """
 
 import _posixsubprocess
@@ -32,7 +31,7 @@ sqlite3.connect""".split())
 def main(kind, parent, parts, seconds, megabytes):
     """Reads the code, runs it and answers, as the head of this file says."""
     job, report = os.dup(0), os.dup(1)
-    if kind == "questions":  # the code must not read the questions as its input, nor print into the answers
+    if kind == "questions":  # the code must neither read questions nor print into answers
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)
@@ -41,12 +40,12 @@ def main(kind, parent, parts, seconds, megabytes):
     limit(int(seconds), int(megabytes))
     if sys.platform == "linux":
         protect(report, parts, int(parent))
-    # Taken now, because the code can replace them where they are defined
+    # Taken now, because the code can replace them in their modules
     receive, run = receiver(job), runner()
     write, leave = os.write, os._exit
     original = dict(vars(builtins))
     token, how, code = receive()
-    _posixsubprocess.fork_exec = refuse  # multiprocessing calls this, which has no audit event
+    _posixsubprocess.fork_exec = refuse  # multiprocessing calls it, and it has no audit event
     sys.addaudithook(guard(os.path.realpath(os.getcwd())))
     run(b"", "exec", new_module("solution"))  # fails here, before "ready", if the limits are too low for any code
     write(report, b"ready")
@@ -63,14 +62,12 @@ def main(kind, parent, parts, seconds, megabytes):
             token, how, text = request
             write(report, token + literal(run(text, how, tests)).encode() + b"\n")
     finally:
-        leave(0)  # without the exit handlers and hooks that the code may have set
+        leave(0)  # skips exit handlers and hooks that the code may have set
 
 
 def receiver(job, read=os.read):
-    """A function that returns the next message as (token, "exec" or "eval", text); None after the last.
-
-    Like `runner` it makes the function within itself, so that the code cannot replace what the function calls.
-    """
+    """A function that returns the next message as (token, "exec" or "eval", text); None after the last. Like `runner` a
+    closure, so that the code cannot replace what it calls."""
     def exactly(count):
         data = b""
         while part := read(job, count - len(data)):
@@ -104,8 +101,7 @@ def new_module(name, names=()):
 
 
 def literal(x):
-    """A value as a Python literal; "..." in the place of what has none. A value of a subclass becomes one of the class
-    above it."""
+    """A value as a Python literal, of a subclass as one of its base class; "..." for what has none."""
     for kind in (bool, int, complex, str, bytes, type(None)):
         if isinstance(x, kind):
             return kind.__repr__(x)
@@ -115,52 +111,44 @@ def literal(x):
         return "{" + "".join(f"{literal(key)}: {literal(value)}, " for key, value in x.items()) + "}"
     if isinstance(x, (list, tuple, set, frozenset, type({}.keys()))):
         parts = "".join(f"{literal(part)}, " for part in x)
-        if isinstance(x, list):
-            return f"[{parts}]"
-        if isinstance(x, tuple):
-            return f"({parts})"
+        if isinstance(x, (list, tuple)):
+            return f"[{parts}]" if isinstance(x, list) else f"({parts})"
         return f"{{{parts}}}" if parts else "set()"
     return "..."
 
 
 def protect(report, parts, parent):
-    """Applies kernel.py. If the kernel refuses one of the parts, writes "errno text" to `report` and ends."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path.insert(0, here)
+    """Applies kernel.py. If the kernel refuses a part, writes "errno text" to `report` and exits."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import kernel
-    import syscalls
-    sys.path.remove(here)
+    del sys.path[0]
     try:
-        kernel.protect(parts.split(","), parent, syscalls.filter_program)
+        kernel.protect(parts.split(","), parent)
     except OSError as error:
         os.write(report, f"{error.errno} {error.filename}: {error.strerror}".encode())
         os._exit(1)
     for name in list(sys.modules):
-        if name.startswith(("ctypes", "_ctypes")) or name in ("kernel", "syscalls"):
-            del sys.modules[name]  # the guard refuses to import it again
+        if name.startswith(("ctypes", "_ctypes", "kernel")):
+            del sys.modules[name]  # the guard refuses to import ctypes again
 
 
 def limit(seconds, megabytes):
-    """Sets the process's limits; a limit that is already lower stays."""
-    signal.alarm(seconds)  # ends code that only sleeps, even if the parent process has ended
+    """Sets the limits of the process; lower ones stay."""
+    signal.alarm(seconds)  # ends code that sleeps, even if the parent process has ended
     limits = {resource.RLIMIT_FSIZE: 1 << 20, resource.RLIMIT_NOFILE: 32, resource.RLIMIT_NPROC: 0,
               resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: seconds}
     if sys.platform != "darwin":  # macOS cannot set it
         limits[resource.RLIMIT_AS] = megabytes << 20
     for kind, value in limits.items():
         hard = resource.getrlimit(kind)[1]
-        if hard != resource.RLIM_INFINITY:
-            value = min(hard, value)
+        value = value if hard == resource.RLIM_INFINITY else min(hard, value)
         resource.setrlimit(kind, (value, value))
 
 
 def guard(folder):
-    """An audit hook that refuses processes, signals, network, ctypes, and changes to files outside `folder`.
-
-    It gives Python code a clear error. Where the kernel does not protect, it is all there is, and code that is written
-    to get around it can.
-    """
-    # Held by the hook, so that the code cannot replace them
+    """An audit hook that refuses processes, signals, network, ctypes, and changes to files outside `folder`, with a
+    clear error. Without the kernel's protection it is all there is, and hostile code can get around it."""
+    # In the closure, so that the code cannot replace them
     realpath, isdir, fsdecode = os.path.realpath, os.path.isdir, os.fsdecode
     refused, changes, raise_error = REFUSED, CHANGES, refuse
     writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

@@ -1,78 +1,114 @@
-"""The walls of the Linux kernel around untrusted code, which hold even if that code takes over its interpreter.
+"""Kernel sandboxing: namespaces, Landlock, seccomp. It holds even if the code takes over its interpreter.
 
-The child process of run.py applies this to itself before the code runs. Standard library only.
+The child process of run.py applies it to itself before the code runs. Standard library only.
 """
 
 import ctypes
+import errno
 import os
 import signal
 import struct
 import sys
 
 PARTS = ("namespaces", "Landlock", "seccomp")
-END_WITH_PARENT, NO_NEW_PRIVILEGES = 1, 38                          # of prctl
-FILTER = 22
-NEW_MOUNTS, NEW_IPC = 0x20000, 0x08000000                           # of unshare
-NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000
-PRIVATE, RESTRICTED = 0x4000 | 0x40000, 2 | 4 | 8                   # of mount: no setuid, no devices, no programs
-READ_ONLY, RECURSIVE = 1, 0x8000                                    # of mount_setattr
-HERE = -100
-MOUNT_SETATTR, CREATE_RULESET = 442, 444                            # numbers, the same on all architectures
-ADD_RULE, RESTRICT_SELF = 445, 446
-CAPABILITIES_3 = 0x20080522
-FOLDER_BYTES = 16 << 20                                             # the most that the working folder may hold
-FILES = 1000                                                        # files and folders there
-# Landlock's rights by the version in which they came: of files 13, moves, truncating, none, ioctl of devices
-RIGHTS = (13, 14, 15, 15, 16)
-WRITE_FILE, READ_FILE = 1 << 1, 1 << 2
-READ_FOLDER = 1 << 3
+FOLDER_BYTES = 16 << 20  # most bytes in the working folder
+FILES = 1000             # most files and folders there
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's system calls, on all architectures
+RIGHTS = (13, 14, 15, 15, 16)  # that Landlock's version 1, 2, ... knows: of files, moves, truncating, none, ioctl
+WRITE_FILE, READ_FILE, READ_FOLDER = 1 << 1, 1 << 2, 1 << 3
 # Write, read, list, remove folders and files, make folders, files and links, move, truncate. Not: programs, devices,
 # pipes, sockets
 INSIDE = WRITE_FILE | READ_FILE | READ_FOLDER | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 13 | 1 << 14
+# Read by the standard library
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo",
              "/dev/urandom")
+# System calls that the code may make: name, number on x86_64, number on aarch64; "-" where an architecture has none.
+# The others fail with ENOSYS, so that the C library takes another way: new processes and threads, network, signals to
+# and limits of other processes, owners of files, and whatever later kernels add
+TABLE = """
+read 0 63  write 1 64  readv 19 65  writev 20 66  pread64 17 67  pwrite64 18 68  preadv 295 69  pwritev 296 70
+preadv2 327 286  pwritev2 328 287  open 2 -  openat 257 56  close 3 57  close_range 436 436  stat 4 -  fstat 5 80
+lstat 6 -  newfstatat 262 79  statx 332 291  lseek 8 62  access 21 -  faccessat 269 48  faccessat2 439 439
+readlink 89 -  readlinkat 267 78  getdents 78 -  getdents64 217 61  getcwd 79 17  chdir 80 49  fchdir 81 50  mkdir 83 -
+mkdirat 258 34  rmdir 84 -  unlink 87 -  unlinkat 263 35  rename 82 -  renameat 264 38  renameat2 316 276  link 86 -
+linkat 265 37  symlink 88 -  symlinkat 266 36  ftruncate 77 46  fallocate 285 47  fsync 74 82  fdatasync 75 83
+flock 73 32  fcntl 72 25  ioctl 16 29  dup 32 23  dup2 33 -  dup3 292 24  pipe 22 -  pipe2 293 59  sendfile 40 71
+copy_file_range 326 285  statfs 137 43  fstatfs 138 44  umask 95 166  fadvise64 221 223  mmap 9 222  mprotect 10 226
+munmap 11 215  mremap 25 216  brk 12 214  madvise 28 233  membarrier 324 283  rt_sigaction 13 134  rt_sigprocmask 14 135
+rt_sigreturn 15 139  rt_sigpending 127 136  rt_sigtimedwait 128 137  rt_sigsuspend 130 133  sigaltstack 131 132
+restart_syscall 219 128  pause 34 -  alarm 37 -  setitimer 38 103  getitimer 36 102  kill 62 129  tgkill 234 131
+clock_gettime 228 113  clock_getres 229 114  clock_nanosleep 230 115  nanosleep 35 101  gettimeofday 96 169  time 201 -
+times 100 153  getrusage 98 165  poll 7 -  ppoll 271 73  select 23 -  pselect6 270 72  epoll_create 213 -
+epoll_create1 291 20  epoll_ctl 233 21  epoll_wait 232 -  epoll_pwait 281 22  epoll_pwait2 441 441  eventfd2 290 19
+socketpair 53 199  sendto 44 206  recvfrom 45 207  shutdown 48 210  getsockname 51 204  getpeername 52 205
+getsockopt 55 209  getpid 39 172  getppid 110 173  gettid 186 178  getuid 102 174  geteuid 107 175  getgid 104 176
+getegid 108 177  getgroups 115 158  getpgrp 111 -  getpgid 121 155  getsid 124 156  getresuid 118 148  getresgid 120 150
+uname 63 160  sysinfo 99 179  exit 60 93  exit_group 231 94  futex 202 98  set_tid_address 218 96
+set_robust_list 273 99  rseq 334 293  arch_prctl 158 -  getrlimit 97 163  setrlimit 160 164  prlimit64 302 261
+getcpu 309 168  sched_getaffinity 204 123  sched_yield 24 124  getrandom 318 278  wait4 61 260  waitid 247 95
+"""
+# Modes and times of files: allowed where all outside the working folder is read-only
+OF_FILES = "chmod 90 -  fchmod 91 52  fchmodat 268 53  utimensat 280 88"
+ARCHITECTURES = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}  # column of the table, AUDIT_ARCH_*
+LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06            # instructions of BPF
+ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.ENOSYS  # what a filter returns
+NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16        # byte offsets in struct seccomp_data
+FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030)            # duplicates, flags, locks; none that sends signals
+IOCTL = (0x5401, 0x5421, 0x5450, 0x5451, 0x541B)  # TCGETS, FIONBIO, FIONCLEX, FIOCLEX, FIONREAD
+AF_UNIX = 1
+
+
+def protect(parts, parent):
+    """Applies what every Linux has, and the parts of PARTS that are named. Raises OSError if the kernel refuses one.
+
+    parent: id of the process with which this one ends
+    """
+    if "namespaces" in parts:
+        enter_namespaces()
+    drop_privileges()
+    end_with(parent)  # after the changes of credentials, which could undo it
+    if "Landlock" in parts:
+        restrict_files()
+    if "seccomp" in parts:  # last, because it refuses what the others need
+        restrict_calls(filter_program("namespaces" in parts))
 
 
 def end_with(parent):
-    """The kernel ends this process when its parent ends, whose process id is `parent`."""
-    call("prctl", END_WITH_PARENT, signal.SIGKILL)
+    """The kernel ends this process with its parent, whose process id is `parent`."""
+    call("prctl", 1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # it ended before the call
         os._exit(1)
 
 
 def enter_namespaces():
-    """Gives the process a network without connections, and a view of all files that is read-only except for the working
-    folder, which is in memory and holds at most FOLDER_BYTES."""
+    """Leaves the process a network without connections, and all files read-only but those of the working folder, which
+    is then in memory and holds at most FOLDER_BYTES."""
     user, group = os.getuid(), os.getgid()
-    call("unshare", NEW_USER | NEW_MOUNTS | NEW_NETWORK | NEW_IPC)
+    call("unshare", 0x10000000 | 0x20000 | 0x40000000 | 0x08000000)  # CLONE_NEWUSER, NEWNS, NEWNET, NEWIPC
     for name, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         with open(f"/proc/self/{name}", "w") as f:
             f.write(line)
-    call("mount", b"none", b"/", None, PRIVATE, None)
-    attributes = struct.pack("=4Q", READ_ONLY, 0, 0, 0)
-    call("syscall", MOUNT_SETATTR, HERE, b"/", RECURSIVE, attributes, len(attributes))
+    call("mount", b"none", b"/", None, 0x4000 | 0x40000, None)  # MS_REC, MS_PRIVATE
+    attributes = struct.pack("=4Q", 1, 0, 0, 0)  # MOUNT_ATTR_RDONLY
+    call("syscall", 442, -100, b"/", 0x8000, attributes, len(attributes))  # mount_setattr, AT_FDCWD, AT_RECURSIVE
     folder = os.getcwd()
     limits = f"size={FOLDER_BYTES},nr_inodes={FILES}"
-    call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", RESTRICTED, limits.encode())
+    call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", 2 | 4 | 8, limits.encode())  # MS_NOSUID, NODEV, NOEXEC
     os.chdir(folder)
 
 
 def drop_privileges():
-    """Takes from root every power that other users do not have; no program that is started can gain one."""
-    call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    call("capset", struct.pack("=Ii", CAPABILITIES_3, 0), struct.pack("=6I", *[0] * 6))
+    """Drops all capabilities, also of root; no program that is started can gain one."""
+    call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    call("capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))  # _LINUX_CAPABILITY_VERSION_3
 
 
 def restrict_files():
-    """Landlock: files outside the working folder cannot be opened, except the standard library's for reading."""
+    """Landlock: outside the working folder only files of the standard library can be opened, for reading."""
     version = call("syscall", CREATE_RULESET, None, 0, 1)
     files = (1 << RIGHTS[min(version, len(RIGHTS)) - 1]) - 1
-    rules = [files]
-    if version >= 4:
-        rules.append(3)  # bind and connect
-    if version >= 6:
-        rules.append(3)  # signals and abstract sockets
-    rules = struct.pack(f"={len(rules)}Q", *rules)
+    handled = [files, 3, 3][: 1 + (version >= 4) + (version >= 6)]  # bind and connect; signals and abstract sockets
+    rules = struct.pack(f"={len(handled)}Q", *handled)
     ruleset = call("syscall", CREATE_RULESET, rules, len(rules), 0)
     allowed = dict.fromkeys([*sys.path, os.path.join(sys.base_prefix, "lib"), *LIBRARIES], READ_FILE | READ_FOLDER)
     allowed |= {".": INSIDE, os.devnull: READ_FILE | WRITE_FILE}
@@ -87,24 +123,45 @@ def restrict_files():
 
 
 def restrict_calls(lines):
-    """seccomp: the kernel runs a filter program at every system call."""
+    """seccomp: the kernel runs a filter at every system call."""
     kept = ctypes.create_string_buffer(lines)  # the kernel reads it during the call
-    call("prctl", FILTER, 2, struct.pack("@HP", len(lines) // 8, ctypes.addressof(kept)), 0, 0)
+    call("prctl", 22, 2, struct.pack("@HP", len(lines) // 8, ctypes.addressof(kept)), 0, 0)  # PR_SET_SECCOMP
 
 
-def protect(parts, parent, filter_program):
-    """Applies what every Linux has, and the parts of PARTS that are named. Raises OSError if the kernel refuses one.
+def filter_program(read_only):
+    """The filter of this process, an array of struct sock_filter. Raises OSError on an unknown architecture.
 
-    parent: the process that this one ends with; filter_program: the function of syscalls.py
+    read_only: whether all outside the working folder is
     """
-    if "namespaces" in parts:
-        enter_namespaces()
-    drop_privileges()
-    end_with(parent)  # after what changes credentials: that could undo it
-    if "Landlock" in parts:
-        restrict_files()
-    if "seccomp" in parts:  # last, because it refuses what the others need
-        restrict_calls(filter_program("namespaces" in parts))
+    machine = os.uname().machine
+    if machine not in ARCHITECTURES:
+        raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
+    column, architecture = ARCHITECTURES[machine]
+    fields = TABLE.split()
+    if read_only:
+        fields += OF_FILES.split()
+    numbers = dict(zip(fields[::3], fields[column::3], strict=True))
+    # Calls that are allowed for some values of an argument. sendto: a length of 0, because an address leads outside
+    itself = os.getpid()
+    checked = {"kill": (0, (itself,)), "tgkill": (0, (itself,)), "prlimit64": (0, (0, itself)),
+               "socketpair": (0, (AF_UNIX,)), "sendto": (5, (0,)), "fcntl": (1, FCNTL), "ioctl": (1, IOCTL)}
+    lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture)]
+    lines += [(RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
+    for name, number in numbers.items():
+        if number != "-":
+            body = allowed_if(*checked[name]) if name in checked else [(RETURN, 0, 0, ALLOW)]
+            lines += [(EQUAL, 0, len(body), int(number)), *body]
+    lines.append((RETURN, 0, 0, REFUSE))
+    return b"".join(struct.pack("=HBBI", *line) for line in lines)
+
+
+def allowed_if(argument, values):
+    """Instructions that allow a call if the lower 32 bits of an argument, all that the kernel reads of it, have one of
+    these values."""
+    lines = [(LOAD, 0, 0, ARGUMENTS + 8 * argument)]
+    for value in values:
+        lines += [(EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW)]
+    return [*lines, (RETURN, 0, 0, REFUSE)]
 
 
 def call(name, *arguments):

@@ -1,8 +1,9 @@
-"""Runs a model's code against a record's tests, in a child process that the kernel protects the machine from.
+"""Runs a model's code against a record's tests, in a child process from which the kernel protects the machine.
 
-What is promised, on which systems, and what is not: docs/security.md.
+docs/security.md says what is promised, on which systems, and what is not.
 """
 
+import atexit
 import contextlib
 import errno
 import math
@@ -10,38 +11,41 @@ import os
 import pathlib
 import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
-from grpo.sandbox.folder import FULL, PLACE, holds_more, new_folder, place
 from grpo.sandbox.kernel import FILES, FOLDER_BYTES, PARTS
 
 CHILD = str(pathlib.Path(__file__).with_name("child.py"))
 READY = b"ready"        # the child is about to run the code
-MOST_BYTES = 1 << 20    # the most that the child may write
+MOST_BYTES = 1 << 20    # of the child's output
 LOOK_SECONDS = 0.1      # between two looks at the clock and, without namespaces, at the folder
-FOUND = {}              # {part of PARTS: "" if this machine's kernel offers it, else the reason why not}
+FOUND = {}              # {part of PARTS: "" if this machine's kernel offers it, else the reason}, once it was tried
+PLACE = []              # the folder of this run, which holds those of all children; workers use the main process's
+# Errors of a machine without room: the code is not to blame
+FULL = frozenset([errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EUSERS])
 
 
 class Refused(OSError):
-    """The kernel refused the child one of the parts of PARTS."""
+    """The child could not start: the kernel refused a part, or memory was too low."""
 
 
 def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
-    """Runs `code`, then `tests`. They are
+    """Runs `code`, then `tests`, which are one of
 
-    Claims of asserts.py: the child process computes the values of their questions, this process judges them;
-    or a list of {"input": text, "output": text}: the code runs as a program for each, this process compares its output;
-    or a text in Python: it runs after the code in the same process, with the names that the code defined. Code that is
-    written to can pass such tests without solving them.
+    - Claims of verify_code.py: the child computes the values of their questions, this process judges them
+    - a list of {"input": text, "output": text}: the code runs as a program for each, this process compares its output
+    - Python code: it runs after `code` in the same process, which can therefore forge the result
 
     seconds: wall clock of all tests in Python, or of each input, with the start of the interpreter; megabytes:
     address space (macOS cannot limit it); sandbox: "auto", or "strict" as in chosen_parts
     Returns "passed" if all ran to their end, and returned or printed what is expected; "killed" if they were stopped or
     crashed; "skipped" if the machine has no disk, memory or processes left to start them; "failed" otherwise.
-    Raises ValueError if the child cannot start.
+    Raises ValueError if the child cannot start for another reason.
     """
     try:
         parts = chosen_parts(sandbox)
@@ -57,13 +61,12 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
 
 
 def run_once(code, test, seconds, megabytes, parts):
-    """The verdict for Claims, for a text with tests, or for one {"input": text, "output": text}.
+    """The verdict for Claims, for tests as a text, or for one {"input": text, "output": text}.
 
     Raises OSError if there is no room for the child, or the kernel refuses one of the parts.
     """
-    token = secrets.token_hex(16).encode()
+    token, kind = secrets.token_hex(16).encode(), "questions"
     messages = [message(token, "exec", code)]
-    kind = "questions"
     if isinstance(test, dict):
         kind = "program"
         messages[0] += test["input"].encode(errors="replace")
@@ -80,16 +83,13 @@ def run_once(code, test, seconds, megabytes, parts):
         with subprocess.Popen(command, cwd=folder, env={}, bufsize=0, start_new_session=True, **streams) as process:
             try:
                 output, ended = exchange(process, messages, end, on_disk)
-            finally:  # before the with block waits: then the process id may belong to another process
+            finally:  # before the process is waited for: then its id may belong to another
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses for an ended group
                     os.killpg(process.pid, signal.SIGKILL)
     status = process.returncode
-    if ended and not output.startswith(READY) and status > 0:
-        number, _, text = output.decode(errors="replace").partition(" ")
-        if number.isdecimal():  # the child reported what the kernel refused
-            raise Refused(int(number), text)
-        raise ValueError(f"the sandbox could not start with sandbox_seconds={seconds:g} sandbox_megabytes={megabytes}: "
-                         "raise them")
+    if ended and status > 0 and not output.startswith(READY):
+        number, _, text = output.decode(errors="replace").partition(" ")  # the kernel's refusal, if there is one
+        raise Refused(int(number) if number.isdecimal() else errno.ENOMEM, text or "the interpreter cannot start")
     if kind == "program":
         right = status == 0 and lines_of(output) == lines_of(READY + test["output"].encode())
     else:
@@ -103,7 +103,7 @@ def right_answers(output, token, test):
     """True if the child answered every message, the code's first, and the answers to the tests are right."""
     lines = output.removeprefix(READY).split(b"\n")
     answers = [line.removeprefix(token).decode(errors="replace") for line in lines if line.startswith(token)]
-    if len(answers) != len(lines) - 1 or not answers:  # something else was written there too
+    if len(answers) != len(lines) - 1 or not answers:  # the code wrote there too
         return False
     return answers[1:] == ["None"] if isinstance(test, str) else test.hold(answers[1:])
 
@@ -115,19 +115,18 @@ def message(token, how, text):
 
 
 def lines_of(output):
-    """The lines of an output, without spaces at their ends and empty lines at the end."""
+    """The lines of an output, without trailing spaces and trailing empty lines."""
     return [line.rstrip() for line in output.decode(errors="replace").rstrip().split("\n")]
 
 
 def exchange(process, messages, end, folder):
-    """Sends each message after the child has answered the one before with a line: a question may contain what is
-    expected of an earlier one. Reads until the output is closed or longer than MOST_BYTES, the time `end` comes, or the
-    folder holds more than FOLDER_BYTES or FILES.
+    """Sends each message after the child has answered the one before, because a question may contain an earlier answer.
+    Reads until the output is closed or longer than MOST_BYTES, the time is `end`, or the folder is too full.
 
-    folder: one on the disk, or None: then the kernel limits it
+    folder: one on the disk, or None if the kernel limits it
     Returns (the output, whether it was closed).
     """
-    output, unsent, asked = b"", b"", 0  # what is left of the message that is being sent; how many were begun
+    output, unsent, asked = b"", b"", 0  # unsent: of the current message; asked: messages so far
     os.set_blocking(process.stdin.fileno(), False)
     while len(output) <= MOST_BYTES and time.monotonic() < end:
         if not unsent and asked < len(messages) and output.count(b"\n") >= asked:
@@ -143,7 +142,7 @@ def exchange(process, messages, end, folder):
         if unsent and process.stdin.fileno() in ready:
             try:
                 unsent = unsent[os.write(process.stdin.fileno(), unsent[: 1 << 16]) :]
-            except BrokenPipeError:  # nobody reads it any more
+            except BrokenPipeError:  # nobody reads it
                 unsent = b""
         if not unsent and asked == len(messages):
             process.stdin.close()  # a program reads to the end of its input
@@ -170,7 +169,7 @@ def machine_parts():
 
 def reason_without(part):
     """Why this machine does not offer a part, after a trial; "" if it does. Raises OSError if it is too full for it."""
-    for _ in range(2):  # a busy machine may be why the first trial was killed
+    for _ in range(2):  # a busy machine may have killed the first trial
         try:
             verdict = run_once("", "", 60.0, 256, [part])
         except Refused as error:
@@ -183,25 +182,14 @@ def reason_without(part):
     return f"a trial was {verdict}"
 
 
-def found_here():
-    """The findings of the main process at the start, as the arguments of take_over. Raises ValueError if they cannot be
-    made now."""
-    try:
-        return machine_parts(), place()
-    except OSError as error:
-        raise ValueError(f"the sandbox cannot be tried ({error}): it needs memory, processes, and a TMPDIR with room"
-                         ) from None
-
-
 def take_over(parts, folder):
-    """Called in a worker process: code then runs under the parts that the main process found, and in its folder."""
+    """Makes a worker process run code under the parts and in the folder of the main process."""
     FOUND.update(parts)
     PLACE[:] = [folder]
 
 
 def chosen_parts(sandbox):
-    """The parts under which code runs: all of PARTS that this machine offers. Raises ValueError if sandbox="strict" and
-    one is missing."""
+    """All of PARTS that this machine offers. Raises ValueError if sandbox="strict" and one is missing."""
     if sandbox == "strict" and missing_parts():
         raise ValueError(f"sandbox='strict' needs what this machine does not offer: {missing_parts()}; run where it "
                          "does, or use sandbox='auto' (docs/security.md says what is then not promised)")
@@ -214,8 +202,8 @@ def missing_parts():
 
 
 def describe_sandbox(sandbox, seconds, megabytes):
-    """A line that tells the user under which parts and limits code runs. Raises ValueError as run_tests does, and if an
-    empty program does not pass."""
+    """A line with the parts and limits under which code runs. Raises ValueError as run_tests does, and if an empty
+    program does not pass."""
     verdict = run_tests("", "", seconds, megabytes, sandbox)
     if verdict != "passed":
         raise ValueError(f"an empty program was {verdict} with sandbox_seconds={seconds:g} sandbox_megabytes="
@@ -223,3 +211,59 @@ def describe_sandbox(sandbox, seconds, megabytes):
     parts = ", ".join([*chosen_parts(sandbox), "limits"])
     missing = f"; missing: {missing_parts()}: docs/security.md" if missing_parts() else ""
     return f"code runs under {parts}, for at most {seconds:g} s in {megabytes} MB{missing}"
+
+
+def place():
+    """The folder of this run, which the process that made it removes at its end. Raises OSError without room."""
+    if not PLACE:
+        PLACE.append(tempfile.mkdtemp(prefix="sandbox-"))
+        atexit.register(remove, PLACE[0])
+    return PLACE[0]
+
+
+def empty_place():
+    """Removes what killed processes left in the run's folder."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(PLACE[0]) if PLACE else ():
+            remove(os.path.join(PLACE[0], name))
+
+
+@contextlib.contextmanager
+def new_folder():
+    """A folder in the run's folder, for the with block."""
+    folder = tempfile.mkdtemp(dir=place())
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+def remove(folder):
+    """Removes a folder with all that it holds, unless the system refuses."""
+    with contextlib.suppress(RecursionError):  # a very deep one
+        shutil.rmtree(folder, ignore_errors=True)
+    if os.path.isdir(folder) and not os.path.islink(folder):  # without the kernel, code may put a link in its place
+        # Too deep for Python, or without rights
+        for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", folder]):
+            with contextlib.suppress(OSError):
+                subprocess.run(command, stderr=subprocess.DEVNULL)
+
+
+def holds_more(folder, size, files):
+    """True if a folder holds more than `size` bytes on the disk or `files` files and folders, or cannot be measured
+    because of its rights or the length of a path."""
+    total, count, folders = 0, 0, [folder]
+    try:
+        while folders:
+            with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):  # the code may remove what is listed
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append(entry.path)
+                    count += 1
+                    if total > size or count > files:
+                        return True
+    except OSError:
+        return True
+    return False

@@ -15,8 +15,7 @@ from core.files import METRICS, each_record
 from core.settings.script import run_script
 from core.start import without_home
 from grpo.evaluation.samples import evaluations
-from grpo.report.page import write_report
-from grpo.report.plots import draw_curves
+from grpo.report.page import draw_curves, write_report
 
 
 def report_seeds(folders, picture):

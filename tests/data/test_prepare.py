@@ -13,7 +13,7 @@ from core.data import load_meta
 from core.prompts import PromptConsumer
 from core.records import read_records
 from grpo.reward_functions import verify_code, verify_math
-from grpo.reward_functions.asserts import cut
+from grpo.reward_functions.verify_code import cut
 from grpo.reward_functions.registry import REWARDS, load_reward_file
 from grpo.sandbox.run import run_tests
 from tests.families import tokenizer_of

@@ -24,7 +24,7 @@ from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.objectives import OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Rewards, Scored
-from grpo.samplers.prefetch import LocalSampler, Prefetcher
+from grpo.samplers.sampler import LocalSampler, Prefetcher
 from tests.tiny import (
     Catcher,
     causal_policy,

@@ -10,7 +10,7 @@ import torch
 
 from core.models import load_model
 from core.optim import build_optimizers
-from grpo.report import plots
+from grpo.report import page
 from tests.grpo.trainers import (
     evaluated_trainer,
     logged_keys,
@@ -39,7 +39,7 @@ from tests.tiny import (
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch):
     """Drawing the curves takes most of the time of a short run."""
-    monkeypatch.setattr(plots, "draw_curves", lambda runs, path: None)
+    monkeypatch.setattr(page, "draw_curves", lambda runs, path: None)
 
 
 def expect_whole(whole, resumed):

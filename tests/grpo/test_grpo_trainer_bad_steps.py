@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.optim import build_optimizers
-from grpo.report import plots
+from grpo.report import page
 from grpo.reward_functions.registry import reward
 from grpo.rewards import Rewards
 from tests.grpo.trainers import run, trainer, training_records
@@ -30,7 +30,7 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch):
-    monkeypatch.setattr(plots, "draw_curves", lambda runs, path: None)
+    monkeypatch.setattr(page, "draw_curves", lambda runs, path: None)
 
 
 def damaged(net, value=NAN):

@@ -13,7 +13,7 @@ from core.run import SET_ASIDE, STAYING
 from core.models import save_model
 from core import start
 from core.settings import optional
-from grpo.report import plots
+from grpo.report import page
 from tests.tiny import CAUSAL, ROOT, causal_model, run_here, write_prompt_dataset
 
 TRAIN = "grpo/train_grpo.py"
@@ -46,7 +46,7 @@ def base(tmp_path_factory):
 @pytest.fixture
 def launch(monkeypatch, base, tmp_path):
     """Runs the command in this process, in the folder `out`, and checks its exit code. No picture is drawn."""
-    monkeypatch.setattr(plots, "draw_curves", lambda runs, path: open(path, "w").close())
+    monkeypatch.setattr(page, "draw_curves", lambda runs, path: open(path, "w").close())
 
     def launched(code=0, **changes):
         settings = base | {"out_dir": tmp_path / "out"} | changes
@@ -190,7 +190,7 @@ def test_a_folder_of_the_user_is_refused_and_unchanged(launch, tmp_path, more):
 
 
 def test_whatever_a_run_writes_is_set_aside_by_the_next_and_other_files_stay(launch, tmp_path):
-    """A name that core/run/names.py lacks would stay beside the next run, or make the folder one of the user's. A start
+    """A name that core/files.py lacks would stay beside the next run, or make the folder one of the user's. A start
     that fails after its beginning has a folder of its own."""
     pytest.importorskip("tensorboard")
     out = tmp_path / "out"

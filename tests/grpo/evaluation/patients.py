@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from core.distributed import Distributed
 from grpo.build import build_data, build_models, build_rewards
-from grpo.doctor.step import examine
+from grpo.doctor.checks import examine
 from grpo.grpo_config import GRPOConfig
 from tests.tiny import ROOT, TEXT, jsonl, write_text_dataset
 
@@ -52,7 +52,7 @@ def parts(settings):
 
 
 def examined(run):
-    """The Examination of the parts of a run."""
+    """The DoctorStep of the parts of a run."""
     return examine(run.config, run.models, run.rewards, run.data, run.dist)
 
 

@@ -3,9 +3,8 @@
 import pytest
 
 from grpo.reward_functions import verify_code
-from grpo.reward_functions.asserts import cut
 from grpo.reward_functions.registry import REWARDS, Log
-from grpo.reward_functions.verify_code import extract_code
+from grpo.reward_functions.verify_code import cut, extract_code
 from tests.tiny import expect_rewards
 
 

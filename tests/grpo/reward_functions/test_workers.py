@@ -14,7 +14,7 @@ from core.settings.user_code import is_own_error
 from grpo.reward_functions import registry
 from grpo.reward_functions.registry import Call, Log, Reward
 from grpo.reward_functions.workers import Workers
-from grpo.sandbox import folder as sandbox_folder
+from grpo.sandbox import run as sandbox
 from tests.tiny import ROOT, fork_workers
 
 
@@ -62,7 +62,7 @@ def test_values_and_logs_are_in_the_order_of_the_completions(workers):
 
 @pytest.mark.parametrize("way", ["exits", "is killed", "endless", "stops"])
 def test_a_completion_that_does_not_end_is_late_and_the_processes_are_replaced(workers, monkeypatch, tmp_path, way):
-    monkeypatch.setattr(sandbox_folder, "PLACE", [str(tmp_path)])
+    monkeypatch.setattr(sandbox, "PLACE", [str(tmp_path)])
     (tmp_path / "left" / "below").mkdir(parents=True)
     called(workers, "a")
     assert (tmp_path / "left").exists()

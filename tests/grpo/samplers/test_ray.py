@@ -1,6 +1,6 @@
 """Workers share the problems, and what they write does not depend on their number; how a run comes to its Ray.
 
-Here Ray is a stand-in that runs in this process. Real workers, and their deaths, are in test_build.py.
+Here Ray is a stand-in that runs in this process. Real workers, and their deaths, are in test_ray_runs.py.
 """
 
 import copy

@@ -23,7 +23,7 @@ from core.prompts import PromptConsumer
 from grpo import train_grpo
 from grpo.grpo_training_step import Timer, collect_rollouts
 from grpo.policies.causal import CausalPolicy
-from grpo.samplers import vllm_http
+from grpo.samplers import vllm
 from grpo.samplers.sampler import SamplerError
 from grpo.samplers.vllm import VllmSampler, prompts_of
 from grpo.scoring import score_in_batches
@@ -105,7 +105,7 @@ class World:
 @pytest.fixture
 def world(folders, prompts, tmp_path, monkeypatch):
     """(kind, settings) -> a World, whose server is ended after the test."""
-    monkeypatch.setattr(vllm_http, "WAITS", (0.0, 0.0))
+    monkeypatch.setattr(vllm, "WAITS", (0.0, 0.0))
     with contextlib.ExitStack() as opened:
         def make(kind="ours", **settings):
             server = SimpleNamespace(url=URL) if kind == "real" else opened.enter_context(running(folders[kind]))

@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from grpo.sandbox import folder
 from grpo.sandbox import run as sandbox
-from grpo.sandbox.run import chosen_parts, describe_sandbox, found_here, machine_parts, run_tests, take_over
+from grpo.sandbox.run import chosen_parts, describe_sandbox, machine_parts, run_tests, take_over
 from tests.attack_programs import LIMITS, programs
 
 PROGRAMS = programs(r"""
@@ -205,14 +204,14 @@ def test_what_does_not_end_or_writes_too_much_is_killed(code, seconds):
 
 def test_the_sandbox_leaves_no_folder_behind_and_a_huge_program_does_not_block_the_pipe(monkeypatch, tmp_path):
     machine_parts()
-    monkeypatch.setattr(folder, "PLACE", [str(tmp_path)])
+    monkeypatch.setattr(sandbox, "PLACE", [str(tmp_path)])
     assert run_tests("import os\nopen('a', 'w')\nos.chmod('a', 0)  # " + "x" * 10 ** 6, "pass") == "passed"
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("seconds", "megabytes", "message"), [
-    (5.0, 1, "could not start with sandbox_seconds=5 sandbox_megabytes=1:"),
-    (0.001, 256, "an empty program was killed with sandbox_seconds=0.001 sandbox_megabytes=256")])
+    (5.0, 1, "sandbox_seconds=5 sandbox_megabytes=1:"),
+    (0.001, 256, "sandbox_seconds=0.001 sandbox_megabytes=256:")])
 def test_limits_under_which_nothing_can_run_are_refused_at_the_start(seconds, megabytes, message):
     machine_parts()
     with pytest.raises(ValueError, match=message):
@@ -291,8 +290,8 @@ def test_a_machine_that_is_full_is_never_one_with_fewer_parts(child, number):
     assert run_tests("x = 1", "pass") == "skipped"
     with pytest.raises(ValueError, match="^an empty program was skipped .* free memory, processes and the disk of TMPDIR"):
         describe_sandbox("auto", 5.0, 256)
-    with pytest.raises(ValueError, match="^the sandbox cannot be tried .*no room.*: it needs memory, processes"):
-        found_here()
+    with pytest.raises(OSError, match="no room"):
+        machine_parts()
     assert not sandbox.FOUND
 
 
@@ -300,8 +299,7 @@ def test_a_worker_runs_under_the_parts_and_in_the_folder_of_the_main_process(mon
     folders = []
     monkeypatch.setattr(sandbox, "FOUND", {})
     monkeypatch.setattr(sandbox, "PLACE", folders)
-    monkeypatch.setattr(folder, "PLACE", folders)
-    monkeypatch.setattr(folder.tempfile, "tempdir", "/a/folder/that/is/not/asked/for")
+    monkeypatch.setattr(sandbox.tempfile, "tempdir", "/a/folder/that/is/not/asked/for")
     take_over({"namespaces": "not here", "Landlock": "nor there", "seccomp": "x"}, str(tmp_path))
     assert chosen_parts("auto") == []
     seen = "import os\nfolder = os.path.dirname(os.getcwd())"
@@ -318,7 +316,7 @@ def test_a_machine_that_is_full_skips_the_completion_and_another_error_ends_the_
     monkeypatch.setattr(sandbox, "FOUND", {"seccomp": ""})
     child(f"{number} mount: no")
     if refused != "mount":
-        monkeypatch.setattr(sandbox.subprocess if refused == "Popen" else folder.tempfile, refused, refuse)
+        monkeypatch.setattr(sandbox.subprocess if refused == "Popen" else sandbox.tempfile, refused, refuse)
     if number == errno.EAGAIN:
         assert run_tests("x = 1", "pass") == "skipped"
     else:

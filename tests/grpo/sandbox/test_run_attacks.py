@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from grpo.reward_functions.asserts import cut
+from grpo.reward_functions.verify_code import cut
 from grpo.sandbox.run import machine_parts, run_tests
 from tests import forgeries
 from tests.attacks import ALONE, ATTACKS, JUDGES, PART, TASKS, contained, protected_by, succeeds_bare

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from grpo.report.chart import BOTTOM, LEFT, RIGHT, TOP, chart, text, ticks
+from grpo.report.page import BOTTOM, LEFT, RIGHT, TOP, chart, text, ticks
 
 
 def svg_of(figure):

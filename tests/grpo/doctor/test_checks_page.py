@@ -9,7 +9,7 @@ import pytest
 from core import pretrain
 from core.settings.script import exit_code
 from grpo import train_grpo
-from grpo.doctor.page import CHECKS, OF_EACH_REWARD, check_up, page
+from grpo.doctor.checks import CHECKS, OF_EACH_REWARD, check_up, page
 from tests.data.test_prepare import prepare
 from tests.grpo.evaluation.patients import SHIPPED, completing, sums
 from tests.tiny import ROOT, TEXT, jsonl, write_text_dataset

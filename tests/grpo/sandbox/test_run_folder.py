@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from grpo.sandbox.folder import holds_more, remove
+from grpo.sandbox.run import holds_more, remove
 from tests.tiny import ROOT
 
 
@@ -71,7 +71,7 @@ def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path):
 
 
 def test_folders_lie_in_one_that_goes_with_the_process_that_made_it(tmp_path):
-    code = ("import os\nfrom grpo.sandbox.folder import *\nempty_place()\nwith new_folder() as folder:\n"
+    code = ("import os\nfrom grpo.sandbox.run import *\nempty_place()\nwith new_folder() as folder:\n"
             "    assert os.listdir(place()) == [os.path.basename(folder)]\nassert os.listdir(place()) == []\n"
             "os.mkdir(os.path.join(place(), 'left'))\nempty_place()\nassert os.listdir(place()) == []\n"
             "os.mkdir(os.path.join(place(), 'left'))\nassert os.listdir(os.environ['TMPDIR'])")

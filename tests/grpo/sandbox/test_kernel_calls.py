@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo.sandbox import syscalls
-from grpo.sandbox.syscalls import ALLOW, ARCHITECTURES, EQUAL, KILL, LOAD, REFUSE, TABLE, filter_program
+from grpo.sandbox import kernel
+from grpo.sandbox.kernel import ALLOW, ARCHITECTURES, EQUAL, KILL, LOAD, REFUSE, TABLE, filter_program
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -35,7 +35,7 @@ def numbers(machine):
 
 @pytest.fixture(params=MACHINES)
 def machine(request, monkeypatch):
-    monkeypatch.setattr(syscalls.os, "uname", lambda: SimpleNamespace(machine=request.param))
+    monkeypatch.setattr(kernel.os, "uname", lambda: SimpleNamespace(machine=request.param))
     return request.param
 
 

@@ -7,15 +7,15 @@ import threading
 
 import pytest
 
-from grpo.samplers import vllm_http
+from grpo.samplers import vllm
 from grpo.samplers.sampler import SamplerError
-from grpo.samplers.vllm_http import CONNECTIONS, Server
+from grpo.samplers.vllm import CONNECTIONS, Server
 
 
 @pytest.fixture
 def serve(monkeypatch):
     """act -> a Server whose other side reads a request and sends what act(its body) returns."""
-    monkeypatch.setattr(vllm_http, "WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(vllm, "WAITS", (0.0, 0.0, 0.0))
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
 
     def one(connection, act):
@@ -83,6 +83,6 @@ def test_a_server_that_comes_back_is_asked_again(serve):
 
 
 def test_a_server_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(vllm_http, "WAITS", (0.0,))
+    monkeypatch.setattr(vllm, "WAITS", (0.0,))
     with pytest.raises(SamplerError, match="cannot be reached .*start the server, or correct vllm_url"):
         Server("http://127.0.0.1:1", 5).ask("GET", "/v1/models")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from grpo.reward_functions.asserts import cut
+from grpo.reward_functions.verify_code import cut
 from grpo.sandbox.child import literal
 from grpo.sandbox.run import run_tests
 

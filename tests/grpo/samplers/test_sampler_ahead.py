@@ -8,9 +8,9 @@ from core.logger import Logger
 from core.optim import build_optimizers
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.grpo_training_step import Timer, collect_rollouts, sampler_of, train_on_rollouts
-from grpo.report import plots
+from grpo.report import page
 from grpo.rewards import Scored
-from grpo.samplers.prefetch import LocalSampler
+from grpo.samplers.sampler import LocalSampler
 from tests.tiny import (
     causal_policy,
     config,
@@ -40,7 +40,7 @@ KINDS = {"fill": (fill_policy, config, consumer, mean_id),
 
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch):
-    monkeypatch.setattr(plots, "draw_curves", lambda runs, path: None)
+    monkeypatch.setattr(page, "draw_curves", lambda runs, path: None)
 
 
 @pytest.fixture

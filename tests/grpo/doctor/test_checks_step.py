@@ -2,8 +2,8 @@
 
 import pytest
 
-from grpo.doctor import step as doctor_step
-from grpo.doctor.step import part_of
+from grpo.doctor import checks
+from grpo.doctor.checks import part_of
 from tests.grpo.evaluation.patients import completing, examined
 from tests.tiny import grpo_step, same
 
@@ -23,7 +23,7 @@ def test_the_examined_step_is_the_first_of_the_run_and_changes_no_weight(tmp_pat
 
 
 def test_a_large_step_is_examined_in_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor_step, "MOST", 3)
+    monkeypatch.setattr(checks, "MOST", 3)
     x = examined(completing(tmp_path, gradient_accumulation_steps=2, ppo_epochs=2, minibatches=2))
     assert x.rollouts.problems == len(x.problems["number"]) == 3
 
