@@ -10,8 +10,8 @@ from core.performance.kept_tokens import KeptCollector
 
 
 def draw_passes(order, hidden, passes, block_length=None):
-    """The pass in which each hidden token is drawn: block after block, and in each block by rising `order`, about as
-    many in each of its passes.
+    """The pass that draws each hidden token: block after block and, within a block, by rising `order`, about as many in
+    each of its passes.
 
     order: (N, M) noise; hidden: (N, M) bool, False on padding; block_length: places of a block, None: one block
     Returns (N, M) in 0 .. number of blocks * passes - 1, and -1 on padding
@@ -51,7 +51,7 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, paddi
     block_length: hidden tokens of a block, which has `passes` of its own; None: one block
     by_confidence: each pass draws all hidden tokens of its block and keeps the likeliest, as LLaDA does
     (arXiv 2502.09992): which ones depends on the policy
-    end_ids: tokens with which a row ends, once all before it are there; what is hidden behind is not drawn any more
+    end_ids: tokens with which a row ends once all tokens before them are there; the rest of the row is not drawn
     Returns target (N, M), their logp (N, M) and the pass (N, M) that drew each, the texts read (N, all passes, T), and
     the KeptTokens of the drawn tokens in order, or None for all. Where nothing is drawn target and logp are 0, and the
     pass is -1
@@ -79,12 +79,10 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, paddi
         drawn = now
         if by_confidence:
             drawn = (plan // passes == i // passes) & (turn < 0) & ~ended
-        if i == 0:
-            draws = draw_for_groups(model, input, position, uniform[0], drawn, padding, sampling)
-        else:
-            noise = uniform[i].flatten(0, 1)[:, None]                                # (N, 1, T)
-            draws = draw_in_rows(model, text, column, noise, drawn, own_padding, sampling)
-        token, drawn_logp, kept, number = draws
+        inputs = text, column, uniform[i].flatten(0, 1)[:, None], own_padding
+        if i == 0:  # the completions of a problem still share their text
+            inputs = input, position, uniform[0], padding
+        token, drawn_logp, kept, number = draw(model, *inputs, drawn, sampling)
         if by_confidence:
             sure = drawn_logp
             if kept is not None or sampling.get("temperature", 1.0) != 1.0:
@@ -106,42 +104,31 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, paddi
     return target, logp, turn.to(device), torch.stack(read, 1), collector.joined()
 
 
-def draw_for_groups(model, input, position, uniform, drawn, padding, sampling):
-    """Draws tokens in the first pass, whose text (P, T) the completions of a problem share.
+def draw(model, text, column, noise, padding, drawn, sampling):
+    """Draws tokens of one pass; a text in which none is wanted is not read.
 
-    drawn: (N, M) bool, True where a token is wanted; the other arguments are those of fill_in_passes
-    Returns token, logp (N, M), the KeptTokens or None, and the index (N, M) of each place in them
+    text: (R, T), each of g completions; column: (R, M); noise: (R, g, T); padding: (R,) or None
+    drawn: (R g, M) bool, True where a token is wanted
+    Returns tokens and logp (R g, M), the KeptTokens or None, and the index (R g, M) of each place in them
     """
-    G = uniform.shape[1]
-    of_any = drawn.unflatten(0, (-1, G)).any(1)                                      # (P, M)
-    token, logp, kept = predict_and_sample_tokens(
-        model, input, position, uniform, of_any, padding=padding, **sampling)
-    number = of_any.flatten().cumsum(0).view_as(of_any) - 1                          # (P, M)
-    return token.flatten(0, 1), logp.flatten(0, 1), kept, number.repeat_interleave(G, 0)
-
-
-def draw_in_rows(model, text, column, noise, drawn, padding, sampling):
-    """Draws tokens in a later pass, in which every completion has a text of its own; rows without one are not read.
-
-    text: (N, T); column: (N, M); noise: (N, 1, T); drawn: (N, M) bool; padding: (N,) or None
-    Returns what draw_for_groups returns, 0 in rows that are not read
-    """
-    rows = drawn.any(1).nonzero().squeeze(1)                                         # (n,)
+    R, g, _ = noise.shape
+    wanted = drawn.unflatten(0, (R, g)).any(1)                                       # (R, M)
+    rows = wanted.any(1).nonzero().squeeze(1)                                        # (r,)
     here = rows.to(text.device)
+    own_padding = None if padding is None else padding[here]
     new, new_logp, kept = predict_and_sample_tokens(
-        model, text[here], column[here], noise[rows], drawn[rows],
-        padding=None if padding is None else padding[here], **sampling)
-    token = torch.zeros_like(column)
-    logp = torch.zeros(column.shape, device=text.device)
-    token[here] = new[:, 0]
-    logp[here] = new_logp[:, 0]
-    number = drawn.flatten().cumsum(0).view_as(drawn) - 1                            # (N, M)
-    return token, logp, kept, number
+        model, text[here], column[here], noise[rows], wanted[rows], padding=own_padding, **sampling)
+    token = new.new_zeros(R, g, column.shape[1])                                     # (R, g, M)
+    logp = new_logp.new_zeros(token.shape)
+    token[here] = new
+    logp[here] = new_logp
+    number = wanted.flatten().cumsum(0).view_as(wanted) - 1                          # (R, M)
+    return token.flatten(0, 1), logp.flatten(0, 1), kept, number.repeat_interleave(g, 0)
 
 
 def untruncated_logp(model, text, column, token, drawn, padding):
     """Log-probability (N, M) at temperature 1 and without truncation of the drawn tokens, whose texts are read again.
-    The arguments are those of draw_in_rows, token (N, M)."""
+    text: (N, T); column, token, drawn: (N, M)"""
     row, number = drawn.nonzero().to(text.device).unbind(1)                          # (K,) each
     rows, place = row.unique(return_inverse=True)                                    # (n,), (K,)
     own = None if padding is None else padding[rows]                                 # (n,)

@@ -4,11 +4,38 @@ from dataclasses import dataclass
 
 import torch
 
+from core.cache import new_cache
 from core.distributions import draw_tokens, noise_on
 from core.performance.kept_tokens import KeptCollector, KeptTokens
 from core.performance.prepacked import prepacked
 
 LEAVE_SHARE = 0.9  # finished rows leave the batch once at most this share has not ended
+
+
+@torch.no_grad()
+def generate(model, prompt, padding, uniform, stop, turns=None, **sampling):
+    """Samples G completions of every prompt. Each prompt is read once, and all completions are decoded together.
+
+    prompt: (P, T) tokens, padded on the left; padding: (P,) number of padded columns, or None for none
+    uniform: (P, G, L) noise in [0, 1) of each completion's tokens, at most L of them
+    stop: a Stop, or a function with its arguments: it tells where rows end
+    turns: a grpo.environments.Episodes, which answers completions that end, so that they go on; or None
+    sampling: temperature, top_p, top_k, min_p; top_k=1 takes the likeliest
+    """
+    rows = Rows(uniform, padding, stop, turns, prompt.device)
+    past = new_cache(model)
+    h = model.states(prompt, past=past, padding=padding)[rows.problem, -1]           # (N, C)
+    past = past.expand(rows.problem, rows.longest)
+    with prepacked(model.layers):
+        for t in range(rows.longest):
+            if t > 0:
+                h = model.states(rows.token, None, past, rows.padding)[:, 0]         # (n, C)
+            token, logp, kept = draw_tokens(model, h, rows.noise[:, t, None], **sampling)  # (n, 1) each
+            rows.step(t, token, logp, kept)
+            if rows.left == 0:
+                break
+            rows.leave(past)
+    return rows.generation(t + 1)
 
 
 @dataclass
@@ -21,72 +48,70 @@ class Generation:
     truncated: torch.Tensor    # (N,) bool: ran out of room before its end
 
 
-@torch.no_grad()
-def generate(model, prompt, padding, uniform, stop, turns=None, **sampling):
-    """Samples G completions of every prompt: each prompt is read once, all rows are decoded together, and rows that
-    have ended leave the batch.
+class Rows:
+    """The N = P * G completions of `generate` while they are written; n of them are in the batch.
 
-    prompt: (P, T) tokens, padded on the left; padding: (P,) number of padded columns, or None for none
-    uniform: (P, G, L) noise in [0, 1) of each completion's tokens, at most L of them
-    stop: a Stop, or a function with its arguments: it tells where rows end
-    turns: what answers a completion where `stop` ends it, as grpo.policies.turns.Episodes, or None: it is then over
-    sampling: temperature, top_p, top_k, min_p; top_k=1 takes the likeliest
+    number: (n,) the completion of each row; problem: (N,) the prompt of each completion
+    token: (n, 1) the tokens to read next; live: (n,) bool: the row has not ended; left: the number of such rows
     """
-    device = prompt.device
-    P, G, L = uniform.shape
-    noise = noise_on(device, uniform).flatten(0, 1)                                  # (N, L)
-    target = torch.zeros(P * G, L, dtype=torch.long, device=device)
-    logp = torch.zeros(P * G, L, device=device)
-    length = torch.full((P * G,), L + 1, device=device)                              # L + 1: it has not ended
-    number = torch.arange(P * G, device=device)                                      # (n,) completions in the batch
-    past = model.new_cache()
-    h = model.states(prompt, past=past, padding=padding)[:, -1]                      # (P, C)
-    h = h[number // G]                                                               # (n, C)
-    past = past.expand(number // G, L)
-    if padding is not None:
-        padding = padding[number // G]                                               # (n,)
-    collector = KeptCollector()
-    with prepacked(model.layers):
-        for t in range(L):
-            if t > 0:
-                token = target[number, t - 1, None]                                  # (n, 1)
-                h = model.states(token, None, past, padding)[:, 0]
-            u = noise[number.to(noise.device), t, None]                              # (n, 1)
-            token, token_logp, kept = draw_tokens(model, h, u, **sampling)           # (n, 1) each
-            live = chosen = length[number] > t                                       # (n,)
-            if turns is not None:
-                given = turns.given[number.cpu(), t].to(device)                      # (n,)
-                chosen = live & (given < 0)
-                token = torch.where(given < 0, token[:, 0], given)[:, None]
-            target[number, t] = token[:, 0]
-            logp[number, t] = token_logp[:, 0]
-            if kept is not None:
-                place = number[chosen] * L + t
-                collector.add(place.cpu(), kept[chosen.cpu()])
-            begin = None if turns is None else [turns.begin[n][-1] for n in number.tolist()]
-            ends = stop(target[number, : t + 1], t, begin)[:, 0]                     # (n,)
-            if turns is not None:
-                over = turns(target, dict.fromkeys(number[ends & chosen].tolist(), t))
-                ends = torch.isin(number, number.new_tensor(over))
-            length[number[ends & live]] = t + 1
-            live &= ~ends
-            left = int(live.sum())
-            if left == 0:
-                break
-            if left <= LEAVE_SHARE * len(live):
-                keep = torch.arange(left, device=device)  # rows that stay in their place cost nothing ...
-                keep[~live[:left]] = live[left:].nonzero().squeeze(1) + left         # ... the others fill the gaps
-                past.keep(keep)
-                number = number[keep]
-                if padding is not None:
-                    padding = padding[keep]
-    M = int(length.clamp(max=L).max())
-    mask = torch.arange(M, device=device) < length[:, None]                          # (N, M)
-    target = target[:, :M] * mask
-    if turns is not None:
-        mask &= turns.given[:, :M].to(device) < 0
-    logp = logp[:, :M] * mask
-    return Generation(target, mask.float(), logp, collector.joined(), truncated=length > L)
+
+    def __init__(self, uniform, padding, stop, turns, device):
+        P, G, self.longest = uniform.shape
+        self.stop, self.turns = stop, turns
+        self.target = torch.zeros(P * G, self.longest, dtype=torch.long, device=device)
+        self.logp = torch.zeros(P * G, self.longest, device=device)
+        self.drawn = torch.zeros(P * G, self.longest, dtype=torch.bool, device=device)
+        self.truncated = torch.ones(P * G, dtype=torch.bool, device=device)
+        self.collector = KeptCollector()
+        self.number = torch.arange(P * G, device=device)
+        self.problem = self.number // G
+        self.padding = None if padding is None else padding[self.problem]
+        self.noise = noise_on(device, uniform).flatten(0, 1)
+        self.live = torch.ones_like(self.truncated)
+
+    def step(self, t, token, logp, kept):
+        """Writes column t, and ends rows. token, logp: (n, 1); kept: the KeptTokens of the rows, or None"""
+        drawn = self.live                                                            # (n,)
+        if self.turns is not None:
+            given = self.turns.given[self.number.cpu(), t, None].to(token.device)    # (n, 1)
+            token = torch.where(given < 0, token, given)
+            drawn = drawn & (given < 0)[:, 0]
+        self.token = token
+        self.target[self.number, t] = token[:, 0] * self.live
+        self.logp[self.number, t] = logp[:, 0] * drawn
+        self.drawn[self.number, t] = drawn
+        if kept is not None:
+            place = self.number[drawn] * self.longest + t
+            self.collector.add(place.cpu(), kept[drawn.cpu()])
+        if self.turns is None:
+            ended = self.stop(self.target[self.number, : t + 1], t)[:, 0] & drawn    # (n,)
+        else:
+            ended = self.turns.over(self.target, self.number, t, drawn)              # (n,)
+        self.truncated[self.number[ended]] = False
+        self.live = self.live & ~ended
+        self.left = int(self.live.sum())
+
+    def leave(self, past):
+        """Takes rows that have ended out of the batch and its cache, once there are enough of them."""
+        if self.left > LEAVE_SHARE * len(self.live):
+            return
+        keep = torch.arange(self.left, device=self.live.device)  # rows that stay in their place cost nothing
+        behind = self.live[self.left :].nonzero().squeeze(1) + self.left
+        keep[~self.live[: self.left]] = behind  # the others fill the gaps
+        past.keep(keep)
+        self.number = self.number[keep]
+        self.token = self.token[keep]
+        self.live = self.live[keep]
+        self.noise = self.noise[keep.to(self.noise.device)]
+        if self.padding is not None:
+            self.padding = self.padding[keep]
+
+    def generation(self, M):
+        """The Generation, whose longest completion has M tokens."""
+        return Generation(
+            self.target[:, :M], self.drawn[:, :M].float(), self.logp[:, :M],
+            kept=self.collector.joined(),
+            truncated=self.truncated)
 
 
 class Stop:

@@ -9,8 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from core.attention import attend, attention_mask
-from core.cache import Cache
 from core.distributions import at_least_float32
 from core.settings.ranges import check_choices, check_ranges, shown
 
@@ -83,6 +81,34 @@ class SquaredReLU(torch.autograd.Function):
         return (gradient * h).mul_(2)
 
 
+def attend(q, k, v, mask=None, causal=False, dropout=0.0):
+    """Attention in the precision of its inputs. q: (B, H, T, D); k, v: (B, H, L, D); mask: as attention_mask returns
+    it. Returns (B, H, T, D)."""
+    causal = causal and mask is None and q.shape[2] > 1
+    with torch.autocast(q.device.type, enabled=False):
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, dropout_p=dropout)
+
+
+def attention_mask(before, T, padding, device, causal=True):
+    """The columns that each of T new positions of a model reads, of the before + T columns that there are.
+
+    padding: (B,) number of leading columns without a token, or None; causal: whether a position reads none behind it
+    Returns (1 or B, 1, T, before + T) bool, or None where the kernel's own causal mask, or none, is right. Every
+    position reads itself, so that no softmax is empty.
+    """
+    if padding is None and (before == 0 or T == 1 or not causal):
+        return None
+    column = torch.arange(before + T, device=device)                                 # (before + T,)
+    if not causal:
+        return column >= padding[:, None, None, None]                                # (B, 1, 1, T)
+    own = column[before:, None]                                                      # (T, 1)
+    seen = column <= own                                                             # (T, before + T)
+    if padding is None:
+        return seen[None, None]
+    real = column >= padding[:, None, None, None]                                    # (B, 1, 1, before + T)
+    return (seen & real) | (column == own)
+
+
 class Attention(nn.Module):
     """Self-attention: each position reads all others; in a language model, only itself and those before it."""
 
@@ -150,8 +176,8 @@ class GPT(nn.Module):
     """Tokens in, logits out; what a logit means depends on config.mode.
 
     The model interface, which every kind of model offers to the rest of the code: mode, judge_head,
-    layers, states, project, new_cache, longest_input, vocabulary, parameters_by_kind, weights, load_weights, frozen,
-    suffix, and the setting grad_checkpoint. Nobody else reads its config.
+    layers, states, project, longest_input, vocabulary, parameters_by_kind, weights, load_weights, frozen, suffix, and
+    the setting grad_checkpoint; new_cache, if core.cache.Cache does not suit it. Nobody else reads its config.
 
     LANGUAGE_MODEL, MASKED_FILL: logits over the base vocabulary, so that a special token has probability exactly 0.
     SEQUENCE_SCORER, realness:   one logit per position, log-odds that the token there is the true one.
@@ -234,9 +260,6 @@ class GPT(nn.Module):
         if self.mode == SEQUENCE_SCORER and self.judge_head == "cls":
             h = h[:, 0]
         return self.project(h)
-
-    def new_cache(self):
-        return Cache()
 
     def compile_layers(self):
         """Compiles what the layers compute before and after their attention."""

@@ -178,7 +178,7 @@ def build_rewards(config, models, data, dist):
     if isinstance(data, PromptConsumer):
         rewards.check(data.records["train"] + data.records["val"])
         if config.environment is not None:
-            from grpo.policies.environment_calls import check_begins
+            from grpo.environments import check_begins
             check_begins(config, data)
     return rewards
 

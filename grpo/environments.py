@@ -4,23 +4,41 @@ from grpo.environments import environment
 
 @environment
 class Guess:
-    def __init__(self, seed): ...      # the same for all completions of a group: they start in the same state
+    def __init__(self, seed): ...      # only if it draws: all completions of a group get the same seed
     def reset(self, record): ...       # gets the record; may return the prompt, a text or messages
     def step(self, text): ...          # -> (answer, reward): the answer None ends the episode
     def close(self): ...               # optional
     metrics = ("name",)                # optional: attributes that are (sum, count) at the end, logged as means
+
+An answer is encoded once. Its tokens are read through the cache of its completion, one by one, like those that the
+policy writes.
 """
 
+import copy
 import functools
 import inspect
+import itertools
+import json
+import math
 import os
+import sys
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+
+from core.records import are_messages
+from core.prompts import OF_CONSUMER, PromptFormat, as_problems
 from core.settings.ranges import check_ranges
+from core.settings.user_code import UserCodeError, naming_line_of, one_line, time_limit
 from grpo.reward_functions.registry import load_reward_file
+from grpo.rollout import REWARD, TURNS
 
 ENVIRONMENTS = {}  # {name: class}
 RANGES = {"max_turns": "[1, 1e6]"}
+SEEDS = 3          # the first number of the seeds of environments, so that they differ from other noise
+CHARACTERS = 100   # most characters of a token, on average
+WARNED = set()     # lines of environments whose errors were printed in this process
 
 
 @dataclass(frozen=True)
@@ -37,20 +55,16 @@ class EnvironmentConfig:
 
 
 def environment(cls):
-    """Registers a class under its name. Raises ValueError if it lacks a method or the parameter of one."""
-    for method, parameter in (("__init__", "seed"), ("reset", "record"), ("step", "text")):
-        fn = getattr(cls, method, None)
+    """Registers a class under its name. Raises ValueError if it lacks a method, or its metrics are not names."""
+    for method, parameter in (("reset", "record"), ("step", "text")):
         try:
-            inspect.signature(fn).bind("self", parameter)
+            inspect.signature(getattr(cls, method, None)).bind("self", parameter)
         except TypeError as error:
             raise ValueError(f"environment {cls.__name__}: it needs {method}(self, {parameter}): {error}") from None
-        if fn is object.__init__ or inspect.iscoroutinefunction(fn):
-            raise ValueError(f"environment {cls.__name__}: it needs {method}(self, {parameter}), not async")
     cls.metrics = getattr(cls, "metrics", ())
-    names = isinstance(cls.metrics, tuple) and all(isinstance(name, str) for name in cls.metrics)
-    if not names or {"turns", "failed"} & set(cls.metrics):
-        raise ValueError(f"environment {cls.__name__}: metrics={cls.metrics!r} must be a tuple of names of attributes "
-                         "other than 'turns' and 'failed'")
+    if not isinstance(cls.metrics, tuple) or {"turns", "failed"} & set(cls.metrics):
+        raise ValueError(f"environment {cls.__name__}: metrics={cls.metrics!r} must be a tuple of names other than "
+                         "'turns' and 'failed'")
     ENVIRONMENTS[cls.__name__] = cls
     return cls
 
@@ -70,3 +84,218 @@ def classes_in(path):
     if not os.path.isfile(path):
         raise FileNotFoundError(f"environment_file={path} does not exist; correct the path")
     return {name: x for name, x in load_reward_file(path).items() if ENVIRONMENTS.get(name) is x}
+
+
+def check_begins(config, data):
+    """Raises ValueError if an environment cannot begin with the first record of `data`, a PromptConsumer: the run
+    would learn nothing."""
+    episode, record = Episode(config), data.records["train"][0]
+    episode.begin(0, record)
+    if episode.error is not None:
+        raise ValueError(f"environment={config.environment!r} does not begin with {record['where']}: {episode.error}")
+    episode.close()
+
+
+class Episode:
+    """The environment of one completion, and its turns. A method that raises or takes too long returns None and sets
+    `error`, a UserCodeError. Raises ValueError for a method that returns something else than it should.
+
+    turns: the columns in which turns begin; rewards: those of the turns that ended
+    """
+
+    def __init__(self, config):
+        """config: environment, environment_file, reward_timeout"""
+        self.config = config
+        self.make = find_environment(config.environment, config.environment_file)
+        self.one = self.error = None
+        self.turns, self.rewards = [0], []
+
+    def begin(self, seed, record):
+        """Makes the environment. Returns the prompt that its reset returns, or None."""
+        own = copy.deepcopy({key: x for key, x in record.items() if key not in OF_CONSUMER})
+
+        def make_and_reset():
+            seeds = [seed] if inspect.signature(self.make).parameters else []
+            self.one = self.make(*seeds)
+            return self.one.reset(own)
+
+        return self.attempt(make_and_reset, text_or_messages, "reset must return None, a text or messages")
+
+    def step(self, text):
+        """Returns the answer to the text of a turn; None ends the episode."""
+        if self.error is not None:
+            return None
+        result = self.attempt(lambda: self.one.step(text), answer_and_reward,
+                              "step must return (a text, messages or None, a finite number)")
+        if result is None:
+            return None
+        answer, reward = result
+        self.rewards.append(reward)
+        return answer if len(self.rewards) < self.config.max_turns else None
+
+    def measure(self):
+        """Returns {name: (sum, count)} of what it measured."""
+        return self.attempt(lambda: {name: getattr(self.one, name) for name in self.make.metrics}, pairs_of_numbers,
+                            "metrics must be pairs (sum, count) of finite numbers")
+
+    def close(self):
+        self.attempt(getattr(self.one, "close", int), lambda _: None, "")
+
+    def attempt(self, call, convert, wanted):
+        """Returns what a call gives, converted to Python's own types."""
+        try:
+            with naming_line_of(self.make), time_limit(self.config.reward_timeout):
+                result = call()
+        except UserCodeError as error:
+            self.error = error
+            return None
+        try:
+            return convert(result)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"environment={self.config.environment!r}: its {wanted}, not "
+                             f"{one_line(result, write=repr)}") from None
+
+
+def text_or_messages(x):
+    """A text, messages or None, without classes of the user's."""
+    x = json.loads(json.dumps(x))
+    if x is None or isinstance(x, str) or are_messages(x):
+        return x
+    raise ValueError
+
+
+def answer_and_reward(result):
+    """The answer and the reward of a step."""
+    answer, reward = result
+    return text_or_messages(answer), finite_number(reward)
+
+
+def pairs_of_numbers(measured):
+    """{name: (sum, count)}"""
+    pairs = {}
+    for name, (total, count) in measured.items():
+        pairs[name] = finite_number(total), finite_number(count)
+    return pairs
+
+
+def finite_number(x):
+    """A finite number."""
+    if math.isfinite(x):
+        return float(x)
+    raise ValueError
+
+
+class Episodes:
+    """The episodes of N = P * G completions, an Episode each. Those of a problem have the same seed and record.
+
+    problems: those given, with the prompts that `reset` returned in the place of the records' own
+    given: (N, L) tokens of answers, by column; -1 where the policy writes
+    """
+
+    def __init__(self, problems, iteration, config, stop, longest):
+        """problems: a batch of PromptConsumer; stop: a core.generation.Stop, which ends a turn; longest: tokens that
+        fit into the model
+        config: environment, environment_file, reward_timeout, max_turns, group_size, seed, max_new_tokens, and what
+        PromptFormat has
+        """
+        self.stop, self.config = stop, config
+        self.form = PromptFormat.of(config)
+        self.episodes = []
+        records = []
+        for record, number in zip(problems["record"], problems["number"], strict=True):
+            sequence = np.random.SeedSequence([SEEDS, config.seed, iteration, int(number)])
+            group = [Episode(config) for _ in range(config.group_size)]
+            prompts = [episode.begin(int(sequence.generate_state(1)[0]), record) for episode in group]
+            prompts = [prompt for prompt, episode in zip(prompts, group, strict=True) if episode.error is None]
+            records.append(self.with_prompt(record, prompts, longest))
+            self.episodes += group
+        self.given = torch.full((len(self.episodes), config.max_new_tokens), -1)
+        self.problems = problems
+        if any(new is not old for new, old in zip(records, problems["record"], strict=True)):
+            T = max(len(record["tokens"]) for record in records)
+            self.problems = as_problems(records, problems["number"], T, stop.tokenizer)
+
+    def with_prompt(self, record, prompts, longest):
+        """The record, with the prompt of its environments if they gave one. Raises ValueError if those of a group are
+        not the same, or too long."""
+        start = f"environment={self.config.environment!r}: its reset gave"
+        if any(prompt != prompts[0] for prompt in prompts):
+            raise ValueError(f"{start} the completions of a group different prompts; draw what is random from "
+                             "random.Random(seed)")
+        if not prompts or prompts[0] is None:
+            return record
+        text, tokens = self.form.encode(prompts[0], self.stop.tokenizer)
+        most = min(self.config.max_prompt_length, longest - self.config.max_new_tokens)
+        if not 0 < len(tokens) <= most:
+            raise ValueError(f"{start} a prompt of {len(tokens)} tokens; max_prompt_length, and max_new_tokens in what "
+                             f"the model reads, leave room for 1 to {most}")
+        return {**record, "prompt": prompts[0], "text": text, "tokens": tokens}
+
+    def over(self, target, number, t, drawn):
+        """Answers the completions whose turn ends at column t. Returns (n,) bool: the episode of the row is over.
+
+        target: (N, L) tokens so far; number: (n,) completions; drawn: (n,) bool: the policy wrote the token
+        """
+        begin = [self.episodes[n].turns[-1] for n in number.tolist()]
+        ends = self.stop(target[number, : t + 1], t, begin)[:, 0] & drawn            # (n,)
+        over = []
+        for n in number[ends].tolist():
+            episode = self.episodes[n]
+            ids = target[n, episode.turns[-1] : t + 1].tolist()
+            answer = episode.step(self.stop.text(ids))
+            if answer is None:
+                over.append(n)
+            else:
+                end = self.give(n, t + 1, self.between(answer, ids[-1]))
+                episode.turns.append(end)
+        return torch.isin(number, number.new_tensor(over))
+
+    def give(self, n, first, text):
+        """Gives completion n a text from column `first` on, as far as there is room. Returns the column behind it."""
+        room = self.given.shape[1] - first
+        ids = self.stop.tokenizer.encode(text[: CHARACTERS * room])
+        self.given[n, first : first + len(ids)] = torch.tensor(ids[:room], dtype=torch.long)
+        return first + len(ids)
+
+    def between(self, answer, last):
+        """The text behind a turn whose last token is `last`: the answer, and what the template puts around it."""
+        tokenizer = self.stop.tokenizer
+        if isinstance(answer, str):
+            if self.form.template == "plain":
+                return answer
+            answer = [{"role": "user", "content": answer}]
+        text = self.form.behind(answer, tokenizer)
+        if last in tokenizer.stop_token_ids:  # the model wrote the end token itself
+            end = tokenizer.stop_token_ids.index(last)
+            text = text.removeprefix(tokenizer.stop_token_names[end])
+        return text
+
+    def columns(self):
+        """{column of Texts: N values}. The reward is None where the environment failed; those of the turns are then
+        0, as is that of a last turn without an end."""
+        columns = {REWARD: [], TURNS: []}
+        for episode in self.episodes:
+            failed = episode.error is not None
+            rewards = () if failed else episode.rewards
+            columns[REWARD].append(None if failed else sum(rewards))
+            columns[TURNS].append(list(itertools.zip_longest(episode.turns, rewards, fillvalue=0.0)))
+        return columns
+
+    def close(self):
+        """Ends the environments. Returns {name: (sum, count)} of what they measured. The error of one that failed is
+        printed once for each line of the user's file."""
+        sums = {f"environment/{name}": (0.0, 0.0) for name in self.episodes[0].make.metrics}
+        begun = failed = 0
+        for episode in self.episodes:
+            measured = {} if episode.error is not None else episode.measure()
+            for name, (total, count) in (measured or {}).items():
+                before = sums[f"environment/{name}"]
+                sums[f"environment/{name}"] = before[0] + total, before[1] + count
+            episode.close()
+            begun += sum(t < self.given.shape[1] for t in episode.turns)
+            failed += episode.error is not None
+            if episode.error is not None and episode.error.line not in WARNED:
+                WARNED.add(episode.error.line)
+                sys.stderr.write(f"environment: {episode.error}; it is counted as environment/failed\n")
+        N = len(self.episodes)
+        return sums | {"environment/turns": (begun, N), "environment/failed": (failed, N)}

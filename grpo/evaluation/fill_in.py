@@ -5,12 +5,8 @@ from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from functools import cached_property
 
-import torch
-
 from core.tokenizer import by_character, character_ends
-from grpo.evaluation.prompts import masked_sum, means_of, reward_sums
-from grpo.evaluation.samples import SHOWN, best_and_worst
-from grpo.scoring import score, with_reference
+from grpo.evaluation.samples import Evaluation, reward_sums
 from grpo.step_metrics import unique_completions
 
 WORD = re.compile("[A-Za-z]+")
@@ -20,11 +16,10 @@ NOISE_SEED = 99          # added to the seed of the problems, it is the seed of 
 
 def touched_words(tokenizer, truth, masked):
     """[(tokens, before, word, after)] of the words of a true text with at least one masked token. A word at the edge of
-    the window is left out, because it may be cut.
+    the window may be cut, and is left out.
 
-    truth: token ids; masked: for each of them, whether it was masked
-    tokens: the slice of truth that the word is made of; before, after: texts that these tokens hold besides the word,
-    such as the space that a word piece begins with
+    truth: token ids; masked: whether each was masked; tokens: the slice of truth that holds the word; before, after:
+    what else these tokens hold, such as the space that a word piece begins with
     """
     text = tokenizer.decode(truth)
     ends = [0, *character_ends(tokenizer, truth)]
@@ -39,78 +34,48 @@ def touched_words(tokenizer, truth, masked):
     return found
 
 
-class FillInEvaluation:
-    """Fixed problems and fixed noise, so that two policies are compared on the same draws.
+class FillInEvaluation(Evaluation):
+    """The first eval_problems validation windows, filled in eval_completions times each."""
 
-    evaluation(policy, temperature) returns ({metric: mean over all completions of all problems}, samples to show);
-    docs/metrics.md has the metrics.
-    """
-
-    # columns of the console line
     columns = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "grad_norm")
 
     def __init__(self, data, reference, judges, rewards, config):
         """data: a DatasetConsumer with batches of PROBLEMS_PER_STEP; judges: {"judge", "gold_judge": a Judge or None}
         rewards: a Rewards or None; config: the run's"""
-        self.data, self.reference = data, reference
-        self.rewards = rewards
-        self.others = [name for name in getattr(rewards, "names", ()) if name != "judge"]
-        self.judges = {name: judge for name, judge in judges.items() if judge is not None}
-        self.config = config.for_evaluation(data.seed + NOISE_SEED)
+        names = [name for name in getattr(rewards, "names", ()) if name != "judge"]
+        judges = {name: judge for name, judge in judges.items() if judge is not None}
+        super().__init__(reference, rewards, names, judges, config.for_evaluation(data.seed + NOISE_SEED))
+        self.data = data
         self.batches = []  # (number of the drawn batch, part of it)
         for step, first in enumerate(range(0, config.eval_problems, PROBLEMS_PER_STEP)):
-            batch = {key: x[: config.eval_problems - first] for key, x in data.batch("val", step).items()}
-            for start in range(0, len(batch["input"]), config.batch_size):
-                part = {key: x[start : start + config.batch_size] for key, x in batch.items()}
-                self.batches.append((step, part))
+            batch = data.batch("val", step)
+            end = min(PROBLEMS_PER_STEP, config.eval_problems - first)
+            for start in range(0, end, config.batch_size):
+                rows = slice(start, min(end, start + config.batch_size))
+                self.batches.append((step, {key: x[rows] for key, x in batch.items()}))
 
     @cached_property
     def words(self):
-        """The words of the training text in lower case, decoded at first use, because only one rank evaluates."""
+        """The words of the training text in lower case, decoded at first use: only one rank evaluates."""
         return {word.lower() for word in WORD.findall(self.data.train_text())}
 
-    @torch.no_grad()
-    def __call__(self, policy, temperature):
-        config = replace(self.config, temperature=temperature)
-        sums, logged = [], [{}]
-        shown = []
-        for step, batch in self.batches:
-            rollouts = policy.sample(batch, step, config)
-            values, log = {}, None
-            if self.others:
-                values, log = self.rewards.score(rollouts.texts, rollouts.group_size, self.others)
-                logged.append(log.metrics)
-            total = torch.zeros(len(rollouts.mask))                                  # (N,) orders the samples
-            if values and "judge" not in self.judges:
-                total = self.rewards.total(values)
-            for name, judge in self.judges.items():
-                scores = judge.scores(rollouts.texts)                                # (N,)
-                sums.append({name: (scores.sum(), len(scores))})
-                if name == "judge":
-                    total = scores
-            sums.append(self._word_sums(batch, rollouts) | reward_sums(values))
-            sums.append(self._token_sums(policy, step, batch, rollouts, config))
-            if len(shown) < SHOWN:
-                shown += self._samples(policy, batch, rollouts, total, values, log)
-        return means_of(sums, logged), shown[:SHOWN]
+    def sums(self, policy, step, batch, rollouts, values, judged, config):
+        """{metric: (sum, count)} of judges, words, rewards and tokens."""
+        sums = {name: (scores.sum(), len(scores)) for name, scores in judged.items()}
+        sums |= self._word_sums(batch, rollouts) | reward_sums(values)
+        return sums | self._token_sums(policy, step, batch, rollouts, config)
 
     def _token_sums(self, policy, step, batch, rollouts, config):
         """{metric: (sum, count)} of tokens. KL and entropy are measured in one pass over the problem."""
-        G, mask = rollouts.group_size, rollouts.mask                                 # (N, M)
+        sums = {"token_accuracy": rollouts.texts.metrics["mean_token_accuracy"]}
         first_pass = rollouts
         if config.unmask_steps > 1:
             first_pass = policy.sample(batch, step, replace(config, unmask_steps=1))
-        first_pass = with_reference(first_pass, self.reference, "exact", config)
-        scores = score(policy, first_pass, config.temperature)
-        masked = mask[::G]                                                           # (P, M) all of a group are equal
-        sums = {"token_accuracy": rollouts.texts.metrics["mean_token_accuracy"]}
-        if scores.kl is not None:
-            sums["kl"] = masked_sum(scores.kl[::G], masked)
-        sums["entropy"] = masked_sum(scores.entropy[::G], masked)
+        every = rollouts.group_size  # all of a group are equal
+        sums |= self.model_sums(policy, first_pass, "exact", config, every)
         target = rollouts.by_problem(rollouts.target)                                # (P, G, M)
-        unique = unique_completions(target, rollouts.by_problem(mask))               # (P,)
-        sums["unique_completions"] = unique.sum(), len(unique)
-        return sums
+        unique = unique_completions(target, rollouts.by_problem(rollouts.mask))      # (P,)
+        return sums | {"unique_completions": (unique.sum(), len(unique))}
 
     def _word_sums(self, batch, rollouts):
         """{metric: (sum, count)} of words."""
@@ -128,14 +93,14 @@ class FillInEvaluation:
                     recovered += text == before + word + after
         return {"word_validity": (valid, words), "words_recovered": (recovered, words)}
 
-    def _samples(self, policy, batch, rollouts, total, values, log):
-        """Samples, with the characters that were masked. total: (N,) the rewards that order them"""
-        tokenizer, records = self.data.tokenizer, []
-        samples = best_and_worst(policy, rollouts, total, self.rewards, values, log, "truth")
+    def to_show(self, samples, batch, rollouts):
+        """Records of the true text, with the characters that were masked in each text."""
+        found = []
         for i, (record, numbers) in enumerate(samples):
             texts = {"problem": batch["input"][i], "truth": batch["target"][i]}
             texts |= {name: rollouts.texts.tokens[n] for name, n in numbers.items()}
             masked = batch["mask"][i].tolist()
-            masks = {name: by_character(tokenizer, ids.tolist(), masked) for name, ids in texts.items()}
-            records.append(record | {"mask": masks})
-        return records
+            masks = {name: by_character(self.data.tokenizer, ids.tolist(), masked) for name, ids in texts.items()}
+            record = {"truth" if key == "answer" else key: x for key, x in record.items()}
+            found.append(record | {"mask": masks})
+        return found

@@ -1,47 +1,125 @@
-"""Samples for people to read: how they are chosen, shown and kept; metrics before and after training."""
+"""An evaluation: its means over fixed problems, and its samples, chosen, shown and kept."""
 
 import itertools
 import json
 import os
 import re
+from dataclasses import replace
 from operator import itemgetter
+
+import torch
 
 from core.files import SAMPLES, writing
 from core.logger import WIDTH, format_number, highlight
-from grpo.rollout import REWARD
+from grpo.kl import kl_per_token
+from grpo.rollout import REWARD, join
+from grpo.scoring import score, with_reference
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
 ROOM = WIDTH - 22      # characters of a text that is shown on one line, behind its title
 
 
-def best_and_worst(policy, rollouts, total, rewards, values, log, answer="answer"):
+class Evaluation:
+    """Fixed problems and fixed noise, so that two policies are compared on the same draws.
+
+    A kind adds `columns` of the console line; `batches`, [(step of the noise, problems)]; and sums(policy, step, batch,
+    rollouts, values, judged, config), the {metric: (sum, count)} of a batch. values, judged: of rewards and judges,
+    {name: (N,)} each
+    """
+
+    def __init__(self, reference, rewards, names, judges, config):
+        """rewards: a Rewards or None; names: those to compute; judges: {name: Judge}; config: for evaluation"""
+        self.reference, self.config = reference, config
+        self.rewards, self.names, self.judges = rewards, names, judges
+
+    @torch.no_grad()
+    def __call__(self, policy, temperature):
+        """Returns ({metric: mean over all completions of all problems}, samples to show)."""
+        config = replace(self.config, temperature=temperature)
+        sums, logged = [], [{}]
+        shown = []
+        for step, batch in self.batches:
+            rollouts = policy.sample(batch, step, config)
+            values, log = {}, None
+            if self.names:
+                values, log = self.rewards.score(rollouts.texts, rollouts.group_size, self.names)
+                logged.append(log.metrics)
+            judged = {name: judge.scores(rollouts.texts) for name, judge in self.judges.items()}
+            sums.append(self.sums(policy, step, batch, rollouts, values, judged, config))
+            if len(shown) < SHOWN:
+                samples = best_and_worst(policy, rollouts, judged.get("judge"), self.rewards, values, log)
+                shown += self.to_show(samples, batch, rollouts)
+        return means_of(sums, logged), shown[:SHOWN]
+
+    def model_sums(self, policy, rollouts, estimator, config, every=1):
+        """{metric: (sum, count)} of entropy and KL, of one completion in `every`."""
+        rollouts = with_reference(rollouts, self.reference, estimator, config)
+        scores = score(policy, rollouts, config.temperature)
+        kl = kl_per_token(scores, rollouts, estimator)
+        mask = rollouts.mask[::every]
+        sums = {"entropy": masked_sum(scores.entropy[::every], mask)}
+        if kl is not None:
+            sums["kl"] = masked_sum(kl[::every], mask)
+        return sums
+
+    def to_show(self, samples, batch, rollouts):
+        """The records of the samples that best_and_worst chose."""
+        return [record for record, _ in samples]
+
+
+def sum_and_count(x):
+    """(sum, count) of the values that are not NaN."""
+    return x.nansum(), (~x.isnan()).sum()
+
+
+def masked_sum(x, mask):
+    """(sum, count) of x where the mask is 1.0; x, mask: of the same shape."""
+    return (x * mask).sum(), mask.sum()
+
+
+def reward_sums(values):
+    """{metric: (sum, count)} of rewards {name: (N,)}, which are NaN where they skipped a completion."""
+    return {f"reward/{name}": sum_and_count(x) for name, x in values.items()}
+
+
+def means_of(sums, logged):
+    """{metric: mean} of what was counted in each batch, {metric: (sum, count)}, and of what rewards logged likewise.
+    Raises ValueError if a reward logs under the name of a held-out metric."""
+    sums, logged = join(sums), join(logged)
+    for name in logged:
+        if name in sums:
+            raise ValueError(f"log_metric({name!r}, ...): the held-out metrics have one of this name; give it another")
+    return {name: float(total / count) for name, (total, count) in (sums | logged).items() if count}
+
+
+def best_and_worst(policy, rollouts, total, rewards, values, log):
     """The first SHOWN problems with their best and worst completions, and what is known about these (reward, whether it
     is correct, what rewards logged): [(record, {"best": n, "worst": n})], n numbers of completions.
 
-    total: (N,) the reward that orders completions; values: {name of a reward: (N,)}; rewards: a Rewards, log: its Log,
-    or None; answer: the record's name for the answer. A completion that the success reward skipped is neither correct
-    nor wrong.
+    total: (N,) the reward that orders completions; None: the weighted sum of values
+    values: {name of a reward: (N,)}; rewards: a Rewards, log: its Log, or None
     """
     texts, G = rollouts.texts, rollouts.group_size
+    if total is None:
+        total = rewards.total(values) if values else torch.zeros(len(rollouts.mask))
     total = total.nan_to_num(0.0).cpu()
-    right = None
+    right = torch.full_like(total, torch.nan)                                        # (N,) NaN: neither right nor wrong
     if rewards is not None and rewards.success in values:
         right = rewards.right(values)
     found = []
     for first in range(0, len(total), G)[:SHOWN]:
         of_group = total[first : first + G]
-        best, worst = of_group.argmax(), of_group.argmin()
-        numbers = {"best": first + int(best), "worst": first + int(worst)}
+        numbers = {"best": first + int(of_group.argmax()), "worst": first + int(of_group.argmin())}
         prompt = texts.columns.get("prompt", texts.prompts)[first]  # as the record has it, without the template
         record = {"problem": prompt if isinstance(prompt, str) else prompt[-1]["content"]}
         if "answer" in texts.columns:
-            record[answer] = texts.columns["answer"][first]
+            record["answer"] = texts.columns["answer"][first]
         for name, n in numbers.items():
             record[name] = texts.completions[n]
             if REWARD in texts.columns:
                 record[name] = turn_by_turn(policy.tokenizer, rollouts, n)
             record[f"{name}_score"] = round(float(total[n]), 4)
-            if right is not None and not right[n].isnan():
+            if not right[n].isnan():
                 record[f"{name}_right"] = bool(right[n])
             if log is not None and log.columns:
                 record[f"{name}_extra"] = {column: x[n] for column, x in log.columns.items()}
@@ -68,13 +146,12 @@ def format_samples(records, color, completions):
     """
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
-        lines.append(f"  {'problem':<15} | {shortened(record, 'problem', False)}")
-        shown = {"best": "best", "worst": "worst"}
+        rows = [("problem", "problem"), ("best", "best"), ("worst", "worst")]
         if record["best_score"] == record["worst_score"]:  # one completion stands for all
-            shown = {"best": "equal"}
-        for name, word in shown.items():
-            score = format_number(record[f"{name}_score"])
-            lines.append(f"  {word:<8}{score:>7} | {shortened(record, name, color)}")
+            rows = [("problem", "problem"), ("best", "equal")]
+        for name, title in rows:
+            score = format_number(record[f"{name}_score"]) if name != "problem" else ""
+            lines.append(f"  {title:<8}{score:>7} | {shortened(record, name, color and name != 'problem')}")
     return "\n".join(lines)
 
 
@@ -108,15 +185,13 @@ def spans(mask):
 
 def comparison_table(before, after):
     """A table of held-out metrics before and after training, one line for each metric."""
-    rows = compared(before, after)
-    width = max([20, *(len(row[0]) + 1 for row in rows)])
-    lines = [f"  {name:<{width}}{first:>9}{last:>9}{change:>9}"
-             for name, first, last, change in [("held-out", "before", "after", "change"), *rows]]
-    return "\n".join(lines)
+    rows = [("held-out", "before", "after", "change"), *compared(before, after)]
+    width = max(20, *(len(row[0]) + 1 for row in rows))
+    return "\n".join(f"  {name:<{width}}{first:>9}{last:>9}{change:>9}" for name, first, last, change in rows)
 
 
 def compared(before, after):
-    """[(metric, before, after, change)] of held-out metrics, as texts; no change of one that was not measured twice."""
+    """[(metric, before, after, change)] of held-out metrics, as texts; the change is "" without two measurements."""
     rows = []
     for name in dict.fromkeys((*before, *after)):
         first, last, change = before.get(name), after.get(name), ""

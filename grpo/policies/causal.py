@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import torch
 from torch.nn import functional as F
 
+from core.cache import new_cache
 from core.distributions import draw_uniforms
 from core.generation import Stop, generate
 from core.performance.batching import parts_of_like_length
 from core.performance.sharding import anchor
 from core.prompts import as_columns
 from grpo.policies.model_policy import ModelPolicy, sampling_of
-from grpo.policies.turns import Episodes
 from grpo.rollout import Reading, Rollouts, Texts
 
 PART_TOKENS = 128  # what reading one more part of like length costs, in tokens
@@ -51,6 +51,7 @@ class CausalPolicy(ModelPolicy):
         stop = self._stop(config)
         episodes = None
         if config.environment is not None:
+            from grpo.environments import Episodes
             episodes = Episodes(problems, iteration, config, stop, self.model.longest_input)
             problems = episodes.problems
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
@@ -109,7 +110,7 @@ class CausalPolicy(ModelPolicy):
                 T = max(1, int(reading.prompt_length[problems].max()))
                 prompt = reading.prompt[problems.to(self.device), :T].flip(1)        # (p, T)
                 padding = self.on_device(T - reading.prompt_length[problems])         # (p,) or None
-                past = self.model.new_cache()
+                past = new_cache(self.model)
                 of_prompt = self.model.states(prompt, past=past, padding=padding)    # (p, T, C)
                 for completions in parts:
                     which = torch.searchsorted(problems, completions // reading.group_size).to(self.device)  # (n,)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core import cache
-from core.performance.shared_cache import SharedCache
+from core.cache import SharedCache, new_cache
 from tests.tiny import causal_model
 
 PADDING = torch.tensor([0, 3, 1])
@@ -18,7 +18,7 @@ def texts():
 
 
 def prefilled(net, prompt, padding=None):
-    past = net.new_cache()
+    past = new_cache(net)
     net(prompt, past=past, padding=padding)
     return past
 
@@ -66,3 +66,13 @@ def test_one_prompt_is_expanded_several_times_and_its_gradient_is_that_of_the_wh
     assert all(torch.equal(x, y) for x, y in zip(before, (x for pair in past.layers for x in pair), strict=True))
     torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(gradient(logits), plain, rtol=1e-3, atol=1e-5 * float(plain.abs().max()))
+
+
+@torch.no_grad()
+def test_a_prompt_is_held_once_however_many_rows_continue_it(monkeypatch):
+    monkeypatch.setattr(cache, "SHARE_FROM", 0)
+    past = prefilled(causal_model(), torch.randint(0, 90, (3, 20))).expand(ROWS, room=4)
+    assert [x.shape[0] * x.shape[2] for x in past.prompts[0]] == [3 * 20] * 2
+    assert [x.shape[0] * x.shape[2] for x in past.own.layers[0]] == [9 * 4] * 2
+    past.keep(torch.tensor([8, 7]))
+    assert [len(x) for x in past.prompts[0]] == [1, 1], "a prompt leaves with the last of its rows"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from core.cache import new_cache
 from core.model import LANGUAGE_MODEL, MASKED_FILL
 from tests.tiny import model
 
@@ -21,7 +22,7 @@ def test_compiled_layers_compute_what_plain_ones_do_and_a_frozen_copy_exactly_th
     def read(net):
         """States of whole texts, and of texts that continue those of a cache."""
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            found, past = [net.states(tokens[:, 3:]), net.states(tokens[:, :5])], net.new_cache()
+            found, past = [net.states(tokens[:, 3:]), net.states(tokens[:, :5])], new_cache(net)
             if mode == LANGUAGE_MODEL:
                 net.states(tokens[:, :7], past=past, padding=padding)
                 found.append(net.states(tokens[rows, 7:], None, past.expand(rows), padding[rows]))

@@ -9,7 +9,7 @@ from tests.tiny import ROOT, run_here
 
 @pytest.fixture
 def calculator():
-    made = find_environment("Calculator", f"{ROOT}/data/calculator/environment.py")(0)
+    made = find_environment("Calculator", f"{ROOT}/data/calculator/environment.py")()
     made.reset({"answer": "391"})
     return made
 

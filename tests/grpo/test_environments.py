@@ -1,29 +1,28 @@
-"""Environments by name, the settings that go with them, and the shipped game."""
+"""Environments by name, their calls, the settings that go with them, and the shipped game."""
 
 import pathlib
 import random
 import re
+import time
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 
+from core.settings.user_code import UserCodeError
 from grpo import environments
-from grpo.environments import ENVIRONMENTS, environment, find_environment
+from grpo.environments import ENVIRONMENTS, Episode, environment, find_environment
 from tests.tiny import ROOT, jsonl, prompt_config, run_here
 
 GAME = {"environment": "Guess", "environment_file": f"{ROOT}/data/guess/environment.py",
         "reward_functions": ("environment",)}
 
 
-async def run_later(self, record):
-    return None
-
-
 @pytest.mark.parametrize(("spoiled", "words"), [
-    ({"step": lambda self: None}, "needs step.self, text."), ({"reset": run_later}, "not async"),
+    ({"step": lambda self: None}, "needs step.self, text."), ({"reset": None}, "needs reset.self, record."),
     ({"metrics": ("turns",)}, "metrics=.* must be a tuple of names")])
 def test_a_class_without_a_method_or_with_metrics_of_another_kind_is_refused(spoiled, words):
-    whole = {"__init__": lambda self, seed: None, "reset": lambda self, record: None, "step": lambda self, text: None}
+    whole = {"reset": lambda self, record: None, "step": lambda self, text: None}
     with pytest.raises(ValueError, match=f"^environment Half: .*{words}"):
         environment(type("Half", (), whole | spoiled))
     assert "Half" not in ENVIRONMENTS
@@ -48,13 +47,13 @@ def test_a_name_that_the_file_does_not_have_is_refused_with_those_it_has():
 
 def test_an_environment_that_cannot_begin_ends_the_start_with_the_line_of_its_file(tmp_path):
     (tmp_path / "broken.py").write_text("from grpo.environments import environment\n@environment\nclass Broken:\n"
-        "    def __init__(self, seed): pass\n    def reset(self, record): record['gone']\n    def step(self, text): return None, 1.0\n")
+        "    def reset(self, record): record['gone']\n    def step(self, text): return None, 1.0\n")
     done = run_here("grpo/train_grpo.py", "config/grpo_guess.py", "--environment=Broken", f"--environment_file={tmp_path}/broken.py",
                     f"--out_dir={tmp_path}/out", "--dry_run",
                     f"--dataset={jsonl(tmp_path / 'p.jsonl', *({'prompt': f'{n}-9:'} for n in range(40)))}")
     assert done.returncode == 1 and not (tmp_path / "out").exists()
     assert "environment='Broken' does not begin with " in done.stderr
-    assert "broken.py, line 5: def reset(self, record): record['gone']: KeyError: 'gone'" in done.stderr
+    assert "broken.py, line 4: def reset(self, record): record['gone']: KeyError: 'gone'" in done.stderr
 
 
 def test_the_examples_of_the_page_run(monkeypatch):
@@ -66,11 +65,11 @@ def test_the_examples_of_the_page_run(monkeypatch):
     game = found["Guess"](3)
     game.reset({})
     assert [game.step(text) for text in ("x", "0", "64", str(game.number))] == [(None, 0), ("+", 0), ("-", 0), (None, 1)]
-    program = found["Mend"](3)
+    program = found["Mend"]()
     program.reset({"tests": "assert twice(2) == 4"})
     assert program.step("def twice(x): return x") == ("The tests: failed. Try again.", 0.0)
     assert program.step("def twice(x): return 2 * x") == (None, 1.0)
-    tools = found["Tools"](3)
+    tools = found["Tools"]()
     assert tools.reset({"prompt": "6*7=", "answer": "42"}) == "6*7="
     call = '<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": 7}}</tool_call>'
     assert tools.step(call) == ([{"role": "tool", "content": "42"}], 1.0)
@@ -122,3 +121,45 @@ def test_a_player_who_halves_always_wins_and_the_reward_falls_with_more_guesses(
 def test_the_number_depends_on_the_seed_alone():
     numbers = [new_game(1, 63, seed).number for seed in (*range(40), *range(40))]
     assert numbers[:40] == numbers[40:] and len(set(numbers)) > 15
+
+
+@environment
+class Waiting:
+    """Needs no seed, waits for ever in its first step, and raises at its end."""
+
+    def reset(self, record):
+        pass
+
+    def step(self, text):
+        time.sleep(1000)
+
+    def close(self):
+        raise RuntimeError("no end")
+
+
+def episode(seconds=0.5):
+    return Episode(SimpleNamespace(environment="Waiting", environment_file=None, reward_timeout=seconds, max_turns=9))
+
+
+def test_an_environment_that_waits_or_raises_fails_with_the_line_of_its_file():
+    one = episode(seconds=0.05)
+    assert one.begin(0, {}) is one.step("a") is None
+    assert isinstance(one.error, UserCodeError) and "OutOfTime: it was not done after 0.05 seconds" in str(one.error)
+    one.close()
+    assert "test_environments.py, line" in str(one.error) and "no end" in str(one.error)
+
+
+@pytest.mark.parametrize("method, attribute, results", [
+    ("reset", "reset", [5, [{"role": "user"}]]), ("step", "step", [None, ("a", "b"), ("a", float("nan"))]),
+    ("metrics", "count", [3, ("a", 1)])])
+def test_what_is_something_else_than_it_should_be_is_named(monkeypatch, method, attribute, results):
+    monkeypatch.setattr(Waiting, "metrics", ("count",))
+    monkeypatch.setattr(Waiting, "step", lambda self, text: (None, 1.0))
+    for result in results:
+        value = result if attribute == "count" else lambda *_, x=result: x
+        monkeypatch.setattr(Waiting, attribute, value, raising=False)
+        one = episode()
+        with pytest.raises(ValueError, match=f"^environment='Waiting': its {method} must "):
+            one.begin(0, {})
+            one.step("x")
+            one.measure()

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from core.distributions import sampling_logp
-from grpo.evaluation.prompts import PromptEvaluation, means_of, pass_at_k, reward_sums
+from grpo.evaluation.prompts import PromptEvaluation, pass_at_k
+from grpo.evaluation.samples import means_of, reward_sums
 from grpo.rewards import Rewards, reward
 from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer
 

@@ -27,11 +27,11 @@ def test_a_sample_is_the_best_and_the_worst_completion_of_a_problem_with_what_is
     total = torch.tensor([0.0, 2.0, 1.0, -1.0, 0.0, math.nan, 5.0, 6.0])              # (N,)
     texts = SimpleNamespace(prompts=list("ppqqrrss"), completions=list("abcdefgh"), columns={"answer": [7] * 8})
     rollouts = SimpleNamespace(texts=texts, group_size=2)
-    found = best_and_worst(None, rollouts, total, Rewards(), {"a": total}, Log({}, {"x": list("01234567")}), "truth")
+    found = best_and_worst(None, rollouts, total, Rewards(), {"a": total}, Log({}, {"x": list("01234567")}))
     assert [numbers for _, numbers in found] == [
         {"best": 1, "worst": 0}, {"best": 2, "worst": 3}, {"best": 4, "worst": 4}], "of the first problems"
     assert found[0][0] == {
-        "problem": "p", "truth": 7, "best": "b", "best_score": 2.0, "best_right": True, "best_extra": {"x": "1"},
+        "problem": "p", "answer": 7, "best": "b", "best_score": 2.0, "best_right": True, "best_extra": {"x": "1"},
         "worst": "a", "worst_score": 0.0, "worst_right": False, "worst_extra": {"x": "0"}}
     assert "best_right" not in found[1][0] and found[1][0]["worst_right"] is False
     texts.columns = {"prompt": ["p", "p", [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "q"]}

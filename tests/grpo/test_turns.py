@@ -9,8 +9,8 @@ import torch
 from core.distributions import sampling_logp
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
+from grpo import environments
 from grpo.environments import environment
-from grpo.policies import turns
 from grpo.policies.causal import CausalPolicy
 from grpo.rewards import Rewards
 from grpo.scoring import score
@@ -55,7 +55,7 @@ class Echo:
 @pytest.fixture(autouse=True)
 def without_memory(monkeypatch):
     MADE.clear()
-    monkeypatch.setattr(turns, "WARNED", set())
+    monkeypatch.setattr(environments, "WARNED", set())
 
 
 def episodes(prompts, seed=1, **settings):
